@@ -12,10 +12,10 @@ import (
 // coalesceInterval is the minimum time between two events for the same refusals or flows.
 const coalesceInterval = time.Second
 
-// coalescer keeps a box from flooding the log with events that it can cause as often as it likes: refusals, flows
-// that the kernel forwards, and what the gateway answers strangers. The first event about a destination is emitted at once; later ones are coalesced into one
-// event with their count. The memory for telling destinations apart is bounded per box. Events beyond it are only
-// counted, but none goes uncounted. Safe for concurrent use.
+// coalescer keeps a box from flooding the log with events that it can cause without limit: refusals, flows that the
+// kernel forwards, and the gateway's answers to strangers. The first event about a destination is emitted immediately;
+// later ones are coalesced into one event with their count. The memory for distinguishing destinations is bounded per
+// box. Events beyond it are only counted, but every event is counted. Safe for concurrent use.
 type coalescer struct {
 	emit func(*Event)
 
@@ -25,16 +25,16 @@ type coalescer struct {
 
 // coalesced is the state of one box.
 type coalesced struct {
-	mu       sync.Mutex // held while the events of the box are emitted, so that they stay in order; other boxes do not wait for that
+	mu       sync.Mutex // held while emitting, which keeps the events of the box in order without blocking other boxes
 	refusals refusals
 	flows    flows
 	timer    *time.Timer
-	resting  bool // nothing is pending: the timer is set to when the state may be dropped
-	dropped  bool // the next event of the box finds another state
+	resting  bool // nothing is pending, and the timer fires when the state may be dropped
+	dropped  bool // the next event of the box needs a new state
 }
 
-// coalesces reports whether a box, or a stranger who visits its public URLs, can cause an event as often as they like. An open
-// connection that is refused had to be made first, and its two events belong together.
+// coalesces reports whether a box, or a stranger who visits its public URLs, can cause the event without limit. The two
+// events of an open connection that is refused belong together and are exempt: the connection had to be made first.
 func coalesces(e *Event) bool {
 	switch {
 	case e.Verdict != policy.Allow:
@@ -46,8 +46,8 @@ func coalesces(e *Event) bool {
 	}
 }
 
-// admit reports whether to emit the event now. If not, it is counted and emitted later. admit may change the event of a
-// flow into one about its network.
+// admit reports whether to emit the event now. Otherwise the event is counted and emitted later. admit may turn the
+// event of a flow into one about its network.
 func (c *coalescer) admit(e *Event) bool {
 	b := c.lock(e.Box)
 	defer b.mu.Unlock()
@@ -96,7 +96,7 @@ func (c *coalescer) dropLocked(box policy.BoxID, b *coalesced) {
 	delete(c.boxes, box)
 }
 
-// due ends an interval of a box, and begins the next one if anything was emitted.
+// due ends an interval of a box, and begins the next one if the interval had events.
 func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,11 +1,11 @@
 package audit
 
-// Credential says what let a request to a public URL in. It names a kind, never a credential itself.
+// Credential is the kind of credential that admitted a request to a public URL, never the credential itself.
 type Credential string
 
 // The kinds of credentials.
 const (
-	CredentialNone    Credential = "none" // the URL needs none
+	CredentialNone    Credential = "none" // the URL is open to everyone
 	CredentialBearer  Credential = "bearer"
 	CredentialBasic   Credential = "basic"
 	CredentialSession Credential = "session" // a browser that signed in with a credential of the URL

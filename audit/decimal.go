@@ -6,11 +6,11 @@ import (
 	"strconv"
 )
 
-// pairs are the numbers below 100 with two digits each.
+// pairs are the numbers from 00 to 99.
 const pairs = "0001020304050607080910111213141516171819202122232425262728293031323334353637383940414243444546474849" +
 	"5051525354555657585960616263646566676869707172737475767778798081828384858687888990919293949596979899"
 
-// powers are those of ten.
+// powers are the powers of ten.
 var powers = func() (p [20]uint64) {
 	p[0] = 1
 	for i := range len(p) - 1 {
@@ -19,7 +19,7 @@ var powers = func() (p [20]uint64) {
 	return p
 }()
 
-// octet is a part of an IPv4 address, with a dot after it.
+// octet is a decimal octet of an IPv4 address, followed by a dot.
 type octet struct {
 	text [4]byte
 	size int
@@ -32,7 +32,7 @@ var octets = func() (all [256]octet) {
 	return all
 }()
 
-// appendDecimal appends a number. It is [strconv.AppendUint] in half the time, as most of a line's fields are numbers.
+// appendDecimal is [strconv.AppendUint] in half the time: most fields of a line are numbers.
 func appendDecimal(b []byte, n uint64) []byte {
 	size := bits.Len64(n) * 1233 >> 12 // the number of digits, or one too few: 1233/4096 is a little more than log10(2)
 	if n == 0 || n >= powers[size] {

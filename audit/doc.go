@@ -1,7 +1,7 @@
 // Package audit carries one [Event] per decision from the part of the gateway that made it to the log, the streams of
-// the admin API and the metrics. It imports policy alone, and every part of the gateway may import it for Event and
+// the admin API and the metrics. It imports only policy, and every part of the gateway may import it for Event and
 // [Recorder].
 //
-// The gateway has one [Log]. Everything that leaves it is safe to print: text that a box chose is escaped on the way
-// in, so that no control byte, terminal sequence or change of writing direction reaches a terminal or breaks a line.
+// The gateway has one [Log]. Its output is safe to print: text that a box chose is escaped when it is recorded, so that
+// no control byte, terminal sequence or change of writing direction reaches a terminal or breaks a line.
 package audit

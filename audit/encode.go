@@ -6,23 +6,24 @@ import (
 	"time"
 )
 
-// What a line of the log begins with, around the time of the event. The log of the gateway itself has the same form; it
-// is written by zap.
+// The beginning of a log line, around the time of the event. The log of the gateway itself has the same form; zap
+// writes it.
 const (
 	jsonHead     = `{"level":"info","time":"`
 	jsonDecision = `","msg":"decision",`
 )
 
-// encoder makes the lines of events. The zero value is ready to use.
+// encoder formats events as lines. The zero value is ready to use.
 type encoder struct {
-	// The second of the latest event, because the next one is likely to be in it as well.
+	// The formatted second of the latest event, because the next event often falls into the same second.
 	second int64
-	where  *time.Location // nil: there was no event
+	where  *time.Location // nil: no event yet
 	date   []byte
 	zone   []byte
 }
 
-// append appends the event as a line of JSON, with the names of its JSON encoding, or for humans as [Line] has it. verbatim says that [Event.isVerbatim] holds; that it does not is always safe to say.
+// append appends the event as a line: JSON with the field names of its JSON encoding, or console text as in [Line].
+// verbatim is the result of [Event.isVerbatim]; false is always safe.
 func (c *encoder) append(b []byte, e *Event, verbatim, console bool) []byte {
 	if console {
 		return append(append(b, Line(*e)...), '\n')
@@ -51,8 +52,7 @@ func (c *encoder) appendTime(b []byte, t time.Time) []byte {
 	return append(b, c.zone...)
 }
 
-// appendFields appends the fields but for the time, and the closing brace. Fields that the event does not have are left
-// out. Texts are appended as they are.
+// appendFields appends all fields but the time, and the closing brace. Empty fields are omitted. Texts are not escaped.
 func appendFields(b []byte, e *Event) []byte {
 	b = appendNumber(b, `"seq":`, e.Seq)
 	b = appendWord(b, `"box":"`, string(e.Box))
@@ -83,7 +83,7 @@ func appendFields(b []byte, e *Event) []byte {
 		b = append(b, `"selftest":true,`...)
 	}
 	b = appendNames(b, `"headers":[`, e.Headers)
-	b[len(b)-1] = '}' // for the comma after the last field
+	b[len(b)-1] = '}' // replaces the comma after the last field
 	return b
 }
 
@@ -97,12 +97,12 @@ func appendCounts(b []byte, e *Event) []byte {
 	return appendSigned(b, `"status":`, int64(e.Status))
 }
 
-// appendText appends a field. Its name includes the punctuation up to the value.
+// appendText appends a field. name includes the punctuation up to the value.
 func appendText(b []byte, name, value string) []byte {
 	return append(append(append(b, name...), value...), `",`...)
 }
 
-// appendWord is appendText for a field that is left out when it is empty.
+// appendWord is appendText for a field that is omitted if empty.
 func appendWord(b []byte, name, value string) []byte {
 	if value == "" {
 		return b
@@ -138,7 +138,7 @@ func appendSigned(b []byte, name string, n int64) []byte {
 	return appendNumber(b, name, uint64(n))
 }
 
-// appendNames appends a field with a list of texts, if there are any.
+// appendNames appends a field with a list of texts, omitted if empty.
 func appendNames(b []byte, name string, list []string) []byte {
 	if len(list) == 0 {
 		return b

@@ -9,7 +9,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Longest texts that an event keeps, in bytes. A box chooses them, so they bound what one event may cost in memory.
+// Maximum lengths of an event's texts in bytes, and of its list of headers. A box chooses the texts, so these limits
+// bound the memory of an event.
 const (
 	maxName    = 256
 	maxPath    = 1024
@@ -18,24 +19,24 @@ const (
 	maxHeaders = 64
 )
 
-// Escape makes text of a box safe for a terminal and a log line: everything but printable ASCII is written as \xNN
-// (bytes) or \u{NNNN} (characters), and text longer than limit bytes is truncated and ends in "...". Letters outside
-// ASCII are escaped as well: right-to-left ones reverse a line, and others look like Latin ones. Canonical names and
-// paths have none. The backslash itself is not escaped, so that escaping is idempotent.
+// Escape makes text from a box safe for a terminal and a log line: everything but printable ASCII becomes \xNN (bytes)
+// or \u{NNNN} (characters), and text longer than limit bytes is truncated and ends in "...". Letters outside ASCII are
+// escaped too: right-to-left ones reverse a line, and others look like Latin ones. Canonical names and paths contain
+// none of them. The backslash itself is not escaped, so escaping is idempotent.
 func Escape(s string, limit int) string { return escape(s, limit, ' ') }
 
-// escapeWord is Escape for text that should have no spaces: a space could fake a column of [Line].
+// escapeWord is Escape for text without spaces, because a space could fake a column of [Line].
 func escapeWord(s string, limit int) string { return escape(s, limit, '!') }
 
 const cutMark = "..."
 
-// escape keeps the bytes from lowest to '~'.
+// escape keeps the bytes from lowest to '~' and escapes all others.
 func escape(s string, limit int, lowest byte) string {
 	if len(s) <= limit && isPlain(s, lowest) {
 		return s
 	}
 	var out []byte
-	fits := 0 // length up to which there is room for the "..."
+	fits := 0 // longest prefix of out that leaves space for the "..."
 	for i := 0; i < len(s) && len(out) <= limit; {
 		r, size := utf8.DecodeRuneInString(s[i:])
 		switch {
@@ -57,7 +58,7 @@ func escape(s string, limit int, lowest byte) string {
 	return string(out)
 }
 
-// isPlain reports whether s has only bytes from lowest to '~', as nearly every name and path has.
+// isPlain reports whether s consists of bytes from lowest to '~', like nearly every name and path.
 func isPlain(s string, lowest byte) bool {
 	for ; len(s) >= 8; s = s[8:] {
 		if !arePlain(eight(s), lowest) {
@@ -81,15 +82,15 @@ func eight(s string) uint64 {
 
 const ones, highest = 0x0101010101010101, 0x8080808080808080
 
-// arePlain is isPlain for eight bytes. A byte is not plain if its highest bit is set, or is after adding 1 or subtracting
-// lowest. A byte that carries into the next one, or borrows from it, is not plain itself.
+// arePlain is isPlain for eight bytes. A byte is not plain if its highest bit is set in itself, after adding 1, or
+// after subtracting lowest. A byte that carries into the next one, or borrows from it, is not plain itself.
 func arePlain(w uint64, lowest byte) bool {
 	return (w|(w+ones)|(w-ones*uint64(lowest)))&highest == 0
 }
 
-// safe escapes and truncates every text in the event, and reports whether each stands for itself in the log as well, see
-// [Event.isVerbatim]. Texts that the gateway chose do not change; they are escaped too, so that a part of the gateway that
-// passes on a box's text by mistake does no harm.
+// safe escapes and truncates every text in the event, and reports whether the log can contain them all unchanged, see
+// [Event.isVerbatim]. Texts that the gateway chose do not change, but are escaped too, in case a part of the gateway
+// passes on a box's text by mistake.
 func (e *Event) safe() (verbatim bool) {
 	e.Addr, e.Claimed, e.Peer = unzoned(e.Addr), unzoned(e.Claimed), unzoned(e.Peer)
 	if e.isVerbatim() {
@@ -117,7 +118,7 @@ func (e *Event) safe() (verbatim bool) {
 	return false
 }
 
-// unzoned returns the address without its zone, which is text.
+// unzoned returns the address without its zone, which is free text.
 func unzoned(a netip.Addr) netip.Addr {
 	if a.Is6() {
 		return a.WithZone("")
@@ -125,7 +126,8 @@ func unzoned(a netip.Addr) netip.Addr {
 	return a
 }
 
-// safeHeaders returns the names themselves if they are safe, as nearly always: the slice is the maker's.
+// safeHeaders returns names itself if it is safe, as it nearly always is, else an escaped copy: the slice belongs to
+// the caller.
 func safeHeaders(names []string) []string {
 	safe := len(names) <= maxHeaders
 	for i := 0; safe && i < len(names); i++ {

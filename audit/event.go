@@ -8,22 +8,23 @@ import (
 	"boxgate/policy/name"
 )
 
-// Action says what was done with the traffic.
+// Action is how the gateway handled the traffic.
 type Action string
 
 // The actions.
 const (
 	ActionKernel    Action = "kernel"    // forwarded or refused by nftables
-	ActionSplice    Action = "splice"    // bytes passed unread
+	ActionSplice    Action = "splice"    // bytes passed without inspection
 	ActionIntercept Action = "intercept" // TLS terminated, requests handled one by one
-	ActionBroker    Action = "broker"    // the gateway logged in to the server in the place of the box
+	ActionBroker    Action = "broker"    // the gateway logged in to the server on behalf of the box
 	ActionForward   Action = "forward"   // plain HTTP handled request by request; a DNS query answered; a public URL served
-	ActionAnswer    Action = "answer"    // a request to a public URL that the gateway answered itself: a redirect, a page, a sign-in
+	ActionAnswer    Action = "answer"    // a request to a public URL that the gateway itself answered: a redirect, a page, a sign-in
 	ActionSink      Action = "sink"      // a DNS name answered with the sink
 	ActionRefuse    Action = "refuse"    // alert, status, reset or drop
 )
 
-// Recorder takes the events. Record never blocks and is safe for concurrent use; [Log] is the one that counts.
+// Recorder records events. Record never blocks and is safe for concurrent use. [Log] is the implementation that counts
+// them.
 type Recorder interface {
 	Record(Event)
 }
@@ -31,25 +32,25 @@ type Recorder interface {
 // NXDomain is the RCode of a name that does not exist.
 const NXDomain = "NXDOMAIN"
 
-// Event is one decision, or the beginning or end of one whose traffic takes a while: see [Phase]. The same value feeds
-// the log, the stream, the API and the metrics. Text that a box supplied is escaped by [Log.Record] and [Line], not by
-// the code that fills the event.
+// Event is one decision, or the beginning or end of one whose traffic lasts, see [Phase]. The same value feeds the log,
+// the stream, the API and the metrics. [Log.Record] and [Line] escape text from a box; the code that fills in the event
+// does not.
 type Event struct {
-	// Seq numbers the events that this [Log] emitted, from 1 on.
+	// Seq numbers the events that this [Log] emitted, from 1.
 	Seq      uint64          `json:"seq,omitempty"`
 	Time     time.Time       `json:"time"`
 	Box      policy.BoxID    `json:"box,omitempty"`
-	BoxName  string          `json:"box_name,omitempty"` // set by [Log.Record] alone
+	BoxName  string          `json:"box_name,omitempty"` // set only by [Log.Record]
 	Stage    policy.Stage    `json:"stage"`
 	Protocol policy.Protocol `json:"protocol,omitempty"`
 	Name     string          `json:"name,omitempty"`        // SNI, Host or query name in canonical form, else as the box sent it
-	Addr     netip.Addr      `json:"addr,omitzero"`         // the address dialled, or if none was, the box's destination
+	Addr     netip.Addr      `json:"addr,omitzero"`         // the address dialled, else the box's destination
 	Claimed  netip.Addr      `json:"claimed_addr,omitzero"` // the box's destination, if another address was dialled
 	Port     uint16          `json:"port,omitempty"`
 	Peer     netip.Addr      `json:"peer,omitzero"` // the client of a public URL
 	Method   string          `json:"method,omitempty"`
 	Path     string          `json:"path,omitempty"` // without the query
-	// Credential is what let a request to a public URL in; empty if nothing did.
+	// Credential is the kind of credential that admitted a request to a public URL; empty if it was not admitted.
 	Credential Credential     `json:"credential,omitempty"`
 	Verdict    policy.Verdict `json:"verdict"`
 	Action     Action         `json:"action,omitempty"`
@@ -58,21 +59,21 @@ type Event struct {
 	Rule       string         `json:"rule,omitempty"`
 	Version    uint64         `json:"policy_version,omitempty"`
 	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
-	Login      string         `json:"login,omitempty"`     // what the gateway logged in to, and as whom
-	Via        string         `json:"via,omitempty"`       // URL of the upstream proxy that it goes by, without credentials
+	Login      string         `json:"login,omitempty"`     // where the gateway logged in, and as whom
+	Via        string         `json:"via,omitempty"`       // URL of the upstream proxy used, without credentials
 	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, or of the client certificate; never the value
 	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
 	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box
 	Duration   time.Duration  `json:"duration_ns,omitempty"`
 	Status     int            `json:"status,omitempty"` // HTTP status given to the client
-	Count      uint64         `json:"count,omitempty"`  // decisions this one stands for, when more than one
-	// Destinations is roughly how many different destinations an event stands for without naming them.
+	Count      uint64         `json:"count,omitempty"`  // number of decisions in this event, if more than one
+	// Destinations is roughly the number of distinct destinations that the event covers without naming them.
 	Destinations uint64 `json:"destinations,omitempty"`
 	Phase        Phase  `json:"phase,omitempty"` // empty: the whole decision
-	Conn         string `json:"conn,omitempty"`  // ties the open and end events of one decision together
+	Conn         string `json:"conn,omitempty"`  // links the open and end events of one decision
 	Error        string `json:"error,omitempty"`
-	SelfTest     bool   `json:"selftest,omitempty"` // caused by `gateway box selftest`; set by [Log.Record] alone
-	// Answered says that the other side of a TCP connection forwarded by the kernel has completed the handshake. It is
-	// not logged; such connections take precedence where not all can be logged.
+	SelfTest     bool   `json:"selftest,omitempty"` // caused by `gateway box selftest`; set only by [Log.Record]
+	// Answered is set if the peer of a TCP connection forwarded by the kernel completed the handshake. It is not
+	// logged; such connections take precedence when not all can be logged.
 	Answered bool `json:"-"`
 }

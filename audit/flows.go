@@ -12,33 +12,34 @@ import (
 )
 
 const (
-	// flowMemory is the minimum time that a destination without traffic stays known. The maximum is twice as long.
+	// flowMemory is the minimum time for which a destination without traffic is remembered. The maximum is twice as
+	// long.
 	flowMemory = 5 * time.Minute
-	// flowRepeats is how many events per second and lane are emitted one by one although their destination is known.
+	// flowRepeats is how many events per second and lane are emitted one by one for known destinations.
 	flowRepeats = 25
 	// flowsPerInterval is how many destinations of each lane get a coalesced event per interval. The others wait for
-	// the next.
+	// the next interval.
 	flowsPerInterval = 25
-	// flowsOfNetwork is how many destinations of one network (an IPv4 address, or an IPv6 /64) a lane tells apart: the
-	// owner of one server has all its ports, and any number of IPv6 addresses.
+	// flowsOfNetwork is how many destinations of one network (an IPv4 address, or an IPv6 /64) a lane distinguishes:
+	// the owner of one server has all its ports, and any number of IPv6 addresses.
 	flowsOfNetwork = 64
-	// flowPending is how many destinations of each lane can have such an event pending.
+	// flowPending is how many destinations of each lane can have a coalesced event pending.
 	flowPending = 256
 )
 
-// lane is a kind of flow with budgets of its own: flows that are cheap to make do not crowd out those that are not.
+// lane is a kind of flow with its own budgets, so that flows that are cheap to make do not displace the others.
 type lane uint8
 
 const (
-	laneAnswered lane = iota // TCP for which the other side completed the handshake
+	laneAnswered lane = iota // TCP whose peer completed the handshake
 	laneTCP                  // TCP with an incomplete handshake
 	laneUDP
 	laneICMP
 	lanes
 )
 
-// flowRoom is how many new destinations of a lane are logged in a burst, and how many per second after that. Twice the
-// burst is remembered.
+// flowRoom is how many new destinations of a lane are logged in a burst, and then per second. Up to twice the burst is
+// remembered.
 var flowRoom = [lanes]struct {
 	burst  int
 	second rate.Limit
@@ -62,11 +63,11 @@ func laneOf(e *Event) lane {
 	}
 }
 
-// flowKey is where a flow goes. It has no pointers, because thousands are kept.
+// flowKey is the destination of a flow. It contains no pointers, because thousands are kept.
 type flowKey struct {
 	addr [16]byte
 	port uint16
-	lane lane // laneTCP for all TCP
+	lane lane // laneTCP for both lanes of TCP
 }
 
 func flowKeyOf(e *Event) flowKey {
@@ -77,7 +78,7 @@ func flowKeyOf(e *Event) flowKey {
 	return k
 }
 
-// network is the key of all destinations that presumably have one owner.
+// network returns the key for all destinations that presumably have the same owner.
 func (k flowKey) network() flowKey {
 	if k.port = 0; !netip.AddrFrom16(k.addr).Is4In6() {
 		clear(k.addr[8:])
@@ -92,28 +93,28 @@ type flows struct {
 
 // flowLane is the state of one lane.
 type flowLane struct {
-	room    *rate.Limiter // for destinations that are new
+	room    *rate.Limiter // limits new destinations
 	repeats *rate.Limiter
 	known   memory
 	pending map[flowKind]*flowSum // of known destinations
-	crowded map[Phase]*flowSum    // the same, when pending was full
-	unnamed map[Phase]*unnamed    // of unknown destinations for which there was no room
+	crowded map[Phase]*flowSum    // the overflow of pending
+	unnamed map[Phase]*unnamed    // of unknown destinations beyond room
 }
 
-// flowKind is what one event can stand for: the beginnings, or the ends, of flows to one destination.
+// flowKind is the key of a coalesced event: the beginnings, or the ends, of flows to one destination.
 type flowKind struct {
 	flowKey
 	phase Phase
 }
 
-// flowSum is a count of events that are pending.
+// flowSum is the sum of pending events.
 type flowSum struct {
 	like    Event // the latest
 	n       uint64
 	in, out int64
 }
 
-// unnamed are flows to destinations that are not logged.
+// unnamed are flows to destinations that are not logged by name.
 type unnamed struct {
 	flowSum
 	destinations sketch
@@ -126,7 +127,7 @@ func (s *flowSum) add(e *Event) {
 	s.in, s.out = s.in+e.BytesIn, s.out+e.BytesOut
 }
 
-// event returns the event that stands for all.
+// event returns the event that summarizes them.
 func (s *flowSum) event() Event {
 	e := s.like
 	if e.BytesIn, e.BytesOut = s.in, s.out; s.n > 1 {
@@ -147,8 +148,8 @@ func (f *flows) lane(n lane) *flowLane {
 	return f.lanes[n]
 }
 
-// admit reports whether to emit the event of a flow now. If not, it is counted and emitted later, unless it is about an
-// ongoing flow, which was counted when it began.
+// admit reports whether to emit the event of a flow now. Otherwise the event is counted and emitted later, unless it is
+// about an ongoing flow, which was counted when it began.
 func (f *flows) admit(e *Event) bool {
 	key, l := flowKeyOf(e), f.lane(laneOf(e))
 	known := f.knows(key, e)
@@ -183,7 +184,7 @@ func (f *flows) admit(e *Event) bool {
 	return false
 }
 
-// knows reports whether the destination has been logged. Both lanes of TCP know a TCP destination if either does.
+// knows reports whether the destination has been logged. For TCP, either lane counts for both.
 func (f *flows) knows(key flowKey, e *Event) bool {
 	if l := f.lanes[key.lane]; l != nil && l.known.has(key, e.Time) {
 		return true
@@ -210,7 +211,7 @@ func (l *flowLane) coalesce(key flowKey, e *Event) {
 	sum.add(e)
 }
 
-// take returns events for what is pending: up to most destinations of each lane, or all if most is negative.
+// take returns events for the pending flows: for up to most destinations of each lane, or for all if most is negative.
 func (f *flows) take(most int) []Event {
 	var events []Event
 	for _, l := range f.lanes {
@@ -238,7 +239,7 @@ func (f *flows) take(most int) []Event {
 	return events
 }
 
-// byNumber returns an event for flows without naming their destinations.
+// byNumber returns an event that counts flows without naming their destinations.
 func byNumber(s *flowSum, destinations uint64, why string) Event {
 	e := s.event()
 	e.Addr, e.Port, e.Rule, e.Conn, e.Duration = netip.Addr{}, 0, "", "", 0

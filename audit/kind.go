@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// alike reports whether two events of a box are of one kind. [hashOf] covers the same fields.
+// alike reports whether two events of a box have the same kind. [hashOf] covers the same fields.
 func alike(a, b *Event) bool {
 	return a.Name == b.Name && a.Path == b.Path && a.Addr == b.Addr && a.Port == b.Port && a.Conn == b.Conn &&
 		a.Method == b.Method && a.Verdict == b.Verdict && a.Stage == b.Stage && a.Reason == b.Reason &&
@@ -17,7 +17,7 @@ func alike(a, b *Event) bool {
 // kindSeed makes the hashes unpredictable for a box, which chooses some of the texts.
 var kindSeed = maphash.MakeSeed()
 
-// hashOf returns the hash of the kind of an event. Of the texts that have few values it covers only the lengths.
+// hashOf returns the hash of an event's kind. Of texts with few possible values it covers only the length.
 func hashOf(e *Event) uint64 {
 	var n [44]byte
 	addr, peer := e.Addr.As16(), e.Peer.As16()
@@ -39,7 +39,7 @@ func hashOf(e *Event) uint64 {
 	return mix(h, e.Rule)
 }
 
-// mix makes a text part of a hash. The multiplication tells its place from that of other texts.
+// mix adds a text to a hash. The multiplication makes the result depend on the order of the texts.
 func mix(h uint64, s string) uint64 {
 	h = bits.RotateLeft64(h, 29) * 0x9e3779b97f4a7c15
 	if s == "" {
@@ -53,19 +53,19 @@ type likes struct {
 	hash           uint64
 	n              int
 	oldest, newest *remembered
-	next           *likes // with the same bucket, or free
+	next           *likes // in the same bucket, or in the free list
 }
 
-// kinds finds the likes of an event. The zero value is empty.
+// kinds maps an event to its likes. The zero value is empty.
 type kinds struct {
-	buckets []*likes // a power of two of them
+	buckets []*likes // their number is a power of two
 	n       int
 	free    *likes
 }
 
 func (k *kinds) bucket(hash uint64) **likes { return &k.buckets[hash&uint64(len(k.buckets)-1)] }
 
-// find returns the events that are like e, or nil.
+// find returns the events of the same kind as e, or nil.
 func (k *kinds) find(hash uint64, e *Event) *likes {
 	if k.n == 0 {
 		return nil
@@ -78,7 +78,7 @@ func (k *kinds) find(hash uint64, e *Event) *likes {
 	return nil
 }
 
-// add adds a kind that was not found.
+// add adds a kind that find did not return.
 func (k *kinds) add(hash uint64) *likes {
 	if k.n >= len(k.buckets) {
 		k.grow()
@@ -108,7 +108,7 @@ func (k *kinds) grow() {
 	}
 }
 
-// drop removes a kind of which no event is left.
+// drop removes a kind whose last event was evicted.
 func (k *kinds) drop(l *likes) {
 	at := k.bucket(l.hash)
 	for *at != l {

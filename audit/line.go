@@ -11,9 +11,9 @@ import (
 	"boxgate/policy"
 )
 
-// Line formats an event as one human-readable line: time, verdict, box by its name or else its ID, stage, destination, reason, and what else is
-// known. Instead of the verdict the end of what was allowed before has "end", and an allowed name that does not exist "none". The line has no control bytes, whatever
-// the event contains.
+// Line formats an event as one human-readable line: time, verdict, box by name or else ID, stage, destination, reason,
+// and the other fields that are set. The verdict column has "end" for the end of allowed traffic, and "none" for an
+// allowed name that does not exist. The line contains no control bytes, whatever the event contains.
 func Line(e Event) string {
 	e.safe()
 	verdict := "DENY"
@@ -35,8 +35,8 @@ func Line(e Event) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// Summary says in a few words what was decided: verdict, stage, destination and reason, or that an allowed name does not exist. It has no control bytes, whatever the event
-// contains.
+// Summary describes the decision in a few words: verdict, stage, destination and reason, or that an allowed name does
+// not exist. It contains no control bytes, whatever the event contains.
 func Summary(e Event) string {
 	e.safe()
 	if e.RCode == NXDomain && e.Verdict == policy.Allow {
@@ -63,7 +63,7 @@ func destination(e Event) string {
 	return orDash(host)
 }
 
-// extras are the fields that only some events have, each as name=value.
+// extras returns the optional fields of an event, each as name=value.
 func extras(e Event) []string {
 	var out []string
 	add := func(name, value string) { out = append(out, name+"="+value) }
@@ -103,7 +103,7 @@ func extras(e Event) []string {
 	return append(out, measures(e)...)
 }
 
-// measures are those of the extras that tell how much it was, and how it ended.
+// measures returns the extras about amounts, duration and outcome.
 func measures(e Event) []string {
 	var out []string
 	add := func(name, value string) { out = append(out, name+"="+value) }
@@ -142,5 +142,5 @@ func orDash(s string) string {
 	return s
 }
 
-// quote quotes a text that may have spaces. Backslashes are kept: the text is already escaped.
+// quote quotes a text that may have spaces. It keeps backslashes: the text is already escaped.
 func quote(s string) string { return `"` + strings.ReplaceAll(s, `"`, `\"`) + `"` }

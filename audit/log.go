@@ -16,27 +16,27 @@ import (
 
 // Options configure a [Log]. The zero value keeps events and counts them, and writes no log.
 type Options struct {
-	Lines   *lines.Writer // takes one line per decision, with the message "decision"; nil: none
-	History *lines.Writer // takes the same lines, always as JSON; nil: none
-	// Unkept is called when History had no room for a line about a box. It must not wait, nor record. It may be nil.
+	Lines   *lines.Writer // receives one line per decision, with the message "decision"; may be nil
+	History *lines.Writer // receives the same lines, always as JSON; may be nil
+	// Unkept is called when History had no space for a line about a box. It must not block or record. It may be nil.
 	Unkept   func(policy.BoxID, time.Time)
-	Exports  []Export // take them, too
+	Exports  []Export // receive the lines as well
 	Console  bool     // lines for humans rather than JSON
 	PerBox   int      // events kept per box; 0: 256
-	MaxBoxes int      // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
-	// Name returns the name of a box, which does not change, "" if it has none, and whether the box is known. nil: nobody has a
-	// name. It must not record.
+	MaxBoxes int      // boxes whose events are kept; 0: 4096. Beyond that, the box idle longest is forgotten
+	// Name returns the name of a box, "" if it has none, and whether the box is known. The name of a known box never
+	// changes. Name must not record. nil: boxes have no names.
 	Name   func(policy.BoxID) (name string, known bool)
 	Buffer int // events that a subscription buffers for a slow reader; 0: 2048
 }
 
-// Export is somebody else who takes the lines of decisions, as JSON.
+// Export is an additional receiver of the lines of decisions, as JSON.
 type Export struct {
 	Lines  *lines.Writer
-	Denied bool // of denials only
+	Denied bool // only denials
 }
 
-// lost returns how many lines of the log were lost.
+// lost returns the number of log lines lost.
 func (o *Options) lost() uint64 {
 	if o.Lines == nil {
 		return 0
@@ -44,8 +44,8 @@ func (o *Options) lost() uint64 {
 	return o.Lines.Lost()
 }
 
-// Log is where every decision of the gateway goes: to the log, to what is remembered, to the subscriptions and to the
-// metrics. Safe for concurrent use.
+// Log receives every decision of the gateway and passes it to the log, the memory of recent events, the subscriptions
+// and the metrics. Safe for concurrent use.
 type Log struct {
 	opts    Options
 	metrics *metrics
@@ -57,11 +57,11 @@ type Log struct {
 
 	mu        sync.Mutex
 	seq       uint64 // of the latest event
-	forgotten uint64 // of the latest event that was forgotten with its box
+	forgotten uint64 // of the latest event that was forgotten along with its box
 	boxes     map[policy.BoxID]*ring
-	used      list.List // of box IDs, by their latest events
+	used      list.List // box IDs, the least recently active first
 	encoder   encoder
-	line      []byte // of the latest event, where more than the log takes it
+	line      []byte // the latest event's JSON, if it has several receivers
 	subs      map[*Subscription]struct{}
 }
 
@@ -78,12 +78,12 @@ func New(opts Options) *Log {
 	return l
 }
 
-// Record records one decision. It never waits for a reader, and keeps nothing of the event that its maker could change.
-// An event without a time gets the current one. Repeated refusals of a box, and flows that the kernel forwards to one
-// destination, are coalesced into one event per second with their count; the metrics count each at once.
+// Record records one decision. It never blocks on a reader, and retains no part of the event that the caller could
+// change. An event without a time gets the current one. Repeated refusals of a box, and flows that the kernel forwards
+// to one destination, are coalesced into one event per second with their count; the metrics count each immediately.
 //
-// The line of a refusal is written before Record returns if nothing was written for a while and that does not block;
-// other lines within 10 ms (see [lines.Writer]).
+// The line of a refusal is written before Record returns if no line was written for a while and writing does not block;
+// other lines are written within 10 ms (see [lines.Writer]).
 func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
@@ -95,7 +95,7 @@ func (l *Log) Record(e Event) {
 		if !l.coal.admit(&e) {
 			return
 		}
-		verbatim = e.isVerbatim() // admit may have changed it
+		verbatim = e.isVerbatim() // admit may have changed the event
 	}
 	l.emit(&e, verbatim)
 	if e.Verdict != policy.Allow && l.opts.Lines != nil {
@@ -106,8 +106,8 @@ func (l *Log) Record(e Event) {
 // Flush emits the pending coalesced events. Call it before the process exits.
 func (l *Log) Flush() { l.coal.flushAll() }
 
-// emit numbers an event, escaped and counted, and passes it to memory, the subscriptions that want it and the log, in
-// the same order to all of them. verbatim is that of [encoder.append].
+// emit numbers an event that is already escaped and counted, and passes it to the memory, the matching subscriptions
+// and the log, in the same order to all of them. verbatim is that of [encoder.append].
 func (l *Log) emit(e *Event, verbatim bool) {
 	if e.Destinations > 0 {
 		l.metrics.unnamed.Add(float64(max(e.Count, 1)))
@@ -127,7 +127,7 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	l.writeLocked(e, r, verbatim)
 }
 
-// nameLocked returns the name of a box. One that could not stand in a line as it is has none.
+// nameLocked returns the name of a box, or "" if the name would have to be escaped in a line.
 func (l *Log) nameLocked(r *ring, box policy.BoxID) string {
 	if r.named || l.opts.Name == nil || box == "" {
 		return r.name
@@ -139,8 +139,9 @@ func (l *Log) nameLocked(r *ring, box policy.BoxID) string {
 	return r.name
 }
 
-// writeLocked adds the line of an event to those to be written: to the log, the history and what is exported. If one is written too
-// slowly, what is cheap to cause leaves room for the rest, and a box for the others. What several take alike is made once.
+// writeLocked appends the line of an event to the log, the history and the exports. If one of them is written too
+// slowly, cheap events leave space for the others, and each box for other boxes. A line that several receivers share is
+// encoded once.
 func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	o, room := &l.opts, roomOf(weightOf(e))
 	if o.Lines != nil && (o.Console || o.History == nil && len(o.Exports) == 0) {
@@ -171,8 +172,8 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	}
 }
 
-// roomOf returns how many quarters of a buffer events of a weight may fill: a burst of what is cheap to cause does not
-// displace more important events.
+// roomOf returns how many quarters of a buffer events of a weight may fill, so that a burst of cheap events does not
+// displace more important ones.
 func roomOf(w weight) int {
 	switch w {
 	case heavy:
@@ -184,7 +185,7 @@ func roomOf(w weight) int {
 	}
 }
 
-// ringLocked returns the events of a box, which has one more now.
+// ringLocked returns the events of a box that gets a new event, and creates them if needed.
 func (l *Log) ringLocked(box policy.BoxID) *ring {
 	r := l.boxes[box]
 	if r != nil {
@@ -215,7 +216,7 @@ func (l *Log) Forget(box policy.BoxID) {
 	l.dropLocked(box)
 }
 
-// ID identifies this log among those of other runs of the gateway, which number their events on their own.
+// ID distinguishes this log from those of other runs of the gateway, each of which numbers its events from 1.
 func (l *Log) ID() string { return l.id }
 
 // Missing reports whether events that the filter selects may have been forgotten.
@@ -250,8 +251,8 @@ func (l *Log) Recent(f Filter) []Event {
 // Filter selects events. The zero value selects all.
 type Filter struct {
 	Box    policy.BoxID // "" for every box
-	Since  time.Time    // events at or after it; zero: no limit
-	After  uint64       // events with a greater number
+	Since  time.Time    // at or after this time; zero: no limit
+	After  uint64       // with a greater Seq
 	Denied bool         // only denials
 }
 
@@ -259,8 +260,8 @@ func (f *Filter) matches(e *Event) bool {
 	return (f.Box == "" || f.Box == e.Box) && !e.Time.Before(f.Since) && e.Seq > f.After && (!f.Denied || e.Verdict != policy.Allow)
 }
 
-// Subscribe delivers the events from now on that the filter selects, until ctx ends. A reader that does not keep up
-// loses events; it never blocks anything.
+// Subscribe delivers future events that the filter selects until ctx ends. A reader that does not keep up loses events;
+// it never blocks the log.
 func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 	s := &Subscription{filter: f, events: make(chan Event, l.opts.Buffer)}
 	l.mu.Lock()
@@ -270,7 +271,7 @@ func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.subs, s)
-		close(s.events) // no offer can follow, because offers are made under mu
+		close(s.events) // offers are made under mu, so none can follow
 	})
 	return s
 }

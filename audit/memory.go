@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// memory remembers destinations, for flowMemory at least and no more than twice its limit of them. When there are too
-// many, the older half is dropped. All operations take constant time.
+// memory remembers destinations for at least flowMemory, at most twice its limit of them. Beyond that, the older half
+// is dropped. All operations take constant time.
 type memory struct {
 	limit    int
 	new, old map[flowKey]struct{}
-	networks map[flowKey]int // how many of new each has
-	since    time.Time       // when new was begun
+	networks map[flowKey]int // number of destinations in new, by network
+	since    time.Time       // when new was started
 }
 
-// has reports whether the destination is remembered, and remembers it for longer.
+// has reports whether the destination is remembered, and if so renews it.
 func (m *memory) has(k flowKey, now time.Time) bool {
 	m.expire(now)
 	if _, ok := m.new[k]; ok {
@@ -44,7 +44,7 @@ func (m *memory) rotate(now time.Time) {
 	m.networks = map[flowKey]int{}
 }
 
-// expire drops what is too old.
+// expire drops destinations that are too old.
 func (m *memory) expire(now time.Time) {
 	if age := now.Sub(m.since); age > 2*flowMemory {
 		m.old, m.new, m.networks = nil, nil, nil
@@ -53,8 +53,8 @@ func (m *memory) expire(now time.Time) {
 	}
 }
 
-// sketch estimates the number of distinct destinations, to a few percent up to about 100,000 (linear counting: how many
-// bits of a bitmap are still zero).
+// sketch estimates the number of distinct destinations, to a few percent up to about 100,000 (linear counting: from the
+// number of bits of a bitmap that are still zero).
 type sketch struct {
 	bits []uint64
 }

@@ -11,10 +11,10 @@ import (
 )
 
 // maxSeries bounds the decision counters. The labels come from closed sets (6 stages, 2 verdicts, some 30 reasons, 6
-// actions); should a part of the gateway ever set one to free text, the surplus is counted as "other".
+// actions); if a part of the gateway sets one to free text, the surplus is counted as "other".
 const maxSeries = 1000
 
-// metrics are the Prometheus metrics of the decisions. No label holds a host, a path or a box.
+// metrics are the Prometheus metrics of the decisions. No label contains a host, a path or a box.
 type metrics struct {
 	decisions *prometheus.CounterVec
 	selfTests *prometheus.CounterVec
@@ -102,14 +102,14 @@ func (m *metrics) observe(e *Event) {
 	}
 }
 
-// counters are the metrics of one series. Each appears with its first event.
+// counters are the metrics of one series. Each is created by its first event.
 type counters struct {
 	series
 	decisions, selfTests func() prometheus.Counter
 	duration             func() prometheus.Observer
 }
 
-// of returns the metrics of a series, or of the one that stands for it.
+// of returns the metrics of a series, or those of "other" if there are too many series.
 func (m *metrics) of(s series) *counters {
 	return m.known.get(s, func(s series) *counters {
 		stage, labels := string(s.stage), []string{string(s.stage), s.verdict.String(), string(s.reason), string(s.action)}

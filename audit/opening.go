@@ -7,48 +7,48 @@ import (
 	"time"
 )
 
-// Phase says which part of a decision an event is about, if not the whole.
+// Phase is the part of a decision that an event is about, if not the whole.
 type Phase string
 
 // The phases. Both events of a decision carry the same Conn.
 const (
-	// PhaseOpen is a decision whose traffic goes on. It counts as the decision.
+	// PhaseOpen is a decision whose traffic continues. It counts as the decision.
 	PhaseOpen Phase = "open"
-	// PhaseEnd is the end of what an open event began, with bytes and duration. It is not a decision of its own, unless
-	// it denies what was allowed.
+	// PhaseEnd is the end of traffic that an open event began, with bytes and duration. It does not count as a
+	// decision, unless it denies traffic that was allowed.
 	PhaseEnd Phase = "end"
-	// PhaseOngoing is a connection that the gateway found in the kernel's table rather than saw begin. It is not a
-	// decision of its own: it was counted when it began, unless the gateway was not running then.
+	// PhaseOngoing is a connection that the gateway found in the kernel's table instead of seeing it begin. It does not
+	// count as a decision: it was counted when it began, unless the gateway was not running then.
 	PhaseOngoing Phase = "ongoing"
 )
 
-// openAfter is how long traffic goes on before its decision is recorded without waiting for its end. If it ends
-// earlier, there is one event.
+// openAfter is how long traffic continues before its decision is recorded without waiting for the end. Shorter traffic
+// has a single event.
 const openAfter = 250 * time.Millisecond
 
-// started is what the time of an [Opening] counts from: reading a time of day as well would cost twice as much.
+// started is the epoch of Opening.due: reading the time of day in addition would cost twice as much.
 var started = time.Now()
 
-// Opening records a decision while its traffic is still going on, so that it is not lost if the gateway crashes. It can
-// be reused for one decision after another. The zero value is ready to use; it is safe for concurrent use.
+// Opening records a decision while its traffic continues, so that it is not lost if the gateway crashes. It can be
+// reused for later decisions. The zero value is ready to use. Safe for concurrent use.
 type Opening struct {
 	mu      sync.Mutex
 	to      Recorder
-	event   *Event // as decided; nil once it has been recorded
+	event   *Event // as decided; nil: already recorded
 	timer   *time.Timer
-	armed   bool          // the timer runs, perhaps since an earlier decision: starting and stopping it for each would cost more
+	armed   bool          // the timer runs, perhaps since an earlier decision: restarting it for each would cost more
 	waiting bool          // for due
-	due     time.Duration // when the event is recorded, since started
-	conn    string        // the Conn of the open event; empty if none has been recorded
+	due     time.Duration // when to record the event, since started
+	conn    string        // Conn of the open event; empty: none recorded
 }
 
-// Begin records a copy of e, an allowing decision, with [PhaseOpen] unless End is called soon. The caller keeps e and
-// records it when its traffic has ended, after [Opening.End].
+// Begin records a copy of e, an allowing decision, with [PhaseOpen] unless End is called within openAfter. When the
+// traffic has ended, the caller calls [Opening.End] and then records e itself.
 func (o *Opening) Begin(to Recorder, e *Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.conn != "" {
-		return // the same decision again, such as after a retry
+		return // the same decision, such as after a retry
 	}
 	if o.event == nil {
 		o.event = new(Event)
@@ -69,7 +69,7 @@ func (o *Opening) armLocked(after time.Duration) {
 	}
 }
 
-// open records the decision that is waiting, unless the timer was started for an earlier one.
+// open records the waiting decision, or restarts the timer if it was started for an earlier one.
 func (o *Opening) open() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -86,11 +86,11 @@ func (o *Opening) open() {
 	e := *o.event
 	e.Phase, e.Conn = PhaseOpen, o.conn
 	o.to.Record(e)
-	o.event, o.timer = nil, nil // what has gone on for this long may go on for hours
+	o.event, o.timer = nil, nil // free the memory: traffic this old may continue for hours
 }
 
-// End says that the traffic has ended, and prepares its event for recording: if the open event was recorded, e becomes
-// the [PhaseEnd] of the decision, and its time that of the end.
+// End prepares the event of traffic that has ended for recording: if the open event was recorded, e becomes the
+// [PhaseEnd] of the decision, with the time of the end.
 func (o *Opening) End(e *Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

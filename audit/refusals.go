@@ -12,20 +12,20 @@ import (
 
 const (
 	// refusalKinds is how many different refusals of a box are logged separately per second, and refusalBurst how many
-	// in a burst. Each budget has as many; see budgetOf.
+	// in a burst. Each budget (see budgetOf) has its own limit.
 	refusalKinds = 10
 	refusalBurst = 200
 )
 
-// refusals are those of one box in the current interval. The zero value is empty.
+// refusals are the refusals of one box in the current interval. The zero value is empty.
 type refusals struct {
-	room  [budgets]*rate.Limiter // for new kinds
+	room  [budgets]*rate.Limiter // limits new kinds
 	known map[refusal]*repeats   // kinds already logged; at most refusalBurst + refusalKinds of each budget
-	rest  map[class]*repeats     // kinds for which there was no room
+	rest  map[class]*repeats     // kinds beyond the limit
 }
 
-// budget is a group of refusals that share a limit in the log. Those of one budget do not crowd out those of another: a
-// box that looks up thousands of forbidden names cannot hide what it tried to connect to.
+// budget is a group of refusals that share a limit in the log. Refusals of one budget do not displace those of another:
+// a box that looks up thousands of forbidden names cannot hide its attempts to connect.
 type budget uint8
 
 const (
@@ -55,7 +55,7 @@ func budgetOf(e *Event) budget {
 	}
 }
 
-// refusal is the key by which two refusals of a box are considered the same.
+// refusal is the key under which refusals of a box are coalesced.
 type refusal struct {
 	class
 	protocol     policy.Protocol
@@ -69,14 +69,14 @@ type refusal struct {
 	status       int
 }
 
-// class is what is logged about refusals that are only counted.
+// class identifies refusals that are only counted.
 type class struct {
 	stage    policy.Stage
 	reason   name.Reason
 	selfTest bool
 }
 
-// repeats are refusals that are pending.
+// repeats are pending refusals.
 type repeats struct {
 	latest  Event
 	n       uint64
@@ -97,7 +97,7 @@ func (r *repeats) add(e *Event) {
 	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
 }
 
-// take returns one event for all of them and resets r; ok is false if there is none.
+// take returns one event for all pending refusals and resets r; ok is false if there are none.
 func (r *repeats) take() (e Event, ok bool) {
 	if r.n == 0 {
 		return Event{}, false
@@ -110,7 +110,7 @@ func (r *repeats) take() (e Event, ok bool) {
 	return e, true
 }
 
-// admit reports whether to emit the refusal now. If not, it is counted and emitted later.
+// admit reports whether to emit the refusal now. Otherwise the refusal is counted and emitted later.
 func (r *refusals) admit(e *Event) bool {
 	if r.known == nil {
 		r.known, r.rest = map[refusal]*repeats{}, map[class]*repeats{}
@@ -125,7 +125,7 @@ func (r *refusals) admit(e *Event) bool {
 		room = rate.NewLimiter(refusalKinds, refusalBurst)
 		r.room[budgetOf(e)] = room
 	}
-	if e.SelfTest || room.Allow() { // their number is bounded
+	if e.SelfTest || room.Allow() { // self-tests have a bounded number
 		r.known[kind] = &repeats{}
 		return true
 	}
@@ -138,7 +138,8 @@ func (r *refusals) admit(e *Event) bool {
 	return false
 }
 
-// take returns events for what is pending. Some of the kinds that recur stay known; the others have to find room again.
+// take returns events for the pending refusals. Up to refusalKinds recurring kinds of each budget stay known; the
+// others count as new again.
 func (r *refusals) take() []Event {
 	var events []Event
 	kept := [budgets]int{}
@@ -167,7 +168,7 @@ func (r *refusals) take() []Event {
 	return events
 }
 
-// otherKinds says what an event stands for that names nothing.
+// otherKinds is the error text of an event that only counts.
 func otherKinds(v policy.Verdict) string {
 	if v == policy.Allow {
 		return "requests of other kinds, reported by count"
@@ -175,7 +176,7 @@ func otherKinds(v policy.Verdict) string {
 	return "refusals of other kinds, reported by count"
 }
 
-// quiet reports whether nothing has to be remembered any more.
+// quiet reports whether r can be dropped without losing state.
 func (r *refusals) quiet() bool {
 	for _, room := range r.room {
 		if room != nil && room.Tokens() < refusalBurst {

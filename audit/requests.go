@@ -8,10 +8,10 @@ import (
 	"boxgate/policy"
 )
 
-// requests counts what public URLs have answered, by class of status and kind of credential.
+// requests counts requests to public URLs by class of status and kind of credential.
 type requests struct {
 	vec      *prometheus.CounterVec
-	counters map[requestLabels]func() prometheus.Counter // never changed
+	counters map[requestLabels]func() prometheus.Counter // immutable
 }
 
 type requestLabels struct {
@@ -19,7 +19,7 @@ type requestLabels struct {
 	credential Credential
 }
 
-// credentials are the kinds that have a series of their own.
+// credentials are the kinds that have their own series.
 var credentials = []Credential{"", CredentialNone, CredentialBearer, CredentialBasic, CredentialSession, CredentialAccount, CredentialLink}
 
 func newRequests() *requests {
@@ -38,7 +38,7 @@ func newRequests() *requests {
 	return r
 }
 
-// observe counts an event if it is the end of a request.
+// observe counts an event if it ends a request.
 func (r *requests) observe(e *Event) {
 	if e.Stage != policy.StageURL || e.Phase == PhaseOpen || e.Phase == PhaseOngoing {
 		return

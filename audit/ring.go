@@ -8,24 +8,24 @@ import (
 	"boxgate/policy"
 )
 
-// ring keeps the last events of one box. When it is full, events that are like a later one are evicted first: what a
-// box does repeatedly does not push out what it did once. After that come those of a weight that has more than its
-// share: what is cheap to do does not push out what is not. Adding takes the same time however many there are.
+// ring keeps the latest events of one box. When it is full, it first evicts events that a later event resembles, so
+// that repetition does not displace unique events; then events of a weight that has more than its share, so that cheap
+// events do not displace costly ones. Adding takes constant time.
 type ring struct {
 	lists     [weights + 1]events // each event is in one of them
 	n         int
 	kinds     kinds
 	latest    *remembered
-	forgotten uint64        // number of the latest event that was evicted
-	used      *list.Element // of the boxes, by their latest events
-	share     lines.Share   // of what is to be written to the log
-	kept      lines.Share   // of what is to be written to the history
-	exported  []lines.Share // of what is to be exported, in the order of the exports; nil: nothing yet
+	forgotten uint64        // Seq of the latest event that was evicted
+	used      *list.Element // in Log.used
+	share     lines.Share   // of the log's buffer
+	kept      lines.Share   // of the history's buffer
+	exported  []lines.Share // of the exports' buffers, in their order; nil: none exported yet
 	name      string        // of the box
-	named     bool          // the name is known, or that there is none
+	named     bool          // the name is known, even if it is empty
 }
 
-// weight says how much an event matters when not all can be kept.
+// weight is the importance of an event when not all can be kept.
 type weight uint8
 
 const (
@@ -33,7 +33,7 @@ const (
 	middle               // TCP forwarded by the kernel with an incomplete handshake
 	light                // datagrams and refusals
 	weights
-	repeated = weights // index of the list of events that are like a later one, whatever their weight
+	repeated = weights // index of the list of events that a later one resembles, whatever their weight
 )
 
 func weightOf(e *Event) weight {
@@ -53,7 +53,7 @@ func weightOf(e *Event) weight {
 	}
 }
 
-// remembered is an event in one of the lists of a ring, and among those of its kind.
+// remembered is an event in one of the lists of a ring, and in the likes of its kind.
 type remembered struct {
 	Event
 	in           *events
@@ -76,7 +76,7 @@ func (r *ring) add(e *Event, limit int) {
 	if like == nil {
 		like = r.kinds.add(hash)
 	}
-	names := append(m.Headers[:0], e.Headers...) // the maker of the event may change its own
+	names := append(m.Headers[:0], e.Headers...) // a copy, because the caller may change its own
 	m.Event, m.likes, m.nextLike = *e, like, nil
 	m.Headers = names
 	r.join(m)
@@ -85,7 +85,7 @@ func (r *ring) add(e *Event, limit int) {
 	r.latest = m
 }
 
-// find returns the hash of the kind of an event, and the events that are like it, or nil. Often the latest one is.
+// find returns the hash of an event's kind, and the events of that kind or nil. It tries the latest event first.
 func (r *ring) find(e *Event) (uint64, *likes) {
 	if r.latest != nil && alike(&r.latest.Event, e) {
 		return r.latest.likes.hash, r.latest.likes
@@ -94,7 +94,7 @@ func (r *ring) find(e *Event) (uint64, *likes) {
 	return hash, r.kinds.find(hash, e)
 }
 
-// join adds an event to those of its kind. The one before it is repeated now.
+// join adds an event to those of its kind. The previous one becomes a repeated one.
 func (r *ring) join(m *remembered) {
 	if before := m.likes.newest; before == nil {
 		m.likes.oldest = m
@@ -107,9 +107,9 @@ func (r *ring) join(m *remembered) {
 	m.likes.n++
 }
 
-// least returns the event to evict for one that is like those given, or none, and has weight w: the oldest of its kind
-// if there are several, or else that which has been repeated for longest, or else the oldest of its own weight if that
-// has its share, or else the oldest of the weight that has most.
+// least returns the event to evict for a new one of kind like (nil if new) and weight w: the oldest of its kind if
+// there are several, else the oldest repeated event, else the oldest of its weight if that has its share, else the
+// oldest of the weight with the most events.
 func (r *ring) least(like *likes, w weight, limit int) *remembered {
 	if like != nil && like.n > 1 {
 		return like.oldest
@@ -127,7 +127,7 @@ func (r *ring) least(like *likes, w weight, limit int) *remembered {
 	return r.lists[w].oldest
 }
 
-// forget drops an event. If a later one is like it, that one counts it.
+// forget evicts an event. If a later one resembles it, that one takes over its count.
 func (r *ring) forget(m *remembered) {
 	m.in.remove(m)
 	r.n--
@@ -158,7 +158,7 @@ func (r *ring) appendMatching(out []Event, f Filter) []Event {
 	return out
 }
 
-// events is a list in the order in which its events were pushed.
+// events is a list of events in the order of their pushes.
 type events struct {
 	oldest, newest *remembered
 	n              int

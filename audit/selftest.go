@@ -7,10 +7,10 @@ import (
 	"boxgate/policy"
 )
 
-// Expected are denials that a self-test is about to cause in a box.
+// Expected describes denials that a self-test is about to cause in a box.
 type Expected struct {
 	Match func(Event) bool
-	Count int // of events that it may claim
+	Count int // maximum number of events that it claims
 }
 
 // selfTests marks the denials that a self-test announced. Only one self-test runs at a time.
@@ -25,9 +25,9 @@ type selfTest struct {
 	left []Expected
 }
 
-// ExpectSelfTest marks denials of a box as those of a self-test until end is called: of each of the expected ones, no
-// more than its count. Everything that the box itself does in the meantime is still logged unmarked as many times: if
-// it copies an expected denial, its event may take the mark, and the self-test's own event then has none.
+// ExpectSelfTest marks denials of a box as those of a self-test until end is called, at most Count for each entry. The
+// box's own denials during that time are still logged unmarked in the same number: if the box copies an expected
+// denial, its event may take the mark, and the self-test's event is unmarked instead.
 func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
 	t := &selfTest{box: box, left: append([]Expected(nil), expected...)}
 	l.selfTests.current.Store(t)

@@ -9,18 +9,18 @@ import (
 // known is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for concurrent
 // use.
 type known struct {
-	recent [64]atomic.Pointer[counters]         // found without hashing labels
-	seen   atomic.Pointer[map[series]*counters] // replaced, never changed
+	recent [64]atomic.Pointer[counters]         // a lookup that needs no hashing of labels
+	seen   atomic.Pointer[map[series]*counters] // replaced, never modified
 	mu     sync.Mutex                           // guards replacing it
 }
 
-// slot is where s is among the recent ones, unless another series is there.
+// slot is the place of s in recent. Another series may occupy it.
 func (k *known) slot(s *series) *atomic.Pointer[counters] {
 	return &k.recent[(7*len(s.reason)+3*len(s.action)+len(s.stage)+int(s.verdict))%len(k.recent)]
 }
 
-// get returns the metrics of s if it is or may become a series of its own, else those of the series that stands for all
-// others. The first time they are made.
+// get returns the metrics of s, or those of "other" if s has unexpected labels or there are too many series. They are
+// created on first use.
 func (k *known) get(s series, make func(series) *counters) *counters {
 	slot := k.slot(&s)
 	if c := slot.Load(); c != nil && c.series == s {
@@ -50,7 +50,7 @@ func (k *known) get(s series, make func(series) *counters) *counters {
 	return seen[s]
 }
 
-// isLabel reports whether s has the form of a reason, stage or action: a short word in lower case, or nothing.
+// isLabel reports whether s has the form of a reason, stage or action: a short word in lower case, or empty.
 func isLabel(s string) bool {
 	if len(s) > 32 {
 		return false

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How many lines a server of net/http may write per second, and in a burst.
+// The maximum rate per second, and burst, of lines from a net/http server.
 const (
 	serverLines     = 5
 	serverLineBurst = 50
 )
 
 // ServerLog returns an error log for an [net/http.Server]. Anyone who can reach the server can cause lines in it, so
-// their number is bounded; the next line written says how many were dropped. take, if not nil, gets each line first and
-// reports whether it has handled it.
+// their rate is bounded; the next line written includes the number of dropped ones. take, if not nil, is called first
+// for each line and reports whether it has handled it.
 func ServerLog(to *zap.Logger, take func(line string) bool) *log.Logger {
 	return log.New(&serverLog{to: to, take: take, room: rate.NewLimiter(serverLines, serverLineBurst)}, "", 0)
 }

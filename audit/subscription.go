@@ -12,13 +12,14 @@ type Subscription struct {
 	lost   atomic.Uint64
 }
 
-// Events delivers the events in the order they were recorded. It is closed when the context of the subscription ends.
+// Events returns the channel of events, in the order they were recorded. It is closed when the context of the
+// subscription ends.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
-// Lost returns how many events this reader has lost so far because it was too slow.
+// Lost returns the number of events that this reader has lost because it was too slow.
 func (s *Subscription) Lost() uint64 { return s.lost.Load() }
 
-// offer delivers a copy of e if there is room, and reports whether there was.
+// offer delivers a copy of e if the buffer has space, and reports whether it had.
 func (s *Subscription) offer(e *Event) bool {
 	room := cap(s.events) * roomOf(weightOf(e)) / 4
 	if len(s.events) >= max(room, 1) {

@@ -8,8 +8,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// isVerbatim reports whether every text in the event, as nearly always, stands for itself: [Event.safe] does not change
-// it, nor does JSON.
+// isVerbatim reports whether neither [Event.safe] nor JSON encoding changes any text in the event, as is nearly always
+// so.
 func (e *Event) isVerbatim() bool {
 	return isVerbatim(string(e.Box), maxText, '!') && isVerbatim(string(e.Stage), maxText, '!') &&
 		isVerbatim(string(e.Protocol), maxText, '!') && isVerbatim(string(e.Action), maxText, '!') &&
@@ -32,7 +32,7 @@ func areVerbatim(names []string) bool {
 	return true
 }
 
-// isVerbatim reports whether s has no more than limit bytes, all of them from lowest to '~' and none that JSON escapes.
+// isVerbatim reports whether s has at most limit bytes, all of them from lowest to '~' and none that JSON escapes.
 func isVerbatim(s string, limit int, lowest byte) bool {
 	n := len(s)
 	switch {
@@ -58,7 +58,7 @@ func standVerbatim(w uint64, lowest byte) bool {
 	return arePlain(w, lowest) && ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest == 0
 }
 
-// few returns eight bytes that are all those of s, which has one to seven, some of them several times.
+// few returns eight bytes that consist of the one to seven bytes of s, with repetition.
 func few(s string) uint64 {
 	n := len(s)
 	if n >= 4 {
@@ -74,7 +74,7 @@ func four(s string) uint32 {
 	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
-// inQuotes returns the event with all texts as they stand within quotes in JSON.
+// inQuotes returns the event with all texts escaped for JSON strings.
 func (e *Event) inQuotes() *Event {
 	q := *e
 	q.Box = policy.BoxID(inQuotes(string(e.Box)))
@@ -102,9 +102,8 @@ func inQuotes(s string) string {
 	return string(appendEscaped(nil, s))
 }
 
-// appendEscaped appends text as it stands within quotes in JSON, in printable ASCII whatever the text is. Texts of events
-// are printable already ([Event.safe]); should one not be, it breaks no line either. A byte that is not UTF-8 becomes
-// U+FFFD.
+// appendEscaped appends text escaped for a JSON string, in printable ASCII. Texts of events are printable already
+// ([Event.safe]); if one is not, it does not break a line either. A byte that is not UTF-8 becomes U+FFFD.
 func appendEscaped(b []byte, s string) []byte {
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])

@@ -21,17 +21,17 @@ const (
 	dialTime  = 10 * time.Second
 	maxHead   = 64 << 10
 	maxAnswer = 64 << 10
-	// maxRetryAfter is the longest time for which a collector can keep the gateway from sending.
+	// maxRetryAfter is the longest time for which a collector can make the gateway wait before the next request.
 	maxRetryAfter = 5 * time.Minute
 )
 
-// answer is what came of a request.
+// answer is the result of a request.
 type answer struct {
 	err      error         // nil: the batch was accepted
-	rejected uint64        // events of it that were not
-	final    bool          // it is not sent again
-	attempts int           // after so many it is not sent again; 0: no limit
-	after    time.Duration // the collector asks for so much time before the next one; 0: it does not say
+	rejected uint64        // events of the batch that were not accepted
+	final    bool          // do not retry
+	attempts int           // maximum number of attempts; 0: no limit
+	after    time.Duration // delay that the collector requests before the next attempt; 0: none
 }
 
 // newClient returns a client that trusts roots, follows no redirect and uses no proxy.
@@ -72,7 +72,7 @@ func (x *Exporter) send(id string, body []byte) answer {
 		return answer{err: plain(err)}
 	}
 	defer res.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status counts, whatever becomes of the rest
+	said, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status is the result, even if the body cannot be read
 	return x.protocol.judge(res, said)
 }
 
@@ -91,7 +91,7 @@ func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
 	return nil
 }
 
-// plain returns an error that says why there was no answer, without the URL and without what the server sent.
+// plain returns an error with the reason for a missing answer, without the URL or text from the server.
 func plain(err error) error {
 	var (
 		op          *net.OpError
@@ -115,7 +115,7 @@ func plain(err error) error {
 	return errors.New("there was no valid HTTP answer")
 }
 
-// statusError says that the answer was not the one hoped for.
+// statusError returns the error for an answer with an unexpected status.
 func statusError(res *http.Response) error {
 	text := "the answer has status " + strconv.Itoa(res.StatusCode)
 	if res.StatusCode >= 300 && res.StatusCode < 400 {
@@ -124,7 +124,7 @@ func statusError(res *http.Response) error {
 	return errors.New(text)
 }
 
-// busy reports whether a status says that the collector may take the same request later.
+// busy reports whether a status means that the collector may accept the same request later.
 func busy(status int) bool {
 	switch status {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -133,7 +133,7 @@ func busy(status int) bool {
 	return false
 }
 
-// retryAfter returns the time that the header Retry-After asks for (RFC 9110 10.2.3): a number of seconds, or a date.
+// retryAfter returns the delay of the header Retry-After (RFC 9110, section 10.2.3): a number of seconds, or a date.
 func retryAfter(h http.Header) time.Duration {
 	text := strings.TrimSpace(h.Get("Retry-After"))
 	if n, err := strconv.ParseUint(text, 10, 31); err == nil {

@@ -1,9 +1,9 @@
-// Package export sends decisions to a collector of the operator's: by OTLP over HTTP (OpenTelemetry), or in signed webhooks
-// (Standard Webhooks).
+// Package export sends decisions to a collector of the operator: by OTLP over HTTP (OpenTelemetry), or in signed
+// webhooks (Standard Webhooks).
 //
-// Whoever decides adds a line to a bounded buffer and goes on, as for the other logs: see [lines.Writer], whose sink an [Exporter]
-// is. One batch is under way at a time. It is sent again until it is accepted, refused for good, or the gateway stops; what has no
-// room in the buffer meanwhile is dropped and counted.
+// Recording a decision only adds a line to a bounded buffer, as for the other logs: an [Exporter] is the sink of a
+// [lines.Writer]. One batch is in flight at a time. It is retried until it is accepted, refused for good, or the
+// gateway stops; lines that do not fit into the buffer are dropped and counted.
 package export
 
 import (
@@ -26,7 +26,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// The bounds of a batch: whole events, at least one. As JSON they take up to some four times the bytes.
+// Limits of a batch, which has at least one whole event. As JSON it takes up to about four times the bytes.
 const (
 	batchEvents = 500
 	batchBytes  = 256 << 10
@@ -36,17 +36,17 @@ const (
 type Options struct {
 	Kind    Kind
 	URL     string            // https, or http on a loopback address
-	Headers map[string]string // name of a header → name of the secret that is its value
+	Headers map[string]string // name of a header → name of the secret with its value
 	Key     string            // name of the secret that signs webhooks
 	Roots   *x509.CertPool    // nil: the system's
-	// Secret returns the value of a secret. It is asked before each request.
+	// Secret returns the value of a secret. It is called before each request.
 	Secret func(ctx context.Context, name string) (name.Secret, error)
-	// Origin says whose decisions these are. It is asked for each batch.
+	// Origin identifies the gateway that made the decisions. It is called for each batch.
 	Origin func() Origin
-	Log    *zap.Logger // nil: none
+	Log    *zap.Logger // nil: no log
 }
 
-// Kind is how decisions are sent.
+// Kind is the protocol by which decisions are sent.
 type Kind string
 
 // The kinds.
@@ -55,39 +55,39 @@ const (
 	Webhook Kind = "webhook"
 )
 
-// Origin is the gateway that decisions are from.
+// Origin identifies the gateway that made the decisions.
 type Origin struct {
 	Host    string // ID of the installation
 	Name    string // of the host
-	Run     string // of the gateway; each numbers its decisions on its own
+	Run     string // of the gateway; each run numbers its decisions from 1
 	Version string // of the gateway
 }
 
-// protocol is how events become a request, and what the answer to it means.
+// protocol encodes events as a request, and interprets the answer.
 type protocol interface {
 	// body returns the body of the request for a batch.
 	body(Origin, []audit.Event) ([]byte, error)
-	// sign adds what is particular to one request.
+	// sign adds the headers that depend on the request.
 	sign(ctx context.Context, h http.Header, id string, body []byte) error
-	// judge says what an answer means. said is its body, or the beginning of that.
+	// judge interprets an answer. said is its body, possibly truncated.
 	judge(res *http.Response, said []byte) answer
 }
 
-// times are how long everything may take.
+// times are timeouts and intervals.
 type times struct {
-	request time.Duration // one request
-	first   time.Duration // between the first two attempts; it doubles
-	most    time.Duration // between two attempts
-	linger  time.Duration // between two batches that are not full
-	stop    time.Duration // from Close to its end
-	quiet   time.Duration // between two warnings
+	request time.Duration // timeout of one request
+	first   time.Duration // delay after the first attempt; it doubles each time
+	most    time.Duration // maximum delay between two attempts
+	linger  time.Duration // delay after a batch that is not full
+	stop    time.Duration // timeout of Close
+	quiet   time.Duration // minimum interval of warnings
 }
 
 var usual = times{
 	request: 20 * time.Second, first: time.Second, most: time.Minute, linger: 200 * time.Millisecond, stop: 5 * time.Second, quiet: time.Minute,
 }
 
-// hasty is the longest time between two attempts while the gateway stops.
+// hasty is the maximum delay between two attempts while the gateway stops.
 const hasty = 250 * time.Millisecond
 
 // Exporter sends decisions to one collector.
@@ -99,17 +99,17 @@ type Exporter struct {
 	lines    *lines.Writer
 
 	stopping chan struct{}   // closed when Close begins
-	over     context.Context // ends when nothing more is sent
+	over     context.Context // ends when sending ends
 	end      context.CancelFunc
 
-	held                             atomic.Int64 // bytes of lines that were taken from the buffer and are not delivered
+	held                             atomic.Int64 // bytes of lines taken from the buffer but not yet delivered
 	sent, refused, abandoned, failed atomic.Uint64
-	succeeded                        atomic.Int64 // when a batch was accepted last, in Unix nanoseconds; 0: never
+	succeeded                        atomic.Int64 // time of the last accepted batch, in Unix nanoseconds; 0: never
 
 	report report
 }
 
-// New makes an exporter. It sends nothing before a line is added to its [Exporter.Lines].
+// New makes an exporter. It sends only lines added to its [Exporter.Lines].
 func New(o Options) *Exporter { return newExporter(o, usual) }
 
 func newExporter(o Options, t times) *Exporter {
@@ -128,11 +128,11 @@ func newExporter(o Options, t times) *Exporter {
 	return x
 }
 
-// Lines takes what is to be sent: decisions as they are logged in JSON.
+// Lines returns the writer for the lines to send: decisions in the JSON of the log.
 func (x *Exporter) Lines() *lines.Writer { return x.lines }
 
-// Close sends what is still there, for as long as that may take, and then nothing more. What could not be sent is dropped and
-// counted. It must be called once.
+// Close sends the pending lines within a timeout, then stops. Lines that could not be sent are dropped and counted. It
+// must be called once.
 func (x *Exporter) Close() {
 	close(x.stopping)
 	late := time.AfterFunc(x.times.stop, x.end)
@@ -140,15 +140,15 @@ func (x *Exporter) Close() {
 	for x.lines.Sync() != nil && x.over.Err() == nil { // it waits for some time only
 	}
 	x.end()
-	_ = x.lines.Sync() // nothing blocks any more
+	_ = x.lines.Sync() // the sink no longer blocks
 	x.client.CloseIdleConnections()
 	x.report.say(x.dropped(), true)
 }
 
-// dropped returns how many decisions were not delivered.
+// dropped returns the number of decisions that were not delivered.
 func (x *Exporter) dropped() uint64 { return x.lines.Lost() + x.refused.Load() + x.abandoned.Load() }
 
-// TryWrite implements [lines.Sink]. It writes nothing, since sending takes time.
+// TryWrite implements [lines.Sink]. It never writes, because sending takes time.
 func (x *Exporter) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 
 // Write implements [lines.Sink]. It returns when everything has been delivered or given up.
@@ -166,7 +166,7 @@ func (x *Exporter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// linger waits for more to send, unless the gateway stops.
+// linger waits for more lines, unless the gateway stops.
 func (x *Exporter) linger() {
 	t := time.NewTimer(x.times.linger)
 	defer t.Stop()
@@ -176,7 +176,7 @@ func (x *Exporter) linger() {
 	}
 }
 
-// batchOf returns how many of the bytes, which are whole lines, make the first batch.
+// batchOf returns the length of the first batch in b, which is whole lines.
 func batchOf(b []byte) (n int) {
 	for events := 0; n < len(b) && events < batchEvents; events++ {
 		line := bytes.IndexByte(b[n:], '\n') + 1
@@ -191,7 +191,7 @@ func batchOf(b []byte) (n int) {
 	return n
 }
 
-// decode returns the events of lines. There is none that cannot be read.
+// decode returns the events of lines. Lines that cannot be decoded are skipped.
 func decode(b []byte) []audit.Event {
 	events := make([]audit.Event, 0, bytes.Count(b, []byte{'\n'}))
 	for line := range bytes.Lines(b) {
@@ -203,7 +203,7 @@ func decode(b []byte) []audit.Event {
 	return events
 }
 
-// deliver sends one batch, again and again if need be.
+// deliver sends one batch, and retries it as needed.
 func (x *Exporter) deliver(b []byte) {
 	events := decode(b)
 	x.refused.Add(uint64(bytes.Count(b, []byte{'\n'}) - len(events)))
@@ -214,7 +214,7 @@ func (x *Exporter) deliver(b []byte) {
 		return
 	}
 	id := "msg_" + rand.Text()
-	faults := 0 // those that count against a limit: what was down or overloaded has had none
+	faults := 0 // attempts that count against a limit: a collector that is down or overloaded does not
 	for attempts := 1; x.over.Err() == nil; attempts++ {
 		a := x.send(id, body)
 		if a.err == nil {
@@ -238,7 +238,7 @@ func (x *Exporter) deliver(b []byte) {
 	x.abandoned.Add(uint64(len(events)))
 }
 
-// accepted counts a batch that the collector took, or most of it.
+// accepted counts a batch that the collector accepted, fully or in part.
 func (x *Exporter) accepted(n uint64, a answer) {
 	rejected := min(a.rejected, n)
 	x.sent.Add(n - rejected)
@@ -247,7 +247,8 @@ func (x *Exporter) accepted(n uint64, a answer) {
 	x.report.worked(x.dropped())
 }
 
-// backoff returns how long to wait after so many attempts: what the collector asks for, or some of a time that doubles.
+// backoff returns the delay after that many attempts: the one that the collector requests, or a random part of a delay
+// that doubles.
 func (x *Exporter) backoff(attempts int, asked time.Duration) time.Duration {
 	if asked > 0 {
 		return asked
@@ -256,7 +257,7 @@ func (x *Exporter) backoff(attempts int, asked time.Duration) time.Duration {
 	return d/2 + mathrand.N(d/2+1)
 }
 
-// pause waits. While the gateway stops it does so for less, but not for less than the collector asked for.
+// pause waits. While the gateway stops it waits for at most hasty, unless the collector requested the delay.
 func (x *Exporter) pause(d time.Duration, asked bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -274,10 +275,10 @@ func (x *Exporter) pause(d time.Duration, asked bool) {
 	}
 }
 
-// Exporters are all of a gateway.
+// Exporters are all exporters of a gateway.
 type Exporters []*Exporter
 
-// Close closes them at the same time.
+// Close closes them concurrently.
 func (all Exporters) Close() {
 	var closing sync.WaitGroup
 	for _, x := range all {

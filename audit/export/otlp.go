@@ -12,11 +12,11 @@ import (
 	"boxgate/policy"
 )
 
-// otlp sends ExportLogsServiceRequests of OTLP/HTTP 1.x in JSON (https://opentelemetry.io/docs/specs/otlp/#otlphttp): keys in
-// lowerCamelCase, 64-bit integers as texts, enums as numbers.
+// otlp sends ExportLogsServiceRequests of OTLP/HTTP 1.x in JSON (https://opentelemetry.io/docs/specs/otlp/#otlphttp):
+// keys in lowerCamelCase, 64-bit integers as strings, enums as numbers.
 type otlp struct{}
 
-// schema has the semantic conventions that the attributes follow.
+// schema is the version of the semantic conventions that the attributes follow.
 const schema = "https://opentelemetry.io/schemas/1.43.0"
 
 type (
@@ -51,7 +51,7 @@ type (
 	}
 	attribute struct {
 		Key   string `json:"key"`
-		Value any    `json:"value"` // one of those that follow
+		Value any    `json:"value"` // text, integer, flag or list
 	}
 	text struct {
 		Value string `json:"stringValue"`
@@ -70,7 +70,7 @@ type (
 	}
 )
 
-// The severities of OTLP that decisions have.
+// The OTLP severities of decisions.
 const (
 	severityInfo = 9
 	severityWarn = 13
@@ -97,7 +97,7 @@ func (otlp) body(from Origin, events []audit.Event) ([]byte, error) {
 
 func nanos(t time.Time) string { return strconv.FormatInt(t.UnixNano(), 10) }
 
-// record is one decision.
+// record encodes one decision.
 func record(e *audit.Event, now string) logRecord {
 	r := logRecord{
 		Time: nanos(e.Time), Observed: now, Severity: severityInfo, Level: "INFO", Body: text{audit.Summary(*e)}, Name: "boxgate.decision",
@@ -110,7 +110,7 @@ func record(e *audit.Event, now string) logRecord {
 	return r
 }
 
-// attributes are a list of keys and values. What an event does not have is left out.
+// attributes are a list of keys and values. Empty values are omitted.
 type attributes []attribute
 
 func (a *attributes) text(key, value string) {
@@ -125,7 +125,7 @@ func (a *attributes) number(key string, value int64) {
 	}
 }
 
-// convention adds the attributes that OpenTelemetry's semantic conventions name.
+// convention adds the attributes that OpenTelemetry's semantic conventions define.
 func (a *attributes) convention(e *audit.Event) {
 	address := ""
 	if e.Addr.IsValid() {
@@ -163,7 +163,7 @@ func (a *attributes) convention(e *audit.Event) {
 	a.number("http.response.status_code", int64(e.Status))
 }
 
-// knownMethod reports whether a method may stand in http.request.method.
+// knownMethod reports whether a method is an allowed value of http.request.method.
 func knownMethod(m string) bool {
 	switch m {
 	case "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE":
@@ -172,7 +172,7 @@ func knownMethod(m string) bool {
 	return false
 }
 
-// own adds the rest, by the names of the event's fields in JSON.
+// own adds the other attributes, named like the event's fields in JSON.
 func (a *attributes) own(e *audit.Event) {
 	a.number("boxgate.seq", int64(e.Seq))
 	a.text("boxgate.box", string(e.Box))
@@ -211,10 +211,10 @@ func (a *attributes) own(e *audit.Event) {
 	}
 }
 
-// sign adds nothing: what proves who sends are headers of the configuration.
+// sign is a no-op: the configured headers authenticate the sender.
 func (otlp) sign(context.Context, http.Header, string, []byte) error { return nil }
 
-// judge implements the table of retryable status codes: no other is sent again, nor what was accepted in part.
+// judge implements OTLP's table of retryable status codes: no other status is retried, nor is a partial success.
 func (otlp) judge(res *http.Response, said []byte) answer {
 	switch status := res.StatusCode; {
 	case status >= 200 && status < 300:
@@ -226,7 +226,7 @@ func (otlp) judge(res *http.Response, said []byte) answer {
 	}
 }
 
-// rejected returns how many records a collector says that it did not accept.
+// rejected returns the number of records that the collector reports as rejected.
 func rejected(res *http.Response, said []byte) uint64 {
 	if !strings.HasPrefix(res.Header.Get("Content-Type"), "application/json") {
 		return 0

@@ -8,19 +8,19 @@ import (
 	"go.uber.org/zap"
 )
 
-// report tells the log what goes wrong, and says the same again only after a while. Safe for concurrent use.
+// report logs failures, each at most once per quiet period. Safe for concurrent use.
 type report struct {
 	log   *zap.Logger
 	quiet time.Duration
 
 	mu      sync.Mutex
-	warned  time.Time // when a failure was told last
-	failing bool      // that it works again is to be told
-	counted time.Time // when it was told how many decisions were dropped
-	dropped uint64    // how many the log knows of
+	warned  time.Time // when a failure was last logged
+	failing bool      // the recovery has to be logged
+	counted time.Time // when dropped decisions were last logged
+	dropped uint64    // number of dropped decisions already logged
 }
 
-// failed tells of a failure. dropped is how many decisions were dropped in all.
+// failed logs a failure. dropped is the total number of dropped decisions.
 func (r *report) failed(err error, dropped uint64) {
 	r.mu.Lock()
 	if time.Since(r.warned) >= r.quiet {
@@ -31,7 +31,7 @@ func (r *report) failed(err error, dropped uint64) {
 	r.say(dropped, false)
 }
 
-// worked tells that it works again.
+// worked logs a recovery after a failure.
 func (r *report) worked(dropped uint64) {
 	r.mu.Lock()
 	if r.failing {
@@ -42,7 +42,7 @@ func (r *report) worked(dropped uint64) {
 	r.say(dropped, false)
 }
 
-// say tells how many decisions were dropped since it did so before.
+// say logs the number of decisions dropped since it last did. If now is set, it ignores the quiet period.
 func (r *report) say(dropped uint64, now bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

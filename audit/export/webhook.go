@@ -16,10 +16,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// webhook sends batches of events signed as https://www.standardwebhooks.com asks for, version 1.0.0.
+// webhook sends batches of events, signed according to Standard Webhooks 1.0.0 (https://www.standardwebhooks.com).
 type webhook struct {
 	secret func(ctx context.Context, name string) (name.Secret, error)
-	key    string // name of the secret that signs
+	key    string // name of the secret with the signing keys
 }
 
 // webhookType is the type of every payload.
@@ -48,8 +48,8 @@ func (webhook) body(from Origin, events []audit.Event) ([]byte, error) {
 	return json.Marshal(p)
 }
 
-// sign signs the ID of the batch, which stays the same however often it is sent, the time, and the body. It signs with each key that
-// the secret has, so that a receiver can change from one to the next.
+// sign signs the ID of the batch, which is the same for each retry, the time, and the body. It signs with each key in
+// the secret, so that a receiver can change from one to the next.
 func (w webhook) sign(ctx context.Context, h http.Header, id string, body []byte) error {
 	secret, err := w.secret(ctx, w.key)
 	if err != nil {
@@ -73,12 +73,12 @@ func (w webhook) sign(ctx context.Context, h http.Header, id string, body []byte
 	return nil
 }
 
-// maxKeys is how many keys can sign at the same time.
+// maxKeys is the maximum number of signing keys in use at the same time.
 const maxKeys = 4
 
 var errKey = errors.New(`the signing key is not "whsec_" and 24 to 64 bytes in base64, or up to 4 such keys with spaces between them`)
 
-// signingKeys returns the keys that a secret has.
+// signingKeys parses the keys of a secret.
 func signingKeys(secret name.Secret) (keys [][]byte, err error) {
 	for text := range strings.FieldsSeq(secret.Reveal()) {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
@@ -93,7 +93,7 @@ func signingKeys(secret name.Secret) (keys [][]byte, err error) {
 	return keys, nil
 }
 
-// webhookAttempts is how often a webhook is sent that the receiver answers with an error of its own: some four minutes.
+// webhookAttempts is the number of attempts if the receiver answers with an error of its own: some four minutes.
 const webhookAttempts = 10
 
 func (webhook) judge(res *http.Response, _ []byte) answer {

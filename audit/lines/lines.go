@@ -1,9 +1,9 @@
-// Package lines writes the lines of a log in batches. Whoever logs never waits for the file, pipe or socket behind it:
-// what that does not take is kept up to a limit, and beyond it dropped and counted.
+// Package lines writes the lines of a log in batches. Callers never wait for the file, pipe or socket: lines that it
+// does not accept are buffered up to a limit, and beyond that dropped and counted.
 //
-// The lines appear in the order in which they were added, and each write(2) holds whole lines. A line is written within
-// 10 ms of being added, and earlier if asked for ([Writer.Push], [Writer.Write], [Writer.Sync]). Until then it is in the
-// memory of the process and lost if that is killed.
+// Lines appear in the order in which they were added, and each write(2) contains whole lines. A line is written within
+// 10 ms, or earlier on request ([Writer.Push], [Writer.Write], [Writer.Sync]). Until then it is only in memory and lost
+// if the process is killed.
 package lines
 
 import (
@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// interval is how long a line waits for others. It leaves the scheduler as long again to keep the promised 10 ms.
+	// interval is how long a line waits for others. It leaves the scheduler another 5 ms to keep the promised 10 ms.
 	interval = 5 * time.Millisecond
-	// batch is how many bytes are written without waiting for more.
+	// batch is the number of pending bytes that are written without waiting for more.
 	batch = 64 << 10
-	// limit is how many bytes may be pending.
+	// limit is the maximum number of pending bytes.
 	limit = 4 << 20
-	// kept is the largest buffer that is kept for later.
+	// kept is the capacity of the largest buffer that is reused.
 	kept = 4 * batch
 	// retry is how long to wait after a failed write.
 	retry = time.Second
@@ -27,7 +27,7 @@ const (
 	patience = 2 * time.Second
 )
 
-// errBlocked is returned by [Writer.Sync] when the sink does not take what is pending.
+// errBlocked is returned by [Writer.Sync] if the sink does not accept the pending lines.
 var errBlocked = errors.New("the log is not being read; its last lines are lost")
 
 // Writer writes lines to a sink. It is a zapcore.WriteSyncer. Safe for concurrent use.
@@ -35,16 +35,16 @@ type Writer struct {
 	to Sink
 
 	mu      sync.Mutex
-	pending []byte    // whole lines, but for the first one after a failed write
+	pending []byte    // whole lines, except for the first one after a failed write
 	spare   []byte    // empty, for the next batch
-	batch   uint64    // number of the batch that is pending
+	batch   uint64    // number of the pending batch
 	writing bool      // a batch is being written
-	inWrite int       // its bytes, which come back if the write fails
-	urgent  bool      // what is pending is to be written as soon as possible
+	inWrite int       // bytes being written, which come back if the write fails
+	urgent  bool      // write the pending lines as soon as possible
 	failing bool      // the last write failed
 	last    time.Time // when the last write ended
 	timer   *time.Timer
-	waiting []chan<- error // for what is pending to be written
+	waiting []chan<- error // callers of Sync waiting for the pending lines
 
 	lost, unsaid uint64
 	say          func(lost uint64)
@@ -53,48 +53,48 @@ type Writer struct {
 // New returns a writer to the sink.
 func New(to Sink) *Writer { return &Writer{to: to} }
 
-// OnLost sets what is called, after lines were lost, as soon as lines can be written again. It may log through w. Call
-// OnLost before anything is added.
+// OnLost sets a function that is called with the number of lines lost, once lines can be written again. It may log
+// through w. Call OnLost before adding lines.
 func (w *Writer) OnLost(say func(lost uint64)) { w.say = say }
 
-// Lost returns how many lines were dropped so far.
+// Lost returns the number of lines dropped so far.
 func (w *Writer) Lost() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lost
 }
 
-// Pending returns how many bytes wait to be written, and how many may.
+// Pending returns the number of pending bytes and its maximum.
 func (w *Writer) Pending() (bytes, most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.pending), limit
 }
 
-// Share is what one source of lines has pending. The zero value is ready to use, with one writer.
+// Share counts the pending bytes of one source of lines. The zero value is ready to use. Use it with one writer only.
 type Share struct {
 	batch uint64
 	bytes int
 }
 
-// Claim says what a line may take of the buffer when the sink is slow.
+// Claim limits the part of the buffer that a line may use when the sink is slow.
 type Claim struct {
 	Quarters int    // of the buffer; 0 means all four
-	By       *Share // may have no more of that than it leaves to others; nil: all of it
+	By       *Share // its source, which may have no more bytes pending than are free; nil: no such limit
 }
 
-// Add adds a line, with its newline, and reports whether there was room for it. It does not write.
+// Add adds a line, which includes its newline, and reports whether the buffer had space for it. It does not write.
 func (w *Writer) Add(line []byte, c Claim) bool {
 	return w.Append(func(b []byte) []byte { return append(b, line...) }, c)
 }
 
-// Append is Add for the line that encode appends to a buffer. encode must not use w, nor keep the buffer.
+// Append is Add for the line that encode appends to a buffer. encode must not use w or retain the buffer.
 func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before := len(w.pending)
 	all := encode(w.pending)
-	w.pending = all[:before] // if it grew, it does not have to for the next line that there is no room for
+	w.pending = all[:before] // keeps a grown buffer even if the line is dropped
 	if !w.claim(len(all)-before, c) {
 		w.lost++
 		w.unsaid++
@@ -105,14 +105,14 @@ func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
 	return true
 }
 
-// claim reports whether there is room for n more bytes, and if so counts them.
+// claim reports whether n more bytes fit, and if so counts them.
 func (w *Writer) claim(n int, c Claim) bool {
 	room := limit
 	if c.Quarters > 0 {
 		room = limit / 4 * c.Quarters
 	}
 	if w.failing {
-		room -= w.inWrite // which is likely to come back
+		room -= w.inWrite // likely to come back
 	}
 	if room -= len(w.pending); n > room {
 		return false
@@ -130,10 +130,10 @@ func (w *Writer) claim(n int, c Claim) bool {
 	return true
 }
 
-// added sees to it that a line will be written. Before it, so many bytes were pending.
+// added arranges that the added lines will be written. before is the number of bytes that were pending earlier.
 func (w *Writer) added(before int) {
 	switch {
-	case w.writing || w.failing: // whoever writes goes on with it
+	case w.writing || w.failing: // the current write or retry continues with it
 	case before < batch && len(w.pending) >= batch:
 		w.wake(0)
 	case before == 0:
@@ -141,7 +141,7 @@ func (w *Writer) added(before int) {
 	}
 }
 
-// wake sets the timer to write what is pending.
+// wake sets the timer to write the pending lines.
 func (w *Writer) wake(after time.Duration) {
 	if w.timer == nil {
 		w.timer = time.AfterFunc(after, w.tick)
@@ -150,7 +150,7 @@ func (w *Writer) wake(after time.Duration) {
 	}
 }
 
-// tick writes what is pending and says what was lost.
+// tick writes the pending lines and reports losses.
 func (w *Writer) tick() {
 	w.mu.Lock()
 	if !w.writing && len(w.pending) > 0 {
@@ -165,7 +165,7 @@ func (w *Writer) write(b []byte) (int, bool, error) {
 	return n, true, err
 }
 
-// Push writes what is pending if the log was idle before, unless that would block.
+// Push writes the pending lines if the log was idle before, unless that would block.
 func (w *Writer) Push() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,8 +174,8 @@ func (w *Writer) Push() {
 	}
 }
 
-// Write adds a line and writes all that is pending, unless that would block: then it is written as soon as possible.
-// There is no error that the caller would have to handle.
+// Write adds a line and writes all pending lines, or if that would block, arranges for it as soon as possible. It never
+// returns an error.
 func (w *Writer) Write(line []byte) (int, error) {
 	if !w.Add(line, Claim{}) {
 		return len(line), nil
@@ -190,7 +190,8 @@ func (w *Writer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Sync writes what was added before, and returns when it has been written, could not be, or the sink blocks too long.
+// Sync writes all lines added before. It returns when they are written or the write failed, or if the sink blocks for
+// longer than patience.
 func (w *Writer) Sync() error {
 	w.mu.Lock()
 	if len(w.pending) == 0 && !w.writing {
@@ -213,11 +214,11 @@ func (w *Writer) Sync() error {
 	}
 }
 
-// flush writes what is pending. mu is held, but released while it writes.
+// flush writes the pending lines. mu must be held; flush unlocks it while it writes.
 func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 	b, waiting := w.pending, w.waiting
 	w.pending, w.spare, w.waiting = w.spare, nil, nil
-	if !w.failing { // what is tried again is still there, and counts in the shares
+	if !w.failing { // a retried batch is still pending and counted in the shares
 		w.batch++
 	}
 	w.writing, w.inWrite, w.urgent = true, len(b), false
@@ -233,7 +234,7 @@ func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 		return
 	}
 	w.putBack(b, n)
-	if len(w.pending) == 0 { // who began to wait during the write waits for nothing else
+	if len(w.pending) == 0 { // waiters that came during the write have no other lines to wait for
 		waiting, w.waiting = append(waiting, w.waiting...), nil
 	}
 	for _, done := range waiting {
@@ -242,7 +243,8 @@ func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 	w.again(began)
 }
 
-// putBack puts what was not written of a batch, all but n bytes, in front of what is pending. It keeps the other buffer.
+// putBack puts the unwritten rest of a batch, all but n bytes, in front of the pending lines. It keeps the other buffer
+// as spare.
 func (w *Writer) putBack(b []byte, n int) {
 	w.spare = b[:0]
 	if n < len(b) {
@@ -253,7 +255,7 @@ func (w *Writer) putBack(b []byte, n int) {
 	}
 }
 
-// again sees to it that what was added since a write began will be written.
+// again arranges that lines added since a write began will be written.
 func (w *Writer) again(began time.Time) {
 	switch {
 	case w.failing:
@@ -267,7 +269,7 @@ func (w *Writer) again(began time.Time) {
 	}
 }
 
-// sayLost says how many lines were lost since it last did, if lines can be written again.
+// sayLost reports the number of lines lost since its last report, if lines can be written again.
 func (w *Writer) sayLost() {
 	w.mu.Lock()
 	n := w.unsaid

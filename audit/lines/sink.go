@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sink is what a [Writer] writes to.
+// Sink is the destination of a [Writer].
 type Sink interface {
-	// Write is that of [io.Writer]. It may block for as long as it likes.
+	// Write is that of [io.Writer]. It may block indefinitely.
 	Write(b []byte) (int, error)
-	// TryWrite writes b like Write if that does not block. Otherwise it writes nothing, and ok is false.
+	// TryWrite is Write if that does not block. Otherwise it does not write, and ok is false.
 	TryWrite(b []byte) (n int, ok bool, err error)
 }
 
@@ -25,10 +25,10 @@ type file struct {
 	regular bool
 }
 
-// atomicWrite is PIPE_BUF: what a pipe that is ready for writing takes without blocking. Sockets take more.
+// atomicWrite is PIPE_BUF: a pipe that is ready for writing accepts this much without blocking. Sockets accept more.
 const atomicWrite = 4096
 
-// TryWrite implements [Sink]. What is written to a regular file goes to the page cache.
+// TryWrite implements [Sink]. Writing to a regular file does not block, because it goes to the page cache.
 func (f file) TryWrite(b []byte) (int, bool, error) {
 	if !f.regular && (len(b) > atomicWrite || !f.ready()) {
 		return 0, false, nil
@@ -37,8 +37,8 @@ func (f file) TryWrite(b []byte) (int, bool, error) {
 	return n, true, err
 }
 
-// ready reports whether the kernel takes bytes at once. The descriptor is shared with the process that started the
-// gateway, so it must not be made non-blocking instead.
+// ready reports whether the kernel accepts bytes without blocking. The descriptor is shared with the process that
+// started the gateway, so it must not be made non-blocking instead.
 func (f file) ready() bool {
 	conn, err := f.SyscallConn()
 	if err != nil {

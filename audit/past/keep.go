@@ -11,20 +11,21 @@ import (
 	"boxgate/policy"
 )
 
-// Before the oldest file of main is removed, lines about boxes that are within their share are copied to kept. Otherwise one box could push
-// out the decisions about all by causing many. The copy of a file is called a part, and begins with a line that has the file's number.
+// Before the oldest file of main is removed, lines about boxes that are within their share are copied to kept.
+// Otherwise one box could displace the decisions about all others by causing many. The copy of a file is called a part,
+// and begins with a line that contains the file's number.
 
-// A quarter of the size is divided among the boxes. When kept exceeds that by a quarter, the oldest lines about boxes beyond their share are
-// removed from it. An eighth of the size is reserved for the file that is being copied or rewritten.
+// A quarter of the size is divided among the boxes. When kept exceeds that by a quarter, its oldest lines about boxes
+// beyond their share are removed. An eighth of the size is reserved for the file being copied or rewritten.
 func (s *Store) shared() int64 { return s.size / 4 }
 
 func (s *Store) reserve() int64 { return s.size / 8 }
 
-// amount is how many bytes are about a box.
+// amount is the number of bytes about a box.
 type amount struct{ main, kept int64 }
 
-// owner returns the box that a line is about; "" if about none. No other text of a decision can be taken for the ID, because quotes
-// in it are escaped.
+// owner returns the box that a line is about; "" if about no box. No other text of a decision can be mistaken for the
+// ID, because quotes in it are escaped.
 func owner(line []byte) policy.BoxID {
 	_, rest, ok := bytes.Cut(line, []byte(`"box":"`))
 	if !ok {
@@ -34,7 +35,7 @@ func owner(line []byte) policy.BoxID {
 	return policy.BoxID(id)
 }
 
-// losses are the times of the last lines about boxes that were removed, as they stand in the lines.
+// losses are the times of the last removed line about each box, copied from the lines.
 type losses map[policy.BoxID][]byte
 
 func (l losses) add(box policy.BoxID, line []byte) {
@@ -43,7 +44,7 @@ func (l losses) add(box policy.BoxID, line []byte) {
 	l[box] = append(l[box][:0], text...)
 }
 
-// times returns the times; now for a line without one.
+// times parses the times. A line without one counts as now.
 func (l losses) times() map[policy.BoxID]time.Time {
 	times := make(map[policy.BoxID]time.Time, len(l))
 	for box, text := range l {
@@ -60,7 +61,7 @@ const partHead = `{"part":`
 
 func partLine(number uint64) string { return fmt.Sprintf("%s%d}\n", partHead, number) }
 
-// partOf returns the number of the part that a line begins.
+// partOf parses the first line of a part and returns its number; ok is false for other lines.
 func partOf(line []byte) (number uint64, ok bool) {
 	rest, ok := bytes.CutPrefix(line, []byte(partHead))
 	if !ok {
@@ -70,7 +71,7 @@ func partOf(line []byte) (number uint64, ok bool) {
 	return number, err == nil
 }
 
-// readParts calls each with the lines of some parts of a segment of kept.
+// readParts calls each with the lines of the wanted parts of a segment of kept.
 func readParts(segment segments.Segment, wanted func(part uint64) bool, each func(line []byte) error) error {
 	in := false
 	_, err := segment.Read(0, func(line []byte) error {
@@ -86,7 +87,7 @@ func readParts(segment segments.Segment, wanted func(part uint64) bool, each fun
 	return err
 }
 
-// of returns the amount of a box, once everything has been counted.
+// of returns the amount of a box. held must not be nil.
 func (s *Store) of(box policy.BoxID) *amount {
 	a := s.held[box]
 	if a == nil {
@@ -96,7 +97,7 @@ func (s *Store) of(box policy.BoxID) *amount {
 	return a
 }
 
-// count adds lines that were written to main, if those before are counted.
+// count adds lines that were written to main, unless held has yet to be computed by countAll.
 func (s *Store) count(b []byte) {
 	if s.held == nil {
 		return
@@ -106,7 +107,7 @@ func (s *Store) count(b []byte) {
 	}
 }
 
-// countAll adds up the lines about each box. This is done once, when the size is exceeded for the first time.
+// countAll adds up the lines about each box. It runs when the size is first exceeded, and again after held was reset.
 func (s *Store) countAll() error {
 	if s.held != nil {
 		return nil
@@ -145,7 +146,7 @@ func (s *Store) share() int64 {
 	return segments.Share(sizes, s.shared())
 }
 
-// makeRoom moves the oldest files to kept until there is room for n more bytes, and removes those that are too old.
+// makeRoom moves the oldest files to kept until n more bytes fit, and removes files that are too old.
 func (s *Store) makeRoom(n int) error {
 	if int64(n) > s.size {
 		return errBatch
@@ -167,7 +168,7 @@ func (s *Store) makeRoom(n int) error {
 			}
 			continue
 		}
-		if len(s.main.Segments()) == 1 { // the file that is written: it can only go once it is closed
+		if len(s.main.Segments()) == 1 { // the file being written, which must be closed first
 			if err := s.main.Next(0, 0); err != nil {
 				return err
 			}
@@ -177,7 +178,7 @@ func (s *Store) makeRoom(n int) error {
 			return err
 		}
 		if s.main.Size() == before {
-			return nil // within a line
+			return nil // the file ends within a line and cannot be closed
 		}
 	}
 }
@@ -209,8 +210,9 @@ func (s *Store) removeFirst() error {
 	return s.kept.RemoveOldest()
 }
 
-// keep copies lines of the oldest segment of main to kept, and removes the segment. A line is copied if it and the later ones about its box in
-// main are within the box's share. On a full disk the segment is removed without a copy, to make room again.
+// keep copies lines of the oldest segment of main to kept, and removes the segment. A line is copied if it and the
+// later lines about its box in main are within the box's share. On a full disk the segment is removed without a copy,
+// to free space.
 func (s *Store) keep(oldest segments.Segment) error {
 	if err := s.countAll(); err != nil {
 		return err
@@ -246,7 +248,7 @@ func (s *Store) keep(oldest segments.Segment) error {
 	return s.main.RemoveOldest()
 }
 
-// keptAge is the age for [segments.Files.Next] at which a file of kept ends before the part of a segment.
+// keptAge is the age for [segments.Files.Next] at which a file of kept ends before the next part.
 func (s *Store) keptAge(next segments.Segment) time.Duration {
 	list := s.kept.Segments()
 	if len(list) > 0 && next.Begun.Sub(list[len(list)-1].Begun) > s.filesAge() {
@@ -260,11 +262,11 @@ type part struct {
 	files *segments.Files
 	of    segments.Segment
 	buf   []byte
-	some  bool // there is a line
-	full  bool // the disk has no more room
+	some  bool // a line was added
+	full  bool // the disk is full
 }
 
-// add adds a line, and reports whether there was room.
+// add adds a line, and reports whether the disk had space.
 func (p *part) add(line []byte) bool {
 	if p.full {
 		return false
@@ -286,7 +288,7 @@ func (p *part) flush() {
 	p.buf = p.buf[:0]
 }
 
-// end makes the copy durable, before the segment is removed.
+// end makes the copy durable. It must be called before the segment is removed.
 func (p *part) end() {
 	if !p.some {
 		return
@@ -299,8 +301,8 @@ func (p *part) end() {
 	}
 }
 
-// cutDown removes the oldest lines about boxes beyond their share, until kept is no larger than the shared quarter. If rewriting fails, it
-// removes the oldest file instead.
+// cutDown removes the oldest lines about boxes beyond their share, until kept is within the shared quarter. If
+// rewriting fails, it removes the oldest file instead.
 func (s *Store) cutDown() error {
 	if err := s.countAll(); err != nil {
 		return err
@@ -331,7 +333,7 @@ func (s *Store) cutDown() error {
 // thin removes lines about boxes beyond their share from a segment of kept.
 func (s *Store) thin(segment segments.Segment, most int64) error {
 	lost := losses{}
-	var head []byte // of the part, until a line of it stays
+	var head []byte // first line of the part, held back until one of its lines stays
 	edit := func(to, line []byte) []byte {
 		if _, begins := partOf(line); begins {
 			head = append(append(head[:0], line...), '\n')
@@ -354,7 +356,8 @@ func (s *Store) thin(segment segments.Segment, most int64) error {
 	})
 }
 
-// recover reads the notes about missing decisions, and finishes or undoes the copying of a segment that a crash has interrupted.
+// recover loads the records of missing decisions, and finishes or undoes the copying of a segment that a crash has
+// interrupted.
 func (s *Store) recover(path string) error {
 	err := s.whole.load(path)
 	list := s.main.Segments()
@@ -370,7 +373,7 @@ func (s *Store) recover(path string) error {
 	if !s.whole.since.IsZero() {
 		return err
 	}
-	if all := s.files(); len(all) > 0 { // an earlier version removed older ones alone
+	if all := s.files(); len(all) > 0 { // an earlier version only removed the oldest files
 		s.whole.begin(all[0].Begun)
 	} else {
 		s.whole.begin(time.Now())
@@ -378,7 +381,7 @@ func (s *Store) recover(path string) error {
 	return err
 }
 
-// cutPart removes the part of a segment that is still in main from the end of kept.
+// cutPart removes from the end of kept the copy of a segment that is still in main.
 func (s *Store) cutPart(last segments.Segment, number uint64) error {
 	var offset int64
 	_, err := last.Read(0, func(line []byte) error {
@@ -394,5 +397,5 @@ func (s *Store) cutPart(last segments.Segment, number uint64) error {
 	return err
 }
 
-// errEnough ends reading.
+// errEnough ends reading early.
 var errEnough = errors.New("enough has been read")

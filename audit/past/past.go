@@ -1,10 +1,10 @@
 // Package past keeps decisions on disk, within a size and an age, and finds them again after a restart.
 //
-// The room is divided into shares: decisions about a box within its share outlive floods of other boxes ([Store.keep]). Decisions that were
-// dropped are noted, so that a reader knows from when on the history is whole ([Store.Whole]).
+// The size is divided into shares: decisions about a box within its share outlive floods of other boxes ([Store.keep]).
+// Dropped decisions are recorded, so that a reader can find out from when on the history is complete ([Store.Whole]).
 //
-// Lines come from a [lines.Writer], which never blocks its callers: a disk that is full or fails loses lines, which are counted, and no
-// traffic.
+// Lines come from a [lines.Writer], which never blocks its callers: a disk that is full or fails loses lines, which are
+// counted, but does not affect traffic.
 package past
 
 import (
@@ -25,22 +25,23 @@ import (
 	"boxgate/policy/name"
 )
 
-// Store keeps lines of decisions in files: the latest in main, older ones in kept. It is the sink of one [lines.Writer], and safe for
-// concurrent readers.
+// Store keeps lines of decisions in files: the latest in main, older ones in kept. It is the sink of one
+// [lines.Writer], and safe for concurrent readers.
 type Store struct {
 	main, kept *segments.Files
 	size       int64
 	age        time.Duration
 	next       uint64                   // number of the next file
-	held       map[policy.BoxID]*amount // nil: not counted; of the writer alone
+	held       map[policy.BoxID]*amount // nil: not counted; used only by the writer
 	whole      whole
 
-	moving   sync.RWMutex // held while lines pass from main to kept
+	moving   sync.RWMutex // held while lines are moved from main to kept
 	released atomic.Bool
 
-	// Room returns why there is no room on the disk for n more bytes; nil: nothing is kept free.
+	// Room returns an error if the disk cannot take n more bytes without using its reserve. nil: no reserve.
 	Room func(n int64) error
-	// granted is what may be written before Room is called again, in bytes, until a time; of the writer alone.
+	// granted is the number of bytes that may be written until then without calling Room again; used only by the
+	// writer.
 	granted int64
 	until   time.Time
 }
@@ -51,14 +52,14 @@ const (
 	roomEvery = 200 * time.Millisecond
 )
 
-// errBatch is a batch that does not fit into the whole store.
+// errBatch is returned for a batch that exceeds the size of the whole store.
 var errBatch = errors.New("the history of decisions is smaller than what is to be written")
 
-// keptDir is the folder of kept, below that of the history.
+// keptDir is the directory of kept, below that of the history.
 const keptDir = "kept"
 
-// Open opens the history of a directory, which it makes if need be. It removes a line that a crash has cut short, and the copy of a file
-// that a crash has interrupted.
+// Open opens the history in a directory, which it creates if needed. It removes an incomplete line at the end, and the
+// copy of a file that a crash has interrupted.
 func Open(dir string, size int64, age time.Duration) (*Store, error) {
 	main, _, err := segments.Open(dir)
 	if err != nil {
@@ -79,10 +80,10 @@ func Open(dir string, size int64, age time.Duration) (*Store, error) {
 	return s, s.makeRoom(0)
 }
 
-// files are all segments, oldest first.
+// files returns all segments, oldest first.
 func (s *Store) files() []segments.Segment { return append(s.kept.Segments(), s.main.Segments()...) }
 
-// Write implements the sink of a [lines.Writer]: whole lines, or the rest of one after a write that was cut short. It writes long batches in
+// Write implements [lines.Sink]. b is whole lines, or the rest of one after a short write. Long batches are written in
 // pieces, so that files have similar sizes.
 func (s *Store) Write(b []byte) (written int, err error) {
 	for len(b) > 0 {
@@ -115,14 +116,14 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	n, err := s.main.Write(b, s.next)
 	s.next++
 	if err != nil {
-		s.held = nil // a line may be there in part
+		s.held = nil // part of a line may have been written
 	}
 	s.count(b[:n])
 	return n, err
 }
 
-// room returns why there is no room on the disk for n more bytes. It asks for some more at once, because asking costs as much as writing
-// a few lines; if there is not as much, it asks every time.
+// room calls Room for n more bytes. It requests roomAhead more at a time, because a call costs as much as writing a few
+// lines; if that much is not available, it calls Room each time.
 func (s *Store) room(n int64) error {
 	if s.Room == nil {
 		return nil
@@ -138,24 +139,24 @@ func (s *Store) room(n int64) error {
 	return s.Room(n)
 }
 
-// TryWrite implements the sink of a [lines.Writer]. It writes nothing: what is urgent for a log is not for the history, and whoever
-// decides does not wait for the disk.
+// TryWrite implements [lines.Sink]. It never writes: the history is not urgent, and a decision must not wait for the
+// disk.
 func (s *Store) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 
 // Close closes the files.
 func (s *Store) Close() error { return errors.Join(s.main.Close(), s.kept.Close()) }
 
-// Release closes the files for good: another process may write them from now on, and a write is an error.
+// Release closes the files for good: another process may write them from now on, and Write fails.
 func (s *Store) Release() error {
 	s.released.Store(true)
 	return errors.Join(s.main.Release(), s.kept.Release())
 }
 
-// Whole returns the time from which on no decision about a box is missing, or about any with the empty ID. Decisions before it may be
-// there, too.
+// Whole returns the time since when no decision about a box is missing; the empty ID stands for all boxes. Earlier
+// decisions may be present too.
 func (s *Store) Whole(box policy.BoxID) time.Time { return s.whole.of(box) }
 
-// Lost notes that a decision about a box could not be kept. It does not wait for the disk.
+// Lost records that a decision about a box could not be kept. It does not wait for the disk.
 func (s *Store) Lost(box policy.BoxID, at time.Time) {
 	s.whole.lose(map[policy.BoxID]time.Time{box: at})
 }
@@ -164,7 +165,7 @@ func (s *Store) Lost(box policy.BoxID, at time.Time) {
 type Filter struct {
 	Box          policy.BoxID
 	Since, Until time.Time // zero: no limit
-	Host         string    // the name, or *.name for those below it; "" for every one
+	Host         string    // the name, or *.name for its subdomains; "" for all
 	Reason       name.Reason
 	Denied       bool
 }
@@ -174,7 +175,7 @@ func (f Filter) matches(e *audit.Event) bool {
 		(f.Reason == "" || e.Reason == f.Reason) && (!f.Denied || e.Verdict != policy.Allow) && f.names(e)
 }
 
-// names reports whether the decision is about the host of the filter: by name, or by address.
+// names reports whether the decision is about the filter's host, by name or by address.
 func (f Filter) names(e *audit.Event) bool {
 	if f.Host == "" || strings.EqualFold(e.Name, f.Host) || e.Addr.IsValid() && e.Addr.String() == f.Host {
 		return true
@@ -183,13 +184,13 @@ func (f Filter) names(e *audit.Event) bool {
 	return ok && len(below) > 1 && strings.HasSuffix(strings.ToLower(e.Name), below)
 }
 
-// worthReading leaves out most lines without decoding them: those that lack a text that a match has.
+// worthReading skips most lines without decoding them: those that do not contain a text that a match must have.
 func (f Filter) worthReading(line []byte) bool {
 	return (f.Box == "" || bytes.Contains(line, []byte(f.Box))) && (f.Reason == "" || bytes.Contains(line, []byte(f.Reason)))
 }
 
-// Search calls do with the decisions that the filter selects, in the order in which they were written. Lines that cannot be read are
-// left out.
+// Search calls do with the decisions that the filter selects, in the order in which they were written. Unreadable lines
+// are skipped.
 func (s *Store) Search(ctx context.Context, f Filter, do func(audit.Event) error) error {
 	s.moving.RLock()
 	kept, main := s.kept.Segments(), s.main.Segments()
@@ -200,11 +201,11 @@ func (s *Store) Search(ctx context.Context, f Filter, do func(audit.Event) error
 		}
 		var e audit.Event
 		if !f.worthReading(line) || json.Unmarshal(line, &e) != nil || e.Time.IsZero() || !f.matches(&e) {
-			return nil //nolint:nilerr // a line that was cut off
+			return nil //nolint:nilerr // a truncated line
 		}
 		return do(e)
 	}
-	oldest := ^uint64(0) // of main: parts of kept from this one on are copies
+	oldest := ^uint64(0) // of main; parts of kept from this number on are copies
 	if len(main) > 0 {
 		oldest = main[0].Number
 	}

@@ -12,32 +12,32 @@ import (
 	"boxgate/policy"
 )
 
-// wholeFile is the name of the file with the notes about missing decisions.
+// wholeFile is the name of the file that records missing decisions.
 const wholeFile = "whole.json"
 
-// mostLosers is how many boxes with missing decisions are remembered. Beyond that the earlier half of the losses is merged: the history then
-// counts as whole, for every box, only from the latest of those on.
+// mostLosers is how many boxes with missing decisions are remembered. Beyond that the earlier half of the losses is
+// merged: the history of every box then counts as complete only after the latest of those.
 const mostLosers = 1024
 
-// whole knows from when on the history is whole. Safe for concurrent use.
+// whole tracks since when the history is complete. Safe for concurrent use.
 type whole struct {
 	path  string
-	moved uint64 // the last segment of main that was moved; of the writer alone
+	moved uint64 // the last segment of main that was moved; used only by the writer
 
 	mu    sync.Mutex
-	since time.Time                  // from here on only decisions in lost are missing
+	since time.Time                  // later decisions are complete except for lost
 	lost  map[policy.BoxID]time.Time // time of the last missing decision about a box
-	dirty bool                       // not all of it is on the disk
+	dirty bool                       // not all of it has been saved
 }
 
-// saved is the form on the disk.
+// saved is the form on disk.
 type saved struct {
 	Moved uint64                     `json:"moved"`
 	Since time.Time                  `json:"since"`
 	Lost  map[policy.BoxID]time.Time `json:"lost,omitempty"`
 }
 
-// load reads the notes of an earlier process. If they cannot be read, the history counts as whole from now on.
+// load reads the records of an earlier process. If they are unreadable, the history counts as complete from now on.
 func (w *whole) load(path string) error {
 	w.path, w.lost = path, map[policy.BoxID]time.Time{}
 	data, err := os.ReadFile(path)
@@ -47,14 +47,14 @@ func (w *whole) load(path string) error {
 	var from saved
 	if err != nil || json.Unmarshal(data, &from) != nil {
 		w.begin(time.Now())
-		return nil //nolint:nilerr // it is replaced when something is lost
+		return nil //nolint:nilerr // the next save replaces it
 	}
 	w.moved, w.since = from.Moved, from.Since
 	maps.Copy(w.lost, from.Lost)
 	return nil
 }
 
-// save writes the notes, if they have changed.
+// save writes the records if they have changed.
 func (w *whole) save() error {
 	w.mu.Lock()
 	if !w.dirty {
@@ -87,7 +87,7 @@ func replaceFile(path string, data []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// begin notes that anything before a time may be missing.
+// begin records that any decision before a time may be missing.
 func (w *whole) begin(at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,14 +102,14 @@ func (w *whole) beginLocked(at time.Time) {
 	maps.DeleteFunc(w.lost, func(_ policy.BoxID, t time.Time) bool { return !t.After(at) })
 }
 
-// move notes that a segment of main was moved.
+// move records that a segment of main was moved.
 func (w *whole) move(number uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.moved, w.dirty = number, true
 }
 
-// lose notes the times of the last missing decisions about boxes.
+// lose records the times of the last missing decisions about boxes.
 func (w *whole) lose(lost map[policy.BoxID]time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,7 +124,7 @@ func (w *whole) lose(lost map[policy.BoxID]time.Time) {
 	}
 }
 
-// of returns the time from which on the history of a box is whole; with the empty ID, of all boxes.
+// of returns the time since when the history of a box is complete; the empty ID stands for all boxes.
 func (w *whole) of(box policy.BoxID) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"os"
 )
 
-// maxLine bounds the lines that are read.
+// maxLine is the maximum length of a line in bytes.
 const maxLine = 4 << 20
 
-// ErrLine is a line that is longer than any that is written.
+// ErrLine is returned for a line longer than any that Files writes.
 var ErrLine = errors.New("a line is too long")
 
-// Read calls do with each whole line of a segment, without its line break, from an offset on, and returns the offset after the
-// last one. A segment that was removed in between has no lines. do must not keep the line.
+// Read calls do with each whole line of a segment from offset on, without its line break, and returns the offset after
+// the last one. A segment that has been removed has no lines. do must not retain the line.
 func (s Segment) Read(offset int64, do func(line []byte) error) (int64, error) {
 	offset, err := s.ReadExisting(offset, do)
 	if errors.Is(err, os.ErrNotExist) {
@@ -23,7 +23,7 @@ func (s Segment) Read(offset int64, do func(line []byte) error) (int64, error) {
 	return offset, err
 }
 
-// ReadExisting is Read, but the error about a segment that was removed in between is [os.ErrNotExist].
+// ReadExisting is Read, but returns [os.ErrNotExist] for a segment that has been removed.
 func (s Segment) ReadExisting(offset int64, do func(line []byte) error) (int64, error) {
 	f, err := os.Open(s.path)
 	if err != nil {
@@ -44,7 +44,7 @@ func (s Segment) ReadExisting(offset int64, do func(line []byte) error) (int64, 
 			continue
 		}
 		if errors.Is(err, io.EOF) {
-			return offset, nil // what is left is not whole
+			return offset, nil // the rest is not a whole line
 		}
 		if err != nil {
 			return offset, err

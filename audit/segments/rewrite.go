@@ -8,12 +8,13 @@ import (
 	"slices"
 )
 
-// temporary ends the name of a file that takes the place of a segment once it is complete.
+// temporary is the suffix of a file that replaces a segment once it is complete.
 const temporary = ".new"
 
-// Rewrite replaces each line of a segment by the lines that edit appends to a buffer. A concurrent reader sees the old segment or the new one.
-// before is called when the new file is complete and the old one still in place. On an error the old segment stays. A segment without lines
-// is removed; one whose size does not change stays, and before is not called.
+// Rewrite replaces each line of a segment by the lines that edit appends to a buffer. A concurrent reader sees either
+// the old or the new segment. before is called when the new file is complete and the old one still in place. On error
+// the old segment stays. A segment left without lines is removed; one whose size does not change stays, and before is
+// not called.
 func (f *Files) Rewrite(s Segment, edit func(to, line []byte) []byte, before func() error) error {
 	size, err := s.copyTo(s.path+temporary, edit)
 	defer os.Remove(s.path + temporary)
@@ -59,7 +60,7 @@ func (s Segment) copyTo(path string, edit func(to, line []byte) []byte) (size in
 	return size, errors.Join(err, w.Flush(), to.Sync())
 }
 
-// Cut shortens the last segment to so many bytes.
+// Cut truncates the last segment to size bytes.
 func (f *Files) Cut(size int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,8 +80,8 @@ func (f *Files) Cut(size int64) error {
 	return nil
 }
 
-// Share returns how many bytes an owner may have at most, so that those who have no more and those who are cut down to it have
-// room together.
+// Share returns the maximum number of bytes per owner for which the total, with larger owners cut down to it, fits into
+// room.
 func Share(sizes []int64, room int64) int64 {
 	slices.Sort(sizes)
 	for i, size := range sizes {

@@ -1,5 +1,5 @@
-// Package segments keeps lines in a directory of append-only files, each of a bounded size, so that the oldest can be removed
-// without rewriting the rest. A line that a crash has cut short is removed when the files are opened again.
+// Package segments keeps lines in a directory of append-only files of bounded size, so that the oldest can be removed
+// without rewriting the rest. Opening the files removes an incomplete line that a crash has left.
 package segments
 
 import (
@@ -22,26 +22,27 @@ const suffix = ".jsonl"
 
 // Segment is one file.
 type Segment struct {
-	Number uint64 // of its first line, as its writer numbers them
+	Number uint64 // of its first line, as numbered by its writer
 	Begun  time.Time
-	Size   int64 // bytes; of the last segment it grows
+	Size   int64 // bytes; grows while it is the last segment
 	path   string
 }
 
-// Files are the files of a directory. Safe for concurrent use; one process may write them.
+// Files are the files of a directory. Safe for concurrent use; only one process may write them.
 type Files struct {
 	dir string
 
 	mu     sync.Mutex
-	list   []Segment // oldest first; the last one is written
+	list   []Segment // oldest first; the last one may be open for writing
 	last   *os.File  // nil: the next line begins a file
 	torn   bool      // the last write ended within a line
-	closed bool      // nothing more is written; guarded by mu
-	ahead  int64     // room to keep beyond the end of the last file
-	room   int64     // where the room ends that the last file has
+	closed bool      // writes fail; guarded by mu
+	ahead  int64     // bytes to preallocate beyond the end of the last file
+	room   int64     // end of the space preallocated for the last file
 }
 
-// Open opens the files of a directory, which it makes if need be. cut reports that the last line was incomplete, and is gone.
+// Open opens the files of a directory, which it creates if needed. cut reports that an incomplete last line was
+// removed.
 func Open(dir string) (f *Files, cut bool, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, false, err
@@ -70,11 +71,11 @@ func Open(dir string) (f *Files, cut bool, err error) {
 	return f, cut, nil
 }
 
-// removeTemporary removes the unfinished copies that a crash has left.
+// removeTemporary removes unfinished copies that a crash has left.
 func (f *Files) removeTemporary() {
 	left, _ := filepath.Glob(filepath.Join(f.dir, "*"+temporary))
 	for _, path := range left {
-		_ = os.Remove(path) // else the next rewriting replaces it
+		_ = os.Remove(path) // otherwise the next Rewrite replaces it
 	}
 }
 
@@ -86,10 +87,10 @@ type FileError struct {
 
 func (e *FileError) Error() string { return e.Segment.Name() + ": " + e.Err.Error() }
 
-// Unwrap returns what was wrong.
+// Unwrap returns the underlying error.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// List returns the segments of a directory, oldest first; none if it does not exist.
+// List returns the segments of a directory, oldest first. A directory that does not exist has no segments.
 func List(dir string) ([]Segment, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -104,11 +105,11 @@ func List(dir string) ([]Segment, error) {
 		number, err := strconv.ParseUint(first, 10, 64)
 		millis, err2 := strconv.ParseInt(second, 10, 64)
 		if !ok || err != nil || err2 != nil || !strings.HasSuffix(e.Name(), suffix) {
-			continue // not one of ours
+			continue // not a segment
 		}
 		info, err := e.Info()
 		if err != nil {
-			continue // removed in between
+			continue // removed concurrently
 		}
 		list = append(list, Segment{Number: number, Begun: time.UnixMilli(millis), Size: info.Size(), path: filepath.Join(dir, e.Name())})
 	}
@@ -116,7 +117,7 @@ func List(dir string) ([]Segment, error) {
 	return list, nil
 }
 
-// wholeLines returns how many bytes of a file are whole lines.
+// wholeLines returns the length of a file's whole lines in bytes.
 func wholeLines(f io.ReaderAt, size int64) (int64, error) {
 	buf := make([]byte, 64<<10)
 	for end := size; end > 0; {
@@ -132,13 +133,13 @@ func wholeLines(f io.ReaderAt, size int64) (int64, error) {
 	return 0, nil
 }
 
-// Write appends whole lines, the first of which has that number; after a write that was cut short, the rest of its line comes first.
-// It returns how much was written.
+// Write appends whole lines, the first of which has that number, or after a short write the rest of its line followed
+// by whole lines. It returns the number of bytes written.
 func (f *Files) Write(b []byte, number uint64) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return 0, os.ErrClosed // another process may write them by now
+		return 0, os.ErrClosed // another process may be writing them
 	}
 	if f.last == nil {
 		if err := f.begin(number, time.Now()); err != nil {
@@ -148,7 +149,8 @@ func (f *Files) Write(b []byte, number uint64) (int, error) {
 	return f.appendLocked(b)
 }
 
-// WriteOf is Write of lines that come from a segment of other files. If they begin a file, that has the number and the time of the segment.
+// WriteOf is Write for lines copied from a segment of other files. A file that they begin gets the number and the time
+// of that segment.
 func (f *Files) WriteOf(s Segment, b []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -173,8 +175,8 @@ func (f *Files) appendLocked(b []byte) (int, error) {
 	return n, err
 }
 
-// KeepRoom has the file that is written hold so many bytes of the disk beyond its end, as far as there is room, so that lines
-// can be written on a disk that others have filled.
+// KeepRoom preallocates this many bytes beyond the end of the current file, as far as the disk has space, so that lines
+// can be written even if something else fills the disk.
 func (f *Files) KeepRoom(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,7 +184,7 @@ func (f *Files) KeepRoom(bytes int64) {
 	f.makeRoomLocked()
 }
 
-// makeRoomLocked makes room again when half of it is used. On a full disk what is left has to do.
+// makeRoomLocked renews the preallocated space when half of it is used. On a full disk the rest has to do.
 func (f *Files) makeRoomLocked() {
 	if f.ahead == 0 || f.last == nil {
 		return
@@ -207,7 +209,7 @@ func (f *Files) begin(number uint64, begun time.Time) error {
 	return nil
 }
 
-// Undo removes what was written last, n bytes, of which nobody has been told.
+// Undo removes the n bytes written last, which no caller has relied on yet.
 func (f *Files) Undo(n int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -223,7 +225,8 @@ func (f *Files) Undo(n int) error {
 	return nil
 }
 
-// Next makes the next line begin a file, if the last file has at least size bytes or is as old as age. Within a line it does nothing.
+// Next makes the next line begin a file, if the last file has at least size bytes or is at least age old. It is a no-op
+// if the last file ends within a line.
 func (f *Files) Next(size int64, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -237,7 +240,7 @@ func (f *Files) Next(size int64, age time.Duration) error {
 	return f.closeLocked()
 }
 
-// Sync makes what was written durable.
+// Sync makes all written lines durable.
 func (f *Files) Sync() error {
 	f.mu.Lock()
 	last := f.last
@@ -245,7 +248,7 @@ func (f *Files) Sync() error {
 	if last == nil {
 		return nil
 	}
-	if err := last.Sync(); err != nil && !errors.Is(err, os.ErrClosed) { // a file is synced before it is closed
+	if err := last.Sync(); err != nil && !errors.Is(err, os.ErrClosed) { // closing a file syncs it first
 		return err
 	}
 	return nil
@@ -258,7 +261,7 @@ func (f *Files) Segments() []Segment {
 	return slices.Clone(f.list)
 }
 
-// Size is how many bytes there are in all.
+// Size returns the total number of bytes.
 func (f *Files) Size() (sum int64) {
 	for _, s := range f.Segments() {
 		sum += s.Size
@@ -266,7 +269,7 @@ func (f *Files) Size() (sum int64) {
 	return sum
 }
 
-// RemoveOldest removes the oldest segment, but never the one that is written.
+// RemoveOldest removes the oldest segment, but never the one being written.
 func (f *Files) RemoveOldest() error {
 	return f.dropOldest(func(s Segment) error { return os.Remove(s.path) })
 }
@@ -284,18 +287,18 @@ func (f *Files) dropOldest(drop func(Segment) error) error {
 	return nil
 }
 
-// Name is the name of the segment's file in its directory.
+// Name returns the base name of the segment's file.
 func (s Segment) Name() string { return filepath.Base(s.path) }
 
-// Aside is the name of the segment's file once it is set aside.
+// Aside returns the base name of the segment's file after it is set aside.
 func (s Segment) Aside() string { return s.Name() + ".damaged" }
 
-// SetAsideOldest renames the oldest file, so that it is none of them any more, unless it is the one that is written.
+// SetAsideOldest renames the oldest file, which removes it from the segments, unless it is the one being written.
 func (f *Files) SetAsideOldest() error {
 	return f.dropOldest(func(s Segment) error { return os.Rename(s.path, filepath.Join(filepath.Dir(s.path), s.Aside())) })
 }
 
-// Close closes the file that is written.
+// Close closes the file being written.
 func (f *Files) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -315,7 +318,7 @@ func (f *Files) closeLocked() error {
 		return nil
 	}
 	if f.room > 0 {
-		_ = f.last.Truncate(f.list[len(f.list)-1].Size) // gives the room back
+		_ = f.last.Truncate(f.list[len(f.list)-1].Size) // frees the preallocated space
 	}
 	err := errors.Join(f.last.Sync(), f.last.Close())
 	f.last, f.room = nil, 0

@@ -9,13 +9,14 @@ import (
 	"boxgate/audit/segments"
 )
 
-// damaged reports whether an error of reading a file is of the file, and reading it once more would not help.
+// damaged reports whether an error means that the file itself is damaged, so that reading it again would not help.
 func damaged(err error) bool {
 	return errors.Is(err, segments.ErrLine) || errors.Is(err, unix.EIO)
 }
 
-// notOpened says why a trail cannot be opened, and what to do if its latest entry cannot be read. Nothing is written then: entries behind
-// those that cannot be read would not be found, and one that takes their place would hide that there were others.
+// notOpened explains why a trail cannot be opened and, if its latest entry cannot be read, what to do. The trail is not
+// written then: entries after unreadable ones would not be found, and an entry in their place would hide that they
+// existed.
 func notOpened(dir string, err error) error {
 	file, ok := errors.AsType[*segments.FileError](err)
 	if !ok || !damaged(err) {

@@ -13,28 +13,28 @@ import (
 	"boxgate/policy"
 )
 
-// Kind says what an entry is about.
+// Kind is the kind of an entry.
 type Kind string
 
 // The kinds.
 const (
-	Call    Kind = "call"    // a call that changes something is about to be carried out
-	Answer  Kind = "answer"  // how it ended; it has the number of the call
+	Call    Kind = "call"    // a call that changes state is about to be carried out
+	Answer  Kind = "answer"  // the outcome of a call; its Call is the call's Seq
 	Refused Kind = "refused" // a call that was not carried out
 	Start   Kind = "start"   // the gateway has opened the trail
 	Removed Kind = "removed" // entries before First are removed, because the trail has reached its size or age
-	Policy  Kind = "policy"  // the policy of a box has changed with a named one, by the call that is named, or because temporary entries have ended
-	Kept    Kind = "kept"    // Original was in a file that is removed, and is of a key with no more of the trail than its share
+	Policy  Kind = "policy"  // the policy of a box has changed along with a named policy, by Call, or because temporary entries have ended
+	Kept    Kind = "kept"    // Original was in a file that is removed, and its key is within its share of the trail
 )
 
-// Change is what a call has changed, as an object of JSON.
+// Change is the change that a call made, as a JSON object.
 type Change struct{ json.RawMessage }
 
-// FreeForm says in the description of the API that it is any object.
+// FreeForm marks it as an arbitrary object in the description of the API.
 func (Change) FreeForm() {}
 
-// Entry is one entry of the trail. It has names and IDs, never a value that was kept secret, nor a text that a caller chose,
-// except what the gateway has accepted as a name.
+// Entry is one entry of the trail. It contains names and IDs, but never a secret value, nor text chosen by a caller
+// except accepted names.
 type Entry struct {
 	Seq    uint64       `json:"seq"`
 	Time   time.Time    `json:"time"`
@@ -51,7 +51,7 @@ type Entry struct {
 
 	PolicyVersion uint64 `json:"policy_version,omitempty" doc:"that the policy of the box has with the change, as decisions name it"`
 	Change        Change `json:"change,omitzero" doc:"what changed, without values that are secret"`
-	// Suppressed counts refusals of the same key that were not written before this one.
+	// Suppressed is the number of refusals of the same key that were not written before this one.
 	Suppressed uint64 `json:"suppressed,omitempty" doc:"refused calls of the same key that were left out before this one"`
 	First      uint64 `json:"first,omitempty" doc:"of removed: the first entry that is kept"`
 	Note       string `json:"note,omitempty"`
@@ -69,14 +69,14 @@ func (e Entry) Origin() Entry {
 	return o
 }
 
-// What a line ends with: the hash of all before it, closed by a brace.
+// The end of a line: the hash of all before it, closed by a brace.
 const (
 	hashHead = `,"hash":"`
 	hashTail = `"}`
 	hashSize = len(hashHead) + 2*sha256.Size + len(hashTail)
 )
 
-// seal encodes an entry with its hash, and a line break.
+// seal encodes an entry with its hash and a line break.
 func (e Entry) seal() (line []byte, hash string, err error) {
 	body, err := json.Marshal(e)
 	if err != nil {
@@ -89,7 +89,8 @@ func (e Entry) seal() (line []byte, hash string, err error) {
 	return line, hash, nil
 }
 
-// ascii writes what is not printable ASCII in JSON as escapes, so that a line reaches terminals and files as it was hashed.
+// ascii escapes everything in JSON that is not printable ASCII, so that a line reaches terminals and files exactly as
+// it was hashed.
 func ascii(body []byte) []byte {
 	if !bytes.ContainsFunc(body, func(r rune) bool { return r >= 0x7f }) {
 		return body

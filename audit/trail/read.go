@@ -10,9 +10,9 @@ import (
 
 // Filter selects entries. The zero value selects all.
 type Filter struct {
-	Since time.Time    // entries at or after it; zero: no limit
-	Key   string       // ID or name of the API key; "" for every one
-	Box   policy.BoxID // "" for every one
+	Since time.Time    // at or after this time; zero: no limit
+	Key   string       // ID or name of the API key; "" for all
+	Box   policy.BoxID // "" for all
 	// PolicyVersion selects the entry of the change that gave the box this version of its policy. 0: any.
 	PolicyVersion uint64
 }
@@ -25,11 +25,11 @@ func (f Filter) matches(e Entry) bool {
 		(f.PolicyVersion == 0 || f.PolicyVersion == e.PolicyVersion)
 }
 
-// Read calls do with the lines of the entries that the filter selects, oldest first; with follow it goes on with those that are
-// appended until ctx ends. A line that was changed is given as well, and of a file that is damaged what can be read: to find that is for
-// [Verify].
+// Read calls do with the lines of the entries that the filter selects, oldest first. With follow it continues with
+// appended entries until ctx ends. It includes lines that were tampered with, and the readable part of a damaged file;
+// [Verify] detects both.
 func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []byte) error) error {
-	var at uint64 // number of the segment that is read
+	var at uint64 // number of the segment being read
 	var offset int64
 	for {
 		t.mu.Lock()
@@ -67,7 +67,7 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 	}
 }
 
-// readable leaves out segments that end before a time.
+// readable skips segments that end before a time.
 func readable(list []segments.Segment, since time.Time) []segments.Segment {
 	for len(list) > 1 && list[1].Begun.Before(since) {
 		list = list[1:]

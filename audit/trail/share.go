@@ -11,14 +11,14 @@ import (
 	"boxgate/audit/segments"
 )
 
-// This file says what outlives the removal of an old file: entries of keys that have no more of the trail than their share. Otherwise
-// one key could push out what the others did by calling often.
+// Entries of keys that are within their share of the trail outlive the removal of an old file. Otherwise one key could
+// displace the entries of all others by calling often.
 
-// ofGateway is the owner of entries that no call has caused.
+// ofGateway is the owner of entries without a call.
 const ofGateway = "the gateway"
 
-// owner returns whose entry a line is: the ID of an API key, "" without a valid one. No other text of an entry can be taken for
-// the ID, because quotes in it are escaped.
+// owner returns the owner of a line: the ID of an API key, or "" for calls without a valid key. No other text of an
+// entry can be mistaken for the ID, because quotes in it are escaped.
 func owner(line []byte) string {
 	if bytes.Contains(line, []byte(`"kind":"start"`)) || bytes.Contains(line, []byte(`"kind":"removed"`)) {
 		return ofGateway
@@ -27,7 +27,7 @@ func owner(line []byte) string {
 	switch {
 	case ok:
 	case bytes.Contains(line, []byte(`"kind":"policy"`)):
-		return ofGateway // temporary entries of a version that did not note who gave them
+		return ofGateway // temporary entries of a version that did not record who gave them
 	default:
 		return ""
 	}
@@ -35,7 +35,7 @@ func owner(line []byte) string {
 	return string(id)
 }
 
-// count adds up what each owner has. It is done once, when the first file is about to be removed.
+// countLocked adds up the bytes of each owner. It runs once, before the first file is removed.
 func (t *Trail) countLocked() error {
 	if t.held != nil {
 		return nil
@@ -53,15 +53,15 @@ func (t *Trail) countLocked() error {
 	return nil
 }
 
-// removeLocked removes the oldest file. What keys with no more than their share have in it is written once more, as [Kept], before
-// that. If there is no room for it the file is removed all the same: without room nothing could be changed any more. For the same
-// reason a file that is damaged is set aside.
+// removeLocked removes the oldest file. Before that, its entries of keys within their share are written again, as
+// [Kept]. If the disk is full the file is removed anyway, because a full trail would block every change. For the same
+// reason a damaged file is set aside.
 func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	if err := t.countLocked(); err != nil {
 		return err
 	}
 	defer func() {
-		if err != nil { // the file stays, with what was taken off below
+		if err != nil { // the file stays, with wrong counts
 			t.held = nil
 		}
 	}()
@@ -78,7 +78,7 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 		} else if e, ok := t.keeps(line); ok {
 			if _, err := t.writeLocked(e); err != nil {
 				full = true
-				return nil //nolint:nilerr // there is no room: the rest is not kept either
+				return nil //nolint:nilerr // the disk is full: the rest is not kept either
 			}
 		}
 		t.kept = n
@@ -101,12 +101,12 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 		return err
 	}
 	if t.kept = 0; err != nil {
-		t.held = nil // of what could not be read, nothing was taken off
+		t.held = nil // unreadable lines were not subtracted
 	}
 	return nil
 }
 
-// keeps returns the entry by which one outlives its file; false if it is too old, was changed, or is about a removal.
+// keeps returns the Kept entry for a line; false if the entry is too old, was tampered with, or is about a removal.
 func (t *Trail) keeps(line []byte) (Entry, bool) {
 	e, _, err := open(line)
 	if err == nil && e.Kind == Kept {
@@ -119,7 +119,7 @@ func (t *Trail) keeps(line []byte) (Entry, bool) {
 	return Entry{Kind: Kept, Original: Change{json.RawMessage(bytes.Clone(line))}}, true
 }
 
-// noteOf says whose entries are not kept.
+// noteOf describes whose entries are not kept.
 func noteOf(over map[string]bool, full bool) string {
 	const named = 8
 	names := slices.Sorted(maps.Keys(over))

@@ -1,9 +1,9 @@
-// Package trail keeps the audit trail of the admin API: who changed what. Entries are appended to files, each with the hash of
-// the one before, so that an entry that was changed, put in or taken out is found ([Verify]). An entry is on the disk before
-// [Trail.Append] returns.
+// Package trail keeps the audit trail of the admin API: who changed what. Entries are appended to files, each with the
+// hash of the previous one, so that [Verify] detects an entry that was changed, inserted or removed. An entry is
+// durable before [Trail.Append] returns.
 //
-// A chain alone does not show that its end was cut off. Its head is therefore kept elsewhere from time to time ([Trail.Head]), where the
-// trail is compared with it.
+// A chain alone does not reveal that its end was cut off. Its head is therefore stored elsewhere from time to time
+// ([Trail.Head]), and the trail is compared with it.
 package trail
 
 import (
@@ -19,17 +19,17 @@ import (
 
 // Options bound a trail.
 type Options struct {
-	Size int64         // bytes of all files
-	Age  time.Duration // of entries; 0: any
+	Size int64         // of all files, in bytes
+	Age  time.Duration // maximum age of entries; 0: no limit
 }
 
-// Head is the last entry of a trail.
+// Head identifies the last entry of a trail.
 type Head struct {
 	Seq  uint64 `json:"seq"`
 	Hash string `json:"hash"`
 }
 
-// Trail is an audit trail. Safe for concurrent use; one process may append to it.
+// Trail is an audit trail. Safe for concurrent use; only one process may append to it.
 type Trail struct {
 	opts  Options
 	files *segments.Files
@@ -38,16 +38,16 @@ type Trail struct {
 	head    Head
 	written chan struct{}    // closed when an entry is appended
 	held    map[string]int64 // bytes of each owner; nil: not counted yet
-	kept    int              // lines of the oldest file that outlive it already, or need not, because its removal failed before
+	kept    int              // number of lines of the oldest file that an earlier, failed removal has already processed
 	open    map[uint64]Entry // calls without an answer
 	settled map[uint64]bool  // calls that Release has answered
-	broken  error            // part of an entry stays in the file: nothing can follow it until the trail is opened again
+	broken  error            // part of an entry could not be removed: writes fail until the trail is opened again
 
 	syncing sync.Mutex
-	synced  uint64 // the last entry that is on the disk
+	synced  uint64 // the last entry that is durable
 }
 
-// Open opens the trail of a directory, which it makes if need be, and notes that.
+// Open opens the trail in a directory, which it creates if needed, and appends a Start entry with the note.
 func Open(dir string, opts Options, note string) (*Trail, error) {
 	files, cut, err := segments.Open(dir)
 	if err != nil {
@@ -67,11 +67,11 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 	return t, nil
 }
 
-// roomKept is what the trail holds of the disk beyond its end, in bytes: a few thousand entries. Without them nothing could be
-// tightened or deleted on a disk that something else has filled.
+// roomKept is the disk space in bytes that the trail preallocates: a few thousand entries. Without it no policy could
+// be tightened and nothing deleted while something else fills the disk.
 const roomKept = 2 << 20
 
-// lastOf reads the last entry. What is wrong with entries is for Verify to say: the chain goes on from the last line.
+// lastOf reads the last valid entry. The chain continues from it; finding faults in entries is left to Verify.
 func lastOf(list []segments.Segment) (head Head, err error) {
 	for i := len(list) - 1; i >= 0 && head.Seq == 0; i-- {
 		_, err := list[i].Read(0, func(line []byte) error {
@@ -87,9 +87,9 @@ func lastOf(list []segments.Segment) (head Head, err error) {
 	return head, nil
 }
 
-// Append numbers an entry, writes it and returns its number once it is on the disk; 0 for the answer to a call that [Trail.Release] has
-// answered. An entry without a time gets the current one.
-// If it cannot be written nothing of it stays.
+// Append numbers an entry, writes it, and returns its number once it is durable; 0 for the answer to a call that
+// [Trail.Release] has answered. An entry without a time gets the current one. If writing fails, no part of the entry
+// stays.
 func (t *Trail) Append(e Entry) (uint64, error) {
 	seq, err := t.write(e)
 	if err != nil {
@@ -98,7 +98,7 @@ func (t *Trail) Append(e Entry) (uint64, error) {
 	return seq, t.sync(seq)
 }
 
-// AppendAll appends entries as Append does, and makes them durable together. It returns the number of the first.
+// AppendAll appends entries like Append, and makes them durable together. It returns the number of the first.
 func (t *Trail) AppendAll(list []Entry) (first uint64, err error) {
 	if len(list) == 0 {
 		return 0, nil
@@ -106,7 +106,7 @@ func (t *Trail) AppendAll(list []Entry) (first uint64, err error) {
 	var last uint64
 	for _, e := range list {
 		if last, err = t.write(e); err != nil || last == 0 {
-			return 0, err // or Release has answered the call
+			return 0, err // 0 without an error: Release has answered the call
 		}
 		if first == 0 {
 			first = last
@@ -163,8 +163,8 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 	return e.Seq, nil
 }
 
-// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old: of those that
-// there are now, so that it ends whatever of them is kept.
+// rotateLocked begins a file when the last one is full or a day old, and removes files that are too many or too old. It
+// removes at most the present number of files, so it ends even if all of their entries are kept.
 func (t *Trail) rotateLocked() error {
 	for range len(t.files.Segments()) + 1 {
 		if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
@@ -182,7 +182,7 @@ func (t *Trail) rotateLocked() error {
 	return nil
 }
 
-// sync makes an entry durable, together with others that were written meanwhile.
+// sync makes an entry durable, along with others written so far.
 func (t *Trail) sync(seq uint64) error {
 	t.syncing.Lock()
 	defer t.syncing.Unlock()
@@ -207,11 +207,12 @@ func (t *Trail) Head() Head {
 // Close closes the files.
 func (t *Trail) Close() error { return t.files.Close() }
 
-// noteReplaced is the outcome of a call that goes on in a process that writes the trail no more.
+// noteReplaced is the outcome of a call that continues in a process that no longer writes the trail.
 const noteReplaced = "the outcome is unknown: the gateway was replaced by another process while the call went on in the one before"
 
-// Release closes the trail for good: another process may write it from now on. Calls that go on get an answer that says so, as far as it
-// can be written: their own is not written any more, and is no error. Any other entry is one.
+// Release closes the trail for good: another process may write it from now on. Unfinished calls get an answer with
+// noteReplaced, if it can be written; appending their own answer is then a no-op without error. Appending any other
+// entry fails.
 func (t *Trail) Release() error {
 	t.mu.Lock()
 	for _, call := range slices.Sorted(maps.Keys(t.open)) {

@@ -6,7 +6,7 @@ import (
 	"boxgate/audit/segments"
 )
 
-// Report is what [Verify] has found.
+// Report is the result of [Verify].
 type Report struct {
 	Entries  int      `json:"entries"`
 	First    uint64   `json:"first,omitempty" doc:"seq of the oldest entry that is kept"`
@@ -23,9 +23,9 @@ func (r *Report) problem(format string, args ...any) {
 	}
 }
 
-// Verify reads the trail of a directory and checks that each entry is as it was written and follows the one before, that what is
-// missing at its beginning was removed by the gateway, and that it has the entry known, which was its head once (the zero
-// value: none is known).
+// Verify reads the trail in a directory and checks that each entry is unchanged and follows the previous one, that the
+// gateway itself removed all entries missing at the beginning, and that the trail contains known, an earlier head (zero
+// value: none known).
 func Verify(dir string, known Head) (Report, error) {
 	list, err := segments.List(dir)
 	if err != nil {
@@ -33,7 +33,7 @@ func Verify(dir string, known Head) (Report, error) {
 	}
 	r := Report{Problems: []string{}}
 	var before Head
-	var kept uint64 = 1 // the first entry that the trail says it keeps
+	var kept uint64 = 1 // the first entry that the trail claims to keep
 	met := known.Seq == 0
 	for _, s := range list {
 		_, err := s.Read(0, func(line []byte) error {
