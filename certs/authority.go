@@ -17,7 +17,7 @@ import (
 
 const (
 	caLifetime = 10 * 365 * 24 * time.Hour
-	caBackdate = leafBackdate // a box whose clock is behind still accepts an authority made a moment ago
+	caBackdate = leafBackdate // so that a box whose clock is behind accepts a new authority
 )
 
 // Authority is a certificate authority with an ECDSA P-256 key. It is immutable and safe for concurrent use.
@@ -26,8 +26,8 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewCA makes an authority with name in its subject, valid for ten years. Below it there may be one level of authorities,
-// which the RSA one of a box needs ([Minter.LeafFor]).
+// NewCA makes an authority with name in its subject, valid for ten years. It may sign one level of subordinate
+// authorities, which the RSA authority of a box needs ([Minter.LeafFor]).
 func NewCA(name string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -59,8 +59,8 @@ func NewCA(name string) (*Authority, error) {
 	return &Authority{cert: cert, key: key}, nil
 }
 
-// LoadCA reads what [Authority.CertificatePEM] and [Authority.KeyPEM] wrote. It refuses a certificate that is not an
-// authority's, a key that is not ECDSA P-256, and a key that does not match the certificate. Errors never quote the
+// LoadCA parses the output of [Authority.CertificatePEM] and [Authority.KeyPEM]. It refuses a certificate that is not a
+// CA certificate, a key that is not ECDSA P-256, and a key that does not match the certificate. Errors never quote the
 // key.
 func LoadCA(certPEM []byte, keyPEM name.Secret) (*Authority, error) {
 	cert, err := parseCertificate(certPEM)
@@ -108,7 +108,7 @@ func parseKey(text name.Secret) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// Certificate returns the authority's certificate. The caller must not change it.
+// Certificate returns the authority's certificate. The caller must not modify it.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
 // CertificatePEM returns the certificate for a trust store.
@@ -116,7 +116,7 @@ func (a *Authority) CertificatePEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// KeyPEM returns the private key as PKCS #8. It is only for the encrypted store.
+// KeyPEM returns the private key as PKCS #8. Only the encrypted store may use it.
 func (a *Authority) KeyPEM() (name.Secret, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 	cbasn1 "golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// Leaves are written here, and not by crypto/x509, which verifies each signature that it has made: that costs
-// twice as much as the signature itself, and a connection to a new name waits for it. What is signed is the same, byte for
-// byte; FuzzLeafIsThatOfTheLibrary holds both to each other.
+// Leaves are encoded here instead of by crypto/x509, which verifies each signature that it makes: that costs twice as
+// much as the signature, and a connection to a new name waits for it. The signed part is the same, byte for byte;
+// FuzzLeafIsThatOfTheLibrary compares the two.
 
 var (
 	oidECDSAWithSHA256 = asn1.ObjectIdentifier{1, 2, 840, 10045, 4, 3, 2}
@@ -32,22 +32,22 @@ var (
 	oidServerAuth      = asn1.ObjectIdentifier{1, 3, 6, 1, 5, 5, 7, 3, 1}
 )
 
-// leafKey is a key of leaves, with its public half as certificates have it.
+// leafKey is a key of leaves, with its public half in the encoding of certificates.
 type leafKey struct {
 	*ecdsa.PrivateKey
 	public []byte // SubjectPublicKeyInfo
 }
 
-// request is what a leaf says.
+// request describes a leaf.
 type request struct {
 	serial     *big.Int
-	commonName string // empty: none
+	commonName string // may be empty
 	dns        []string
 	addresses  []netip.Addr
 	from, to   time.Time
 }
 
-// check refuses what the fields of a certificate cannot hold.
+// check rejects values that the fields of a certificate cannot contain.
 func (r *request) check() error {
 	for _, name := range r.dns {
 		if strings.ContainsFunc(name, func(c rune) bool { return c >= utf8.RuneSelf }) {
@@ -60,7 +60,7 @@ func (r *request) check() error {
 	return nil
 }
 
-// sign returns a certificate of what was asked for.
+// sign returns the certificate for a request.
 func (a *Authority) sign(r *request, public []byte) ([]byte, error) {
 	body, err := a.body(r, public)
 	if err != nil {
@@ -80,7 +80,7 @@ func (a *Authority) sign(r *request, public []byte) ([]byte, error) {
 	return b.Bytes()
 }
 
-// body is what is signed (RFC 5280, 4.1, TBSCertificate).
+// body returns the signed part (RFC 5280, section 4.1, TBSCertificate).
 func (a *Authority) body(r *request, public []byte) ([]byte, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func addAlgorithm(b *cryptobyte.Builder) {
 	b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) { b.AddASN1ObjectIdentifier(oidECDSAWithSHA256) })
 }
 
-// addTime writes a time as RFC 5280, 4.1.2.5 wants it.
+// addTime encodes a time according to RFC 5280, section 4.1.2.5.
 func addTime(b *cryptobyte.Builder, t time.Time) {
 	if t = t.UTC(); t.Year() >= 1950 && t.Year() < 2050 {
 		b.AddASN1UTCTime(t)
@@ -154,7 +154,7 @@ func (a *Authority) addExtensions(b *cryptobyte.Builder, r *request) {
 	addExtension(b, oidExtKeyUsage, false, func(b *cryptobyte.Builder) {
 		b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) { b.AddASN1ObjectIdentifier(oidServerAuth) })
 	})
-	addExtension(b, oidConstraints, true, func(b *cryptobyte.Builder) { // no authority
+	addExtension(b, oidConstraints, true, func(b *cryptobyte.Builder) { // not an authority
 		b.AddASN1(cbasn1.SEQUENCE, func(*cryptobyte.Builder) {})
 	})
 	if id := a.cert.SubjectKeyId; len(id) > 0 {

@@ -9,19 +9,19 @@ import (
 	"boxgate/policy/name"
 )
 
-// Domains serves the certificates of public URLs from an authority: one for the domain that all share, and one for each
-// domain of a URL's own, made when it is first asked for. Safe for concurrent use.
+// Domains serves the certificates of public URLs from an authority: one for the shared domain, and one for each custom
+// domain of a URL, made on first use. Safe for concurrent use.
 type Domains struct {
 	ca     *Authority
 	shared *Issued
 	served func(host string) bool
 
 	mu  sync.Mutex
-	own map[string]*Issued // only names that were served when they were asked for
+	own map[string]*Issued // names are added only while served
 }
 
-// NewDomains issues the certificate for the shared names. served reports whether a public URL has a domain of its own now:
-// for no other name is a certificate made, or shown again.
+// NewDomains issues the certificate for the shared names. served reports whether a public URL currently has that custom
+// domain: no certificate is made or served for any other name.
 func NewDomains(ca *Authority, served func(host string) bool, shared ...string) (*Domains, error) {
 	issued, err := NewIssued(ca, shared...)
 	if err != nil {
@@ -30,7 +30,7 @@ func NewDomains(ca *Authority, served func(host string) bool, shared ...string) 
 	return &Domains{ca: ca, shared: issued, served: served, own: map[string]*Issued{}}, nil
 }
 
-// GetCertificate is for tls.Config. Names that are no domain of a URL get the shared certificate.
+// GetCertificate is for tls.Config. Names that are not custom domains get the shared certificate.
 func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	host, err := name.Parse(hello.ServerName)
 	if err != nil || d.shared.covers(host.String()) || !d.served(host.String()) {
@@ -43,7 +43,7 @@ func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	return issued.GetCertificate(hello)
 }
 
-// Expiries returns when the certificates expire that are served. They are renewed before that.
+// Expiries returns the expiry times of the served certificates. They are renewed before that.
 func (d *Domains) Expiries() []time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -56,7 +56,7 @@ func (d *Domains) Expiries() []time.Time {
 	return list
 }
 
-// ofDomain returns what issues for a domain. With each new one, those that are no longer served are forgotten.
+// ofDomain returns the issuer for a domain. Whenever it adds one, it drops those that are no longer served.
 func (d *Domains) ofDomain(host string) (*Issued, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

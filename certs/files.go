@@ -11,8 +11,8 @@ import (
 // filesLook is the minimum time between checks of the files.
 const filesLook = time.Second
 
-// Files serves a certificate chain and its key from two PEM files and reloads them when they change, as an ACME client
-// or a secret mount changes them. Safe for concurrent use.
+// Files serves a certificate chain and its key from two PEM files, and reloads them when for instance an ACME client or
+// a secret mount replaces them. Safe for concurrent use.
 type Files struct {
 	certFile, keyFile string
 	failed            func(error)
@@ -29,7 +29,7 @@ type fileState struct {
 	size     int64
 }
 
-// NewFiles loads the files. failed, if not nil, is called when a later version does not load; then the previous version
+// NewFiles loads the files. failed, if not nil, is called when a later version does not load; the previous version then
 // stays in use.
 func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
 	if failed == nil {
@@ -74,7 +74,7 @@ func (f *Files) refreshLocked() {
 	}
 	if err == nil {
 		err = f.load()
-		f.seen = seen // a version that does not load is reported once, and not tried again
+		f.seen = seen // a version that does not load is reported once and not retried
 	}
 	if err != nil {
 		f.failed(err)
@@ -90,7 +90,7 @@ func (f *Files) load() error {
 	return nil
 }
 
-// states is called before loading: a file written in between is then seen as changed at the next check.
+// states is called before loading, so that a file written concurrently counts as changed at the next check.
 func (f *Files) states() ([2]fileState, error) {
 	var states [2]fileState
 	for i, name := range []string{f.certFile, f.keyFile} {

@@ -8,7 +8,7 @@ import (
 	"boxgate/internal/fault"
 )
 
-// serverRenew is how long before its expiry a public-URL certificate is replaced.
+// serverRenew is how long before its expiry a public-URL certificate is renewed.
 const serverRenew = 10 * 24 * time.Hour
 
 // Issued serves one certificate of an authority for a fixed list of names and renews it ten days before it expires.
@@ -22,8 +22,8 @@ type Issued struct {
 	cert *tls.Certificate
 }
 
-// NewIssued issues the first certificate for names (see [Authority.ServerCertificate]), so that a bad name fails now
-// and not at the first handshake.
+// NewIssued issues the first certificate for names (see [Authority.ServerCertificate]), so that an invalid name fails
+// here and not at the first handshake.
 func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	cert, err := ca.ServerCertificate(names...)
 	if err != nil {
@@ -39,15 +39,15 @@ func (s *Issued) covers(host string) bool {
 	return s.cert.Leaf.VerifyHostname(host) == nil
 }
 
-// expires returns when what is served now expires.
+// expires returns the expiry time of the certificate, renewed if it is due.
 func (s *Issued) expires() time.Time {
-	_, _ = s.GetCertificate(nil) // renews it, if it is time
+	_, _ = s.GetCertificate(nil) // renews it if due
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cert.Leaf.NotAfter
 }
 
-// GetCertificate is for tls.Config. When a renewal fails, the old certificate is served for as long as it is valid.
+// GetCertificate is for tls.Config. If a renewal fails, it serves the old certificate while that is valid.
 func (s *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

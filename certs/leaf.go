@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	leafBackdate   = 7 * 24 * time.Hour  // for boxes whose clock is behind, as that of a resumed guest is
+	leafBackdate   = 7 * 24 * time.Hour  // for boxes whose clock is behind, such as resumed guests
 	serverLifetime = 30 * 24 * time.Hour // of a public-URL certificate; browsers accept up to 398 days
 )
 
-// ServerCertificate issues a certificate for the given names, with a key of its own, valid for 30 days. A name is a host
-// name, "*.name" or an IP address.
+// ServerCertificate issues a certificate for the given names with a new key, valid for 30 days. A name is a host name,
+// "*.name" or an IP address.
 func (a *Authority) ServerCertificate(names ...string) (*tls.Certificate, error) {
 	if len(names) == 0 {
 		return nil, errors.New("issue a server certificate: no names given")
@@ -43,7 +43,7 @@ func newLeafKey() (*leafKey, error) {
 	return &leafKey{key, public}, nil
 }
 
-// issue signs a leaf for exactly names. The chain is the leaf alone: clients that trust it already have the authority.
+// issue signs a leaf for exactly names. The chain is only the leaf: clients that trust it already have the authority.
 func (a *Authority) issue(key *leafKey, names []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -68,7 +68,7 @@ func (a *Authority) issue(key *leafKey, names []string, now time.Time, lifetime 
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key.PrivateKey, Leaf: leaf}, nil
 }
 
-// backdate returns when a certificate made now becomes valid: a week ago, but not before its authority.
+// backdate returns the start of the validity of a certificate made now: a week ago, but not before its authority's.
 func (a *Authority) backdate(now time.Time) time.Time {
 	from := now.Add(-leafBackdate)
 	if from.Before(a.cert.NotBefore) && now.After(a.cert.NotBefore) {
@@ -77,7 +77,7 @@ func (a *Authority) backdate(now time.Time) time.Time {
 	return from
 }
 
-// commonName leaves the subject empty for a name that does not fit (X.520: 64 characters); the SAN carries it anyway.
+// commonName returns "" for a name that does not fit (X.520: 64 characters); the SAN contains it anyway.
 func commonName(name string) string {
 	if len(name) > 64 {
 		return ""

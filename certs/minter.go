@@ -21,7 +21,7 @@ import (
 
 const (
 	leafLifetime = 24 * time.Hour
-	leafRenew    = 6 * time.Hour // a leaf with less time left is replaced, so that no client sees it expire during a connection
+	leafRenew    = 6 * time.Hour // a leaf with less time left is replaced, so that it does not expire during a connection
 	leafCache    = 256           // leaves kept per box, about 3 KB each
 )
 
@@ -31,40 +31,40 @@ var ErrHostName = errors.New("no certificate is made for a name of the host")
 // ErrUnknownBox is returned when no authority was added for the box.
 var ErrUnknownBox = errors.New("no certificate authority for this box")
 
-// Minter issues leaves for intercepted names, signed by the authority of the box that asked. The zero value has no
+// Minter issues leaves for intercepted names, signed by the authority of the requesting box. The zero value has no
 // boxes. Safe for concurrent use.
 type Minter struct {
-	// Host lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them or
-	// for names below them, nor for localhost. It must not change once the Minter is in use.
+	// Host lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them,
+	// for names below them, or for localhost. It must not change once the Minter is in use.
 	Host []name.Name
 
 	now func() time.Time // nil: [fault.Now]
 
-	generating sync.Mutex // held while an RSA key is made: one at a time, whatever the number of boxes that need one
+	generating sync.Mutex // held while an RSA key is generated: one at a time for all boxes
 
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*boxLeaves
 }
 
-// boxLeaves belongs to one box, so that a box that asks for any number of names only evicts its own leaves.
+// boxLeaves belongs to one box, so that a box that asks for many names evicts only its own leaves.
 type boxLeaves struct {
 	ca      *Authority
 	key     *leafKey                  // shared by the box's leaves: a key per name would double the cost of minting
-	flights singleflight.Group        // by name: none of another kind may share it
-	rsa     atomic.Pointer[rsaIssuer] // nil until a client takes RSA alone
-	making  singleflight.Group        // of rsa
-	rsaPace *rate.Limiter             // handshakes with an RSA leaf
+	flights singleflight.Group        // by name; RSA leaves use keys that no name can have
+	rsa     atomic.Pointer[rsaIssuer] // nil until the first client that accepts only RSA
+	making  singleflight.Group        // deduplicates the creation of rsa
+	rsaPace *rate.Limiter             // limits handshakes with an RSA leaf
 
 	cache    *leaves
 	rsaCache *leaves
 }
 
-// leaves keeps leaves by name, each at a cost of 1.
+// leaves caches leaves by name, each at a cost of 1.
 type leaves = lru.Cache[name.Name, *tls.Certificate]
 
 func newLeaves(limit int) *leaves { return lru.New[name.Name, *tls.Certificate](limit) }
 
-// Add sets the authority of a box. Adding a box again with another authority drops the leaves of the old one.
+// Add sets the authority of a box. Setting another authority for a box drops its leaves.
 func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if ca == nil {
 		return fmt.Errorf("box %s: %w", box, ErrUnknownBox)
@@ -82,7 +82,7 @@ func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	return nil
 }
 
-// Remove forgets a box, its authority and its leaves.
+// Remove drops a box, its authority and its leaves.
 func (m *Minter) Remove(box policy.BoxID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,9 +108,9 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 	return b, nil
 }
 
-// Leaf returns an ECDSA certificate for exactly n, valid for at least six hours more. Concurrent calls for the same name
-// mint one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names and, wrapping
-// [ErrUnknownBox], for a box that was not added.
+// Leaf returns an ECDSA certificate for exactly n that is valid for at least six more hours. Concurrent calls for the
+// same name mint one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names, and with
+// an error wrapping [ErrUnknownBox] for a box without an authority.
 func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	b, err := m.permit(box, n)
 	if err != nil {
@@ -127,7 +127,7 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.
 	})
 }
 
-// permit returns the leaves of a box that may have one for n.
+// permit returns the leaves of a box, or an error if n may not have a leaf.
 func (m *Minter) permit(box policy.BoxID, n name.Name) (*boxLeaves, error) {
 	if n.IsZero() {
 		return nil, errors.New("cannot issue a leaf without a name")
@@ -145,7 +145,8 @@ func (m *Minter) clock() time.Time {
 	return fault.Now()
 }
 
-// await returns what make returns. Concurrent calls for the same key share one call of make, which goes on if ctx ends.
+// await returns the result of make. Concurrent calls for the same key share one call of make, which continues even if
+// ctx ends.
 func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Certificate, error)) (*tls.Certificate, error) {
 	flight := b.flights.DoChan(key, func() (any, error) { return make() })
 	select {
@@ -163,7 +164,7 @@ func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Cer
 	}
 }
 
-// cached returns a leaf that is neither about to expire nor, after the clock was set back, not yet valid.
+// cached returns a leaf that does not expire soon and, in case the clock was set back, is already valid.
 func (b *boxLeaves) cached(in *leaves, n name.Name, now time.Time) *tls.Certificate {
 	leaf, ok := in.Get(n)
 	if !ok || now.Add(leafRenew).After(leaf.Leaf.NotAfter) || now.Before(leaf.Leaf.NotBefore) {
@@ -172,9 +173,9 @@ func (b *boxLeaves) cached(in *leaves, n name.Name, now time.Time) *tls.Certific
 	return leaf
 }
 
-// mint issues a leaf and keeps it in a cache.
+// mint issues a leaf and caches it.
 func (b *boxLeaves) mint(in *leaves, n name.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
-	if leaf := b.cached(in, n, now); leaf != nil { // minted after the caller looked
+	if leaf := b.cached(in, n, now); leaf != nil { // minted since the caller looked
 		return leaf, nil
 	}
 	leaf, err := issue()

@@ -22,24 +22,24 @@ import (
 	"boxgate/policy/name"
 )
 
-// Clients that take RSA alone (TLS 1.2 with ECDHE-RSA suites, or RSA signature algorithms only) get an RSA leaf below an
-// RSA authority, which the box's own one has signed. Both have the same key, one for each box, which is made when such a
-// client first asks. No key exchange decrypts with it.
+// Clients that accept only RSA (TLS 1.2 with ECDHE-RSA suites, or only RSA signature algorithms) get an RSA leaf below
+// an RSA authority, which the box's own authority has signed. Leaf and RSA authority share one key per box, generated
+// on first use. No key exchange decrypts with it.
 
 const (
 	rsaBits      = 2048
-	rsaLeafCache = 64               // RSA leaves kept per box, about 5 KB each
-	rsaPatience  = 10 * time.Second // that a handshake waits for the key; it takes a fraction of a second on an idle host
+	rsaLeafCache = 64               // RSA leaves cached per box, about 5 KB each
+	rsaPatience  = 10 * time.Second // maximum wait of a handshake for the key, which takes a fraction of a second on an idle host
 
-	// How many handshakes with an RSA leaf a box may make a second, and at once. A signature takes a millisecond, many times as long
-	// as one of ECDSA, and a handshake with a new name costs two.
+	// Rate per second and burst of a box's handshakes with an RSA leaf. A signature takes a millisecond, many times as
+	// long as with ECDSA, and a handshake with a new name costs two.
 	rsaRate  = rate.Limit(100)
 	rsaBurst = 200
 )
 
-// LeafFor is [Minter.Leaf] for a client: the certificate is an RSA one if the client takes no other. The box's first such
-// call waits up to ten seconds for the key, which is made in the background, for one box at a time. So do calls for RSA ones that
-// are more than a box may make in a second.
+// LeafFor is [Minter.Leaf] for a given client: it returns an RSA certificate if the client accepts no other. The first
+// such call of a box waits up to ten seconds for the key, which is generated in the background for one box at a time.
+// Calls for RSA certificates beyond the box's rate limit also wait for up to ten seconds.
 func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	leaf, err := m.Leaf(ctx, box, n)
 	if err != nil || !rsaAlone(hello, leaf) {
@@ -48,7 +48,7 @@ func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box po
 	return m.rsaLeaf(ctx, box, n)
 }
 
-// rsaAlone reports whether a client takes an RSA certificate, but no ECDSA one.
+// rsaAlone reports whether a client accepts RSA certificates but not leaf, which is ECDSA.
 func rsaAlone(hello *tls.ClientHelloInfo, leaf *tls.Certificate) bool {
 	if slices.Contains(hello.SupportedVersions, tls.VersionTLS13) && slices.Contains(hello.SignatureSchemes, tls.ECDSAWithP256AndSHA256) {
 		return false // nearly every client
@@ -58,7 +58,7 @@ func rsaAlone(hello *tls.ClientHelloInfo, leaf *tls.Certificate) bool {
 	return any.SupportsCertificate(leaf) != nil && any.SupportsCertificate(&tls.Certificate{PrivateKey: someRSA{}}) == nil
 }
 
-// someRSA stands for a key of the size that is made, to ask whether a client takes one.
+// someRSA is a placeholder for a key of rsaBits, to find out whether a client accepts one.
 type someRSA struct{}
 
 // Public implements [crypto.Signer].
@@ -66,7 +66,7 @@ func (someRSA) Public() crypto.PublicKey {
 	return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), rsaBits-1, 1), E: 65537}
 }
 
-// Sign implements [crypto.Signer]. There is no key to sign with.
+// Sign implements [crypto.Signer]. It always fails.
 func (someRSA) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return nil, errors.New("no key")
 }
@@ -90,7 +90,7 @@ func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*t
 	if leaf := b.cached(b.rsaCache, n, now); leaf != nil {
 		return leaf, nil
 	}
-	return b.await(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // no name has a space
+	return b.await(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // names contain no spaces, so this key is unique
 		return b.mint(b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
 	})
 }
@@ -104,7 +104,7 @@ type rsaIssuer struct {
 	backdate  func(now time.Time) time.Time
 }
 
-// rsaIssuer returns the issuer of a box, which is made once, by whichever call comes first.
+// rsaIssuer returns the issuer of a box. The first call creates it.
 func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) (*rsaIssuer, error) {
 	if by := b.rsa.Load(); by != nil {
 		return by, nil
@@ -115,7 +115,7 @@ func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) 
 		if b.rsa.Load() != nil {
 			return b.rsa.Load(), nil
 		}
-		if now, err := m.leaves(box); err != nil || now != b { // removed while it waited
+		if now, err := m.leaves(box); err != nil || now != b { // removed while waiting
 			return nil, ErrUnknownBox
 		}
 		by, err := b.ca.newRSAIssuer()
@@ -137,8 +137,8 @@ func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) 
 	}
 }
 
-// newRSAIssuer makes a key, and an authority of that below a. An authority that was made to sign leaves alone signs the RSA
-// ones itself.
+// newRSAIssuer generates a key, and with it an RSA authority below a. An authority of an earlier version, which may
+// only sign leaves, signs the RSA leaves itself.
 func (a *Authority) newRSAIssuer() (*rsaIssuer, error) {
 	key, err := rsa.GenerateKey(rand.Reader, rsaBits)
 	if err != nil {

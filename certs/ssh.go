@@ -6,9 +6,9 @@ import (
 	"boxgate/policy"
 )
 
-// SSHKey returns the key by which a box knows the gateway as an SSH server. It is that of its authority, so whatever makes a
-// box trust the one makes it trust the other, and neither outlives the other. No signature of SSH can be taken for one of a
-// certificate: what SSH signs is a hash (RFC 4253, 8), shorter than any certificate.
+// SSHKey returns the host key of the gateway's SSH server for a box. It is the key of the box's authority, so trust in
+// the two begins and ends together. An SSH signature cannot be mistaken for a certificate's: SSH signs a hash (RFC
+// 4253, section 8), which is shorter than any certificate.
 func (m *Minter) SSHKey(box policy.BoxID) (crypto.Signer, error) {
 	ca, err := m.Authority(box)
 	if err != nil {

@@ -1,13 +1,12 @@
 // Package acme obtains the certificates of public URLs from certificate authorities by ACME (RFC 8555), with certmagic.
 //
-// [New] makes a [Manager] and [Manager.Run] maintains what it serves. [Manager.GetCertificate] is the source of a
-// tls.Config: it serves from memory, and for a host that has no certificate yet it has one obtained, once however many
-// visitors ask, and makes them wait for it. Whether a host is a public URL is decided before anything else is: names that
-// strangers make up reach neither the storage nor an issuer.
+// [New] makes a [Manager], and [Manager.Run] maintains its certificates. [Manager.GetCertificate] is for a tls.Config:
+// it serves from memory, and obtains a missing certificate while the visitors wait, once for all of them. It checks
+// first whether the host is a public URL: names that strangers make up reach neither the storage nor an issuer.
 //
-// An issuer proves control of a host by HTTP-01 ([Manager.Challenge]) or TLS-ALPN-01 ([Manager.GetCertificate]); control of
-// the domain that URLs share, if [Config.DNS01] is set, by DNS-01. The Manager keeps what it obtains in a [certmagic.Storage],
-// private keys included; [NewFiles] is one in a directory.
+// Issuers verify control of a host by HTTP-01 ([Manager.Challenge]) or TLS-ALPN-01 ([Manager.GetCertificate]), and
+// control of the domain that URLs share, if [Config.DNS01] is set, by DNS-01. The Manager stores certificates and
+// private keys in a [certmagic.Storage]; [NewFiles] implements it in a directory.
 package acme
 
 import (
@@ -24,43 +23,45 @@ import (
 	"boxgate/policy/name"
 )
 
-// Issuer is a certificate authority that speaks ACME.
+// Issuer is a certificate authority that supports ACME.
 type Issuer struct {
 	Directory string         // URL of its directory
-	Roots     *x509.CertPool // who vouches for the issuer's own server; nil: the system's roots
-	// KeyID and HMAC bind the account to one at the issuer (RFC 8555, 7.3.4); HMAC is in base64url, as issuers show it.
+	Roots     *x509.CertPool // roots for the issuer's own server; nil: the system's
+	// KeyID and HMAC bind the ACME account to an existing account at the issuer (RFC 8555, section 7.3.4). HMAC is in
+	// base64url, as issuers display it.
 	KeyID string
 	HMAC  name.Secret
 }
 
-// DNS01 is a nameserver that accepts updates (RFC 2136) signed by TSIG (RFC 8945).
+// DNS01 is a nameserver that accepts updates (RFC 2136) signed with TSIG (RFC 8945).
 type DNS01 struct {
 	Server       string // host:port of the zone's primary
 	KeyName      string
 	KeyAlgorithm string // such as hmac-sha256
 	Key          name.Secret
-	// Propagation is how long the zone's other servers may take to have an update.
+	// Propagation is how long an update may take to reach the zone's other servers.
 	Propagation time.Duration
 }
 
-// Config is what [New] needs. All but DNS01, HTTP, HTTPS, Owner, Order, Failed and the times are required.
+// Config configures [New]. All fields but DNS01, HTTP, HTTPS, Owner, Order, Failed and the times are required.
 type Config struct {
 	Email   string
-	Issuers []Issuer // asked in this order until one issues
+	Issuers []Issuer // tried in this order until one issues
 	Storage certmagic.Storage
 	Domain  name.Name // URLs have names one label below it
-	DNS01   *DNS01    // for a certificate for all those names; nil: each has a certificate of its own
-	// HTTP and HTTPS are where the gateway listens; the zero value: nowhere, so the challenge of that port is not offered.
+	DNS01   *DNS01    // for a wildcard certificate for all those names; nil: each has its own certificate
+	// HTTP and HTTPS are the gateway's listen addresses. If one is zero, the challenge of that port is not offered.
 	HTTP, HTTPS netip.AddrPort
-	// Served reports whether a host leads to a public URL now.
+	// Served reports whether a host is currently a public URL.
 	Served func(host string) bool
-	// Owner returns the owner of a host. Owners take turns in obtaining certificates. nil: all hosts have the same owner.
+	// Owner returns the owner of a host. Owners take turns in obtaining certificates. nil: all hosts have the same
+	// owner.
 	Owner func(host string) string
-	// Order is called before the first certificate of a host is ordered; an error refuses the order. It is not called for renewals,
-	// because a certificate in use must not lapse. nil: no order is refused.
+	// Order is called before the first certificate of a host is ordered; an error refuses the order. It is not called
+	// for renewals, because a certificate in use must not lapse. nil: no order is refused.
 	Order func(host string) error
-	// Failed is called after an attempt has failed that Order did not refuse. The issuer has then had one order more: after the first
-	// way of validation has failed, the other one is tried with an order of its own. nil: nothing is called.
+	// Failed is called after a failed attempt that Order did not refuse. Such an attempt takes one more order at the
+	// issuer: when the first validation method has failed, the second is tried with a new order. May be nil.
 	Failed func(host string)
 	Log    *zap.Logger
 
@@ -71,20 +72,22 @@ type Config struct {
 }
 
 const (
-	// places bounds how many certificates are obtained at a time for hosts below the gateway's domain, and how many for other
-	// hosts. An attempt for a host that leads to a tarpit holds its place until the issuer gives up, and a tenant can name hundreds
-	// of such hosts, so owners take turns.
+	// places bounds the concurrent attempts for hosts below the gateway's domain, and for other hosts. An attempt for a
+	// host that leads to a tarpit holds its place until the issuer gives up, and a tenant can name hundreds of such
+	// hosts, so owners take turns.
 	places = 16
-	// firstRetry is how long a host that failed is not tried again, doubled with each failure up to lastRetry.
+	// firstRetry is the delay before the next attempt for a host after a failure. It doubles with each failure up to
+	// lastRetry.
 	firstRetry, lastRetry = time.Minute, 6 * time.Hour
-	// limitedRetry is that for a host whose issuer answered that a rate limit is reached. How long the issuer would like it to
-	// be is not known here: certmagic does not hand on Retry-After.
+	// limitedRetry is the minimum delay after an issuer reported a rate limit. The issuer's Retry-After is unknown
+	// here: certmagic does not pass it on.
 	limitedRetry = time.Hour
-	// obtainTime bounds one attempt with all issuers, and wildcardTime one for the wildcard, which waits for nameservers.
+	// obtainTime bounds one attempt with all issuers, and wildcardTime one for the wildcard, which waits for
+	// nameservers.
 	obtainTime, wildcardTime = 2 * time.Minute, 5 * time.Minute
-	// refusedRetry is how long a host is not tried again whose order was refused ([Config.Order]).
+	// refusedRetry is the delay after a refused order ([Config.Order]).
 	refusedRetry = 5 * time.Minute
-	// checkTime is how often certificates are looked at for renewal.
+	// checkTime is the interval between checks for renewal.
 	checkTime = 10 * time.Minute
 )
 
@@ -110,10 +113,10 @@ type Manager struct {
 	counts  Counts
 }
 
-// Counts are how often certificates were asked for.
+// Counts count attempts to obtain certificates.
 type Counts struct{ Obtained, Failed uint64 }
 
-// New makes a Manager that serves nothing yet. Call [Manager.Close] when it is no longer needed.
+// New makes a Manager without certificates. Call [Manager.Close] when it is no longer needed.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Email == "" || len(cfg.Issuers) == 0 || cfg.Storage == nil || cfg.Served == nil || cfg.Log == nil || cfg.Domain.IsZero() {
 		return nil, errors.New("acme: Email, Issuers, Storage, Domain, Served and Log are required")
@@ -157,7 +160,7 @@ func (c *Config) defaults() {
 	}
 }
 
-// configOf is how the certificate of a subject is obtained.
+// configOf returns the configuration for obtaining a subject's certificate.
 func (m *Manager) configOf(subject string) *certmagic.Config {
 	if subject == m.wildcard && m.shared != nil {
 		return m.shared
@@ -165,7 +168,7 @@ func (m *Manager) configOf(subject string) *certmagic.Config {
 	return m.hosts
 }
 
-// Close ends what is being obtained, and returns when nothing of it runs any more. It may be called more than once.
+// Close cancels running attempts and returns when they have ended. Later calls are no-ops.
 func (m *Manager) Close() { m.ended() }
 
 // stopTime is how long Close waits for certmagic, which may be fetching an OCSP response.

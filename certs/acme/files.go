@@ -9,8 +9,8 @@ import (
 	"github.com/caddyserver/certmagic"
 )
 
-// files is certmagic's storage in files. Its locks are in memory: the store admits one gateway to a state directory, and a
-// gateway that was killed leaves no lock behind that the next one would wait for.
+// files is certmagic's storage in files. Its locks are in memory: the store allows only one gateway per state
+// directory, and a killed gateway must not leave a lock that the next one waits for.
 type files struct {
 	*certmagic.FileStorage
 
@@ -18,7 +18,8 @@ type files struct {
 	locks map[string]chan struct{} // closed when the lock is released
 }
 
-// NewFiles makes a storage in a directory, which only its owner may open. Nothing is made until something is stored.
+// NewFiles makes a storage in a directory, which must be accessible only to its owner. The directory is created when
+// something is stored.
 func NewFiles(dir string) (certmagic.Storage, error) {
 	info, err := os.Stat(dir)
 	switch {
@@ -51,7 +52,7 @@ func (f *files) TryLock(_ context.Context, name string) (bool, error) {
 	return f.take(name) == nil, nil
 }
 
-// take takes a lock, or returns what is closed when its holder releases it.
+// take takes a lock, or returns a channel that is closed when the current holder releases it.
 func (f *files) take(name string) (held <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,16 +14,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// errNotServed refuses a certificate for a name that is no public URL.
+// errNotServed refuses a certificate for a name that is not a public URL.
 var errNotServed = errors.New("there is no such public URL")
 
-// newConfig makes a configuration with the issuers in order. solver, if not nil, is how control is proven instead of by
-// the ports of the gateway. Nothing in it is certmagic's default: those are shared by all that use the package.
+// newConfig makes a configuration with the issuers in order. solver, if not nil, proves control by DNS-01 instead of
+// the gateway's ports. It sets every field explicitly, because certmagic's defaults are shared by all users of the
+// package.
 func (m *Manager) newConfig(solver *certmagic.DNS01Solver) *certmagic.Config {
 	config := certmagic.New(m.cache, certmagic.Config{
 		Storage: m.cfg.Storage, Logger: m.cfg.Log, OnEvent: m.onEvent, ShouldEmitFunc: isCounted,
 		RenewalWindowRatio: certmagic.DefaultRenewalWindowRatio, KeySource: certmagic.DefaultKeyGenerator,
-		Issuers: []certmagic.Issuer{}, // set below: an issuer needs its configuration
+		Issuers: []certmagic.Issuer{}, // set below, because an issuer needs its configuration
 	})
 	for n, i := range m.cfg.Issuers {
 		template := i.template()
@@ -42,8 +43,9 @@ func (m *Manager) newConfig(solver *certmagic.DNS01Solver) *certmagic.Config {
 	return config
 }
 
-// fallback is an issuer that is asked after another. When certmagic (v0.25.6) renews, it tells it that its certificate
-// replaces that of the issuer before it, which it does not know and refuses; so it is not told.
+// fallback is an issuer that is tried after another one. When certmagic (v0.25.6) renews, it tells the issuer which
+// certificate is replaced; a fallback issuer does not know the other issuer's certificate and refuses. fallback hides
+// it.
 type fallback struct{ *certmagic.ACMEIssuer }
 
 // Issue implements [certmagic.Issuer].
@@ -51,7 +53,7 @@ func (f fallback) Issue(ctx context.Context, request *x509.CertificateRequest) (
 	return f.ACMEIssuer.Issue(withoutCertificate{ctx}, request)
 }
 
-// withoutCertificate is a context that carries no certificate: certmagic puts there the one that is replaced.
+// withoutCertificate is a context that hides the replaced certificate, which certmagic stores as a value.
 type withoutCertificate struct{ context.Context }
 
 // Value implements [context.Context].
@@ -63,13 +65,13 @@ func (c withoutCertificate) Value(key any) any {
 	return value
 }
 
-// template is a certmagic.ACMEIssuer that is being made.
+// template is a certmagic.ACMEIssuer under construction.
 type template struct{ certmagic.ACMEIssuer }
 
 func (i *Issuer) template() *template {
 	t := &template{certmagic.ACMEIssuer{
 		CA: i.Directory, TrustedRoots: i.Roots, Agreed: true,
-		DisableDistributedSolvers: true, // there is one gateway: its memory has all challenges
+		DisableDistributedSolvers: true, // there is only one gateway, whose memory has all challenges
 	}}
 	if i.KeyID != "" {
 		t.ExternalAccount = &acme.EAB{KeyID: i.KeyID, MACKey: i.HMAC.Reveal()}
@@ -77,8 +79,8 @@ func (i *Issuer) template() *template {
 	return t
 }
 
-// listenAt names the gateway's listeners. certmagic looks whether they are open before it relies on them, and would open
-// the usual ports itself.
+// listenAt sets the addresses of the gateway's listeners. Otherwise certmagic would open the usual ports itself; it
+// checks that the listeners are open before it relies on them.
 func (t *template) listenAt(http, https netip.AddrPort) {
 	t.DisableHTTPChallenge, t.DisableTLSALPNChallenge = !http.IsValid(), !https.IsValid()
 	t.AltHTTPPort, t.AltTLSALPNPort = int(http.Port()), int(https.Port())
@@ -89,11 +91,12 @@ func (t *template) listenAt(http, https netip.AddrPort) {
 	}
 }
 
-// ttl is the time to live of challenge records.
+// ttl is the TTL of challenge records.
 const ttl = time.Minute
 
-// solver solves DNS-01 by updates of the zone. The zone is found by asking the server itself, so that no resolver needs to
-// know it; whether the zone's other servers have an update is not asked, as they may be reachable by the issuer alone.
+// solver solves DNS-01 by updates of the zone. It finds the zone by asking the server itself, so no resolver needs to
+// know it. It does not check whether the zone's other servers have an update, because they may be reachable only for
+// the issuer.
 func (d *DNS01) solver(log *zap.Logger) *certmagic.DNS01Solver {
 	return &certmagic.DNS01Solver{DNSManager: certmagic.DNSManager{
 		DNSProvider: &rfc2136.Provider{Server: d.Server, KeyName: d.KeyName, KeyAlg: d.KeyAlgorithm, Key: d.Key.Reveal()},
@@ -106,7 +109,7 @@ func isCounted(event string) bool {
 	return event == "cert_obtaining" || event == "cert_obtained" || event == "cert_failed"
 }
 
-// onEvent refuses what certmagic is about to ask for, and counts what it got.
+// onEvent refuses certificates that certmagic is about to request, and counts results.
 func (m *Manager) onEvent(_ context.Context, event string, data map[string]any) error {
 	subject, _ := data["identifier"].(string)
 	switch event {

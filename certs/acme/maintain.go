@@ -9,12 +9,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// cleanTime is how often what has expired is removed from the storage, and keepTime how long after its expiry.
+// cleanTime is the interval at which expired certificates are removed from the storage, and keepTime how long they stay
+// after their expiry.
 const cleanTime, keepTime = 24 * time.Hour, 14 * 24 * time.Hour
 
-// Run serves what the storage has, has the wildcard obtained, and forgets the certificates of URLs that are gone,
-// until ctx ends; then it calls [Manager.Close]. Call it once the public URLs are known. Renewal is certmagic's: by a third of
-// the lifetime, or when the issuer says (ARI, RFC 9773).
+// Run serves the stored certificates, obtains the wildcard, and drops the certificates of removed URLs, until ctx ends;
+// then it calls [Manager.Close]. Call it once the public URLs are known. Certmagic renews when a third of the lifetime
+// is left, or when the issuer suggests (ARI, RFC 9773).
 func (m *Manager) Run(ctx context.Context) {
 	defer m.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -33,11 +34,11 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// maintain is one round.
+// maintain is one round of maintenance.
 func (m *Manager) maintain(ctx context.Context) error {
 	m.forgetUnserved()
 	if m.wildcard != "" && len(m.cache.AllMatchingCertificates(m.wildcard)) == 0 {
-		_, _ = m.request(m.wildcard) // a failure is logged where it happens
+		_, _ = m.request(m.wildcard) // a failure has been logged
 	}
 	err := certmagic.CleanStorage(ctx, m.cfg.Storage, certmagic.CleanStorageOptions{
 		Logger: m.cfg.Log.WithOptions(zap.IncreaseLevel(zap.WarnLevel)), Interval: cleanTime,
@@ -49,8 +50,8 @@ func (m *Manager) maintain(ctx context.Context) error {
 	return nil
 }
 
-// forgetUnserved drops what is remembered of URLs that are gone. Their certificates stay in the storage until they expire:
-// a URL that is made again soon costs its issuer nothing.
+// forgetUnserved drops the state of removed URLs. Their certificates stay in the storage until they expire, so
+// recreating a URL soon needs no new order.
 func (m *Manager) forgetUnserved() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,7 +65,7 @@ func (m *Manager) forgetUnserved() {
 	})
 }
 
-// loadStored puts the stored certificates of public URLs into memory, so that they are renewed before somebody visits.
+// loadStored loads the stored certificates of public URLs into memory, so that they are renewed before a visit.
 func (m *Manager) loadStored(ctx context.Context) {
 	for subject := range Stored(ctx, m.cfg.Storage) {
 		if !m.wanted(subject) {

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// flight is the obtaining of one certificate, for all who ask for it meanwhile.
+// flight is an attempt to obtain one certificate, shared by all concurrent callers.
 type flight struct {
 	done chan struct{}
 	err  error // valid once done is closed
@@ -32,7 +32,7 @@ var (
 	errFailed  = errors.New("the last attempt to obtain its certificate failed, and it is too early for another")
 )
 
-// request has a certificate obtained, unless that is under way already or failed a short time ago.
+// request starts to obtain a certificate, unless an attempt is running or failed recently.
 func (m *Manager) request(subject string) (*flight, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,7 +58,7 @@ func (m *Manager) request(subject string) (*flight, error) {
 	return f, nil
 }
 
-// land ends a flight and remembers how it went.
+// land ends a flight and records its result.
 func (m *Manager) land(subject string, f *flight, err error) {
 	m.mu.Lock()
 	delete(m.flights, subject)
@@ -79,7 +79,7 @@ func (m *Manager) rememberLocked(subject string, err error) {
 	times := m.failed[subject].times
 	wait := min(m.cfg.retry<<min(times, 20), lastRetry)
 	switch {
-	case errors.Is(err, errRefused): // by no issuer
+	case errors.Is(err, errRefused): // refused by Order, not by an issuer
 		wait = refusedRetry
 	case limited(err):
 		wait, times = max(wait, limitedRetry), times+1
@@ -108,12 +108,12 @@ func (m *Manager) obtain(subject string, turn *turn) error {
 		}
 		limit = obtainTime
 	}
-	if !m.wanted(subject) { // any more
+	if !m.wanted(subject) { // the URL may have been removed while waiting
 		return errNotServed
 	}
 	ctx, cancel := context.WithTimeout(m.ending, limit)
 	defer cancel()
-	m.forget(subject) // what is cached has expired
+	m.forget(subject) // the cached certificate has expired
 	err := m.configOf(subject).ManageSync(ctx, []string{subject})
 	if err != nil && subject != m.wildcard && !errors.Is(err, errRefused) {
 		m.cfg.Failed(subject)
@@ -132,12 +132,12 @@ func (m *Manager) line(subject string) (*turn, error) {
 	return m.foreign.join(m.cfg.Owner(subject))
 }
 
-// forget takes a certificate out of memory.
+// forget drops a certificate from memory.
 func (m *Manager) forget(subject string) {
 	m.cache.RemoveManaged([]certmagic.SubjectIssuer{{Subject: subject}})
 }
 
-// contained makes an error of a panic of f. Where it happened is logged, not its text, which may hold a secret.
+// contained turns a panic of f into an error. It logs the stack but not the panic's text, which may contain a secret.
 func (m *Manager) contained(f func() error) (err error) {
 	defer func() {
 		if recover() != nil {

@@ -15,11 +15,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// Protocol is the application protocol of TLS-ALPN-01 (RFC 8737). A connection that has negotiated it serves nothing else.
+// Protocol is the application protocol of TLS-ALPN-01 (RFC 8737). A connection that negotiated it is used for nothing
+// else.
 const Protocol = acmez.ACMETLS1Protocol
 
-// subject returns the subject of the certificate that a host is served with, or "" if it is served with none. All else
-// comes after this decision.
+// subject returns the subject of the certificate for a host, or "" if the host must not have one. Every other step
+// depends on this decision.
 func (m *Manager) subject(host string) string {
 	if _, parent, _ := strings.Cut(host, "."); m.wildcard != "" && parent == m.cfg.Domain.String() {
 		return m.wildcard
@@ -30,18 +31,18 @@ func (m *Manager) subject(host string) string {
 	return host
 }
 
-// wanted reports whether the certificate of a subject is one that is served.
+// wanted reports whether the certificate of a subject is served.
 func (m *Manager) wanted(subject string) bool {
 	return subject != "" && (subject == m.wildcard || m.subject(subject) == subject)
 }
 
 // GetCertificate is for tls.Config. In this order:
 //
-//  1. a name that is no public URL gets none (TLS alert unrecognized_name)
-//  2. the certificate that answers a TLS-ALPN-01 challenge, if that is asked for
-//  3. the certificate in memory
-//  4. the one in the storage, or else of an issuer: the handshake waits for it, for [Config.Wait] at most. A host that
-//     failed is not tried again for a while.
+//  1. A name that is not a public URL gets no certificate (TLS alert unrecognized_name).
+//  2. A TLS-ALPN-01 challenge gets the certificate that answers it.
+//  3. A certificate in memory is served.
+//  4. The handshake waits, for at most [Config.Wait], for a certificate from the storage or an issuer. A host that
+//     failed recently is not tried again.
 func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	host, err := name.Parse(hello.ServerName)
 	if err != nil {
@@ -49,7 +50,7 @@ func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	}
 	subject := m.subject(host.String())
 	if subject == "" {
-		return nil, nil // as above
+		return nil, nil // sends unrecognized_name
 	}
 	if slices.Equal(hello.SupportedProtos, []string{Protocol}) {
 		return m.challengeCertificate(hello, host.String())
@@ -64,7 +65,7 @@ func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	return nil, errors.Join(errors.New("no certificate for "+host.String()), err)
 }
 
-// cached returns a certificate from memory, or nil if there is none that is valid now.
+// cached returns a certificate from memory, or nil if none is valid.
 func (m *Manager) cached(hello *tls.ClientHelloInfo, subject string) *tls.Certificate {
 	cert, err := certmagic.DefaultCertificateSelector(hello, m.cache.AllMatchingCertificates(subject))
 	if err != nil || cert.Leaf == nil || time.Now().After(cert.Leaf.NotAfter) {
@@ -73,7 +74,7 @@ func (m *Manager) cached(hello *tls.ClientHelloInfo, subject string) *tls.Certif
 	return &cert.Certificate
 }
 
-// await waits until a certificate has been obtained, or could not be.
+// await waits until a certificate has been obtained or the attempt has failed.
 func (m *Manager) await(ctx context.Context, subject string) error {
 	f, err := m.request(subject)
 	if err != nil {
@@ -89,15 +90,15 @@ func (m *Manager) await(ctx context.Context, subject string) error {
 	}
 }
 
-// challengeCertificate answers a TLS-ALPN-01 challenge that is under way.
+// challengeCertificate answers a pending TLS-ALPN-01 challenge.
 func (m *Manager) challengeCertificate(hello *tls.ClientHelloInfo, host string) (*tls.Certificate, error) {
 	if c, ok := certmagic.GetACMEChallenge(host); !ok || c.Type != acme.ChallengeTypeTLSALPN01 {
-		return nil, nil // nobody is being asked about this name
+		return nil, nil // no challenge is pending for this name
 	}
 	return m.hosts.GetCertificate(hello)
 }
 
-// Challenge answers an HTTP-01 challenge that is under way: it returns the body for a path at a host.
+// Challenge answers a pending HTTP-01 challenge: it returns the body for a path of a host.
 func (m *Manager) Challenge(host, path string) (body string, ok bool) {
 	if !m.cfg.Served(host) {
 		return "", false

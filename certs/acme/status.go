@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/certmagic"
 )
 
-// Expiries returns when each certificate that is served expires.
+// Expiries returns the expiry time of each served certificate.
 func (m *Manager) Expiries() []time.Time {
 	var list []time.Time
 	for _, subject := range m.subjects() {
@@ -37,14 +37,14 @@ func (m *Manager) subjects() []string {
 	return list
 }
 
-// Counts returns how often certificates were obtained, renewals included, and how often that failed with all issuers.
+// Counts returns how often certificates were obtained, including renewals, and how often that failed with all issuers.
 func (m *Manager) Counts() Counts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.counts
 }
 
-// Failing returns how many hosts have no certificate because the last attempt failed.
+// Failing returns the number of hosts without a certificate because the last attempt failed.
 func (m *Manager) Failing() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -57,8 +57,8 @@ func (m *Manager) Failing() int {
 	return n
 }
 
-// Stored returns when the certificates in a storage expire, by subject. Of two issuers the later one counts. Files that
-// hold no certificate are left out.
+// Stored returns the expiry times of the certificates in a storage, by subject. With several issuers the latest counts.
+// Files without a certificate are skipped.
 func Stored(ctx context.Context, storage certmagic.Storage) map[string]time.Time {
 	expiries := map[string]time.Time{}
 	keys, _ := storage.List(ctx, "certificates", true)

@@ -6,23 +6,23 @@ import (
 	"sync"
 )
 
-// queued bounds how many attempts of one owner wait for a place.
+// queued bounds the waiting attempts of one owner.
 const queued = 64
 
 var errBusy = errors.New("too many certificates of this owner wait to be obtained; the next visit asks again")
 
-// turns assigns a bounded number of places to attempts, round-robin by owner. An owner gets a place only while it holds fewer than are
-// free (a dynamic threshold, as switches use for shared buffers): a single owner gets half of them, a later one half of the rest, and an
-// owner without a place gets the next one that is released. Safe for concurrent use.
+// turns assigns a bounded number of places to attempts, round-robin by owner. An owner gets a place only while it holds
+// fewer than are free (a dynamic threshold, as switches use for shared buffers): a single owner gets half of them, a
+// later one half of the rest, and an owner without a place gets the next one that is released. Safe for concurrent use.
 type turns struct {
 	mu      sync.Mutex
 	free    int
 	held    map[string]int
-	waiting map[string][]*turn // by owner, the first to wait first; no list is empty
-	owners  []string           // of waiting, the one whose turn is next first
+	waiting map[string][]*turn // by owner, first come first; no list is empty
+	owners  []string           // owners with waiting attempts; the first one is next
 }
 
-// turn is an attempt that waits for a place, or has one.
+// turn is an attempt that waits for a place or has one.
 type turn struct {
 	of    *turns
 	owner string
@@ -33,7 +33,7 @@ func newTurns(places int) *turns {
 	return &turns{free: places, held: map[string]int{}, waiting: map[string][]*turn{}}
 }
 
-// join waits for a place on behalf of an owner. The error is errBusy if as many of its attempts wait already as may.
+// join waits for a place on behalf of an owner. It fails with errBusy if too many of the owner's attempts are waiting.
 func (t *turns) join(owner string) (*turn, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,7 +50,7 @@ func (t *turns) join(owner string) (*turn, error) {
 	return w, nil
 }
 
-// leave gives the place back. Call it once, after ready is closed.
+// leave releases the place. Call it once, after ready is closed.
 func (w *turn) leave() {
 	t := w.of
 	t.mu.Lock()
@@ -62,8 +62,8 @@ func (w *turn) leave() {
 	t.admitLocked()
 }
 
-// admitLocked assigns free places. One pass is enough: each assignment leaves fewer free places, so an owner that was skipped stays
-// skipped.
+// admitLocked assigns free places. One pass is enough: each assignment leaves fewer free places, so a skipped owner
+// stays skipped.
 func (t *turns) admitLocked() {
 	for i := 0; i < len(t.owners); {
 		owner := t.owners[i]
@@ -85,7 +85,7 @@ func (t *turns) admitLocked() {
 	}
 }
 
-// counts returns how many places are taken, and how many attempts wait.
+// counts returns the number of taken places and of waiting attempts.
 func (t *turns) counts() (taken, waiting int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package pebbletest runs pebble, the ACME server that Let's Encrypt tests clients with, for tests of this repository. go.mod
-// pins it as a tool, so that it is built from what the module proxy has and go.sum vouches for.
+// Package pebbletest runs pebble, Let's Encrypt's ACME server for testing clients, for tests of this repository. go.mod
+// pins it as a tool, so it is built from the module proxy and verified by go.sum.
 package pebbletest
 
 import (
@@ -23,10 +23,10 @@ import (
 	"boxgate/certs"
 )
 
-// patience bounds what works on a busy machine in far less time.
+// patience is a timeout with a large margin for busy machines.
 const patience = 2 * time.Minute
 
-// program builds it, unless the build cache has it, and returns its path there.
+// program builds pebble unless the build cache has it, and returns its path there.
 var program = sync.OnceValues(func() (string, error) {
 	cmd := exec.Command("go", "tool", "-n", "pebble")
 	cmd.Stderr = os.Stderr
@@ -34,34 +34,34 @@ var program = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(path)), err
 })
 
-// Options say how a pebble runs. The zero value validates nothing that a test could serve.
+// Options configure a pebble. With the zero value, validation of names served by a test fails.
 type Options struct {
-	IP                string // where it listens; "": 127.0.0.1
-	Dir               string // for its files, such as roots.pem; "": one that is removed after the test
-	Port              uint16 // of the ACME service, in a network namespace of the test's own; 0: one that is free
-	HTTPPort, TLSPort uint16 // where it finds those that it validates
-	DNS               string // host:port of the nameserver that it asks
+	IP                string // listen address; "": 127.0.0.1
+	Dir               string // for its files, such as roots.pem; "": a temporary one
+	Port              uint16 // of the ACME service, for tests in their own network namespace; 0: a free one
+	HTTPPort, TLSPort uint16 // ports that validation connects to
+	DNS               string // host:port of the nameserver used for validation
 	Validity          time.Duration
-	Accounts          map[string]string // external accounts and their keys in base64url; nil: none is required
-	OCSP              string            // URL of the responder that certificates name
+	Accounts          map[string]string // external accounts and their keys in base64url; nil: not required
+	OCSP              string            // URL of the OCSP responder in certificates
 	Environment       []string
 	// Run starts the process; nil: [exec.Cmd.Start].
 	Run func(*exec.Cmd) error
-	// Dial reaches it; nil: as anybody does.
+	// Dial connects to pebble; nil: the default.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Pebble is one running ACME server.
 type Pebble struct {
 	Directory  string // the URL for clients
-	RootsFile  string // who vouches for the server
+	RootsFile  string // file with the root of the server's own certificate
 	Address    string // of the ACME service
 	management string
 	client     *http.Client
 	log        *log
 }
 
-// log is what it has written.
+// log collects pebble's output.
 type log struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -79,10 +79,10 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// Asked returns how many requests it has had.
+// Asked returns the number of requests received.
 func (p *Pebble) Asked() int { return strings.Count(p.log.String(), "-> calling handler()") }
 
-// Orders returns how many orders it has been asked for.
+// Orders returns the number of orders requested.
 func (p *Pebble) Orders() int {
 	return strings.Count(p.log.String(), "/order-plz -> calling handler()")
 }
@@ -100,7 +100,7 @@ func Start(t testing.TB, o Options) *Pebble {
 	if o.Run == nil {
 		o.Run = (*exec.Cmd).Start
 	}
-	for range 5 { // another program may take a port between its choice and its use
+	for range 5 { // another program may take a port between choice and use
 		if p := start(t, path, o); p != nil {
 			return p
 		}
@@ -172,7 +172,7 @@ func (o *Options) settings(dir string, p *Pebble) map[string]any {
 	}
 }
 
-// keyAlgorithm is that of the issuer's keys. pebble shows those of RSA alone, which a responder needs.
+// keyAlgorithm returns the algorithm of the issuer's keys. Pebble exposes only RSA keys, which an OCSP responder needs.
 func (o *Options) keyAlgorithm() string {
 	if o.OCSP != "" {
 		return "rsa"
@@ -180,7 +180,7 @@ func (o *Options) keyAlgorithm() string {
 	return "ecdsa"
 }
 
-// ready waits until it answers, or reports false if it has exited.
+// ready waits until pebble answers, or reports false if it has exited.
 func (p *Pebble) ready(exited <-chan struct{}) bool {
 	for {
 		if resp, err := p.client.Get(p.Directory); err == nil {
@@ -195,7 +195,7 @@ func (p *Pebble) ready(exited <-chan struct{}) bool {
 	}
 }
 
-// Management fetches from the interface for its operators.
+// Management fetches a path from the management interface.
 func (p *Pebble) Management(t testing.TB, path string) []byte {
 	t.Helper()
 	resp, err := p.client.Get("https://" + p.management + path)
@@ -210,7 +210,7 @@ func (p *Pebble) Management(t testing.TB, path string) []byte {
 	return data
 }
 
-// Roots returns who vouches for the certificates that it issues.
+// Roots returns the roots of the certificates that pebble issues.
 func (p *Pebble) Roots(t testing.TB) *x509.CertPool {
 	t.Helper()
 	pool := x509.NewCertPool()
@@ -220,7 +220,7 @@ func (p *Pebble) Roots(t testing.TB) *x509.CertPool {
 	return pool
 }
 
-// freePort returns a port that nobody listens on at the moment.
+// freePort returns a port that is currently free.
 func freePort(t testing.TB) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -235,7 +235,7 @@ func freePort(t testing.TB) string {
 	return port
 }
 
-// writeCertificate makes the certificate of the server itself, and the file with its root.
+// writeCertificate makes the server's own certificate, and the file with its root.
 func writeCertificate(t testing.TB, dir, rootsFile, name string) *x509.CertPool {
 	t.Helper()
 	ca, err := certs.NewCA("pebble's own server")
