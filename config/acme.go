@@ -11,30 +11,30 @@ import (
 	"boxgate/policy/name"
 )
 
-// ACME is how the certificates of public URLs are obtained in mode acme.
+// ACME configures how the certificates of public URLs are obtained in mode acme.
 type ACME struct {
 	Email   string  `yaml:"email"`
 	Issuers Issuers `yaml:"issuers"`
 	DNS01   DNS01   `yaml:"dns01"`
 }
 
-// Issuers are certificate authorities, in the order in which they are asked.
+// Issuers are certificate authorities, in the order in which they are tried.
 type Issuers []Issuer
 
-// Issuer is a certificate authority that speaks ACME.
+// Issuer is a certificate authority that supports ACME.
 type Issuer struct {
 	Directory string `yaml:"directory"`
 	Roots     string `yaml:"roots,omitempty"`
 	EAB       EAB    `yaml:"eab,omitempty"`
 }
 
-// EAB binds the gateway's account to one at the issuer.
+// EAB binds the gateway's ACME account to an existing account at the issuer (RFC 8555, section 7.3.4).
 type EAB struct {
 	KeyID    string `yaml:"key_id,omitempty"`
 	HMACFile string `yaml:"hmac_file,omitempty"`
 }
 
-// DNS01 is the nameserver that takes the records of DNS-01 challenges.
+// DNS01 is the nameserver that accepts the records of DNS-01 challenges.
 type DNS01 struct {
 	Server       string        `yaml:"server"`
 	KeyName      string        `yaml:"key_name"`
@@ -43,10 +43,10 @@ type DNS01 struct {
 	Propagation  time.Duration `yaml:"propagation"`
 }
 
-// Enabled reports whether one certificate is obtained for all names below the domain of the URLs.
+// Enabled reports whether one wildcard certificate is obtained for all names below the domain of the URLs.
 func (d DNS01) Enabled() bool { return d.Server != "" }
 
-// defaultACME asks Let's Encrypt.
+// defaultACME uses Let's Encrypt.
 func defaultACME() ACME {
 	return ACME{
 		Issuers: Issuers{{Directory: "https://acme-v02.api.letsencrypt.org/directory"}},
@@ -54,19 +54,19 @@ func defaultACME() ACME {
 	}
 }
 
-// ACMEDir is where certificates, their keys and the accounts at issuers are kept.
+// ACMEDir is the directory of certificates, their keys and the accounts at issuers.
 func ACMEDir(cfg Config) string { return filepath.Join(cfg.StateDir, "acme") }
 
-// The directories of the audit trail and of the decisions that are kept, in the state directory.
+// The directories of the audit trail and of the decision history, in the state directory.
 const (
 	TrailDir   = "audit"
 	HistoryDir = "history"
 )
 
-// tsigAlgorithms are those of RFC 8945, 6, that are still good.
+// tsigAlgorithms are the algorithms of RFC 8945, section 6, that are still secure.
 var tsigAlgorithms = []string{"hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"}
 
-// check finds what no issuer or nameserver would accept.
+// check finds values that no issuer or nameserver would accept.
 func (a *ACME) check(fail func(key, format string, args ...any), domain string) {
 	const key = "ingress.tls.acme"
 	if local, host, ok := strings.Cut(a.Email, "@"); !ok || local == "" || host == "" || strings.ContainsAny(a.Email, " ,<>\"") {

@@ -8,18 +8,18 @@ import (
 	"boxgate/policy"
 )
 
-// Addresses are the gateway's own: the first of each pool is the gateway's (DNS, explicit proxy, default route of the
-// boxes), the second is the sink.
+// Addresses are the gateway's own addresses. The first address of each pool is the gateway's (DNS, explicit proxy,
+// default route of the boxes), the second is the sink.
 type Addresses struct {
 	PoolV4, PoolV6       netip.Prefix
 	GatewayV4, GatewayV6 netip.Addr
 	SinkV4, SinkV6       netip.Addr
 	Exempt               []netip.Prefix
-	ForwardExempt        []netip.Prefix // from connections to the proxies that rules forward to, besides Exempt
-	Sources              []netip.Addr   // of the host, that boxes can be given to leave from
+	ForwardExempt        []netip.Prefix // also exempt for connections to proxies that rules forward to
+	Sources              []netip.Addr   // source addresses of the host that boxes can be given
 }
 
-// AddressesOf takes them from a validated configuration.
+// AddressesOf returns the addresses of a validated configuration.
 func AddressesOf(c Network) (Addresses, error) {
 	var a Addresses
 	var err error
@@ -63,7 +63,7 @@ func (a Addresses) Own() []netip.Addr {
 	return []netip.Addr{a.GatewayV4, a.GatewayV6, a.SinkV4, a.SinkV6}
 }
 
-// checkSources requires addresses that something can leave from, each once, and none of those of boxes.
+// checkSources requires valid source addresses without duplicates, outside of the boxes' pools.
 func (n *Network) checkSources(fail func(key, format string, args ...any)) {
 	const key = "network.sources"
 	if len(n.Sources) > MostSources {
@@ -88,5 +88,5 @@ func (n *Network) checkSources(fail func(key, format string, args ...any)) {
 	}
 }
 
-// MostSources is how many addresses boxes can be given to leave from.
+// MostSources is the maximum number of source addresses.
 const MostSources = 1024

@@ -2,16 +2,16 @@ package config
 
 import "time"
 
-// Bounds say how much is kept in files: what is older, and what is too much, is removed, the oldest first.
+// Bounds limit how much is kept in files: entries that are too old or exceed the size are removed, the oldest first.
 type Bounds struct {
 	Days int  `yaml:"days"`
 	Size Size `yaml:"size"`
 }
 
-// Age is how old what is kept can be.
+// Age returns the maximum age of entries.
 func (b Bounds) Age() time.Duration { return time.Duration(b.Days) * 24 * time.Hour }
 
-// check checks bounds, which may be off with a size of 0 if that is allowed.
+// check checks bounds. If mayBeOff is set, a size of 0 is allowed and turns the files off.
 func (b Bounds) check(key string, mayBeOff bool, fail func(key, format string, args ...any)) {
 	if b.Days < 1 || b.Days > 3660 {
 		fail(key+".days", "%d is out of range; use 1 to 3660", b.Days)

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// checkMore finds values that are well-formed but that no gateway could run with.
+// checkMore finds values that are well-formed but with which no gateway could run.
 func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if _, err := name.Parse(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
@@ -64,14 +64,14 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	}
 }
 
-// shared are directories of the system, which cannot be the gateway's own.
+// shared are directories of the system, which the gateway cannot have for itself.
 var shared = []string{
 	"/", "/bin", "/boot", "/dev", "/dev/shm", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock",
 	"/run/user", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/var/cache", "/var/lib", "/var/lock", "/var/log",
 	"/var/run", "/var/tmp",
 }
 
-// check finds values that browsers would ignore, or remember for longer than anybody plans.
+// check finds values that browsers would ignore, or that they would remember for too long.
 func (h HSTS) check(fail func(key, format string, args ...any)) {
 	if h.MaxAge < 0 || h.MaxAge > 17520*time.Hour || h.MaxAge%time.Second != 0 {
 		fail("ingress.hsts.max_age", "%v is out of range; use whole seconds up to 17520h, or 0s for no Strict-Transport-Security", h.MaxAge)
@@ -81,7 +81,7 @@ func (h HSTS) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// ImageDir is where unpacked images are kept.
+// ImageDir is the directory of unpacked images.
 func ImageDir(cfg Config) string {
 	if cfg.Launcher.ImageDir != "" {
 		return cfg.Launcher.ImageDir

@@ -1,5 +1,5 @@
 // Package config reads the configuration of the gateway: one strict YAML file, the environment and the defaults. [Load]
-// reports all mistakes, each with its key and the remedy. It opens and changes nothing else.
+// reports all mistakes, each with its key and the remedy. It has no side effects.
 package config
 
 import (
@@ -22,8 +22,8 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// Config is the configuration file. Every key has a default, and every key can be set by environment as BOXGATE_ and
-// its path in capitals (BOXGATE_DNS_UPSTREAMS); docs/configuration.md explains each.
+// Config is the configuration file. Every key has a default, and most can be set by an environment variable: BOXGATE_
+// and the key's path in capitals (BOXGATE_DNS_UPSTREAMS). docs/configuration.md explains each key.
 type Config struct {
 	StateDir string   `yaml:"state_dir"`
 	Store    Store    `yaml:"store"`
@@ -39,16 +39,16 @@ type Config struct {
 	Secrets  Secrets  `yaml:"secrets,omitempty"`
 	Metrics  Metrics  `yaml:"metrics"`
 	Log      Log      `yaml:"log"`
-	// Drain is how long a process that was replaced lets open connections go on.
+	// Drain is how long a replaced process lets open connections continue.
 	Drain time.Duration `yaml:"drain"`
 }
 
-// Store is where the state is kept.
+// Store configures the storage of state.
 type Store struct {
 	Kind string `yaml:"kind"`
 }
 
-// Admin is where the admin API listens, and the host names that it accepts.
+// Admin configures the listeners of the admin API, and the host names that it accepts.
 type Admin struct {
 	Socket string   `yaml:"socket"`
 	Listen string   `yaml:"listen"`
@@ -56,8 +56,8 @@ type Admin struct {
 	Audit  Bounds   `yaml:"audit"`
 }
 
-// Network has the pools of the boxes' addresses, what the operator exempts from the protected ranges, and the addresses of
-// the host that boxes can be given to leave from.
+// Network has the address pools of the boxes, the operator's exemptions from the protected ranges, and the source
+// addresses that boxes can be given.
 type Network struct {
 	PoolV4          string   `yaml:"pool_v4"`
 	PoolV6          string   `yaml:"pool_v6"`
@@ -69,35 +69,36 @@ type Network struct {
 // DNS has the upstream DNS servers.
 type DNS struct {
 	Upstreams []string `yaml:"upstreams"`
-	// MinGrant is the least time for which a box may use an address by the name for which it was told it.
+	// MinGrant is the minimum time for which a box may use an address that it received for a name.
 	MinGrant time.Duration `yaml:"min_grant"`
 }
 
-// Proxy is how egress connections are handled.
+// Proxy configures the handling of egress connections.
 type Proxy struct {
 	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
 	Upstream        Upstream `yaml:"upstream"`
 	Deny            string   `yaml:"deny"`
-	// TokenIssuer is the claim iss of the tokens that say which box a request was forwarded for.
+	// TokenIssuer is the iss claim of the tokens that identify the box of a forwarded request.
 	TokenIssuer string `yaml:"token_issuer"`
-	// IdleTimeout ends idle tunnels.
+	// IdleTimeout closes idle tunnels.
 	IdleTimeout time.Duration `yaml:"idle_timeout"`
 }
 
-// Ingress is where public URLs are served, and how.
+// Ingress configures the public URLs.
 type Ingress struct {
 	HTTPS  string `yaml:"https"`
 	HTTP   string `yaml:"http"`
 	Domain string `yaml:"domain"`
-	// Names is where the names of public URLs have the box: see [Ingress.HostName].
+	// Names is the form of the host names of public URLs: see [Ingress.HostName].
 	Names       string `yaml:"names"`
 	TLS         TLS    `yaml:"tls"`
 	RequireAuth bool   `yaml:"require_auth"`
-	// ProxyProtocol lists the load balancers that say in a PROXY header who the visitor is.
+	// ProxyProtocol lists the load balancers whose PROXY headers identify the visitor.
 	ProxyProtocol []string `yaml:"proxy_protocol"`
-	// ForwardFields are header fields of visitors that say who somebody is and that boxes get nevertheless.
+	// ForwardFields are header fields with a visitor's identity that are passed on to boxes, although such fields are
+	// normally removed.
 	ForwardFields []string `yaml:"forward_fields"`
-	// Domains say who may have which domains for URLs, without showing that they are his.
+	// Domains list which API keys may use which domains for URLs without proving control of them.
 	Domains Domains `yaml:"domains"`
 	// SessionTime is how long a browser stays signed in.
 	SessionTime time.Duration `yaml:"session_time"`
@@ -106,13 +107,13 @@ type Ingress struct {
 	Limits      URLLimits     `yaml:"limits"`
 }
 
-// HSTS is what public URLs send as Strict-Transport-Security.
+// HSTS configures the Strict-Transport-Security header of public URLs.
 type HSTS struct {
 	MaxAge            time.Duration `yaml:"max_age"`
 	IncludeSubdomains bool          `yaml:"include_subdomains"`
 }
 
-// TLS is where the certificates of public URLs come from.
+// TLS configures the source of the certificates of public URLs.
 type TLS struct {
 	Mode string `yaml:"mode"`
 	Cert string `yaml:"cert"`
@@ -120,9 +121,9 @@ type TLS struct {
 	ACME ACME   `yaml:"acme"`
 }
 
-// Launcher is how boxes are made on this host.
+// Launcher configures how boxes are created on this host.
 type Launcher struct {
-	// Enabled is false on a host that only attaches boxes that others made.
+	// Enabled is false on a host that only attaches sandboxes of others.
 	Enabled     bool              `yaml:"enabled"`
 	Runtime     string            `yaml:"runtime"`
 	Images      map[string]string `yaml:"images"`
@@ -130,37 +131,37 @@ type Launcher struct {
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
 	Disk        Disk              `yaml:"disk"`
-	// Reserve is what boxes, snapshots, images and the history leave free on the disk of the state directory.
+	// Reserve is the space that boxes, snapshots, images and the history leave free on the disk of the state directory.
 	Reserve Size `yaml:"reserve"`
 	IO      IO   `yaml:"io"`
 }
 
-// Metrics is where Prometheus finds the metrics.
+// Metrics configures the listener for Prometheus.
 type Metrics struct {
 	Listen string `yaml:"listen"`
 	PerBox PerBox `yaml:"per_box"`
 }
 
-// PerBox is whether single boxes have metrics, and how many.
+// PerBox configures metrics of single boxes.
 type PerBox struct {
 	Enabled bool `yaml:"enabled"`
 	Max     int  `yaml:"max"`
 }
 
-// MostPerBox is for how many boxes metrics can be had: each costs a monitoring system some twenty series, for as long as it
-// keeps what it has seen.
+// MostPerBox is the maximum number of boxes with metrics: each costs a monitoring system some twenty series for its
+// whole retention time.
 const MostPerBox = 10_000
 
-// Log is the gateway's log on standard error.
+// Log configures the gateway's log on standard error.
 type Log struct {
 	Level  string `yaml:"level"`
 	Format string `yaml:"format"`
-	// History is the decisions that are kept on disk.
+	// History bounds the decisions kept on disk.
 	History Bounds `yaml:"history"`
 	Export  Export `yaml:"export"`
 }
 
-// Default returns the configuration of a gateway without file and environment.
+// Default returns the configuration without file and environment.
 func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
@@ -184,7 +185,7 @@ func Default() Config {
 	}
 }
 
-// DefaultFile is the configuration of a packaged install, which every command reads unless another file is named.
+// DefaultFile is the configuration of a packaged install. Commands read it unless another file is given.
 const DefaultFile = "/etc/boxgate/boxgate.yaml"
 
 // Load reads the file (none if path is empty), then the environment, and validates the result. It reports all mistakes.
@@ -196,8 +197,8 @@ func Load(path string, environ []string) (Config, error) {
 	return Parse(path, text, environ)
 }
 
-// ReadFile returns the text of the configuration file; none if path is empty. As root, it refuses a file that another user owns or can
-// write to: the configuration names programs to run and files to read with root's rights.
+// ReadFile returns the text of the configuration file; none if path is empty. As root, it refuses a file that another
+// user owns or can write to: the configuration names programs to run and files to read with root's privileges.
 func ReadFile(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil
@@ -217,7 +218,7 @@ func ReadFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// needOwnFile requires of root's configuration that no other user can change it.
+// needOwnFile returns an error if the gateway runs as root and another user can change the file.
 func needOwnFile(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || os.Geteuid() != 0 {
@@ -228,7 +229,7 @@ func needOwnFile(f *os.File) error {
 	case !ok:
 		return errors.New("its owner is not known")
 	case info.Mode()&os.ModeCharDevice != 0 && stat.Rdev == unix.Mkdev(1, 3):
-		return nil // /dev/null, which is empty whoever has it
+		return nil // /dev/null, which is empty whoever owns it
 	case stat.Uid != 0:
 		return fmt.Errorf("it belongs to user %d, who would decide what root runs and reads: give it to root (chown root %s), or use a copy of root's", stat.Uid, f.Name())
 	case info.Mode().IsRegular() && info.Mode()&0o022 != 0:
@@ -237,7 +238,7 @@ func needOwnFile(f *os.File) error {
 	return nil
 }
 
-// Parse is [Load] for a file that has been read.
+// Parse is [Load] for a file that has been read already.
 func Parse(path string, data []byte, environ []string) (Config, error) {
 	cfg := Default()
 	var errs []error
@@ -251,7 +252,7 @@ func Parse(path string, data []byte, environ []string) (Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// readError says why a file cannot be read.
+// readError describes why a file cannot be read.
 func readError(err error) error {
 	if failed, ok := errors.AsType[*os.PathError](err); ok && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s: %w", failed.Path, failed.Err)
@@ -264,12 +265,12 @@ func readError(err error) error {
 // EnvironmentPrefix starts the name of every variable that sets a configuration key.
 const EnvironmentPrefix = "BOXGATE_"
 
-// notConfiguration are variables with the prefix that are read elsewhere.
+// notConfiguration are variables with the prefix that are not configuration keys.
 var notConfiguration = map[string]bool{
 	APIKeyVariable: true, AdminVariable: true, PassphraseVariable: true, NewPassphraseVariable: true, FileVariable: true,
 }
 
-// applyEnvironment sets the keys that BOXGATE_* variables name; an unknown variable is an error.
+// applyEnvironment sets the keys named by BOXGATE_* variables; an unknown variable is an error.
 func applyEnvironment(cfg *Config, environ []string) error {
 	fields := map[string]reflect.Value{}
 	collectFields(reflect.ValueOf(cfg).Elem(), EnvironmentPrefix, fields)
@@ -304,7 +305,7 @@ func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value)
 			collectFields(v.Field(i), name+"_", out)
 			continue
 		case v.Field(i).Type() == reflect.TypeFor[Secrets]():
-			continue // it has variables of its own
+			continue // parses its own variables
 		}
 		out[name] = v.Field(i)
 	}
@@ -434,7 +435,7 @@ func checkCIDRs(fail func(key, format string, args ...any), key string, list []s
 	}
 }
 
-// checkPool requires a masked prefix of the right family with room for the gateway, the sink and some boxes.
+// checkPool requires a masked prefix of the right family that fits the gateway, the sink and some boxes.
 func checkPool(fail func(key, format string, args ...any), key, value string, family func(netip.Addr) bool, minBits, maxBits int) {
 	p, err := netip.ParsePrefix(value)
 	switch {
@@ -463,7 +464,7 @@ func checkListeners(fail func(key, format string, args ...any), listeners map[st
 	}
 }
 
-// The variables that have no key in the configuration file.
+// Variables without a key in the configuration file.
 const (
 	FileVariable   = "BOXGATE_CONFIG"  // the configuration file
 	AdminVariable  = "BOXGATE_ADMIN"   // for clients: the admin API, a socket or a URL

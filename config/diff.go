@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Difference is one key that two configurations have with different values, as YAML. The values of secrets are left out.
+// Difference is a key with different values in two configurations, as YAML. Values of secrets are not shown.
 type Difference struct {
 	Key string `json:"key"`
 	Old string `json:"old"`
@@ -19,7 +19,7 @@ type Difference struct {
 // String returns the difference in one line.
 func (d Difference) String() string { return fmt.Sprintf("%s: %s -> %s", d.Key, d.Old, d.New) }
 
-// Diff returns what is different between two configurations, by key.
+// Diff returns the differences between two configurations, sorted by key.
 func Diff(old, new Config) ([]Difference, error) {
 	was, is := map[string]string{}, map[string]string{}
 	for _, side := range []struct {
@@ -72,7 +72,7 @@ func flatten(tree map[string]any, prefix string, out map[string]string) {
 	}
 }
 
-// shown is a value as it is shown to people.
+// shown returns a value for display.
 func shown(key, value string) string {
 	switch {
 	case value == "":

@@ -2,16 +2,16 @@ package config
 
 import "fmt"
 
-// Disk limits what a box can write to its root.
+// Disk limits how much a box can write to its root file system.
 type Disk struct {
 	Mode   string `yaml:"mode"`
-	Small  Size   `yaml:"small"` // of boxes of these sizes
+	Small  Size   `yaml:"small"` // limits of boxes of these sizes
 	Medium Size   `yaml:"medium"`
 	Large  Size   `yaml:"large"`
 	Files  int    `yaml:"files"`
 }
 
-// IO limits what a box reads from and writes to the disk of the state directory, per second; 0 is no limit.
+// IO limits reads and writes of a box on the disk of the state directory, per second; 0: no limit.
 type IO struct {
 	ReadBytes  Size `yaml:"read_bytes_per_second"`
 	WriteBytes Size `yaml:"write_bytes_per_second"`
@@ -23,10 +23,11 @@ func defaultDisk() Disk {
 	return Disk{Mode: "auto", Small: 10 << 30, Medium: 20 << 30, Large: 40 << 30, Files: 1_000_000}
 }
 
-// LeastDisk is the least that a box can be limited to.
+// LeastDisk is the smallest limit of a box's disk, in bytes.
 const LeastDisk = 64 << 20
 
-// LeastReserve is the least that can be kept free on the disk of the state directory: the store grows by as much at a time.
+// LeastReserve is the smallest reserve on the disk of the state directory, in bytes: the store grows by as much at a
+// time.
 const LeastReserve = 16 << 20
 
 func (d Disk) check(fail func(key, format string, args ...any)) {
@@ -46,8 +47,9 @@ func (d Disk) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// least is the least that a box can be limited to, and why that is more than usual. A file system of a box's own has room for
-// its files set aside: mkfs.ext4 needs up to 400 bytes for each, and more in very large ones.
+// least returns the smallest limit of a box's disk, and the reason if it exceeds LeastDisk. In mode loop a box has its
+// own file system, which reserves space for inodes: mkfs.ext4 needs up to 400 bytes for each, and more on very large
+// ones.
 func (d Disk) least() (Size, string) {
 	if d.Mode != "loop" {
 		return LeastDisk, ""

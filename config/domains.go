@@ -7,12 +7,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// Domains say which API keys may give their URLs host names of their own below a domain.
+// Domains list which API keys may give their URLs custom host names below a domain.
 type Domains []Domain
 
-// Domain is one of them.
+// Domain is one entry of the list.
 type Domain struct {
-	Suffix string   `yaml:"suffix"` // the names at and below it
+	Suffix string   `yaml:"suffix"` // covers this name and all names below it
 	Keys   []string `yaml:"keys"`   // IDs or names of API keys; empty: only admin keys
 }
 
@@ -28,7 +28,7 @@ func (d Domains) Of(n name.Name) *Domain {
 	return found
 }
 
-// ListsKey reports whether an API key is in the entry.
+// ListsKey reports whether the entry contains an API key.
 func (d *Domain) ListsKey(id, name string) bool {
 	return slices.ContainsFunc(d.Keys, func(k string) bool { return k != "" && (k == id || k == name) })
 }

@@ -10,32 +10,32 @@ import (
 	"boxgate/policy/match"
 )
 
-// Export is where decisions are sent besides the log: collectors of the operator's.
+// Export configures the operator's collectors, which receive decisions in addition to the log.
 type Export struct {
-	// CAFiles are roots trusted for them besides the system's and those for upstreams.
+	// CAFiles are roots trusted for collectors, in addition to the system's and those for upstreams.
 	CAFiles []string `yaml:"ca_files"`
 	OTLP    OTLP     `yaml:"otlp"`
 	Webhook Webhook  `yaml:"webhook"`
 }
 
-// OTLP is a collector that takes logs by OTLP over HTTP.
+// OTLP is a collector that accepts logs by OTLP over HTTP.
 type OTLP struct {
-	Endpoint string `yaml:"endpoint"` // empty: there is none
-	// Headers has for the name of a header the name of an entry of the section secrets, which is its value.
+	Endpoint string `yaml:"endpoint"` // empty: no OTLP
+	// Headers maps the names of headers to the names of entries of the section secrets with their values.
 	Headers map[string]string `yaml:"headers"`
 	Events  string            `yaml:"events"`
 }
 
 // Webhook is a receiver of signed webhooks.
 type Webhook struct {
-	URL string `yaml:"url"` // empty: there is none
-	// Secret is the name of the entry of the section secrets that signs.
+	URL string `yaml:"url"` // empty: no webhook
+	// Secret is the name of the entry of the section secrets with the signing key.
 	Secret  string            `yaml:"secret"`
-	Headers map[string]string `yaml:"headers"` // as of OTLP
+	Headers map[string]string `yaml:"headers"` // like those of OTLP
 	Events  string            `yaml:"events"`
 }
 
-// What is exported.
+// Values of events.
 const (
 	eventsAll    = "all"
 	eventsDenied = "denied"
@@ -45,22 +45,22 @@ func defaultExport() Export {
 	return Export{OTLP: OTLP{Events: eventsAll}, Webhook: Webhook{Events: eventsDenied}}
 }
 
-// On reports whether anything is exported.
+// On reports whether any export is configured.
 func (e Export) On() bool { return e.OTLP.Endpoint != "" || e.Webhook.URL != "" }
 
-// Denied reports whether denials alone are sent.
+// Denied reports whether only denials are sent.
 func (o OTLP) Denied() bool { return o.Events == eventsDenied }
 
-// Denied reports whether denials alone are sent.
+// Denied reports whether only denials are sent.
 func (w Webhook) Denied() bool { return w.Events == eventsDenied }
 
-// LogsURL is where logs are sent: the endpoint and /v1/logs.
+// LogsURL returns the URL for logs: the endpoint with /v1/logs.
 func (o OTLP) LogsURL() string {
 	const path = "/v1/logs"
 	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), path) + path
 }
 
-// check finds what nothing could be sent with.
+// check finds values with which exporting cannot work.
 func (e Export) check(fail func(key, format string, args ...any), secrets Secrets) {
 	const otlp, webhook = "log.export.otlp", "log.export.webhook"
 	checkEvents(fail, otlp, e.OTLP.Events)
@@ -91,11 +91,11 @@ func checkEvents(fail func(key, format string, args ...any), key, value string) 
 	}
 }
 
-// checkCollector requires a URL that shows no secret, and is not sent in the clear to another host.
+// checkCollector requires a URL without secrets that does not send decisions to another host unencrypted.
 func checkCollector(fail func(key, format string, args ...any), key, text string) {
 	u, err := url.Parse(text)
 	switch {
-	case err != nil || u.Hostname() == "" || u.Opaque != "" || u.Scheme != "https" && u.Scheme != "http": // not quoted: it may have credentials
+	case err != nil || u.Hostname() == "" || u.Opaque != "" || u.Scheme != "https" && u.Scheme != "http": // not quoted: it may contain credentials
 		fail(key, "is not a URL such as https://collector.example.org:4318")
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		fail(key, "has a user, a query or a fragment, which logs would show; put what is secret into headers")
@@ -104,7 +104,7 @@ func checkCollector(fail func(key, format string, args ...any), key, text string
 	}
 }
 
-// checkSecretHeaders requires headers that may be set, each with a secret that there is.
+// checkSecretHeaders requires headers that may be set, each with a configured secret.
 func checkSecretHeaders(fail func(key, format string, args ...any), key string, headers map[string]string, secrets Secrets) {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		if err := match.CheckHeaderName(name); err != nil {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// keptFields are fields of a request that no configuration hands from a visitor to a box: the gateway sets them itself, they
-// concern one connection, or rules of their own say what becomes of them. Names that begin with "proxy-" are more of them.
+// keptFields are request fields that no configuration passes from a visitor to a box: the gateway sets them itself,
+// they concern a single connection, or other settings govern them. Names that begin with "proxy-" belong to them too.
 var keptFields = []string{
 	"x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "forwarded",
 	"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings",
@@ -33,7 +33,7 @@ func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) 
 	}
 }
 
-// foldField maps what is no letter or digit to "-", as servers may read the names of fields.
+// foldField maps everything but letters and digits to "-", as some servers do when they read field names.
 func foldField(r rune) rune {
 	if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
 		return r

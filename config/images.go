@@ -2,8 +2,8 @@ package config
 
 import "maps"
 
-// runtimeImages are the images of the SDK's runtimes, which launcher.images can override. The makers of the languages publish
-// them.
+// runtimeImages are the images of the SDK's runtimes, which launcher.images can override. They are the official images
+// of the languages.
 var runtimeImages = map[string]string{
 	"node":          "docker.io/library/node:lts",
 	"python":        "docker.io/library/python:3",
@@ -17,10 +17,10 @@ var runtimeImages = map[string]string{
 	"rust-alpine":   "docker.io/library/rust:1-alpine",
 }
 
-// debianRuntimes are those that the debian image has.
+// debianRuntimes are the runtimes that the debian image contains.
 var debianRuntimes = []string{"node", "python"}
 
-// AllImages are the images that a box's runtime can name.
+// AllImages returns the images that a box's runtime can name.
 func (l Launcher) AllImages() map[string]string {
 	all := maps.Clone(runtimeImages)
 	if l.Images["default"] == "debian" {

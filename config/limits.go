@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// Limits bounds how much of the gateway one box can use, so that enough is left for the others.
+// Limits bounds the resources of the gateway that one box can use, so that enough is left for the others.
 type Limits struct {
 	Connections    int           `yaml:"connections"`
 	NewConnections int           `yaml:"new_connections_per_second"`
@@ -22,7 +22,7 @@ type Limits struct {
 	QuotaPeriod    time.Duration `yaml:"quota_period"`
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 	Memory         Size          `yaml:"memory"`
-	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: depends on the host
+	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway process; 0: depends on the host
 }
 
 // DefaultLimits are the limits if the configuration sets none.
@@ -34,10 +34,10 @@ func DefaultLimits() Limits {
 	}
 }
 
-// MostOfAnything is the largest count that can be configured: anything above it must be a mistake.
+// MostOfAnything is the largest count that can be configured: a larger one must be a mistake.
 const MostOfAnything = 1_000_000
 
-// counts returns the limits that are numbers, by the key of each.
+// counts returns the limits that are numbers.
 func (l *Limits) counts() map[policy.Limit]int {
 	return map[policy.Limit]int{
 		policy.LimitConnections: l.Connections, policy.LimitNewConnections: l.NewConnections, policy.LimitInterceptions: l.Interceptions,
@@ -50,14 +50,14 @@ func (l *Limits) sizes() map[policy.Limit]Size {
 	return map[policy.Limit]Size{policy.LimitSend: l.Send, policy.LimitReceive: l.Receive, policy.LimitQuota: l.Quota, policy.LimitMemory: l.Memory}
 }
 
-// sizesOf says which sizes limits can have.
+// sizesOf describes the valid range of each size, for errors.
 var sizesOf = map[policy.Limit]string{
 	policy.LimitSend: rates, policy.LimitReceive: rates, policy.LimitQuota: "1MiB or more, or 0 for no limit", policy.LimitMemory: "16MiB to 1TiB",
 }
 
 const rates = "64KiB to 12500000000, or 0 for no limit"
 
-// OfBoxes returns the limits that a box can have others than.
+// OfBoxes returns the limits that can be changed for single boxes.
 func (l *Limits) OfBoxes() (all policy.Limits) {
 	for limit, n := range l.counts() {
 		all[limit] = int64(n)
@@ -70,7 +70,7 @@ func (l *Limits) OfBoxes() (all policy.Limits) {
 	return all
 }
 
-// check finds limits that would refuse everything or nothing: but for the rates, limits cannot be turned off.
+// check finds limits that would refuse everything or nothing: only limits in bytes other than memory can be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for limit, n := range l.counts() {
 		if _, err := limit.Value(int64(n)); err != nil {

@@ -6,14 +6,14 @@ import (
 	"boxgate/policy"
 )
 
-// What [Ingress] Names can be.
+// Values of [Ingress] Names.
 const (
 	namesFlat   = "flat"
 	namesNested = "nested"
 )
 
-// HostName is the host name of the public URL of a box's port: {box}-{port}.{domain}, or {port}.{box}.{domain} where names
-// are nested. There the URLs of a box share a domain that no other box's URLs are in.
+// HostName returns the host name of the public URL of a box's port: {box}-{port}.{domain}, or {port}.{box}.{domain} if
+// names are nested. Nested, the URLs of each box have their own parent domain.
 func (i Ingress) HostName(id policy.BoxID, port uint16) string {
 	if i.Names == namesNested {
 		return fmt.Sprintf("%d.%s.%s", port, id, i.Domain)

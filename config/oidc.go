@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// OIDC is the identity provider with whose accounts visitors of public URLs can sign in (OpenID Connect).
+// OIDC configures an identity provider with whose accounts visitors of public URLs can sign in (OpenID Connect).
 type OIDC struct {
-	Issuer   string `yaml:"issuer"` // empty: there is none
+	Issuer   string `yaml:"issuer"` // empty: no identity provider
 	ClientID string `yaml:"client_id"`
 	// ClientSecret is the name of an entry of the section secrets.
 	ClientSecret string   `yaml:"client_secret"`
 	Scopes       []string `yaml:"scopes"`
 	GroupsClaim  string   `yaml:"groups_claim"`
-	// RedirectURL is the gateway's address at the provider. Empty: at the host auth of the domain.
+	// RedirectURL is the gateway's redirect URI at the provider. Empty: at the host auth of the domain.
 	RedirectURL string        `yaml:"redirect_url"`
 	SessionTime time.Duration `yaml:"session_time"` // 0: as long as the ID token
 }
@@ -23,10 +23,10 @@ type OIDC struct {
 // OIDCReturnPath is the path of every redirect URL.
 const OIDCReturnPath = "/.boxgate/return"
 
-// defaultOIDC are the keys that have a default.
+// defaultOIDC has the defaults.
 func defaultOIDC() OIDC { return OIDC{Scopes: []string{"email"}, GroupsClaim: "groups"} }
 
-// check finds what no sign-in could work with.
+// check finds values with which no sign-in could work.
 func (o *OIDC) check(fail func(key, format string, args ...any), secrets Secrets) {
 	if o.Issuer == "" {
 		if o.ClientID != "" || o.ClientSecret != "" || o.RedirectURL != "" {

@@ -13,25 +13,25 @@ import (
 	"boxgate/policy/document"
 )
 
-// Policies are the operator's own policies.
+// Policies are the operator's policies.
 type Policies struct {
-	// Default is what a box gets whose creator names no policy.
+	// Default is the policy of a box that is created without one.
 	Default PolicyDocument `yaml:"default"`
-	// Ceiling is what no box's policy can exceed; not given: there is none.
+	// Ceiling limits the policy of every box; empty: no ceiling.
 	Ceiling PolicyDocument `yaml:"ceiling"`
 }
 
-// PolicyDocument is a policy in the configuration: a mode alone, or a document as the admin API takes it.
+// PolicyDocument is a policy in the configuration: a mode, or a document as in the admin API.
 type PolicyDocument struct {
-	Spec policy.Spec // as far as it could be read; the zero Spec if none is given
-	err  error       // kept for validate, so that it does not hide other mistakes
+	Spec policy.Spec // as far as it could be parsed; zero if there is none
+	err  error       // reported by validate, so that it does not hide other mistakes
 }
 
 func defaultPolicies() Policies {
 	return Policies{Default: PolicyDocument{Spec: policy.Spec{Mode: policy.ModeAllowAll}}}
 }
 
-// UnmarshalYAML reads a mode, a policy, or null for none.
+// UnmarshalYAML parses a mode, a policy, or null for no policy.
 func (d *PolicyDocument) UnmarshalYAML(node *yaml.Node) error {
 	var tree any
 	if err := node.Decode(&tree); err != nil {
@@ -46,7 +46,7 @@ func (d *PolicyDocument) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// UnmarshalText reads a mode, a policy in JSON, or nothing for none.
+// UnmarshalText parses a mode, a policy in JSON, or an empty text for no policy.
 func (d *PolicyDocument) UnmarshalText(text []byte) error {
 	if len(text) > 0 && text[0] != '{' {
 		text, _ = json.Marshal(string(text))
@@ -55,7 +55,7 @@ func (d *PolicyDocument) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalYAML writes the policy as it is read.
+// MarshalYAML encodes the policy in the form that UnmarshalYAML parses.
 func (d PolicyDocument) MarshalYAML() (any, error) {
 	if d.Spec.Mode == "" {
 		return nil, nil
@@ -80,7 +80,7 @@ func (d *PolicyDocument) read(data []byte) {
 	}
 }
 
-// CompileCeiling returns the ceiling ready to limit policies, nil if there is none.
+// CompileCeiling returns the compiled ceiling, nil if there is none.
 func (p Policies) CompileCeiling() (*policy.Ceiling, error) {
 	if p.Ceiling.Spec.Mode == "" {
 		return nil, nil
@@ -116,7 +116,7 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// at writes a problem of a document in one line.
+// at formats a problem of a document as one line.
 func at(p document.Problem) string {
 	if p.Pointer == "" {
 		return p.Message
@@ -124,7 +124,7 @@ func at(p document.Problem) string {
 	return fmt.Sprintf("%s %s", p.Pointer, p.Message)
 }
 
-// parsesItself reports whether a type reads its part of the file and its variables by itself.
+// parsesItself reports whether a type parses its own part of the file and its own variables.
 func parsesItself(t reflect.Type) bool {
 	return t == reflect.TypeFor[Secrets]() || t == reflect.TypeFor[PolicyDocument]()
 }

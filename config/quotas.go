@@ -7,7 +7,7 @@ import (
 	"boxgate/quota"
 )
 
-// Quotas are the defaults for API keys without quotas of their own. Admin keys have none.
+// Quotas are the defaults for API keys without quotas of their own. Admin keys have no quotas.
 type Quotas struct {
 	Connections   int  `yaml:"connections"`
 	Memory        Size `yaml:"memory"`
@@ -22,7 +22,7 @@ type Quotas struct {
 	Certificates  int  `yaml:"certificates_per_hour"`
 }
 
-// DefaultQuotas are the quotas if the configuration sets none: a single user does not meet them.
+// DefaultQuotas are the quotas if the configuration sets none. A single user does not reach them.
 func DefaultQuotas() Quotas {
 	return Quotas{
 		Connections: 512, Memory: 128 << 20, Requests: 256, Commands: 128, Boxes: 500, Snapshots: 200, SnapshotBytes: 50 << 30,
@@ -30,7 +30,7 @@ func DefaultQuotas() Quotas {
 	}
 }
 
-// Limits returns the quotas for the books.
+// Limits returns the quotas in the form that package quota uses.
 func (q Quotas) Limits() quota.Limits {
 	var l quota.Limits
 	for k, n := range q.byKind() {

@@ -16,25 +16,25 @@ import (
 	"boxgate/secrets"
 )
 
-// Secrets is the section "secrets": name → source. It parses its YAML itself, because the decoder's errors quote what
-// they cannot parse, which may be a secret.
+// Secrets is the section "secrets": name → source. It parses its own YAML, because the decoder's errors quote the text
+// that they cannot parse, which may be a secret.
 type Secrets struct {
 	File    string // the configuration file; "" for none
 	Sources map[string]secrets.Source
 	errs    []error // parse errors, reported by validate
 }
 
-// scalarKeys are the keys of one source that have a single value, or a list of arguments: those that variables may set, and
-// the literal. secretKeys are all.
+// scalarKeys are the keys of a source with a single value or a list of arguments: those that variables may set, and the
+// literal. secretKeys are all keys.
 var (
 	scalarKeys = []string{"value", "file", "env", "command", "credential", "document", "refresh", "timeout"}
 	secretKeys = slices.Concat(scalarKeys, secrets.RemoteKinds())
 )
 
-// IsZero keeps an empty section from being written.
+// IsZero omits an empty section from YAML.
 func (c Secrets) IsZero() bool { return len(c.Sources) == 0 && len(c.errs) == 0 }
 
-// MarshalYAML writes the section without literals.
+// MarshalYAML encodes the section without the values of literals.
 func (c Secrets) MarshalYAML() (any, error) {
 	out := map[string]map[string]any{}
 	for name, s := range c.Sources {
@@ -45,7 +45,7 @@ func (c Secrets) MarshalYAML() (any, error) {
 			}
 		}
 		if s.Remote != nil {
-			entry[s.Kind] = s.Remote // which names other secrets, and has no values
+			entry[s.Kind] = s.Remote // contains only names of other secrets, no values
 		}
 		if s.Document {
 			entry["document"] = true
@@ -87,7 +87,7 @@ func (c *Secrets) fail(key string, node *yaml.Node, remedy string) {
 	c.errs = append(c.errs, fmt.Errorf("%s: line %d: %s", key, node.Line, remedy))
 }
 
-// followed returns what an alias refers to.
+// followed returns the target of an alias, or the node itself.
 func followed(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		return node.Alias
@@ -183,7 +183,7 @@ func (c *Secrets) readCommand(at string, node *yaml.Node, s *secrets.Source) {
 	}
 }
 
-// readRemote fills a source that is asked over the network.
+// readRemote parses a source that is fetched over the network.
 func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
 	var tree map[string]any
 	if node.Kind != yaml.MappingNode || node.Decode(&tree) != nil {
@@ -194,7 +194,7 @@ func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
 		c.errs = append(c.errs, unknown...)
 		return
 	}
-	if err := node.Decode(remote); err != nil { // whose text quotes the values
+	if err := node.Decode(remote); err != nil { // the error quotes values
 		c.fail(at, node, "one of its settings is of the wrong kind: texts, numbers, lists and durations such as 15m stand as documented")
 	}
 }
@@ -202,17 +202,17 @@ func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
 // validate returns the parse errors, or if there are none the problems of the values.
 func (c *Secrets) validate() error {
 	if len(c.errs) > 0 {
-		return errors.Join(c.errs...) // other errors would be consequences of these
+		return errors.Join(c.errs...) // other errors would follow from these
 	}
 	return secrets.Validate(c.Sources)
 }
 
-// secretsPrefix starts the variables of the section: BOXGATE_SECRETS_{NAME}_{KEY}.
+// secretsPrefix is the prefix of the section's variables: BOXGATE_SECRETS_{NAME}_{KEY}.
 const secretsPrefix = EnvironmentPrefix + "SECRETS_"
 
-// setFromEnvironment sets a key of the source that a variable names. In the name of the source capitals stand for
-// lower-case letters, and '_' for '.' and '-' as well if the file has such a name; otherwise the source is a new one. A
-// variable for another kind of source replaces what the file has.
+// setFromEnvironment sets a key of the source that a variable names. {NAME} is a source of the file whose name matches
+// in capitals with '_' for '.' and '-', else a new source with the name in lower case. If the file has another kind of
+// source under that name, the variable replaces it.
 func (c *Secrets) setFromEnvironment(variable, text string) error {
 	middle, key := cutLast(strings.TrimPrefix(variable, secretsPrefix), "_")
 	key = strings.ToLower(key)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// LeastMemory is the minimum that a gateway needs.
+// LeastMemory is the minimum memory of a gateway in bytes.
 const LeastMemory = 128 << 20
 
 // Size is a number of bytes, written with a unit in the configuration: 64MiB.
@@ -38,7 +38,7 @@ func (s *Size) UnmarshalText(text []byte) error {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// String formats a size with the largest unit that it is a multiple of.
+// String formats a size with the largest unit that divides it.
 func (s Size) String() string {
 	for _, u := range sizeUnits {
 		if s >= u.bytes && s%u.bytes == 0 {

@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// This file reads YAML strictly: an unknown key is a mistake, and the nearest known one is named.
+// The file is parsed strictly: an unknown key is an error that suggests the nearest known one.
 
-// parse decodes YAML strictly onto cfg: an unknown key is an error that names the nearest known one.
+// parse decodes YAML strictly onto cfg.
 func parse(data []byte, cfg *Config) error {
 	var tree map[string]any
 	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil && !errors.Is(err, io.EOF) {
@@ -26,7 +26,7 @@ func parse(data []byte, cfg *Config) error {
 		return nil
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(unknown == nil) // those already reported must not hide other mistakes
+	dec.KnownFields(unknown == nil) // the decoder would report unknown keys again and hide other mistakes
 	if err := dec.Decode(cfg); err != nil {
 		return errors.Join(unknown, yamlError(err))
 	}
@@ -39,7 +39,7 @@ func parse(data []byte, cfg *Config) error {
 	return nil
 }
 
-// yamlError says what is wrong in words of the file, each mistake with its line.
+// yamlError describes mistakes in terms of the file, each with its line.
 func yamlError(err error) error {
 	if mistakes, ok := errors.AsType[*yaml.TypeError](err); ok {
 		var errs []error
@@ -49,17 +49,17 @@ func yamlError(err error) error {
 		return errors.Join(errs...)
 	}
 	line := strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "yaml: ")
-	// The decoder quotes what follows a '*', which may be a secret that should have been quoted.
+	// The decoder quotes the text after a '*', which may be a secret that should have been quoted.
 	if line, _, alias := strings.Cut(line, "unknown anchor"); alias {
 		return errors.New(line + "a value that begins with '*' must be quoted")
 	}
 	return errors.New(line)
 }
 
-// mismatch is how the decoder words a value of a wrong type: its line, its tag, what it says, and the type in Go.
+// mismatch matches the decoder's error about a value of a wrong type: line, tag, value, Go type.
 var mismatch = regexp.MustCompile("(?s)^(line [0-9]+): cannot unmarshal (!![a-z]+)(?: `.*`)? into (.+)$")
 
-// typeMistake says which type a value should have. It does not quote the value, which may be a secret.
+// typeMistake describes the expected type. It does not quote the value, which may be a secret.
 func typeMistake(text string) string {
 	m := mismatch.FindStringSubmatch(text)
 	if m == nil {
@@ -74,7 +74,7 @@ func typeMistake(text string) string {
 	return m[1] + ": " + cmp.Or(is, "this") + " is given where " + cmp.Or(wants, "a section of keys") + " belongs"
 }
 
-// unknownKeys returns an error for every key of tree that t has no field for.
+// unknownKeys returns an error for every key of tree without a field in t.
 func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
 	known := map[string]reflect.Type{}
 	for f := range t.Fields() {
@@ -94,13 +94,13 @@ func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
 	return errs
 }
 
-// yamlKey is the key of a field.
+// yamlKey returns the key of a field.
 func yamlKey(f reflect.StructField) string {
 	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 	return key
 }
 
-// hasKeys reports whether a field is a section whose keys are the fields of its type.
+// hasKeys reports whether a type is a section whose keys are its fields.
 func hasKeys(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && !parsesItself(t)
 }

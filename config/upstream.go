@@ -6,19 +6,19 @@ import (
 	"boxgate/rule/upstream"
 )
 
-// Upstream is the proxy by which boxes' connections leave the host.
+// Upstream is the proxy through which the boxes' connections leave the host.
 type Upstream struct {
-	URL      string `yaml:"url"` // empty: there is none
+	URL      string `yaml:"url"` // empty: no proxy
 	Username string `yaml:"username"`
 	// Password is the name of an entry of the section secrets.
 	Password string `yaml:"password"`
-	// ResolveThere are the domains that the proxy resolves; the gateway resolves the others.
+	// ResolveThere are the domains that the proxy resolves; the gateway resolves all others.
 	ResolveThere []string `yaml:"resolve_there"`
-	// Direct are domains, and networks of servers asked for by address, that are reached without the proxy.
+	// Direct are domains, and networks for servers requested by address, that are reached without the proxy.
 	Direct []string `yaml:"direct"`
 }
 
-// Compile returns the proxy ready for use; nil if there is none.
+// Compile returns the compiled proxy; nil if there is none.
 func (u Upstream) Compile() (*policy.HostUpstream, error) {
 	if u.URL == "" {
 		return nil, nil
@@ -40,7 +40,7 @@ func (u Upstream) check(fail func(key, format string, args ...any), secrets Secr
 		}
 		return
 	}
-	if _, err := policy.ParseUpstream(u.URL); err != nil { // not quoted: it may have credentials
+	if _, err := policy.ParseUpstream(u.URL); err != nil { // not quoted: it may contain credentials
 		fail("proxy.upstream.url", "%v; use one such as http://proxy.example.com:3128 or socks5://192.0.2.1:1080", err)
 		return
 	}

@@ -2,7 +2,7 @@ package config
 
 import "time"
 
-// URLLimits bounds what visitors of public URLs may do, and how long they may take.
+// URLLimits bounds the requests of visitors of public URLs, and their timeouts.
 type URLLimits struct {
 	Requests          int           `yaml:"requests_per_second"`
 	FailedCredentials int           `yaml:"failed_credentials_per_minute"`
@@ -22,7 +22,7 @@ func DefaultURLLimits() URLLimits {
 	}
 }
 
-// check finds limits that would refuse everything or nothing: limits cannot be turned off.
+// check finds limits that would refuse everything or nothing: these limits cannot be turned off.
 func (l *URLLimits) check(fail func(key, format string, args ...any)) {
 	if l.Requests < 1 || l.Requests > MostOfAnything {
 		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MostOfAnything)
