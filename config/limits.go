@@ -70,7 +70,7 @@ func (l *Limits) OfBoxes() (all policy.Limits) {
 	return all
 }
 
-// check finds limits that would refuse everything or nothing: only limits in bytes other than memory can be turned off.
+// check finds limits that would refuse everything or nothing: only the byte rates and the quota can be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for limit, n := range l.counts() {
 		if _, err := limit.Value(int64(n)); err != nil {

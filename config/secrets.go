@@ -54,7 +54,7 @@ func (c Secrets) MarshalYAML() (any, error) {
 			entry["command"] = s.Command
 		}
 		if s.Value.Reveal() != "" {
-			entry["value"] = s.Value // as "[redacted]"
+			entry["value"] = s.Value // encoded as "[redacted]"
 		}
 		for key, d := range map[string]time.Duration{"refresh": s.Refresh, "timeout": s.Timeout} {
 			if d != 0 {

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Check checks each source and returns all problems: a file that cannot be read or has no valid value, a variable that
-// is not set, a program that is missing or that others may change. Commands are not run, and no server is asked: that may
-// have side effects.
+// Check checks each source and returns all problems: a file that is unreadable or has no valid value, a variable that
+// is not set, a program that is missing or that other users can change. It neither runs commands nor contacts servers,
+// because both may have side effects.
 func Check(ctx context.Context, sources map[string]Source) error {
 	var errs []error
 	sources = withDocuments(sources)
@@ -36,7 +36,7 @@ func (s Source) check(ctx context.Context) error {
 		_, err := readVariable(s.Env, s.form())
 		return err
 	case s.Credential != "" && s.path() == "":
-		return nil // only the service has credentials
+		return nil // only the service receives credentials
 	case s.path() != "":
 		done := make(chan error, 1)
 		go func() {

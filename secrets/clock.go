@@ -6,8 +6,8 @@ import (
 	"boxgate/internal/fault"
 )
 
-// moment is a point in time on two clocks. The monotonic one is not set by anybody, but stands still while the host is
-// suspended; the wall clock goes on, but can be set. What expires does so on whichever gets there first.
+// moment is a point in time on two clocks. The monotonic clock cannot be set, but stops while the host is suspended;
+// the wall clock continues, but can be set. A value expires on whichever clock gets there first.
 type moment struct {
 	elapsed time.Duration // since the secrets were opened
 	wall    time.Time
@@ -17,12 +17,12 @@ func (m moment) add(d time.Duration) moment {
 	return moment{elapsed: m.elapsed + d, wall: m.wall.Add(d)}
 }
 
-// reached reports whether it is m or later.
+// reached reports whether now is m or later.
 func (m moment) reached(now moment) bool {
 	return now.elapsed >= m.elapsed || !now.wall.Before(m.wall)
 }
 
-// clock returns the function that tells the time.
+// clock returns a function that returns the current time.
 func clock() func() moment {
 	start := time.Now()
 	return func() moment { return moment{elapsed: time.Since(start), wall: fault.Now().Round(0)} }

@@ -20,18 +20,18 @@ import (
 	"boxgate/policy/name"
 )
 
-// commandPath is where programs without a path are looked for, and the PATH of every command.
+// commandPath is the search path for programs without a path, and the PATH of every command.
 const commandPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 const (
-	maxStderr   = 4 << 10         // of a command's standard error, this much is read
-	shownStderr = 512             // and this much is logged
-	outputDelay = 2 * time.Second // how long to wait for output after the command has ended
+	maxStderr   = 4 << 10         // bytes read of a command's standard error
+	shownStderr = 512             // bytes of it that are logged
+	outputDelay = 2 * time.Second // wait for output after the command has ended
 )
 
-// runCommand returns what a command writes to its standard output. It runs without a shell, in /, with only PATH, HOME
-// and LANG in its environment and nothing on its standard input, in a process group of its own that is killed when the
-// command or ctx ends. said is what it wrote to its standard error, safe to log; known is the previous value.
+// runCommand returns the standard output of a command. The command runs without a shell, in /, with only PATH, HOME and
+// LANG in its environment, no standard input, and in its own process group, which is killed when the command or ctx
+// ends. said is the command's standard error, safe to log; known is the previous value.
 func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (value name.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
@@ -65,8 +65,8 @@ func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (
 	return value, said, err
 }
 
-// endGroup waits until the process has ended and kills what is left of its group. The process has not been reaped by
-// then, so the group's ID cannot have been reused.
+// endGroup waits until the process has ended and kills the rest of its group. The process has not been reaped at that
+// time, so the group's ID cannot have been reused.
 func endGroup(pid int, ended *atomic.Bool) {
 	defer ended.Store(true)
 	for {
@@ -75,10 +75,10 @@ func endGroup(pid int, ended *atomic.Bool) {
 			break
 		}
 	}
-	_ = unix.Kill(-pid, unix.SIGKILL) // usually nothing is left
+	_ = unix.Kill(-pid, unix.SIGKILL) // the group is usually empty
 }
 
-// failureOf returns how a command failed; nil if it did not.
+// failureOf returns why a command failed; nil if it succeeded.
 func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
@@ -101,8 +101,8 @@ func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	}
 }
 
-// findProgram returns the file of a program. Only its owner and group may be able to write it, because it runs with the
-// gateway's privileges.
+// findProgram returns the path of a program. It must not be world-writable or owned by another user, because it runs
+// with the gateway's privileges.
 func findProgram(name string) (string, error) {
 	if filepath.IsAbs(name) {
 		return name, checkProgram(name)
@@ -139,18 +139,18 @@ func commandEnvironment() []string {
 	return []string{"PATH=" + commandPath, "HOME=" + home, "LANG=C.UTF-8"}
 }
 
-// shown makes a command's standard error fit for the log. It may contain the value, the previous one or what the
-// command just wrote: both are masked. If it was truncated, its end may be part of a value, and is dropped.
+// shown prepares a command's standard error for the log. The text may contain the new value, the previous one or other
+// output of the command: all are masked. If it was truncated, its end may be part of a value, and is dropped.
 func shown(stderr *bounded, stdout []byte, known name.Secret) string {
 	text, longest := string(stderr.kept), 0
 	both := string(stdout) + "\n" + known.Reveal()
 	lines := strings.FieldsFunc(both, func(r rune) bool { return r == '\n' || r == '\r' })
 	for _, part := range strings.FieldsFunc(both, func(r rune) bool { return strings.ContainsRune("\"'{}:,\n\r", r) }) {
-		if len(strings.TrimSpace(part)) > 7 { // of JSON
+		if len(strings.TrimSpace(part)) > 7 { // parts of JSON
 			lines = append(lines, part)
 		}
 	}
-	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // one may be part of another
+	slices.SortFunc(lines, func(a, b string) int { return len(b) - len(a) }) // longest first: one may contain another
 	for _, line := range lines {
 		if line = strings.TrimSpace(line); len(line) > 3 {
 			text = strings.ReplaceAll(text, line, "[redacted]")
@@ -164,7 +164,7 @@ func shown(stderr *bounded, stdout []byte, known name.Secret) string {
 }
 
 // bounded keeps the first limit bytes written to it. Further writes are discarded if full is nil, so that the writer
-// can continue, and fail with full otherwise.
+// can continue; otherwise they fail with full.
 type bounded struct {
 	limit int
 	full  error

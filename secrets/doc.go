@@ -1,7 +1,7 @@
 // Package secrets provides the values of the operator's secrets: literals, files, variables of the gateway's
-// environment and the output of commands. Header rules name them ([policy.Header], [rule.Value]). A rule can
-// only name what the configuration defines, so that those who write rules cannot read files of the host or run commands
-// on it.
+// environment, the output of commands and remote sources. Header rules refer to them by name ([policy.Header],
+// [rule.Value]). A rule can name only secrets that the configuration defines, so that authors of rules cannot read
+// files of the host or run commands on it.
 //
 // A value is never used for longer than the refresh time of its source: [Secrets.Secret] returns a value that was read
 // within that time, or an error. Values are refreshed before they expire; if that fails, the value is used until it
@@ -9,5 +9,5 @@
 // delay the rest.
 //
 // A value must be valid in a header (visible ASCII, spaces and tabs inside, up to 8 KiB) after one trailing line break
-// is stripped. Errors name the secret, its source and the cause, and nothing of the value.
+// is stripped. Errors contain the secret's name, its source and the cause, but no part of the value.
 package secrets

@@ -15,7 +15,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// A file that is empty or changes while it is read is being written: the read is retried this often, after this delay.
+// A file that is empty or changes while it is read is probably being written. Reading is retried this often, with this
+// delay.
 const (
 	readTries = 3
 	readPause = 20 * time.Millisecond
@@ -23,8 +24,8 @@ const (
 
 var errChanging = errors.New("it keeps changing while it is read; write a new file and rename it to this name")
 
-// readFile returns the value in a file. The file is opened each time, so that both a changed file and a replaced one
-// (by rename, or by changing a symbolic link) are noticed.
+// readFile returns the value in a file. It opens the file each time, to notice both a changed file and a replaced one
+// (by rename, or by changing a symbolic link).
 func readFile(ctx context.Context, path string, f form) (name.Secret, error) {
 	for try := 1; ; try++ {
 		raw, stable, err := readOnce(path, f.maxRaw())
@@ -46,11 +47,11 @@ func readFile(ctx context.Context, path string, f form) (name.Secret, error) {
 	}
 }
 
-// missingTime is how long a file may be missing before it counts as deleted: some programs remove a file before they put
-// the new one in its place.
+// missingTime is how long a file may be missing before it counts as deleted: some programs remove a file before they
+// create its replacement.
 const missingTime = 500 * time.Millisecond
 
-// awaitFile is [readFile] for a file that may be about to be replaced, which it waits for.
+// awaitFile is [readFile] for a file that may be about to be replaced: it waits for a missing file.
 func awaitFile(ctx context.Context, path string, f form, patience time.Duration) (name.Secret, error) {
 	for deadline := time.Now().Add(patience); ; {
 		v, err := readFile(ctx, path, f)
@@ -65,9 +66,9 @@ func awaitFile(ctx context.Context, path string, f form, patience time.Duration)
 	}
 }
 
-// readOnce reads the file, up to a byte more than limit, and reports whether it stayed the same while it was read.
+// readOnce reads at most limit+1 bytes of the file, and reports whether it stayed unchanged meantime.
 func readOnce(path string, limit int) (raw []byte, stable bool, err error) {
-	// Without O_NONBLOCK, opening a pipe would block until somebody writes to it.
+	// Without O_NONBLOCK, opening a named pipe would block until it has a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, false, causeOf(err)
@@ -91,7 +92,7 @@ func readOnce(path string, limit int) (raw []byte, stable bool, err error) {
 	return raw, before.Size() == after.Size() && before.ModTime().Equal(after.ModTime()), nil
 }
 
-// causeOf returns a file system error without its path, which the message already has.
+// causeOf returns a file system error without its path, which the message contains already.
 func causeOf(err error) error {
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		return at.Err
@@ -99,7 +100,7 @@ func causeOf(err error) error {
 	return err
 }
 
-// checkFile refuses a file that others may read or write, or that another user owns. Its group may read it.
+// checkFile refuses a file that others can read or write, or that another user owns. Its group may read it.
 func checkFile(path string, info fs.FileInfo) error {
 	mode := info.Mode()
 	switch {

@@ -12,7 +12,7 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// kinds makes an empty source of each kind that is asked over the network, by its key in the configuration.
+// kinds has a constructor for each kind of remote source, by its key in the configuration.
 var kinds = map[string]func() remote.Source{
 	"github_app": func() remote.Source { return &github.App{} },
 	"oauth2":     func() remote.Source { return &oauth.OAuth2{} },
@@ -26,10 +26,11 @@ var kinds = map[string]func() remote.Source{
 	"onepassword": func() remote.Source { return &manager.OnePassword{} },
 }
 
-// RemoteKinds are the keys of the sources that are asked over the network.
+// RemoteKinds returns the configuration keys of the remote sources.
 func RemoteKinds() []string { return slices.Sorted(maps.Keys(kinds)) }
 
-// NewRemote returns an empty source of a kind, to be filled from the configuration; nil if there is no such kind.
+// NewRemote returns an empty remote source of a kind, to be filled in from the configuration; nil if the kind is
+// unknown.
 func NewRemote(kind string) remote.Source {
 	if make := kinds[kind]; make != nil {
 		return make()
@@ -37,7 +38,8 @@ func NewRemote(kind string) remote.Source {
 	return nil
 }
 
-// withDocuments returns the sources, those that others need marked as documents: a private key is not valid in a header.
+// withDocuments returns the sources, with those that others need marked as documents: a private key is not valid in a
+// header.
 func withDocuments(sources map[string]Source) map[string]Source {
 	out := maps.Clone(sources)
 	for _, source := range sources {
@@ -51,7 +53,7 @@ func withDocuments(sources map[string]Source) map[string]Source {
 	return out
 }
 
-// needs are the names of the secrets that a source needs itself.
+// needs returns the names of the secrets that a source needs.
 func (s Source) needs() []string {
 	if s.Remote == nil {
 		return nil
@@ -59,8 +61,8 @@ func (s Source) needs() []string {
 	return s.Remote.Needs()
 }
 
-// checkNeeds returns an error if a source needs a secret that there is not, or, in the end, itself. It does not quote what
-// it does not know: a value may have been given in the place of a name.
+// checkNeeds returns an error if a source needs an unknown secret, or directly or indirectly itself. It does not quote
+// an unknown name, which may be a value given by mistake.
 func checkNeeds(sources map[string]Source, name string) error {
 	for _, need := range sources[name].needs() {
 		if _, ok := sources[need]; need != "" && !ok {
@@ -73,7 +75,7 @@ func checkNeeds(sources map[string]Source, name string) error {
 	return nil
 }
 
-// needed are the names of all secrets that one needs, directly or by way of others.
+// needed returns the names of all secrets that a secret needs, directly or indirectly.
 func needed(sources map[string]Source, name string) map[string]bool {
 	all := map[string]bool{}
 	for open := []string{name}; len(open) > 0; {

@@ -13,8 +13,8 @@ import (
 
 const (
 	// retryDelay is the minimum time between attempts after a failure: a box that repeats its request must not be able
-	// to make the gateway start commands as fast as it can send requests. For a source that is asked over the network it
-	// doubles with each failure, up to maxRetryDelay.
+	// to make the gateway start commands as fast as it can send requests. For a remote source it doubles with each
+	// failure, up to maxRetryDelay.
 	retryDelay    = time.Second
 	maxRetryDelay = 30 * time.Second
 	// killDelay is how long a refresh may take to end after its deadline.
@@ -34,43 +34,43 @@ var (
 type entry struct {
 	name   string
 	source Source
-	// load reads the source. It is given the last value, to be masked in what the source says.
+	// load reads the source. known is the last value, to be masked in texts from the source.
 	load  func(ctx context.Context, known name.Secret) (reading, error)
 	owner *Secrets
 
-	hanging atomic.Bool // a load has not returned: do not begin another
+	hanging atomic.Bool // a load has not returned: do not start another
 
 	mu       sync.Mutex
 	have     bool // value was read and has not expired
 	value    name.Secret
-	last     name.Secret // the last value read; if expired it is not used, but must not be shown either
+	last     name.Secret // the last value read; after it expires it is no longer used, but still must not be shown
 	forever  bool        // value does not expire
-	read     moment      // when the source was asked for value
-	early    moment      // when to refresh it before it expires
+	read     moment      // when the source was read for value
+	early    moment      // when to refresh it ahead of its expiry
 	expires  moment
-	ends     time.Time // like expires, but by what the source said alone; zero: it said nothing
-	err      error     // why the last refresh failed; nil if it did not
-	failures int       // in a row
-	retry    moment    // no refresh before
-	spared   moment    // likewise, because the server asked for it; a revocation does not change that
-	gone     bool      // the source said that there is no such secret any more
+	ends     time.Time // like expires, but only by the source's lifetime; zero: unknown
+	err      error     // of the last refresh; nil if it succeeded
+	failures int       // number of failures in a row
+	retry    moment    // earliest time of the next refresh
+	spared   moment    // likewise, on request of the server; a revocation does not override it
+	gone     bool      // the source reported that the secret no longer exists
 	flight   *flight   // the current refresh
 	timer    *time.Timer
-	told     string // the last failure logged
+	told     string // the last failure that was logged
 	toldAt   time.Time
 }
 
-// flight is one refresh; its result may be read once done is closed.
+// flight is one refresh. Its result may be read once done is closed.
 type flight struct {
 	done  chan struct{}
-	stale bool // the secret was revoked meanwhile: what was read must not be used. Guarded by the entry's mu
+	stale bool // the secret was revoked during the read: its result must not be used. Guarded by the entry's mu
 	// rereads counts how often that happened. Guarded by the entry's mu.
 	rereads int
 	value   name.Secret
 	err     error
 }
 
-// get returns the value if it has not expired, else that of a refresh, of which there is one at a time.
+// get returns the value if it has not expired, else the result of a refresh. Only one refresh runs at a time.
 func (e *entry) get(ctx context.Context) (name.Secret, error) {
 	e.mu.Lock()
 	now := e.owner.now()
@@ -80,7 +80,7 @@ func (e *entry) get(ctx context.Context) (name.Secret, error) {
 		e.begin()
 	}
 	value, err, f := e.value, e.err, e.flight
-	valid = valid && e.have // begin resets it if the secrets are closed
+	valid = valid && e.have // begin resets have if the secrets are closed
 	e.mu.Unlock()
 	switch {
 	case valid:
@@ -117,8 +117,8 @@ func (e *entry) begin() {
 	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
-// refresh reads the source, again if it is revoked meanwhile, and keeps the result. The age of a value counts from the
-// start of the read.
+// refresh reads the source, again if the secret is revoked during the read, and stores the result. The age of a value
+// counts from the start of the read.
 func (e *entry) refresh(f *flight) {
 	for {
 		began := e.owner.now()
@@ -133,14 +133,14 @@ func (e *entry) refresh(f *flight) {
 	}
 }
 
-// finish keeps the result of a read, unless it is stale: then it reports false.
+// finish stores the result of a read. It reports false if the result is stale and the source has to be read again.
 func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	e.mu.Lock()
 	if f.stale {
 		switch {
 		case e.owner.base.Err() != nil:
 			err = e.wrap(errStopping)
-		case retryAfter(err) == 0: // else it would be asked again before it wants to be
+		case retryAfter(err) == 0: // otherwise the server asked for a pause
 			f.stale = false
 			f.rereads++
 			e.mu.Unlock()
@@ -168,8 +168,8 @@ func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	return true
 }
 
-// keep stores a value. The error says that it has expired while it was read; one that is only too old to be used again goes
-// to those who wait for it. The caller holds e.mu.
+// keep stores a value. It fails if the value expired during the read; a value that is merely too old to be used again
+// is still returned to the waiting callers. The caller holds e.mu.
 func (e *entry) keep(began moment, got reading) error {
 	use := e.source.usable(got.lifetime)
 	e.last, e.forever = got.value, use == 0
@@ -185,8 +185,8 @@ func (e *entry) keep(began moment, got reading) error {
 	return nil
 }
 
-// fail notes a failure, and reports whether it is the first that says that the secret is gone: then the value is no
-// longer used. The caller holds e.mu.
+// fail records a failure, and reports whether it is the first one that means that the secret is gone. In that case the
+// value is no longer used. The caller holds e.mu.
 func (e *entry) fail(err error) (newlyGone bool) {
 	e.failures++
 	now := e.owner.now()
@@ -202,7 +202,7 @@ func (e *entry) fail(err error) (newlyGone bool) {
 	return newlyGone
 }
 
-// delay is how long the source is left alone after a failure. The caller holds e.mu.
+// delay is the pause after a failure. The caller holds e.mu.
 func (e *entry) delay(err error) time.Duration {
 	if e.source.Remote == nil {
 		return retryDelay
@@ -210,7 +210,7 @@ func (e *entry) delay(err error) time.Duration {
 	return max(min(retryDelay<<min(e.failures-1, 10), maxRetryDelay), retryAfter(err))
 }
 
-// retryAfter is for how long a server asked not to be asked again; 0 if it did not.
+// retryAfter returns the pause that a server requested; 0 if it did not.
 func retryAfter(err error) time.Duration {
 	if refused, ok := errors.AsType[*remote.Error](err); ok {
 		return refused.RetryAfter
@@ -218,8 +218,8 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-// loadInTime reads the source, but does not wait for longer than its timeout: reading a file on an unreachable network
-// file system cannot be interrupted. While a read hangs, no other is started.
+// loadInTime reads the source, but waits no longer than its timeout: reading a file on an unreachable network file
+// system cannot be interrupted. While a read hangs, no other is started.
 func (e *entry) loadInTime() (reading, error) {
 	if !e.hanging.CompareAndSwap(false, true) {
 		return reading{}, errTimeout
@@ -237,7 +237,7 @@ func (e *entry) loadInTime() (reading, error) {
 	go func() {
 		var r result
 		defer func() {
-			if v := recover(); v != nil { // which may quote a value
+			if v := recover(); v != nil { // the panic's value may quote a secret
 				r = result{err: errFault}
 			}
 			e.hanging.Store(false)
@@ -259,8 +259,8 @@ func (e *entry) loadInTime() (reading, error) {
 	}
 }
 
-// grace is how long a read may take to end once it is told to. One that exchanges a refresh token for another ends by its
-// own deadline: its answer must be kept.
+// grace is how long a read may take to end after its context ended. An exchange of refresh tokens ends by its own
+// deadline, because its answer must be kept.
 func (e *entry) grace() time.Duration {
 	if e.source.Remote != nil {
 		return e.source.timeout() + killDelay
@@ -279,7 +279,7 @@ func (e *entry) mayTell(err error) bool {
 	return true
 }
 
-// wrap says which secret and source an error is about.
+// wrap adds the secret and its source to an error.
 func (e *entry) wrap(err error) error {
 	return &Error{Secret: e.name, Source: e.source.String(), Err: err}
 }

@@ -55,8 +55,8 @@ func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// report counts a refresh and logs it if the source has begun to fail or works again. said is what a command wrote to
-// its standard error, or a server answered, masked; valid says that there still is a valid value.
+// report counts a refresh, and logs it if the source has begun to fail or works again. said is a command's standard
+// error or a server's answer, masked. valid reports whether the old value may still be used.
 func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
 	s.counts.refreshes.WithLabelValues(e.name).Inc()
 	if err == nil {

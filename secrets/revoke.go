@@ -11,14 +11,14 @@ import (
 
 // Holders are the connections that carry secrets. Safe for concurrent use.
 type Holders interface {
-	// Holds reports whether a request in progress was sent with a secret.
+	// Holds reports whether a request in progress was sent with the secret.
 	Holds(secret string) bool
-	// Revoke cuts the connections with such a request, begun before the call.
+	// Revoke cuts the connections with such a request that began before the call.
 	Revoke(secret string)
 }
 
-// SetHolders says where secrets are in use. A secret that is held is refreshed without being asked for, so that it is
-// noticed when its source no longer has it. The holders are told which secrets were found to be gone before.
+// SetHolders sets the connections that carry secrets. A secret in use is refreshed even without new requests, to detect
+// when its source no longer has it. SetHolders revokes the secrets that were found to be gone earlier.
 func (s *Secrets) SetHolders(h Holders) {
 	s.mu.Lock()
 	s.holders = h
@@ -30,8 +30,8 @@ func (s *Secrets) SetHolders(h Holders) {
 	}
 }
 
-// catchUp is called when there are other holders: it reports whether the secret was found to be gone, and has it read again in
-// time, as that may have been left out while nobody held it.
+// catchUp is called when the holders have changed. It reports whether the secret was found to be gone, and restarts the
+// timer for its next refresh, which may have been skipped while no connection carried the secret.
 func (e *entry) catchUp() (gone bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -53,12 +53,12 @@ var ErrStatic = errors.New("it cannot change while the gateway runs; change the 
 // ErrBusy is returned for secrets that have been revoked repeatedly while their source was being read.
 var ErrBusy = errors.New("it is being read anew since it was last revoked; try again when that is done")
 
-// maxRereads is how often in a row a read may be begun anew because the secret was revoked meanwhile, before [Secrets.Refresh]
-// refuses: requests wait until one ends.
+// maxRereads is how often in a row a revocation may restart a read before [Secrets.Refresh] refuses: requests wait
+// until a read ends.
 const maxRereads = 2
 
-// Refresh gives up the value of a secret, and of those that are made with it, cuts the connections that were opened with
-// them, and reads it anew. The value is not used from the call on. A server that asked not to be asked for a while is not.
+// Refresh drops the value of a secret and of those derived from it, cuts the connections that carry them, and reads the
+// secret again. The old value is not used after the call. A server's request for a pause is respected.
 func (s *Secrets) Refresh(ctx context.Context, name string) error {
 	if !s.Has(name) {
 		return &Error{Secret: name, Err: ErrUnknown}
@@ -78,15 +78,15 @@ func (s *Secrets) Refresh(ctx context.Context, name string) error {
 	return err
 }
 
-// busy reports whether revoking the secret once more would keep requests from ever getting it.
+// busy reports whether another revocation could keep requests from ever getting the secret.
 func (e *entry) busy() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.flight != nil && e.flight.rereads >= maxRereads
 }
 
-// revoked is called when a value was given up: those that are made with it are given up, too, and connections that carry
-// any of them cut.
+// revoked is called when a value was dropped. It drops the values derived from it too, and cuts the connections that
+// carry any of them.
 func (s *Secrets) revoked(name string) {
 	names := []string{name}
 	for other, e := range s.entries {
@@ -102,7 +102,7 @@ func (s *Secrets) revoked(name string) {
 	}
 }
 
-// reaches reports whether a secret is made with another one, directly or by way of others. There are no cycles.
+// reaches reports whether a secret is derived from another one, directly or indirectly. There are no cycles.
 func (s *Secrets) reaches(e *entry, name string) bool {
 	for _, need := range e.source.needs() {
 		if need == name || s.entries[need] != nil && s.reaches(s.entries[need], name) {
@@ -112,8 +112,8 @@ func (s *Secrets) reaches(e *entry, name string) bool {
 	return false
 }
 
-// drop gives up the value, and what a refresh in progress has read. The source is read without the delay after a failure,
-// unless that is the server's wish.
+// drop drops the value and the result of a refresh in progress. The next read skips the delay after a failure, unless
+// the server requested a pause.
 func (e *entry) drop() {
 	if f, ok := e.source.Remote.(remote.Forgetter); ok {
 		f.Forget()
@@ -129,8 +129,8 @@ func (e *entry) drop() {
 	}
 }
 
-// watch reads a secret again in time, if a connection holds it then: no request may ask for it until that ends. The caller
-// holds e.mu.
+// watch schedules the next read of a secret, for the case that a connection carries it then: until that connection
+// ends, there may be no request that triggers a refresh. The caller holds e.mu.
 func (e *entry) watch() {
 	if e.source.static() {
 		return
@@ -145,10 +145,10 @@ func (e *entry) watch() {
 	e.timer = time.AfterFunc(max(at.elapsed-e.owner.now().elapsed, minRefresh/2), e.again)
 }
 
-// again is called when a secret should be read again.
+// again reads a secret again if a connection carries it.
 func (e *entry) again() {
 	if h := e.owner.held(); h == nil || !h.Holds(e.name) {
-		return // the next request notices
+		return // the next request refreshes it
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -18,15 +18,15 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// Error says that a secret is unavailable, and why. It contains nothing of the value, of what a command wrote or of what
-// a server said.
+// Error reports that a secret is unavailable, and why. It contains no part of the value, of a command's output or of a
+// server's answer.
 type Error struct {
 	Secret string // its name; not in the text, because the caller knows it
-	Source string // such as "file /etc/boxgate/openai.key"; "" if there is none
+	Source string // such as "file /etc/boxgate/openai.key"; may be ""
 	Err    error
 }
 
-// Error names the source and the cause.
+// Error returns the source and the cause.
 func (e *Error) Error() string {
 	if e.Source == "" {
 		return e.Err.Error()
@@ -42,12 +42,12 @@ var ErrUnknown = errors.New("the configuration has no secret of this name")
 
 // Options configure how secrets are opened. The zero value is valid.
 type Options struct {
-	Log    *zap.Logger    // for when a source begins to fail and when it works again; nil: nothing is logged
-	Roots  *x509.CertPool // trusted for the servers that are asked for values; nil: the system's
-	Memory remote.Memory  // of sources that must know something after a restart; nil: these fail
+	Log    *zap.Logger    // logs when a source begins to fail and when it works again; nil: no log
+	Roots  *x509.CertPool // trusted for the servers of remote sources; nil: the system's
+	Memory remote.Memory  // for sources with state that survives restarts; nil: these sources fail
 }
 
-// Secrets are the operator's secrets. A nil Secrets knows none. Safe for concurrent use.
+// Secrets are the operator's secrets. A nil Secrets has none. Safe for concurrent use.
 type Secrets struct {
 	log     *zap.Logger
 	entries map[string]*entry
@@ -56,19 +56,19 @@ type Secrets struct {
 	memory  remote.Memory
 	now     func() moment
 
-	base   context.Context // of every refresh
+	base   context.Context // parent of every refresh
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
 	holders Holders
 	closed  bool
-	resting bool           // closed, but for what has been read
-	flights sync.WaitGroup // the current refreshes; Add under mu and only while not closed
+	resting bool           // closed, but values stay available until they expire
+	flights sync.WaitGroup // the running refreshes; Add under mu and only while not closed
 }
 
 // Open takes ownership of the sources, by name, and starts reading each of them. It does not wait: a failure is logged,
-// and fails the requests that need the secret. Variables are read here and removed from the environment of this
-// process, so that child processes do not inherit them. The error says what is wrong with the form of the sources.
+// and fails the requests that need the secret. Variables are read immediately and removed from the environment of this
+// process, so that child processes do not inherit them. Open fails if a source is malformed.
 func Open(sources map[string]Source, o Options) (*Secrets, error) {
 	s := &Secrets{log: o.Log, entries: map[string]*entry{}, client: remote.NewClient(o.Roots), memory: o.Memory, now: clock()}
 	if s.log == nil {
@@ -104,8 +104,8 @@ func (e *entry) start() {
 	e.begin()
 }
 
-// Secret returns the current value of a secret. It does not wait for a refresh while the old value is still valid. It
-// fails with an *[Error] if there is no valid value and the source has none, or if ctx ends first.
+// Secret returns the current value of a secret. It does not wait for a refresh while the old value is valid. It fails
+// with an *[Error] if there is no valid value and reading the source fails, or if ctx ends first.
 func (s *Secrets) Secret(ctx context.Context, n string) (name.Secret, error) {
 	if !s.Has(n) {
 		return name.Secret{}, &Error{Secret: n, Err: ErrUnknown}
@@ -113,7 +113,7 @@ func (s *Secrets) Secret(ctx context.Context, n string) (name.Secret, error) {
 	return s.entries[n].get(ctx)
 }
 
-// Has reports whether there is a secret of that name, whether or not its value is available.
+// Has reports whether the secret is configured, even if its value is unavailable.
 func (s *Secrets) Has(name string) bool { return s != nil && s.entries[name] != nil }
 
 // Close stops every refresh and kills running commands. After that, no secret is available.
@@ -128,8 +128,8 @@ func (s *Secrets) Close() {
 	s.flights.Wait()
 }
 
-// Rest waits for the refreshes under way and begins no more: values stay available until they expire. Another process may then
-// refresh the same sources.
+// Rest waits for the running refreshes and starts no more. Values stay available until they expire. Another process may
+// then refresh the same sources.
 func (s *Secrets) Rest() {
 	if s == nil {
 		return
@@ -140,7 +140,7 @@ func (s *Secrets) Rest() {
 	s.flights.Wait()
 }
 
-// Forget drops the value of a secret, which is read again if it may be.
+// Forget drops the value of a secret. After Rest, it is not read again.
 func (s *Secrets) Forget(n string) {
 	if !s.Has(n) {
 		return
@@ -151,7 +151,7 @@ func (s *Secrets) Forget(n string) {
 	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
-// rests reports whether values stay available although there are no more refreshes.
+// rests reports whether Rest was called: values stay available without refreshes.
 func (s *Secrets) rests() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,14 +169,15 @@ func (s *Secrets) fly(refresh func()) bool {
 	return true
 }
 
-// reading is what a source gave.
+// reading is the result of reading a source.
 type reading struct {
 	value    name.Secret
-	lifetime time.Duration // how long the source says that it may be used; 0: it does not say
-	said     string        // for the log: what a command wrote to its standard error, or a server said; both masked
+	lifetime time.Duration // given by the source; 0: unknown
+	said     string        // for the log: a command's standard error or a server's answer, masked
 }
 
-// loader returns the function that reads a source. It is given the last value, to be masked in what the source says.
+// loader returns the function that reads a source. The function's second argument is the last value, to be masked in
+// texts from the source.
 func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secret) (reading, error) {
 	switch path := from.path(); {
 	case path != "":
@@ -204,7 +205,7 @@ func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secre
 	}
 }
 
-// asker returns the function that asks a remote source.
+// asker returns the function that reads a remote source.
 func (s *Secrets) asker(n string, from Source) func(context.Context, name.Secret) (reading, error) {
 	desk := remote.Desk{
 		Name: n, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
@@ -225,7 +226,7 @@ func (s *Secrets) asker(n string, from Source) func(context.Context, name.Secret
 	}
 }
 
-// needed returns a secret that another one is made with.
+// needed returns a secret that another one is derived from.
 func (s *Secrets) needed(ctx context.Context, n string) (name.Secret, error) {
 	v, err := s.Secret(ctx, n)
 	if err != nil {
@@ -242,16 +243,16 @@ func readVariable(n string, f form) (name.Secret, error) {
 	return f.checked(v)
 }
 
-// goneError is the error of a source that says that there is no such secret any more.
+// goneError is the error of a source that no longer has the secret.
 type goneError struct{ error }
 
-// Is makes it a [remote.ErrGone].
+// Is makes it match [remote.ErrGone].
 func (goneError) Is(target error) bool { return target == remote.ErrGone }
 
 // Unwrap returns the cause.
 func (g goneError) Unwrap() error { return g.error }
 
-// forgetful is the memory of secrets that were opened without one.
+// forgetful is the memory if none was given.
 type forgetful struct{}
 
 var errForgetful = errors.New("there is no store")

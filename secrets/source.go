@@ -14,25 +14,25 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// Source says where the value of one secret comes from. Exactly one of Value, File, Env, Command, Credential and Remote is
+// Source is the origin of the value of one secret. Exactly one of Value, File, Env, Command, Credential and Remote is
 // set.
 type Source struct {
 	Value      name.Secret   // the value itself
 	File       string        // absolute path; the file must belong to root or the gateway's user and not be accessible to others
 	Env        string        // variable of the gateway's environment, removed from it when the secrets are opened
 	Command    []string      // program and arguments, run without a shell; its standard output is the value
-	Credential string        // credential that systemd passes to the gateway's service
-	Remote     remote.Source // asked over the network
+	Credential string        // name of a credential that systemd passes to the gateway's service
+	Remote     remote.Source // fetched over the network
 	Kind       string        // of Remote: its key in the configuration
 
-	// Document is set for values that need not be valid in a header, such as a private key: text of up to 64 KiB. What
-	// other secrets need is one without it.
+	// Document is set for values that need not be valid in a header, such as a private key: text of up to 64 KiB. A
+	// secret that others need is always a document.
 	Document bool
-	// Refresh is how long a value is used. 0: a minute for a file or a credential, five for a command and for what is
-	// asked over the network without saying when it expires. What does expire is used no longer than that. A literal and a
-	// variable cannot change while the gateway runs, so for them it has no effect.
+	// Refresh is how long a value is used. 0: a minute for a file or a credential, five minutes for a command and for a
+	// remote value without expiry. A value with an expiry is never used for longer. Literals and variables cannot
+	// change while the gateway runs, so it has no effect on them.
 	Refresh time.Duration
-	// Timeout is how long a file may take to be read, a command to run, or a server to answer. 0: 10 s.
+	// Timeout bounds reading a file, running a command, or a server's answer. 0: 10 s.
 	Timeout time.Duration
 }
 
@@ -42,18 +42,17 @@ const (
 	minTimeout, maxTimeout = 100 * time.Millisecond, 5 * time.Minute
 
 	fileRefresh    = time.Minute
-	commandRefresh = 5 * time.Minute // and what is asked over the network
+	commandRefresh = 5 * time.Minute // also for remote sources
 	defaultTimeout = 10 * time.Second
 
 	maxArguments = 64
 )
 
-// gatewayVariables are used by the gateway or its child processes: removing them from the environment would break
-// those.
+// gatewayVariables are used by the gateway or its child processes, so they must not be removed from the environment.
 var gatewayVariables = map[string]bool{"PATH": true, "HOME": true, "TMPDIR": true, "NOTIFY_SOCKET": true, "LANG": true}
 
-// Validate returns all problems of the names and the form of sources; it checks nothing outside of them. Each error
-// begins with the configuration key that it is about.
+// Validate returns all problems with the names and the form of sources. It accesses nothing outside of them. Each error
+// begins with its configuration key.
 func Validate(sources map[string]Source) error {
 	var errs []error
 	sources = withDocuments(sources)
@@ -170,12 +169,12 @@ func isVariable(s string) bool {
 	return s != "" && len(s) <= 128
 }
 
-// isCredential reports whether s can be the name of a credential of systemd: a file name.
+// isCredential reports whether s is a valid name of a systemd credential: a file name.
 func isCredential(s string) bool {
 	return len(s) <= 255 && strings.Trim(s, ".") != "" && !strings.ContainsAny(s, "/\x00\n")
 }
 
-// String says what kind of source it is and where: never the value, nor the arguments of a command.
+// String returns the kind and place of the source, but never the value or the arguments of a command.
 func (s Source) String() string {
 	switch {
 	case s.File != "":
@@ -193,7 +192,7 @@ func (s Source) String() string {
 	}
 }
 
-// path is the file that is read; "" if the source is none.
+// path returns the file to read; "" if the source is not a file.
 func (s Source) path() string {
 	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); s.Credential != "" && filepath.IsAbs(dir) {
 		return filepath.Join(dir, s.Credential)
@@ -212,12 +211,12 @@ func Files(sources map[string]Source) []string {
 	return out
 }
 
-// errNoCredentials is why a credential cannot be read.
+// errNoCredentials is returned for a credential if systemd passed none.
 var errNoCredentials = errors.New("the gateway was not started by systemd with credentials; add LoadCredential= to its unit")
 
 func (s Source) form() form { return form{document: s.Document} }
 
-// refresh returns how long a value is used of which the source does not say when it expires; 0: for ever.
+// refresh returns how long a value without expiry is used; 0: forever.
 func (s Source) refresh() time.Duration {
 	switch {
 	case s.static():
@@ -231,14 +230,14 @@ func (s Source) refresh() time.Duration {
 	}
 }
 
-// maxMargin is how long before it expires a value is no longer used, at most: the request that it goes out with must
+// maxMargin is the maximum time before its expiry at which a value is no longer used: the request that carries it must
 // arrive in time.
 const maxMargin = 30 * time.Second
 
-// within returns how long a value that expires after lifetime is used at most.
+// within returns how long a value that expires after lifetime may be used.
 func within(lifetime time.Duration) time.Duration { return lifetime - min(lifetime/10, maxMargin) }
 
-// usable returns how long a value is used that expires after lifetime, unless that is 0; 0: for ever.
+// usable returns how long a value is used that expires after lifetime (0: no expiry); 0: forever.
 func (s Source) usable(lifetime time.Duration) time.Duration {
 	if lifetime == 0 || s.static() {
 		return s.refresh()
@@ -247,7 +246,7 @@ func (s Source) usable(lifetime time.Duration) time.Duration {
 	if s.Refresh != 0 {
 		use = min(use, s.Refresh)
 	}
-	return max(use, 1) // 0 would be for ever
+	return max(use, 1) // 0 would mean forever
 }
 
 func (s Source) timeout() time.Duration {

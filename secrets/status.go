@@ -10,16 +10,16 @@ import (
 type Status struct {
 	Name   string
 	Source string    // such as "file /etc/boxgate/openai.key"
-	Valid  bool      // there is a value that may be used, or the next use reads it
-	Read   time.Time // when the source was asked for it; zero: it never gave one
-	// Expires is when the value may no longer be used by what the source said of it; zero: it said nothing, or Stale.
+	Valid  bool      // there is a usable value, or the next use reads it
+	Read   time.Time // when the source was last read for it; zero: never successfully
+	// Expires is when the value expires according to its source; zero: unknown, or Stale.
 	Expires time.Time
-	// Stale says that its time has passed without a use: the source is read at the next one.
+	// Stale is set if the value expired without a use since: the next use reads the source.
 	Stale bool
-	Err   error // why the last refresh failed; nil if it did not
+	Err   error // of the last refresh; nil if it succeeded
 }
 
-// Status returns the state of every secret, by name.
+// Status returns the state of every secret, sorted by name.
 func (s *Secrets) Status() []Status {
 	if s == nil {
 		return nil

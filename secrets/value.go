@@ -11,13 +11,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxValue is the longest value that fits into a header, maxDocument the longest of the others, in bytes.
+// maxValue is the maximum length of a header value, maxDocument that of a document, in bytes.
 const (
 	maxValue    = 8 << 10
 	maxDocument = 64 << 10
 )
 
-// form is what a value must be like: valid in a header, or a document.
+// form is the form of a value: valid in a header, or a document.
 type form struct{ document bool }
 
 var (
@@ -25,7 +25,7 @@ var (
 	errText  = errors.New("it is not text in UTF-8")
 )
 
-// max is the length of the longest value.
+// max is the maximum length in bytes.
 func (f form) max() int {
 	if f.document {
 		return maxDocument
@@ -33,13 +33,13 @@ func (f form) max() int {
 	return maxValue
 }
 
-// maxRaw is max with a trailing line break.
+// maxRaw is max plus a trailing line break.
 func (f form) maxRaw() int { return f.max() + len("\r\n") }
 
 func (f form) errTooLong() error { return fmt.Errorf("it is longer than %d bytes", f.max()) }
 
-// valueOf makes a secret of the content of a file or the output of a command: one trailing line break is stripped. raw
-// is cleared.
+// valueOf makes a secret from the content of a file or the output of a command, without one trailing line break. It
+// clears raw.
 func (f form) valueOf(raw []byte) (name.Secret, error) {
 	defer clear(raw)
 	if len(raw) > f.maxRaw() {

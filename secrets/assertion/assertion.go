@@ -1,5 +1,5 @@
-// Package assertion signs JSON Web Tokens with an operator's private key: what a gateway shows a token endpoint to be
-// given a token (RFC 7523).
+// Package assertion signs JSON Web Tokens with an operator's private key, which a gateway exchanges for a token at a
+// token endpoint (RFC 7523).
 package assertion
 
 import (
@@ -23,10 +23,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// minRSA is the smallest RSA key that is used, in bits.
+// minRSA is the minimum size of an RSA key in bits.
 const minRSA = 2048
 
-// skew is how far back a token is dated, for servers whose clocks are behind.
+// skew is how far a token is backdated, for servers whose clocks are behind.
 const skew = 30 * time.Second
 
 // Claims are the contents of a token.
@@ -46,7 +46,8 @@ type Signer struct {
 }
 
 // Parse returns the signer for a private key in PEM: RSA of 2048 bits or more, ECDSA on P-256, P-384 or P-521, or
-// Ed25519. A certificate in the text is the key's, and is named in the tokens. Errors quote nothing of the text.
+// Ed25519. A certificate in the text must be the key's; tokens refer to it by thumbprint. Errors quote no part of the
+// text.
 func Parse(text name.Secret, keyID string) (*Signer, error) {
 	s := &Signer{keyID: keyID}
 	rest := []byte(text.Reveal())
@@ -70,7 +71,7 @@ func Parse(text name.Secret, keyID string) (*Signer, error) {
 	return s, s.choose()
 }
 
-// HasCertificate reports whether the text had a certificate.
+// HasCertificate reports whether the text contained a certificate.
 func (s *Signer) HasCertificate() bool { return s.thumbprint != "" }
 
 func keyOf(block *pem.Block) any {
@@ -105,7 +106,7 @@ func (s *Signer) choose() error {
 	return nil
 }
 
-// Sign returns a token of the claims, issued now.
+// Sign returns a token with the claims, issued now.
 func (s *Signer) Sign(c Claims, now time.Time) (name.Secret, error) {
 	options := (&jose.SignerOptions{}).WithType("JWT")
 	if s.thumbprint != "" {
@@ -129,7 +130,7 @@ func (s *Signer) Sign(c Claims, now time.Time) (name.Secret, error) {
 	return name.NewSecret(text), nil
 }
 
-// standard are the claims of RFC 7519, but for the audience.
+// standard returns the registered claims (RFC 7519) except for the audience.
 func (c *Claims) standard(now time.Time) jwt.Claims {
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
@@ -140,7 +141,8 @@ func (c *Claims) standard(now time.Time) jwt.Claims {
 	}
 }
 
-// further are the other claims, and the audience: as a text and not a list, which not every server takes.
+// further returns the other claims and the audience, as a string instead of a list, because some servers do not accept
+// a list.
 func (c *Claims) further() map[string]any {
 	more := map[string]any{}
 	maps.Copy(more, c.More)

@@ -1,3 +1,3 @@
-// Package aws gets credentials of roles from AWS STS, and values from AWS Secrets Manager. What it signs its requests
-// with, and the credentials of a role, are as [sign.ParseCredentials] reads them.
+// Package aws gets credentials of roles from AWS STS, and values from AWS Secrets Manager. The credentials for its
+// requests, and those of a role, have the format of [sign.ParseCredentials].
 package aws

@@ -14,10 +14,10 @@ import (
 type Secret struct {
 	ID          string `yaml:"id"` // name or ARN
 	Region      string `yaml:"region"`
-	Credentials string `yaml:"credentials"` // name of a secret: what the request is signed with
+	Credentials string `yaml:"credentials"` // name of a secret: credentials to sign the request
 	Field       string `yaml:"field"`       // of a value that is a JSON object; empty: the whole value
 	Stage       string `yaml:"stage"`       // of the version; empty: AWSCURRENT
-	Endpoint    string `yaml:"endpoint"`    // empty: that of the region
+	Endpoint    string `yaml:"endpoint"`    // empty: the region's
 }
 
 var secretID = regexp.MustCompile(`^[A-Za-z0-9/_+=.@:!-]{1,512}$`)

@@ -14,22 +14,22 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// Bounds of how long a role is assumed for, set by AWS, and the time if none is configured.
+// AWS's limits for the duration of a session, and the default.
 const (
 	minRoleTime, maxRoleTime = 15 * time.Minute, 12 * time.Hour
 	roleTime                 = time.Hour
 )
 
-// Role assumes a role by AWS STS. Its value is credentials as [sign.ParseCredentials] reads them.
+// Role assumes a role by AWS STS. Its value is credentials in the format of [sign.ParseCredentials].
 type Role struct {
 	ARN         string        `yaml:"role_arn"`
 	Region      string        `yaml:"region"`
-	Credentials string        `yaml:"credentials"`  // name of a secret: what the request is signed with
+	Credentials string        `yaml:"credentials"`  // name of a secret: credentials to sign the request
 	SessionName string        `yaml:"session_name"` // shown in AWS's logs; empty: boxgate
 	ExternalID  string        `yaml:"external_id"`
 	Duration    time.Duration `yaml:"duration"` // 15 minutes to 12 hours; 0: one hour
-	Policy      string        `yaml:"policy"`   // JSON: what the session may do at most
-	Endpoint    string        `yaml:"endpoint"` // empty: that of the region
+	Policy      string        `yaml:"policy"`   // JSON: upper limit of the session's permissions
+	Endpoint    string        `yaml:"endpoint"` // empty: the region's
 }
 
 var (
@@ -114,7 +114,7 @@ func (r *Role) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	}
 	keys := sign.Credentials{
 		AccessKeyID: got.AccessKeyID, SecretAccessKey: name.NewSecret(got.SecretAccessKey), SessionToken: name.NewSecret(got.SessionToken),
-		Expires: d.Now().Add(left), // by the local clock, which is the one that it is compared with
+		Expires: d.Now().Add(left), // by the local clock, with which it is compared
 	}
 	if _, err := sign.ParseCredentials(keys.Secret()); err != nil {
 		return remote.Value{}, remote.ErrAnswer("valid credentials")

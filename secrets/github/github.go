@@ -18,9 +18,9 @@ import (
 
 const (
 	publicAPI = "https://api.github.com"
-	// appTokenTime is how long the app's own token is valid; GitHub accepts ten minutes at most.
+	// appTokenTime is the lifetime of the app's own token; GitHub accepts at most ten minutes.
 	appTokenTime = 5 * time.Minute
-	// tokenTime is how long GitHub's tokens are valid at most, whatever the answer says.
+	// tokenTime is the maximum lifetime of GitHub's tokens, whatever the answer contains.
 	tokenTime = time.Hour
 
 	maxRepositories = 500
@@ -30,10 +30,10 @@ const (
 type App struct {
 	AppID          string            `yaml:"app_id"`          // or its client ID
 	InstallationID int64             `yaml:"installation_id"` // or
-	Repository     string            `yaml:"repository"`      // owner/name, whose installation it is
+	Repository     string            `yaml:"repository"`      // owner/name: the installation of this repository
 	PrivateKey     string            `yaml:"private_key"`     // name of a secret
-	Repositories   []string          `yaml:"repositories"`    // names without owner; none: all of the installation
-	Permissions    map[string]string `yaml:"permissions"`     // none: all of the installation
+	Repositories   []string          `yaml:"repositories"`    // names without owner; empty: all of the installation
+	Permissions    map[string]string `yaml:"permissions"`     // empty: all of the installation
 	API            string            `yaml:"api"`             // of GitHub Enterprise, such as https://github.example.com/api/v3
 }
 
@@ -84,7 +84,7 @@ func (a *App) validateScope(fail remote.Fail) {
 	}
 }
 
-// isPath reports whether s is owner/name, and the same as part of a URL.
+// isPath reports whether s is owner/name and unchanged by URL normalization.
 func isPath(s string) bool {
 	_, name, _ := strings.Cut(s, "/")
 	return repository.MatchString(s) && !isDots(name)
@@ -168,7 +168,7 @@ func (a *App) authenticate(ctx context.Context, d remote.Desk) (http.Header, err
 	}, nil
 }
 
-// installation returns the ID of the installation, which GitHub is asked for if only a repository is known.
+// installation returns the ID of the installation. If only a repository is configured, it asks GitHub.
 func (a *App) installation(ctx context.Context, d remote.Desk, header http.Header) (int64, error) {
 	if a.InstallationID != 0 {
 		return a.InstallationID, nil
@@ -183,7 +183,7 @@ func (a *App) installation(ctx context.Context, d remote.Desk, header http.Heade
 	return answer.ID, err
 }
 
-// scope is what a token is limited to.
+// scope returns the limits of a token.
 func (a *App) scope() map[string]any {
 	scope := map[string]any{}
 	if len(a.Repositories) > 0 {

@@ -1,5 +1,5 @@
-// Package identity signs short-lived tokens that say which box a request comes from, for the proxies of an operator that
-// requests are forwarded to, and publishes the keys to check them with.
+// Package identity signs short-lived tokens that identify the box of a request, for the operator's proxies to which
+// requests are forwarded, and publishes the keys to verify them.
 package identity
 
 import (
@@ -26,19 +26,19 @@ import (
 )
 
 const (
-	lifetime = 30 * time.Second // of a token from now on; it is dated half a minute back
-	period   = 24 * time.Hour   // after which there is a new key
+	lifetime = 30 * time.Second // of a token from now on; it is backdated by half a minute
+	period   = 24 * time.Hour   // interval of new keys
 	ahead    = time.Hour        // how long a key is published before it signs
-	behind   = 10 * time.Minute // how long one is published after it has signed last
-	maxKeys  = 8                // of a clock that jumps
-	overdue  = ahead            // how long a store may be too slow, or fail, to keep a new key
+	behind   = 10 * time.Minute // how long a key is published after its last use
+	maxKeys  = 8                // bound in case the clock jumps
+	overdue  = ahead            // how long the store may fail to save a new key
 )
 
-// Memory keeps the keys over restarts, sealed. Safe for concurrent use.
+// Memory keeps the keys across restarts, sealed. Safe for concurrent use.
 type Memory interface {
-	// IdentityKeys returns what was last kept; the zero value if nothing was.
+	// IdentityKeys returns the text last set; the zero value if there is none.
 	IdentityKeys() (name.Secret, error)
-	// SetIdentityKeys keeps a text, in the place of what was kept before.
+	// SetIdentityKeys replaces the stored text.
 	SetIdentityKeys(name.Secret) error
 }
 
@@ -48,7 +48,7 @@ type Issuer struct {
 	memory Memory
 	now    func() time.Time
 
-	keys atomic.Pointer[[]key] // oldest first, never changed in place; nil until they were read
+	keys atomic.Pointer[[]key] // oldest first, replaced as a whole; nil until loaded
 
 	rotating sync.Mutex // held while the store is read or written
 }
@@ -62,13 +62,14 @@ type key struct {
 	public jose.JSONWebKey
 }
 
-// New returns an issuer of tokens under a name, their claim iss.
+// New returns an issuer of tokens with the given iss claim.
 func New(name string, memory Memory, now func() time.Time) *Issuer {
 	return &Issuer{name: name, memory: memory, now: now}
 }
 
-// Token returns a token that says, for half a minute, to an audience that a request for a host comes from a box. It waits for
-// the store only if there is no key yet, or the keys are overdue; else at most one caller at a time does.
+// Token returns a token, valid for half a minute, which attests to an audience that a request for a host comes from a
+// box. It waits for the store only if there is no key yet, or the keys are overdue; otherwise at most one caller at a
+// time waits.
 func (i *Issuer) Token(box policy.BoxID, audience, host string) (name.Secret, error) {
 	now := i.now()
 	keys, err := i.usable(now)
@@ -95,7 +96,8 @@ func (i *Issuer) KeySet() (json.RawMessage, error) {
 	return json.Marshal(set)
 }
 
-// usable returns the keys, of which there are some. While the store is slow or fails, the earlier ones are used for some time.
+// usable returns the keys, at least one. While the store is slow or fails, it returns the previous keys for up to
+// overdue.
 func (i *Issuer) usable(now time.Time) ([]key, error) {
 	known := i.keys.Load()
 	if known == nil || isDue(*known, now.Add(-overdue)) {
@@ -103,12 +105,12 @@ func (i *Issuer) usable(now time.Time) ([]key, error) {
 	}
 	if i.rotating.TryLock() {
 		defer i.rotating.Unlock()
-		_ = i.rotateLocked(now) // it is tried again with the next token; once the keys are overdue it has to succeed
+		_ = i.rotateLocked(now) // retried with the next token; its error counts only once the keys are overdue
 	}
 	return *i.keys.Load(), nil
 }
 
-// current returns the keys after any change that is due.
+// current returns the keys after any due rotation.
 func (i *Issuer) current(now time.Time) ([]key, error) {
 	i.rotating.Lock()
 	defer i.rotating.Unlock()
@@ -134,8 +136,8 @@ func signing(keys []key, now time.Time) int {
 	return 0
 }
 
-// rotateLocked reads the keys, makes a new one when it is time, and drops those that have signed nothing for long. What
-// it changes is kept before it is used.
+// rotateLocked loads the keys, makes a new one when it is due, and drops those no longer needed. Changes are stored
+// before they take effect.
 func (i *Issuer) rotateLocked(now time.Time) error {
 	known := i.keys.Load()
 	if known == nil {
@@ -165,7 +167,7 @@ func (i *Issuer) rotateLocked(now time.Time) error {
 	return nil
 }
 
-// record is a key as it is kept.
+// record is the stored form of a key.
 type record struct {
 	Since time.Time `json:"since"`
 	Key   string    `json:"key"`
@@ -221,7 +223,7 @@ func newKey(now time.Time) (key, error) {
 	return parseKey(name.NewSecret(string(text)), now.UTC().Truncate(time.Second))
 }
 
-// parseKey makes a key of its text. Its ID is the beginning of its thumbprint (RFC 7638).
+// parseKey parses a key. Its ID is the beginning of its thumbprint (RFC 7638).
 func parseKey(text name.Secret, since time.Time) (key, error) {
 	block, _ := pem.Decode([]byte(text.Reveal()))
 	if block == nil {

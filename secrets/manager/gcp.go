@@ -17,7 +17,7 @@ const googleSecrets = "https://secretmanager.googleapis.com"
 // GCP is a secret of Google Secret Manager.
 type GCP struct {
 	Secret   string `yaml:"secret"`   // projects/PROJECT/secrets/NAME, optionally with /versions/VERSION
-	Token    string `yaml:"token"`    // name of a secret: an access token, as of a google source with the scope cloud-platform
+	Token    string `yaml:"token"`    // name of a secret: an access token, such as from a google source with the scope cloud-platform
 	Field    string `yaml:"field"`    // of a value that is a JSON object; empty: the whole value
 	Endpoint string `yaml:"endpoint"` // of a region; empty: https://secretmanager.googleapis.com
 }

@@ -17,7 +17,7 @@ type OnePassword struct {
 	Vault   string `yaml:"vault"`   // ID of the vault
 	Item    string `yaml:"item"`    // ID of the item
 	Field   string `yaml:"field"`   // ID or label; empty: password
-	CAFile  string `yaml:"ca_file"` // trusted in the place of the usual roots
+	CAFile  string `yaml:"ca_file"` // trusted instead of the usual roots
 }
 
 // Validate implements [remote.Source].

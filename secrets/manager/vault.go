@@ -22,7 +22,7 @@ type Vault struct {
 	KV        int    `yaml:"kv"`        // version of the store, 1 or 2; 0: 2
 	Version   int    `yaml:"version"`   // of the secret, in version 2; 0: the latest
 	Namespace string `yaml:"namespace"` // of Vault Enterprise
-	CAFile    string `yaml:"ca_file"`   // trusted in the place of the usual roots
+	CAFile    string `yaml:"ca_file"`   // trusted instead of the usual roots
 
 	Token   string      `yaml:"token"`    // name of a secret, or one of:
 	AppRole *VaultLogin `yaml:"app_role"` // log in by role and secret ID
@@ -31,7 +31,7 @@ type Vault struct {
 	session session
 }
 
-// VaultLogin is how the gateway logs in to Vault.
+// VaultLogin configures how the gateway logs in to Vault.
 type VaultLogin struct {
 	Mount  string `yaml:"mount"`  // of the method; empty: approle, or kubernetes
 	Role   string `yaml:"role"`   // its name; for AppRole its ID
@@ -123,7 +123,7 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 	})
 }
 
-// readVersioned reads a secret from a store of version 2.
+// readVersioned reads a secret from a version 2 store.
 func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data struct {
@@ -147,13 +147,13 @@ func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token name.Sec
 	return remote.FieldOf(string(a.Data.Data), v.Field)
 }
 
-// passed reports whether a time, which may be in the future or missing, is over.
+// passed reports whether a time is in the past. It may be in the future, or missing.
 func passed(text string, now time.Time) bool {
 	at, err := time.Parse(time.RFC3339Nano, text)
 	return text != "" && (err != nil || !now.Before(at))
 }
 
-// readPlain reads a secret from a store of version 1.
+// readPlain reads a secret from a version 1 store.
 func (v *Vault) readPlain(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data json.RawMessage `json:"data"`

@@ -12,14 +12,14 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// session is the token of a login, which is used until its lease ends: Vault keeps a token of each login until then. Safe for
-// concurrent use.
+// session is the token of a login. It is reused until its lease ends, because Vault keeps the token of every login
+// until then. Safe for concurrent use.
 type session struct {
 	mu      sync.Mutex
 	token   name.Secret
-	secret  name.Secret // what the gateway logged in with
+	secret  name.Secret // the secret used for the login
 	expires time.Time
-	retired bool // the token must not be used any more, and is to be revoked
+	retired bool // the token must not be used again, and must be revoked
 }
 
 // maxSession bounds how long a token is used, whatever its lease.
@@ -32,8 +32,8 @@ func (v *Vault) Forget() {
 	v.session.retired = true
 }
 
-// withToken calls read with a token of Vault, that of the last login if it has one. If Vault does not accept that any more,
-// read is called once more, with a new one.
+// withToken calls read with a Vault token, that of the last login if possible. If Vault refuses that token, read is
+// called again with a new one.
 func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Secret) (remote.Value, error)) (remote.Value, error) {
 	secret, err := d.Secret(ctx, v.Needs()[0])
 	if err != nil {
@@ -58,8 +58,8 @@ func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Sec
 	return read(token)
 }
 
-// lasting returns the token of the last login if it may still be used, and none if not. One that Vault would keep for longer is
-// revoked.
+// lasting returns the token of the last login if it may still be used, else a zero value. An unusable token whose lease
+// has not ended is revoked.
 func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret name.Secret) name.Secret {
 	s := &v.session
 	s.mu.Lock()
@@ -73,12 +73,12 @@ func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret name.Secret) 
 	if token.Reveal() != "" && lasts {
 		r := v.request("/v1/auth/token/revoke-self", token)
 		r.Method, r.Once = http.MethodPost, true
-		_, _, _ = d.Client.Do(ctx, r) // its lease ends all the same
+		_, _, _ = d.Client.Do(ctx, r) // otherwise its lease ends on its own
 	}
 	return name.Secret{}
 }
 
-// login returns the token of a new login, and remembers it for as long as its lease lasts.
+// login returns the token of a new login, and keeps it for the duration of its lease.
 func (v *Vault) login(ctx context.Context, d remote.Desk, secret name.Secret) (name.Secret, error) {
 	r, err := v.loginRequest(secret)
 	if err != nil {
@@ -87,7 +87,7 @@ func (v *Vault) login(ctx context.Context, d remote.Desk, secret name.Secret) (n
 	var a struct {
 		Auth struct {
 			Token string `json:"client_token"`
-			Lease int64  `json:"lease_duration"` // in seconds; 0: it does not end
+			Lease int64  `json:"lease_duration"` // in seconds; 0: unlimited
 		} `json:"auth"`
 	}
 	began := d.Now()
@@ -107,7 +107,7 @@ func (v *Vault) login(ctx context.Context, d remote.Desk, secret name.Secret) (n
 	return token, nil
 }
 
-// loginRequest is the request to log in.
+// loginRequest returns the login request.
 func (v *Vault) loginRequest(secret name.Secret) (remote.Request, error) {
 	way, method, body := v.JWT, "kubernetes", map[string]string{}
 	if v.AppRole != nil {

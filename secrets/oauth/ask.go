@@ -12,24 +12,24 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// maxLifetime bounds how long a token is used, whatever the server says.
+// maxLifetime bounds how long a token is used, whatever the server reports.
 const maxLifetime = 24 * time.Hour
 
 // question is a request to a token endpoint.
 type question struct {
 	url          string
 	form         url.Values
-	user, secret string // of basic authentication, unless user is empty
+	user, secret string // for basic authentication, unless user is empty
 	once         bool
 }
 
-// answer is the response of a token endpoint (RFC 6749, 5.1).
+// answer is the response of a token endpoint (RFC 6749, section 5.1).
 type answer struct {
 	AccessToken  string      `json:"access_token"`
 	IDToken      string      `json:"id_token"`
 	TokenType    string      `json:"token_type"`
 	RefreshToken string      `json:"refresh_token"`
-	ExpiresIn    json.Number `json:"expires_in"` // a number, and for some servers a text
+	ExpiresIn    json.Number `json:"expires_in"` // a number, but a string with some servers
 	head         remote.Answer
 }
 
@@ -37,7 +37,7 @@ func (q question) ask(ctx context.Context, d remote.Desk) (answer, error) {
 	header := http.Header{}
 	if q.user != "" {
 		r := http.Request{Header: header}
-		r.SetBasicAuth(url.QueryEscape(q.user), url.QueryEscape(q.secret)) // RFC 6749, 2.3.1
+		r.SetBasicAuth(url.QueryEscape(q.user), url.QueryEscape(q.secret)) // RFC 6749, section 2.3.1
 	}
 	var a answer
 	head, err := d.Client.JSON(ctx, remote.Request{
@@ -56,7 +56,7 @@ func (a *answer) value() (remote.Value, error) {
 	return remote.Value{Secret: name.NewSecret(a.AccessToken), Lifetime: left}, err
 }
 
-// lifetime returns how long the access token is valid; 0 if the server does not say.
+// lifetime returns how long the access token is valid; 0 if unknown.
 func (a *answer) lifetime() (time.Duration, error) {
 	if a.ExpiresIn == "" {
 		return 0, nil

@@ -9,13 +9,13 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// maxSkew is how far the gateway's clock may be from a server's before a refused assertion says nothing about the grant.
+// maxSkew is the clock difference to a server above which a refused assertion does not mean that the grant is gone.
 const maxSkew = time.Minute
 
-// asserted asks for a token in exchange for the assertion that sign puts into the form. A server refuses an assertion as
-// it refuses a grant that was revoked (invalid_grant) also if it is not valid by the server's clock, or if it was seen before: a
-// request that got no answer is repeated. So the error says that the grant is gone only if a second, new assertion is
-// refused as well, and the clocks agree.
+// asserted requests a token in exchange for the assertion that sign adds to the form. A server answers invalid_grant
+// for a revoked grant, but also for an assertion that is not valid by its clock, or that it has seen before, as in the
+// retry of a request without an answer. So the error means that the grant is gone only if a second, new assertion is
+// refused too, and the clocks agree.
 func (q question) asserted(ctx context.Context, d remote.Desk, sign func(url.Values) error) (a answer, err error) {
 	for range 2 {
 		if err := sign(q.form); err != nil {
@@ -34,7 +34,7 @@ func (q question) asserted(ctx context.Context, d remote.Desk, sign func(url.Val
 	return a, err
 }
 
-// skew returns by how much the server's clock is ahead of the gateway's; 0 if the server does not say.
+// skew returns how far the server's clock is ahead of the gateway's; 0 if unknown.
 func (a *answer) skew(now time.Time) time.Duration {
 	if a.head.Date.IsZero() {
 		return 0

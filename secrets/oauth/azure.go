@@ -75,7 +75,7 @@ func (z *Azure) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 	return a.value()
 }
 
-// authenticate adds what proves who the application is.
+// authenticate adds the application's credentials.
 func (z *Azure) authenticate(ctx context.Context, d remote.Desk, form url.Values) error {
 	secret, err := d.Secret(ctx, z.Needs()[0])
 	if err != nil {

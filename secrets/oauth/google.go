@@ -16,16 +16,16 @@ import (
 
 const googleTokenURL = "https://oauth2.googleapis.com/token"
 
-// googleTime is how long Google's tokens are valid at most.
+// googleTime is the maximum lifetime of Google's tokens.
 const googleTime = time.Hour
 
 // Google gets tokens as a service account of Google Cloud.
 type Google struct {
 	Key      string   `yaml:"key"`       // name of a secret: the key file of the service account, as JSON
 	Scopes   []string `yaml:"scopes"`    // of an access token; or
-	Audience string   `yaml:"audience"`  // of an ID token, as Cloud Run and IAP want it
+	Audience string   `yaml:"audience"`  // of an ID token, as for Cloud Run and IAP
 	Subject  string   `yaml:"subject"`   // the user to act for, by domain-wide delegation
-	TokenURL string   `yaml:"token_url"` // empty: Google's. That of the key file is not used
+	TokenURL string   `yaml:"token_url"` // empty: Google's. The one in the key file is ignored
 }
 
 // Validate implements [remote.Source].
@@ -104,8 +104,8 @@ func (g *Google) assert(ctx context.Context, d remote.Desk) (name.Secret, error)
 	}, d.Now())
 }
 
-// idToken returns the ID token of an answer, which says itself when it expires. It is not verified: it is for a server to
-// which the gateway sends it, and came from the issuer over TLS.
+// idToken returns the ID token of an answer, with the lifetime from its exp claim. The token is not verified: it came
+// from the issuer over TLS, and is only passed on to the server that checks it.
 func idToken(a answer, now time.Time) (remote.Value, error) {
 	parts := strings.Split(a.IDToken, ".")
 	if len(parts) != 3 {

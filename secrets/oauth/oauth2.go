@@ -10,7 +10,7 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// The grants, and the two ways in which a client shows its secret.
+// Grants, and the ways in which a client sends its secret.
 const (
 	grantClient  = "client_credentials"
 	grantJWT     = "jwt_bearer"
@@ -31,14 +31,14 @@ type OAuth2 struct {
 	ClientID     string   `yaml:"client_id"`
 	ClientSecret string   `yaml:"client_secret"` // name of a secret
 	Auth         string   `yaml:"auth"`          // where the client secret is sent: basic or body; empty: basic
-	PrivateKey   string   `yaml:"private_key"`   // name of a secret: signs the assertion, of the grant or of the client
+	PrivateKey   string   `yaml:"private_key"`   // name of a secret: signs the assertion of the grant or of the client
 	KeyID        string   `yaml:"key_id"`        // of the private key
 	Issuer       string   `yaml:"issuer"`        // of the assertion; empty: client_id
 	Subject      string   `yaml:"subject"`       // of the assertion of jwt_bearer; empty: the issuer
 	Audience     string   `yaml:"audience"`      // of the assertion; empty: token_url
 	Scopes       []string `yaml:"scopes"`
 	Resource     string   `yaml:"resource"`      // parameter resource (RFC 8707)
-	APIAudience  string   `yaml:"api_audience"`  // parameter audience, which some servers want
+	APIAudience  string   `yaml:"api_audience"`  // parameter audience, which some servers require
 	RefreshToken string   `yaml:"refresh_token"` // name of a secret: the first refresh token
 
 	unsaved *rotation // received, but not yet on disk
@@ -117,7 +117,7 @@ func (o *OAuth2) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 	return a.value()
 }
 
-// ask completes a question by its grant, and asks it.
+// ask completes a question according to the grant, and sends it.
 func (o *OAuth2) ask(ctx context.Context, d remote.Desk, q question) (answer, error) {
 	if o.grant() != grantJWT {
 		q.form.Set("grant_type", grantClient)
@@ -127,7 +127,7 @@ func (o *OAuth2) ask(ctx context.Context, d remote.Desk, q question) (answer, er
 	return q.asserted(ctx, d, func(form url.Values) error { return o.sign(ctx, d, form, "assertion") })
 }
 
-// question returns what the requests of all grants have in common.
+// question returns the common part of the requests of all grants.
 func (o *OAuth2) question(ctx context.Context, d remote.Desk) (question, error) {
 	q := question{url: o.TokenURL, form: url.Values{}}
 	for key, value := range map[string]string{"scope": strings.Join(o.Scopes, " "), "resource": o.Resource, "audience": o.APIAudience} {
@@ -158,7 +158,7 @@ func (o *OAuth2) question(ctx context.Context, d remote.Desk) (question, error) 
 	return q, nil
 }
 
-// sign puts a signed assertion into a field of a form.
+// sign adds a signed assertion to a form.
 func (o *OAuth2) sign(ctx context.Context, d remote.Desk, form url.Values, field string) error {
 	key, err := d.Secret(ctx, o.PrivateKey)
 	if err != nil {

@@ -13,24 +13,24 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// rotation is what is kept, sealed, of refresh tokens that replace one another.
+// rotation is the sealed state of refresh tokens that replace one another.
 type rotation struct {
-	// Seed is the digest of the configured token. Once the operator configures another one, the rest is forgotten.
+	// Seed is the digest of the configured token. When the operator configures another one, the tokens are discarded.
 	Seed string `json:"seed"`
 	// Tokens are the refresh tokens, newest first: the latest, and the one before it until the latest has been used. A
-	// server that has not noticed that its answer arrived may still want the one before.
+	// server that does not know that its answer arrived may still expect the previous one.
 	Tokens []string `json:"tokens"`
 }
 
-// refresh gets an access token with a refresh token. A new refresh token in the answer is on disk before the access token
-// is used, and before the old one is dropped.
+// refresh gets an access token with a refresh token. A new refresh token in the answer is on disk before the access
+// token is used, and before the old one is dropped.
 //
-//  1. The tokens are read: those kept, or the configured one.
-//  2. The newest is presented; if the server does not accept it, the one before.
-//  3. What is to be presented next time is sealed on disk.
+//  1. The tokens are read: the stored ones, or the configured one.
+//  2. The newest is presented; if the server refuses it, the previous one.
+//  3. The tokens for the next time are sealed on disk.
 //
-// A crash before 3 leaves the old token, which a server accepts that allows for a lost answer. After it there is the new
-// one as well.
+// A crash before step 3 leaves the old token, which a server accepts if it allows for lost answers. After step 3 the
+// new one is stored as well.
 func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	kept, others, err := o.recall(ctx, d)
 	if err != nil {
@@ -82,8 +82,8 @@ func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, othe
 	return kept, others, nil
 }
 
-// present asks for a token with each refresh token until one is accepted, and returns the index of that one. The request
-// is not broken off when the gateway stops: its answer may hold the only refresh token that is still good.
+// present requests a token with each refresh token until one is accepted, and returns its index. The request is not
+// canceled when the gateway stops, because its answer may contain the only valid refresh token.
 func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (used int, a answer, err error) {
 	whole := context.WithoutCancel(ctx)
 	if deadline, ok := ctx.Deadline(); ok {
@@ -111,8 +111,8 @@ func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (use
 	return used, a, errors.New("there is no refresh token")
 }
 
-// rotate keeps what is to be presented next time, after one of the tokens was accepted and next was in the answer, if not
-// empty.
+// rotate stores the tokens for the next time, after the one at index used was accepted. next is the refresh token in
+// the answer, if any.
 func (o *OAuth2) rotate(ctx context.Context, d remote.Desk, kept rotation, used int, next string) error {
 	if err := fault.At(ctx, "secrets: refresh token presented"); err != nil {
 		return err

@@ -23,7 +23,7 @@ import (
 const (
 	maxAnswer   = 256 << 10 // bytes of a body
 	maxHead     = 64 << 10  // bytes of a response's head
-	tries       = 3         // of one request
+	tries       = 3         // attempts per request
 	firstDelay  = 200 * time.Millisecond
 	dialTimeout = 10 * time.Second
 )
@@ -31,10 +31,10 @@ const (
 // Client sends requests to endpoints. Safe for concurrent use.
 type Client struct {
 	http *http.Client
-	hide []name.Secret // masked in what servers say, besides what is in a request
+	hide []name.Secret // masked in server texts, in addition to the secrets of the request
 }
 
-// NewClient returns a client that trusts roots; nil: the system's. It uses no proxy, and keeps no connections.
+// NewClient returns a client that trusts roots; nil: the system's. It uses no proxy and no keep-alive.
 func NewClient(roots *x509.CertPool) *Client {
 	transport := &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
@@ -50,7 +50,7 @@ func NewClient(roots *x509.CertPool) *Client {
 	}}
 }
 
-// WithCA returns a client that trusts the certificates in a file alone, or c itself if there is no file.
+// WithCA returns a client that trusts only the certificates in a file, or c itself if file is empty.
 func (c *Client) WithCA(file string) (*Client, error) {
 	if file == "" {
 		return c, nil
@@ -66,8 +66,8 @@ func (c *Client) WithCA(file string) (*Client, error) {
 	return &Client{http: NewClient(roots).http, hide: c.hide}, nil
 }
 
-// Hiding returns a client that masks values as well, and the parts of those that are JSON objects, in what servers say: they may
-// quote an earlier answer of theirs, or an earlier request.
+// Hiding returns a client that also masks the given values in server texts, and their parts if they are JSON objects: a
+// server may quote its earlier answer, or an earlier request.
 func (c *Client) Hiding(known ...name.Secret) *Client {
 	hide := slices.Concat(c.hide, known)
 	for _, value := range known {
@@ -91,20 +91,20 @@ type Request struct {
 	Header http.Header
 	Form   url.Values // sent as the body
 	Body   []byte     // sent as the body if there is no form
-	// Once keeps the request from being repeated: it must not be received twice.
+	// Once disables retries: the server must not receive the request twice.
 	Once bool
-	// Hide are the secrets in the request, to be masked in what the server says about it.
+	// Hide are the secrets in the request, to be masked in the server's texts.
 	Hide []name.Secret
 }
 
 // Answer is the head of a response.
 type Answer struct {
 	Status int
-	Date   time.Time // the server's clock; zero if it does not say
+	Date   time.Time // the server's clock; zero if unknown
 }
 
-// JSON sends a request and decodes the body of a successful response. A request that gets no answer, or one that says to
-// try again, is repeated twice at most, unless it is sent once. An answer other than 2xx is an *[Error].
+// JSON sends a request and decodes the body of a successful response. A request without an answer, or with one that
+// invites a retry, is retried twice at most, unless Once is set. A status other than 2xx is an *[Error].
 func (c *Client) JSON(ctx context.Context, r Request, into any) (Answer, error) {
 	a, body, err := c.Do(ctx, r)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Client) JSON(ctx context.Context, r Request, into any) (Answer, error) 
 	}
 	defer clear(body)
 	if err := json.Unmarshal(body, into); err != nil {
-		return a, errors.New("its answer is not the JSON that was expected") // the decoder would quote it
+		return a, errors.New("its answer is not the JSON that was expected") // the decoder's error would quote it
 	}
 	return a, nil
 }
@@ -134,8 +134,7 @@ func (c *Client) Do(ctx context.Context, r Request) (Answer, []byte, error) {
 	}
 }
 
-// passing reports whether a request that failed like this may succeed shortly after. A server that limits the rate is
-// left alone.
+// passing reports whether a failed request may succeed shortly after. A server that limits the rate is not asked again.
 func passing(err error) bool {
 	if refused, ok := errors.AsType[*Error](err); ok {
 		return refused.Status >= 500 && refused.RetryAfter == 0
@@ -146,7 +145,7 @@ func passing(err error) bool {
 func (c *Client) once(ctx context.Context, r Request) (Answer, []byte, error) {
 	req, err := r.build(ctx)
 	if err != nil {
-		return Answer{}, nil, errors.New("the request cannot be made") // its URL was checked before
+		return Answer{}, nil, errors.New("the request cannot be made") // the URL was checked before
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
@@ -200,8 +199,8 @@ func (r *Request) build(ctx context.Context) (*http.Request, error) {
 
 var errNoAnswer = errors.New("it cannot be reached")
 
-// unanswered returns the error for a request without an answer: one of few sentences, as the client's errors have the
-// URL, and those of TLS what the server sent.
+// unanswered returns the error for a request without an answer, from a closed set: the client's errors contain the URL,
+// and TLS errors contain text from the server.
 func unanswered(err error) error {
 	unverified, isUnverified := errors.AsType[*tls.CertificateVerificationError](err)
 	lookup, isLookup := errors.AsType[*net.DNSError](err)
@@ -216,7 +215,8 @@ func unanswered(err error) error {
 	return errNoAnswer
 }
 
-// CheckURL reports why a text cannot be the URL of an endpoint. Without TLS, only the gateway's own host is reached.
+// CheckURL returns an error if a text cannot be the URL of an endpoint. Without TLS, only the gateway's own host is
+// allowed.
 func CheckURL(text string) error {
 	u, err := url.Parse(text)
 	switch {

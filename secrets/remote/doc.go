@@ -1,7 +1,8 @@
-// Package remote is what the sources that are asked over the network have in common: [Source], and [Client], which sends
-// their requests. Rooms beside this one implement the sources; the package above reads, caches and refreshes them.
+// Package remote is the common part of the sources that are fetched over the network: [Source], and [Client], which
+// sends their requests. The sibling packages implement the sources; the parent package reads, caches and refreshes
+// them.
 //
-// A request goes to an endpoint from the operator's configuration and nowhere else: redirects are not followed, and TLS
-// is always verified. The answer is bounded in size and time, and what it says about a failure is only shown with the
-// secrets of the request masked.
+// A request goes only to an endpoint in the operator's configuration: redirects are not followed, and TLS is always
+// verified. The answer is bounded in size and time, and text about a failure is shown only with the secrets of the
+// request masked.
 package remote

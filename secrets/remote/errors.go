@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// Error is a refusal by a server. Its text has the status and a code from a closed set, and nothing else that the server
-// sent.
+// Error is a refusal by a server. Its text contains the status and a code from a closed set, and no other text from the
+// server.
 type Error struct {
 	Status     int
-	Code       string        // such as "invalid_grant"; "" if the server sent none that is known
-	RetryAfter time.Duration // the server asks not to be asked before; 0: it does not say
-	Said       string        // what the server said, masked; for the log alone
+	Code       string        // such as "invalid_grant"; "" if missing or unknown
+	RetryAfter time.Duration // minimum delay requested by the server; 0: none
+	Said       string        // text from the server, masked; only for the log
 	Gone       bool          // the secret was revoked or deleted, as opposed to unavailable
-	// Skew is by how much the server's clock is ahead of the gateway's, where that may be why it refused.
+	// Skew is how far the server's clock is ahead of the gateway's, if that may be the reason.
 	Skew time.Duration
 }
 
@@ -42,25 +42,25 @@ func (e *Error) Error() string {
 	return text
 }
 
-// IsGone reports whether the source said that the secret is revoked or deleted.
+// IsGone reports whether the error means that the secret was revoked or deleted.
 func IsGone(err error) bool {
 	refused, ok := errors.AsType[*Error](err)
 	return ok && refused.Gone || errors.Is(err, ErrGone)
 }
 
-// ErrGone is returned when an answer says that the secret is no longer there.
+// ErrGone is returned when an answer means that the secret no longer exists.
 var ErrGone = errors.New("it says that the secret is deleted")
 
-// ErrExpired is returned when a server issued a token that is not valid any more.
+// ErrExpired is returned when a server issued a token that has already expired.
 var ErrExpired = errors.New("it answered with a token that has already expired")
 
 // ErrAnswer returns the error for an answer that lacks something.
 func ErrAnswer(lacks string) error { return fmt.Errorf("its answer has no %s", lacks) }
 
-// maxRetryAfter bounds how long a server may keep the gateway from asking again.
+// maxRetryAfter bounds the delay that a server can request.
 const maxRetryAfter = 15 * time.Minute
 
-// retryAfter reads the header Retry-After, in seconds or as a date.
+// retryAfter parses the header Retry-After, in seconds or as a date.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	text := strings.TrimSpace(h.Get("Retry-After"))
 	if text == "" {
@@ -75,8 +75,8 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 	return min(max(d, 0), maxRetryAfter)
 }
 
-// codes are the error codes that are shown: those of OAuth 2.0 (RFC 6749, 5.2), AWS, Google and GitHub that tell an
-// operator something. A server that puts a secret in the place of a code is not quoted.
+// codes are the error codes that are shown: the codes of OAuth 2.0 (RFC 6749, section 5.2), AWS, Google and GitHub that
+// help an operator. Other codes are not shown, because a server might put a secret there.
 var codes = func() map[string]bool {
 	set := map[string]bool{}
 	for _, c := range strings.Fields(`

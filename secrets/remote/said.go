@@ -14,10 +14,10 @@ import (
 	"boxgate/audit"
 )
 
-// shownSaid is how much of what a server said is logged, in bytes.
+// shownSaid is the maximum number of bytes of server text in the log.
 const shownSaid = 256
 
-// failure has the fields in which the known servers say what went wrong.
+// failure has the error fields of the known servers.
 type failure struct {
 	Error       json.RawMessage `json:"error"`             // OAuth: the code; Google: an object
 	Description string          `json:"error_description"` // OAuth
@@ -26,7 +26,7 @@ type failure struct {
 	Errors      []string        `json:"errors"`            // Vault
 }
 
-// refusal returns the error of a response that is not a success.
+// refusal returns the error of a response without success.
 func refusal(res *http.Response, body []byte, r Request) *Error {
 	e := &Error{Status: res.StatusCode, RetryAfter: retryAfter(res.Header, time.Now())}
 	code, said := reading(body)
@@ -65,8 +65,8 @@ func reading(body []byte) (code, said string) {
 	return f.Type[strings.LastIndexByte(f.Type, '#')+1:], said
 }
 
-// isGone reports whether a refusal means that what the request named or presented was revoked or deleted. A server that
-// is broken, busy or unsure does not say so.
+// isGone reports whether a refusal means that the secret or grant in the request was revoked or deleted, as opposed to
+// a server that is broken, busy or unsure.
 func isGone(e *Error) bool {
 	switch e.Code {
 	case "invalid_grant", "ResourceNotFoundException", "NOT_FOUND":
@@ -75,7 +75,7 @@ func isGone(e *Error) bool {
 	return e.Status == http.StatusNotFound || e.Status == http.StatusGone
 }
 
-// hidden returns the texts to mask in what a server says about the request, longest first.
+// hidden returns the texts to mask in a server's text about the request, longest first.
 func (r *Request) hidden() (texts []string) {
 	add := func(text string) {
 		if len(text) > 3 {

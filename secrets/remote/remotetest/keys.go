@@ -24,7 +24,7 @@ type KeySet struct {
 	private *rsa.PrivateKey
 }
 
-// Keys returns the same keys to every test of a package: making one takes long.
+// Keys returns the same keys to every test of a package, because generating one is slow.
 var Keys = sync.OnceValue(func() (out KeySet) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -55,7 +55,7 @@ func (k KeySet) Certificate(t testing.TB) (der []byte, text string) {
 	return der, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// Claims verifies a token that was signed with the RSA key: it must be valid now, and not for long.
+// Claims verifies a token signed with the RSA key, which must be valid now and expire soon.
 func (k KeySet) Claims(t testing.TB, text string, algorithm jose.SignatureAlgorithm) (claims map[string]any, header jose.Header) {
 	t.Helper()
 	token, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{algorithm})

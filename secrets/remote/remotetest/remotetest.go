@@ -1,5 +1,5 @@
-// Package remotetest is the rig of the tests of sources that are asked over the network: a [Server] that answers, and a
-// [Server.Desk] for the source that asks it.
+// Package remotetest helps to test sources that are fetched over the network: a [Server] that answers, and a
+// [Server.Desk] for the source under test.
 package remotetest
 
 import (
@@ -21,10 +21,10 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// Canary is in every secret of a test that must not be shown.
+// Canary is part of every secret of a test that must not be shown.
 const Canary = "canary"
 
-// Server is a server that sources ask. [NewServer] makes one.
+// Server answers the requests of sources. [NewServer] makes one.
 type Server struct {
 	*httptest.Server
 	Calls  atomic.Int64
@@ -47,14 +47,14 @@ func NewServer(t testing.TB, answer http.HandlerFunc) *Server {
 // Answers replaces the answer of the server.
 func (s *Server) Answers(h http.HandlerFunc) { s.answer.Store(&h) }
 
-// Roots are the certificates that a client of the server trusts.
+// Roots returns the roots for clients of the server.
 func (s *Server) Roots() *x509.CertPool {
 	roots := x509.NewCertPool()
 	roots.AddCert(s.Certificate())
 	return roots
 }
 
-// Desk returns what the source of the secret "s" works with: a client that trusts the server, other secrets by their names,
+// Desk returns the environment for the source of the secret "s": a client that trusts the server, the given secrets,
 // and a memory.
 func (s *Server) Desk(secrets map[string]string, m *Memory) remote.Desk {
 	if m == nil {
@@ -87,7 +87,7 @@ func Token(value string, seconds any) map[string]any {
 	return map[string]any{"access_token": value, "token_type": "bearer", "expires_in": seconds}
 }
 
-// Memory is a [remote.Memory] without a disk. The zero value is empty.
+// Memory is an in-memory [remote.Memory]. The zero value is empty.
 type Memory struct {
 	mu    sync.Mutex
 	texts map[string]string
@@ -115,14 +115,14 @@ func (m *Memory) Remember(secret string, text name.Secret) error {
 	return nil
 }
 
-// Fail makes Remember fail, or succeed again with nil.
+// Fail makes Remember fail with err, or succeed again with nil.
 func (m *Memory) Fail(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.err = err
 }
 
-// Wants fails the test unless a source gives a value, and returns how long that may be used.
+// Wants fails the test unless the source returns the wanted value. It returns its lifetime.
 func Wants(t testing.TB, from remote.Source, d remote.Desk, want string) time.Duration {
 	t.Helper()
 	got, err := from.Fetch(t.Context(), d)
@@ -132,8 +132,8 @@ func Wants(t testing.TB, from remote.Source, d remote.Desk, want string) time.Du
 	return got.Lifetime
 }
 
-// Fails fails the test unless a source gives no value, with an error that has all the words. Neither the error nor what it has
-// for the log may show a canary.
+// Fails fails the test unless the source returns an error that contains all the words. Neither the error nor its text
+// for the log may contain a canary.
 func Fails(t testing.TB, from remote.Source, d remote.Desk, words ...string) error {
 	t.Helper()
 	got, err := from.Fetch(t.Context(), d)
