@@ -13,12 +13,12 @@ import (
 	"boxgate/store/layout"
 )
 
-// maxBoxes is the most boxes that a host can have: each box has 65536 of the 2^32 user IDs.
+// maxBoxes is the maximum number of boxes on a host: each box has 65536 of the 2^32 user IDs.
 const maxBoxes = 1 << 16
 
-// AllocateBox stores a new box and returns it with the lowest free index and addresses. Those fields of b are ignored.
-// The errors are [ErrNameTaken], [ErrExhausted], [ErrConflict] for an ID that exists, and [ErrNotFound] for layers that do
-// not exist any more.
+// AllocateBox stores a new box and returns it with the lowest free index and addresses. It ignores those fields of b.
+// The errors are [ErrNameTaken], [ErrExhausted], [ErrConflict] for an ID that exists, and [ErrNotFound] for layers that
+// no longer exist.
 func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	if err := checkID(b.ID); err != nil {
 		return Box{}, err
@@ -41,8 +41,8 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	return b, nil
 }
 
-// takePlace gives the box the lowest index that is free and whose addresses are free: the pools may have changed since
-// older boxes got theirs.
+// takePlace gives the box the lowest free index whose addresses are free too: the pools may have changed since older
+// boxes got theirs.
 func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 	limit := uint32(maxBoxes)
 	if pools.Max != 0 {
@@ -89,8 +89,8 @@ func holds(addrs document.Table, a netip.Addr) bool {
 	return a.IsValid() && addrs.Has(a.AsSlice())
 }
 
-// nth returns the address at place n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool
-// is its broadcast address and never given out. A pool that is not valid has no addresses and no end.
+// nth returns address n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool is its
+// broadcast address and never given out. An invalid pool has no addresses and no end.
 func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
 	if !pool.IsValid() {
 		return netip.Addr{}, true
@@ -106,7 +106,7 @@ func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
 		return netip.AddrFrom4(b), true
 	}
 	b := a.As16()
-	low := binary.BigEndian.Uint64(b[8:]) // the host part of a pool of 64 bits or less lies in here
+	low := binary.BigEndian.Uint64(b[8:]) // includes the host part of a pool of 64 bits or less
 	if host := 128 - pool.Bits(); host < 64 && uint64(n) >= uint64(1)<<host {
 		return netip.Addr{}, false
 	}
@@ -114,7 +114,7 @@ func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
 	return netip.AddrFrom16(b), true
 }
 
-// checkID refuses what is not an ID, which could be taken for another key.
+// checkID refuses text that is not an ID, because it could be mistaken for another key.
 func checkID(id policy.BoxID) error {
 	if id == "" || len(id) > 32 {
 		return fmt.Errorf("%q is not a box ID", string(id))

@@ -13,12 +13,12 @@ import (
 	"boxgate/store/private"
 )
 
-// RotateAPIKey makes a new key of the operator and writes it into the file api-key of the state directory. The one before
-// it stops working at once, or after grace if that is more than 0. Keys with a name of their own stay.
+// RotateAPIKey makes a new operator's key and writes it into the file api-key of the state directory. The previous one
+// stops working immediately, or after grace if that is more than 0. Named keys stay.
 //
-// The new key is written to a file next to api-key before the store knows it, and renamed to api-key afterwards. If the
-// gateway dies in between, one of the two keys works, and the next start completes a change that the store knows
-// ([DB.EnsureAPIKey]).
+// The new key is written to a file next to api-key before the store has it, and renamed to api-key afterwards. If the
+// gateway dies in between, one of the two keys works, and the next start completes the change if the store has the new
+// key ([DB.EnsureAPIKey]).
 func (db *DB) RotateAPIKey(grace time.Duration) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
@@ -43,7 +43,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	return db.reached("new API key in its file")
 }
 
-// replaceKeys adds a key and lets the earlier ones of its ID expire at a given time. Earlier expiries stay, and expired
+// replaceKeys adds a key and makes earlier keys with its ID expire at a given time. Earlier expiries stay, and expired
 // keys are deleted.
 func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
 	old, err := readKeys(keys)
@@ -66,7 +66,7 @@ func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
 	return errors.Join(err, putKey(keys, fresh))
 }
 
-// finishKeyChange completes a change of the API key: the file of the new one is renamed if the store knows the key,
+// finishKeyChange completes a change of the API key: the file with the new one is renamed if the store has the key,
 // else removed.
 func (db *DB) finishKeyChange() error {
 	next := db.path(layout.FileNextKey)

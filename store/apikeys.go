@@ -14,8 +14,8 @@ import (
 	"boxgate/store/private"
 )
 
-// EnsureAPIKey makes the first API key, once: it writes it into the file api-key of the state directory (0600) and
-// keeps its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key that does
+// EnsureAPIKey makes the first API key, once: it writes the key into the file api-key of the state directory (0600) and
+// stores its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key that does
 // not work, and the next start makes another. While the store has any key the file is not touched: if it was deleted,
 // that was intended.
 func (db *DB) EnsureAPIKey() (made bool, err error) {
@@ -33,14 +33,14 @@ func (db *DB) EnsureAPIKey() (made bool, err error) {
 	return true, db.AddAPIKey("first", key)
 }
 
-// AddAPIKey keeps the hash of a key of the operator. The key must be one that [NewKey] made.
+// AddAPIKey stores the hash of an operator's key. The key must be made by [NewKey].
 func (db *DB) AddAPIKey(name string, key name.Secret) error {
 	return db.changeKeys(func(keys document.Table) error {
 		return putKey(keys, APIKey{ID: OperatorKey, Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()})
 	})
 }
 
-// changeKeys makes a change of the records of the keys in one transaction.
+// changeKeys changes the records of the keys in one transaction.
 func (db *DB) changeKeys(change func(document.Table) error) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		keys, err := db.table(tx, layout.APIKeys)
@@ -51,13 +51,13 @@ func (db *DB) changeKeys(change func(document.Table) error) error {
 	})
 }
 
-// CheckAPIKey reports whether key is an API key of this gateway, as [DB.FindAPIKey] does.
+// CheckAPIKey reports whether key is a valid API key, like [DB.FindAPIKey].
 func (db *DB) CheckAPIKey(key string) bool {
 	_, ok := db.FindAPIKey(key)
 	return ok
 }
 
-// FindAPIKey returns the record of a key that is valid now. It looks up a hash, so the time that takes reveals nothing
+// FindAPIKey returns the record of a currently valid key. It looks up a hash, so its duration reveals no information
 // about existing keys. If the store cannot be read, no key is valid.
 func (db *DB) FindAPIKey(key string) (APIKey, bool) {
 	hash := HashKey(key)

@@ -11,11 +11,12 @@ import (
 	"boxgate/store/document"
 )
 
-// maxAPIKeys bounds how many API keys there are.
+// maxAPIKeys bounds the number of API keys.
 const maxAPIKeys = 1000
 
-// CreateAPIKey makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key itself is
-// kept nowhere. A name that another key has is an [ErrKeyNameTaken], and more keys than there may be an [ErrManyKeys].
+// CreateAPIKey makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key
+// itself is not stored. The error is [ErrKeyNameTaken] if another key has the name, and [ErrManyKeys] if there are too
+// many keys.
 func (db *DB) CreateAPIKey(like APIKey) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	fresh := APIKey{
@@ -40,15 +41,16 @@ func (db *DB) CreateAPIKey(like APIKey) (name.Secret, APIKey, error) {
 	return key, fresh, nil
 }
 
-// newKeyID returns an ID that no key has, and never has had.
+// newKeyID returns a unique ID, which is never reused.
 func newKeyID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return "key_" + hex.EncodeToString(b[:])
 }
 
-// ReplaceAPIKey gives the key of that ID a new value, and returns it. The old one stops working at once, or after grace if
-// that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if there is no such key, or it has expired.
+// ReplaceAPIKey gives the key of that ID a new value, and returns it. The old one stops working immediately, or after
+// grace if that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if the key does not
+// exist or has expired.
 func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	var fresh APIKey
@@ -62,7 +64,7 @@ func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (name.Secret, APIKey
 				fresh = k
 			}
 		}
-		if fresh.ID == "" || id == OperatorKey { // the operator's has a file besides: RotateAPIKey
+		if fresh.ID == "" || id == OperatorKey { // RotateAPIKey replaces the operator's, which also has a file
 			return fmt.Errorf("API key: %w", ErrNotFound)
 		}
 		fresh.Hash, fresh.CreatedAt, fresh.LastUsed = HashKey(key.Reveal()), now, time.Time{}
@@ -74,8 +76,8 @@ func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (name.Secret, APIKey
 	return key, fresh, nil
 }
 
-// SetAPIKeyQuotas gives the key of that ID quotas of its own, or none, and returns its latest record. The error is [ErrNotFound] if
-// there is no such key.
+// SetAPIKeyQuotas sets or removes the quotas of the key of that ID, and returns its latest record. The error is
+// [ErrNotFound] if the key does not exist.
 func (db *DB) SetAPIKeyQuotas(id string, quotas map[string]int64) (latest APIKey, err error) {
 	err = db.changeKeys(func(keys document.Table) error {
 		all, err := readKeys(keys)
@@ -102,8 +104,8 @@ func (db *DB) SetAPIKeyQuotas(id string, quotas map[string]int64) (latest APIKey
 	return latest, err
 }
 
-// DeleteAPIKey deletes the key of that ID, which stops working at once, also what it replaced. The error is [ErrNotFound]
-// if there is no such key. The operator's is not deleted, only replaced.
+// DeleteAPIKey deletes the key of that ID, which stops working immediately, including values within their grace. The
+// error is [ErrNotFound] if the key does not exist. The operator's key cannot be deleted, only replaced.
 func (db *DB) DeleteAPIKey(id string) error {
 	if id == OperatorKey {
 		return fmt.Errorf("the operator's API key: %w", ErrNotFound)

@@ -6,14 +6,14 @@ import (
 	"boxgate/store/document"
 )
 
-// NoteAPIKeyUse notes that a key was used now, to the minute, without writing it: [DB.SaveAPIKeyUses] does.
+// NoteAPIKeyUse records in memory that a key was used now, to the minute. [DB.SaveAPIKeyUses] stores it.
 func (db *DB) NoteAPIKeyUse(k APIKey) {
 	if now := time.Now().UTC().Truncate(time.Minute); now.After(k.LastUsed) {
 		db.keyUses.note(k.Hash, now)
 	}
 }
 
-// SaveAPIKeyUses stores when keys were used last, in one transaction; nothing is written if none was.
+// SaveAPIKeyUses stores the latest uses of keys in one transaction. It does not write if there are none.
 func (db *DB) SaveAPIKeyUses() error {
 	uses := db.keyUses.take()
 	if len(uses) == 0 {

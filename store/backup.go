@@ -9,9 +9,9 @@ import (
 	"boxgate/store/layout"
 )
 
-// Backup writes a copy of the store as it is at one moment. Secrets are encrypted in it as in the store, so it is of use only with
-// the key file or the passphrase of that time, which it does not have. It is copied to a file first, which has no name when it is
-// read, so that a slow writer holds nothing up.
+// Backup writes a copy of the store from a single moment. Secrets are encrypted in it as in the store, so it is useful
+// only with the key file or passphrase of that time, which it does not contain. The store is first copied to a file,
+// which is unlinked before it is read, so that a slow writer does not block the store.
 func (db *DB) Backup(w io.Writer) (int64, error) {
 	dir, err := os.MkdirTemp(db.dir, "."+layout.FileDB+"-backup-")
 	if err != nil {

@@ -83,7 +83,7 @@ func (db *DB) Boxes() ([]Box, error) {
 	return out, nil
 }
 
-// UpdateBox replaces the record of a box. Its index, addresses, layers and time of creation do not change. The errors are
+// UpdateBox replaces the record of a box, except for its index, addresses, layers and creation time. The errors are
 // [ErrNotFound] and [ErrNameTaken].
 func (db *DB) UpdateBox(b Box) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
@@ -105,7 +105,8 @@ func (db *DB) UpdateBox(b Box) error {
 }
 
 // DeleteBox removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
-// header rules, CA, public URLs and schedules. A box that does not exist is not an error: deletions are repeated after a crash.
+// header rules, CA, public URLs and schedules. A missing box is not an error, because deletions are repeated after a
+// crash.
 func (db *DB) DeleteBox(id policy.BoxID) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		b, err := db.boxRecord(tx, id) // not getBox: the secrets are not needed
@@ -233,7 +234,7 @@ func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
 	return db.drop(tx, layout.Names, []byte(b.Name))
 }
 
-// requireBox refuses records of a box that does not exist: nothing would ever delete them.
+// requireBox refuses records of a box that does not exist, because they would never be deleted.
 func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 	if tx.Bucket(layout.Boxes).Get([]byte(id)) == nil {
 		return fmt.Errorf("box %s: %w", id, ErrNotFound)
@@ -241,7 +242,7 @@ func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// reveal reveals secrets, to be sealed at once.
+// reveal returns secrets in plain text, to be sealed immediately.
 func reveal(m map[string]name.Secret) map[string]string {
 	if m == nil {
 		return nil

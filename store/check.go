@@ -17,11 +17,11 @@ import (
 	"boxgate/store/private"
 )
 
-// Check finds what would keep [Open] from opening the store, and changes nothing. A store that another process has open
-// is one that opens, and so is one that is not there yet and may be made.
+// Check finds problems that would keep [Open] from opening the store, without changing anything. A store that is open
+// in another process is fine, and so is a missing one that may be created.
 func Check(o Options) error {
 	if err := private.CheckDir(o.Dir); errors.Is(err, os.ErrNotExist) {
-		return nil // it is made, with the store
+		return nil // created along with the store
 	} else if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func Check(o Options) error {
 	return errors.Join(o.checkOpen(b, path), b.Close())
 }
 
-// checkFile reports whether there is no store, or says why what there is cannot be one.
+// checkFile reports whether the store is missing, or returns why the file cannot be a store.
 func checkFile(o Options, path string) (missing bool, err error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -58,7 +58,7 @@ func (o Options) checkOpen(b *bolt.DB, path string) error {
 	keyFile := filepath.Join(o.Dir, layout.FileSecret)
 	if _, err := os.Lstat(keyFile); errors.Is(err, os.ErrNotExist) {
 		if _, err := os.Lstat(keyFile + layout.NewSuffix); err == nil {
-			return nil // of a first start that was interrupted, which the next one completes
+			return nil // of an interrupted first start, which the next one completes
 		}
 	}
 	k, err := openKey(b, o.Dir, cmp.Or(o.Passphrase.Reveal(), os.Getenv(o.PassphraseEnv)), o.PassphraseEnv, path)
@@ -74,7 +74,7 @@ func (o Options) checkOpen(b *bolt.DB, path string) error {
 		return err
 	}
 	if version < layout.SchemaTagged {
-		return nil // its documents are tagged when it is opened
+		return nil // tagged by the next Open
 	}
 	s := document.NewSealer()
 	if err := s.Learn(k.wrapped, k.key); err != nil {

@@ -11,9 +11,9 @@ import (
 	"boxgate/store/private"
 )
 
-// rewriteFile rewrites the file if a change of the key requires it: unused pages still have values and the data key
-// encrypted with the old key. The new file replaces the old one atomically; the returned database is the one to use
-// from then on. If there is no room, the old file stays and the next start tries again.
+// rewriteFile rewrites the file if a change of the key requires it: unused pages still contain values and the data key
+// encrypted with the old key. The new file replaces the old one atomically; the caller must use the returned database
+// from then on. If the disk is full, the old file stays and the next start tries again.
 func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.DB, error) {
 	wanted := false
 	err := b.View(func(tx *bolt.Tx) error {
@@ -27,12 +27,12 @@ func rewriteFile(b *bolt.DB, path string, open func() (*bolt.DB, error)) (*bolt.
 	fresh := path + layout.NewSuffix
 	if err := copyInUse(b, fresh); err != nil {
 		_ = os.Remove(fresh)
-		return b, nil //nolint:nilerr // the store is intact and opens; only data from before the key change is left in it
+		return b, nil //nolint:nilerr // the store is intact; only data from before the key change is left in it
 	}
 	if err := errors.Join(os.Rename(fresh, path), private.SyncDir(filepath.Dir(path))); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if err := b.Close(); err != nil { // not earlier: its lock keeps others from the file
+	if err := b.Close(); err != nil { // not earlier: its lock keeps other processes from the file
 		return nil, err
 	}
 	return open()
@@ -51,7 +51,7 @@ func copyInUse(b *bolt.DB, path string) error {
 	return errors.Join(err, fresh.Sync(), fresh.Close())
 }
 
-// removeLeftovers removes partially written files that a crash left; they may contain keys.
+// removeLeftovers removes partially written files that a crash has left, because they may contain keys.
 func removeLeftovers(dir string) error {
 	var errs []error
 	if err := os.Remove(filepath.Join(dir, layout.FileDB+layout.NewSuffix)); !errors.Is(err, os.ErrNotExist) {

@@ -21,23 +21,23 @@ import (
 	"boxgate/store/private"
 )
 
-// Options say where the store is and how its secrets are sealed.
+// Options configure where the store is and how its secrets are sealed.
 type Options struct {
-	// Dir is the state directory. It is created with mode 0700; one that others may enter is refused.
+	// Dir is the state directory. It is created with mode 0700; one that other users can enter is refused.
 	Dir string
 	// PassphraseEnv names an environment variable. If it is set and not empty, the data key is encrypted with that
 	// passphrase instead of the key file Dir/secret.key, and the variable is removed from the environment, so that no
 	// child process inherits it. A store must be opened in the way it was created.
 	PassphraseEnv string
-	// Passphrase is used instead of what PassphraseEnv names, if it is not empty.
+	// Passphrase, if not empty, is used instead of the one in PassphraseEnv.
 	Passphrase name.Secret
-	// Traces are patterns ([filepath.Match]) of files outside of Dir that show that a gateway has run here. While there
-	// is one of them, a missing store is not created: see [ErrLost].
+	// Traces are patterns ([filepath.Match]) of files outside of Dir that show that a gateway has run here. If any of
+	// them exists, a missing store is not created: see [ErrLost].
 	Traces []string
 	// LockTimeout is how long to wait for another process that has the store open; 0: one second.
 	LockTimeout time.Duration
 
-	stop func(step string) error // for tests: called with each step of a first start, which it can make fail
+	stop func(step string) error // for tests: called with each step of a first start; its error is returned
 }
 
 // reached marks a completed step of a first start.
@@ -55,12 +55,12 @@ type DB struct {
 	seal *document.Sealer
 
 	holdings holdings
-	keyUses  keyUses                 // that are not stored yet
+	keyUses  keyUses                 // not stored yet
 	rotating sync.Mutex              // one change of keys at a time
-	stop     func(step string) error // for tests: called with each step of a change of keys, which it can make fail
+	stop     func(step string) error // for tests: called with each step of a change of keys; its error is returned
 }
 
-// path is the path of a file of the state directory.
+// path returns the path of a file in the state directory.
 func (db *DB) path(name string) string { return filepath.Join(db.dir, name) }
 
 // reached marks a completed step of a change of keys.
@@ -71,8 +71,8 @@ func (db *DB) reached(step string) error {
 	return db.stop(step)
 }
 
-// Open opens the store, and creates it on the first start: the directory, the file, the key file (unless there is a
-// passphrase). Errors say what to do. Only one process can have a store open.
+// Open opens the store, and on the first start creates it: the directory, the file, and the key file unless there is a
+// passphrase. Errors contain the remedy. Only one process can have a store open.
 //
 // Every document is checked before any is used: see package document.
 func Open(o Options) (*DB, error) {
@@ -105,8 +105,8 @@ func Open(o Options) (*DB, error) {
 	return db, nil
 }
 
-// openFile opens the bbolt file and checks that only we can access it. The process that had it open may have replaced
-// it (see rewriteFile), so that the lock we waited for is on a deleted file: then openFile starts over.
+// openFile opens the bbolt file and checks that only its owner can access it. The process that had it open may have
+// replaced it (see rewriteFile), so that the acquired lock is on a deleted file: then openFile starts over.
 func openFile(path string, wait time.Duration) (*bolt.DB, error) {
 	for {
 		before, _ := os.Stat(path)
@@ -161,11 +161,11 @@ func takeEnv(name string) string {
 // table returns the documents of a bucket in a transaction.
 func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return db.seal.Table(tx, name) }
 
-// CheckDir requires a state directory that nobody else can access. It changes nothing; the error is [fs.ErrNotExist] if there
-// is none.
+// CheckDir requires a state directory that no other user can access. It changes nothing; the error is [fs.ErrNotExist]
+// if the directory does not exist.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
 
-// Owns reports whether a file or directory of that name in a state directory is the store's.
+// Owns reports whether the store owns a file or directory of that name in a state directory.
 func Owns(name string) bool {
 	return slices.ContainsFunc(layout.Files, func(pattern string) bool {
 		matched, err := filepath.Match(pattern, name)
@@ -173,10 +173,10 @@ func Owns(name string) bool {
 	})
 }
 
-// The names of the store's files in a state directory.
+// Names of the store's files in a state directory.
 const (
 	FileName    = layout.FileDB
-	KeyFileName = layout.FileSecret // the key that its secrets are encrypted with, unless that is a passphrase
+	KeyFileName = layout.FileSecret // the key that encrypts its secrets, unless there is a passphrase
 )
 
 // InUse reports whether a process has the store of a state directory open.
@@ -189,8 +189,8 @@ func InUse(dir string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Lock keeps gateways from opening the store of a state directory until release is called. It fails if one has it open; a
-// directory without a store is not locked.
+// Lock keeps gateways from opening the store of a state directory until release is called. It fails if a gateway has it
+// open. Without a store it is a no-op.
 func Lock(dir string) (release func(), err error) {
 	f, err := os.Open(filepath.Join(dir, layout.FileDB))
 	if errors.Is(err, os.ErrNotExist) {

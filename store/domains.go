@@ -20,31 +20,31 @@ import (
 const (
 	// domainKept is how long a host name stays reserved for its API key after its URL is gone.
 	domainKept = 7 * 24 * time.Hour
-	// freedOfKey bounds how many such names are remembered of one key, and freedInAll of all keys. The oldest are forgotten first:
-	// of the key, or of the key that has the most.
+	// freedOfKey bounds the number of such names per key, and freedInAll the total. The oldest are dropped first: of
+	// the key, or of the key with the most names.
 	freedOfKey, freedInAll = 256, 16384
 )
 
-// Domain says who has a host name that is a public URL's own, or had it last.
+// Domain records which API key has, or last had, a host name as the custom name of a public URL.
 type Domain struct {
 	Key   string    `json:"key"`   // ID of the API key
-	Proof string    `json:"proof"` // how the key has shown that the name is its own
+	Proof string    `json:"proof"` // how the key has proven control of the name
 	Since time.Time `json:"since"`
-	Freed time.Time `json:"freed,omitzero"` // when its URL lost it; zero: it is in use
+	Freed time.Time `json:"freed,omitzero"` // when its URL released it; zero: in use
 }
 
-// ProofEarlier is the proof of names that URLs had before there were proofs.
+// ProofEarlier is the proof of names that URLs had before proofs were required.
 const ProofEarlier = "earlier"
 
-// Claim says who asks for host names, and how each was shown to be the caller's own.
+// Claim identifies the API key that requests host names, and how it has proven control of each.
 type Claim struct {
 	Key    string            // ID of the API key
-	Admin  bool              // it may take names that are kept for other keys
-	Proofs map[string]string // by name. A name that is missing was proven by the key before, or is refused
+	Admin  bool              // it may take names that are reserved for other keys
+	Proofs map[string]string // by name. A missing name must have been proven by the key before
 }
 
-// The keys in the bucket of settings: domainPrefix and a host name for a [Domain], domainSecret for the secret of the tokens. The space
-// in the prefix keeps them apart.
+// Keys in the bucket of settings: domainPrefix and a host name for a [Domain], domainSecret for the secret of the
+// tokens. The space in the prefix keeps them apart.
 const (
 	domainPrefix = "domain "
 	domainSecret = "domains"
@@ -61,7 +61,7 @@ func (e *KeptDomainError) Error() string {
 	return fmt.Sprintf("%s was another API key's until recently, and is kept for that until %s", e.Host, e.Until.UTC().Format(time.RFC3339))
 }
 
-// Domain returns the record of a host name. A name that no URL has or had recently has the zero value.
+// Domain returns the record of a host name. The record is zero if no URL has the name or had it recently.
 func (db *DB) Domain(host string) (d Domain, err error) {
 	err = db.bolt.View(func(tx *bolt.Tx) error {
 		settings, err := db.table(tx, layout.Settings)
@@ -74,8 +74,8 @@ func (db *DB) Domain(host string) (d Domain, err error) {
 	return d, err
 }
 
-// DomainToken returns the token that a domain's owner publishes to let an API key use a host name: an HMAC of both, so it is stable,
-// differs by key and by name, and does not reveal the key.
+// DomainToken returns the token that a domain's owner publishes to let an API key use a host name: an HMAC of both, so
+// it is stable, differs by key and by name, and does not reveal the key.
 func (db *DB) DomainToken(key, host string) (string, error) {
 	secret, err := db.text(domainSecret)
 	if err == nil && secret.Reveal() == "" {
@@ -91,8 +91,8 @@ func (db *DB) DomainToken(key, host string) (string, error) {
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// claimDomains claims the host names that next has and old has not, and frees those that only old has. Without a previous URL old is
-// the zero value. The error is [ErrHostUnproven], or a [*KeptDomainError].
+// claimDomains claims the host names in next that are not in old, and frees those that are only in old. old is zero for
+// a new URL. The error is [ErrHostUnproven], or a [*KeptDomainError].
 func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
 	now := time.Now().UTC()
 	for _, host := range next.Hostnames {
@@ -145,7 +145,7 @@ func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) err
 	return db.putDomain(tx, settings, host, d)
 }
 
-// keptFrom returns a [*KeptDomainError] if the name is kept for another key.
+// keptFrom returns a [*KeptDomainError] if the name is reserved for another key.
 func (d Domain) keptFrom(host string, by Claim, now time.Time) error {
 	until := d.Freed.Add(domainKept)
 	if d.Freed.IsZero() || d.Key == by.Key || by.Admin || !now.Before(until) {
@@ -184,7 +184,7 @@ func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
 	return db.forgetDomains(tx, settings, now)
 }
 
-// domainBefore is the domain of a URL that an older version has made: that of the key that has created the box.
+// domainBefore returns the domain of a URL made by an older version: it belongs to the key that created the box.
 func (db *DB) domainBefore(tx *bolt.Tx, u URL) (Domain, error) {
 	box, err := db.boxRecord(tx, u.Box)
 	if err != nil {
@@ -193,7 +193,7 @@ func (db *DB) domainBefore(tx *bolt.Tx, u URL) (Domain, error) {
 	return Domain{Key: cmp.Or(u.Owner, box.CreatedBy, OperatorKey), Proof: ProofEarlier, Since: u.CreatedAt}, nil
 }
 
-// forgetDomains forgets the freed names that were kept long enough, and the oldest where there are too many.
+// forgetDomains deletes reservations that have ended, and the oldest where there are too many.
 func (db *DB) forgetDomains(tx *bolt.Tx, settings document.Table, now time.Time) error {
 	type freed struct {
 		host string
@@ -239,7 +239,7 @@ func (db *DB) forgetDomains(tx *bolt.Tx, settings document.Table, now time.Time)
 	return nil
 }
 
-// getDomain is Domain in a transaction.
+// getDomain is Domain within a transaction.
 func (db *DB) getDomain(tx *bolt.Tx, settings document.Table, host string) (d Domain, err error) {
 	key := domainPrefix + host
 	sealed, err := settings.Get([]byte(key))
@@ -259,7 +259,7 @@ func (db *DB) putDomain(tx *bolt.Tx, settings document.Table, host string, d Dom
 	return settings.Put([]byte(key), sealed)
 }
 
-// ProveHost puts a pending host name of a public URL into service, if the URL is still the one that was created at that time. The
+// ProveHost puts a pending host name of a public URL into service, if the URL still has the given creation time. The
 // errors are [ErrNotFound], [ErrHostTaken], [ErrHostUnproven] and [*KeptDomainError].
 func (db *DB) ProveHost(id policy.BoxID, port uint16, created time.Time, host string, by Claim) (URL, error) {
 	var u URL

@@ -7,7 +7,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// environment is the key of the variables that new boxes get.
+// environment is the key of the variables for new boxes.
 const environment = "environment"
 
 // Environment returns the variables that new boxes get.
@@ -20,7 +20,7 @@ func (db *DB) Environment() (map[string]name.Secret, error) {
 	return hide(vars), err
 }
 
-// ChangeEnvironment changes the variables that new boxes get. If change returns an error nothing changes.
+// ChangeEnvironment changes the variables that new boxes get. If change returns an error, they stay unchanged.
 func (db *DB) ChangeEnvironment(change func(vars map[string]name.Secret) error) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		plain, err := db.environment(tx)

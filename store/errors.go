@@ -2,8 +2,7 @@ package store
 
 import "errors"
 
-// The errors that callers may test for with errors.Is. Every other error means that the file could not be read or
-// written.
+// Errors for errors.Is. Every other error means that the file could not be read or written.
 var (
 	ErrNotFound     = errors.New("not found")
 	ErrNameTaken    = errors.New("the name is in use by another box")

@@ -20,7 +20,7 @@ import (
 var ErrLost = errors.New("the store is gone")
 
 // ensureFile creates the store if this is the first start. A file that is missing or empty after an earlier start is an
-// error: with a new store, running boxes would belong to nobody, and the API would get a new key.
+// error: with a new store, running boxes would have no owner, and the API would get a new key.
 func ensureFile(o Options, path, passphrase string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -43,13 +43,13 @@ func ensureFile(o Options, path, passphrase string) error {
 	return makeStore(o, path, passphrase)
 }
 
-// emptied is the error of a store of which nothing is left but its file.
+// emptied returns the error for an empty store file.
 func emptied(o Options, path string) error {
 	return fmt.Errorf("%w: the file %s is empty: restore it from a backup, or, to start over without any box, delete "+
 		"what is in %s", ErrLost, path, o.Dir)
 }
 
-// lost returns an error if a store that is missing is not one that was never made.
+// lost returns an error if a missing store must have existed before.
 func lost(o Options, path string) error {
 	trace := firstTrace(o)
 	if trace == "" {
@@ -85,9 +85,9 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { _ = d.Close() }, nil
 }
 
-// makeStore creates the store and the key file under temporary names and then renames them, the store first. If a start
-// dies before that, it has no effect; after it, the next start finds the key file under its temporary name (see
-// openKeyring).
+// makeStore creates the store and the key file under temporary names and then renames them, the store first. A start
+// that dies before the first rename has no effect; after it, the next start finds the key file under its temporary name
+// (see keyring.Open).
 func makeStore(o Options, path, passphrase string) error {
 	fresh, keyFile := path+layout.NewSuffix, filepath.Join(o.Dir, layout.FileSecret)
 	for _, left := range []string{fresh, keyFile + layout.NewSuffix} {

@@ -26,16 +26,16 @@ func (h Holdings) plus(sign int64, more Holdings) Holdings {
 	return h
 }
 
-// holdings are the objects of each key, counted when first asked for and adjusted by every transaction committed since. Safe for
-// concurrent use.
+// holdings are the objects of each key, counted on first use and adjusted by every later committed transaction. Safe
+// for concurrent use.
 type holdings struct {
 	mu    sync.Mutex
 	byKey map[string]Holdings // by ID of the key; nil: not counted yet
 	as    int                 // ID of the last transaction that the count includes
 }
 
-// Holdings returns what the API key with an ID has made that is still stored; [OperatorKey] also stands for objects whose record
-// names no key. It takes the same time however many objects are stored, but for the first call.
+// Holdings returns the stored objects that the API key with an ID has made; [OperatorKey] also stands for objects whose
+// record has no key. After the first call, it takes constant time.
 func (db *DB) Holdings(key string) (Holdings, error) {
 	h := &db.holdings
 	h.mu.Lock() // for the whole count, so that no later transaction is missed: see adjust
@@ -54,14 +54,15 @@ func (db *DB) Holdings(key string) (Holdings, error) {
 	return h.byKey[key], nil
 }
 
-// adjust adds sign times the objects of a key once the transaction is committed. creator is as records name it.
+// adjust adds sign times the objects of a key once the transaction is committed. creator is the key as in records, ""
+// for the operator's.
 func (db *DB) adjust(tx *bolt.Tx, creator string, sign int64, objects Holdings) {
 	id := tx.ID()
 	tx.OnCommit(func() { db.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
 }
 
-// replaced takes the objects of a record that is about to be replaced or deleted from its maker's. A record that cannot be read (err)
-// has everything counted anew.
+// replaced subtracts the objects of a record that is about to be replaced or deleted. If the record could not be read
+// (err), everything is counted again.
 func (db *DB) replaced(tx *bolt.Tx, creator string, objects Holdings, err error) {
 	switch {
 	case err == nil:
@@ -81,7 +82,7 @@ func (h *holdings) adjust(tx int, key string, sign int64, objects Holdings) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byKey == nil || tx <= h.as {
-		return // the count will include it, or does
+		return // the count includes it, or will
 	}
 	if now := h.byKey[key].plus(sign, objects); now != (Holdings{}) {
 		h.byKey[key] = now

@@ -7,13 +7,13 @@ import (
 	"boxgate/store/layout"
 )
 
-// identityKeys is the key of what the tokens are signed with that say which box a request comes from.
+// identityKeys is the key of the keys that sign the boxes' identity tokens.
 const identityKeys = "identity keys"
 
-// IdentityKeys returns the keys that tokens are signed with; the zero value if there are none yet.
+// IdentityKeys returns the keys that sign tokens; the zero value if there are none yet.
 func (db *DB) IdentityKeys() (name.Secret, error) { return db.text(identityKeys) }
 
-// SetIdentityKeys keeps the keys that tokens are signed with, sealed.
+// SetIdentityKeys stores the keys that sign tokens, sealed.
 func (db *DB) SetIdentityKeys(text name.Secret) error { return db.setText(identityKeys, text) }
 
 // text returns a text of the installation; the zero value if there is none.
@@ -36,10 +36,10 @@ func (db *DB) text(key string) (name.Secret, error) {
 	return name.NewSecret(known["text"]), nil
 }
 
-// setText keeps a text of the installation, sealed, in the place of what was kept before.
+// setText replaces a text of the installation. It is sealed.
 func (db *DB) setText(key string, text name.Secret) error { return db.putText(key, text, true) }
 
-// setTextOnce is setText, unless a text is kept.
+// setTextOnce is setText, unless the text exists.
 func (db *DB) setTextOnce(key string, text name.Secret) error { return db.putText(key, text, false) }
 
 func (db *DB) putText(key string, text name.Secret, replace bool) error {

@@ -9,10 +9,10 @@ import (
 	"boxgate/store/layout"
 )
 
-// installation is the key of what distinguishes this store from those of other hosts.
+// installation is the key of the settings that distinguish this store from those of other hosts.
 const installation = "installation"
 
-// HostID returns the host's part of the IDs of its boxes: six hexadecimal digits, chosen at random when it is first asked for.
+// HostID returns the host's part of the IDs of its boxes: six hexadecimal digits, chosen at random on first use.
 func (db *DB) HostID() (id string, err error) {
 	err = db.bolt.View(func(tx *bolt.Tx) error {
 		id, err = db.hostID(tx)
@@ -41,7 +41,7 @@ func (db *DB) HostID() (id string, err error) {
 	return id, err
 }
 
-// hostID reads the host's part of IDs; "" if it has none.
+// hostID reads the host's part of IDs; "" if it has not been chosen.
 func (db *DB) hostID(tx *bolt.Tx) (string, error) {
 	settings, err := db.table(tx, layout.Settings)
 	if err != nil {

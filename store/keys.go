@@ -11,9 +11,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// KeyHash is the SHA-256 of a key that [NewKey] made. A slow password hash would gain nothing: such a key has 256
-// random bits, so dictionary attacks are not possible, while a slow hash could be used to keep the gateway busy. It
-// must not be used for passwords chosen by people.
+// KeyHash is the SHA-256 of a key made by [NewKey]. A slow password hash has no benefit: such a key has 256 random
+// bits, so dictionary attacks are impossible, while a slow hash could be used to keep the gateway busy. It must not be
+// used for passwords chosen by people.
 type KeyHash [sha256.Size]byte
 
 // NewKey makes a random key of 256 bits, in characters that need no quoting in a header or a URL.
@@ -23,7 +23,7 @@ func NewKey() name.Secret {
 	return name.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
 }
 
-// HashKey returns the hash under which a key is kept.
+// HashKey returns the hash under which a key is stored.
 func HashKey(key string) KeyHash { return sha256.Sum256([]byte(key)) }
 
 // Matches reports whether h is the hash of key. It takes the same time for every wrong key.

@@ -22,7 +22,7 @@ func (u *keyUses) note(key KeyHash, at time.Time) {
 	u.latest[key] = at
 }
 
-// of returns the use of a key that is not stored yet, if there is one.
+// of returns the use of a key that is not stored yet, if any.
 func (u *keyUses) of(key KeyHash) (time.Time, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -30,7 +30,7 @@ func (u *keyUses) of(key KeyHash) (time.Time, bool) {
 	return at, ok
 }
 
-// take returns all, to be stored.
+// take returns and removes all uses, to be stored.
 func (u *keyUses) take() map[KeyHash]time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -39,7 +39,7 @@ func (u *keyUses) take() map[KeyHash]time.Time {
 	return all
 }
 
-// putBack adds what could not be stored, but for keys that were used since.
+// putBack adds uses that could not be stored, except for keys used since.
 func (u *keyUses) putBack(uses map[KeyHash]time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -4,13 +4,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// sourceMemory starts the keys of what the sources of secrets must know after a restart.
+// sourceMemory is the prefix of the keys for the state of secret sources.
 const sourceMemory = "source "
 
-// Remembered returns what was last kept for the source of a secret; the zero value if nothing was.
+// Remembered returns the text last stored for the source of a secret; the zero value if there is none.
 func (db *DB) Remembered(secret string) (name.Secret, error) { return db.text(sourceMemory + secret) }
 
-// Remember keeps a text for the source of a secret, sealed, in the place of what was kept before.
+// Remember replaces the text stored for the source of a secret. It is sealed.
 func (db *DB) Remember(secret string, text name.Secret) error {
 	return db.setText(sourceMemory+secret, text)
 }

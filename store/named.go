@@ -31,8 +31,9 @@ func (db *DB) NamedPolicies() (map[string]Policy, error) {
 	return out, err
 }
 
-// StageNamed stores a named policy and those of the boxes that follow it, in one transaction, next to the committed ones. None
-// is in force until [DB.CommitNamed]. Each version must be higher than the committed one's, else the error is [ErrConflict].
+// StageNamed stores a named policy and those of the boxes that follow it, in one transaction, next to the committed
+// ones. None is applied until [DB.CommitNamed]. Each version must be higher than the committed one's, else the error is
+// [ErrConflict].
 func (db *DB) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for id, p := range boxes {
@@ -44,13 +45,13 @@ func (db *DB) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy
 	})
 }
 
-// CommitNamed makes a staged named policy and the staged policies of those boxes the committed ones, in one transaction. If one
-// of them is not staged the error is [ErrNotFound], and nothing changes.
+// CommitNamed makes a staged named policy and the staged policies of those boxes the committed ones, in one
+// transaction. If any of them is not staged the error is [ErrNotFound], and nothing changes.
 func (db *DB) CommitNamed(name string, boxes []policy.BoxID) error {
 	return db.commit(namedSlots(name, boxes)...)
 }
 
-// AbortNamed deletes what [DB.StageNamed] has stored and [DB.CommitNamed] has not committed.
+// AbortNamed deletes the policies that [DB.StageNamed] has stored and [DB.CommitNamed] has not committed.
 func (db *DB) AbortNamed(name string, boxes []policy.BoxID) error {
 	return db.abort(namedSlots(name, boxes)...)
 }
@@ -63,7 +64,8 @@ func namedSlots(name string, boxes []policy.BoxID) []slot {
 	return slots
 }
 
-// DeleteNamed deletes a named policy. One that a box follows is an [ErrConflict], one that does not exist an [ErrNotFound].
+// DeleteNamed deletes a named policy. The error is [ErrConflict] if a box follows it, and [ErrNotFound] if it does not
+// exist.
 func (db *DB) DeleteNamed(name string) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		policies, err := db.table(tx, layout.Policies)
@@ -91,10 +93,10 @@ func (db *DB) DeleteNamed(name string) error {
 	})
 }
 
-// followed finds policies of boxes that do not say what the named policy says that they follow.
+// followed finds policies of boxes that differ from the named policy that they follow.
 type followed struct {
 	named map[string]Policy
-	boxes map[string]Policy // by key, those that follow one
+	boxes map[string]Policy // by key; only boxes that follow a named policy
 }
 
 func (f *followed) read(key string, p Policy) error {
@@ -106,7 +108,7 @@ func (f *followed) read(key string, p Policy) error {
 	return understandPolicy(key, p)
 }
 
-// problems says what is wrong.
+// problems describes the differences.
 func (f *followed) problems() (list []string) {
 	for key, p := range f.boxes {
 		if named, ok := f.named[p.Named]; !ok {

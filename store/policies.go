@@ -25,7 +25,7 @@ func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 	return p, err
 }
 
-// StagePolicy stores a policy next to the committed one, replacing one staged before. It is not in force until
+// StagePolicy stores a policy next to the committed one, replacing one staged before. It is not applied until
 // [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
 func (db *DB) StagePolicy(id policy.BoxID, next Policy) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stagePolicy(tx, id, next) })
@@ -57,7 +57,7 @@ func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
 	return db.stage(tx, s, data)
 }
 
-// CommitPolicy makes the staged policy of a box the committed one. Without a staged one the error is [ErrNotFound].
+// CommitPolicy makes the staged policy of a box the committed one. The error is [ErrNotFound] if none is staged.
 func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
 
 // AbortPolicy deletes the staged policy of a box, if there is one.

@@ -17,19 +17,19 @@ import (
 // FileBefore is the store that a restored one has replaced.
 const FileBefore = layout.FileDB + ".before-restore"
 
-// RestoreOptions say what is restored, and where.
+// RestoreOptions configure a restore.
 type RestoreOptions struct {
 	Dir        string      // the state directory, with the key file of the backup unless it has a passphrase
 	From       string      // the backup
 	Passphrase name.Secret // of the backup, if it has one
-	// KeepAPIKeys keeps API keys with names as they are in the backup, also those that were revoked since.
+	// KeepAPIKeys keeps the named API keys of the backup, including those that were revoked since.
 	KeepAPIKeys bool
 }
 
-// Restore puts a backup in the place of the store of a gateway that is not running; while one is, the error is [ErrInUse]. The
-// backup is opened and verified beside the store, and replaces it in one step: a failure changes nothing. The operator's API key is
-// made anew, and those with names are deleted unless they are to be kept, since a backup has keys that were revoked after it.
-// The store that was replaced stays as [FileBefore].
+// Restore replaces the store of a stopped gateway by a backup. If the gateway runs the error is [ErrInUse]. The backup
+// is opened and verified next to the store, and replaces it in one step, so a failure changes nothing. The operator's
+// API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain keys that
+// were revoked later. The replaced store stays as [FileBefore].
 func Restore(o RestoreOptions) (VerifyReport, error) {
 	if err := private.Ensure(o.Dir); err != nil {
 		return VerifyReport{}, err
@@ -60,10 +60,10 @@ type restoreError struct {
 // Error returns the text.
 func (e *restoreError) Error() string { return e.named.Replace(e.error.Error()) }
 
-// Unwrap returns the error itself.
+// Unwrap returns the underlying error.
 func (e *restoreError) Unwrap() error { return e.error }
 
-// restore prepares a backup in the directory aside, and puts it in the place of the store.
+// restore prepares a backup in the directory aside, and moves it over the store.
 func restore(aside string, o RestoreOptions) (VerifyReport, error) {
 	if err := copyFile(o.From, filepath.Join(aside, layout.FileDB)); err != nil {
 		return VerifyReport{}, err
@@ -79,7 +79,7 @@ func restore(aside string, o RestoreOptions) (VerifyReport, error) {
 	return report, replaceStore(o.Dir, aside)
 }
 
-// prepare opens a backup where nothing depends on it, verifies it and changes its API keys.
+// prepare opens a backup in a separate directory, verifies it and changes its API keys.
 func prepare(aside string, o RestoreOptions) (report VerifyReport, err error) {
 	db, err := Open(Options{Dir: aside, Passphrase: o.Passphrase})
 	if err != nil {
@@ -103,8 +103,8 @@ func prepare(aside string, o RestoreOptions) (report VerifyReport, err error) {
 	return report, errors.Join(err, db.RotateAPIKey(0))
 }
 
-// replaceStore puts the store of another directory in the place of that of dir. The API key goes first, as the next one: the next
-// start takes it if the store that it finds knows it.
+// replaceStore moves the store in aside over that in dir. The API key goes first, as the next one: the next start
+// adopts it if its store has it.
 func replaceStore(dir, aside string) error {
 	store := filepath.Join(dir, layout.FileDB)
 	err := os.Rename(filepath.Join(aside, layout.FileAPIKey), filepath.Join(dir, layout.FileNextKey))
@@ -121,7 +121,7 @@ func replaceStore(dir, aside string) error {
 	return errors.Join(os.Rename(filepath.Join(aside, layout.FileDB), store), private.SyncDir(dir))
 }
 
-// copyFile copies a file so that only we can read it. The error of a file that is missing is [os.ErrNotExist].
+// copyFile copies a file so that only its owner can read it. If from is missing the error is [os.ErrNotExist].
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {

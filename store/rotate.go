@@ -17,11 +17,11 @@ import (
 
 // RotateKey gives the store a new data key, reseals every value with it, and encrypts it to a new key: a new age
 // identity in the key file, or the new passphrase. A passphrase must be given if, and only if, the store has one. The
-// store can be used in the meantime.
+// store can be used during the call.
 //
-// The values change in one transaction. During that the key file has both the old and the new identity, so whenever the
-// gateway dies the store opens with the key file as it is; the next start removes the unused identity. Data encrypted
-// with the old key remains in free pages of the file until the next start, which rewrites the file.
+// The values change in one transaction. During that the key file has both the old and the new identity, so the store
+// can be opened whenever the gateway dies; the next start removes the unused identity. Data encrypted with the old key
+// remains in free pages of the file until the next start, which rewrites the file.
 func (db *DB) RotateKey(newPassphrase name.Secret) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
@@ -76,7 +76,8 @@ func (db *DB) rotateKeyFile() error {
 	if err := db.reached("both identities in the key file"); err != nil {
 		return err
 	}
-	// If it fails, both stay in the key file, since it is not known what the transaction has written to disk.
+	// On failure both identities stay in the key file, because the transaction may or may not have been written to
+	// disk.
 	if err := db.resealAll(keyring.OfFile(path, []*age.X25519Identity{next})); err != nil {
 		return err
 	}

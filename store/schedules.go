@@ -12,11 +12,11 @@ import (
 	"boxgate/store/layout"
 )
 
-// ErrTooMany is returned for more records of a box than it may have.
+// ErrTooMany is returned when a box has the maximum number of records.
 var ErrTooMany = errors.New("too many")
 
-// Schedule is something that a box does again and again. It is sealed as a whole: commands, prompts and headers may
-// contain secrets.
+// Schedule is a repeated task of a box. It is sealed as a whole, because commands, prompts and headers may contain
+// secrets.
 type Schedule struct {
 	ID             string            `json:"id"`
 	Box            policy.BoxID      `json:"box"`
@@ -36,9 +36,9 @@ type Schedule struct {
 	CreatedBy      string            `json:"created_by,omitempty"` // ID of the API key; "" for the operator's, and in schedules of older versions
 	UpdatedAt      time.Time         `json:"updated_at"`
 
-	// Settled is the time up to which every due time has been dealt with.
+	// Settled is the time up to which every due time has been handled.
 	Settled time.Time `json:"settled"`
-	// Claimed is the ID of the run that has begun and not ended; "" for none.
+	// Claimed is the ID of the run in progress, if any.
 	Claimed string `json:"claimed,omitempty"`
 
 	LastRunAt     time.Time `json:"last_run_at,omitzero"` // zero: never
@@ -49,7 +49,7 @@ type Schedule struct {
 	Failures      int64     `json:"failures,omitempty"`
 }
 
-// Schedules returns the schedules of a box by their ID, or those of all boxes for the ID "".
+// Schedules returns the schedules of a box sorted by ID, or those of all boxes if id is "".
 func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
 	var out []Schedule
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -67,7 +67,7 @@ func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
 	return out, err
 }
 
-// AddSchedule stores a new schedule, or returns [ErrTooMany] if its box has that many already.
+// AddSchedule stores a new schedule. The error is [ErrTooMany] if its box has as many as allowed.
 func (db *DB) AddSchedule(s Schedule, most int) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, s.Box); err != nil {
@@ -84,11 +84,11 @@ func (db *DB) AddSchedule(s Schedule, most int) error {
 	})
 }
 
-// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error nothing changes;
-// change may be called more than once.
+// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error the schedule
+// stays unchanged. change may be called more than once.
 func (db *DB) ChangeSchedule(box policy.BoxID, id string, change func(*Schedule) error) (Schedule, error) {
 	var s Schedule
-	// Many are due at the same minute: their transactions are joined. change may be called again.
+	// Batch, because many schedules are due at the same minute.
 	err := db.bolt.Batch(func(tx *bolt.Tx) (err error) {
 		if s, err = db.getSchedule(tx, box, id); err != nil {
 			return err

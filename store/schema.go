@@ -14,13 +14,13 @@ import (
 	"boxgate/store/pages"
 )
 
-// errOlder is returned for a store that looks as if its documents had no tags yet, although its key says that they
-// have.
+// errOlder is returned for a store that seems to predate tags, although its key does not.
 var errOlder = errors.New("it has the layout of a version that did not protect its documents, which the key was not made " +
 	"for: restore a backup of the whole state directory, key file included")
 
-// migrate upgrades a store to the current schema, and refuses one that a newer version has written. The schemas
-// encrypted with the data key and recorded in the key file cannot be changed by someone who only has the store's file.
+// migrate upgrades a store to the current schema, and refuses one written by a newer version. The schema is also
+// encrypted with the data key and recorded in the key file, so that an attacker with access to only the store's file
+// cannot change it.
 func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keySchema int, path string) error {
 	version, err := schemaOf(b)
 	switch {
@@ -39,7 +39,7 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 	return fmt.Errorf("the store %s: %w", path, errOlder)
 }
 
-// tooNew refuses a layout that this version does not know.
+// tooNew refuses a schema that this version does not support.
 func tooNew(path string, version int) error {
 	if version <= layout.SchemaNow {
 		return nil
@@ -48,8 +48,8 @@ func tooNew(path string, version int) error {
 		"run the newer version, or restore a backup made before the upgrade", path, version, layout.SchemaNow)
 }
 
-// grow adds the buckets that a store lacks, in one transaction. A bucket that somebody removed is not missed if it was
-// empty; its documents, if it had any, are missing from the total.
+// grow adds missing buckets, in one transaction. Removing an empty bucket goes unnoticed; the documents of a removed
+// bucket are missing from the total.
 func grow(s *document.Sealer, b *bolt.DB, version int) error {
 	whole := version == layout.SchemaNow
 	_ = b.View(func(tx *bolt.Tx) error {
@@ -69,7 +69,7 @@ func grow(s *document.Sealer, b *bolt.DB, version int) error {
 	})
 }
 
-// addBuckets makes those of the buckets that are missing.
+// addBuckets creates missing buckets.
 func addBuckets(tx *bolt.Tx, names [][]byte) error {
 	for _, name := range names {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
@@ -141,16 +141,16 @@ func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*document.Sealer
 	return s, k.ring.Settle(k.index)
 }
 
-// dataKey is the key of a store's documents, as it was found. The content is to be cleared after use.
+// dataKey is the data key of a store with its wrapping. The content must be cleared after use.
 type dataKey struct {
 	ring         keyring.Keyring
-	index        int // of what unwrapped it in the ring
+	index        int // in the ring, of the identity that unwrapped it
 	wrapped      []byte
 	content, key []byte // the key is part of the content
 	schema       int
 }
 
-// openKey reads the data key of a store, and changes nothing.
+// openKey reads the data key of a store, without side effects.
 func openKey(b *bolt.DB, dir, passphrase, env, path string) (k dataKey, err error) {
 	var sealing string
 	err = b.View(func(tx *bolt.Tx) error {
@@ -178,7 +178,7 @@ func openKey(b *bolt.DB, dir, passphrase, env, path string) (k dataKey, err erro
 	return k, err
 }
 
-// checkSealing refuses to open a store in another way than it was created.
+// checkSealing refuses to open a store with a passphrase or key file if it was created with the other.
 func checkSealing(sealing, passphrase, env string) error {
 	switch {
 	case sealing != layout.SealedByPassphrase && sealing != layout.SealedByFile:

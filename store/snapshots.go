@@ -14,40 +14,41 @@ import (
 	"boxgate/store/layout"
 )
 
-// Snapshot is the record of what a box was like at one time. It is sealed as a whole: it has the box's environment.
+// Snapshot is the record of a box at one point in time. It is sealed as a whole, because it contains the box's
+// environment.
 type Snapshot struct {
 	ID        string       `json:"id"`
 	Name      string       `json:"name,omitempty"`
 	Box       policy.BoxID `json:"box"`
-	CreatedBy string       `json:"created_by,omitempty"` // of the box: ID of the API key that made it
+	CreatedBy string       `json:"created_by,omitempty"` // ID of the API key that created the box
 	State     string       `json:"state"`                // creating, ready or error
 	Error     string       `json:"error,omitempty"`      // why State is error
 	Size      int64        `json:"size,omitempty"`       // bytes of its layers on disk
 	CreatedAt time.Time    `json:"created_at"`
 	TakenBy   string       `json:"taken_by,omitempty"` // ID of the API key; "" for the operator's, and in snapshots of older versions
-	// Layers are those that a box of this snapshot gets, the lowest first. The snapshot owns them, with others.
+	// Layers are the layers of boxes made from this snapshot, the lowest first. Several snapshots can own a layer.
 	Layers []string `json:"layers,omitempty"`
 
-	// What the box was.
+	// The state of the box.
 	Image   string            `json:"image,omitempty"`
 	Runtime string            `json:"runtime,omitempty"`
 	BoxSize string            `json:"box_size,omitempty"`
 	Policy  policy.Spec       `json:"policy"`
-	Named   string            `json:"named,omitempty"` // the named policy that it followed; "": none
+	Named   string            `json:"named,omitempty"` // the named policy that the box followed; may be ""
 	Limits  BoxLimits         `json:"limits,omitzero"`
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"` // of the fields of the hosted product
 	Extra   json.RawMessage   `json:"extra,omitempty"`
 }
 
-// Of returns the snapshot with what it keeps of a box and its policy. Header rules are not among it.
+// Of returns the snapshot with the state of a box and its policy, without header rules.
 func (s Snapshot) Of(b Box, p Policy) Snapshot {
 	s.Box, s.CreatedBy, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.CreatedBy, b.Image, b.Runtime, b.Size, p.Spec, p.Named
 	s.Limits, s.Env, s.Secrets, s.Extra = b.Limits, reveal(b.Env), reveal(b.Secrets), b.Extra
 	return s
 }
 
-// Kept returns the environment and the other secrets of the box that the snapshot was taken of.
+// Kept returns the environment and the other secrets of the box in the snapshot.
 func (s Snapshot) Kept() (env, secrets map[string]name.Secret) { return hide(s.Env), hide(s.Secrets) }
 
 // AddSnapshot stores a new snapshot of a box, and makes it an owner of its layers.
@@ -75,8 +76,8 @@ func (db *DB) ChangeSnapshot(id string, change func(*Snapshot)) (Snapshot, error
 	return s, err
 }
 
-// OwnSnapshots sets the owner of snapshots that an older version has stored to the owner of their box. Snapshots of a deleted box
-// stay without one.
+// OwnSnapshots sets the owner of snapshots of older versions to the owner of their box. Snapshots of a deleted box stay
+// without an owner.
 func (db *DB) OwnSnapshots() error {
 	list, err := db.Snapshots()
 	if err != nil {
@@ -85,7 +86,7 @@ func (db *DB) OwnSnapshots() error {
 	for _, s := range list {
 		box, err := db.Box(s.Box)
 		if s.CreatedBy != "" || err != nil || box.CreatedBy == "" {
-			continue // a box that cannot be read is for who recovers it to report
+			continue // an unreadable box is reported by its recovery
 		}
 		if _, err := db.ChangeSnapshot(s.ID, func(s *Snapshot) { s.CreatedBy = box.CreatedBy }); err != nil {
 			return err
@@ -180,12 +181,12 @@ func (db *DB) putSnapshot(tx *bolt.Tx, s Snapshot) error {
 	return snapshots.Put([]byte(s.ID), sealed)
 }
 
-// The owners of layers in the bucket layers.
+// Owners and keys in the bucket layers.
 func snapshotOwner(id string) string      { return "snapshot " + id }
 func boxOwner(id policy.BoxID) string     { return "box " + string(id) }
 func layerKey(layer, owner string) []byte { return []byte(layer + "\x00" + owner) }
 
-// own makes an owner of some layers the owner of others.
+// own replaces the layers of an owner.
 func (db *DB) own(tx *bolt.Tx, owner string, before, after []string) error {
 	layers, err := db.table(tx, layout.Layers)
 	if err != nil {
@@ -207,8 +208,8 @@ func (db *DB) own(tx *bolt.Tx, owner string, before, after []string) error {
 	return nil
 }
 
-// stack makes a new box an owner of the layers it is made of. If nothing owns one of them any more, the error is
-// [ErrNotFound]: its snapshot was deleted meanwhile, and its files go.
+// stack makes a new box an owner of its layers. If a layer no longer has an owner, the error is [ErrNotFound]: its
+// snapshot was deleted concurrently, and its files will be removed.
 func (db *DB) stack(tx *bolt.Tx, b Box) error {
 	layers, err := db.table(tx, layout.Layers)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"boxgate/store/layout"
 )
 
-// A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk but not in
-// force. The second commits it: it replaces the previous one and is no longer staged. In between the gateway enforces
-// it, so after a crash the committed one counts, and what was staged is dropped.
+// A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk but not applied.
+// The second commits it: it replaces the previous one and is no longer staged. The gateway enforces it between the two,
+// so after a crash the committed one is valid, and the staged one is dropped.
 
 // stage writes a document, replacing one that was staged before.
 func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
@@ -24,7 +24,7 @@ func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
 	return staged.Put([]byte(s.staged), document)
 }
 
-// commit makes staged documents the committed ones: all of them, or none.
+// commit makes either all or none of the staged documents the committed ones.
 func (db *DB) commit(slots ...slot) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for _, s := range slots {
@@ -61,7 +61,7 @@ func (db *DB) commitIn(tx *bolt.Tx, s slot) error {
 	return staged.Delete([]byte(s.staged))
 }
 
-// atHome returns a copy of a staged document as it is written when committed.
+// atHome returns a copy of a staged document in its committed form.
 func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
 		return bytes.Clone(document), nil
@@ -78,7 +78,7 @@ func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	return key.Seal(s.bucket, s.owner, plain), nil
 }
 
-// abort deletes the staged documents. If there are none nothing is written, so that it succeeds on a full disk.
+// abort deletes the staged documents. It does not write if there are none, so that it succeeds on a full disk.
 func (db *DB) abort(slots ...slot) error {
 	staged := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -100,8 +100,8 @@ func (db *DB) abort(slots ...slot) error {
 	})
 }
 
-// Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
-// interrupted.
+// Staged returns the policies that were staged and neither committed nor aborted: after a crash, those of interrupted
+// updates.
 func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}
 	err := db.eachStaged(func(_ *bolt.Tx, c StagedChange, _ string, document []byte) error {
@@ -116,8 +116,8 @@ func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	return out, err
 }
 
-// StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; the global ones
-// are under "".
+// StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; "" stands for the
+// global ones.
 func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
 	out := map[policy.BoxID]Headers{}
 	err := db.eachStaged(func(tx *bolt.Tx, c StagedChange, key string, document []byte) error {
@@ -145,11 +145,11 @@ func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, documen
 	})
 }
 
-// StagedChange names what a staged document would change.
+// StagedChange identifies the target of a staged document.
 type StagedChange struct {
 	Box     policy.BoxID // "": all boxes, or those that follow Named
-	Named   string       // the named policy; "": none
-	Headers bool         // a change of its header rules, else of its policy
+	Named   string       // the named policy; may be ""
+	Headers bool         // a change of header rules, else of the policy
 }
 
 // changeAt returns the change that is staged under a key.
@@ -164,8 +164,8 @@ func changeAt(key string) StagedChange {
 	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
 }
 
-// DropStaged deletes everything that is staged and returns the changes that it dropped. Call it once after [Open],
-// before the first change, to roll back changes that a crash interrupted.
+// DropStaged deletes everything that is staged and returns the dropped changes. Call it once after [Open], before the
+// first change, to roll back changes that a crash interrupted.
 func (db *DB) DropStaged() ([]StagedChange, error) {
 	var dropped []StagedChange
 	err := db.bolt.Update(func(tx *bolt.Tx) error {

@@ -7,11 +7,11 @@ import (
 // trailHead is the key of the last known entry of the audit trail.
 const trailHead = "audit trail"
 
-// TrailHead returns what [DB.SetTrailHead] kept last; empty if nothing.
+// TrailHead returns the text last stored by [DB.SetTrailHead]; "" if there is none.
 func (db *DB) TrailHead() (string, error) {
 	text, err := db.text(trailHead)
 	return text.Reveal(), err
 }
 
-// SetTrailHead keeps which entry of the audit trail is the last, so that its end cannot be cut off unseen.
+// SetTrailHead stores the last entry of the audit trail, so that cutting off the trail's end is detected.
 func (db *DB) SetTrailHead(text string) error { return db.setText(trailHead, name.NewSecret(text)) }

@@ -16,14 +16,14 @@ import (
 	"boxgate/store/layout"
 )
 
-// reader judges the documents of one bucket.
+// reader checks the documents of one bucket.
 type reader struct {
 	bucket []byte
 	read   func(key, value []byte) error
 }
 
-// understand reads every document of a store of schema 1, in which damage only shows in the documents themselves: each
-// must be complete and well-formed, be where it belongs, and have the documents that belong with it.
+// understand reads every document of a store of schema 1, in which damage shows only in the documents themselves: each
+// must be complete and well-formed, stored under the right key, and have the documents that belong with it.
 func understand(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
 	for _, r := range slices.Concat(plainReaders(boxes, understandPolicy), sealedReaders(s, tx), indexReaders(boxes)) {
@@ -43,7 +43,7 @@ func understand(s *document.Sealer, tx *bolt.Tx) error {
 	return nil
 }
 
-// plainReaders judge documents that are not encrypted, and collect the boxes.
+// plainReaders check documents that are not encrypted, and collect the boxes.
 func plainReaders(boxes map[string]Box, policy func(key string, p Policy) error) []reader {
 	return []reader{
 		{layout.Boxes, reading(func(key string, b Box) error {
@@ -56,7 +56,7 @@ func plainReaders(boxes map[string]Box, policy func(key string, p Policy) error)
 	}
 }
 
-// sealedReaders judge documents that are, or have a part that is, encrypted.
+// sealedReaders check documents that are encrypted in full or in part.
 func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 	return []reader{
 		{layout.Secrets, func(key, value []byte) error {
@@ -91,7 +91,7 @@ func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 	}
 }
 
-// indexReaders judge the indexes of the boxes, once these are collected.
+// indexReaders check the indexes of the boxes, which must have been collected.
 func indexReaders(boxes map[string]Box) []reader {
 	return []reader{
 		{layout.Names, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
@@ -131,7 +131,7 @@ func understandPolicy(_ string, p Policy) error {
 	return err
 }
 
-// complete requires everything that a box has from the beginning, and its policy once it has run.
+// complete requires the documents that every box has from the beginning, and its policy once it has run.
 func complete(tx *bolt.Tx, id string, b Box) error {
 	wants := map[string]string{string(layout.Secrets): id, string(layout.Indexes): string(binary.BigEndian.AppendUint32(nil, b.Index))}
 	if b.Name != "" {

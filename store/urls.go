@@ -24,8 +24,8 @@ type urlRecord struct {
 }
 
 // SetURL stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
-// has one of the host names, and [ErrHostUnproven] or a [*KeptDomainError] if the claim does not give it one. Names that the URL
-// of this port has already stay.
+// has one of the host names, and [ErrHostUnproven] or a [*KeptDomainError] if the claim does not cover one. Names that
+// the URL of this port already has need no claim.
 func (db *DB) SetURL(u URL, by Claim) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, u.Box); err != nil {
@@ -49,7 +49,7 @@ func (db *DB) SetURL(u URL, by Claim) error {
 	})
 }
 
-// hostsFree returns [ErrHostTaken] if a URL other than that of a key has one of the host names.
+// hostsFree returns [ErrHostTaken] if a URL other than the one with key own has one of the host names.
 func hostsFree(urls document.Table, own []byte, hosts []string) error {
 	if len(hosts) == 0 {
 		return nil
@@ -68,7 +68,7 @@ func hostsFree(urls document.Table, own []byte, hosts []string) error {
 	})
 }
 
-// ChangeURL changes the public URL of one port of a box, if it is still the one that was created at that time, or returns
+// ChangeURL changes the public URL of one port of a box if it still has the given creation time, else it returns
 // [ErrNotFound].
 func (db *DB) ChangeURL(id policy.BoxID, port uint16, created time.Time, change func(*URL)) (URL, error) {
 	var u URL
@@ -123,7 +123,7 @@ func (db *DB) getURL(tx *bolt.Tx, id policy.BoxID, port uint16) (URL, error) {
 	return db.openURL(tx, urlKey(id, port), data)
 }
 
-// openURL reads a record and opens its sealed part.
+// openURL decodes a record and opens its sealed part.
 func (db *DB) openURL(tx *bolt.Tx, key, data []byte) (URL, error) {
 	record, err := decodeURL(data)
 	if err != nil || record.Sealed == nil {
@@ -146,7 +146,7 @@ func (db *DB) URL(id policy.BoxID, port uint16) (u URL, err error) {
 	return u, err
 }
 
-// URLs returns the public URLs of a box by port, or those of all boxes for the ID "".
+// URLs returns the public URLs of a box sorted by port, or those of all boxes if id is "".
 func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	var out []URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -182,7 +182,7 @@ func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 	})
 }
 
-// deleteURLs deletes the URLs of a box, whose record must still be there.
+// deleteURLs deletes the URLs of a box, whose record must still exist.
 func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	urls, err := db.table(tx, layout.URLs)
 	if err != nil {
@@ -211,7 +211,7 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// urlPrefix is the prefix of the keys of what a box has several of, such as URLs. The NUL keeps one ID from being a prefix of another.
+// urlPrefix is the key prefix of a box's URLs and schedules. The NUL keeps one ID from being a prefix of another.
 func urlPrefix(id policy.BoxID) []byte {
 	if id == "" {
 		return nil

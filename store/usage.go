@@ -11,7 +11,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// Usage is what a box has used since it was created.
+// Usage is the total usage of a box since its creation.
 type Usage struct {
 	CPU        Count `json:"cpu"`  // nanoseconds
 	In         Count `json:"in"`   // bytes towards the box
@@ -22,21 +22,21 @@ type Usage struct {
 	Period Period `json:"period,omitzero"`
 }
 
-// Period is a span of time in which a box may transfer so much.
+// Period is the current quota period of a box.
 type Period struct {
 	Length int64  `json:"length"` // nanoseconds
-	Number int64  `json:"number"` // of spans of that length, since 1970
-	Before uint64 `json:"before"` // what the box had sent and received in all when it began
+	Number int64  `json:"number"` // number of the period since 1970, in periods of that length
+	Before uint64 `json:"before"` // bytes that the box had sent and received in all when the period began
 }
 
-// Count is a total of counters of the kernel, each of which starts from zero.
+// Count is the sum of kernel counters, each of which starts from zero.
 type Count struct {
 	Total uint64 `json:"total"`
 	Life  string `json:"life,omitempty"` // identifies the counter that was read last
-	Seen  uint64 `json:"seen,omitempty"` // what it said then, which is part of the total
+	Seen  uint64 `json:"seen,omitempty"` // its value then, which is part of Total
 }
 
-// Usages returns what each box had used when that was stored last.
+// Usages returns the stored usage of each box.
 func (db *DB) Usages() (map[policy.BoxID]Usage, error) {
 	all := map[policy.BoxID]Usage{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -60,7 +60,7 @@ func (db *DB) Usages() (map[policy.BoxID]Usage, error) {
 	return all, err
 }
 
-// SaveUsages stores what boxes have used, in one transaction. Boxes that do not exist any more are left out.
+// SaveUsages stores the usage of boxes in one transaction. It skips boxes that no longer exist.
 func (db *DB) SaveUsages(all map[policy.BoxID]Usage) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		t, err := db.table(tx, layout.Usage)

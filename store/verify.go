@@ -10,13 +10,13 @@ import (
 	"boxgate/store/layout"
 )
 
-// VerifyReport is what [DB.Verify] has found.
+// VerifyReport is the result of [DB.Verify].
 type VerifyReport struct {
 	Documents int      `json:"documents" doc:"how many there are"`
 	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
 }
 
-// verifyMost bounds how many problems a report names.
+// verifyMost bounds the problems in a report.
 const verifyMost = 100
 
 func (r *VerifyReport) problem(format string, args ...any) {
@@ -25,8 +25,8 @@ func (r *VerifyReport) problem(format string, args ...any) {
 	}
 }
 
-// Verify reads every document of the store at one moment, checks its tag, decodes and decrypts it, and checks that it is where it
-// belongs. It goes on after a problem, and quotes no content.
+// Verify reads every document of the store in one transaction: it checks the tag, decodes and decrypts the document,
+// and checks that it is stored under the right key. It continues after a problem, and quotes no content.
 func (db *DB) Verify() (VerifyReport, error) {
 	r := VerifyReport{Problems: []string{}}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -66,7 +66,7 @@ func (db *DB) Verify() (VerifyReport, error) {
 	return r, err
 }
 
-// laterReaders judge the documents that stores of schema 1 did not have.
+// laterReaders check the documents that stores of schema 1 did not have.
 func laterReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 	return []reader{
 		{layout.Snapshots, func(key, value []byte) error {
@@ -76,6 +76,6 @@ func laterReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 			}
 			return same(string(key), snapshot.ID)
 		}},
-		{layout.Layers, func([]byte, []byte) error { return nil }}, // the key says all
+		{layout.Layers, func([]byte, []byte) error { return nil }}, // the key contains everything
 	}
 }

@@ -1,3 +1,3 @@
-// Package document seals what is secret in the store with the data key, and gives every document a tag by which a change,
-// a move, a loss or a return of one is noticed.
+// Package document seals the secrets of the store with the data key, and gives every document a tag, by which changed,
+// moved, missing and resurrected documents are detected.
 package document

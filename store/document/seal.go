@@ -19,14 +19,15 @@ import (
 
 // Sealer encrypts the secrets of the store, each separately, with one random data key. age only encrypts that data key:
 //
-//   - a passphrase then costs one scrypt at the start, not one a value;
-//   - a value is bound to its place. age has no associated data, so someone who can write the file could move one box's header rules to another; here the kind of record and the box are authenticated with the value;
+//   - a passphrase then costs one scrypt at the start, not one per value;
+//   - a value is bound to its place. age has no associated data, so an attacker who can write the file could move
+//     one box's header rules to another; here the kind of record and the box are authenticated with the value;
 //   - the key file or passphrase can be changed by re-encrypting 32 bytes.
 //
 // XChaCha20-Poly1305 was chosen for its nonce: 24 random bytes never repeat, so no counter has to survive a crash.
 //
-// A value is sealed with the data key of the transaction that reads or writes it: the one whose encrypted form that
-// transaction sees. So the key can be changed while others read. Safe for concurrent use.
+// A value is sealed with the data key of the transaction that reads or writes it, which the transaction finds by its
+// encrypted form. So the key can be changed during reads. Safe for concurrent use.
 type Sealer struct {
 	mu    sync.RWMutex
 	known map[string]*Key // by its encrypted form
@@ -34,14 +35,14 @@ type Sealer struct {
 
 // Key has the keys derived from a data key.
 type Key struct {
-	aead cipher.AEAD // of secrets
+	aead cipher.AEAD // for secrets
 	tags []byte      // key of the tags of documents
 }
 
-// NewSealer returns a sealer that knows no data key.
+// NewSealer returns a sealer without data keys.
 func NewSealer() *Sealer { return &Sealer{known: map[string]*Key{}} }
 
-// Learn adds a data key to the known ones; key is cleared.
+// Learn adds a data key and clears key.
 func (s *Sealer) Learn(wrapped, key []byte) error {
 	defer clear(key)
 	aead, err := chacha20poly1305.NewX(key)
@@ -68,11 +69,11 @@ func (s *Sealer) Key(tx *bolt.Tx) (*Key, error) {
 	return nil, errors.New("the data key of the store is not known")
 }
 
-// age encrypts the data key and the schema of the store at the time it was made. For schema 1 that was only the key. So
-// no one who cannot encrypt a data key can make a store look older than it is.
+// joinDataKey returns the content that age encrypts: the data key and the schema at the time it was made (in schema 1
+// only the key). So only someone who can encrypt a data key can make a store look older than it is.
 func joinDataKey(key []byte, schema byte) []byte { return append(bytes.Clone(key), schema) }
 
-// ParseKey splits what age encrypted into the data key, which shares its memory, and the schema.
+// ParseKey splits the content that age encrypted into the data key, which shares its memory, and the schema.
 func ParseKey(content []byte) (key []byte, schema int, err error) {
 	switch len(content) {
 	case chacha20poly1305.KeySize:
@@ -83,14 +84,14 @@ func ParseKey(content []byte) (key []byte, schema int, err error) {
 	return nil, 0, errors.New("the data key of the store has the wrong length; restore a backup")
 }
 
-// NewKey makes a data key, learns it and returns it encrypted by wrap.
+// NewKey makes a data key, adds it and returns it encrypted by wrap.
 func (s *Sealer) NewKey(wrap func(content []byte) ([]byte, error)) (wrapped []byte, err error) {
 	key := make([]byte, chacha20poly1305.KeySize)
 	_, _ = rand.Read(key) // never fails
 	return s.Adopt(key, wrap)
 }
 
-// Adopt learns a data key and returns it encrypted by wrap, for the current schema; key is cleared.
+// Adopt adds a data key and returns it encrypted by wrap, for the current schema. It clears key.
 func (s *Sealer) Adopt(key []byte, wrap func(content []byte) ([]byte, error)) (wrapped []byte, err error) {
 	content := joinDataKey(key, byte(layout.SchemaNow))
 	defer clear(content)
@@ -100,13 +101,13 @@ func (s *Sealer) Adopt(key []byte, wrap func(content []byte) ([]byte, error)) (w
 	return wrapped, s.Learn(wrapped, key)
 }
 
-// PutKey makes an encrypted data key that of this and later transactions.
+// PutKey sets the encrypted data key of this and later transactions.
 func PutKey(tx *bolt.Tx, wrapped []byte, sealing string) error {
 	meta := tx.Bucket(layout.Meta)
 	return errors.Join(meta.Put(layout.DataKey, wrapped), meta.Put(layout.Sealing, []byte(sealing)))
 }
 
-// place is what a sealed value is bound to: the bucket it is in and its key there.
+// place returns the associated data of a sealed value: its bucket and its key there.
 func place(bucket []byte, owner string) []byte {
 	return append(append(bytes.Clone(bucket), 0), owner...)
 }
@@ -135,7 +136,7 @@ func (s *Sealer) OpenJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byt
 		return err
 	}
 	if err := decodeKnown(plain, v); err != nil {
-		return fmt.Errorf("a secret of the store (%s of %s) has a format that this version does not know", bucket, owner) // err may quote it
+		return fmt.Errorf("a secret of the store (%s of %s) has a format that this version does not know", bucket, owner) // err may quote the secret
 	}
 	return nil
 }

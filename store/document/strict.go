@@ -10,8 +10,8 @@ import (
 )
 
 // Decode decodes a document into v, a struct without maps. It refuses unknown members, duplicate members in any case,
-// values of another type and trailing data: a document that this version does not fully understand might mean something
-// other than what was written.
+// values of another type and trailing data: a document that this version does not fully understand may have another
+// meaning than intended.
 func Decode(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	if err := checkMembers(dec); err != nil {
@@ -23,15 +23,15 @@ func Decode(data []byte, v any) error {
 	return decodeKnown(data, v)
 }
 
-// decodeKnown is decode for sealed documents, which cannot have been changed. They may have maps.
+// decodeKnown is Decode for sealed documents, which cannot have been changed. They may have maps.
 func decodeKnown(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(v)
 }
 
-// checkMembers reads one value and refuses objects with duplicate members. encoding/json ignores the case of members,
-// so this does too.
+// checkMembers reads one value and refuses objects with duplicate members. Like encoding/json, it ignores the case of
+// members.
 func checkMembers(dec *json.Decoder) error {
 	token, err := dec.Token()
 	if err != nil {

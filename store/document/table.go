@@ -27,10 +27,10 @@ func (s *Sealer) Table(tx *bolt.Tx, name []byte) (Table, error) {
 	return Table{tx: tx, name: name, bucket: tx.Bucket(name), key: keys.tags}, nil
 }
 
-// Has reports whether there is a document, without verifying it.
+// Has reports whether a document exists, without verifying it.
 func (t Table) Has(key []byte) bool { return t.bucket.Get(key) != nil }
 
-// Cursor walks the keys; the values under them are not checked.
+// Cursor iterates over the keys; their values are not verified.
 func (t Table) Cursor() *bolt.Cursor { return t.bucket.Cursor() }
 
 // Get returns a document, or nil if there is none.
@@ -42,7 +42,7 @@ func (t Table) Get(key []byte) ([]byte, error) {
 	return t.document(key, value)
 }
 
-// document verifies that the tag of a value is for this place, and returns the document without it.
+// document verifies that the tag of a value matches this place, and returns the document without it.
 func (t Table) document(key, value []byte) ([]byte, error) {
 	if len(value) >= tagSize {
 		tag := tagOf(t.key, t.name, key, value[tagSize:])
@@ -81,7 +81,7 @@ func (t Table) Delete(key []byte) error {
 	return t.bucket.Delete(key)
 }
 
-// count changes the total.
+// count updates the total.
 func (t Table) count(change func(*total)) error {
 	meta := t.tx.Bucket(layout.Meta)
 	sum, err := totalIn(t.key, meta)
@@ -116,10 +116,10 @@ func (t Table) Keys(prefix []byte) (keys [][]byte) {
 	return keys
 }
 
-// Untagged takes the tag off a value without checking it.
+// Untagged removes the tag from a value without verifying it.
 func Untagged(value []byte) []byte { return value[tagSize:] }
 
-// Rewrite rewrites every document of a store under a data key, as the result of change for its current value.
+// Rewrite replaces every document of a store by the result of change for its current value, tagged with key.
 func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]byte, error)) error {
 	if err := setTotal(key.tags, tx.Bucket(layout.Meta), total{}); err != nil {
 		return err
@@ -134,7 +134,7 @@ func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]by
 		})
 		for key, document := range fresh {
 			if err == nil {
-				err = t.bucket.Delete([]byte(key)) // not t.delete: its tag is of the old key, or missing
+				err = t.bucket.Delete([]byte(key)) // not t.Delete: its tag has the old key, or is missing
 			}
 			if err == nil {
 				err = t.Put([]byte(key), document)

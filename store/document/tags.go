@@ -12,16 +12,16 @@ import (
 	"boxgate/store/layout"
 )
 
-// Every document carries a tag, a MAC under a key that follows from the data key, over the bucket, the key and the
-// document itself. So anything that a disk, or a person without the data key, changes or moves is noticed when it is
-// read. Documents that are missing or were brought back are noticed when the store is opened: the total, which has a
-// MAC of its own, is the number of documents and the sum of their tags.
+// Every document carries a tag: a MAC, under a key derived from the data key, over the bucket, the key and the document
+// itself. So reading detects every change and move by a failing disk, or by a person without the data key. Missing and
+// resurrected documents are detected when the store is opened: the total, which has its own MAC, is the number of
+// documents and the sum of their tags.
 //
 // A whole file that was restored together with its key file is an earlier valid state, and is accepted.
 
 const tagSize = sha256.Size
 
-// tagOf is the MAC of parts. Each is preceded by its length, so that no two lists of parts are the same bytes.
+// tagOf is the MAC of parts. Each is preceded by its length, so that different lists never have the same encoding.
 func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
 	mac := hmac.New(sha256.New, key)
 	for _, p := range parts {
@@ -32,7 +32,7 @@ func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
 	return tag
 }
 
-// total summarises the documents of a store in one value, which can be updated for one document without reading the
+// total summarizes the documents of a store in one value, which can be updated for one document without reading the
 // others. Tags are added as 256-bit numbers. An attacker who cannot make tags would have to find old documents whose
 // tags cancel out those of the current ones.
 type total struct {
@@ -57,7 +57,7 @@ func (t *total) take(tag [tagSize]byte) {
 	}
 }
 
-// encode returns the total with its MAC, which also covers how the store is sealed and laid out.
+// encode returns the total with its MAC, which also covers the store's sealing and schema.
 func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, t.documents)
 	for _, s := range t.sum {
@@ -100,7 +100,7 @@ func (s *Sealer) Begin(tx *bolt.Tx) error {
 	return setTotal(key.tags, tx.Bucket(layout.Meta), total{})
 }
 
-// Relabel makes a change of what the total's MAC covers besides the documents, which it verifies before.
+// Relabel verifies the total, applies a change to the other values that its MAC covers, and writes the total again.
 func (s *Sealer) Relabel(tx *bolt.Tx, change func() error) error {
 	key, err := s.Key(tx)
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *Sealer) Relabel(tx *bolt.Tx, change func() error) error {
 	return setTotal(key.tags, meta, sum)
 }
 
-// Check reads every document and compares them with the total.
+// Check verifies every document and compares them with the total.
 func (s *Sealer) Check(tx *bolt.Tx) error {
 	keys, err := s.Key(tx)
 	if err != nil {

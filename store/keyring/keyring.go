@@ -25,8 +25,8 @@ type Keyring struct {
 	recipient  age.Recipient
 	identities []age.Identity // that of recipient; during a change of the key file the old and the new one
 	path       string         // of the key file; "" for a passphrase
-	Schema     int            // the minimum schema of the store, as recorded in the key file; 0: not recorded
-	hint       string         // what to do if the key is wrong
+	Schema     int            // minimum schema of the store, as recorded in the key file; 0: not recorded
+	hint       string         // remedy if the key is wrong
 }
 
 // Wrap encrypts a data key.
@@ -39,7 +39,7 @@ func (k Keyring) Wrap(key []byte) ([]byte, error) {
 	if _, err := w.Write(key); err != nil {
 		return nil, err
 	}
-	if err := w.Close(); err != nil { // which writes the last chunk
+	if err := w.Close(); err != nil { // writes the last chunk
 		return nil, err
 	}
 	return out.Bytes(), nil
@@ -63,7 +63,7 @@ func (k Keyring) Unwrap(wrapped []byte) (key []byte, which int, err error) {
 	return key, which, nil
 }
 
-// Settle brings the key file into its normal state: it only has the identity that opens the store, and records the
+// Settle brings the key file into its normal state: it has only the identity that opens the store, and records the
 // schema of the store.
 func (k Keyring) Settle(which int) error {
 	if k.path == "" || len(k.identities) < 2 && k.Schema >= layout.SchemaNow {
@@ -76,8 +76,8 @@ func (k Keyring) Settle(which int) error {
 	return WriteFile(k.path, id)
 }
 
-// Open returns what encrypts the data key: the passphrase if there is one, else the key file. A missing key file
-// is an error: a new one could not open anything. Only an interrupted first start leaves it under another name.
+// Open returns the keyring of the passphrase if there is one, else of the key file. A missing key file is an error,
+// because a new one could not open the store; after an interrupted first start, Open finds it under its temporary name.
 func Open(dir, passphrase, env string) (Keyring, error) {
 	if passphrase != "" {
 		return OfPassphrase(passphrase, env)
@@ -109,7 +109,7 @@ func OfFile(path string, ids []*age.X25519Identity) Keyring {
 	return k
 }
 
-// OfPassphrase returns the keyring of a passphrase; env names the variable that it came from, for messages.
+// OfPassphrase returns the keyring of a passphrase; env is the variable that contained it, for messages.
 func OfPassphrase(passphrase, env string) (Keyring, error) {
 	recipient, err := age.NewScryptRecipient(passphrase)
 	if err != nil {
@@ -126,16 +126,15 @@ func OfPassphrase(passphrase, env string) (Keyring, error) {
 
 // File is the content of a key file.
 type File struct {
-	Identities []*age.X25519Identity // one, or two, of which one opens the store
+	Identities []*age.X25519Identity // one, or two of which one opens the store
 	schema     int                   // the minimum schema of the store; 0: not recorded
 }
 
-// schemaMark begins the comment of a key file that records the schema of the store. Without it, someone with an old
-// copy of a store, from before its documents had tags, could change that copy at will and replace the current store by
-// it.
+// schemaMark begins the comment of a key file that records the schema of the store. Without it, an attacker with an old
+// copy of a store, from before documents had tags, could change that copy at will and replace the current store by it.
 const schemaMark = "# schema of the store: "
 
-// ReadFile reads age X25519 identities as age-keygen writes them, from a file that only we can access.
+// ReadFile reads age X25519 identities in the format of age-keygen, from a file that only its owner can access.
 func ReadFile(path string) (File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -199,8 +198,7 @@ func WriteFile(path string, ids ...*age.X25519Identity) error {
 	return nil
 }
 
-// Make returns what the data key of a new store is encrypted with: the passphrase, or a key file that it
-// creates.
+// Make returns the keyring for a new store: of the passphrase, or of a key file that it creates.
 func Make(path, passphrase, env string) (Keyring, error) {
 	if passphrase != "" {
 		return OfPassphrase(passphrase, env)

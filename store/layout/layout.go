@@ -1,25 +1,25 @@
 package layout
 
-// The files of the state directory that the store owns.
+// Files of the store in the state directory.
 const (
 	FileDB     = "boxgate.db"
 	FileSecret = "secret.key"
 	FileAPIKey = "api-key"
-	// FileNextKey is the API key that is about to replace the one in FileAPIKey.
+	// FileNextKey has the API key that is about to replace the one in FileAPIKey.
 	FileNextKey = "api-key.next"
 )
 
 // NewSuffix is the suffix of a file that is about to replace the store.
 const NewSuffix = ".new"
 
-// Files are patterns of the names of everything that the store makes in the state directory, until it is done with it.
+// Files are patterns for all files of the store in the state directory, including temporary ones.
 var Files = []string{
 	FileDB, FileDB + ".*", FileSecret, FileSecret + ".*", FileAPIKey, FileNextKey,
 	"." + FileDB + "-*", "." + FileSecret + "-*", "." + FileSecret + ".*-*", "." + FileAPIKey + "-*", "." + FileNextKey + "-*",
 }
 
-// The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it is not
-// valid in an ID. A value is a document preceded by its tag, see package document, except in the bucket meta, which has no tags.
+// Buckets. Keys are box IDs unless noted otherwise; "@" stands for the whole installation, because it is not valid in
+// an ID. A value is a document preceded by its tag, see package document, except in the bucket meta, which has no tags.
 var (
 	Meta     = []byte("meta")     // see the keys below
 	Boxes    = []byte("boxes")    // Box as JSON
@@ -34,14 +34,14 @@ var (
 	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
 
-	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get; "installation": the host's part of IDs; "source ", name: what the source of a secret keeps; "identity keys": what tokens are signed with; "domain ", host name: the API key that has it for a URL, or had it recently; "domains": the secret of the tokens that prove domains
+	Settings  = []byte("settings")  // sealed; "environment": variables for new boxes; "installation": the host's part of IDs; "source ", name: state of a secret's source; "identity keys": keys that sign tokens; "domain ", host name: the API key that has it for a URL, or had it recently; "domains": the secret of the tokens that prove domains
 	Snapshots = []byte("snapshots") // sealed; ID of the snapshot → Snapshot
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 	Usage     = []byte("usage")     // Usage as JSON
 )
 
-// The keys of the bucket meta.
+// Keys of the bucket meta.
 var (
 	Version = []byte("version")   // schema version, 4 bytes big-endian
 	DataKey = []byte("data_key")  // the data key, encrypted by age
@@ -50,14 +50,14 @@ var (
 	Compact = []byte("compact")   // set: the next start rewrites the file, see RotateKey of the store
 )
 
-// Global is the key of what belongs to the installation rather than a box.
+// Global is the key of documents that belong to the installation instead of a box.
 const Global = "@"
 
-// Named begins the keys of named policies among those of the boxes.
+// Named is the prefix of the keys of named policies among those of the boxes.
 const Named = "@"
 
-// The schemas of a store. In schema 1, documents had no tags. Each later one adds buckets, which the first start of a newer
-// version makes. New stores have the current one.
+// Schemas of a store. In schema 1, documents had no tags. Each later one adds buckets, which the first start of a newer
+// version creates. New stores have the current schema.
 const (
 	SchemaPlain  = 1
 	SchemaTagged = 2

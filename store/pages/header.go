@@ -8,8 +8,7 @@ import (
 	"io"
 )
 
-// How bbolt lays out the two headers of its file: page 0 and page 1, written alternately, each beginning with the page
-// header.
+// Layout of the two headers of a bbolt file: in page 0 and page 1, written alternately, each after the page header.
 const (
 	pageHeader  = 16
 	headerSize  = 64 // the last 8 bytes are the checksum of the preceding ones

@@ -9,25 +9,25 @@ import (
 	"os"
 )
 
-// What bbolt's pages are and how their elements are laid out.
+// bbolt's page types and the layout of their elements.
 const (
 	pageBranch   = 0x01
 	pageLeaf     = 0x02
 	pageFreelist = 0x10
 
-	elementSize  = 16 // of branch and leaf pages alike
+	elementSize  = 16 // in branch and leaf pages
 	elementIsBkt = 0x01
 	bucketHeader = 16 // root and sequence, before an inline page
 	manyFree     = 0xFFFF
 	noFreelist   = ^uint64(0)
 )
 
-// pageWalk reads a bbolt file from disk. bbolt itself trusts what it maps: a damaged page makes it panic, loop or miss
-// existing keys.
+// pageWalk reads a bbolt file from disk. bbolt itself trusts its memory map: a damaged page makes it panic, loop or
+// miss existing keys.
 type pageWalk struct {
 	f    io.ReaderAt
 	size uint64 // of a page
-	n    uint64 // pages in use or free; later ones were never used
+	n    uint64 // number of pages in use or free; later ones were never used
 	seen map[uint64]bool
 }
 
@@ -36,7 +36,7 @@ func newPageWalk(f io.ReaderAt, header []byte) *pageWalk {
 		seen: map[uint64]bool{}}
 }
 
-// Reachable returns the pages of an intact file that are in use.
+// Reachable returns the pages in use of an intact file.
 func Reachable(f *os.File) (map[uint64]bool, error) {
 	header, err := newerHeader(f)
 	if err != nil {
@@ -46,8 +46,8 @@ func Reachable(f *os.File) (map[uint64]bool, error) {
 	return w.seen, w.walk(binary.LittleEndian.Uint64(header[16:]), keyRange{})
 }
 
-// checkPages requires that every page reachable from the newer header is one that bbolt can read, is reached once, has
-// its keys in order, and is not on the free list.
+// checkPages requires that every page reachable from the newer header can be read by bbolt, is reached once, has its
+// keys in order, and is not on the free list.
 func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
 	w := newPageWalk(f, header)
 	if w.size < 512 || w.n > uint64(fileSize)/w.size {
@@ -59,7 +59,7 @@ func checkPages(f io.ReaderAt, fileSize int64, header []byte) error {
 	return w.freelist(binary.LittleEndian.Uint64(header[32:]))
 }
 
-// keyRange is the range of keys that a page may have: from first on, and below end unless that is nil.
+// keyRange is the valid range of a page's keys: from first, and below end unless that is nil.
 type keyRange struct{ first, end []byte }
 
 // read returns a page with its overflow pages. Each page may only be read once.
@@ -101,7 +101,7 @@ func (w *pageWalk) walk(id uint64, in keyRange) error {
 	return w.leaf(id, page, in)
 }
 
-// keys returns the keys of a page. place returns where an element's key is.
+// keys returns the keys of a page. place returns the position and size of an element's key.
 func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte, error) {
 	count := uint64(binary.LittleEndian.Uint16(page[10:]))
 	if pageHeader+count*elementSize > uint64(len(page)) {
@@ -119,7 +119,7 @@ func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte,
 	return keys, nil
 }
 
-// within requires keys in order, and in the range.
+// within requires ordered keys within the range.
 func (in keyRange) within(keys [][]byte) error {
 	for i, k := range keys {
 		if bytes.Compare(k, in.first) < 0 || in.end != nil && bytes.Compare(k, in.end) >= 0 || i > 0 && bytes.Compare(keys[i-1], k) >= 0 {
@@ -154,7 +154,7 @@ func (w *pageWalk) branch(id uint64, page []byte, in keyRange) error {
 	return nil
 }
 
-// leaf checks a leaf page, which may be inlined in the value of another (then id is that one's).
+// leaf checks a leaf page, which may be inlined in a value of page id.
 func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
 	if binary.LittleEndian.Uint16(page[8:]) != pageLeaf {
 		return fmt.Errorf("page %d has the wrong type", id)
@@ -185,7 +185,7 @@ func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
 	return nil
 }
 
-// bucket checks the contents of a bucket: pages of its own, or one inlined in the value.
+// bucket checks the contents of a bucket: separate pages, or one inlined in the value.
 func (w *pageWalk) bucket(id uint64, value []byte) error {
 	if len(value) < bucketHeader {
 		return fmt.Errorf("page %d has a damaged bucket", id)

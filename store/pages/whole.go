@@ -15,12 +15,12 @@ func Open(path string, o bolt.Options) (b *bolt.DB, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if v := recover(); v != nil {
-			// The half-opened file stays locked until the process exits, as it does when the start fails.
+			// The half-opened file stays locked until the process exits, which it does because the start fails.
 			b, err = nil, ErrDamaged
 		}
 	}()
 	readOnly := o.ReadOnly
-	o.ReadOnly = true // then only the headers are read, and nobody writes in the meantime
+	o.ReadOnly = true // bolt then reads only the headers, and no other process can write
 	still, err := bolt.Open(path, 0o600, &o)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func Open(path string, o bolt.Options) (b *bolt.DB, err error) {
 	return bolt.Open(path, 0o600, &o)
 }
 
-// ErrDamaged says that a store is damaged, and what to do about it.
+// ErrDamaged reports that a store is damaged, with the remedy.
 var ErrDamaged = errors.New("it is damaged: restore a backup of the whole state directory, or, to start over without any " +
 	"box, reboot and delete what is in it")
 
@@ -57,9 +57,9 @@ func checkFile(path string) error {
 	return nil
 }
 
-// newerHeader returns the header that is in force, and requires both to be intact. With one of them damaged bbolt opens
-// the file in the state before its last change, which may have closed a box. A disk writes a header atomically, so a
-// power loss does not damage it.
+// newerHeader returns the current header, and requires both to be intact. With one of them damaged, bbolt opens the
+// file in the state before its last change, which may have closed a box. A disk writes a header atomically, so a power
+// loss does not damage it.
 func newerHeader(f *os.File) ([]byte, error) {
 	first, errFirst := readHeader(f, 0)
 	size := int64(os.Getpagesize())

@@ -1,2 +1,2 @@
-// Package private writes and checks files and directories that nobody but their owner may read.
+// Package private writes and checks files and directories that only their owner may read.
 package private

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// Ensure creates the state directory, or checks that nobody else can access it.
+// Ensure creates the state directory, or checks that no other user can access it.
 func Ensure(dir string) error {
 	if dir == "" {
 		return errors.New("the store needs a directory: set state_dir")
@@ -20,8 +20,8 @@ func Ensure(dir string) error {
 	return CheckDir(dir)
 }
 
-// CheckDir requires a state directory that nobody else can access. It changes nothing; the error is [fs.ErrNotExist] if
-// there is none.
+// CheckDir requires a state directory that no other user can access. It changes nothing; the error is [fs.ErrNotExist]
+// if the directory does not exist.
 func CheckDir(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -36,7 +36,7 @@ func CheckDir(dir string) error {
 	return checkOwner(dir, info)
 }
 
-// Check refuses a file that others may read or write, or that belongs to another user.
+// Check refuses a file that other users can read or write, or that another user owns.
 func Check(path string, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
@@ -57,9 +57,9 @@ func checkOwner(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// Write writes data to a file of mode 0600 atomically, also in case of a power loss.
+// Write writes data to a file of mode 0600, atomically and durably.
 func Write(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp gives mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp uses mode 0600
 	if err != nil {
 		return Named(err, path)
 	}
@@ -80,7 +80,7 @@ func Write(path string, data []byte) (err error) {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Named replaces the path of an error about a temporary file by that of the file it is written for, which users know.
+// Named replaces the path in an error about a temporary file by that of the final file, which users know.
 func Named(err error, path string) error {
 	if failed, ok := errors.AsType[*fs.PathError](err); ok {
 		return &fs.PathError{Op: failed.Op, Path: path, Err: failed.Err}
