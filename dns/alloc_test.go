@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestDirectAnswersAllocateNothing apart from what the event costs its recorder.
+// TestDirectAnswersAllocateNothing checks that direct answers allocate no more than the event costs its recorder.
 func TestDirectAnswersAllocateNothing(t *testing.T) {
 	b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 3600 IN A "+goodV4, "a.example.com. 3600 IN AAAA "+goodV6,
 		"c.example.com. 3600 IN CNAME x.cdn.net.", "x.cdn.net. 3600 IN A "+goodV4b), Limits{QueriesPerSecond: 1e9, Burst: 1 << 30})

@@ -19,7 +19,7 @@ import (
 	"boxgate/policy"
 )
 
-// networks are those over which the upstream was asked, in order.
+// networks returns the networks over which the upstream was asked, in order.
 func (u *realUpstream) networks() []string {
 	var out []string
 	for _, q := range u.queries() {
@@ -28,7 +28,8 @@ func (u *realUpstream) networks() []string {
 	return out
 }
 
-// TestReaderAsksOnceWhateverTheAnswer: what cannot be kept, or is a failure, is not asked for again by those who wait.
+// TestReaderAsksOnceWhateverTheAnswer checks that waiting queries do not ask again for an answer that cannot be cached,
+// or for a failure.
 func TestReaderAsksOnceWhateverTheAnswer(t *testing.T) {
 	t.Parallel()
 	for what, tc := range map[string]struct {
@@ -58,7 +59,7 @@ func TestReaderAsksOnceWhateverTheAnswer(t *testing.T) {
 	}
 }
 
-// TestReaderAsksOnceResolvingOthers: a denied name whose addresses decide, and that has none.
+// TestReaderAsksOnceResolvingOthers asks for a denied name that is resolved only for its addresses and has none.
 func TestReaderAsksOnceResolvingOthers(t *testing.T) {
 	t.Parallel()
 	up := newRealUpstream(t, newZone(t), func(_ string, m *mdns.Msg) { m.Rcode, m.Ns = mdns.RcodeSuccess, nil })
@@ -69,10 +70,11 @@ func TestReaderAsksOnceResolvingOthers(t *testing.T) {
 	}
 }
 
-// TestReaderLeavesSuspectAnswersToAStream, without asking over UDP again: a forger would have another try.
+// TestReaderLeavesSuspectAnswersToAStream checks that the reader does not ask over UDP again, which would give a forger
+// another try.
 func TestReaderLeavesSuspectAnswersToAStream(t *testing.T) {
 	t.Parallel()
-	const letters = "abcdefghijklmnopqrstuvwxyz.example.com" // not all in lower case by chance
+	const letters = "abcdefghijklmnopqrstuvwxyz.example.com" // its random case is never all lower
 	for what, change := range map[string]func(m *mdns.Msg){
 		"truncated":    func(m *mdns.Msg) { m.Truncated = true },
 		"folded":       func(m *mdns.Msg) { m.Question[0].Name = strings.ToLower(m.Question[0].Name) },
@@ -98,7 +100,8 @@ func TestReaderLeavesSuspectAnswersToAStream(t *testing.T) {
 	}
 }
 
-// TestReaderGoesOnAfterAFailure with the other servers, and does not ask the one that failed again.
+// TestReaderGoesOnAfterAFailure checks that the lookup continues with the other servers, without asking the failed one
+// again.
 func TestReaderGoesOnAfterAFailure(t *testing.T) {
 	t.Parallel()
 	bad := newRealUpstream(t, newZone(t), nil)
@@ -111,7 +114,7 @@ func TestReaderGoesOnAfterAFailure(t *testing.T) {
 	}
 }
 
-// byHand is a reader whose steps a test takes.
+// byHand is a reader that the test steps manually.
 type byHand struct {
 	*reader
 	t   *testing.T
@@ -152,7 +155,7 @@ func newByHand(t *testing.T, upstreams ...string) byHand {
 	return byHand{r, t, box}
 }
 
-// query has a query that arrives now wait for an answer from upstream.
+// query makes a query that arrives now wait for an answer from upstream.
 func (r byHand) query(host string) {
 	r.t.Helper()
 	now := time.Now()
@@ -166,8 +169,8 @@ func (r byHand) query(host string) {
 	}
 }
 
-// TestOneSilentNameDoesNotHoldTheServer: a name whose authority never answers would hold the preferred upstream down for all
-// boxes, although it answers everything else. A server that answers nothing is held.
+// TestOneSilentNameDoesNotHoldTheServer checks that a name whose authority never answers does not hold the preferred
+// upstream down for all boxes while it answers other questions. A server that answers no question is held down.
 func TestOneSilentNameDoesNotHoldTheServer(t *testing.T) {
 	t.Parallel()
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -214,7 +217,7 @@ func TestOneSilentNameDoesNotHoldTheServer(t *testing.T) {
 	}
 }
 
-// TestHeldServerThatAnswersIsAskedAgain: an answer that a reader gets ends the hold.
+// TestHeldServerThatAnswersIsAskedAgain checks that an answer to a reader ends the hold.
 func TestHeldServerThatAnswersIsAskedAgain(t *testing.T) {
 	t.Parallel()
 	up := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), nil)
@@ -231,14 +234,14 @@ func TestHeldServerThatAnswersIsAskedAgain(t *testing.T) {
 	}
 }
 
-// TestReaderWithoutDescriptorsSaysSoOnceASecond and tries no more often.
+// TestReaderWithoutDescriptorsSaysSoOnceASecond checks that the reader also tries no more often.
 func TestReaderWithoutDescriptorsSaysSoOnceASecond(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zapcore.WarnLevel)
 	r := newByHand(t, "127.0.0.1:9")
 	r.log = zap.New(core)
 	fd := r.socket.fd
-	r.socket.fd = -1 // cannot be waited for
+	r.socket.fd = -1 // makes waiting fail
 	start := time.Now()
 	for i := range 250 {
 		if r.prepare(start.Add(time.Duration(i) * 10 * time.Millisecond)) {
@@ -254,8 +257,8 @@ func TestReaderWithoutDescriptorsSaysSoOnceASecond(t *testing.T) {
 	}
 }
 
-// TestReadersShareTheirSockets: what needs more than all of them may keep takes the general way, and what one gives up is
-// there for the others.
+// TestReadersShareTheirSockets checks that questions beyond the shared budget take the general path, and that sockets
+// which one reader closes are available to the others.
 func TestReadersShareTheirSockets(t *testing.T) {
 	t.Parallel()
 	one, other := newByHand(t, "127.0.0.1:9"), newByHand(t, "127.0.0.1:9")

@@ -12,7 +12,7 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// patient asks over UDP, and waits as long as a busy machine takes.
+// patient asks over UDP with a long timeout for busy machines.
 func (l *live) patient(t *testing.T, name string, qtype uint16) *mdns.Msg {
 	t.Helper()
 	m, _, err := (&mdns.Client{Timeout: time.Minute}).Exchange(newQuery(name, qtype), l.addr)
@@ -22,7 +22,7 @@ func (l *live) patient(t *testing.T, name string, qtype uint16) *mdns.Msg {
 	return m
 }
 
-// TestReaderAsksOnceForAllWaiting queries of a box, however they spell the name.
+// TestReaderAsksOnceForAllWaiting queries of a box, in any spelling of the name.
 func TestReaderAsksOnceForAllWaiting(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN A "+goodV4)
@@ -74,7 +74,7 @@ func TestReaderAsksOnceForAllWaiting(t *testing.T) {
 	}
 }
 
-// TestPolicyTightenedWhileUpstreamIsAsked: the policy as it is when the answer arrives decides.
+// TestPolicyTightenedWhileUpstreamIsAsked checks that the policy at the time of the answer decides.
 func TestPolicyTightenedWhileUpstreamIsAsked(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN A "+goodV4)
@@ -92,7 +92,7 @@ func TestPolicyTightenedWhileUpstreamIsAsked(t *testing.T) {
 	}
 }
 
-// TestReaderLeavesTheRestToTheGeneralWay: answers that need more than one question, or may not be shown.
+// TestReaderLeavesTheRestToTheGeneralWay covers answers that need several questions, or that the box may not receive.
 func TestReaderLeavesTheRestToTheGeneralWay(t *testing.T) {
 	t.Parallel()
 	lines := []string{"c.example.com. 60 IN CNAME x.cdn.net.", "x.cdn.net. 60 IN A " + goodV4, "d.example.com. 60 IN CNAME x.evil.org.",
@@ -114,7 +114,7 @@ func TestReaderLeavesTheRestToTheGeneralWay(t *testing.T) {
 	}
 }
 
-// TestReaderFailsOver to the next upstream, and skips the one that does not answer.
+// TestReaderFailsOver checks that the reader uses the next upstream, and skips the one that does not answer.
 func TestReaderFailsOver(t *testing.T) {
 	t.Parallel()
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -131,7 +131,7 @@ func TestReaderFailsOver(t *testing.T) {
 	wantAddresses(t, l.patient(t, "b.example.com", mdns.TypeA), goodV4)
 }
 
-// TestReaderAndLookupAskOnce: the proxy's lookups wait for what a reader has asked already.
+// TestReaderAndLookupAskOnce checks that the proxy's lookups wait for questions that a reader has already asked.
 func TestReaderAndLookupAskOnce(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN A "+goodV4, "a.example.com. 60 IN AAAA "+goodV6)
@@ -162,7 +162,7 @@ func TestReaderAndLookupAskOnce(t *testing.T) {
 	}
 }
 
-// TestDirectUpstream: what cannot be asked from a reader's sockets is not.
+// TestDirectUpstream checks which upstreams are not asked from a reader's sockets.
 func TestDirectUpstream(t *testing.T) {
 	t.Parallel()
 	for in, direct := range map[string]bool{"192.0.2.1": true, "[2001:db8::1]:54": true, "tls://192.0.2.1": false, "localhost": false, "fe80::1%lo": false} {

@@ -11,7 +11,7 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// A box whose connections wait for names that nobody answers does not take the slots of other boxes.
+// A box whose connections wait for names that are never answered does not take the slots of other boxes.
 func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +27,7 @@ func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 		if addrs, err := b.Lookup(t.Context(), other, mustName(t, "a.example.com")); err != nil {
 			t.Errorf("another box got %v, %v", addrs, err)
 		}
-		// The first box's limit does not answer the other's question.
+		// The first box's limit must not fail the other's question.
 		if addrs, err := b.Lookup(t.Context(), other, mustName(t, "n199.example.com")); err == nil || len(addrs) > 0 {
 			t.Errorf("%v, %v", addrs, err)
 		}
@@ -46,7 +46,7 @@ func (w withoutIPv6) exchange(ctx context.Context, name string, qtype uint16) (*
 	return w.exchanger.exchange(ctx, name, qtype)
 }
 
-// LookupBoth does not pass half of a name's addresses off as all of them.
+// LookupBoth does not return half of a name's addresses as if they were all.
 func TestLookupBothFailsWithEitherFamily(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAttackAnswersThatCannotBeSent: boxes that ask from where nothing can be sent back lose their own answers alone. The others of the
-// batch are sent, each once.
+// TestAttackAnswersThatCannotBeSent checks that boxes whose source address cannot be answered lose only their own
+// answers. The other answers of the batch are sent, each once.
 func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -30,7 +30,7 @@ func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 		}
 		defer box.Close()
 		to := box.LocalAddr().(*net.UDPAddr).AddrPort()
-		nowhere := netip.AddrPortFrom(to.Addr(), 0) // a port that a raw socket may ask from
+		nowhere := netip.AddrPortFrom(to.Addr(), 0) // a source port that only a raw socket can have
 		if err := unix.Sendto(sock.fd, []byte("x"), unix.MSG_DONTWAIT, sockaddr(nowhere)); err == nil {
 			t.Fatalf("something was sent to %v", nowhere)
 		}
@@ -38,7 +38,7 @@ func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 		const answers = 3 * batchSize
 		for i := range answers {
 			at := to
-			if i%3 == 0 || i%5 == 0 { // first, last, and next to each other
+			if i%3 == 0 || i%5 == 0 { // first, last, and adjacent
 				at = nowhere
 			}
 			b.add(fmt.Append(b.room(), i), at)

@@ -23,8 +23,8 @@ import (
 	"boxgate/policy"
 )
 
-// What makes the test binary another program, for the benchmarks: a load generator ("address count names domain"), or an
-// upstream server.
+// Variables that turn the test binary into another program for the benchmarks: a load generator ("address count names
+// domain"), or an upstream server.
 const (
 	loadTarget   = "BOXGATE_TEST_DNS_LOAD"
 	upstreamTest = "BOXGATE_TEST_DNS_UPSTREAM"
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// benchNames is how many names the load asks for in turn.
+// benchNames is the number of names that the load cycles through.
 const benchNames = 1000
 
 // newServed makes a server whose upstream knows benchNames names, and whose events go to a log as in production.
@@ -70,8 +70,8 @@ func newServed(b *testing.B) *bench {
 }
 
 // BenchmarkServeUDP measures answers through a socket, with the log: from the cache and the sink, which never wait, and
-// from upstream. The load comes from another process: cpu-ns/op is processor time of the server alone, the kernel's
-// included.
+// from upstream. Another process generates the load: cpu-ns/op is the processor time of the server alone, including the
+// kernel's.
 func BenchmarkServeUDP(b *testing.B) {
 	for what, domain := range map[string]string{"cached": "example.com", "sink": "evil.org"} {
 		b.Run(what, func(b *testing.B) { newServed(b).measure(b, benchNames, domain) })
@@ -87,7 +87,7 @@ func BenchmarkServeUDP(b *testing.B) {
 	})
 }
 
-// measure has b.N queries asked for so many names of a domain in turn.
+// measure runs b.N queries that cycle through so many names of a domain.
 func (s *bench) measure(b *testing.B, names int, domain string) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -153,7 +153,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
-// generateLoad asks count queries, a hundred of them outstanding. Those that are lost are asked again.
+// generateLoad sends count queries, a hundred of them outstanding. Lost ones are repeated.
 func generateLoad(target string) error {
 	var address, domain string
 	var count, names int
@@ -188,7 +188,7 @@ func generateLoad(target string) error {
 	return nil
 }
 
-// BenchmarkHandle measures the same without a socket and a log.
+// BenchmarkHandle measures the same without a socket or a log.
 func BenchmarkHandle(b *testing.B) {
 	for what, host := range map[string]string{"cached": "n1.example.com", "sink": "evil.org"} {
 		b.Run(what, func(b *testing.B) {

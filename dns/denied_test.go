@@ -11,8 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAnswersForDeniedNames: names of the search list, and single labels, do not exist unless the policy says otherwise, and
-// what may be reached is resolved all the same. Nothing that is denied goes upstream.
+// TestAnswersForDeniedNames checks that names of the search list, and single labels, do not exist unless the policy
+// answers otherwise, that allowed names are still resolved, and that denied names are never sent upstream.
 func TestAnswersForDeniedNames(t *testing.T) {
 	t.Parallel()
 	for as, want := range map[policy.DeniedNames]map[string]int{

@@ -10,7 +10,8 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// FuzzDigest: what is read without the DNS library is what the library reads, and is packed as it packs it.
+// FuzzDigest checks that answers parsed without the DNS library have the same content as with it, and are packed
+// identically.
 func FuzzDigest(f *testing.F) {
 	for _, lines := range []string{"a.example.com. 60 IN A 192.0.2.1", "a.example.com. 0 IN A 192.0.2.1|a.example.com. 4294967295 IN A 192.0.2.2",
 		"a.example.com. 60 IN AAAA 2001:db8::1", "a.example.com. 60 IN AAAA ::ffff:192.0.2.1", "a.example.com. 60 IN CNAME b.example.com.", ""} {
@@ -74,7 +75,7 @@ func FuzzDigest(f *testing.F) {
 	})
 }
 
-// keyOf returns what a message that outbound has accepted is about.
+// keyOf returns the question of a message that outbound has accepted.
 func keyOf(wire []byte) (k cacheKey, ok bool) {
 	var q plainQuery
 	if len(wire) < headerSize {
@@ -90,7 +91,8 @@ func keyOf(wire []byte) (k cacheKey, ok bool) {
 	return k, err == nil && n.String() == string(q.name) && isAddress(k.qtype) && wire[end+2] == 0 && wire[end+3] == mdns.ClassINET
 }
 
-// TestPlainAnswersAreRead without the DNS library: it would be slower, and go unnoticed.
+// TestPlainAnswersAreRead checks that plain answers are parsed without the DNS library. Otherwise they would be slower
+// without any test noticing.
 func TestPlainAnswersAreRead(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{"a.example.com. 60 IN A 192.0.2.1", "a.example.com. 60 IN AAAA 2001:db8::1"} {

@@ -20,8 +20,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// directSpecs are policies that differ in what they say of a name and of an address. The zero one stands for no policy: it
-// has been taken away since the cache was filled.
+// directSpecs are policies that differ in a name and in an address. The zero one stands for no policy: it was removed
+// after the cache was filled.
 var directSpecs = []policy.Spec{
 	{},
 	{Mode: policy.ModeAllowAll},
@@ -35,7 +35,7 @@ var directSpecs = []policy.Spec{
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"*", "*.cdn.net:8443"}, DeniedCIDRs: []string{"2606:2800::/32"}},
 }
 
-// outcome is all that a query changes and yields.
+// outcome has all effects and results of a query.
 type outcome struct {
 	reply  []byte
 	events []audit.Event
@@ -58,8 +58,8 @@ func outcomeOf(b *bench, reply []byte) outcome {
 	return o
 }
 
-// compareDirect asks two servers that know the same the same, one directly, and reports whether that one answered. The
-// time in the bubble stands still, so events and grants are the same to the nanosecond.
+// compareDirect sends the same query to two servers with the same cache, to one of them directly, and reports whether
+// that one answered. Time does not advance in the bubble, so events and grants are the same to the nanosecond.
 func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, transport policy.Protocol, wire, first []byte, age time.Duration) (direct bool) {
 	closed := spec.Mode == ""
 	if closed {
@@ -112,8 +112,8 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 	return direct
 }
 
-// FuzzDirect: whatever the query, what upstream has said, and its age: the answer given directly is that of the general
-// way, byte for byte, with the same grants and the same event; or it is left to the general way, and nothing has changed.
+// FuzzDirect checks, for any query, upstream answer and age, that a direct answer equals the general one byte for byte,
+// with the same grants and event, or that the query is left to the general path without side effects.
 func FuzzDirect(f *testing.F) {
 	for i, line := range []string{"a.example.com. 60 IN A 127.0.0.1", "a.example.com. 60 IN AAAA ::ffff:10.0.0.1", "a.example.com. 60 IN A 93.184.216.34",
 		"a.example.com. 60 IN CNAME b.cdn.net.", `a.example.com. 60 IN HTTPS 1 . alpn="h3,h2" ipv4hint="127.0.0.1" ech="AEX+DQ=="`, "b.evil.org. 60 IN TXT x"} {
@@ -133,7 +133,7 @@ func FuzzDirect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, age uint16, tcp bool, wire, upstream []byte) {
 		m := new(mdns.Msg)
 		err := m.Unpack(upstream)
-		if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // upstream.go makes errors of them
+		if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // errors in upstream.go
 			err = errors.New("upstream cannot answer")
 		}
 		z := func(t *testing.T) *zone { return &zone{fixed: m, err: err} }
@@ -145,8 +145,8 @@ func FuzzDirect(f *testing.F) {
 	})
 }
 
-// TestDirectAnswersAreTheSame holds the same for queries as boxes send them, over a zone with answers of every kind, and
-// that most of them are answered directly.
+// TestDirectAnswersAreTheSame checks the same for typical queries, over a zone with answers of every kind, and that
+// most of them are answered directly.
 func TestDirectAnswersAreTheSame(t *testing.T) {
 	t.Parallel()
 	lines := []string{
@@ -199,7 +199,7 @@ func TestDirectAnswersAreTheSame(t *testing.T) {
 	}
 }
 
-// FuzzPlain: what parsePlain takes, the DNS library reads the same way.
+// FuzzPlain checks that the DNS library parses everything that parsePlain accepts, with the same result.
 func FuzzPlain(f *testing.F) {
 	for _, host := range []string{"a.example.com", "A.Example.COM", "_x._tcp.example.com", "1.2.3.4"} {
 		wire, _ := newQuery(host, mdns.TypeA).Pack()
@@ -221,7 +221,7 @@ func FuzzPlain(f *testing.F) {
 	})
 }
 
-// TestDirectAnswerIsGrantedBeforeItIsRecorded, every address of it.
+// TestDirectAnswerIsGrantedBeforeItIsRecorded checks that all addresses are granted before the event is recorded.
 func TestDirectAnswerIsGrantedBeforeItIsRecorded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 30 IN A "+goodV4, "a.example.com. 30 IN A "+goodV4b))
@@ -242,7 +242,7 @@ func TestDirectAnswerIsGrantedBeforeItIsRecorded(t *testing.T) {
 	}
 }
 
-// TestPanicInADirectAnswer ends that query, with SERVFAIL and an event, and nothing else.
+// TestPanicInADirectAnswer checks that a panic ends only that query, with SERVFAIL and an event.
 func TestPanicInADirectAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 30 IN A "+goodV4))

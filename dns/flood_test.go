@@ -10,13 +10,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestFloodIsCountedAndNotAnswered: over the limit, as many queries are answered with a refusal as are served, and the
-// rest are only counted.
+// TestFloodIsCountedAndNotAnswered checks that over the limit, as many queries are refused with an answer as are
+// served, and that the rest are only counted.
 func TestFloodIsCountedAndNotAnswered(t *testing.T) {
 	t.Parallel()
 	const burst, flood = 5, 300
 	l := newLive(t, domains("a.example.com"), newZone(t), Limits{QueriesPerSecond: 0.001, Burst: burst})
-	l.ask(t, "udp", "b.example.com", mdns.TypeA) // the server is up, and its receive buffer enlarged
+	l.ask(t, "udp", "b.example.com", mdns.TypeA) // afterwards the server is up and its receive buffer enlarged
 	const served = burst - 1
 	conn, err := net.Dial("udp", l.addr)
 	if err != nil {
@@ -45,7 +45,7 @@ func TestFloodIsCountedAndNotAnswered(t *testing.T) {
 			t.Fatalf("%d of %d queries are accounted for", over(), flood-served)
 		}
 	}
-	// Exactly the answers that are due arrive.
+	// Exactly the due answers arrive.
 	buf := make([]byte, 512)
 	for n := 1; ; n++ {
 		wait := time.Minute

@@ -11,8 +11,8 @@ import (
 	"boxgate/policy"
 )
 
-// FuzzHandle sends any bytes as a query, and answers it with any bytes from upstream. Whatever they are, the reply
-// answers that query, has no address that the policy denies except the sink's, and one decision is recorded.
+// FuzzHandle sends any bytes as a query, and answers it with any bytes from upstream. In all cases the reply answers
+// that query, has no address that the policy denies except the sink's, and one decision is recorded.
 func FuzzHandle(f *testing.F) {
 	seed := func(q, r *mdns.Msg) {
 		a, _ := q.Pack()

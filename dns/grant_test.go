@@ -32,7 +32,7 @@ func TestGrantOutlivesTheTTLByAGrace(t *testing.T) {
 	})
 }
 
-// A grant lasts as long as connections by it, and a grace after the last; one that has expired is not renewed by a connection.
+// A grant lasts as long as its connections, and a grace after the last; a connection does not renew an expired grant.
 func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestLeastTimeOfAGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 1 IN A "+goodV4, "b.example.com. 7200 IN A "+goodV4))
 		b.floor = time.Hour
-		for range 2 { // from upstream, and from the cache
+		for range 2 { // from upstream, then from the cache
 			b.ask(t, "a.example.com", mdns.TypeA)
 			b.ask(t, "b.example.com", mdns.TypeA)
 		}
@@ -92,7 +92,7 @@ func TestLeastTimeOfAGrant(t *testing.T) {
 	})
 }
 
-// Connections that never end keep no more grants than there may be, and what has expired is dropped beside them.
+// Connections that never end keep no more grants than the limit, and expired grants are dropped around them.
 func TestHeldGrantsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 				t.Fatalf("%d grants, %d counted", b.order.Len(), g.total)
 			}
 		}
-		for _, r := range release { // most of them of grants that were dropped
+		for _, r := range release { // most of their grants have been evicted
 			r()
 		}
 		if g.has("box", mustName(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {

@@ -244,7 +244,7 @@ func TestOtherTypesPassWithoutAddresses(t *testing.T) {
 	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, name.ReasonAllowedDomain)
 	wantAddresses(t, b.ask(t, "example.com", mdns.TypeTXT))
 
-	// An upstream that adds what was not asked for.
+	// An upstream that adds records that were not requested.
 	b.cache.up = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
 		m := new(mdns.Msg).SetQuestion(name, qtype)
 		m.Answer = []mdns.RR{mustRR("example.com. 60 IN NS ns.example.com."), mustRR("example.com. 60 IN A 10.0.0.1"), mustRR("other.com. 60 IN NS 1.1.1.1.")}
@@ -275,7 +275,7 @@ func TestNegativeAnswersPass(t *testing.T) {
 	wantRCode(t, b, "") // the name exists
 }
 
-// wantRCode compares the code in the last event, and whether its line says that the name is allowed.
+// wantRCode compares the code in the last event, and whether its line shows the name as allowed.
 func wantRCode(t *testing.T, b *bench, want string) {
 	t.Helper()
 	e := b.events.last(t)
@@ -302,7 +302,7 @@ func TestUpstreamDown(t *testing.T) {
 func TestPanicAnswersServfailAndIsRecorded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("example.com"), newZone(t))
-	b.cache.answers = nil // a fault of the gateway's own
+	b.cache.answers = nil // causes a panic in the gateway
 	if m := b.ask(t, "example.com", mdns.TypeA); m.Rcode != mdns.RcodeServerFailure {
 		t.Errorf("got\n%v", m)
 	}

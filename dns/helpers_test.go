@@ -17,7 +17,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Addresses used by the tests. The public ones are global unicast; nothing is sent to them.
+// Addresses in the tests. The public ones are global unicast; no packet is sent to them.
 const (
 	goodV4  = "93.184.216.34"
 	goodV4b = "93.184.216.35"
@@ -26,7 +26,7 @@ const (
 	sinkV6  = "fd00:200::2"
 )
 
-// events collects what was recorded.
+// events collects recorded events.
 type events struct {
 	mu   sync.Mutex
 	list []audit.Event
@@ -54,8 +54,8 @@ func (e *events) last(t testing.TB) audit.Event {
 	return all[len(all)-1]
 }
 
-// zone is an upstream that knows the records of a zone file and remembers what it was asked. It gives CNAME records
-// alone, so that the chain is for the asker to follow, unless full is set.
+// zone is an upstream that knows the records of a zone file and remembers its questions. It answers only with the CNAME
+// record of a chain, so that the asker follows it, unless full is set.
 type zone struct {
 	mu      sync.Mutex
 	records []mdns.RR
@@ -88,7 +88,7 @@ func (z *zone) set(t testing.TB, lines ...string) {
 	z.records = rrs
 }
 
-// fail makes every question from now on fail with err, or none if it is nil.
+// fail makes every later question fail with err, or none if it is nil.
 func (z *zone) fail(err error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -223,7 +223,7 @@ func mustName(t testing.TB, s string) name.Name {
 	return n
 }
 
-// newQuery is a query as a stub resolver sends it, with EDNS.
+// newQuery returns a query as a stub resolver sends it, with EDNS.
 func newQuery(name string, qtype uint16) *mdns.Msg {
 	return new(mdns.Msg).SetQuestion(mdns.Fqdn(name), qtype).SetEdns0(1232, false)
 }
@@ -252,7 +252,7 @@ func unpack(t testing.TB, wire []byte) *mdns.Msg {
 	return m
 }
 
-// addresses are the A and AAAA records of all sections, as text.
+// addresses returns the A and AAAA records of all sections, as text.
 func addresses(m *mdns.Msg) []string {
 	var out []string
 	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
@@ -263,7 +263,7 @@ func addresses(m *mdns.Msg) []string {
 	return out
 }
 
-// ede is the info code of the extended error, or -1.
+// ede returns the info code of the extended error, or -1.
 func ede(m *mdns.Msg) int {
 	if opt := m.IsEdns0(); opt != nil {
 		for _, o := range opt.Option {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutDescriptors calls f while the process can open nothing more.
+// withoutDescriptors calls f while the process has no free file descriptor.
 func withoutDescriptors(t *testing.T, f func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -21,7 +21,7 @@ func withoutDescriptors(t *testing.T, f func()) {
 		t.Fatal(err)
 	}
 	_ = unix.Close(free)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: before.Max}); err != nil { // all below it are in use
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: before.Max}); err != nil { // all lower ones are in use
 		t.Fatal(err)
 	}
 	defer func() {
@@ -35,8 +35,9 @@ func withoutDescriptors(t *testing.T, f func()) {
 	f()
 }
 
-// TestAServerEndsWithoutDescriptors: it needs none to find those who wait for queries. Otherwise a gateway would read the queries that are
-// its successor's, under policies that nobody changes any more. The limit is that of the process: no other test runs meanwhile.
+// TestAServerEndsWithoutDescriptors checks that a server without free descriptors still ends its reads. Otherwise a
+// gateway would read the queries of its successor, under policies that no longer change. The limit applies to the
+// process, so no other test may run at the same time.
 func TestAServerEndsWithoutDescriptors(t *testing.T) { //nolint:paralleltest // see above
 	for name, stop := range stopping {
 		t.Run(name, func(t *testing.T) { //nolint:paralleltest // see above

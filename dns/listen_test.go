@@ -12,13 +12,13 @@ import (
 	"boxgate/policy"
 )
 
-// anyBox is a registry in which every address is the same box's.
+// anyBox is a registry that maps every address to the same box.
 type anyBox struct{ box *policy.Box }
 
 func (a anyBox) BoxByAddr(netip.Addr) *policy.Box { return a.box }
 
-// Boxes at addresses that follow each other have sockets of their own: when the queue of one is full, and nobody reads it,
-// nothing of the others is lost.
+// Boxes at consecutive addresses use different sockets: if the queue of one is full because its socket is not read, no
+// query of the others is lost.
 func TestAttackFullQueueOfOneBox(t *testing.T) {
 	t.Parallel()
 	pcs, err := ListenUDP(t.Context(), net.ListenConfig{}, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -71,7 +71,7 @@ func TestAttackFullQueueOfOneBox(t *testing.T) {
 	}
 }
 
-// An address at which another socket listens is refused, even if that one would share it.
+// An address on which another socket listens is refused, even if that one would share it.
 func TestListenUDPWantsTheAddressForItself(t *testing.T) {
 	t.Parallel()
 	pcs, err := ListenUDP(t.Context(), net.ListenConfig{}, netip.MustParseAddrPort("127.0.0.1:0"))
@@ -98,7 +98,7 @@ func dialFrom(t *testing.T, from string, to net.Addr) net.Conn {
 	return conn
 }
 
-// receiver reads the datagram that one of the sockets has received, and says which.
+// receiver reads the datagram that one of the sockets has received, and returns the index of the socket.
 func receiver(t *testing.T, pcs []net.PacketConn) int {
 	t.Helper()
 	got := make(chan int, len(pcs))

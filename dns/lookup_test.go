@@ -74,7 +74,7 @@ func TestLookupHonoursItsContext(t *testing.T) {
 		if _, err := b.Lookup(ctx, b.box, mustName(t, "a.example.com")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 20*time.Millisecond {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
-		// The lookup went on for others.
+		// The lookup continued for other callers.
 		time.Sleep(2 * time.Second)
 		b.zone.fail(errDown)
 		wantAddresses(t, b.ask(t, "a.example.com", mdns.TypeA), goodV4)

@@ -103,7 +103,7 @@ func TestCNAMEChainIsFollowed(t *testing.T) {
 		if !b.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) || b.Granted("box1", mustName(t, "c.cdn.net"), addr(goodV4)) {
 			t.Error("want a grant for the name asked, and only for it")
 		}
-		// The box did not ask for the names of the chain: they are not reachable by themselves.
+		// The box did not ask for the names of the chain, so they are not allowed on their own.
 		wantBlocked(t, b.ask(t, "c.cdn.net", mdns.TypeA), sinkV4)
 		// No record of the other type at the end of the chain.
 		if m := b.ask(t, "a.example.com", mdns.TypeAAAA); len(m.Answer) != 2 || m.Rcode != mdns.RcodeSuccess {
@@ -163,7 +163,7 @@ func TestCNAMELoopsAndLongChainsEnd(t *testing.T) {
 	}
 }
 
-// What one box's query has put into the cache is judged for another box's query, chain and all.
+// A cached answer is checked for another box's query too, including its chain.
 func TestCachedChainToDeniedName(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN CNAME x.evil.net.", "x.evil.net. 60 IN A "+goodV4)

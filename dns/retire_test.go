@@ -16,9 +16,9 @@ import (
 	"boxgate/policy"
 )
 
-// passing is a socket that servers have one after the other, and a client of it.
+// passing is a socket that successive servers use, and a client of it.
 type passing struct {
-	kept   *os.File // as another process has it
+	kept   *os.File // the other process's copy
 	client net.Conn
 }
 
@@ -42,7 +42,8 @@ func newPassing(t *testing.T) *passing {
 	return &passing{kept, client}
 }
 
-// serve has a server take the socket, as the next process does, and returns what ends with that.
+// serve passes the socket to a server, as to the next process, and returns a channel that is closed when serving has
+// ended.
 func (p *passing) serve(ctx context.Context, t *testing.T, s *Server) <-chan error {
 	t.Helper()
 	if err := Resume(p.kept); err != nil {
@@ -57,13 +58,13 @@ func (p *passing) serve(ctx context.Context, t *testing.T, s *Server) <-chan err
 	return done
 }
 
-// state is what a poller sees of the socket.
+// state returns the socket's state as seen by a poller.
 func (p *passing) state(t *testing.T) (state int16) {
 	t.Helper()
 	if err := control(p.kept, func(fd int) error {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
 		_, err := unix.Poll(fds, 0)
-		for errors.Is(err, unix.EINTR) { // by the signal that has the server's reads begin again
+		for errors.Is(err, unix.EINTR) { // interrupted by the signal that restarts the server's reads
 			_, err = unix.Poll(fds, 0)
 		}
 		state = fds[0].Revents
@@ -74,7 +75,7 @@ func (p *passing) state(t *testing.T) (state int16) {
 	return state
 }
 
-// ask sends queries, with these IDs.
+// ask sends queries with IDs in this range.
 func (p *passing) ask(t *testing.T, name string, from, to int) {
 	t.Helper()
 	for id := from; id < to; id++ {
@@ -90,7 +91,7 @@ func (p *passing) ask(t *testing.T, name string, from, to int) {
 	}
 }
 
-// answers reads one answer to each of the queries, in whatever order.
+// answers reads one answer to each of the queries, in any order.
 func (p *passing) answers(from, to int, want func(*mdns.Msg) error) error {
 	missing := map[uint16]bool{}
 	for id := from; id < to; id++ {
@@ -125,7 +126,7 @@ func answered(m *mdns.Msg) error {
 	return nil
 }
 
-// ended waits for what is to end.
+// ended waits for an end.
 func ended(t *testing.T, what string, done <-chan error) {
 	t.Helper()
 	select {
@@ -144,14 +145,15 @@ var stopping = map[string]func(s *Server, cancel func()){
 	"stopped": func(_ *Server, cancel func()) { cancel() },
 }
 
-// TestAServerThatEndsAnswersWhatItHasRead, be it the last thing that it reads, and the next one answers the rest.
+// TestAServerThatEndsAnswersWhatItHasRead checks that this includes the query read last, and that the next server
+// answers the rest.
 func TestAServerThatEndsAnswersWhatItHasRead(t *testing.T) {
 	t.Parallel()
 	for name, stop := range stopping {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPassing(t)
-			const queries = 3*batchSize + 1 // more than are read at once
+			const queries = 3*batchSize + 1 // more than one batch
 			p.ask(t, "denied.example.com", 0, queries)
 			first := newBench(t, domains("a.example.com"), newZone(t))
 			ctx, cancel := context.WithCancel(t.Context())
@@ -170,7 +172,8 @@ func TestAServerThatEndsAnswersWhatItHasRead(t *testing.T) {
 	}
 }
 
-// TestAServerThatEndsLeavesItsSocketUsable: nothing arrives while it ends, and the next one is asked and answers.
+// TestAServerThatEndsLeavesItsSocketUsable checks that, even if no query arrives while the server ends, the next one
+// receives queries and answers.
 func TestAServerThatEndsLeavesItsSocketUsable(t *testing.T) {
 	t.Parallel()
 	for name, stop := range stopping {
@@ -196,7 +199,8 @@ func TestAServerThatEndsLeavesItsSocketUsable(t *testing.T) {
 	}
 }
 
-// TestRetiringWaitsForNoLookup: another process is to read the socket, and what was read before is answered when its answer is there.
+// TestRetiringWaitsForNoLookup checks that retiring returns during a lookup, so that another process can read the
+// socket, and that the query is answered afterwards.
 func TestRetiringWaitsForNoLookup(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN A "+goodV4)
@@ -226,7 +230,7 @@ func TestRetiringWaitsForNoLookup(t *testing.T) {
 	ended(t, "the server", done)
 }
 
-// newBenchBehind is a server that asks a real upstream, and has the time that a busy machine takes.
+// newBenchBehind makes a server that asks a real upstream, with long timeouts for busy machines.
 func newBenchBehind(t *testing.T, z *zone) *Server {
 	t.Helper()
 	box := newBox(t, "box1", policy.Spec{Mode: policy.ModeAllowAll})

@@ -33,7 +33,7 @@ func newLive(t *testing.T, spec policy.Spec, z *zone, limits ...Limits) *live {
 	return newLiveBehind(t, spec, newRealUpstream(t, z, nil), nil, limits...)
 }
 
-// newLiveBehind is newLive for a given upstream, which is asked after others. It has the time that a busy machine takes.
+// newLiveBehind is newLive for a given upstream, which comes after others. It has long timeouts for busy machines.
 func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []string, limits ...Limits) *live {
 	t.Helper()
 	l := &live{box: newBox(t, "box1", spec), upstream: up, events: &events{}}
@@ -165,7 +165,7 @@ func TestLongAnswersAreTruncatedOverUDPAndWholeOverTCP(t *testing.T) {
 	if m.Truncated || len(m.Answer) != 100 {
 		t.Errorf("TCP: %d records, TC %v", len(m.Answer), m.Truncated)
 	}
-	// What was left out of the datagram is granted as well: the client may ask again over TCP.
+	// Addresses truncated from the datagram are granted as well: the client may ask again over TCP.
 	if !l.Granted("box1", mustName(t, "big.example.com"), addr("93.184.217.99")) {
 		t.Error("not all addresses were granted")
 	}
@@ -211,7 +211,7 @@ func TestManyQueriesOnOneConnection(t *testing.T) {
 	}
 }
 
-// TestTCPConnectionsAreLimitedPerBox: of connections with queries under way a box has no more than it may.
+// TestTCPConnectionsAreLimitedPerBox checks the limit of connections with queries in progress.
 func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, "a.example.com. 60 IN A "+goodV4)
@@ -256,8 +256,8 @@ func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 	wantAddresses(t, l.ask(t, "udp", "a.example.com", mdns.TypeA), goodV4)
 }
 
-// TestIdleTCPConnectionsLeaveRoom: a box that holds 200 idle connections is answered over TCP, at once. The one that was used last stays, and
-// the connections are no more than the box may have.
+// TestIdleTCPConnectionsLeaveRoom checks that a box with 200 idle connections is answered over TCP without delay, that
+// the connection used last stays, and that the limit holds.
 func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	l := newLive(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{TCPConns: 3})
@@ -265,7 +265,7 @@ func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
 	ask := func(conn net.Conn) {
 		t.Helper()
 		roundTripOver(t, conn)
-		// With the answer at the client, the server may not have noted yet that the connection is idle.
+		// When the client has the answer, the server may not have marked the connection idle yet.
 		idle := func() bool {
 			use.tcp.mu.Lock()
 			defer use.tcp.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestNameOfTheSink: what a box was given the sink for last is known for a moment, unless it was given it for something else as well.
+// TestNameOfTheSink checks that the name for which a box last received the sink is known for a moment, unless the box
+// received it for another name too.
 func TestNameOfTheSink(t *testing.T) {
 	t.Parallel()
 	a, b := mustName(t, "a.example"), mustName(t, "b.example")
@@ -36,7 +37,7 @@ func TestNameOfTheSink(t *testing.T) {
 	}
 }
 
-// TestSinkIsNamed: by either way of answering, and to no other box.
+// TestSinkIsNamed covers both paths of answering, and another box.
 func TestSinkIsNamed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t))

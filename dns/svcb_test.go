@@ -12,7 +12,7 @@ func TestHTTPSRecordsLoseWhatLeadsAroundTheGateway(t *testing.T) {
 	for in, want := range map[string]string{
 		`1 . alpn="h3,h2" ipv4hint="127.0.0.1,1.2.3.4" ech="AEX+DQ==" ipv6hint="::1"`: `1 . alpn="h2"`,
 		`1 . alpn="h3-29,h3,http/1.1" port="8443"`:                                    `1 . alpn="http/1.1" port="8443"`,
-		`1 . alpn="h3"`:                                                  `1 .`, // the default protocol is left
+		`1 . alpn="h3"`:                                                  `1 .`, // the default protocol remains
 		`1 . alpn="h3" no-default-alpn=""`:                               ``,
 		`1 . alpn="h2" no-default-alpn=""`:                               `1 . alpn="h2" no-default-alpn=""`,
 		`1 . mandatory="alpn,ech" alpn="h2" ech="AEX+DQ=="`:              `1 . mandatory="alpn" alpn="h2"`,

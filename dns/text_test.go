@@ -7,7 +7,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestLookupText: texts of the name that was asked for, through CNAMEs, and of no other.
+// TestLookupText checks that only texts of the requested name are returned, through CNAMEs.
 func TestLookupText(t *testing.T) {
 	t.Parallel()
 	z := newZone(t, `a.example.com. 60 IN TXT "one" "two"`, `a.example.com. 60 IN TXT "three"`, "b.example.com. 60 IN CNAME a.example.com.",

@@ -10,8 +10,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestPublicURLs: a public URL of the gateway leads to the sink where the policy allows its name, and nobody upstream is asked
-// about it, over either way of a query. Where the policy does not allow it, the policy's answer stands.
+// TestPublicURLs checks that a public URL of the gateway gets the sink if the policy allows its name, and the policy's
+// answer otherwise, on both paths of answering, without any question to upstream.
 func TestPublicURLs(t *testing.T) {
 	t.Parallel()
 	const host, other = "box-8000.preview.example.com", "box-8001.preview.example.com"

@@ -42,7 +42,7 @@ func TestQueryRateIsLimitedPerBox(t *testing.T) {
 	})
 }
 
-// A box can have a rate of its own, which changes at any moment.
+// A box can have its own rate, which can change at any time.
 func TestQueryRateOfOneBoxIsItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestQueryRateOfOneBoxIsItsOwn(t *testing.T) {
 	})
 }
 
-// A refusal is recorded at once, and those within the next second together: when it ends, when the box is forgotten, or
-// when the server stops.
+// The first refusal is recorded immediately. Those of the following second are recorded together: at its end, when the
+// box is forgotten, or when the server stops.
 func TestRefusalsAreCoalesced(t *testing.T) {
 	t.Parallel()
 	limits := Limits{QueriesPerSecond: 0.001, Burst: 1}
@@ -139,7 +139,7 @@ type noBox struct{}
 
 func (noBox) BoxByAddr(netip.Addr) *policy.Box { return nil }
 
-// A query that was under way while its box was removed leaves nothing of the box behind, answered from the cache or not.
+// A query in progress while its box is removed leaves no state of the box behind, whether or not the answer was cached.
 func TestQueryOfARemovedBoxLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "b.example.com. 60 IN A "+goodV4))

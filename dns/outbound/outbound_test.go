@@ -91,14 +91,14 @@ func ask(t testing.TB, s *Sockets[string], to server, name string) *Question[str
 	return q
 }
 
-// wait waits for the end of a question, and returns what it was for and the answer, or nil.
+// wait waits for the end of a question, and returns its purpose and the answer, or nil.
 func wait(t testing.TB, s *Sockets[string]) (about string, answer []byte) {
 	t.Helper()
 	about, answer, _ = waitForEnd(t, s)
 	return about, answer
 }
 
-// waitForEnd is wait with the reason why there is no answer.
+// waitForEnd is wait with the reason for a missing answer.
 func waitForEnd(t testing.TB, s *Sockets[string]) (about string, answer []byte, reason error) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); about == ""; {
@@ -125,7 +125,7 @@ func reply(q *mdns.Msg, a string) *mdns.Msg {
 	return m
 }
 
-// TestQuestionsCannotBePredicted: sockets that are used again have other ports, IDs and spellings.
+// TestQuestionsCannotBePredicted checks that reused sockets get other ports, IDs and spellings.
 func TestQuestionsCannotBePredicted(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -154,7 +154,7 @@ func TestQuestionsCannotBePredicted(t *testing.T) {
 	}
 }
 
-// TestAttackForgedAnswers: what is not about the question, or arrives at a port that is not its own, is not believed.
+// TestAttackForgedAnswers checks that messages which do not match the question, or arrive at another port, are ignored.
 func TestAttackForgedAnswers(t *testing.T) {
 	t.Parallel()
 	up, other := newServer(t, "127.0.0.1:0"), newServer(t, "127.0.0.1:0")
@@ -196,7 +196,8 @@ func TestAttackForgedAnswers(t *testing.T) {
 	}
 }
 
-// TestLateAnswersAreDropped: what arrives after the end is neither the next question's nor keeps anything busy.
+// TestLateAnswersAreDropped checks that messages after the end are not taken for answers to the next question, and do
+// not cause a busy loop.
 func TestLateAnswersAreDropped(t *testing.T) {
 	t.Parallel()
 	up := newServer(t, "127.0.0.1:0")
@@ -205,7 +206,7 @@ func TestLateAnswersAreDropped(t *testing.T) {
 	late, from := up.next()
 	up.send(reply(late, "6.6.6.6"), from)
 	up.send(reply(late, "6.6.6.6"), from)
-	s.End(q) // with both in its queue
+	s.End(q) // with both messages in its queue
 	if s.Open() != 0 {
 		t.Errorf("%d are open", s.Open())
 	}
@@ -220,7 +221,7 @@ func TestLateAnswersAreDropped(t *testing.T) {
 	}
 }
 
-// TestFailuresAreAnswers: of which a server may leave out the question.
+// TestFailuresAreAnswers checks that a failure without the question is accepted.
 func TestFailuresAreAnswers(t *testing.T) {
 	t.Parallel()
 	up := newServer(t, "127.0.0.1:0")
@@ -239,8 +240,8 @@ func TestFailuresAreAnswers(t *testing.T) {
 	}
 }
 
-// TestAttackManyLateAnswers: more than are read from the queue of a socket before it is used again, and which would fit the
-// next question.
+// TestAttackManyLateAnswers sends more messages than are drained from a reused socket, all of which match the next
+// question.
 func TestAttackManyLateAnswers(t *testing.T) {
 	t.Parallel()
 	up := newServer(t, "127.0.0.1:0")
@@ -253,7 +254,7 @@ func TestAttackManyLateAnswers(t *testing.T) {
 		up.send(reply(guessed, "6.6.6.6"), from)
 	}
 	s.End(q)
-	clear(s.coins[:]) // the guess is right
+	clear(s.coins[:]) // make the attacker's guess right
 	s.spent = 0
 	ask(t, s, up, "b.example.com")
 	m, from := up.next()
@@ -268,7 +269,7 @@ func TestAttackManyLateAnswers(t *testing.T) {
 	}
 }
 
-// TestSocketsShareABudget, and give back what they have taken.
+// TestSocketsShareABudget checks that sockets are also returned to the budget.
 func TestSocketsShareABudget(t *testing.T) {
 	t.Parallel()
 	up := newServer(t, "127.0.0.1:0")
@@ -290,7 +291,7 @@ func TestSocketsShareABudget(t *testing.T) {
 	}
 }
 
-// TestNobodyListens ends the question at once.
+// TestNobodyListens checks that a closed port ends the question immediately.
 func TestNobodyListens(t *testing.T) {
 	t.Parallel()
 	up := newServer(t, "127.0.0.1:0")
@@ -315,7 +316,8 @@ func TestOpenQuestionsAreBounded(t *testing.T) {
 	ask(t, s, up, "c.example.com")
 }
 
-// FuzzJudge: what is believed is, for the DNS library too, a whole answer to the question, letter for letter, or a failure.
+// FuzzJudge checks that every accepted message is, according to the DNS library too, a complete answer to the question,
+// letter for letter, or a failure.
 func FuzzJudge(f *testing.F) {
 	q := &Question[string]{}
 	q.write("a.example.com", mdns.TypeA, make([]byte, 15))
@@ -334,7 +336,7 @@ func FuzzJudge(f *testing.F) {
 		}
 		m := new(mdns.Msg)
 		if err != nil || m.Unpack(wire) != nil {
-			return // whoever unpacks it notices
+			return // unpacking it fails later
 		}
 		silent := len(m.Question) == 0 && m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError
 		if m.Id != asked.Id || !m.Response || m.Truncated || m.Opcode != mdns.OpcodeQuery ||
