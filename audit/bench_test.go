@@ -17,7 +17,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// cpu reports the processor time that each operation takes, in all threads: the figure that holds on a busy machine.
+// cpu reports the processor time per operation in all threads, a figure that is stable on a busy machine.
 func cpu(b *testing.B) (report func()) {
 	spent := func() time.Duration {
 		var u unix.Rusage
@@ -42,8 +42,9 @@ func request() Event {
 	}
 }
 
-// BenchmarkRecord is an event through all that the gateway does with it, down to a file, or a pipe that another process
-// reads, and the file of the history: a request like the one before it, a lookup of another name each time, and one that is refused.
+// BenchmarkRecord passes an event through the whole path of the gateway, to a file or a pipe that another process
+// reads, and to the history file: a request like the previous one, a lookup of another name each time, and a refused
+// request.
 func BenchmarkRecord(b *testing.B) {
 	names := make([]string, 4096)
 	for i := range names {
@@ -111,7 +112,7 @@ func benchmarkRecord(b *testing.B, to *os.File, change func(*Event)) {
 	report, n := cpu(b), 0
 	for b.Loop() {
 		record()
-		if n++; n%200 == 0 { // some 80 KB, as a busy gateway writes at once
+		if n++; n%200 == 0 { // some 80 KB, like a burst of a busy gateway
 			for errors.Join(out.Sync(), kept.Sync()) != nil {
 			}
 		}

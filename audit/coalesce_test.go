@@ -13,7 +13,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// What the gateway answers a stranger is told once a second with its number, and what a credential opened each time.
+// The gateway's answers to strangers are reported once a second with their count, but requests with a credential each
+// time.
 func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -24,7 +25,7 @@ func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
 		for range 100 {
 			answer("page", CredentialNone)
 		}
-		time.Sleep(time.Millisecond) // events of one instant have no order
+		time.Sleep(time.Millisecond) // events at the same instant have no order
 		for range 100 {
 			answer("redirect", "")
 		}
@@ -49,8 +50,8 @@ func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
 	})
 }
 
-// TestAttackEventsOfOneBoxHoldUpOthers: a box that causes events as fast as it can, all of which are emitted at the end of an interval, does not keep
-// another box waiting meanwhile.
+// TestAttackEventsOfOneBoxHoldUpOthers checks that a box which causes events as fast as it can, all emitted at the end
+// of an interval, does not delay events of another box.
 func TestAttackEventsOfOneBoxHoldUpOthers(t *testing.T) {
 	t.Parallel()
 	begun, goOn := make(chan struct{}), make(chan struct{})
@@ -109,7 +110,7 @@ func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
 			l.Record(denial("a"))
 		}
 		l.Record(denial("b"))
-		want("a×1 b×1") // the first of each at once
+		want("a×1 b×1") // the first of each immediately
 		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 501 {
 			t.Errorf("the metrics have %v of 501", got)
 		}
@@ -128,11 +129,11 @@ func TestRepeatedRefusalsAreToldOnceASecondWithTheirNumber(t *testing.T) {
 		if got := metric(t, l, "boxgate_decisions_total", "action=refuse,reason=not_allowed,stage=conn,verdict=deny"); got != 504 {
 			t.Errorf("the metrics have %v of 504", got)
 		}
-		time.Sleep(time.Minute) // and no timer runs on
+		time.Sleep(time.Minute) // and no timer is running
 	})
 }
 
-// A box that keeps asking for new destinations gets a bounded number of lines, and every refusal is in one of them.
+// A box that keeps trying new destinations gets a bounded number of lines, and every refusal is counted in one of them.
 func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -203,7 +204,7 @@ func TestRingKeepsWhatHappenedOnce(t *testing.T) {
 		for i := range 10 {
 			l.Record(denial(fmt.Sprint(i)))
 		}
-		if got := emitted(l); got != "allowed×50 7×1 8×1 9×1" { // allowed decisions have a share of their own
+		if got := emitted(l); got != "allowed×50 7×1 8×1 9×1" { // allowed decisions have their own share
 			t.Errorf("of different events %s is remembered", got)
 		}
 	})
@@ -219,7 +220,7 @@ func TestSelfTestMarksNoMoreThanIsExpected(t *testing.T) {
 		other.Box = "another"
 		l.Record(other)
 		forged := denial("not announced")
-		forged.SelfTest = true // nobody but the log says so
+		forged.SelfTest = true // only the log may set it
 		l.Record(forged)
 		for range 50 {
 			l.Record(denial("announced"))

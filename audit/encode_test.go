@@ -34,7 +34,7 @@ func TestNumbersOfEveryLength(t *testing.T) {
 	}
 }
 
-// A line of the log: the event, between what all lines of the gateway have.
+// A line of the log: the event, and the fields of every line of the gateway.
 type logged struct {
 	Level string `json:"level"`
 	Msg   string `json:"msg"`
@@ -65,7 +65,7 @@ func TestLogLineIsAsDocumented(t *testing.T) {
 	}
 }
 
-// The times of one event after another are those that package time writes.
+// The times of consecutive events are formatted like by package time.
 func FuzzTime(f *testing.F) {
 	f.Add(int64(1772366400), int64(0), int64(100), int64(999999999), int64(-1))
 	f.Add(int64(0), int64(120000000), int64(1), int64(5), int64(1<<40))
@@ -82,8 +82,8 @@ func FuzzTime(f *testing.F) {
 	})
 }
 
-// FuzzLogLine checks that the line of any event is one line of printable ASCII, that encoding/json reads the event from
-// it, and that zap would have written the same, be the texts escaped before or not.
+// FuzzLogLine checks that the line of any event is one line of printable ASCII, that encoding/json decodes the event
+// from it, and that zap would have written the same, whether or not the texts were escaped before.
 func FuzzLogLine(f *testing.F) {
 	f.Add(nasty, "api.example.com", "X-Key", []byte{198, 51, 100, 7}, int64(1), uint64(2), true)
 	f.Add("\xed\xa0\x80\U0001F600\uFFFD</script>", "", "", make([]byte, 16), int64(-1), uint64(1)<<63, false)
@@ -124,7 +124,7 @@ func checkLine(t *testing.T, e Event) {
 		}
 	}
 	if _, err := json.Marshal(e); err != nil {
-		return // encoding/json cannot tell the year
+		return // encoding/json rejects the year
 	}
 	var got logged
 	if err := json.Unmarshal([]byte(lineOf(&e, false)), &got); err != nil {
@@ -135,7 +135,7 @@ func checkLine(t *testing.T, e Event) {
 	}
 }
 
-// readable returns the event as encoding/json writes and reads it.
+// readable returns the event after encoding and decoding by encoding/json.
 func readable(t *testing.T, e Event) (out Event) {
 	t.Helper()
 	data, err := json.Marshal(e)
@@ -148,7 +148,7 @@ func readable(t *testing.T, e Event) (out Event) {
 	return out
 }
 
-// zapLine is what zap makes of an event, by its own encoder and the names of the fields in [Event].
+// zapLine returns zap's encoding of an event, with the field names of [Event].
 func zapLine(t *testing.T, e *Event) string {
 	t.Helper()
 	cfg := zap.NewProductionEncoderConfig()

@@ -23,7 +23,7 @@ func flow(proto policy.Protocol, phase Phase, n int) Event {
 	return e
 }
 
-// sum adds up what events of a phase stand for.
+// sum adds up the counts of the events of a phase.
 func sum(l *Log, phase Phase) (lines int, n, bytes uint64) {
 	for _, e := range l.Recent(Filter{}) {
 		if e.Phase == phase {
@@ -42,7 +42,7 @@ func isNamed(l *Log, e Event) bool {
 	return false
 }
 
-// No amount of datagrams, refusals and unanswered TCP connections hides one that was answered.
+// An answered connection is named regardless of the number of datagrams, refusals and unanswered TCP connections.
 func TestAnAnsweredConnectionIsNamedWhateverIsBesidesIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestFlowsToOneDestinationAreCountedExactly(t *testing.T) {
 	})
 }
 
-// What is remembered is bounded, and forgotten in time; a forgotten destination is logged again.
+// The memory is bounded in size and time; a forgotten destination is logged again.
 func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 		seven := uint64(0)
 		for _, e := range l.Recent(Filter{}) {
 			if e.Protocol == policy.UDP && e.Addr.As4()[3] == 7 {
-				seven += max(e.Count, 1) // the ring may have made one of them
+				seven += max(e.Count, 1) // the ring may have merged them
 			}
 		}
 		if seven != 2 {
@@ -164,7 +164,7 @@ func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 	})
 }
 
-// A reader that is too slow for a burst of datagrams still gets the connection among them.
+// A reader that is too slow for a burst of datagrams still receives the connection among them.
 func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
 	t.Parallel()
 	l := New(Options{Buffer: 64})
@@ -181,7 +181,7 @@ func TestSlowReaderHearsOfTheConnectionAmongDatagrams(t *testing.T) {
 	t.Errorf("the connection is among the %d events that were lost", stream.Lost())
 }
 
-// The remembered events of a box include the connection, whatever came after it.
+// The remembered events of a box include the connection, despite later events.
 func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestRingKeepsTheConnectionAmongDatagrams(t *testing.T) {
 	})
 }
 
-// Refused lookups do not hide what a box tried to connect to.
+// Refused lookups do not hide a box's attempts to connect.
 func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestRefusalsOfOneKindDoNotHideAnother(t *testing.T) {
 	})
 }
 
-// The ports and addresses of one server, or one IPv6 network, do not use up the room for others.
+// The ports and addresses of one server, or one IPv6 network, do not use up the limit for others.
 func TestOneNetworkDoesNotHideAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// childVariable makes this test binary a process that logs decisions to its standard error, to be killed.
+// childVariable turns this test binary into a process that logs decisions to its standard error, to be killed.
 const childVariable = "BOXGATE_AUDIT_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// logUntilKilled does what its standard input says, and says when that is done: "refuse" and "allow" record a decision,
-// "flood" records allowing ones without end and says which were recorded before the log was last synced.
+// logUntilKilled carries out the orders on its standard input and acknowledges each: "refuse" and "allow" record a
+// decision, "flood" records allowing ones endlessly and reports the ones recorded before the last sync of the log.
 func logUntilKilled() {
 	out := lines.New(lines.File(os.Stderr))
 	l := New(Options{Lines: out})
@@ -58,10 +58,10 @@ type child struct {
 	cmd    *exec.Cmd
 	in     io.Writer
 	out    *bufio.Scanner
-	logged func() string // what it has logged; all of it if it was killed
+	logged func() string // the output so far; all of it if it was killed
 }
 
-// newChild starts one that logs to a file or to a pipe.
+// newChild starts a child that logs to a file or to a pipe.
 func newChild(t *testing.T, pipe bool) *child {
 	c := &child{t: t, cmd: exec.CommandContext(t.Context(), os.Args[0])}
 	c.cmd.Env = append(os.Environ(), childVariable+"=1")
@@ -98,7 +98,7 @@ func newChild(t *testing.T, pipe bool) *child {
 	return c
 }
 
-// do gives an order, and returns when it was carried out.
+// do gives an order, and returns after it was carried out.
 func (c *child) do(order string) {
 	c.t.Helper()
 	fmt.Fprintln(c.in, order)
@@ -116,7 +116,7 @@ func (c *child) kill() (events []Event) {
 	_ = c.cmd.Wait()
 	for line := range strings.Lines(c.logged()) {
 		if !strings.HasSuffix(line, "\n") {
-			break // the last one, torn by the kill in the middle of a write
+			break // the last line, torn by the kill in the middle of a write
 		}
 		var e Event
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -127,7 +127,7 @@ func (c *child) kill() (events []Event) {
 	return events
 }
 
-// A refusal after a while of silence is in the log as soon as it has been recorded, whatever happens to the process then.
+// A refusal after some silence is in the log as soon as it has been recorded, even if the process is killed.
 func TestAKilledGatewayHasLoggedItsRefusal(t *testing.T) {
 	t.Parallel()
 	for _, pipe := range []bool{false, true} {
@@ -139,21 +139,21 @@ func TestAKilledGatewayHasLoggedItsRefusal(t *testing.T) {
 	}
 }
 
-// An allowing decision is logged without anything further happening.
+// An allowing decision is logged without any further activity.
 func TestAKilledGatewayHasLoggedWhatItAllowed(t *testing.T) {
 	t.Parallel()
 	c := newChild(t, false)
 	c.do("allow api.example.com")
 	for deadline := time.Now().Add(time.Minute); c.logged() == "" && time.Now().Before(deadline); {
-		c.do("nothing") // asks whether it has been, and gives it time
+		c.do("nothing") // an acknowledgment, which also takes some time
 	}
 	if events := c.kill(); len(events) != 1 || events[0].Name != "api.example.com" {
 		t.Errorf("logged %+v", events)
 	}
 }
 
-// In the middle of a flood of events, what is logged is everything up to some event: whole lines, in order, no gap, and
-// at least to where the log was last synced.
+// After a kill in the middle of a flood of events, the log has everything up to some event: whole lines, in order,
+// without gaps, and at least up to the last sync.
 func TestAKilledGatewayLosesOnlyTheLatest(t *testing.T) {
 	t.Parallel()
 	for _, pipe := range []bool{false, true} {

@@ -22,7 +22,7 @@ import (
 // nasty is text that a box might send to confuse readers of the log.
 const nasty = "a\x1b[31mb\r\nc\x00d\u202ee\u2066f\x9bg\u009bh\x7fi\u2028j\"k\\l\xffשm"
 
-// written collects what a log writes.
+// written collects the output of a log.
 type written struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -39,7 +39,7 @@ func (w *written) TryWrite(p []byte) (int, bool, error) {
 	return n, true, err
 }
 
-// by returns what l has written, with what was pending.
+// by returns the output of l, including pending lines.
 func (w *written) by(t *testing.T, l *Log) string {
 	t.Helper()
 	if err := l.opts.Lines.Sync(); err != nil {
@@ -166,7 +166,7 @@ func TestSlowReaderLosesEventsAndHoldsNobodyUp(t *testing.T) {
 	if got := fmt.Sprint(count(slow), count(denials)); got != "[0 1 2 3] [99]" {
 		t.Errorf("delivered %s", got)
 	}
-	l.Record(Event{Box: "a"}) // to nobody
+	l.Record(Event{Box: "a"}) // no subscriber
 	if got := metric(t, l, "boxgate_lost_total", ""); got != 8 {
 		t.Errorf("boxgate_lost_total is %v", got)
 	}
@@ -203,7 +203,7 @@ func TestMetrics(t *testing.T) {
 	l.Record(full())
 	l.Record(Event{Stage: policy.StageDNS, Verdict: policy.Allow, Reason: name.ReasonAllowAll, Action: ActionForward})
 	for labels, want := range map[string]float64{
-		"action=refuse,reason=not_allowed,stage=http,verdict=deny": 4, // it stands for four
+		"action=refuse,reason=not_allowed,stage=http,verdict=deny": 4, // the event counts four
 		"action=forward,reason=allow_all,stage=dns,verdict=allow":  1,
 	} {
 		if got := metric(t, l, "boxgate_decisions_total", labels); got != want {
@@ -299,7 +299,7 @@ func FuzzEscape(f *testing.F) {
 	})
 }
 
-// TestNameOfTheBox: decisions have the name of their box, unless it could be read as something else.
+// TestNameOfTheBox checks that decisions have the name of their box, unless the name would need escaping.
 func TestNameOfTheBox(t *testing.T) {
 	t.Parallel()
 	names := map[policy.BoxID]string{"b1": "web-1", "b2": "", "b3": "x\x1b[2J\",\"verdict\":\"allow"}

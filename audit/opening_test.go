@@ -15,7 +15,7 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Options{})
-		var o Opening // one for all
+		var o Opening // reused by all cases
 		e := Event{Time: time.Now(), Box: "b", Stage: policy.StageConn, Verdict: policy.Allow, Action: ActionSplice, Reason: name.ReasonAllowAll}
 		end := func(e Event) {
 			e.Duration = time.Since(e.Time)

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// Requests to public URLs are counted once each, at their end, whatever text an event has.
+// Requests to public URLs are counted once each, at their end, whatever the texts of their events.
 func TestRequestsAreCounted(t *testing.T) {
 	t.Parallel()
 	l := New(Options{})

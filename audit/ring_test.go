@@ -13,9 +13,9 @@ import (
 	"boxgate/policy"
 )
 
-// plain is a ring that looks through all it has.
+// plain is a simple ring that searches linearly.
 type plain struct {
-	events   []Event // in the order in which they came
+	events   []Event // in order of arrival
 	repeated []uint64
 }
 
@@ -90,7 +90,7 @@ func anyEvent(seq uint64, variety int) Event {
 	return e
 }
 
-// The ring keeps the same events as one that is easy to read.
+// The ring keeps the same events as the simple one.
 func TestRingAgainstAPlainOne(t *testing.T) {
 	t.Parallel()
 	for run := range 30 {
@@ -116,7 +116,7 @@ func TestRingAgainstAPlainOne(t *testing.T) {
 	}
 }
 
-// Nobody who reads events sees what their maker, or another reader, does with the names of the headers afterwards.
+// Readers of events do not see later changes of the header names by the event's maker or by another reader.
 func TestRecordKeepsNothingOfTheMaker(t *testing.T) {
 	t.Parallel()
 	l := New(Options{PerBox: 2})
@@ -137,7 +137,7 @@ func TestRecordKeepsNothingOfTheMaker(t *testing.T) {
 			t.Errorf("a reader gets %q", got.Headers)
 		}
 	}
-	for range 3 { // their places in memory are used again
+	for range 3 { // their memory is reused
 		other := request()
 		other.Headers = []string{"X-Other"}
 		l.Record(other)
@@ -149,7 +149,7 @@ func TestRecordKeepsNothingOfTheMaker(t *testing.T) {
 	}
 }
 
-// A box that was used lately is kept rather than one that was not.
+// A recently used box is kept in preference to an older one.
 func TestRecentBoxesAreKept(t *testing.T) {
 	t.Parallel()
 	l := New(Options{MaxBoxes: 2})

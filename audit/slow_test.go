@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// stuck is a sink that says when a write begins.
+// stuck is a sink that blocks and signals when a write begins.
 type stuck struct {
 	lines.Sink
 	writing chan struct{}
@@ -22,7 +22,7 @@ func (s stuck) Write(b []byte) (int, error) {
 	return s.Sink.Write(b)
 }
 
-// fullPipe returns an idle log that goes to a pipe that nobody reads, and is full. writing says when a write begins.
+// fullPipe returns an idle log with a full pipe that is not read. writing signals when a write begins.
 func fullPipe(t *testing.T) (l *Log, writing <-chan struct{}) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -42,7 +42,8 @@ func fullPipe(t *testing.T) (l *Log, writing <-chan struct{}) {
 	}
 }
 
-// Decisions go on while nobody reads the log: in memory, to the followers and in the metrics. What the log loses is counted.
+// Decisions continue while the log is not read: in memory, to the subscribers and in the metrics. Lines that the log
+// loses are counted.
 func TestALogThatNobodyReadsHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	l, _ := fullPipe(t)
@@ -50,7 +51,7 @@ func TestALogThatNobodyReadsHoldsNobodyUp(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		l.Record(denial("evil.example.net")) // which an idle log would write at once
+		l.Record(denial("evil.example.net")) // an idle log would write this one immediately
 		for i := range n {
 			e := request()
 			e.Path = fmt.Sprint("/", i)
@@ -72,8 +73,7 @@ func TestALogThatNobodyReadsHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// A box that fills a log which is read too slowly leaves room for the lines of another, and refusals leave room for
-// connections.
+// A box that fills a slow log leaves space for the lines of another, and refusals leave space for connections.
 func TestABoxLeavesOthersRoomInASlowLog(t *testing.T) {
 	t.Parallel()
 	l, writing := fullPipe(t)

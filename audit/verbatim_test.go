@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Each byte counts, wherever it is in a text and however long that is.
+// Each byte counts, at any position and length of a text.
 func TestVerbatimIsByteByByte(t *testing.T) {
 	t.Parallel()
 	for n := range 40 {

@@ -24,12 +24,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// patience is how long anything may take on a busy machine.
+// patience is a timeout with a large margin for busy machines.
 const patience = time.Minute
 
 var quick = times{request: patience, first: 2 * time.Millisecond, most: 10 * time.Millisecond, linger: time.Millisecond, stop: patience, quiet: time.Hour}
 
-// request is what a collector received.
+// request is a request that a collector received.
 type request struct {
 	path   string
 	header http.Header
@@ -37,17 +37,17 @@ type request struct {
 	at     time.Time
 }
 
-// collector is a web server of a test that keeps what it is sent.
+// collector is a web server that records its requests.
 type collector struct {
 	*httptest.Server
 	t *testing.T
 
 	mu       sync.Mutex
 	requests []request
-	answer   func(n int, w http.ResponseWriter, r *http.Request) // to the request that is the nth, from 1 on
+	answer   func(n int, w http.ResponseWriter, r *http.Request) // to the nth request, from 1
 }
 
-// newCollector starts a collector. Its answer is 200 unless there is another one.
+// newCollector starts a collector. It answers 200 unless answer is given.
 func newCollector(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *collector {
 	t.Helper()
 	c := &collector{t: t, answer: answer}
@@ -156,7 +156,7 @@ func (w *world) record(n int) {
 	}
 }
 
-// until waits for what must happen.
+// until waits for a condition.
 func (w *world) until(what string, holds func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !holds(); time.Sleep(2 * time.Millisecond) {
@@ -166,7 +166,7 @@ func (w *world) until(what string, holds func() bool) {
 	}
 }
 
-// texts is everything that was logged.
+// texts returns the whole log.
 func (w *world) texts() string {
 	var b strings.Builder
 	for _, e := range w.said.All() {
@@ -175,12 +175,12 @@ func (w *world) texts() string {
 	return b.String()
 }
 
-// counts are what the metrics say.
+// counts returns the metrics.
 func (w *world) counts() string {
 	return fmt.Sprintf("sent %d, full %d, refused %d, stopped %d", w.sent.Load(), w.lines.Lost(), w.refused.Load(), w.abandoned.Load())
 }
 
-// verified returns the decisions of a webhook whose signature is right by the standard's own library.
+// verified returns the decisions of a webhook whose signature the standard's own library accepts.
 func verified(t *testing.T, r request, key string) decisions {
 	t.Helper()
 	hook, err := standardwebhooks.NewWebhook(key)

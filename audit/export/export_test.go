@@ -17,8 +17,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestWebhooksAreSigned: each batch is verified by the standard's own library, by any of the keys that sign, and by no other; header,
-// time and ID are signed as well; the decisions are those that were made.
+// TestWebhooksAreSigned checks that the standard's own library verifies each batch with any of the signing keys and
+// with no other, that header, time and ID are signed too, and that the decisions are complete.
 func TestWebhooksAreSigned(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, nil)
@@ -63,8 +63,8 @@ func TestWebhooksAreSigned(t *testing.T) {
 	}
 }
 
-// TestNothingIsLostWhileACollectorIsDown: it hangs up, is overloaded, and fails; then it has everything, in order and once, and each
-// batch kept its ID.
+// TestNothingIsLostWhileACollectorIsDown checks that after hang-ups, overload and failures the collector has
+// everything, in order and once, and that each batch kept its ID.
 func TestNothingIsLostWhileACollectorIsDown(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, func(n int, w http.ResponseWriter, _ *http.Request) {
@@ -115,7 +115,7 @@ func TestNothingIsLostWhileACollectorIsDown(t *testing.T) {
 	}
 }
 
-// TestAnOutageCountsAsNoError: a receiver that was down for long, and then fails once, is asked again.
+// TestAnOutageCountsAsNoError checks that a receiver that was down for long and then fails once is retried.
 func TestAnOutageCountsAsNoError(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, func(n int, w http.ResponseWriter, _ *http.Request) {
@@ -135,7 +135,7 @@ func TestAnOutageCountsAsNoError(t *testing.T) {
 	}
 }
 
-// TestACollectorSaysWhenToComeBack: Retry-After is kept, as seconds and as a date.
+// TestACollectorSaysWhenToComeBack checks that Retry-After is respected, as seconds and as a date.
 func TestACollectorSaysWhenToComeBack(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []Kind{OTLP, Webhook} {
@@ -151,7 +151,7 @@ func TestACollectorSaysWhenToComeBack(t *testing.T) {
 	}
 }
 
-// comesBack fails the test if an exporter of a kind asks earlier than it was asked to.
+// comesBack fails the test if an exporter of a kind retries earlier than requested.
 func comesBack(t *testing.T, kind Kind) {
 	t.Helper()
 	c := newCollector(t, func(n int, w http.ResponseWriter, _ *http.Request) {
@@ -173,7 +173,7 @@ func comesBack(t *testing.T, kind Kind) {
 	}
 }
 
-// TestAnswers: what is tried again, what is not, and what is counted.
+// TestAnswers checks which answers are retried and counted.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	partial := func(text string) func(int, http.ResponseWriter, *http.Request) {
@@ -234,8 +234,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestAHangingCollectorHoldsNobodyUp: decisions go on while it says nothing; what is kept for it is bounded, what is not is counted
-// and told; another box has its place; and the end comes in time.
+// TestAHangingCollectorHoldsNobodyUp checks that decisions continue while the collector does not answer, that the
+// buffer is bounded and drops are counted and logged, that another box keeps its share, and that Close returns in time.
 func TestAHangingCollectorHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -278,8 +278,8 @@ func TestAHangingCollectorHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestTheEndIsBounded: neither a collector that hangs nor one that asks to be left alone keeps the gateway from stopping, and one that
-// is slow has what there was.
+// TestTheEndIsBounded checks that neither a collector that hangs nor one that requests a pause keeps the gateway from
+// stopping, and that a slow one still receives everything.
 func TestTheEndIsBounded(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -317,7 +317,7 @@ func TestTheEndIsBounded(t *testing.T) {
 		}
 	})
 	times := quick
-	times.first, times.most, times.linger = patience, patience, patience // which the end cuts short
+	times.first, times.most, times.linger = patience, patience, patience // cut short by Close
 	w := newWorld(t, c, Options{Kind: Webhook}, times)
 	w.record(2 * batchEvents)
 	w.close()
@@ -326,7 +326,7 @@ func TestTheEndIsBounded(t *testing.T) {
 	}
 }
 
-// TestAnUntrustedCollectorGetsNothing: neither decisions nor the secrets of headers.
+// TestAnUntrustedCollectorGetsNothing checks that it receives neither decisions nor secret headers.
 func TestAnUntrustedCollectorGetsNothing(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, nil)
@@ -349,7 +349,8 @@ func TestAnUntrustedCollectorGetsNothing(t *testing.T) {
 	}
 }
 
-// TestNoRequestWithoutItsSecrets: nothing is sent unsigned, or without a header, and goes on once there is the secret.
+// TestNoRequestWithoutItsSecrets checks that no request is sent unsigned or without a header, and that sending starts
+// once the secret exists.
 func TestNoRequestWithoutItsSecrets(t *testing.T) {
 	t.Parallel()
 	for secret, bad := range map[string][]any{
@@ -378,7 +379,7 @@ func TestNoRequestWithoutItsSecrets(t *testing.T) {
 	}
 }
 
-// TestNothingShowsASecret: not even a collector that sends it back, or breaks the protocol with it.
+// TestNothingShowsASecret includes a collector that returns the secret, or breaks the protocol with it.
 func TestNothingShowsASecret(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []func(int, http.ResponseWriter, *http.Request){
@@ -407,7 +408,7 @@ func TestNothingShowsASecret(t *testing.T) {
 	}
 }
 
-// TestBatchesAreBounded: in decisions and in bytes, but for a single line.
+// TestBatchesAreBounded checks the limits in decisions and in bytes, which only a single long line may exceed.
 func TestBatchesAreBounded(t *testing.T) {
 	t.Parallel()
 	short, long, huge := strings.Repeat("x", 9)+"\n", strings.Repeat("x", 99999)+"\n", strings.Repeat("x", 2*batchBytes)+"\n"
@@ -423,7 +424,7 @@ func TestBatchesAreBounded(t *testing.T) {
 	}
 }
 
-// TestMetrics: each exporter has its own, and what they say is right.
+// TestMetrics checks the metrics of each exporter.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, nil)

@@ -56,7 +56,8 @@ func valuesOf(t *testing.T, list []*common.KeyValue) map[string]any {
 	return out
 }
 
-// TestOTLP: what a collector receives is read by OpenTelemetry's own message types without an unknown field, and says what was decided.
+// TestOTLP checks that OpenTelemetry's own message types parse a request without unknown fields, and that it has the
+// decision's content.
 func TestOTLP(t *testing.T) {
 	t.Parallel()
 	c := newCollector(t, nil)
@@ -76,7 +77,7 @@ func TestOTLP(t *testing.T) {
 	w.close()
 	var got []*logs.LogRecord
 	for _, r := range c.received() {
-		var data logs.LogsData // as ExportLogsServiceRequest, whose package needs gRPC
+		var data logs.LogsData // like ExportLogsServiceRequest, whose package needs gRPC
 		if err := (protojson.UnmarshalOptions{}).Unmarshal(r.body, &data); err != nil {
 			t.Fatalf("%v: %s", err, r.body)
 		}

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-// gate is a sink whose writes take long, and then fail.
+// gate is a sink whose writes are slow, and then fail.
 type gate struct{ begin, end chan struct{} }
 
 func (g gate) Write([]byte) (int, error) {
@@ -18,7 +18,7 @@ func (g gate) Write([]byte) (int, error) {
 
 func (g gate) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 
-// settle waits until the writer is between two writes, and returns what is pending then.
+// settle waits until the writer is between two writes, and returns the pending bytes.
 func settle(w *Writer) int {
 	for {
 		w.mu.Lock()
@@ -30,7 +30,7 @@ func settle(w *Writer) int {
 	}
 }
 
-// However often a slow sink fails, no more is pending than there is room for, and one source leaves room to others.
+// However often a slow sink fails, the pending bytes stay within the limit, and one source leaves space for others.
 func TestPendingIsBoundedWhileWritesFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := gate{make(chan struct{}), make(chan struct{})}

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// fake is a sink that takes what it is let take.
+// fake is a sink that the test controls.
 type fake struct {
 	mu      sync.Mutex
 	writes  []string
 	blocked chan struct{} // if not nil, writes wait for it to be closed
 	failing error
-	short   int // of a failing write, the bytes that were written
+	short   int // number of bytes written by a failing write
 }
 
 func (f *fake) Write(b []byte) (int, error) {
@@ -71,7 +71,7 @@ func (f *fake) fail(short int, err error) {
 	f.failing, f.short = err, short
 }
 
-// want fails the test unless those writes were made since it was called last.
+// want fails the test unless exactly these writes were made since its last call.
 func (f *fake) want(t *testing.T, writes ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -144,7 +144,7 @@ func TestPushWritesAtOnceWhenTheLogWasIdle(t *testing.T) {
 		add(w, "c")
 		time.Sleep(promised)
 		f.want(t, "b\nc\n")
-		w.Push() // nothing
+		w.Push() // no effect
 		time.Sleep(promised)
 		add(w, "d")
 		if got := push("e"); len(got) != 1 || got[0] != "d\ne\n" {
@@ -175,7 +175,8 @@ func TestOperationalLinesAreWrittenAtOnceAndInOrder(t *testing.T) {
 	})
 }
 
-// A sink that blocks blocks nobody. What does not fit is counted, and that is said as soon as it can be.
+// A sink that blocks does not block callers. Lines beyond the limit are counted, and the count is reported as soon as
+// possible.
 func TestABlockedSinkHoldsNobodyUp(t *testing.T) {
 	in(t, func(t *testing.T, w *Writer, f *fake) {
 		w.OnLost(func(n uint64) { add(w, fmt.Sprint("lost ", n)) })
@@ -202,7 +203,7 @@ func TestABlockedSinkHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// Those who cause many lines leave room for the others.
+// A source of many lines leaves space for the others.
 func TestOneSourceDoesNotTakeTheRoomOfAnother(t *testing.T) {
 	in(t, func(t *testing.T, w *Writer, f *fake) {
 		unblock := f.block()
@@ -235,7 +236,7 @@ func TestOneSourceDoesNotTakeTheRoomOfAnother(t *testing.T) {
 	})
 }
 
-// A sink that fails, in the middle of a line as well, gets the rest when it works again: no line twice, none torn.
+// A sink that fails, even in the middle of a line, gets the rest when it works again: no line twice, none torn.
 func TestAFailedWriteIsContinued(t *testing.T) {
 	in(t, func(t *testing.T, w *Writer, f *fake) {
 		f.fail(2, errors.New("no space left on device"))
@@ -246,7 +247,7 @@ func TestAFailedWriteIsContinued(t *testing.T) {
 		add(w, "def")
 		w.Push()
 		_, _ = io.WriteString(w, "op\n")
-		f.want(t) // not for every line
+		f.want(t) // not once per line
 		if err := w.Sync(); err == nil {
 			t.Error("Sync does not say that nothing could be written")
 		}
@@ -287,7 +288,7 @@ func TestSyncWaitsForTheSinkButNotForEver(t *testing.T) {
 	})
 }
 
-// Whatever many do at once, the sink gets whole lines, each once, and those of one in their order.
+// With many concurrent writers, the sink gets whole lines, each once, and those of each writer in order.
 func TestConcurrentLinesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	f := &fake{}
@@ -335,7 +336,7 @@ func TestConcurrentLinesKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// A pipe that is full, or that nobody reads any more, takes nothing at once; one with room and a file do.
+// A pipe that is full or whose reader is gone accepts no bytes without blocking; a pipe with space and a file do.
 func TestTryWriteDoesNotWait(t *testing.T) {
 	t.Parallel()
 	r, p, err := os.Pipe()

@@ -35,7 +35,7 @@ func openHistory(t testing.TB, dir string, size int64) *history {
 	return &history{s, t, w, audit.New(audit.Options{History: w, Unkept: s.Lost}), 0}
 }
 
-// flood records so many bytes about boxes in turn, each decision with a long path of its own.
+// flood records so many bytes about boxes in turn, each decision with its own long path.
 func (h *history) flood(bytes int, boxes ...string) {
 	h.t.Helper()
 	for written := 0; written < bytes; h.n++ {
@@ -63,8 +63,8 @@ func (h *history) record(box, name string) {
 	h.sync()
 }
 
-// TestNoBoxPushesOutTheOthers: what a box has done that has no more of the history than its share is there, in order, whatever others do,
-// and the history says of whom it is not whole.
+// TestNoBoxPushesOutTheOthers checks that decisions about a box within its share are kept, in order, despite other
+// boxes, and that the history reports for which boxes it is incomplete.
 func TestNoBoxPushesOutTheOthers(t *testing.T) {
 	t.Parallel()
 	const size = 4 << 20
@@ -99,7 +99,7 @@ func TestNoBoxPushesOutTheOthers(t *testing.T) {
 			t.Errorf("the history is whole of a loud box from %v, of all from %v, of the quiet one from %v", since, h.Whole(""), h.Whole("quiet"))
 		}
 		if early := search(t, h.Store, Filter{Box: "loud1", Host: "theft.example.com"}); len(early) != 0 {
-			t.Error("a box has more than its share") // or this test shows nothing
+			t.Error("a box has more than its share") // otherwise the test proves nothing
 		}
 	}
 	check()
@@ -117,7 +117,7 @@ func TestNoBoxPushesOutTheOthers(t *testing.T) {
 	check()
 }
 
-// TestSharesOfManyBoxes: boxes that have more than their share keep what they did last.
+// TestSharesOfManyBoxes checks that boxes beyond their share keep their latest decisions.
 func TestSharesOfManyBoxes(t *testing.T) {
 	t.Parallel()
 	const size = 4 << 20
@@ -148,7 +148,7 @@ func TestSharesOfManyBoxes(t *testing.T) {
 	}
 }
 
-// TestSearchWhileFilesAreMoved finds everything once.
+// TestSearchWhileFilesAreMoved checks that every decision is found exactly once.
 func TestSearchWhileFilesAreMoved(t *testing.T) {
 	t.Parallel()
 	h := openHistory(t, t.TempDir(), 2<<20)
@@ -179,7 +179,8 @@ func TestSearchWhileFilesAreMoved(t *testing.T) {
 	reading.Wait()
 }
 
-// TestHistoryOutlivesACrashWhileMoving: wherever the process ends while a file is moved, every decision is there once.
+// TestHistoryOutlivesACrashWhileMoving checks that every decision is present once, wherever a crash interrupts the move
+// of a file.
 func TestHistoryOutlivesACrashWhileMoving(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -198,7 +199,7 @@ func TestHistoryOutlivesACrashWhileMoving(t *testing.T) {
 	}
 	for _, c := range []struct {
 		crashed string
-		from    string // of what is known to be moved
+		from    string // first part known as moved
 	}{{"before it was noted", before}, {"before the file was removed", dir}} {
 		crashed := copyTree(t, dir)
 		for _, name := range []string{oldest.Name(), filepath.Join(keptDir, wholeFile)} {
@@ -238,7 +239,7 @@ func copyTree(t testing.TB, dir string) string {
 	return to
 }
 
-// TestHistoryWithoutItsNotes is taken to be whole from now on.
+// TestHistoryWithoutItsNotes checks that the history then counts as complete only from now on.
 func TestHistoryWithoutItsNotes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -258,17 +259,18 @@ func TestHistoryWithoutItsNotes(t *testing.T) {
 	}
 }
 
-// TestWhatTheDiskDoesNotTakeIsMissing: of the box whose decisions had no room while the disk failed, the history is not whole.
+// TestWhatTheDiskDoesNotTakeIsMissing checks that the history is incomplete for the box whose decisions were dropped
+// while the disk failed.
 func TestWhatTheDiskDoesNotTakeIsMissing(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "history")
 	h := openHistory(t, dir, 64<<20)
 	defer h.Close()
-	if err := os.RemoveAll(dir); err != nil { // no file can be made
+	if err := os.RemoveAll(dir); err != nil { // no file can be created
 		t.Fatal(err)
 	}
 	before := h.Whole("")
-	for i := range 60_000 { // more than is kept in memory
+	for i := range 60_000 { // more than fits into memory
 		h.log.Record(decision("b1", fmt.Sprintf("n%d.example.com", i), time.Now()))
 	}
 	if h.w.Lost() == 0 || !h.Whole("b1").After(before) || h.Whole("b2").After(before) {
@@ -276,7 +278,7 @@ func TestWhatTheDiskDoesNotTakeIsMissing(t *testing.T) {
 	}
 }
 
-// TestLossesAreBounded: the boxes of which something is missing are remembered one by one up to a number.
+// TestLossesAreBounded checks that boxes with losses are remembered individually up to a limit.
 func TestLossesAreBounded(t *testing.T) {
 	t.Parallel()
 	var w whole
@@ -297,8 +299,8 @@ func TestLossesAreBounded(t *testing.T) {
 	}
 }
 
-// TestOldDecisionsGo: files whose last decision is older than the age are removed, copies as well, and the history counts as whole from the
-// oldest file that is left.
+// TestOldDecisionsGo checks that files whose last decision is too old are removed, including copies, and that the
+// history counts as complete from the oldest remaining file on.
 func TestOldDecisionsGo(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -306,7 +308,7 @@ func TestOldDecisionsGo(t *testing.T) {
 	h.record("quiet", "early.example.com")
 	h.flood(3<<20, "loud")
 	if len(search(t, h.Store, Filter{Box: "quiet"})) != 1 {
-		t.Fatal("within the size it is gone already") // or this test shows nothing
+		t.Fatal("within the size it is gone already") // otherwise the test proves nothing
 	}
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
@@ -335,7 +337,8 @@ func TestOldDecisionsGo(t *testing.T) {
 	}
 }
 
-// TestManyBoxesShareWhatIsKept: when the shares sink because there are more boxes, the oldest of each goes, and no more is used than before.
+// TestManyBoxesShareWhatIsKept checks that when more boxes reduce the shares, the oldest decisions of each are dropped
+// and the total does not grow.
 func TestManyBoxesShareWhatIsKept(t *testing.T) {
 	t.Parallel()
 	const size = 2 << 20
@@ -362,7 +365,7 @@ func TestManyBoxesShareWhatIsKept(t *testing.T) {
 	}
 }
 
-// TestReleasedHistoryIsWrittenByAnother: after it was released, a write is an error and changes nothing.
+// TestReleasedHistoryIsWrittenByAnother checks that writing after a release is an error and changes nothing.
 func TestReleasedHistoryIsWrittenByAnother(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -385,7 +388,8 @@ func TestReleasedHistoryIsWrittenByAnother(t *testing.T) {
 	}
 }
 
-// TestRoomIsAskedFor before each write if there is little, and otherwise for some writes at once.
+// TestRoomIsAskedFor checks that Room is called before each write if space is low, and otherwise for several writes
+// together.
 func TestRoomIsAskedFor(t *testing.T) {
 	t.Parallel()
 	s, err := Open(t.TempDir(), 64<<20, time.Hour)

@@ -48,7 +48,8 @@ func decision(box, label string, at time.Time) audit.Event {
 	return audit.Event{Box: policy.BoxID(box), Name: label, Time: at, Stage: policy.StageHTTP, Verdict: policy.Allow, Reason: name.ReasonAllowedDomain, Method: "GET", Path: "/"}
 }
 
-// TestDecisionsAreFoundAfterARestart, by box, time, host and reason, also when a crash has cut the last line short.
+// TestDecisionsAreFoundAfterARestart searches by box, time, host and reason, also after a crash has cut the last line
+// short.
 func TestDecisionsAreFoundAfterARestart(t *testing.T) {
 	t.Parallel()
 	dir, now := t.TempDir(), time.Now()
@@ -90,7 +91,7 @@ func TestDecisionsAreFoundAfterARestart(t *testing.T) {
 	}
 }
 
-// TestHistoryIsBoundedByItsSize at every moment, and keeps the latest.
+// TestHistoryIsBoundedByItsSize checks the size at every moment, and that the latest decisions are kept.
 func TestHistoryIsBoundedByItsSize(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -122,7 +123,7 @@ func TestHistoryIsBoundedByItsSize(t *testing.T) {
 	}
 }
 
-// onDisk is how many bytes a history takes.
+// onDisk returns the size of a history in bytes.
 func onDisk(t testing.TB, dir string) (sum int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -141,7 +142,8 @@ func onDisk(t testing.TB, dir string) (sum int64) {
 	return sum
 }
 
-// TestADiskThatFailsLosesLinesAndNoTime: recording does not wait, and what is lost is counted; a disk that works again takes the rest.
+// TestADiskThatFailsLosesLinesAndNoTime checks that recording does not wait and losses are counted, and that a disk
+// that works again gets the rest.
 func TestADiskThatFailsLosesLinesAndNoTime(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "history")
@@ -150,12 +152,12 @@ func TestADiskThatFailsLosesLinesAndNoTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := os.RemoveAll(dir); err != nil { // no file can be made
+	if err := os.RemoveAll(dir); err != nil { // no file can be created
 		t.Fatal(err)
 	}
 	w := lines.New(s)
 	log := audit.New(audit.Options{History: w})
-	for i := range 60_000 { // more than is kept in memory
+	for i := range 60_000 { // more than fits into memory
 		e := decision("b1", fmt.Sprintf("n%d.example.com", i), time.Now())
 		log.Record(e)
 	}
@@ -175,7 +177,8 @@ func TestADiskThatFailsLosesLinesAndNoTime(t *testing.T) {
 	}
 }
 
-// TestHistoryLeavesTheReserve: where there is no room on the disk but what is kept for others, lines are lost, and what is there stays.
+// TestHistoryLeavesTheReserve checks that on a disk with only the reserve left, new lines are lost and existing ones
+// stay.
 func TestHistoryLeavesTheReserve(t *testing.T) {
 	t.Parallel()
 	s := record(t, t.TempDir(), 1<<20, decision("b1", "before.example.com", time.Now()))

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestADamagedFileIsSetAside: a file that cannot be read whole holds no call up when it is to be removed. It stays on the disk, what could
-// be read of it in the trail, and the trail says so.
+// TestADamagedFileIsSetAside checks that a damaged file does not block calls when it must be removed. It stays on the
+// disk, its readable part stays in the trail, and the trail records it.
 func TestADamagedFileIsSetAside(t *testing.T) {
 	t.Parallel()
 	const size = 128 << 10
@@ -51,7 +51,8 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// TestADamagedFileHidesNothingBehindIt: what was written after a file that cannot be read whole is read, and Verify says where it ends.
+// TestADamagedFileHidesNothingBehindIt checks that entries after a damaged file are read, and that Verify reports where
+// the file's readable part ends.
 func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -86,12 +87,12 @@ func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
 	}
 }
 
-// TestATrailWhoseEndCannotBeReadIsNotContinued, neither in that file nor in place of it, until somebody has done what the error says. The
-// entries before it stay, and Verify says what is missing.
+// TestATrailWhoseEndCannotBeReadIsNotContinued checks that the trail is not continued, in that file or in place of it,
+// until the operator has followed the error's instructions. Earlier entries stay, and Verify reports the missing ones.
 func TestATrailWhoseEndCannotBeReadIsNotContinued(t *testing.T) {
 	t.Parallel()
 	for name, harm := range map[string]func(newest string) error{
-		"a disk that fails": func(newest string) error { // as reading this does
+		"a disk that fails": func(newest string) error { // fails like reading this does
 			return errors.Join(os.Rename(newest, newest+".kept"), os.Symlink("/proc/self/mem", newest))
 		},
 		"a change": func(newest string) error {

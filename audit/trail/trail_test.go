@@ -61,7 +61,8 @@ func edit(t testing.TB, path string, change func([]byte) []byte) {
 	}
 }
 
-// TestTamperingIsSeen: whatever is changed, put in, taken out or cut off, from one byte to whole files, Verify says so.
+// TestTamperingIsSeen checks that Verify reports everything that is changed, inserted, removed or cut off, from one
+// byte to whole files.
 func TestTamperingIsSeen(t *testing.T) {
 	t.Parallel()
 	lines := func(data []byte) [][]byte {
@@ -98,7 +99,7 @@ func TestTamperingIsSeen(t *testing.T) {
 		if r, err := Verify(dir, head); err != nil || len(r.Problems) == 0 {
 			t.Errorf("%s: %+v %v", name, r, err)
 		}
-		// Nor does going on hide it.
+		// Continuing does not hide it either.
 		tr.Close()
 		next := open1(t, dir, Options{})
 		add(t, next, 30)
@@ -108,7 +109,8 @@ func TestTamperingIsSeen(t *testing.T) {
 	}
 }
 
-// TestWhatIsTooMuchIsRemoved, in whole files, and the trail says so; other files that go are missed.
+// TestWhatIsTooMuchIsRemoved checks that whole files are removed and that this is recorded; the removal of other files
+// is detected.
 func TestWhatIsTooMuchIsRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -129,8 +131,9 @@ func TestWhatIsTooMuchIsRemoved(t *testing.T) {
 	}
 }
 
-// TestNoKeyPushesOutTheOthers: a key that calls as often as it can, and callers without a key, push out what they did themselves, and
-// nothing of the others, however often files are removed. The trail stays within its bounds, whole, and says whose entries are gone.
+// TestNoKeyPushesOutTheOthers checks that a key that calls as often as it can, and callers without a key, displace only
+// their own entries, however often files are removed. The trail stays within its limits, verifiable, and records whose
+// entries are gone.
 func TestNoKeyPushesOutTheOthers(t *testing.T) {
 	t.Parallel()
 	const size = 256 << 10
@@ -157,7 +160,7 @@ func TestNoKeyPushesOutTheOthers(t *testing.T) {
 		if i%4 == 0 {
 			say(Entry{Kind: Refused, Route: "POST", Status: 401})
 		}
-		if i == loud*5/8 { // what each has is counted anew
+		if i == loud*5/8 { // the shares are counted again
 			tr.Close()
 			tr = open1(t, dir, Options{Size: size, Age: time.Hour})
 		}
@@ -199,8 +202,8 @@ func TestNoKeyPushesOutTheOthers(t *testing.T) {
 	}
 }
 
-// TestRemovalThatFailsIsRepeated: however often the oldest file could not be removed, afterwards the trail comes back to its bounds, and
-// what keys with no more than their share did is there.
+// TestRemovalThatFailsIsRepeated checks that after any number of failed removals of the oldest file, the trail returns
+// to its limits and has all entries of keys within their share.
 func TestRemovalThatFailsIsRepeated(t *testing.T) {
 	t.Parallel()
 	const size = 128 << 10
@@ -256,7 +259,7 @@ func TestRemovalThatFailsIsRepeated(t *testing.T) {
 	}
 }
 
-// TestShareIsWhatTheOthersLeave.
+// TestShareIsWhatTheOthersLeave checks segments.Share.
 func TestShareIsWhatTheOthersLeave(t *testing.T) {
 	t.Parallel()
 	for want, held := range map[int64]map[string]int64{
@@ -272,8 +275,8 @@ func TestShareIsWhatTheOthersLeave(t *testing.T) {
 	}
 }
 
-// TestTrailHoldsUnderKill: a process that writes entries is killed. What it was told to be written is there, the chain is whole, and
-// goes on.
+// TestTrailHoldsUnderKill kills a process that writes entries. All acknowledged entries are present, the chain is
+// intact, and it can be continued.
 func TestTrailHoldsUnderKill(t *testing.T) {
 	t.Parallel()
 	if dir := os.Getenv("TRAIL_DIR"); dir != "" {
@@ -317,7 +320,7 @@ func TestTrailHoldsUnderKill(t *testing.T) {
 		if err != nil || len(r.Problems) > 0 || r.Head.Seq < last {
 			t.Fatalf("told of %d: %+v %v", last, r, err)
 		}
-		// A line that was cut short is what a crash of the machine can leave.
+		// A crash of the machine can leave an incomplete line.
 		edit(t, files(t, dir)[0], func(b []byte) []byte { return append(b, `{"seq":9`...) })
 	}
 	tr := open1(t, dir, Options{})
@@ -331,13 +334,13 @@ func jsonOf(v any) string {
 	return string(b)
 }
 
-// TestAFullDiskIsAnError, of which nothing stays in the trail.
+// TestAFullDiskIsAnError checks that no part of the failed entry stays in the trail.
 func TestAFullDiskIsAnError(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	tr := open1(t, dir, Options{})
 	add(t, tr, 1)
-	tr.Close() // so that the next entry begins a file, which cannot be made
+	tr.Close() // so that the next entry begins a file, which cannot be created
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -351,8 +354,9 @@ func TestAFullDiskIsAnError(t *testing.T) {
 	add(t, tr, 1)
 }
 
-// TestReleaseAnswersWhatGoesOn: a call that goes on when another process takes the trail over has one answer, that its outcome is unknown;
-// how it ended after all is no error. What begins then is one, and so is an answer to no call.
+// TestReleaseAnswersWhatGoesOn checks that a call in progress while another process takes over the trail has one
+// answer, that its outcome is unknown, and that its later answer is no error. Any later call fails, and so does an
+// answer without a call.
 func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -400,7 +404,7 @@ func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	}
 }
 
-// TestReadFollows: what is there, then what comes, each once, by key.
+// TestReadFollows checks that existing and new entries are delivered once each, filtered by key.
 func TestReadFollows(t *testing.T) {
 	t.Parallel()
 	tr := open1(t, t.TempDir(), Options{Size: 64 << 10})
@@ -436,7 +440,7 @@ func TestReadFollows(t *testing.T) {
 	}
 }
 
-// FuzzOpen: no line breaks it, and what is accepted is what was sealed.
+// FuzzOpen checks that no line causes a panic, and that every accepted line was sealed.
 func FuzzOpen(f *testing.F) {
 	line, _, _ := Entry{Seq: 1, Kind: Call, Note: "é"}.seal()
 	f.Add(line[:len(line)-1])
