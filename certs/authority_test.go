@@ -107,7 +107,8 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// TestOpenSSLVerifies asks another implementation whether it accepts chain, name and purpose, and refuses all others.
+// TestOpenSSLVerifies checks with another implementation that chain, name and purpose are accepted, and all others
+// refused.
 func TestOpenSSLVerifies(t *testing.T) {
 	t.Parallel()
 	ca, other := newCA(t, "box one"), newCA(t, "box two")
@@ -137,7 +138,7 @@ func TestOpenSSLVerifies(t *testing.T) {
 	}
 }
 
-// TestCurlTrustsTheLeaf makes the handshake that a box would make.
+// TestCurlTrustsTheLeaf performs the handshake of a box.
 func TestCurlTrustsTheLeaf(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "box")

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// ofTheLibrary is what crypto/x509 makes of the same.
+// ofTheLibrary returns crypto/x509's certificate for the same request.
 func ofTheLibrary(a *Authority, key *leafKey, r *request) (*x509.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber:          r.serial,
@@ -33,7 +33,7 @@ func ofTheLibrary(a *Authority, key *leafKey, r *request) (*x509.Certificate, er
 	return x509.ParseCertificate(der)
 }
 
-// What is signed for any names and times is what crypto/x509 would have signed, and the signature is valid.
+// For any names and times the signed part is the same as crypto/x509's, and the signature is valid.
 func FuzzLeafIsThatOfTheLibrary(f *testing.F) {
 	ca, err := NewCA("box one")
 	if err != nil {

@@ -48,7 +48,7 @@ func serve(t *testing.T, m *Minter) string {
 	return port
 }
 
-// TestRSAAlone connects with clients of three makes that take RSA alone, and with one that takes both.
+// TestRSAAlone connects with three TLS implementations that accept only RSA, and with one that accepts both.
 func TestRSAAlone(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "box")
@@ -126,7 +126,7 @@ func helloOf(t *testing.T, cfg *tls.Config) *tls.ClientHelloInfo {
 
 var rsaClient = &tls.Config{ServerName: "a.example.com", MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256}}
 
-// TestFloodOfHellosMakesOneKey asks for RSA leaves of many names at once.
+// TestFloodOfHellosMakesOneKey requests RSA leaves of many names concurrently.
 func TestFloodOfHellosMakesOneKey(t *testing.T) {
 	t.Parallel()
 	var m Minter
@@ -143,7 +143,7 @@ func TestFloodOfHellosMakesOneKey(t *testing.T) {
 				leaf, err := m.LeafFor(context.Background(), hello, "b", mustName(t, names[i%len(names)]))
 				switch {
 				case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
-					continue // a host too busy to make a key in ten seconds
+					continue // the host is too busy to generate a key in ten seconds
 				case err != nil:
 					t.Error(err)
 				default:
@@ -173,7 +173,8 @@ func TestFloodOfHellosMakesOneKey(t *testing.T) {
 	}
 }
 
-// TestRSAKeyHoldsUpNoOtherClient asks for an ECDSA leaf of the same box, and of another, while a key is being made.
+// TestRSAKeyHoldsUpNoOtherClient requests an ECDSA leaf of the same box, and of another, while a key is being
+// generated.
 func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
 	t.Parallel()
 	var m Minter
@@ -210,7 +211,8 @@ func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
 	}
 }
 
-// TestAttackHostNamedLikeARequest: while the RSA key of a box is made, a host may have any name, and gets its leaf.
+// TestAttackHostNamedLikeARequest checks that while the RSA key of a box is generated, a host with any name gets its
+// leaf.
 func TestAttackHostNamedLikeARequest(t *testing.T) {
 	t.Parallel()
 	var m Minter
@@ -218,7 +220,7 @@ func TestAttackHostNamedLikeARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.generating.Lock()
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // it goes on in the background
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // the generation continues in the background
 	defer cancel()
 	if _, err := m.LeafFor(ctx, helloOf(t, rsaClient), "b", mustName(t, "a.example.com")); err == nil {
 		t.Fatal("a leaf without a key")
@@ -239,8 +241,8 @@ func TestAttackHostNamedLikeARequest(t *testing.T) {
 	m.generating.Unlock()
 }
 
-// TestAttackFloodOfRSAHandshakes: what the signatures of RSA leaves cost the host is bounded for each box, and for clients that take RSA
-// alone.
+// TestAttackFloodOfRSAHandshakes checks that the cost of RSA signatures is bounded for each box, and that only clients
+// that accept only RSA are affected.
 func TestAttackFloodOfRSAHandshakes(t *testing.T) {
 	t.Parallel()
 	var m Minter
@@ -248,7 +250,7 @@ func TestAttackFloodOfRSAHandshakes(t *testing.T) {
 		if err := m.Add(box, newCA(t, string(box))); err != nil {
 			t.Fatal(err)
 		}
-		m.boxes[box].rsaPace.SetLimit(rate.Every(time.Hour)) // the test takes less time
+		m.boxes[box].rsaPace.SetLimit(rate.Every(time.Hour)) // shortens the test
 	}
 	hello, n := helloOf(t, rsaClient), mustName(t, "a.example.com")
 	granted := 0
@@ -263,7 +265,7 @@ func TestAttackFloodOfRSAHandshakes(t *testing.T) {
 	if _, err := m.LeafFor(t.Context(), helloOf(t, &tls.Config{ServerName: "a.example.com"}), "b", n); err != nil {
 		t.Errorf("a client that takes both: %v", err)
 	}
-	for range 10 { // a busy host may take longer than a call waits to make the key
+	for range 10 { // on a busy host, generating the key may take longer than a call waits
 		if _, err := m.LeafFor(t.Context(), hello, "other", n); err == nil {
 			return
 		}
@@ -271,7 +273,7 @@ func TestAttackFloodOfRSAHandshakes(t *testing.T) {
 	t.Error("another box gets no RSA leaf")
 }
 
-// TestAuthorityOfEarlierGateways is that of a box whose authority may have none below it.
+// TestAuthorityOfEarlierGateways uses a box's authority that may not sign subordinate authorities.
 func TestAuthorityOfEarlierGateways(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "old")
@@ -307,7 +309,7 @@ func selfSigned(c *x509.Certificate, by *Authority) (*x509.Certificate, error) {
 	return x509.ParseCertificate(der)
 }
 
-// TestCertificatesAreBackdated is for guests that were resumed and whose clock is days behind.
+// TestCertificatesAreBackdated covers resumed guests whose clock is days behind.
 func TestCertificatesAreBackdated(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t, "box")

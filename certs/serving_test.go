@@ -35,7 +35,7 @@ func TestIssuedRenews(t *testing.T) {
 	}
 }
 
-// A domain of a URL's own has a certificate of its own for as long as the URL has it; no other name does.
+// A custom domain of a URL has its own certificate for as long as the URL has it; no other name does.
 func TestDomainsServeThoseOfURLs(t *testing.T) {
 	t.Parallel()
 	served := map[string]bool{"app.example.org": true, "id-80.preview.localhost": true}
@@ -75,7 +75,7 @@ func TestIssuedNeedsANameNow(t *testing.T) {
 	}
 }
 
-// TestFilesFollowChanges replaces the pair in two steps, as a renewal does: in between the files do not match.
+// TestFilesFollowChanges replaces the pair in two steps, like a renewal: in between the files do not match.
 func TestFilesFollowChanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -111,7 +111,7 @@ func TestFilesFollowChanges(t *testing.T) {
 	}
 	served := func() *tls.Certificate {
 		f.mu.Lock()
-		f.looked = time.Time{} // as if the second were over
+		f.looked = time.Time{} // as if a second had passed
 		f.mu.Unlock()
 		c, err := f.GetCertificate(nil)
 		if err != nil {

@@ -23,7 +23,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// payload is what a request to an issuer says (RFC 7515, 7.2.2).
+// payload returns the payload of a request to an issuer (RFC 7515, section 7.2.2).
 func payload(body []byte) string {
 	var jws struct{ Payload string }
 	_ = json.Unmarshal(body, &jws)
@@ -31,7 +31,8 @@ func payload(body []byte) string {
 	return string(text)
 }
 
-// Each challenge alone is enough, with an issuer that refuses every third nonce. What is obtained outlives the Manager.
+// Each challenge is sufficient on its own, with an issuer that refuses every third nonce. Certificates outlive the
+// Manager.
 func TestObtainsByEachChallenge(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -57,7 +58,7 @@ func TestObtainsByEachChallenge(t *testing.T) {
 	}
 }
 
-// private requires that nobody but their owner reads the files of a storage.
+// private requires that only their owner can read the files of a storage.
 func private(t *testing.T, s certmagic.Storage) {
 	t.Helper()
 	dir, n := s.(*files).Path, 0
@@ -83,7 +84,7 @@ func private(t *testing.T, s certmagic.Storage) {
 	}
 }
 
-// countingStorage counts what is asked of a storage.
+// countingStorage counts the calls of a storage.
 type countingStorage struct {
 	certmagic.Storage
 	asked atomic.Int64
@@ -99,8 +100,8 @@ func (s *countingStorage) Exists(ctx context.Context, key string) bool {
 	return s.Storage.Exists(ctx, key)
 }
 
-// TestAttackRandomNames: strangers ask for names that are no URLs: by the handshake of a browser, of an issuer that validates
-// and by HTTP-01. They are refused before the storage or an issuer is asked.
+// TestAttackRandomNames checks that requests of strangers for names that are not URLs, by the handshake of a browser,
+// by that of a validating issuer and by HTTP-01, are refused before the storage or an issuer is used.
 func TestAttackRandomNames(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -158,7 +159,7 @@ func TestFailuresAreNotRepeated(t *testing.T) {
 	if front.asked.Load() != asked || orders == 0 || orders > 3 || m.Failing() != 1 {
 		t.Errorf("%d orders for one visit, %d requests for 50 more; %d fail", orders, front.asked.Load()-asked, m.Failing())
 	}
-	for i := 0; ; i++ { // any other host: each is tried once in an hour, and a busy machine may miss its validation
+	for i := 0; ; i++ { // another host each time: each is tried once an hour, and a busy machine may miss its validation
 		host := fmt.Sprintf("app%d.example.org", i)
 		f.served.Store(host, true)
 		if _, _, err := f.shown(host); err == nil {
@@ -172,7 +173,7 @@ func TestFailuresAreNotRepeated(t *testing.T) {
 	}
 }
 
-// An issuer that answers that a rate limit is reached is left alone for that host, and the next one is asked.
+// After an issuer reports a rate limit it is not asked again for that host, and the next one is.
 func TestRateLimitsAreHeeded(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -216,7 +217,7 @@ func TestFallsBackToTheNextIssuer(t *testing.T) {
 	f.mustShow("app.example.org", p)
 }
 
-// closedPort is an address at which nobody listens.
+// closedPort returns an address on which no server listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	ln := listen(t)
@@ -224,7 +225,7 @@ func closedPort(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// An issuer that wants accounts of its own customers gets what binds them to one.
+// An issuer that requires external accounts gets the binding to one.
 func TestExternalAccount(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -241,7 +242,7 @@ func TestExternalAccount(t *testing.T) {
 	f.mustShow("app.example.org", p)
 }
 
-// 200 hosts are visited for the first time at once, each of them twice: each gets one certificate.
+// 200 hosts are visited for the first time at the same time, each of them twice: each gets one certificate.
 func TestManyNamesAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newField(t)

@@ -18,13 +18,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// knotRoot is where `make nameserver` unpacks Knot DNS.
+// knotRoot is the directory into which `make nameserver` unpacks Knot DNS.
 const knotRoot = "/var/lib/boxgate/knot"
 
-// tsigKey signs the updates that the nameserver takes.
+// tsigKey signs the updates that the nameserver accepts.
 var tsigKey = base64.StdEncoding.EncodeToString([]byte("thirty-two bytes that are secret"))
 
-// newKnot runs a nameserver that takes updates of one record of preview.example.com, and returns its address.
+// newKnot runs a nameserver that accepts updates of one record of preview.example.com, and returns its address.
 func newKnot(t *testing.T) string {
 	t.Helper()
 	nightly.Root(t)
@@ -89,7 +89,7 @@ zone:
 `, strings.Replace(address, ":", "@", 1), dir, tsigKey)
 }
 
-// freeAddress is one of the loopback that nobody listens on at the moment.
+// freeAddress returns a free loopback address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -100,7 +100,7 @@ func freeAddress(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// run starts a program that lasts until the test ends, and returns true when it is ready, false when it has exited.
+// run starts a program that runs until the test ends, and returns true when it is ready, false when it has exited.
 func run(t *testing.T, cmd *exec.Cmd, ready func() bool) bool {
 	t.Helper()
 	var output buffer
@@ -137,8 +137,8 @@ func answers(address string) bool {
 	return err == nil && len(in.Answer) == 1
 }
 
-// One certificate serves all names below the domain, by a record that is written with TSIG and removed again. A domain of a
-// URL's own has one of its own beside it.
+// One certificate serves all names below the domain, by a record that is written with TSIG and removed afterwards. A
+// custom domain of a URL has its own certificate in addition.
 func TestWildcardByDNS01(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -171,7 +171,7 @@ func TestWildcardByDNS01(t *testing.T) {
 	}
 }
 
-// A nameserver that refuses the signature changes nothing, and the issuer validates nothing.
+// A nameserver that refuses the signature does not change its zone, so the issuer does not validate the domain.
 func TestWrongTSIGKey(t *testing.T) {
 	t.Parallel()
 	f := newField(t)

@@ -32,16 +32,16 @@ import (
 	"boxgate/policy/name"
 )
 
-// patience bounds what takes seconds on an idle machine.
+// patience is a timeout for operations that take seconds on an idle machine.
 const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) {
 	certmagic.RateLimitEvents, certmagic.RateLimitEventsWindow = 1000, time.Second // for 200 names at once
-	log.SetOutput(io.Discard)                                                      // where certmagic says that our listeners are open
+	log.SetOutput(io.Discard)                                                      // certmagic logs here that our listeners are open
 	os.Exit(m.Run())
 }
 
-// field is a gateway's listeners, and what surrounds them.
+// field has a gateway's listeners and their environment.
 type field struct {
 	*testing.T
 	http, https net.Listener
@@ -50,7 +50,7 @@ type field struct {
 	challenge   atomic.Pointer[Manager]
 }
 
-// newField opens the listeners of a gateway whose Manager is put in with [field.use].
+// newField opens the listeners of a gateway; [field.use] sets its Manager.
 func newField(t *testing.T) *field {
 	t.Helper()
 	f := &field{T: t, names: newNameserver(t)}
@@ -96,7 +96,8 @@ func listen(t *testing.T) net.Listener {
 	return ln
 }
 
-// tarpit has the names below a domain lead to a host that accepts connections and answers none, on the ports of validation.
+// tarpit makes the names below a domain resolve to a host that accepts connections on the validation ports without
+// answering.
 func (f *field) tarpit(domain string) {
 	f.Helper()
 	for _, ln := range []net.Listener{f.http, f.https} {
@@ -156,7 +157,7 @@ func (f *field) config(issuers ...Issuer) Config {
 	}
 }
 
-// use makes a Manager the source of certificates until the test ends or another is used, and runs it.
+// use makes a Manager the source of certificates until the test ends or another Manager is used, and runs it.
 func (f *field) use(cfg Config) *Manager {
 	f.Helper()
 	m, err := New(cfg)
@@ -176,7 +177,7 @@ func (f *field) use(cfg Config) *Manager {
 	return m
 }
 
-// shown makes a handshake and returns the certificate that it showed.
+// shown makes a handshake and returns the server's certificate.
 func (f *field) shown(host string, protocols ...string) (*x509.Certificate, tls.ConnectionState, error) {
 	tcp, err := net.Dial("tcp", f.https.Addr().String())
 	if err != nil {
@@ -191,8 +192,8 @@ func (f *field) shown(host string, protocols ...string) (*x509.Certificate, tls.
 	return state.PeerCertificates[0], state, nil
 }
 
-// visit is shown for a host that has a certificate sooner or later: pebble gives up a validation after five seconds, which
-// a busy machine may take.
+// visit is shown for a host that gets a certificate eventually: pebble gives up a validation after five seconds, which
+// a busy machine may exceed.
 func (f *field) visit(host string) (leaf *x509.Certificate, state tls.ConnectionState) {
 	f.Helper()
 	f.eventually("a certificate for "+host, func() (ok bool) {
@@ -229,7 +230,7 @@ func (f *field) eventually(what string, holds func() bool) {
 	}
 }
 
-// issuer is a pebble as the configuration names it.
+// issuer returns the configuration of a pebble.
 func issuer(t *testing.T, p *pebbletest.Pebble) Issuer {
 	t.Helper()
 	return Issuer{Directory: p.Directory, Roots: rootsOf(t, p.RootsFile)}
@@ -246,7 +247,7 @@ func rootsOf(t *testing.T, file string) *x509.CertPool {
 	return pool
 }
 
-// front is a proxy before an issuer: it counts what is asked, and may answer itself.
+// front is a proxy in front of an issuer: it counts requests and may answer them itself.
 type front struct {
 	Issuer
 	asked, orders atomic.Int64
@@ -254,7 +255,7 @@ type front struct {
 	answer        atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
 }
 
-// newFront puts a proxy before an issuer.
+// newFront puts a proxy in front of an issuer.
 func newFront(t *testing.T, p *pebbletest.Pebble) *front {
 	t.Helper()
 	f := &front{}
@@ -298,17 +299,17 @@ func (f *front) order(r *http.Request) {
 	}
 }
 
-// answers has the front answer itself what the function says it has answered.
+// answers sets a function that may answer requests itself, and reports whether it did.
 func (f *front) answers(answer func(http.ResponseWriter, *http.Request) bool) {
 	f.answer.Store(&answer)
 }
 
-// down has the front answer everything with a status.
+// down makes the front answer all requests with a status.
 func (f *front) down(status int) {
 	f.answers(func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(status); return true })
 }
 
-// nameserver answers with 127.0.0.1 for all names but those that are lost, or lead to a tarpit.
+// nameserver answers with 127.0.0.1 for all names except those that are lost, or lead to a tarpit.
 type nameserver struct {
 	address string
 	lost    sync.Map
@@ -339,7 +340,7 @@ func (n *nameserver) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// testLog shows the Manager's log if the test fails. What certmagic logs after the test's end is lost.
+// testLog shows the Manager's log if the test fails. Log lines after the end of the test are lost.
 func testLog(t *testing.T) *zap.Logger {
 	var kept buffer
 	t.Cleanup(func() {

@@ -18,11 +18,11 @@ import (
 	"boxgate/certs/acme/pebbletest"
 )
 
-// renewalInfo is where pebble answers when a certificate should be renewed (RFC 9773).
+// renewalInfo is the path under which pebble suggests renewal times (RFC 9773).
 const renewalInfo = "/renewalInfo/"
 
-// recalls has the front say of the first certificate that it must be renewed now, once it is told to, and of all others that
-// there is time. The rest of what is asked is answered by other, if it says so.
+// recalls makes the front, once now is set, demand the renewal of the first certificate, and of no other one. other may
+// answer the remaining requests.
 func (f *front) recalls(now *atomic.Bool, other func(http.ResponseWriter, *http.Request) bool) {
 	var first atomic.Pointer[string]
 	f.answers(func(w http.ResponseWriter, r *http.Request) bool {
@@ -41,8 +41,8 @@ func (f *front) recalls(now *atomic.Bool, other func(http.ResponseWriter, *http.
 	})
 }
 
-// renewable returns a host and its first certificate, which pebble renews: it does not find the order of a certificate to be replaced
-// if the serial number begins with a zero byte in DER, as one of 512 does.
+// renewable returns a host and its first certificate, which pebble can renew: pebble does not find the order of a
+// replaced certificate whose serial number begins with a zero byte in DER, which happens for one in 512.
 func (f *field) renewable() (host string, first *x509.Certificate) {
 	f.Helper()
 	for i := 0; ; i++ {
@@ -55,7 +55,7 @@ func (f *field) renewable() (host string, first *x509.Certificate) {
 	}
 }
 
-// An issuer that wants a certificate replaced says so (ARI), and learns which one the new one replaces.
+// An issuer can demand the replacement of a certificate (ARI), and learns which one the new one replaces.
 func TestRenewsWhenTheIssuerAsks(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -99,8 +99,8 @@ func TestRenewsNearExpiry(t *testing.T) {
 	})
 }
 
-// The only issuer is down when a certificate should be renewed: what there is is served. With a second issuer, that one
-// renews it.
+// If the only issuer is down when a certificate should be renewed, the existing one is served. If there is a second
+// issuer, it renews the certificate.
 func TestIssuerIsDownAtRenewal(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -110,7 +110,7 @@ func TestIssuerIsDownAtRenewal(t *testing.T) {
 		return true
 	}
 	for name, others := range map[string][]Issuer{"alone": nil, "both": {issuer(t, second)}} {
-		// A name of this run's own: certmagic remembers for the whole process, and for a minute, whose renewal failed.
+		// A name unique to this run: certmagic remembers failed renewals for a minute, process-wide.
 		host := fmt.Sprintf("%s-%d.example.org", name, at(f.https).Port())
 		front := newFront(t, p)
 		var now atomic.Bool
@@ -174,7 +174,7 @@ func block(t *testing.T, text []byte) []byte {
 	return b.Bytes
 }
 
-// The response of the responder that a certificate names is stapled to it.
+// The response of the certificate's OCSP responder is stapled to it.
 func TestStaplesOCSP(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -192,8 +192,8 @@ func TestStaplesOCSP(t *testing.T) {
 	}
 }
 
-// An issuer that does not answer keeps nobody from stopping the gateway, and nothing goes on after that. This test is not
-// parallel: no other may have goroutines of its own meanwhile.
+// An issuer that does not answer does not keep the gateway from stopping, and no work continues afterwards. This test
+// is not parallel, because no other test may run goroutines at the same time.
 func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 	f := newField(t)
 	front := newFront(t, f.pebble(pebbletest.Options{}))

@@ -11,14 +11,14 @@ import (
 	"boxgate/certs/acme/pebbletest"
 )
 
-// ownerOf takes what stands before the first dash in a name for its owner.
+// ownerOf returns the text before the first dash of a name as its owner.
 func ownerOf(host string) string {
 	owner, _, _ := strings.Cut(host, "-")
 	return owner
 }
 
-// TestAttackTarpits: a tenant has 320 domains whose validation takes an issuer as long as possible, and visits all of them. The first
-// visitor of another tenant's domain, and of a URL of the gateway's own, waits for none of these.
+// TestAttackTarpits: a tenant visits 320 domains whose validation takes an issuer as long as possible. The first
+// visitors of another tenant's domain, and of a URL below the gateway's domain, wait for none of these.
 func TestAttackTarpits(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
@@ -54,8 +54,8 @@ func TestAttackTarpits(t *testing.T) {
 	}
 }
 
-// TestTurns: one owner has half of the places, the next half of what is left, and the first to come with none gets the next that
-// is given back, before any that waits longer.
+// TestTurns checks that one owner gets half of the places, the next half of the rest, and that the first owner without
+// a place gets the next released one, before any attempt that waits longer.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	turns := newTurns(16)
@@ -100,7 +100,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestOrdersAreRefused: what is refused reaches no issuer; what is in the storage is served all the same, and renewed.
+// TestOrdersAreRefused checks that refused orders reach no issuer, and that stored certificates are still served and
+// renewed.
 func TestOrdersAreRefused(t *testing.T) {
 	t.Parallel()
 	f := newField(t)
