@@ -12,8 +12,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestCredentialExamples: the configuration and the header rules of each service in docs/credentials.md are accepted as they
-// stand, and the rules name secrets of that configuration.
+// TestCredentialExamples checks that the configuration and the header rules of each service in docs/credentials.md are
+// valid, and that the rules name secrets of that configuration.
 func TestCredentialExamples(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../docs/credentials.md")
@@ -45,14 +45,15 @@ func TestCredentialExamples(t *testing.T) {
 	}
 }
 
-// block returns the first block of code of a language.
+// block returns the first code block of a language.
 func block(section, language string) string {
 	_, rest, _ := strings.Cut(section, "```"+language+"\n")
 	code, _, _ := strings.Cut(rest, "```")
 	return code
 }
 
-// TestRemoteSourcesInTheConfiguration: they are read strictly, survive being written, and mistakes quote no value.
+// TestRemoteSourcesInTheConfiguration checks that they are parsed strictly, survive encoding, and that errors quote no
+// value.
 func TestRemoteSourcesInTheConfiguration(t *testing.T) {
 	t.Parallel()
 	load := func(text string) (Config, error) {

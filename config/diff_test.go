@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each key that differs is named with both values, but for those of secrets.
+// Each changed key is listed with both values, except those of secrets.
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	read := func(text string) Config {

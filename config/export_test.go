@@ -2,7 +2,7 @@ package config
 
 import "testing"
 
-// TestExport: what is needed, and where logs are sent.
+// TestExport checks the required settings, and the URL for logs.
 func TestExport(t *testing.T) {
 	t.Parallel()
 	cfg, err := Parse("boxgate.yaml", []byte(`

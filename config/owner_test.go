@@ -9,7 +9,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// Root reads no configuration of another user, nor one that others can change, also where a link leads to it.
+// Root reads no configuration that another user owns or can change, not even through a link.
 func TestAttackConfigurationOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestPoliciesOfTheOperator reads what configurations say of the default and the ceiling, from file and environment.
+// TestPoliciesOfTheOperator reads the default and the ceiling from file and environment.
 func TestPoliciesOfTheOperator(t *testing.T) {
 	for _, c := range []struct {
 		name, file        string

@@ -62,7 +62,7 @@ secrets:
 	}
 }
 
-// No mistake makes the gateway print what may be a secret.
+// No mistake makes the gateway print a possible secret.
 func TestMistakesInSecretsNameTheRemedyAndNoValue(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
