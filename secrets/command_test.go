@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// said is what the log shows of a command's standard error.
+// said returns the logged part of a command's standard error.
 func said(t *testing.T, source Source) (stderr, failure string) {
 	t.Helper()
 	s, logs := single(t, source)
@@ -61,7 +61,7 @@ func TestFailingCommands(t *testing.T) {
 	}
 }
 
-// A command gets no shell, nothing of the gateway's environment, no input, and none of the gateway's directories.
+// A command gets no shell, environment, input or directories of the gateway.
 func TestACommandRunsBare(t *testing.T) {
 	t.Parallel()
 	out := filepath.Join(t.TempDir(), "out")
@@ -96,7 +96,7 @@ func TestATimeoutKillsTheGroup(t *testing.T) {
 	}
 }
 
-// What a command leaves running in its group is killed and does not delay the value.
+// A process that a command leaves in its group is killed and does not delay the value.
 func TestWhatACommandLeavesBehindIsKilled(t *testing.T) {
 	t.Parallel()
 	pid := filepath.Join(t.TempDir(), "pid")
@@ -130,8 +130,8 @@ func TestCloseKillsTheCommand(t *testing.T) {
 	eventually(t, "it is gone", func() bool { return !alive(t, strings.TrimSpace(string(data))) })
 }
 
-// The log shows a bounded, escaped part of a command's standard error, without its standard output; the error shows
-// none of it.
+// The log shows a bounded, escaped part of a command's standard error, without its standard output; the error shows no
+// part of it.
 func TestWhatTheLogShowsOfACommand(t *testing.T) {
 	t.Parallel()
 	stderr, failure := said(t, Source{Command: []string{script(t, `echo `+canary+`; printf 'denied: token %s\n\033[31mred\r\n' `+canary+` >&2; exit 1`)}})
@@ -147,8 +147,8 @@ func TestWhatTheLogShowsOfACommand(t *testing.T) {
 	}
 }
 
-// A command's standard error may contain the value: the previous one, or so many times that what is read ends within
-// it.
+// A command's standard error may contain the value: the previous one, or so many copies that the captured part ends
+// within one.
 func TestAttackACommandThatSaysTheValue(t *testing.T) {
 	t.Parallel()
 	again := filepath.Join(t.TempDir(), "again")

@@ -44,7 +44,7 @@ func wants(t *testing.T, s *Secrets, name, want string) {
 	}
 }
 
-// fails fails the test unless the secret is unavailable, with an error that has all the words and shows no value.
+// fails fails the test unless the secret is unavailable, with an error that contains all the words and shows no value.
 func fails(t *testing.T, s *Secrets, name string, words ...string) {
 	t.Helper()
 	got, err := s.Secret(t.Context(), name)
@@ -72,7 +72,7 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-// script writes a program for the shell and returns its path.
+// script writes a shell script and returns its path.
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")

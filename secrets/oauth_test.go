@@ -30,7 +30,7 @@ func TestClientCredentials(t *testing.T) {
 			remotetest.Reply(401, map[string]string{"error": "invalid_client"})(w, r)
 			return
 		}
-		remotetest.Reply(200, remotetest.Token("minted", "3600"))(w, r) // some servers send a text
+		remotetest.Reply(200, remotetest.Token("minted", "3600"))(w, r) // some servers send a string
 	})
 	s, logs := asking(t, server, "oauth2", clientGrant(server), clientSecret, nil)
 	var all sync.WaitGroup
@@ -44,7 +44,7 @@ func TestClientCredentials(t *testing.T) {
 	quiet(t, logs)
 }
 
-// A server may say in an error what it answered before.
+// A server's error may quote its earlier answer.
 func TestTokenServersThatQuoteEarlierAnswers(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("canary-of-before", 5)))
@@ -52,7 +52,7 @@ func TestTokenServersThatQuoteEarlierAnswers(t *testing.T) {
 	wants(t, s, "s", "canary-of-before")
 	server.Answers(remotetest.Reply(400, map[string]string{"error": "invalid_request", "error_description": "there is canary-of-before already"}))
 	eventually(t, "the log has it", func() bool {
-		_, _ = s.Secret(t.Context(), "s") // a request begins the refresh
+		_, _ = s.Secret(t.Context(), "s") // starts the refresh
 		return logs.FilterMessage("a secret could not be refreshed").Len() > 0
 	})
 	quiet(t, logs)
@@ -69,7 +69,7 @@ func TestUnreachableTokenServers(t *testing.T) {
 
 	untrusted := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("canary", 3600)))
 	source := Source{Kind: "oauth2", Remote: clientGrant(untrusted)}
-	u, more := opened(t, map[string]Source{"s": source, "client": clientSecret["client"]}) // which trusts the system's roots
+	u, more := opened(t, map[string]Source{"s": source, "client": clientSecret["client"]}) // trusts only the system's roots
 	fails(t, u, "s", "certificate is not valid")
 	if untrusted.Calls.Load() != 0 {
 		t.Error("the client secret was sent to a server that is not trusted")
@@ -86,7 +86,7 @@ func TestUnreachableTokenServers(t *testing.T) {
 	quiet(t, last)
 }
 
-// A server that is broken for a moment is asked again at once, a few times; one that limits the rate is left alone.
+// A server that is broken for a moment is asked again immediately, a few times; one that limits the rate is not.
 func TestTokenServersAreAskedAgain(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -119,7 +119,7 @@ func TestTokenServersAreAskedAgain(t *testing.T) {
 	}
 }
 
-// hands is a clock that a test sets.
+// hands is a clock that the test sets.
 type hands struct {
 	mu sync.Mutex
 	at moment
@@ -131,7 +131,7 @@ func (h *hands) now() moment {
 	return h.at
 }
 
-// pass lets time pass, more or less of it on the wall clock.
+// pass advances the clocks, the wall clock by a different amount.
 func (h *hands) pass(elapsed, wall time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -139,8 +139,8 @@ func (h *hands) pass(elapsed, wall time.Duration) {
 	h.at.wall = h.at.wall.Add(wall)
 }
 
-// A token is used no longer than it is valid, by the clock of the host's operation and by the wall clock, whichever is
-// ahead: the host may have been suspended, and the clock may be set.
+// A token is used no longer than it is valid, by the monotonic or the wall clock, whichever is ahead: the host may have
+// been suspended, and the clock may be set.
 func TestATokenIsNotUsedBeyondItsTime(t *testing.T) {
 	t.Parallel()
 	for name, jump := range map[string]struct{ elapsed, wall time.Duration }{
@@ -170,8 +170,8 @@ func TestATokenIsNotUsedBeyondItsTime(t *testing.T) {
 	}
 }
 
-// From three quarters of its time on, a token is replaced while the old one is still used; a token of which the server
-// does not say when it expires is used for five minutes.
+// From three quarters of its lifetime on, a token is replaced while the old one is still used; a token without a known
+// lifetime is used for five minutes.
 func TestTokensAreRefreshedAhead(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("first", 3600)))
@@ -195,7 +195,7 @@ func TestTokensAreRefreshedAhead(t *testing.T) {
 	eventually(t, "the third", func() bool { v, err := s.Secret(t.Context(), "s"); return err == nil && v.Reveal() == "third" })
 }
 
-// An assertion that is refused says that the grant is gone only if a new one is refused too, and the clocks agree.
+// A refused assertion means that the grant is gone only if a new one is refused too, and the clocks agree.
 func TestARefusedAssertion(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("first", 3600)))
@@ -244,7 +244,7 @@ func TestARefusedAssertion(t *testing.T) {
 	quiet(t, logs)
 }
 
-// An error says which source failed, and which secret it lacked.
+// An error contains the source that failed, and the secret that it needed.
 func TestErrorsNameTheSource(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(404, nil))

@@ -84,7 +84,7 @@ func TestOneRefreshAtATime(t *testing.T) {
 	})
 }
 
-// A source that hangs is given up after its timeout, is not read a second time, and does not delay others.
+// A source that hangs is abandoned after its timeout, is not read a second time, and does not delay others.
 func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -119,7 +119,7 @@ func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 	})
 }
 
-// A value that took longer to read than it is valid goes to the callers that waited for it, and to none later.
+// A value that took longer to read than it is valid is returned only to the callers that waited for it.
 func TestASlowSourceIsAskedForEachUse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"boxgate/secrets/remote/remotetest"
 )
 
-// holders notes what is revoked.
+// holders records revocations.
 type holders struct {
 	mu      sync.Mutex
 	held    bool
@@ -45,7 +45,7 @@ func (h *holders) seen() string {
 	return strings.Join(h.revoked, " ")
 }
 
-// derived is a source that is made with the secret "s".
+// derived is a source derived from the secret "s".
 type derived struct{}
 
 func (derived) Validate(remote.Fail) {}
@@ -56,7 +56,7 @@ func (derived) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	return remote.Value{Secret: name.NewSecret("of-" + v.Reveal())}, err
 }
 
-// withDerived adds a secret "d" that is made with "s".
+// withDerived adds a secret "d" derived from "s".
 func withDerived(s *Secrets, h *holders) {
 	source := Source{Kind: "derived", Remote: derived{}}
 	s.entries["d"] = &entry{name: "d", source: source, load: s.asker("d", source), owner: s}
@@ -64,8 +64,8 @@ func withDerived(s *Secrets, h *holders) {
 	s.SetHolders(h)
 }
 
-// A secret that is refreshed by hand is not used any more from then on, nor what was made with it, also if it was just
-// being read.
+// A manually refreshed secret is no longer used after the call, nor are values derived from it, even if it was being
+// read at that time.
 func TestRefreshByHand(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRefreshByHand(t *testing.T) {
 			t.Errorf("the old value is given out: %q", v.Reveal())
 		}
 		cancel()
-		go func() { done <- s.Refresh(t.Context(), "s") }() // while v2 is being read: it may be what is revoked
+		go func() { done <- s.Refresh(t.Context(), "s") }() // while v2 is being read: it may be the revoked value
 		synctest.Wait()
 		gate <- struct{}{}
 		gate <- struct{}{}
@@ -106,8 +106,9 @@ func TestRefreshByHand(t *testing.T) {
 	})
 }
 
-// A source that no longer has the secret is believed at once, though the value would be used for longer; one that merely
-// fails is not. While connections hold the secret, the source is asked without a request.
+// When a source reports that it no longer has the secret, the secret is dropped immediately, even if its refresh time
+// has not passed; a mere failure has no such effect. While connections carry the secret, the source is read even
+// without requests.
 func TestASecretThatIsGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -140,7 +141,7 @@ func TestASecretThatIsGone(t *testing.T) {
 		fails(t, s, "d", "it needs secret")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if got := h.seen(); got != "d d s" { // d once more, when it was found to be gone itself
+		if got := h.seen(); got != "d d s" { // d again, when it was found to be gone itself
 			t.Errorf("revoked again: %q", got)
 		}
 		failure.Store(nil)
@@ -152,7 +153,8 @@ func TestASecretThatIsGone(t *testing.T) {
 	})
 }
 
-// Holders that are named later learn what was found to be gone before, and what they hold is read again from then on.
+// Holders set later learn which secrets were found to be gone before, and the secrets that they carry are refreshed
+// from then on.
 func TestHoldersThatComeLater(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,7 +166,7 @@ func TestHoldersThatComeLater(t *testing.T) {
 			return "v", nil
 		})
 		wants(t, s, "s", "v")
-		time.Sleep(time.Hour) // nobody holds it
+		time.Sleep(time.Hour) // no connection carries it
 		read := len(src.calls)
 		h := &holders{held: true}
 		s.SetHolders(h)
@@ -198,7 +200,7 @@ func TestStaticSecretsAreNotRefreshed(t *testing.T) {
 	wants(t, s, "s", canary)
 }
 
-// A secret that is revoked again and again while it is read becomes available all the same.
+// A secret that is revoked repeatedly while it is read still becomes available.
 func TestRefreshByHandDoesNotStarve(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -214,7 +216,7 @@ func TestRefreshByHandDoesNotStarve(t *testing.T) {
 		for i := range maxRereads + 1 {
 			go func() { refused <- s.Refresh(t.Context(), "s") }()
 			synctest.Wait()
-			if i > 0 { // the read that was under way is worth nothing
+			if i > 0 { // the running read is discarded
 				gate <- struct{}{}
 				synctest.Wait()
 			}
@@ -235,7 +237,7 @@ func TestRefreshByHandDoesNotStarve(t *testing.T) {
 	})
 }
 
-// A server that asked not to be asked for a while is not asked when the secret is revoked, and the value is not used.
+// A server that requested a pause is not asked when the secret is revoked, and the value is not used.
 func TestRefreshByHandHeedsRetryAfter(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("first", 3600)))
@@ -266,8 +268,8 @@ func TestRefreshByHandHeedsRetryAfter(t *testing.T) {
 	wants(t, s, "s", "second")
 }
 
-// What a source remembers outlives the secrets that it was opened with; once the server says that the grant is revoked, the value
-// that was made with it is not used, though it would be valid for longer.
+// The memory of a source outlives the secrets that it was opened with; once the server reports that the grant is
+// revoked, a value derived from it is not used, even if it would be valid for longer.
 func TestARevokedGrant(t *testing.T) {
 	t.Parallel()
 	var revoked atomic.Bool

@@ -14,7 +14,7 @@ import (
 	"boxgate/secrets/remote/remotetest"
 )
 
-// asking opens the secret "s" that a server is asked for, and the others that it needs.
+// asking opens the secret "s", which is fetched from a server, and the others that it needs.
 func asking(t *testing.T, server *remotetest.Server, kind string, from remote.Source, others map[string]Source, m *remotetest.Memory) (*Secrets, *observer.ObservedLogs) {
 	t.Helper()
 	return askingWith(t, server, Source{Kind: kind, Remote: from}, others, m)

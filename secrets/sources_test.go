@@ -40,7 +40,7 @@ func TestEverySourceGivesItsValue(t *testing.T) {
 	}
 }
 
-// What is not valid in a header is refused, and one trailing line break is stripped.
+// Values that are not valid in a header are refused, and one trailing line break is stripped.
 func TestValuesAreHeldToHeaderValues(t *testing.T) {
 	t.Parallel()
 	for content, want := range map[string]string{
@@ -108,7 +108,7 @@ func TestFilesThatAreNotTrusted(t *testing.T) {
 	wants(t, s, "s", canary)
 }
 
-// A refresh notices that a file has changed, however it was changed; while it is gone there is no value.
+// A refresh detects every kind of change of a file; while the file is missing there is no value.
 func TestFilesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	path := file(t, "one")
@@ -127,7 +127,7 @@ func TestFilesAreReadAgain(t *testing.T) {
 	replace(t, path, "two")
 	becomes("file", "two")
 	becomes("link", "two")
-	if err := os.WriteFile(path, []byte("333"), 0o600); err != nil { // in place, with any length
+	if err := os.WriteFile(path, []byte("333"), 0o600); err != nil { // in place, with the same length
 		t.Fatal(err)
 	}
 	becomes("file", "333")
@@ -224,7 +224,7 @@ func FuzzValue(f *testing.F) {
 	})
 }
 
-// A file that is missing for a moment, while it is replaced, is waited for; one that stays away is not.
+// The gateway waits for a file that is missing briefly during its replacement, but not for one that stays missing.
 func TestAFileIsMissingForAMoment(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "secret")

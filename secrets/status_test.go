@@ -11,7 +11,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// unused is a secret that was read once, with the given lifetime, and a function that advances its clock.
+// unused returns a secret that was read once, with the given lifetime, and a function that advances its clock.
 func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.Duration)) {
 	t.Helper()
 	s, err := Open(map[string]Source{"s": {Command: []string{"true"}}}, Options{})
@@ -19,7 +19,7 @@ func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.D
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	s.flights.Wait() // what the program said does not matter
+	s.flights.Wait() // the result does not matter
 	var passed time.Duration
 	start := s.now()
 	s.now = func() moment { return start.add(passed) }
@@ -32,7 +32,7 @@ func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.D
 	return s, e, func(d time.Duration) { passed += d }
 }
 
-// expiry is the metric of when the secret expires; nil if there is none.
+// expiry returns the metric of the secret's expiry; nil if missing.
 func expiry(t *testing.T, s *Secrets) *float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -50,8 +50,8 @@ func expiry(t *testing.T, s *Secrets) *float64 {
 	return nil
 }
 
-// A secret that no request used for its refresh time is read again at the next use: until then it is neither unavailable
-// nor about to expire.
+// A secret that no request used for its refresh time is read again at the next use. Until then it counts neither as
+// unavailable nor as about to expire.
 func TestAnUnusedSecretIsNotUnavailable(t *testing.T) {
 	t.Parallel()
 	s, e, pass := unused(t, 0)
@@ -69,7 +69,7 @@ func TestAnUnusedSecretIsNotUnavailable(t *testing.T) {
 	}
 }
 
-// The time that the source gave is shown, not that of the next refresh.
+// The reported expiry is the source's, not the time of the next refresh.
 func TestOnlyTheSourceSaysWhenASecretExpires(t *testing.T) {
 	t.Parallel()
 	s, e, pass := unused(t, time.Hour)

@@ -45,7 +45,7 @@ func (v *vault) forget(token string) {
 	v.tokens = slices.DeleteFunc(v.tokens, func(t string) bool { return t == token })
 }
 
-// A login is used until its lease ends, Vault does not accept it any more, or it is given up, when it is revoked.
+// A login is reused until its lease ends, Vault refuses it, or it is dropped, in which case it is revoked.
 func TestVaultLoginsDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	v := &vault{}
@@ -57,7 +57,7 @@ func TestVaultLoginsDoNotPileUp(t *testing.T) {
 	s.now = h.now
 	refreshed := func(want string) {
 		t.Helper()
-		h.pass(6*time.Minute, 6*time.Minute) // past what a value without an expiry is used
+		h.pass(6*time.Minute, 6*time.Minute) // longer than a value without expiry is used
 		wants(t, s, "s", want)
 	}
 	refreshed("value-by-token-1")

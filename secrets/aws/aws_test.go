@@ -96,7 +96,7 @@ func TestAWSSecretsManager(t *testing.T) {
 	remotetest.Fails(t, &absent, server.Desk(map[string]string{"root": awsCredentials}, nil), "no text in the configured field")
 }
 
-// TestAnswersOfSTS: credentials that are not complete, or do not say when they expire, are not used.
+// TestAnswersOfSTS checks that incomplete credentials, and those without an expiry, are not used.
 func TestAnswersOfSTS(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -131,7 +131,7 @@ func TestAnswersOfSTS(t *testing.T) {
 	remotetest.Wants(t, &aws.Secret{ID: "a", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL, Stage: "AWSPREVIOUS"}, desk, "from binary")
 }
 
-// TestValidation: each mistake of a configuration is reported at its key.
+// TestValidation checks that each configuration mistake is reported at its key.
 func TestValidation(t *testing.T) {
 	t.Parallel()
 	const arn = "arn:aws:iam::123456789012:role/box"

@@ -55,7 +55,7 @@ func TestGitHubApp(t *testing.T) {
 	remotetest.Fails(t, app, server.Desk(others, nil), "already expired")
 }
 
-// TestAnswersOfGitHub: a token that does not say when it expires is not used, nor an installation without an ID.
+// TestAnswersOfGitHub checks that a token without an expiry is not used, nor an installation without an ID.
 func TestAnswersOfGitHub(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -83,7 +83,7 @@ func TestAnswersOfGitHub(t *testing.T) {
 	remotetest.Fails(t, &github.App{AppID: "1", Repository: "a/b", PrivateKey: "key", API: server.URL}, desk, "no id of the installation")
 }
 
-// TestValidation: each mistake of a configuration is reported at its key.
+// TestValidation checks that each configuration mistake is reported at its key.
 func TestValidation(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

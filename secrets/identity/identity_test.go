@@ -73,7 +73,7 @@ func verify(t *testing.T, i *Issuer, token name.Secret, now time.Time) (claims m
 	return claims, kid
 }
 
-// TestTokens: what a token says, for how long, and that each is another.
+// TestTokens checks a token's claims and lifetime, and that tokens are unique.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -91,8 +91,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestKeysRotate: a new key is published before it signs, an old one after it has; all survive a restart; a clock that
-// goes back or far ahead does no harm.
+// TestKeysRotate checks that a new key is published before it signs, and an old one after it has signed; that all
+// survive a restart; and that a clock that jumps back or far ahead does no harm.
 func TestKeysRotate(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -137,7 +137,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-// TestStoreFails: without a store that keeps the keys nothing is signed.
+// TestStoreFails checks that no token is signed while the keys cannot be stored.
 func TestStoreFails(t *testing.T) {
 	t.Parallel()
 	for label, m := range map[string]*memory{
@@ -154,7 +154,7 @@ func TestStoreFails(t *testing.T) {
 	}
 }
 
-// held is a store that takes as long as a test wants to keep something.
+// held is a store whose writes the test delays.
 type held struct {
 	memory
 	writes, goOn chan struct{}
@@ -166,7 +166,7 @@ func (h *held) SetIdentityKeys(text name.Secret) error {
 	return h.memory.SetIdentityKeys(text)
 }
 
-// TestSlowStoreHoldsOneRequest: while a new key is kept, the others go on with the earlier one.
+// TestSlowStoreHoldsOneRequest checks that while a new key is stored, the other requests use the previous one.
 func TestSlowStoreHoldsOneRequest(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -211,7 +211,7 @@ func TestSlowStoreHoldsOneRequest(t *testing.T) {
 	}
 }
 
-// TestStoreFailsLater: a store that fails holds nothing up at first; keys that are overdue sign nothing.
+// TestStoreFailsLater checks that a failing store blocks no request at first, and that overdue keys do not sign.
 func TestStoreFailsLater(t *testing.T) {
 	t.Parallel()
 	now := time.Now().Truncate(time.Second)

@@ -113,7 +113,7 @@ func TestGoogleSecretManager(t *testing.T) {
 	remotetest.Fails(t, at, server.Desk(map[string]string{"t": "canary-other"}, nil), "PERMISSION_DENIED")
 }
 
-// TestVaultVersions: a deleted version is gone from the time on that Vault says.
+// TestVaultVersions checks that a version is gone from its deletion time on.
 func TestVaultVersions(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -163,8 +163,8 @@ func (v *logins) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestVaultSessions: a login is used until nine tenths of its lease are over, Vault refuses it, its secret changes or it is given up;
-// a token that Vault would keep for longer is revoked.
+// TestVaultSessions checks that a login is used until nine tenths of its lease are over, Vault refuses it, its secret
+// changes or it is dropped, and that a token whose lease continues is revoked.
 func TestVaultSessions(t *testing.T) {
 	t.Parallel()
 	v := &logins{lease: 3600}
@@ -190,7 +190,7 @@ func TestVaultSessions(t *testing.T) {
 	if want := []string{"canary-token-3", "canary-token-4"}; !slices.Equal(v.revoked, want) {
 		t.Errorf("%q were revoked, want %q", v.revoked, want)
 	}
-	v.lease = 0 // it does not end, and is used for twelve hours at most
+	v.lease = 0 // unlimited, and used for at most twelve hours
 	from.Forget()
 	fetch("canary-b", "by-token-6")
 	now = now.Add(10 * time.Hour)
@@ -202,7 +202,7 @@ func TestVaultSessions(t *testing.T) {
 	remotetest.Fails(t, from, server.Desk(map[string]string{"id": "canary-b"}, nil), "no client_token")
 }
 
-// TestFieldsOfGoogleSecrets: a field of a value that is a JSON object, of a version that is named.
+// TestFieldsOfGoogleSecrets reads a field of a JSON value, of a given version.
 func TestFieldsOfGoogleSecrets(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, func(w http.ResponseWriter, r *http.Request) {
@@ -220,7 +220,7 @@ func TestFieldsOfGoogleSecrets(t *testing.T) {
 	remotetest.Fails(t, &missing, desk, `no secret "other"`)
 }
 
-// TestCertificatesOfManagers: a manager is trusted by the certificates in its file alone.
+// TestCertificatesOfManagers checks that a manager is trusted only by the certificates in its file.
 func TestCertificatesOfManagers(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, map[string]any{"data": map[string]string{"key": "value"}}))

@@ -27,8 +27,8 @@ func clientGrant(server *remotetest.Server) *oauth.OAuth2 {
 
 var clientSecret = map[string]string{"client": "canary-client/secret+1"}
 
-// TestClientCredentialsOnTheWire: the secret of a client is sent as basic authentication (RFC 6749, 2.3.1) or in the body, and what the
-// configuration asks for is in the form.
+// TestClientCredentialsOnTheWire checks that the secret of a client is sent as basic authentication (RFC 6749, section
+// 2.3.1) or in the body, and that the configured parameters are in the form.
 func TestClientCredentialsOnTheWire(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -51,7 +51,7 @@ func TestClientCredentialsOnTheWire(t *testing.T) {
 					basic != c.basic || basic && (user != "me" || password != "canary-client/secret+1") {
 					t.Errorf("%v: %s %s %v, basic %v", err, r.Method, r.URL, r.PostForm, basic)
 				}
-				remotetest.Reply(200, remotetest.Token("minted", "3600"))(w, r) // some servers send a text
+				remotetest.Reply(200, remotetest.Token("minted", "3600"))(w, r) // some servers send a string
 			})
 			from := clientGrant(server)
 			c.change(from)
@@ -65,7 +65,7 @@ func TestClientCredentialsOnTheWire(t *testing.T) {
 	}
 }
 
-// TestLifetimes: a token is used no longer than the server says, and a day at most.
+// TestLifetimes checks that a token is used no longer than its lifetime, and for at most a day.
 func TestLifetimes(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -84,7 +84,7 @@ func TestLifetimes(t *testing.T) {
 	remotetest.Fails(t, clientGrant(server), desk, "valid expires_in")
 }
 
-// Whatever a token server does wrong, there is no value, the error has the cause, and nothing shows a secret.
+// With a misbehaving token server there is no value, the error contains the cause, and no text shows a secret.
 func TestBadTokenServers(t *testing.T) {
 	t.Parallel()
 	reflecting := func(w http.ResponseWriter, r *http.Request) {
@@ -126,7 +126,7 @@ func TestBadTokenServers(t *testing.T) {
 	}
 }
 
-// TestSecretsThatAreMissing: without the secret that a grant needs, no server is asked.
+// TestSecretsThatAreMissing checks that no server is contacted without the secret that a grant needs.
 func TestSecretsThatAreMissing(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("canary", 60)))
@@ -183,7 +183,8 @@ func TestJWTBearer(t *testing.T) {
 	remotetest.Wants(t, &oauth.OAuth2{TokenURL: server.URL + "/x", ClientID: "me", PrivateKey: "ec", Subject: "another"}, desk, "as-a-client")
 }
 
-// TestAssertionsThatAreRefused: the grant is gone only if a second, new assertion is refused as well, and the clocks agree.
+// TestAssertionsThatAreRefused checks that the grant is gone only if a second, new assertion is refused as well, and
+// the clocks agree.
 func TestAssertionsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -228,7 +229,7 @@ func TestAssertionsThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestValidation: each mistake of a configuration is reported at its key.
+// TestValidation checks that each configuration mistake is reported at its key.
 func TestValidation(t *testing.T) {
 	t.Parallel()
 	const at = "https://login.example.com/token"
@@ -267,7 +268,7 @@ func TestValidation(t *testing.T) {
 	}
 }
 
-// TestPlaces: the log has the host that is asked, and nothing else of the URL.
+// TestPlaces checks that the log has only the host of the URL.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	for want, from := range map[string]remote.Source{

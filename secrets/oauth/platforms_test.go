@@ -22,7 +22,7 @@ func serviceAccount(t *testing.T) string {
 	t.Helper()
 	file, err := json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "robot@example.iam", "private_key": remotetest.Keys().RSA, "private_key_id": "k1",
-		"token_uri": "https://attacker.example.net/", // where the key goes is for the configuration to say
+		"token_uri": "https://attacker.example.net/", // only the configuration may choose the server that receives the key
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestServiceAccount(t *testing.T) {
 	}
 }
 
-// TestIDTokens: an ID token must say when it expires, by the clock of its server, and is used for an hour at most.
+// TestIDTokens checks that an ID token needs an expiry, by the clock of its server, and is used for at most an hour.
 func TestIDTokens(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
@@ -94,7 +94,7 @@ func TestIDTokens(t *testing.T) {
 	}
 }
 
-// TestKeyFiles: a key file that is no service account's is refused without being quoted.
+// TestKeyFiles checks that a file that is not a service account's key is refused without being quoted.
 func TestKeyFiles(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("canary", 60)))

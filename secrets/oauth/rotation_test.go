@@ -18,8 +18,8 @@ import (
 	"boxgate/secrets/remote/remotetest"
 )
 
-// rotating is a token server that replaces each refresh token that is presented. As many do, it accepts the one before
-// until the new one has been presented, so that an answer that was lost does no harm.
+// rotating is a token server that replaces each presented refresh token. Like many servers, it accepts the previous one
+// until the new one has been presented, so that a lost answer does no harm.
 type rotating struct {
 	mu        sync.Mutex
 	accepted  []string // newest first
@@ -67,10 +67,10 @@ func TestRefreshTokensRotate(t *testing.T) {
 	for i := range 5 {
 		remotetest.Wants(t, from, server.Desk(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
 	}
-	restarted := *from // the configured token is long gone
+	restarted := *from // the configured token was used up long ago
 	remotetest.Wants(t, &restarted, server.Desk(firstRefresh, kept), "access-6")
 
-	// The operator signs in anew: the new token counts, not what was kept of the old one.
+	// The operator signs in again: the new token is used, not the stored successor of the old one.
 	r2, server2, _ := newRotating(t)
 	r2.accept("canary-second")
 	anew := *from
@@ -95,7 +95,7 @@ func TestARefreshTokenIsKeptFirst(t *testing.T) {
 	remotetest.Wants(t, from, desk, "access-2")
 }
 
-// If the newest token is not accepted, the one before is tried, once; a revoked grant is given up at once.
+// If the newest token is refused, the previous one is tried, once; a revoked grant is dropped immediately.
 func TestARefreshTokenIsRevoked(t *testing.T) {
 	t.Parallel()
 	r, server, from := newRotating(t)
@@ -119,8 +119,8 @@ func TestARefreshTokenIsRevoked(t *testing.T) {
 	}
 }
 
-// TestServersThatKeepTheirToken: a server that returns no refresh token, or the same, is shown that again; once a newer one was used the
-// one before is forgotten.
+// TestServersThatKeepTheirToken checks that a server that returns no refresh token, or the same one, receives the same
+// one again, and that the previous one is dropped once a newer one was used.
 func TestServersThatKeepTheirToken(t *testing.T) {
 	t.Parallel()
 	next := ""
@@ -146,15 +146,15 @@ func TestServersThatKeepTheirToken(t *testing.T) {
 	}
 }
 
-// A token server quotes refresh tokens that were not in the request: the one before, the one that the operator configured, and, once
-// another is configured, those of the grant before. None of them gets into an error or the log.
+// A token server quotes refresh tokens that were not in the request: the previous one, the configured one, and, once
+// another is configured, those of the old grant. None of them appears in an error or the log.
 func TestTokenServersThatQuoteOtherRefreshTokens(t *testing.T) {
 	t.Parallel()
 	_, server, from := newRotating(t)
 	kept := &remotetest.Memory{}
 	for i := range 5 {
 		remotetest.Wants(t, from, server.Desk(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
-	} // canary-refresh-5 and the one before it are kept
+	} // canary-refresh-5 and its predecessor are stored
 	for _, configured := range []string{"canary-first", "canary-second"} {
 		server.Answers(remotetest.Reply(400, map[string]string{
 			"error": "invalid_request", "error_description": "reuse: canary-refresh-5 after canary-refresh-4, of " + configured,
@@ -166,7 +166,7 @@ func TestTokenServersThatQuoteOtherRefreshTokens(t *testing.T) {
 	}
 }
 
-// odd is a memory that gives a text, or an error.
+// odd is a memory that returns a fixed text or an error.
 type odd struct {
 	text string
 	err  error
@@ -175,7 +175,8 @@ type odd struct {
 func (o odd) Remembered(string) (name.Secret, error) { return name.NewSecret(o.text), o.err }
 func (o odd) Remember(string, name.Secret) error     { return nil }
 
-// TestMemoriesThatAreDamaged: a kept token that cannot be read is not replaced by the configured one, which was used up long ago.
+// TestMemoriesThatAreDamaged checks that an unreadable stored token is not replaced by the configured one, which was
+// used up long ago.
 func TestMemoriesThatAreDamaged(t *testing.T) {
 	t.Parallel()
 	_, server, from := newRotating(t)
@@ -194,8 +195,8 @@ func TestMemoriesThatAreDamaged(t *testing.T) {
 	remotetest.Wants(t, from, desk, "access-1")
 }
 
-// TestAStopDoesNotLoseARefreshToken: a request that was sent is finished, since its answer may hold the only token that is still good;
-// none is begun after the stop, and none goes on beyond its deadline.
+// TestAStopDoesNotLoseARefreshToken checks that a request that was sent is finished, because its answer may contain the
+// only valid token, that none is started after the stop, and that none exceeds its deadline.
 func TestAStopDoesNotLoseARefreshToken(t *testing.T) {
 	t.Parallel()
 	r, server, from := newRotating(t)
@@ -224,7 +225,7 @@ func TestAStopDoesNotLoseARefreshToken(t *testing.T) {
 	}
 }
 
-// failAt is where a context has the step that fails.
+// failAt is the context key of the failing step.
 type failAt struct{}
 
 func TestMain(m *testing.M) {
@@ -237,7 +238,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestFaultsWhileATokenRotates: whatever step fails, the token that the server accepts next is presented next.
+// TestFaultsWhileATokenRotates checks that after a failure at any step, the token that the server accepts next is
+// presented next.
 func TestFaultsWhileATokenRotates(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"secrets: refresh token presented", "secrets: refresh tokens kept"} {

@@ -17,7 +17,7 @@ import (
 	"boxgate/secrets/remote/remotetest"
 )
 
-// TestRequestsOnTheWire: the method follows from the body, and what the caller sets in the header stays.
+// TestRequestsOnTheWire checks that the method follows from the body, and that headers set by the caller stay.
 func TestRequestsOnTheWire(t *testing.T) {
 	t.Parallel()
 	var got *http.Request
@@ -56,8 +56,8 @@ func TestRequestsOnTheWire(t *testing.T) {
 	}
 }
 
-// TestFailuresThatPass: a request that got no answer, or one that says to try again, is repeated twice; one that must not be received
-// twice, or whose server limits the rate, is not.
+// TestFailuresThatPass checks that a request without an answer, or with one that invites a retry, is retried twice, but
+// not if it must not be received twice or the server limits the rate.
 func TestFailuresThatPass(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -105,7 +105,7 @@ func TestFailuresThatPass(t *testing.T) {
 	}
 }
 
-// TestUnreachableServers: the error says why in a closed set of words, without the URL.
+// TestUnreachableServers checks that the error has a reason from a closed set, without the URL.
 func TestUnreachableServers(t *testing.T) {
 	t.Parallel()
 	slow := make(chan struct{})
@@ -130,8 +130,8 @@ func TestUnreachableServers(t *testing.T) {
 	}
 }
 
-// TestWhatServersSay: a refusal is shown with a code from a closed set, and the server's words are for the log alone, without any secret
-// of the request in whatever encoding, and without control characters.
+// TestWhatServersSay checks that a refusal is shown with a code from a closed set, and that the server's text appears
+// only in the log, without the request's secrets in any encoding, and without control characters.
 func TestWhatServersSay(t *testing.T) {
 	t.Parallel()
 	const secret, earlier = "canary+secret/1", "canary-earlier"
@@ -169,7 +169,8 @@ func TestWhatServersSay(t *testing.T) {
 	}
 }
 
-// TestGone: only a server that says so has lost a secret, not one that is broken, busy or unsure.
+// TestGone checks that a secret counts as gone only if the server reports that, not if the server is broken, busy or
+// unsure.
 func TestGone(t *testing.T) {
 	t.Parallel()
 	for answer, gone := range map[string]bool{
@@ -195,7 +196,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: in seconds or as a date, and a quarter of an hour at most.
+// TestRetryAfter covers seconds and dates, and the maximum of a quarter of an hour.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{
@@ -213,7 +214,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestErrorsOfClocks: a refusal that may be due to a clock says which way that is off.
+// TestErrorsOfClocks checks that a refusal that may be due to a clock contains the direction of the difference.
 func TestErrorsOfClocks(t *testing.T) {
 	t.Parallel()
 	for skew, words := range map[time.Duration]string{time.Minute: "1m0s behind the server's", -time.Minute: "1m0s ahead of the server's"} {
@@ -230,7 +231,7 @@ func TestErrorsOfClocks(t *testing.T) {
 	}
 }
 
-// TestURLs: an endpoint is an https URL and nothing more, but for one of this host.
+// TestURLs checks that an endpoint is a plain https URL, or http on this host.
 func TestURLs(t *testing.T) {
 	t.Parallel()
 	for text, ok := range map[string]bool{
@@ -244,7 +245,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// TestFields: a field of a value that is a JSON object, if it is a text; errors quote neither.
+// TestFields reads a text field of a JSON value; errors quote neither.
 func TestFields(t *testing.T) {
 	t.Parallel()
 	const object = `{"a":"canary","n":1,"empty":"","null":null}`
@@ -258,7 +259,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// TestCertificates: a client with a file trusts the certificates in it alone.
+// TestCertificates checks that a client with a file trusts only the certificates in it.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, nil))
