@@ -69,7 +69,7 @@ func TestAPIKeyRotationWithGrace(t *testing.T) {
 		if !db.CheckAPIKey(old) || !db.CheckAPIKey(second) {
 			t.Error("within the grace a key does not open")
 		}
-		if err := db.RotateAPIKey(time.Hour); err != nil { // which must not prolong the first
+		if err := db.RotateAPIKey(time.Hour); err != nil { // must not prolong the first
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
@@ -88,7 +88,7 @@ func TestAPIKeyRotationWithGrace(t *testing.T) {
 	})
 }
 
-// Wherever a rotation is cut short, the next start has exactly one key that works, and it is in its file.
+// Wherever a rotation is cut short, after the next start exactly one key works, and it is in its file.
 func TestAPIKeyRotationMayStopAnywhere(t *testing.T) {
 	t.Parallel()
 	dir, db, old := withKey(t)

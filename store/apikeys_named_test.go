@@ -12,7 +12,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// Keys with names expire, are replaced and revoked by themselves, and none is in the file.
+// Named keys expire, and are replaced and revoked independently, and none is in the file.
 func TestNamedAPIKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestNamedAPIKeys(t *testing.T) {
 	})
 }
 
-// The latest use of a key is written when it is saved, to the minute, and known before.
+// The latest use of a key is stored by SaveAPIKeyUses, to the minute, and visible before that.
 func TestAPIKeyUsesAreSavedTogether(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)

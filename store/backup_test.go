@@ -28,8 +28,8 @@ func backup(t *testing.T, db *DB) string {
 	return path
 }
 
-// TestBackupAndRestore: what was there at the backup is there again, with the key file and without what came later; no secret can be read
-// in the backup, and no API key of it opens the restored store.
+// TestBackupAndRestore checks that a restored store has the state of the backup, with the key file and without later
+// changes, that no secret can be read in the backup, and that none of its API keys opens the restored store.
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
 	const canary = "sk-canary-backup"
@@ -78,7 +78,7 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
-// TestARestoreThatFailsChangesNothing: a damaged backup, one of another key, and none.
+// TestARestoreThatFailsChangesNothing tries a damaged backup, one of another key, and none.
 func TestARestoreThatFailsChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir, db, key := withKey(t)
@@ -118,7 +118,7 @@ func TestARestoreThatFailsChangesNothing(t *testing.T) {
 	}
 }
 
-// TestRestoreNamesTheKeyFileThatIsMissing: it names the place of the file, not that of a copy.
+// TestRestoreNamesTheKeyFileThatIsMissing checks that the error has the path of the file, not of a copy.
 func TestRestoreNamesTheKeyFileThatIsMissing(t *testing.T) {
 	t.Parallel()
 	dir, db, _ := withKey(t)
@@ -135,7 +135,7 @@ func TestRestoreNamesTheKeyFileThatIsMissing(t *testing.T) {
 	}
 }
 
-// TestVerifySaysWhatCannotBeRead, each document, and goes on.
+// TestVerifySaysWhatCannotBeRead checks that Verify reports each unreadable document, and continues.
 func TestVerifySaysWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	_, db, _ := withKey(t)

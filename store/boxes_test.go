@@ -71,7 +71,7 @@ func TestAllocationAvoidsAddressesOfOlderPools(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	allocate(t, db, Box{ID: "b2"})
-	moved := Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), Reserved: 3, Max: 10} // b1 has .4, which is now the place of index 1
+	moved := Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), Reserved: 3, Max: 10} // b1 has .4, which is now the address of index 1
 	got, err := db.AllocateBox(Box{ID: "b3"}, moved)
 	if err != nil || got.V4.String() != "10.200.0.6" || got.V6.IsValid() {
 		t.Errorf("%+v, %v", got, err)
@@ -99,7 +99,7 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	}
 	fill("b1")
 	one := contents(t, db)
-	fill("b11") // whose ID begins with the other's
+	fill("b11") // whose ID is prefixed by the other's
 	if err := db.DeleteBox("b11"); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestUpdateBox(t *testing.T) {
 	}
 }
 
-// A host name belongs to one URL at a time, whoever asks for it at once.
+// A host name belongs to one URL at a time, even with concurrent requests.
 func TestHostNamesBelongToOneURL(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -216,7 +216,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// A change that was made for a URL does not reach the one that has replaced it.
+// A change that was made for a URL is not applied to the one that has replaced it.
 func TestChangeURL(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})

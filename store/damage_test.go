@@ -57,7 +57,7 @@ func fullStore(t *testing.T) string {
 	return dir
 }
 
-// meaning is everything that a store says, as text, or the first error.
+// meaning returns the complete content of a store as text, or the first error.
 func meaning(db *DB) (string, error) {
 	var out strings.Builder
 	var errs []error
@@ -100,11 +100,11 @@ func meaning(db *DB) (string, error) {
 	return out.String(), errors.Join(errs...)
 }
 
-// openedWith opens a copy of the state directory whose store is this file. What is refused has an error; opened is what
-// the store then says.
+// openedWith opens a copy of the state directory with this store file. It returns an error if the store is refused,
+// else the store's content.
 func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
 	t.Helper()
-	if err := os.RemoveAll(to); err != nil { // what was refused may keep its lock until the process ends
+	if err := os.RemoveAll(to); err != nil { // a refused store may keep its lock until the process ends
 		t.Fatal(err)
 	}
 	for name, data := range map[string][]byte{layout.FileDB: file, layout.FileSecret: nil, layout.FileAPIKey: nil} {
@@ -127,9 +127,9 @@ func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
 	return meaning(db)
 }
 
-// One bit of the file is wrong. Then the store is refused with a sentence, or says what it has always said: no box is lost,
-// no document has changed. Bytes that are zero are mostly in no use, so fewer of them are tried;
-// the gate tries every seventh byte.
+// One bit of the file is flipped. The store must be refused with an error message or have unchanged content: no box is
+// lost and no document has changed. Zero bytes are mostly unused, so fewer of them are tried; the gate tries every
+// seventh byte.
 func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
@@ -142,7 +142,7 @@ func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	every := nightly.Size(11, 1) // prime to the 8 bits of a byte
+	every := nightly.Size(11, 1) // coprime to the 8 bits of a byte
 	var drawn, tried, refused, wrong int
 	for at := range file {
 		if file[at] == 0 && at%61 != 0 && at%pageSize > 96 || at%nightly.Size(7, 1) != 0 {
@@ -174,7 +174,7 @@ func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	}
 }
 
-// A key in a page that leads to others is wrong: bbolt would not find what is there, and a box would have no policy.
+// A key in a branch page is wrong: bbolt would not find the keys below it, and a box would have no policy.
 func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
@@ -202,7 +202,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 		if binary.LittleEndian.Uint16(page[8:]) != branch || binary.LittleEndian.Uint16(page[10:]) < 2 {
 			continue
 		}
-		element := pageHeader + elementSize // the second: what is below the first key of all counts as the first
+		element := pageHeader + elementSize // the second: bbolt treats the first key as the lowest possible
 		key := element + int(binary.LittleEndian.Uint32(page[element:]))
 		damaged := slices.Clone(file)
 		damaged[at+key+5]++
@@ -211,7 +211,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, layout.FileAPIKey), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _ = openedWith(t, dir, to, damaged) // which may find out later
+		_, _ = openedWith(t, dir, to, damaged) // the damage may be detected later
 		if db, err := Open(Options{Dir: to}); err == nil {
 			if err := db.Close(); err != nil {
 				t.Fatal(err)
@@ -226,7 +226,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 	}
 }
 
-// reachable are the pages of a whole file that are in use.
+// reachable returns the pages in use of an intact file.
 func reachable(t *testing.T, file []byte) []uint64 {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")

@@ -13,7 +13,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// claim is that of a key which has shown that the names are its own.
+// claim returns the claim of a key that has proven control of the names.
 func claim(key string, hosts ...string) Claim {
 	c := Claim{Key: key, Proofs: map[string]string{}}
 	for _, host := range hosts {
@@ -42,8 +42,8 @@ func freedAt(t *testing.T, db *DB, host string, at time.Time) {
 	}
 }
 
-// TestFreedNamesAreKept: a name that a URL lost, by whatever change, is no other key's for a week, through a restart. The key that
-// had it takes it back without another proof, and an admin takes it at once.
+// TestFreedNamesAreKept checks that a name that a URL lost, by any kind of change, is reserved for its key for a week,
+// even through a restart. That key can take it back without another proof, and an admin can take it immediately.
 func TestFreedNamesAreKept(t *testing.T) {
 	t.Parallel()
 	const host = "app.example.org"
@@ -91,8 +91,8 @@ func TestFreedNamesAreKept(t *testing.T) {
 	}
 }
 
-// TestNamesNeedAProof: no name comes into service without one, not even one that a URL of the same key lost long ago; those that a
-// URL has already stay, whoever makes it anew.
+// TestNamesNeedAProof checks that no name comes into service without a proof, not even one that a URL of the same key
+// lost long ago; names that a URL already has stay, even if another key replaces the URL.
 func TestNamesNeedAProof(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -120,7 +120,7 @@ func TestNamesNeedAProof(t *testing.T) {
 	}
 }
 
-// TestNamesOfOlderVersions belong to the key that has created the box, and to the operator if none has.
+// TestNamesOfOlderVersions checks that names belong to the key that created the box, or to the operator.
 func TestNamesOfOlderVersions(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -153,7 +153,7 @@ func TestNamesOfOlderVersions(t *testing.T) {
 	}
 }
 
-// TestFreedNamesAreBounded: a key that frees many names pushes out its own, and no other key's.
+// TestFreedNamesAreBounded checks that a key that frees many names displaces only its own.
 func TestFreedNamesAreBounded(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -194,7 +194,8 @@ func TestFreedNamesAreBounded(t *testing.T) {
 	}
 }
 
-// TestPendingNames: a pending name is nobody's. Whoever proves it first has it, and the other URL keeps it pending.
+// TestPendingNames checks that a pending name has no owner. The first key to prove it gets it, and it stays pending for
+// the other URL.
 func TestPendingNames(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -228,7 +229,8 @@ func TestPendingNames(t *testing.T) {
 	}
 }
 
-// TestDomainTokens are the same each time, also after a restart and under a new key of the store, and differ by key, name and gateway.
+// TestDomainTokens checks that tokens are stable, also after a restart and under a new key of the store, and differ by
+// key, name and gateway.
 func TestDomainTokens(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)

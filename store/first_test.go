@@ -9,8 +9,8 @@ import (
 	"boxgate/store/layout"
 )
 
-// TestAStoreThatIsGoneIsNoFirstStart: wherever something says that a gateway ran here, a store that is missing or empty is
-// refused, and nothing is made in its place.
+// TestAStoreThatIsGoneIsNoFirstStart checks that if there is any trace of an earlier gateway, a missing or empty store
+// is refused, and no new one is created.
 func TestAStoreThatIsGoneIsNoFirstStart(t *testing.T) {
 	t.Parallel()
 	gone := func(t *testing.T, o Options) {
@@ -51,7 +51,7 @@ func TestAStoreThatIsGoneIsNoFirstStart(t *testing.T) {
 	}
 }
 
-// TestAFirstStartMayStopAnywhere: the next one makes the store, or goes on with the one that is there.
+// TestAFirstStartMayStopAnywhere checks that the next start creates the store, or continues with the existing one.
 func TestAFirstStartMayStopAnywhere(t *testing.T) {
 	errStop := errors.New("the gateway dies")
 	for _, passphrase := range []string{"", "correct horse"} {

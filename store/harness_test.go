@@ -35,7 +35,7 @@ func open(t *testing.T, o Options) *DB {
 	return db
 }
 
-// newDir is a state directory that does not exist yet.
+// newDir returns a state directory that does not exist yet.
 func newDir(t *testing.T) string { return filepath.Join(t.TempDir(), "state") }
 
 func allocate(t *testing.T, db *DB, b Box) Box {
@@ -58,7 +58,7 @@ func rules(t *testing.T, pattern, name, value string) []policy.HeaderRule {
 
 var secrets = cmp.Comparer(func(a, b name.Secret) bool { return a.Reveal() == b.Reveal() })
 
-// assertRefused fails unless opening fails with an error that has the words.
+// assertRefused fails unless opening fails with an error that contains the words.
 func assertRefused(t *testing.T, o Options, words ...string) {
 	t.Helper()
 	db, err := Open(o)

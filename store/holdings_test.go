@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// recount counts the holdings of each key from what is stored.
+// recount counts the holdings of each key in the stored records.
 func recount(t *testing.T, db *DB) (all map[string]Holdings) {
 	t.Helper()
 	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
@@ -25,8 +25,8 @@ func recount(t *testing.T, db *DB) (all map[string]Holdings) {
 	return all
 }
 
-// TestHoldingsAreWhatIsStored makes, replaces and deletes objects of several keys at once, and compares what is kept of their number
-// with what is stored.
+// TestHoldingsAreWhatIsStored creates, replaces and deletes objects of several keys concurrently, and compares the
+// maintained counts with the stored objects.
 func TestHoldingsAreWhatIsStored(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: filepath.Join(t.TempDir(), "state")})
@@ -48,7 +48,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 			for i := range 60 {
 				box, n, key := boxes[r.IntN(len(boxes))], uint16(r.IntN(5)), keys[r.IntN(len(keys))]
 				id := fmt.Sprint(box, "-", n)
-				switch r.IntN(9) { // of what does not exist nothing is changed
+				switch r.IntN(9) { // some objects do not exist, so that some operations change nothing
 				case 0, 1:
 					_ = db.SetURL(URL{Box: box, Port: n, Owner: key, Pending: []string{fmt.Sprintf("%d-%d.example.com", worker, i)}}, Claim{Key: key})
 				case 2:
@@ -69,7 +69,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 					}
 					_, _ = db.AllocateBox(Box{ID: box}, pools)
 				}
-				_, _ = db.Holdings(key) // the first count is made while others write
+				_, _ = db.Holdings(key) // the first count is made during concurrent writes
 			}
 		})
 	}
@@ -86,7 +86,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 	same("without boxes")
 }
 
-// TestHoldingsAreNotCountedEachTime: asking costs the same with many objects as with none.
+// TestHoldingsAreNotCountedEachTime checks that the cost of a call does not depend on the number of objects.
 func TestHoldingsAreNotCountedEachTime(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: filepath.Join(t.TempDir(), "state")})

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// What the source of a secret keeps survives a restart and a new key.
+// The state of a secret's source survives a restart and a new key.
 func TestSourceMemory(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)

@@ -13,7 +13,7 @@ func custom(domains ...string) policy.Spec {
 	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains}
 }
 
-// following is a store with the named policy "web" that b1 and b2 follow, and b3, which does not.
+// following returns a store with the named policy "web" that b1 and b2 follow, and b3, which does not.
 func following(t *testing.T) (dir string, db *DB) {
 	t.Helper()
 	dir = newDir(t)
@@ -47,12 +47,12 @@ func saying(t *testing.T, db *DB) (out []string) {
 	return out
 }
 
-// next are the policies of the boxes after a change of the named one.
+// next returns the policies of the boxes after a change of the named one.
 func next(domain string, v1, v2 uint64) map[policy.BoxID]Policy {
 	return map[policy.BoxID]Policy{"b1": {Spec: custom(domain), Version: v1, Named: "web"}, "b2": {Spec: custom(domain), Version: v2, Named: "web"}}
 }
 
-// A named policy and those of its boxes are committed together or not at all, and what was only staged is dropped.
+// A named policy and those of its boxes are committed together or not at all, and staged ones are dropped.
 func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	t.Parallel()
 	dir, db := following(t)
@@ -99,7 +99,7 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	}
 }
 
-// A backup has named policies, and which boxes follow them.
+// A backup contains named policies, and which boxes follow them.
 func TestNamedPoliciesAreInBackups(t *testing.T) {
 	t.Parallel()
 	dir, db := following(t)
@@ -122,7 +122,7 @@ func TestNamedPoliciesAreInBackups(t *testing.T) {
 	}
 }
 
-// What a box follows is not deleted, and a box that does not say what it follows is found.
+// A named policy in use cannot be deleted, and a box whose policy differs from the one it follows is reported.
 func TestNamedPolicyInUse(t *testing.T) {
 	t.Parallel()
 	_, db := following(t)

@@ -20,7 +20,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// sealing is one way of sealing a store, with the key of before and after a change.
+// sealingCase is one way of sealing a store, with the keys before and after a change.
 type sealingCase struct {
 	name     string
 	old, new string // passphrases; "" for key files
@@ -43,7 +43,7 @@ func (c sealingCase) openWith(dir, passphrase string) (*DB, error) {
 
 const rotated = "Value-Of-A-Secret-77"
 
-// filled makes a store that holds a value of every kind that is sealed.
+// filled makes a store with a value of every sealed kind.
 func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	t.Helper()
 	dir = newDir(t)
@@ -64,7 +64,7 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	return dir, db
 }
 
-// flaw says what of a filled store cannot be read; "" if nothing.
+// flaw returns the error of reading a filled store; "" if it is readable.
 func flaw(db *DB) string {
 	b, err := db.Box("b1")
 	if err != nil || b.Env["A"].Reveal() != rotated || b.Secrets["B"].Reveal() != rotated || string(b.Extra) != `"`+rotated+`"` {
@@ -113,7 +113,7 @@ func snapshot(t *testing.T, dir string) string {
 	return to
 }
 
-// Wherever a change of the key is cut short, the store opens with the key that is there and holds everything.
+// Wherever a change of the key is cut short, the store opens with the present key and is complete.
 func TestAChangeOfTheKeyMayStopAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range sealingCases {
@@ -147,8 +147,8 @@ func TestAChangeOfTheKeyMayStopAnywhere(t *testing.T) {
 	}
 }
 
-// opensOnce checks a state that was left: it opens with its key file, or with the one passphrase that should; and when
-// it was opened only one identity is left in the key file, and no other file.
+// opensOnce checks a state after an interruption: the store opens with its key file, or with exactly one of the
+// passphrases; afterwards the key file has only one identity, and no other file is left.
 func (c sealingCase) opensOnce(t *testing.T, step, dir string, before bool) {
 	t.Helper()
 	right, wrong := c.new, c.old
@@ -161,7 +161,7 @@ func (c sealingCase) opensOnce(t *testing.T, step, dir string, before bool) {
 			_ = db.Close()
 		}
 	}
-	for range len(c.steps) / 2 { // a passphrase costs much each time, and there is nothing left to settle
+	for range len(c.steps) / 2 { // opening with a passphrase is slow, and needs no cleanup
 		db, err := c.openWith(dir, right)
 		if err != nil {
 			t.Errorf("%s: %v", step, err)
@@ -189,7 +189,7 @@ func (c sealingCase) opensOnce(t *testing.T, step, dir string, before bool) {
 	}
 }
 
-// A change that fails at any step leaves a store that goes on, and one that can be changed again.
+// A change that fails at any step leaves a working store whose key can be changed again.
 func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range sealingCases {
@@ -226,21 +226,21 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 	}
 }
 
-// After a change and the next start, neither the key of before nor anything it opens is of any use.
+// After a change and the next start, neither the old key nor anything that it opens is useful.
 func TestTheOldKeyOpensNothing(t *testing.T) {
 	t.Parallel()
 	for _, c := range sealingCases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			dir, db := c.filled(t)
-			for i := range 40 { // many pages, which no later transaction happens to write over
+			for i := range 40 { // many pages, so that later transactions do not overwrite them all
 				filler := name.NewSecret(strings.Repeat("x", 4000))
 				if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]name.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			before := sealedBytes(t, db)
-			oldKey, _ := os.ReadFile(filepath.Join(dir, layout.FileSecret)) // none with a passphrase
+			oldKey, _ := os.ReadFile(filepath.Join(dir, layout.FileSecret)) // missing with a passphrase
 			if err := errors.Join(db.RotateKey(name.NewSecret(c.new)), db.Close()); err != nil {
 				t.Fatal(err)
 			}
@@ -300,7 +300,7 @@ func sealedBytes(t *testing.T, db *DB) map[string][]byte {
 	return out
 }
 
-// Others read and write while the key changes, and lose nothing.
+// Concurrent reads and writes during a change of the key lose no data.
 func TestTheKeyChangesUnderUse(t *testing.T) {
 	t.Parallel()
 	c := sealingCases[0]
@@ -384,7 +384,7 @@ func TestAChangeOfTheKeyThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// Who waits for the store while its file is written anew gets the new file, not a lock on the old one.
+// A process that waits for the store while its file is rewritten gets the new file, not a lock on the old one.
 func TestWhoWaitsGetsTheNewFile(t *testing.T) {
 	t.Parallel()
 	dir, db := sealingCases[0].filled(t)

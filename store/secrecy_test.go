@@ -37,7 +37,7 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 				db.SetCA("b1", CA{KeyPEM: s}), db.SetInstallationCA(CA{KeyPEM: s}), db.AddAPIKey("k", key),
 				db.SetURL(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.ChangeEnvironment(setting("SHARED", secret)), db.Remember("s", s),
 				db.AddSchedule(Schedule{ID: "s1", Box: "b1", Command: []string{secret}, Prompt: secret, WebhookHeaders: map[string]string{"X-Key": secret}}, 1),
-				db.SetHeaders("b1", nil, 2), // what is replaced stays in free pages
+				db.SetHeaders("b1", nil, 2), // the replaced rules stay in free pages
 			); err != nil {
 				t.Fatal(err)
 			}
@@ -158,7 +158,7 @@ func TestWrongPassphraseIsRefused(t *testing.T) {
 	open(t, o)
 
 	plain := Options{Dir: newDir(t), PassphraseEnv: env}
-	if err := open(t, plain).Close(); err != nil { // the variable is gone by now
+	if err := open(t, plain).Close(); err != nil { // the variable has been removed
 		t.Fatal(err)
 	}
 	t.Setenv(env, "right")

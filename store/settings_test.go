@@ -73,7 +73,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestAStoreOfSchema2Grows: the buckets that it lacks are made, and what it says stays the same.
+// TestAStoreOfSchema2Grows checks that missing buckets are created, and that the content stays the same.
 func TestAStoreOfSchema2Grows(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
@@ -105,8 +105,8 @@ func TestAStoreOfSchema2Grows(t *testing.T) {
 	}
 }
 
-// TestARemovedBucketIsMissed: a bucket that is made again does not hide that its documents are gone, and a schema that
-// somebody without the key wrote is refused.
+// TestARemovedBucketIsMissed checks that recreating a bucket does not hide that its documents are gone, and that a
+// schema written without the key is refused.
 func TestARemovedBucketIsMissed(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]func(tx *bolt.Tx) error{

@@ -23,7 +23,8 @@ func layersOf(t *testing.T, db *DB) []string {
 	return needed
 }
 
-// TestLayersLiveAsLongAsTheirOwners: boxes and snapshots come and go in any order; a layer goes with the last of them.
+// TestLayersLiveAsLongAsTheirOwners checks that, with boxes and snapshots created and deleted in any order, a layer is
+// removed with its last owner.
 func TestLayersLiveAsLongAsTheirOwners(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -41,7 +42,7 @@ func TestLayersLiveAsLongAsTheirOwners(t *testing.T) {
 	if got := layersOf(t, db); !slices.Equal(got, []string{"base", "own0", "own1"}) {
 		t.Errorf("%v", got)
 	}
-	fork.Layers = nil // a box keeps its layers whatever else of it changes
+	fork.Layers = nil // other changes of a box do not affect its layers
 	if err := db.UpdateBox(fork); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,8 @@ func TestLayersLiveAsLongAsTheirOwners(t *testing.T) {
 	}
 }
 
-// TestNoBoxOfADeletedSnapshot: the files of layers that nobody owns are on their way out.
+// TestNoBoxOfADeletedSnapshot checks that layers without an owner are refused, because their files are about to be
+// removed.
 func TestNoBoxOfADeletedSnapshot(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
@@ -103,7 +105,7 @@ func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOfOlderVersionsGetAnOwner: that of their box, as long as it exists.
+// TestSnapshotsOfOlderVersionsGetAnOwner checks that they get the owner of their box, if that exists.
 func TestSnapshotsOfOlderVersionsGetAnOwner(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})

@@ -12,7 +12,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// valueOf is the value of the only header.
+// valueOf returns the value of the only header.
 func valueOf(t *testing.T, h Headers, err error) string {
 	t.Helper()
 	if err != nil || len(h.Rules) != 1 {
@@ -22,7 +22,7 @@ func valueOf(t *testing.T, h Headers, err error) string {
 	return h.Rules[0].Headers[0].Value.Reveal()
 }
 
-// stagedStore has a box with committed rules and staged ones, and such of every box.
+// stagedStore has a box with committed and staged rules, and committed and staged rules for all boxes.
 func stagedStore(t *testing.T) (dir string, db *DB) {
 	t.Helper()
 	dir = newDir(t)
@@ -37,7 +37,8 @@ func stagedStore(t *testing.T) (dir string, db *DB) {
 	return dir, db
 }
 
-// After a crash between the two steps of a change of header rules, the committed ones count and the staged ones are dropped.
+// After a crash between the two steps of a change of header rules, the committed ones are valid and the staged ones are
+// dropped.
 func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 	t.Parallel()
 	dir, _ := stagedStore(t)
@@ -64,7 +65,7 @@ func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 	}
 }
 
-// A policy and header rules of one box are staged apart: committing or aborting one leaves the other.
+// A policy and header rules of one box are staged independently: committing or aborting one does not affect the other.
 func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
@@ -85,7 +86,7 @@ func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 	}
 }
 
-// What was staged under one key of the store is committed under another.
+// Rules staged under one key of the store can be committed under another.
 func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
@@ -100,7 +101,7 @@ func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 	}
 }
 
-// A deleted box leaves nothing staged, and nothing is staged for a box that does not exist.
+// A deleted box leaves no staged documents, and none can be staged for a box that does not exist.
 func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
@@ -115,7 +116,7 @@ func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	}
 }
 
-// Staged header rules are sealed to where they are: as committed ones they cannot be read.
+// Staged header rules are sealed for their place: they cannot be read as committed ones.
 func TestStagedHeadersAreSealedInTheirPlace(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)

@@ -129,7 +129,7 @@ func TestStagedPolicyIsDroppedAfterACrash(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	crashed := Options{Dir: copyState(t, o.Dir)} // the disk as a kill -9 at this point leaves it
+	crashed := Options{Dir: copyState(t, o.Dir)} // the disk after a kill -9 at this point
 	db = open(t, crashed)
 	if staged, err := db.Staged(); err != nil || len(staged) != 2 || staged["b1"].Version != 2 {
 		t.Errorf("staged: %+v, %v", staged, err)

@@ -29,7 +29,7 @@ func edit(t *testing.T, dir string, change func(tx *bolt.Tx) error) {
 	}
 }
 
-// asSchema1 makes of a store one that was written before documents had tags.
+// asSchema1 converts a store to one written before documents had tags.
 func asSchema1(t *testing.T, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, layout.FileSecret)
@@ -57,7 +57,7 @@ func unmark(t *testing.T, path string, id *age.X25519Identity) {
 	}
 }
 
-// stripped takes the tags off every document, as whoever has the file alone can.
+// stripped removes the tags of every document, which needs only the file.
 func stripped(tx *bolt.Tx) error {
 	for _, name := range layout.Documents {
 		bucket, plain := tx.Bucket(name), map[string][]byte{}
@@ -102,7 +102,7 @@ func meaningOf(t *testing.T, dir string) string {
 	return said
 }
 
-// TestAStoreOfSchema1IsProtectedOnce: it means the same after the upgrade, and is checked from then on.
+// TestAStoreOfSchema1IsProtectedOnce checks that the content is the same after the upgrade, and verified from then on.
 func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
@@ -119,7 +119,7 @@ func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 		t.Errorf("the key file does not say that the store is protected: %v", err)
 	}
 
-	// The file of before, with a policy changed, does not come back in under the key file of now.
+	// The old file with a changed policy is refused with the new key file.
 	edit(t, old, allowIt)
 	data, err := os.ReadFile(filepath.Join(old, layout.FileDB))
 	if err == nil {
@@ -131,7 +131,7 @@ func TestAStoreOfSchema1IsProtectedOnce(t *testing.T) {
 	assertRefused(t, Options{Dir: dir}, "did not protect its documents", "backup")
 }
 
-// TestWhoeverHasTheFileAloneChangesNothing: every edit that keeps the file well-formed is refused.
+// TestWhoeverHasTheFileAloneChangesNothing checks that every edit that keeps the file well-formed is refused.
 func TestWhoeverHasTheFileAloneChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
@@ -177,7 +177,7 @@ func TestWhoeverHasTheFileAloneChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAnOldDocumentDoesNotComeBack: a policy that was replaced is refused in the place of the one that replaced it.
+// TestAnOldDocumentDoesNotComeBack checks that a replaced policy is refused in place of its successor.
 func TestAnOldDocumentDoesNotComeBack(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
@@ -195,7 +195,7 @@ func TestAnOldDocumentDoesNotComeBack(t *testing.T) {
 	assertRefused(t, Options{Dir: dir}, "come back", "backup")
 }
 
-// TestDocumentsOfSchema1AreReadStrictly: before there were tags, nothing but the documents told of damage.
+// TestDocumentsOfSchema1AreReadStrictly: before there were tags, damage showed only in the documents.
 func TestDocumentsOfSchema1AreReadStrictly(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)

@@ -13,7 +13,8 @@ import (
 
 const pageSize = 4096
 
-// aroundAWrite returns the file before and after a policy of many domains was committed, and what reads it.
+// aroundAWrite returns the file before and after a policy of many domains was committed, and a directory in which to
+// open it.
 func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	t.Helper()
 	dir = newDir(t)
@@ -55,8 +56,7 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	return dir, before, after
 }
 
-// versionIn opens a file as the store of dir and returns the version of the policy in it. An error says that it was
-// refused.
+// versionIn opens a file as the store of dir and returns the version of its policy. An error means that it was refused.
 func versionIn(t *testing.T, dir string, file []byte) (uint64, error) {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "state")
@@ -91,7 +91,7 @@ func versionIn(t *testing.T, dir string, file []byte) (uint64, error) {
 	return p.Version, nil
 }
 
-// changedPages are the pages that differ, those of the header (0 and 1) aside.
+// changedPages returns the pages that differ, separated into data pages and headers (0 and 1).
 func changedPages(before, after []byte) (data, meta []int) {
 	for at := 0; at < len(after); at += pageSize {
 		if at+pageSize <= len(before) && bytes.Equal(before[at:at+pageSize], after[at:at+pageSize]) {
@@ -106,9 +106,9 @@ func changedPages(before, after []byte) (data, meta []int) {
 	return data, meta
 }
 
-// The power fails during the last write: any part of its pages has reached the disk, the header not. The old state is
-// there, whole. A header that is there in part is refused: a disk writes it in one piece, so the change was acknowledged
-// and then damaged, and what it closed must not come back open.
+// The power fails during the last write: any part of its pages has reached the disk, but not the header. The old state
+// is intact. A partially written header is refused: a disk writes it atomically, so the change was acknowledged and
+// then damaged, and a box that it closed must not be open again.
 func TestPowerLossDuringTheLastWriteLeavesTheOldState(t *testing.T) {
 	t.Parallel()
 	dir, before, after := aroundAWrite(t)
@@ -146,8 +146,8 @@ func TestPowerLossDuringTheLastWriteLeavesTheOldState(t *testing.T) {
 	}
 }
 
-// A page is garbled or the file is cut short, by a disk that lies. The store is as it was, or is refused with a sentence;
-// it never opens with something else in it, nor takes the process along.
+// A page is garbled or the file is truncated by a faulty disk. The store is unchanged, or refused with an error
+// message; it never opens with other content, and never crashes the process.
 func TestDamagedPagesAreRefused(t *testing.T) {
 	t.Parallel()
 	dir, before, after := aroundAWrite(t)

@@ -13,14 +13,14 @@ import (
 	"boxgate/store/layout"
 )
 
-// fixture is a store's file, whose data key the sealer knows.
+// fixture is a store file whose data key the sealer has.
 type fixture struct {
 	*Sealer
 	t  testing.TB
 	db *bolt.DB
 }
 
-// wrapped is what a keyring of a test makes of a data key: its own copy, marked.
+// wrapped is the wrapping of a test's keyring: a marked copy of the data key.
 func wrapped(content []byte) ([]byte, error) { return append([]byte("wrapped "), content...), nil }
 
 // newFixture makes an empty store.
@@ -91,7 +91,7 @@ func (f *fixture) get(bucket []byte, key string) (document string, err error) {
 // check checks the whole store.
 func (f *fixture) check() error { return f.db.View(f.Check) }
 
-// TestTables: what is put is got, replaced and deleted, and the store is whole after each step.
+// TestTables checks putting, getting, replacing and deleting, and that the store is intact after each step.
 func TestTables(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -143,7 +143,7 @@ func TestTables(t *testing.T) {
 	whole()
 }
 
-// TestFailedTransactionsLeaveNothing: neither a document nor its part of the total.
+// TestFailedTransactionsLeaveNothing checks that neither the document nor its part of the total stays.
 func TestFailedTransactionsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -157,8 +157,8 @@ func TestFailedTransactionsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreBoundToTheirPlace: whoever writes the file without the data key can neither change a document nor move it, take one
-// away, bring one back, nor change how the store is laid out.
+// TestDocumentsAreBoundToTheirPlace checks that an attacker who can write the file but lacks the data key can neither
+// change, move, remove or bring back a document, nor change the layout of the store.
 func TestDocumentsAreBoundToTheirPlace(t *testing.T) {
 	t.Parallel()
 	raw := func(tx *bolt.Tx, bucket []byte, key string) []byte {
@@ -166,7 +166,7 @@ func TestDocumentsAreBoundToTheirPlace(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change  func(tx *bolt.Tx) error
-		noticed bool // when the document "a" is read
+		noticed bool // detected when the document "a" is read
 	}{
 		"changed": {func(tx *bolt.Tx) error {
 			v := raw(tx, layout.Boxes, "a")
@@ -218,7 +218,7 @@ func TestDocumentsAreBoundToTheirPlace(t *testing.T) {
 	}
 }
 
-// TestAnOldDocumentIsNoticed: also if as many others are taken away, and while the documents change.
+// TestAnOldDocumentIsNoticed includes the removal of as many other documents, and concurrent changes.
 func TestAnOldDocumentIsNoticed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -234,7 +234,7 @@ func TestAnOldDocumentIsNoticed(t *testing.T) {
 	if err := f.check(); !errors.Is(err, errTotal) {
 		t.Errorf("a replaced document came back: %v", err)
 	}
-	f.put(layout.Policies, "a", "allow") // takes away the tag of the old one, not that of the one that was replaced
+	f.put(layout.Policies, "a", "allow") // subtracts the tag of the old document, not of the replaced one
 	if err := f.check(); !errors.Is(err, errTotal) {
 		t.Errorf("it was written over: %v", err)
 	}
@@ -249,7 +249,7 @@ func TestAnOldDocumentIsNoticed(t *testing.T) {
 	}
 }
 
-// TestTotals: the order of documents does not matter, and those that are taken leave no trace.
+// TestTotals checks that the order of documents does not matter, and that removed ones leave no trace.
 func TestTotals(t *testing.T) {
 	t.Parallel()
 	var a, b total
@@ -277,7 +277,7 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// TestRelabel: how the store is laid out changes with its total, unless the total was wrong or the change fails.
+// TestRelabel checks that the layout changes along with its total, unless the total was wrong or the change fails.
 func TestRelabel(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -308,7 +308,8 @@ func TestRelabel(t *testing.T) {
 	}
 }
 
-// TestRewrite: under another data key every document is there, as it was changed, and the old key reads none.
+// TestRewrite checks that under another data key every document exists in its changed form, and that the old key reads
+// none.
 func TestRewrite(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

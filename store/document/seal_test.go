@@ -19,7 +19,7 @@ type secret struct {
 
 const canary = "canary-value"
 
-// sealed seals a value for box b1, among the header rules.
+// sealed seals a value for box b1, in the bucket of header rules.
 func (f *fixture) sealed(v any) (out []byte, err error) {
 	err = f.db.View(func(tx *bolt.Tx) error {
 		out, err = f.SealJSON(tx, layout.Headers, "b1", v)
@@ -34,7 +34,8 @@ func (f *fixture) opened(bucket []byte, owner string, sealed []byte) (v secret, 
 	return v, err
 }
 
-// TestSealedValues: a value opens in its place alone, unchanged, and never looks the same twice.
+// TestSealedValues checks that a value opens only in its own place and unmodified, and that its encryption never
+// repeats.
 func TestSealedValues(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -70,7 +71,7 @@ func TestSealedValues(t *testing.T) {
 	}
 }
 
-// TestFormatsThatAreNotKnown: the error of a value of a later version does not quote it.
+// TestFormatsThatAreNotKnown checks that the error about a value of a later version does not quote it.
 func TestFormatsThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -88,7 +89,8 @@ func TestFormatsThatAreNotKnown(t *testing.T) {
 	}
 }
 
-// TestDataKeys: a value is read with the key of its transaction, so that the key can change while others read.
+// TestDataKeys checks that a value is read with the key of its transaction, so that the key can change during other
+// reads.
 func TestDataKeys(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -129,7 +131,7 @@ func TestDataKeys(t *testing.T) {
 	}
 }
 
-// TestKeysAreClearedAndHaveTheirSchema: what is encrypted with the data key says for which schema it was made.
+// TestKeysAreClearedAndHaveTheirSchema checks that the schema is encrypted with the data key.
 func TestKeysAreClearedAndHaveTheirSchema(t *testing.T) {
 	t.Parallel()
 	s := NewSealer()

@@ -13,7 +13,7 @@ type record struct {
 	Inner *record  `json:"inner,omitempty"`
 }
 
-// TestDecode: a document that could mean something else than was written is refused.
+// TestDecode checks that a document with a possibly different meaning is refused.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	for text, ok := range map[string]bool{
@@ -30,7 +30,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what is accepted is what its encoding says, and nothing panics.
+// FuzzDecode checks that accepted documents survive a round trip, and that decoding never panics.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{`{"mode":"a","list":["b"],"inner":{"mode":"c"}}`, `{"mode":"a","Mode":"b"}`, `[[[`, `{"inner":null}`, "{\"\\ud800\":1}", `{"list":[]}`} {
 		f.Add([]byte(text))
