@@ -26,16 +26,16 @@ var errChain = errors.New("the CNAME chain loops, is too long, or does not lead 
 // answer is the content of one upstream answer about one name and type. All boxes share it, so it is immutable except
 // for packed.
 type answer struct {
-	rcode   int           // NOERROR or NXDOMAIN
-	chain   []*mdns.CNAME // from the name asked on, in order
-	targets []name.Name   // the target of each record in chain
-	records []mdns.RR     // of the requested type, owned by the end of the chain
-	soa     *mdns.SOA     // of a negative answer; may be nil
-	open    bool          // the answer lacks the end of the chain, which needs another question
-	stored  time.Time
-	life    time.Duration // how long after stored it may be used; 0: not cached
-	err     error         // the lookup failed; only stored and life are set in addition
-	refused *usage        // not looked up, because this box has too many lookups in flight
+	rcode      int           // NOERROR or NXDOMAIN
+	chain      []*mdns.CNAME // from the name asked on, in order
+	targets    []name.Name   // the target of each record in chain
+	records    []mdns.RR     // of the requested type, owned by the end of the chain
+	soa        *mdns.SOA     // of a negative answer; may be nil
+	incomplete bool          // the answer lacks the end of the chain, which needs another question
+	stored     time.Time
+	life       time.Duration // how long after stored it may be used; 0: not cached
+	err        error         // the lookup failed; only stored and life are set in addition
+	overLimit  *usage        // not looked up, because this box has too many lookups in flight
 
 	packed atomic.Pointer[packed] // set on first use
 }
@@ -64,7 +64,7 @@ func digest(m *mdns.Msg, name name.Name, qtype uint16, now time.Time) (*answer, 
 	}
 	if len(a.records) == 0 {
 		a.soa = soaOf(m.Ns, end.String()+".")
-		a.open = len(a.chain) > 0 && a.rcode == mdns.RcodeSuccess && a.soa == nil
+		a.incomplete = len(a.chain) > 0 && a.rcode == mdns.RcodeSuccess && a.soa == nil
 	} else {
 		a.rcode = mdns.RcodeSuccess
 	}
@@ -118,7 +118,7 @@ func (a *answer) lifetime() time.Duration {
 	for _, rr := range a.records {
 		life = min(life, ttlOf(rr.Header().Ttl))
 	}
-	if len(a.records) > 0 || a.open {
+	if len(a.records) > 0 || a.incomplete {
 		return life
 	}
 	if a.soa == nil {
@@ -138,11 +138,11 @@ func ttlOf(field uint32) time.Duration {
 // aged returns a copy of rr with its remaining TTL.
 func aged(rr mdns.RR, age time.Duration) mdns.RR {
 	out := mdns.Copy(rr)
-	out.Header().Ttl = uint32(left(ttlOf(rr.Header().Ttl), age) / time.Second)
+	out.Header().Ttl = uint32(remainingTTL(ttlOf(rr.Header().Ttl), age) / time.Second)
 	return out
 }
 
-// left returns the rest of a TTL after age, at least minTTL.
-func left(ttl, age time.Duration) time.Duration {
+// remainingTTL returns the rest of a TTL after age, at least minTTL.
+func remainingTTL(ttl, age time.Duration) time.Duration {
 	return max(ttl-age.Truncate(time.Second), minTTL)
 }

@@ -93,7 +93,7 @@ func TestReaderLeavesSuspectAnswersToAStream(t *testing.T) {
 			if got := up.networks(); !slices.Equal(got, []string{"udp", "tcp"}) {
 				t.Errorf("upstream was asked over %v", got)
 			}
-			if l.up.upstreams[0].heldTo.Load() != 0 {
+			if l.up.upstreams[0].heldUntil.Load() != 0 {
 				t.Error("a server that answers is held down")
 			}
 		})
@@ -132,13 +132,13 @@ func newByHand(t *testing.T, upstreams ...string) byHand {
 	}
 	s.cache.timeout = time.Hour
 	for _, u := range s.up.upstreams {
-		u.try = time.Minute
+		u.timeout = time.Minute
 	}
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	sock, err := takeOver(pc)
+	sock, err := newSocket(pc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func newByHand(t *testing.T, upstreams ...string) byHand {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		r.giveUp(ctx)
+		r.closeSockets(ctx)
 		r.answering.Wait()
 		if err := sock.close(); err != nil {
 			t.Error(err)
@@ -163,8 +163,8 @@ func (r byHand) query(host string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	w := waiting{visit: r.usages.enter(r.box, now), wire: wire, from: netip.MustParseAddrPort("127.0.0.1:9"), buf: new([maxQuery]byte)}
-	if !r.ask(w, cacheKey{mustName(r.t, host), mdns.TypeA}) {
+	w := pendingQuery{visit: r.usages.admit(r.box, now), wire: wire, from: netip.MustParseAddrPort("127.0.0.1:9"), buf: new([maxQuery]byte)}
+	if !r.askUpstream(w, cacheKey{mustName(r.t, host), mdns.TypeA}) {
 		r.t.Fatalf("%s is not asked for", host)
 	}
 }
@@ -190,29 +190,29 @@ func TestOneSilentNameDoesNotHoldTheServer(t *testing.T) {
 
 	r.query("silent.example.com")
 	r.query("a.example.com")
-	for r.asked.sockets.Open() > 1 {
-		if _, err := r.await(t.Context()); err != nil {
+	for r.questions.sockets.Open() > 1 {
+		if _, err := r.awaitAnswer(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	r.sweep(t.Context(), time.Now().Add(time.Minute))
+	r.expireQuestions(t.Context(), time.Now().Add(time.Minute))
 	r.answering.Wait() // the other server has answered
-	if preferred.heldTo.Load() != 0 {
+	if preferred.heldUntil.Load() != 0 {
 		t.Fatal("a server that answers is held down")
 	}
 
 	r.cache.answers = lru.New[cacheKey, *answer](1 << 20)
 	r.query("silent.example.com")
-	r.sweep(t.Context(), time.Now().Add(2*time.Minute))
+	r.expireQuestions(t.Context(), time.Now().Add(2*time.Minute))
 	r.answering.Wait()
-	if preferred.heldTo.Load() == 0 {
+	if preferred.heldUntil.Load() == 0 {
 		t.Error("a server that answers nothing is asked first again")
 	}
 	if n := len(other.queries()); n != 2 {
 		t.Errorf("the other server was asked %d times for two names", n)
 	}
-	preferred.answered()
-	if preferred.held() {
+	preferred.markAnswered()
+	if preferred.isHeldDown() {
 		t.Error("a server that answers again stays held down")
 	}
 }
@@ -223,13 +223,13 @@ func TestHeldServerThatAnswersIsAskedAgain(t *testing.T) {
 	up := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4), nil)
 	r := newByHand(t, up.addr)
 	r.query("a.example.com")
-	r.up.upstreams[0].failed(time.Now()) // another reader's question
-	for r.asked.sockets.Open() > 0 {
-		if _, err := r.await(t.Context()); err != nil {
+	r.up.upstreams[0].markFailed(time.Now()) // another reader's question
+	for r.questions.sockets.Open() > 0 {
+		if _, err := r.awaitAnswer(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if r.up.upstreams[0].heldTo.Load() != 0 {
+	if r.up.upstreams[0].heldUntil.Load() != 0 {
 		t.Error("a server that answers is held down")
 	}
 }
@@ -244,7 +244,7 @@ func TestReaderWithoutDescriptorsSaysSoOnceASecond(t *testing.T) {
 	r.socket.fd = -1 // makes waiting fail
 	start := time.Now()
 	for i := range 250 {
-		if r.prepare(start.Add(time.Duration(i) * 10 * time.Millisecond)) {
+		if r.openSockets(start.Add(time.Duration(i) * 10 * time.Millisecond)) {
 			t.Fatal("prepared")
 		}
 	}
@@ -252,7 +252,7 @@ func TestReaderWithoutDescriptorsSaysSoOnceASecond(t *testing.T) {
 		t.Errorf("%d warnings in two and a half seconds", n)
 	}
 	r.socket.fd = fd
-	if !r.prepare(start.Add(time.Hour)) {
+	if !r.openSockets(start.Add(time.Hour)) {
 		t.Error("it does not recover")
 	}
 }
@@ -265,14 +265,14 @@ func TestReadersShareTheirSockets(t *testing.T) {
 	one.budget = outbound.NewBudget(1)
 	other.Server = one.Server
 	one.query("a.example.com")
-	w := waiting{visit: one.usages.enter(one.box, time.Now())}
+	w := pendingQuery{visit: one.usages.admit(one.box, time.Now())}
 	missing := cacheKey{mustName(t, "b.example.com"), mdns.TypeA}
-	if other.ask(w, missing) {
+	if other.askUpstream(w, missing) {
 		t.Error("the other reader has a socket beyond the budget")
 	}
-	w.visit.leave()
+	w.visit.release()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	one.giveUp(ctx)
+	one.closeSockets(ctx)
 	other.query("b.example.com")
 }

@@ -44,7 +44,7 @@ func TestReaderAsksOnceForAllWaiting(t *testing.T) {
 		}
 	}
 	<-asked
-	for l.usages.of(l.box).inFlight.Load() < queries {
+	for l.usages.usageOf(l.box).inFlight.Load() < queries {
 		time.Sleep(time.Millisecond)
 	}
 	close(release)
@@ -66,10 +66,10 @@ func TestReaderAsksOnceForAllWaiting(t *testing.T) {
 	if len(ids) != queries {
 		t.Errorf("%d of %d queries were answered", len(ids), queries)
 	}
-	for l.usages.of(l.box).lookups.Load() != 0 || l.usages.of(l.box).inFlight.Load() != 0 {
+	for l.usages.usageOf(l.box).lookups.Load() != 0 || l.usages.usageOf(l.box).inFlight.Load() != 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if n := len(l.cache.lookups); n != 0 {
+	if n := len(l.cache.slots); n != 0 {
 		t.Errorf("%d lookups are still counted", n)
 	}
 }
@@ -125,7 +125,7 @@ func TestReaderFailsOver(t *testing.T) {
 	up := newRealUpstream(t, newZone(t, "a.example.com. 60 IN A "+goodV4, "b.example.com. 60 IN A "+goodV4), nil)
 	l := newLiveBehind(t, domains("*.example.com"), up, []string{silent.LocalAddr().String()})
 	wantAddresses(t, l.patient(t, "a.example.com", mdns.TypeA), goodV4)
-	if l.up.upstreams[0].heldTo.Load() == 0 {
+	if l.up.upstreams[0].heldUntil.Load() == 0 {
 		t.Error("the silent server is asked first again")
 	}
 	wantAddresses(t, l.patient(t, "b.example.com", mdns.TypeA), goodV4)
@@ -166,14 +166,14 @@ func TestReaderAndLookupAskOnce(t *testing.T) {
 func TestDirectUpstream(t *testing.T) {
 	t.Parallel()
 	for in, direct := range map[string]bool{"192.0.2.1": true, "[2001:db8::1]:54": true, "tls://192.0.2.1": false, "localhost": false, "fe80::1%lo": false} {
-		if u, err := newUpstream(in, nil, nil); err != nil || u.direct.IsValid() != direct {
-			t.Errorf("%s: %v, %v", in, u.direct, err)
+		if u, err := newUpstream(in, nil, nil); err != nil || u.directAddr.IsValid() != direct {
+			t.Errorf("%s: %v, %v", in, u.directAddr, err)
 		}
 	}
 	dialled := newTestForwarder(t, new(net.Dialer).DialContext, nil, "192.0.2.1")
 	held := newTestForwarder(t, nil, nil, "192.0.2.1", "192.0.2.2")
-	held.upstreams[0].failed(time.Now())
-	if dialled.direct() != nil || held.direct() != held.upstreams[1] {
+	held.upstreams[0].markFailed(time.Now())
+	if dialled.directUpstream() != nil || held.directUpstream() != held.upstreams[1] {
 		t.Error("the upstream to ask is another")
 	}
 }

@@ -51,13 +51,13 @@ func TestLookupBothFailsWithEitherFamily(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "a.example.com. 60 IN AAAA "+goodV6))
-		whole := b.cache.up
-		b.cache.up = withoutIPv6{whole}
+		whole := b.cache.upstream
+		b.cache.upstream = withoutIPv6{whole}
 		addrs, err := b.LookupBoth(t.Context(), b.box, mustName(t, "a.example.com"))
 		if err == nil || len(addrs) != 1 || addrs[0].String() != goodV4 {
 			t.Errorf("%v, %v; want the IPv4 address and an error", addrs, err)
 		}
-		b.cache.up = whole
+		b.cache.upstream = whole
 		time.Sleep(2 * failureTTL)
 		if addrs, err = b.LookupBoth(t.Context(), b.box, mustName(t, "a.example.com")); err != nil || len(addrs) != 2 {
 			t.Errorf("%v, %v", addrs, err)

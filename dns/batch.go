@@ -25,14 +25,14 @@ type batch struct {
 	in       [batchSize]datagram
 	inParts  [batchSize]unix.Iovec
 	peers    [batchSize]unix.RawSockaddrInet6 // large enough for both families
-	bufs     [batchSize]*[maxQuery]byte       // nil: handed out by take
+	bufs     [batchSize]*[maxQuery]byte       // nil: handed out by detachBuffer
 	received int
 
 	out      [batchSize]datagram
 	outParts [batchSize]unix.Iovec
 	outPeers [batchSize]unix.RawSockaddrInet6
 	replies  [batchSize][udpSize]byte
-	waiting  int // the used entries of out
+	queued   int // the used entries of out
 }
 
 func newBatch(s *socket) *batch {
@@ -83,8 +83,8 @@ func (b *batch) query(i int) ([]byte, netip.AddrPort) {
 	return b.bufs[i][:b.in[i].size], addrPort(&b.peers[i])
 }
 
-// take returns the buffer of a datagram that outlives the batch. The caller returns it to queryBuffers.
-func (b *batch) take(i int) *[maxQuery]byte {
+// detachBuffer returns the buffer of a datagram that outlives the batch. The caller returns it to queryBuffers.
+func (b *batch) detachBuffer(i int) *[maxQuery]byte {
 	buf := b.bufs[i]
 	b.bufs[i] = nil
 	return buf
@@ -98,21 +98,21 @@ func addrPort(sa *unix.RawSockaddrInet6) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), port)
 }
 
-// room is where the next answer can be written.
-func (b *batch) room() []byte {
-	if b.waiting == batchSize {
+// replyBuffer is where the next answer can be written.
+func (b *batch) replyBuffer() []byte {
+	if b.queued == batchSize {
 		b.flush()
 	}
-	return b.replies[b.waiting][:0]
+	return b.replies[b.queued][:0]
 }
 
 // add queues an answer for flush, which must have room for it. The answer must not change until flush.
 func (b *batch) add(answer []byte, to netip.AddrPort) {
-	n := b.waiting
+	n := b.queued
 	b.outParts[n].Base = &answer[0]
 	b.outParts[n].SetLen(len(answer))
 	b.out[n].header.Namelen = putAddrPort(&b.outPeers[n], to)
-	b.waiting++
+	b.queued++
 }
 
 func putAddrPort(sa *unix.RawSockaddrInet6, a netip.AddrPort) (size uint32) {
@@ -131,8 +131,8 @@ func putAddrPort(sa *unix.RawSockaddrInet6, a netip.AddrPort) (size uint32) {
 // asks again. Blocking would let one box that reads no answers fill the socket's queue and delay the answers to all
 // others.
 func (b *batch) flush() {
-	for sent := 0; sent < b.waiting; {
-		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.waiting-sent), unix.MSG_DONTWAIT, 0, 0)
+	for sent := 0; sent < b.queued; {
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.queued-sent), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			sent += int(n)
@@ -141,5 +141,5 @@ func (b *batch) flush() {
 			sent++ // the first of them could not be sent
 		}
 	}
-	b.waiting = 0
+	b.queued = 0
 }

@@ -19,7 +19,7 @@ func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sock, err := takeOver(pc)
+		sock, err := newSocket(pc)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +41,7 @@ func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 			if i%3 == 0 || i%5 == 0 { // first, last, and adjacent
 				at = nowhere
 			}
-			b.add(fmt.Append(b.room(), i), at)
+			b.add(fmt.Append(b.replyBuffer(), i), at)
 		}
 		b.flush()
 		buf := make([]byte, udpSize)

@@ -82,7 +82,7 @@ func BenchmarkServeUDP(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		s.cache.up, s.up = f, f
+		s.cache.upstream, s.up = f, f
 		s.measure(b, b.N, fmt.Sprintf("%d.example.com", b.N))
 	})
 }

@@ -37,10 +37,10 @@ var errBusy = errors.New("too many DNS lookups are in flight")
 // cache holds upstream answers for all boxes, and never has two lookups for the same question in flight. Its contents
 // have not been checked against any policy.
 type cache struct {
-	up      exchanger
-	answers *lru.Cache[cacheKey, *answer]
-	lookups chan struct{} // a slot for each lookup in flight
-	timeout time.Duration // of a lookup; lookupTimeout
+	upstream exchanger
+	answers  *lru.Cache[cacheKey, *answer]
+	slots    chan struct{} // a slot for each lookup in flight
+	timeout  time.Duration // of a lookup; lookupTimeout
 
 	mu      sync.Mutex
 	flights map[cacheKey]*flight
@@ -59,27 +59,27 @@ type cacheKey struct {
 
 func newCache(up exchanger, bytes, lookups int) *cache {
 	return &cache{
-		up:      up,
-		answers: lru.New[cacheKey, *answer](bytes),
-		lookups: make(chan struct{}, lookups),
-		timeout: lookupTimeout,
-		flights: map[cacheKey]*flight{},
+		upstream: up,
+		answers:  lru.New[cacheKey, *answer](bytes),
+		slots:    make(chan struct{}, lookups),
+		timeout:  lookupTimeout,
+		flights:  map[cacheKey]*flight{},
 	}
 }
 
-// ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
-// lookup in flight outlives the caller's ctx, because other queries may be waiting for it. A query that already waits
-// for a flight (onFlight) gets the result of that flight.
-func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) (*answer, error) {
+// answerFor returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to
+// use. A lookup in flight outlives the caller's ctx, because other queries may be waiting for it. A query that already
+// waits for a flight (withFlight) gets the result of that flight.
+func (c *cache) answerFor(ctx context.Context, use *usage, n name.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
 	for f := flightOf(ctx, k); ; f = nil {
 		if f == nil {
-			if a := c.fresh(k); a != nil {
+			if a := c.lookupCached(k); a != nil {
 				return a, a.err
 			}
 			var first bool
-			if f, first = c.join(k); first {
-				go func() { c.land(k, f, c.lookupFor(use, k)) }()
+			if f, first = c.joinFlight(k); first {
+				go func() { c.endFlight(k, f, c.lookupWithinLimit(use, k)) }()
 			}
 		}
 		select {
@@ -87,7 +87,7 @@ func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) 
 			return nil, context.Cause(ctx)
 		case <-f.done:
 			a := f.answer
-			if a != nil && (a.refused == nil || a.refused == use) { // otherwise another box reached its limit
+			if a != nil && (a.overLimit == nil || a.overLimit == use) { // otherwise another box reached its limit
 				return a, a.err
 			}
 		}
@@ -96,26 +96,26 @@ func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) 
 
 type flightKey struct{}
 
-type passenger struct {
+type awaitedFlight struct {
 	key    cacheKey
 	flight *flight
 }
 
-// onFlight returns a context for a query that waits for a flight returned by join.
-func onFlight(ctx context.Context, k cacheKey, f *flight) context.Context {
-	return context.WithValue(ctx, flightKey{}, passenger{k, f})
+// withFlight returns a context for a query that waits for a flight returned by joinFlight.
+func withFlight(ctx context.Context, k cacheKey, f *flight) context.Context {
+	return context.WithValue(ctx, flightKey{}, awaitedFlight{k, f})
 }
 
 // flightOf returns the flight for k that the query waits for, or nil.
 func flightOf(ctx context.Context, k cacheKey) *flight {
-	if p, ok := ctx.Value(flightKey{}).(passenger); ok && p.key == k {
+	if p, ok := ctx.Value(flightKey{}).(awaitedFlight); ok && p.key == k {
 		return p.flight
 	}
 	return nil
 }
 
-// join returns the flight for k, and whether it is new. The caller has to land a new one.
-func (c *cache) join(k cacheKey) (f *flight, first bool) {
+// joinFlight returns the flight for k, and whether it is new. The caller has to end a new one.
+func (c *cache) joinFlight(k cacheKey) (f *flight, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f = c.flights[k]; f == nil {
@@ -128,8 +128,8 @@ func (c *cache) join(k cacheKey) (f *flight, first bool) {
 	return f, first
 }
 
-// board starts a flight for k that the caller has to land. It returns nil if one is in flight.
-func (c *cache) board(k cacheKey) *flight {
+// startFlight starts a flight for k that the caller has to end. It returns nil if one is in flight.
+func (c *cache) startFlight(k cacheKey) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.flights[k] != nil {
@@ -140,8 +140,8 @@ func (c *cache) board(k cacheKey) *flight {
 	return f
 }
 
-// land ends a flight.
-func (c *cache) land(k cacheKey, f *flight, a *answer) {
+// endFlight ends a flight.
+func (c *cache) endFlight(k cacheKey, f *flight, a *answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.flights, k)
@@ -151,14 +151,14 @@ func (c *cache) land(k cacheKey, f *flight, a *answer) {
 	}
 }
 
-// reserve takes a slot for a lookup, and reports false if the box or the server has as many as allowed. The caller
-// returns the slot with release.
-func (c *cache) reserve(use *usage) bool {
-	if !use.look() {
+// acquireSlot takes a slot for a lookup, and reports false if the box or the server has as many as allowed. The caller
+// returns the slot with releaseSlot.
+func (c *cache) acquireSlot(use *usage) bool {
+	if !use.acquireLookup() {
 		return false
 	}
 	select {
-	case c.lookups <- struct{}{}:
+	case c.slots <- struct{}{}:
 		return true
 	default:
 		use.lookups.Add(-1)
@@ -166,24 +166,24 @@ func (c *cache) reserve(use *usage) bool {
 	}
 }
 
-func (c *cache) release(use *usage) {
-	<-c.lookups
+func (c *cache) releaseSlot(use *usage) {
+	<-c.slots
 	use.lookups.Add(-1)
 }
 
-// lookupFor is lookup within the box's limit.
-func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
-	if !use.look() {
-		return &answer{err: errBusy, refused: use}
+// lookupWithinLimit is lookup within the box's limit.
+func (c *cache) lookupWithinLimit(use *usage, k cacheKey) *answer {
+	if !use.acquireLookup() {
+		return &answer{err: errBusy, overLimit: use}
 	}
 	defer use.lookups.Add(-1)
 	return c.lookup(k)
 }
 
-func (c *cache) fresh(k cacheKey) *answer { return c.freshAt(k, time.Now()) }
+func (c *cache) lookupCached(k cacheKey) *answer { return c.cachedAt(k, time.Now()) }
 
-// freshAt returns the answer that is valid at that time, or nil.
-func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
+// cachedAt returns the answer that is valid at that time, or nil.
+func (c *cache) cachedAt(k cacheKey, now time.Time) *answer {
 	a, ok := c.answers.Get(k)
 	if !ok || now.Sub(a.stored) >= a.life {
 		return nil
@@ -193,33 +193,33 @@ func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
 
 // lookup asks upstream and caches the answer or the failure. It runs at most once per key at a time.
 func (c *cache) lookup(k cacheKey) *answer {
-	if a := c.fresh(k); a != nil {
+	if a := c.lookupCached(k); a != nil {
 		return a // another lookup ended just before this one began
 	}
 	select {
-	case c.lookups <- struct{}{}:
-		defer func() { <-c.lookups }()
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
 	default:
 		return &answer{err: errBusy}
 	}
-	return c.lookupBy(k, time.Now().Add(c.timeout), c.up.exchange)
+	return c.lookupThrough(k, time.Now().Add(c.timeout), c.upstream.exchange)
 }
 
-// lookupBy asks upstream through exchange, and caches the answer or the failure.
-func (c *cache) lookupBy(k cacheKey, deadline time.Time, exchange exchange) *answer {
+// lookupThrough asks upstream through exchange, and caches the answer or the failure.
+func (c *cache) lookupThrough(k cacheKey, deadline time.Time, exchange exchange) *answer {
 	a, size, err := lookupUpstream(k, deadline, exchange)
 	if err != nil {
 		a, size = failure(err), 0
 	}
-	c.keep(k, a, size)
+	c.storeAnswer(k, a, size)
 	return a
 }
 
 // failure returns the answer to cache for a failed lookup.
 func failure(err error) *answer { return &answer{err: err, stored: time.Now(), life: failureTTL} }
 
-// keep caches an answer whose message had size bytes, unless its life is 0.
-func (c *cache) keep(k cacheKey, a *answer, size int) {
+// storeAnswer caches an answer whose message had size bytes, unless its life is 0.
+func (c *cache) storeAnswer(k cacheKey, a *answer, size int) {
 	if a.life > 0 {
 		c.answers.Put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
 	}

@@ -30,18 +30,18 @@ func (c *coalesced) add(ev audit.Event) {
 	c.pending++
 	if c.timer == nil {
 		c.recordLocked()
-		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.due)
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.endInterval)
 	}
 }
 
-// due records the pending refusals when the interval ends, and starts the next interval if there were any.
-func (c *coalesced) due() {
+// endInterval records the pending refusals when the interval ends, and starts the next interval if there were any.
+func (c *coalesced) endInterval() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.timer = nil
 	if c.pending > 0 {
 		c.recordLocked()
-		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.due)
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.endInterval)
 	}
 }
 

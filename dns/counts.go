@@ -39,8 +39,8 @@ func newCounts(upstreams []string) *counts {
 	return c
 }
 
-// note counts a question to an upstream, with its result and duration. A nil receiver does not count.
-func (c *counts) note(upstream, result string, took time.Duration) {
+// observe counts a question to an upstream, with its result and duration. A nil receiver does not count.
+func (c *counts) observe(upstream, result string, took time.Duration) {
 	if c == nil {
 		return
 	}

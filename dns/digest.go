@@ -100,7 +100,7 @@ func (a *plainAnswer) pack(k cacheKey) *packed {
 	m = binary.BigEndian.AppendUint16(m, mdns.ClassINET)
 	for i := range a.count {
 		p.ttls[i], p.addrs[i] = len(m)+6, a.addrs[i]
-		m = appendAddress(m, a.addrs[i], uint32(left(ttlOf(a.ttls[i]), 0)/time.Second))
+		m = appendAddress(m, a.addrs[i], uint32(remainingTTL(ttlOf(a.ttls[i]), 0)/time.Second))
 	}
 	p.message, p.size = m, len(m)
 	return p

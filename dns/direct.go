@@ -12,16 +12,16 @@ import (
 	"boxgate/policy/name"
 )
 
-// desk is the working memory with which one goroutine answers queries directly, one after the other, without
+// scratch is the working memory with which one goroutine answers queries directly, one after the other, without
 // allocating.
-type desk struct {
-	name    [maxName]byte
-	names   names
-	missing cacheKey // the upstream question of the query that was declined last; zero: declined for another reason
+type scratch struct {
+	name      [maxName]byte
+	nameCache nameCache
+	missing   cacheKey // the upstream question of the query that was declined last; zero: declined for another reason
 }
 
-// direct is an answer that needs no waiting: from the cache, or the policy's refusal.
-type direct struct {
+// directAnswer is an answer that needs no waiting: from the cache, or the policy's refusal.
+type directAnswer struct {
 	plainQuery
 	box     *policy.Box
 	policy  *policy.Compiled
@@ -34,11 +34,11 @@ type direct struct {
 // answerDirectly is answer for the most common queries, if their answer needs no waiting. It appends the answer to dst.
 // For every other query it reports false without side effects, and the caller calls answer, which gives the same
 // answer, grants and event for all queries.
-func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.Protocol, wire []byte, d *desk, dst []byte) (out []byte, ok bool) {
+func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.Protocol, wire []byte, d *scratch, dst []byte) (out []byte, ok bool) {
 	ev := openEvent(v, transport)
 	defer func() {
 		if p := recover(); p != nil {
-			out, ok = s.failed(&ev, wire), true
+			out, ok = s.answerPanic(&ev, wire), true
 		}
 		if ok {
 			s.closeEvent(v, &ev)
@@ -48,34 +48,34 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	if !ok {
 		return nil, false
 	}
-	ev.Name, ev.Method = a.host.String(), a.kind
+	ev.Name, ev.Method = a.host.String(), a.typeName
 	queryRead(ctx)
-	describe(&ev, a.verdict)
+	setDecision(&ev, a.verdict)
 	if a.cached == nil {
 		rcode, sink := deniedRcode(a.policy.AnswerDenied(a.host, a.box.Search)), s.sinkOf(a.qtype)
 		if rcode != mdns.RcodeSuccess {
 			sink = netip.Addr{}
 		}
 		if sink.IsValid() {
-			v.usage.sunk.note(a.host, v.now)
+			v.usage.sinkTracker.recordName(a.host, v.now)
 			ev.Action = audit.ActionSink
 		}
-		answeredWith(&ev, rcode)
+		setRCode(&ev, rcode)
 		return s.appendDenied(dst, wire, &a, rcode, sink), true
 	}
 	ev.Action = audit.ActionForward
-	answeredWith(&ev, a.cached.rcode)
+	setRCode(&ev, a.cached.rcode)
 	if len(a.packed.addrs) > 0 {
 		ev.Addr = a.packed.addrs[0]
 	}
 	out = append(dst, a.packed.message...)
 	life := a.packed.age(out[len(dst):], v.now.Sub(a.cached.stored), a.cached.life)
-	s.remember(a.box, a.host, a.packed.addrs, life)
+	s.grant(a.box, a.host, a.packed.addrs, life)
 	return a.finish(out, len(dst), wire), true
 }
 
 // findDirect decides whether a query can be answered directly. It has no side effects but d.
-func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk) (a direct, ok bool) {
+func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *scratch) (a directAnswer, ok bool) {
 	d.missing = cacheKey{}
 	if v.box == nil || !v.admitted {
 		return a, false
@@ -84,7 +84,7 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 		return a, false
 	}
 	var err error
-	if a.host, err = d.names.parse(a.name); err != nil {
+	if a.host, err = d.nameCache.parse(a.name); err != nil {
 		return a, false
 	}
 	a.box, a.policy = v.box, v.box.Policy.Load()
@@ -104,12 +104,12 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 }
 
 // findCached finds the answer if it is in the cache, complete, and the policy allows all of it.
-func (s *Server) findCached(a *direct, now time.Time) bool {
+func (s *Server) findCached(a *directAnswer, now time.Time) bool {
 	k := cacheKey{a.host, a.qtype}
-	if a.cached = s.cache.freshAt(k, now); a.cached == nil {
+	if a.cached = s.cache.cachedAt(k, now); a.cached == nil {
 		return false
 	}
-	if a.packed = a.cached.pack(k); a.packed == nil || a.mixed && a.packed.spelled {
+	if a.packed = a.cached.pack(k); a.packed == nil || a.mixedCase && a.packed.spelled {
 		return false
 	}
 	for _, target := range a.cached.targets {

@@ -45,14 +45,14 @@ type outcome struct {
 }
 
 func outcomeOf(b *bench, reply []byte) outcome {
-	use := b.usages.of(b.box)
+	use := b.usages.usageOf(b.box)
 	o := outcome{reply: reply, events: b.events.all(), asked: len(b.zone.questions()),
 		usage: [3]int64{use.inFlight.Load(), use.lookups.Load(), use.memory.Held()}}
 	b.grants.mu.Lock()
 	defer b.grants.mu.Unlock()
 	if known := b.grants.boxes[b.box.ID]; known != nil {
 		for e := known.order.Front(); e != nil; e = e.Next() {
-			o.grants = append(o.grants, e.Value.(*held).Grant)
+			o.grants = append(o.grants, e.Value.(*heldGrant).Grant)
 		}
 	}
 	return o
@@ -70,12 +70,12 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 		for i := range servers {
 			servers[i] = newBench(t, spec, z(t))
 			servers[i].box.Search = []name.Name{mustName(t, "evil.org"), mustName(t, "example.com")}
-			servers[i].cache.up = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
+			servers[i].cache.upstream = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
 				return servers[i].zone.exchange(context.Background(), name, qtype)
 			})
-			v := servers[i].usages.enter(servers[i].box, time.Now())
+			v := servers[i].usages.admit(servers[i].box, time.Now())
 			servers[i].answer(t.Context(), v, transport, first)
-			v.leave()
+			v.release()
 			if closed {
 				servers[i].box.Policy.Store(nil)
 			}
@@ -84,9 +84,9 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 		fast, slow := servers[0], servers[1]
 		before := outcomeOf(fast, nil)
 		query := slices.Clone(wire)
-		v := fast.usages.enter(fast.box, time.Now())
-		reply, ok := fast.answerDirectly(t.Context(), v, transport, wire, new(desk), []byte("before"))
-		v.leave()
+		v := fast.usages.admit(fast.box, time.Now())
+		reply, ok := fast.answerDirectly(t.Context(), v, transport, wire, new(scratch), []byte("before"))
+		v.release()
 		if !slices.Equal(query, wire) {
 			t.Error("the query was written to")
 		}
@@ -101,9 +101,9 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 		if !found {
 			t.Errorf("the answer %x was not appended", reply)
 		}
-		v = slow.usages.enter(slow.box, time.Now())
+		v = slow.usages.admit(slow.box, time.Now())
 		want := outcomeOf(slow, slow.answer(t.Context(), v, transport, wire))
-		v.leave()
+		v.release()
 		want.usage = outcomeOf(slow, nil).usage
 		if got := outcomeOf(fast, []byte(rest)); !reflect.DeepEqual(got, want) {
 			t.Errorf("%x over %s, %v after %x:\ndirectly %+v\n   want %+v\n%v\n%v", wire, transport, age, first, got, want, unpack(t, got.reply), unpack(t, want.reply))
@@ -214,7 +214,7 @@ func FuzzPlain(f *testing.F) {
 			return
 		}
 		want, bad := parseQuery(wire)
-		if bad != nil || string(got.name)+"." != strings.ToLower(want.name) || got.mixed != (want.name != strings.ToLower(want.name)) ||
+		if bad != nil || string(got.name)+"." != strings.ToLower(want.name) || got.mixedCase != (want.name != strings.ToLower(want.name)) ||
 			got.qtype != want.qtype || got.edns != (want.opt != nil) || got.edns && got.do != want.opt.Do() || got.limit != want.maxSize(policy.UDP) {
 			t.Errorf("%x is %+v, want %+v, %v", wire, got, want, bad)
 		}
@@ -235,9 +235,9 @@ func TestDirectAnswerIsGrantedBeforeItIsRecorded(t *testing.T) {
 		}
 	})
 	wire, _ := newQuery("a.example.com", mdns.TypeA).Pack()
-	v := b.usages.enter(b.box, time.Now())
-	defer v.leave()
-	if _, ok := b.answerDirectly(t.Context(), v, policy.UDP, wire, new(desk), nil); !ok {
+	v := b.usages.admit(b.box, time.Now())
+	defer v.release()
+	if _, ok := b.answerDirectly(t.Context(), v, policy.UDP, wire, new(scratch), nil); !ok {
 		t.Error("the query was declined")
 	}
 }

@@ -16,12 +16,12 @@ const (
 
 // finish completes the message that begins at out[begin] with the ID, flags and question of the query, and with an OPT
 // record if the client sent one.
-func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
+func (a *directAnswer) finish(out []byte, begin int, wire []byte) []byte {
 	m := out[begin:]
 	m[0], m[1] = wire[0], wire[1]
 	m[2] = flagResponse | wire[2]&flagRecursion
 	m[3] = flagAvailable | wire[3]&flagUnchecked | m[3]&0xf
-	copy(m[headerSize:], a.asked)
+	copy(m[headerSize:], a.question)
 	if !a.edns {
 		return out
 	}
@@ -38,15 +38,15 @@ func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
 }
 
 // sinkSize is an upper bound of the bytes that appendDenied appends.
-func (a *direct) sinkSize() int {
-	return headerSize + len(a.asked) + addressSize + optSize + edeSize + len(a.verdict.Reason) + 1 + len(a.verdict.Rule)
+func (a *directAnswer) sinkSize() int {
+	return headerSize + len(a.question) + addressSize + optSize + edeSize + len(a.verdict.Reason) + 1 + len(a.verdict.Rule)
 }
 
 // appendDenied is [Server.deny] for a plain query; the caller fills in the event. sink must be zero unless rcode is
 // success.
-func (s *Server) appendDenied(dst, wire []byte, a *direct, rcode int, sink netip.Addr) []byte {
+func (s *Server) appendDenied(dst, wire []byte, a *directAnswer, rcode int, sink netip.Addr) []byte {
 	out := append(dst, 0, 0, 0, byte(rcode), 0, 1, 0, 0, 0, 0, 0, 0)
-	out = append(out, a.asked...)
+	out = append(out, a.question...)
 	if sink.IsValid() {
 		out[len(dst)+7] = 1
 		out = appendAddress(out, sink, sinkTTL)

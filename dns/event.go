@@ -28,17 +28,17 @@ func (s *Server) closeEvent(v visit, ev *audit.Event) {
 	s.record(v.usage, *ev)
 }
 
-// failed answers a query whose handling panicked.
-func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
+// answerPanic answers a query whose handling panicked.
+func (s *Server) answerPanic(ev *audit.Event, wire []byte) []byte {
 	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
 		Action: audit.ActionRefuse, Reason: name.ReasonInternal, Error: "fault of the gateway"}
-	answeredWith(ev, mdns.RcodeServerFailure)
+	setRCode(ev, mdns.RcodeServerFailure)
 	s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
 	return bareReply(wire, mdns.RcodeServerFailure)
 }
 
-// answeredWith records the response code in the event.
-func answeredWith(ev *audit.Event, rcode int) {
+// setRCode records the response code in the event.
+func setRCode(ev *audit.Event, rcode int) {
 	if rcode == mdns.RcodeSuccess {
 		return
 	}
@@ -49,8 +49,8 @@ func answeredWith(ev *audit.Event, rcode int) {
 	ev.RCode = name
 }
 
-// describe copies a decision into the event.
-func describe(ev *audit.Event, d policy.Decision) {
+// setDecision copies a decision into the event.
+func setDecision(ev *audit.Event, d policy.Decision) {
 	ev.Verdict, ev.Reason, ev.Rule, ev.Version = d.Verdict, d.Reason, d.Rule, d.Version
 }
 

@@ -65,7 +65,7 @@ func TestFloodIsCountedAndNotAnswered(t *testing.T) {
 			t.Errorf("answer %d, where %d are due", n, served+burst)
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); l.usages.of(l.box).inFlight.Load() != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); l.usages.usageOf(l.box).inFlight.Load() != 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("queries are still counted as under way")
 		}

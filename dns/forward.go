@@ -39,7 +39,7 @@ func newForwarder(c Config) (*forwarder, error) {
 			return nil, err
 		}
 		if c.Dial != nil {
-			u.direct = netip.AddrPort{}
+			u.directAddr = netip.AddrPort{}
 		}
 		f.upstreams = append(f.upstreams, u)
 	}
@@ -47,13 +47,13 @@ func newForwarder(c Config) (*forwarder, error) {
 	return f, nil
 }
 
-// direct returns the upstream to ask first, if it can be asked over UDP without exchange, or nil.
-func (f *forwarder) direct() *upstream {
+// directUpstream returns the upstream to ask first, if it can be asked over UDP without exchange, or nil.
+func (f *forwarder) directUpstream() *upstream {
 	for _, u := range f.upstreams {
-		if u.held() {
+		if u.isHeldDown() {
 			continue
 		}
-		if u.direct.IsValid() {
+		if u.directAddr.IsValid() {
 			return u
 		}
 		break
@@ -63,9 +63,9 @@ func (f *forwarder) direct() *upstream {
 
 // attempt is a failed attempt of a reader. The zero value stands for no attempt.
 type attempt struct {
-	at   *upstream
-	sent time.Time
-	err  error
+	upstream *upstream
+	sent     time.Time
+	err      error
 }
 
 // exchange implements exchanger. It tries each upstream, then each once more if any did not answer at all.
@@ -78,25 +78,25 @@ func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16
 	var errs []error
 	for range rounds {
 		silent := false
-		for _, u := range f.order(first.at) {
-			a := attempt{at: u, sent: time.Now()}
-			if u == first.at {
+		for _, u := range f.inOrder(first.upstream) {
+			a := attempt{upstream: u, sent: time.Now()}
+			if u == first.upstream {
 				a, first = first, attempt{}
 			}
 			m, err := u.exchange(ctx, name, qtype, a.err)
 			if ctx.Err() == nil || err == nil { // otherwise the caller has given up
-				f.note(u, a.sent, err)
+				f.countResult(u, a.sent, err)
 			}
 			if err == nil {
-				u.answered()
+				u.markAnswered()
 				return m, nil
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", u.name, err))
 			if _, failed := errors.AsType[rcodeError](err); failed {
-				u.answered()
+				u.markAnswered()
 			} else {
 				silent = true
-				f.failed(u, a.sent, err)
+				f.markFailed(u, a.sent, err)
 			}
 			if ctx.Err() != nil {
 				return nil, errors.Join(errs...)
@@ -109,28 +109,28 @@ func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16
 	return nil, errors.Join(errs...)
 }
 
-// note counts one question to u.
-func (f *forwarder) note(u *upstream, sent time.Time, err error) {
+// countResult counts one question to u.
+func (f *forwarder) countResult(u *upstream, sent time.Time, err error) {
 	result := resultAnswered
 	if _, refused := errors.AsType[rcodeError](err); refused {
 		result = resultRefused
 	} else if err != nil {
 		result = resultSilent
 	}
-	f.counts.note(u.name, result, time.Since(sent))
+	f.counts.observe(u.name, result, time.Since(sent))
 }
 
-// failed skips u for a while if it does not answer at all, and logs that once.
-func (f *forwarder) failed(u *upstream, sent time.Time, err error) {
-	if u.failed(sent) {
+// markFailed skips u for a while if it does not answer at all, and logs that once.
+func (f *forwarder) markFailed(u *upstream, sent time.Time, err error) {
+	if u.markFailed(sent) {
 		f.log.Warn("upstream DNS server does not answer; skipping it for a while",
 			zap.String("upstream", u.name), zap.Duration("for", holdDown), zap.Error(err))
 	}
 }
 
-// order returns the upstreams in configured order, except that recently failed ones come last. If first is not nil, it
+// inOrder returns the upstreams in configured order, except that recently failed ones come last. If first is not nil, it
 // comes first.
-func (f *forwarder) order(first *upstream) []*upstream {
+func (f *forwarder) inOrder(first *upstream) []*upstream {
 	var good, held []*upstream
 	if first != nil {
 		good = append(good, first)
@@ -139,7 +139,7 @@ func (f *forwarder) order(first *upstream) []*upstream {
 		if u == first {
 			continue
 		}
-		if u.held() {
+		if u.isHeldDown() {
 			held = append(held, u)
 		} else {
 			good = append(good, u)

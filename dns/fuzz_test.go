@@ -39,7 +39,7 @@ func FuzzHandle(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, which uint8, wire, upstream []byte) {
 		b := newBench(t, specs[int(which)%len(specs)], newZone(t))
-		b.cache.up = exchangeFunc(func(string, uint16) (*mdns.Msg, error) {
+		b.cache.upstream = exchangeFunc(func(string, uint16) (*mdns.Msg, error) {
 			m := new(mdns.Msg)
 			if m.Unpack(upstream) != nil {
 				return nil, errors.New("malformed")

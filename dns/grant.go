@@ -37,23 +37,23 @@ type grants struct {
 // boxGrants are the grants of one box: known and byAddr to find them, order (least recently granted first) to evict
 // them.
 type boxGrants struct {
-	known  map[granted]*list.Element // of *held
-	byAddr map[netip.Addr][]*held
+	known  map[grantKey]*list.Element // of *heldGrant
+	byAddr map[netip.Addr][]*heldGrant
 	order  list.List
 }
 
-// held is a grant with its index in byAddr and the number of open connections that use it.
-type held struct {
+// heldGrant is a grant with its index in byAddr and the number of open connections that use it.
+type heldGrant struct {
 	Grant
-	at    int
+	index int
 	conns int
 }
 
 // isLive reports whether the box may still be using the grant: it has not expired, or has an open connection.
-func (h *held) isLive(now time.Time) bool { return h.conns > 0 || now.Before(h.Expires) }
+func (h *heldGrant) isLive(now time.Time) bool { return h.conns > 0 || now.Before(h.Expires) }
 
-// granted is the key of a grant.
-type granted struct {
+// grantKey is the key of a grant.
+type grantKey struct {
 	name name.Name
 	addr netip.Addr
 }
@@ -73,13 +73,13 @@ func (g *grants) remember(box policy.BoxID, n name.Name, addrs []netip.Addr, exp
 	b := g.boxes[box]
 	if b == nil {
 		first = true
-		b = &boxGrants{known: map[granted]*list.Element{}, byAddr: map[netip.Addr][]*held{}}
+		b = &boxGrants{known: map[grantKey]*list.Element{}, byAddr: map[netip.Addr][]*heldGrant{}}
 		g.boxes[box] = b
 	}
 	for _, a := range addrs {
-		k := granted{n, a.Unmap()}
+		k := grantKey{n, a.Unmap()}
 		if e := b.known[k]; e != nil {
-			old := e.Value.(*held)
+			old := e.Value.(*heldGrant)
 			old.Expires = later(old.Expires, expires)
 			b.order.MoveToBack(e)
 		} else {
@@ -90,7 +90,7 @@ func (g *grants) remember(box policy.BoxID, n name.Name, addrs []netip.Addr, exp
 }
 
 // addLocked adds a grant, and evicts expired grants and those beyond the limits.
-func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
+func (g *grants) addLocked(b *boxGrants, k grantKey, expires time.Time) {
 	g.dropExpiredLocked(b, time.Now())
 	if b.order.Len() >= g.perBox {
 		g.dropOldestLocked(b)
@@ -99,7 +99,7 @@ func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 		g.dropOldestLocked(g.largestLocked())
 	}
 	same := b.byAddr[k.addr]
-	gr := &held{Grant: Grant{Name: k.name, Addr: k.addr, Expires: expires}, at: len(same)}
+	gr := &heldGrant{Grant: Grant{Name: k.name, Addr: k.addr, Expires: expires}, index: len(same)}
 	b.known[k] = b.order.PushBack(gr)
 	b.byAddr[k.addr] = append(same, gr)
 	g.total++
@@ -108,8 +108,8 @@ func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 // dropExpiredLocked evicts expired grants from the front of the order. A grant with open connections is renewed and
 // moves to the back, so that it neither hides expired ones behind it nor is evicted first.
 func (g *grants) dropExpiredLocked(b *boxGrants, now time.Time) {
-	for e := b.order.Front(); e != nil && e.Value.(*held).Expires.Before(now); e = b.order.Front() {
-		if h := e.Value.(*held); h.conns > 0 {
+	for e := b.order.Front(); e != nil && e.Value.(*heldGrant).Expires.Before(now); e = b.order.Front() {
+		if h := e.Value.(*heldGrant); h.conns > 0 {
 			h.Expires = now.Add(grantGrace)
 			b.order.MoveToBack(e)
 			continue
@@ -130,12 +130,12 @@ func (g *grants) largestLocked() *boxGrants {
 }
 
 func (g *grants) dropOldestLocked(b *boxGrants) {
-	gr := b.order.Remove(b.order.Front()).(*held)
-	delete(b.known, granted{gr.Name, gr.Addr})
+	gr := b.order.Remove(b.order.Front()).(*heldGrant)
+	delete(b.known, grantKey{gr.Name, gr.Addr})
 	same := b.byAddr[gr.Addr]
 	last := len(same) - 1
-	same[gr.at] = same[last]
-	same[gr.at].at = gr.at
+	same[gr.index] = same[last]
+	same[gr.index].index = gr.index
 	same[last] = nil
 	if b.byAddr[gr.Addr] = same[:last]; last == 0 {
 		delete(b.byAddr, gr.Addr)
@@ -143,31 +143,31 @@ func (g *grants) dropOldestLocked(b *boxGrants) {
 	g.total--
 }
 
-func (g *grants) has(box policy.BoxID, n name.Name, a netip.Addr, now time.Time) bool {
+func (g *grants) contains(box policy.BoxID, n name.Name, a netip.Addr, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.boxes[box]
 	if b == nil || n.IsZero() {
 		return false
 	}
-	e := b.known[granted{n, a.Unmap()}]
-	return e != nil && e.Value.(*held).isLive(now)
+	e := b.known[grantKey{n, a.Unmap()}]
+	return e != nil && e.Value.(*heldGrant).isLive(now)
 }
 
-// hold keeps a live grant from expiring until release is called, and for grantGrace after that. It returns nil if there
+// retain keeps a live grant from expiring until release is called, and for grantGrace after that. It returns nil if there
 // is no such grant. The limits still apply: an evicted grant is gone even if it has open connections.
-func (g *grants) hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
+func (g *grants) retain(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.boxes[box]
 	if b == nil || n.IsZero() {
 		return nil
 	}
-	e := b.known[granted{n, a.Unmap()}]
-	if e == nil || !e.Value.(*held).isLive(time.Now()) {
+	e := b.known[grantKey{n, a.Unmap()}]
+	if e == nil || !e.Value.(*heldGrant).isLive(time.Now()) {
 		return nil
 	}
-	h := e.Value.(*held)
+	h := e.Value.(*heldGrant)
 	h.conns++
 	return func() {
 		g.mu.Lock()
@@ -177,8 +177,8 @@ func (g *grants) hold(box policy.BoxID, n name.Name, a netip.Addr) (release func
 	}
 }
 
-// names returns the names granted with a, the latest expiry first.
-func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []name.Name {
+// namesOf returns the names granted with a, the latest expiry first.
+func (g *grants) namesOf(box policy.BoxID, a netip.Addr, now time.Time) []name.Name {
 	var live []Grant
 	g.mu.Lock()
 	if b := g.boxes[box]; b != nil {

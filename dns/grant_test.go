@@ -76,7 +76,7 @@ func TestLeastTimeOfAGrant(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 1 IN A "+goodV4, "b.example.com. 7200 IN A "+goodV4))
-		b.floor = time.Hour
+		b.minGrant = time.Hour
 		for range 2 { // from upstream, then from the cache
 			b.ask(t, "a.example.com", mdns.TypeA)
 			b.ask(t, "b.example.com", mdns.TypeA)
@@ -104,7 +104,7 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 		}
 		var release []func()
 		for i := range 5 {
-			release = append(release, g.hold("box", give(i, time.Second), addr(goodV4)))
+			release = append(release, g.retain("box", give(i, time.Second), addr(goodV4)))
 		}
 		for i := 5; i < 9; i++ {
 			give(i, time.Second)
@@ -116,15 +116,15 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 		}
 		for i := 10; i < 50; i++ {
 			n := give(i, time.Hour)
-			release = append(release, g.hold("box", n, addr(goodV4)))
-			if b := g.boxes["box"]; b.order.Len() > 10 || g.total != b.order.Len() || !g.has("box", n, addr(goodV4), time.Now()) {
+			release = append(release, g.retain("box", n, addr(goodV4)))
+			if b := g.boxes["box"]; b.order.Len() > 10 || g.total != b.order.Len() || !g.contains("box", n, addr(goodV4), time.Now()) {
 				t.Fatalf("%d grants, %d counted", b.order.Len(), g.total)
 			}
 		}
 		for _, r := range release { // most of their grants have been evicted
 			r()
 		}
-		if g.has("box", mustName(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {
+		if g.contains("box", mustName(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {
 			t.Errorf("%d grants after the connections have ended", g.total)
 		}
 	})
@@ -182,7 +182,7 @@ func TestGrantsAreBounded(t *testing.T) {
 	quiet := give("quiet", 0)
 	for i := range 500 {
 		for _, box := range []policy.BoxID{"a", "b", "c"} {
-			if n := give(box, i); !g.has(box, n, addr(goodV4), now) {
+			if n := give(box, i); !g.contains(box, n, addr(goodV4), now) {
 				t.Fatalf("grant %d of %s was not kept", i, box)
 			}
 		}
@@ -201,7 +201,7 @@ func TestGrantsAreBounded(t *testing.T) {
 	if total != g.total || total > 250 {
 		t.Errorf("%d grants are held, %d counted, want at most 250", total, g.total)
 	}
-	if !g.has("quiet", quiet, addr(goodV4), now) {
+	if !g.contains("quiet", quiet, addr(goodV4), now) {
 		t.Error("a box with two grants paid for those with many")
 	}
 }

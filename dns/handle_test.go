@@ -245,7 +245,7 @@ func TestOtherTypesPassWithoutAddresses(t *testing.T) {
 	wantAddresses(t, b.ask(t, "example.com", mdns.TypeTXT))
 
 	// An upstream that adds records that were not requested.
-	b.cache.up = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
+	b.cache.upstream = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
 		m := new(mdns.Msg).SetQuestion(name, qtype)
 		m.Answer = []mdns.RR{mustRR("example.com. 60 IN NS ns.example.com."), mustRR("example.com. 60 IN A 10.0.0.1"), mustRR("other.com. 60 IN NS 1.1.1.1.")}
 		m.Ns = []mdns.RR{mustRR("example.com. 60 IN A 10.0.0.1")}

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockets is the number of sockets that share one address. More sockets use more processors, and fewer boxes share each
-// of them.
-const sockets = 8
+// socketsPerAddress is the number of sockets that share one address. More sockets use more processors, and fewer boxes
+// share each of them.
+const socketsPerAddress = 8
 
 // ListenUDP opens the sockets that together receive the packets to one address. All queries of a box arrive on the same
 // socket, chosen by the box's address, so a box that fills its socket's queue affects only the boxes that share that
@@ -25,16 +25,16 @@ func ListenUDP(ctx context.Context, lc net.ListenConfig, address netip.AddrPort)
 		return nil, err
 	}
 	opened := []net.PacketConn{first}
-	lc.Control = sharing(lc.Control)
-	err = control(first.(*net.UDPConn), share)
-	for err == nil && len(opened) < sockets {
+	lc.Control = withReusePort(lc.Control)
+	err = control(first.(*net.UDPConn), setReusePort)
+	for err == nil && len(opened) < socketsPerAddress {
 		var pc net.PacketConn
 		if pc, err = lc.ListenPacket(ctx, "udp", first.LocalAddr().String()); err == nil {
 			opened = append(opened, pc)
 		}
 	}
 	if err == nil {
-		err = control(first.(*net.UDPConn), func(fd int) error { return spread(fd, address.Addr().Is4()) })
+		err = control(first.(*net.UDPConn), func(fd int) error { return balanceBySource(fd, address.Addr().Is4()) })
 	}
 	if err != nil {
 		for _, pc := range opened {
@@ -45,14 +45,14 @@ func ListenUDP(ctx context.Context, lc net.ListenConfig, address netip.AddrPort)
 	return opened, nil
 }
 
-// share lets other sockets of this user bind to the same address.
-func share(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+// setReusePort lets other sockets of this user bind to the same address.
+func setReusePort(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
 
-// sharing returns a control function that calls share, then also if it is not nil.
-func sharing(also func(network, address string, c syscall.RawConn) error) func(network, address string, c syscall.RawConn) error {
+// withReusePort returns a control function that calls setReusePort, then also if it is not nil.
+func withReusePort(also func(network, address string, c syscall.RawConn) error) func(network, address string, c syscall.RawConn) error {
 	return func(network, address string, c syscall.RawConn) error {
 		var err error
-		ctlErr := c.Control(func(fd uintptr) { err = share(int(fd)) })
+		ctlErr := c.Control(func(fd uintptr) { err = setReusePort(int(fd)) })
 		if err = errors.Join(ctlErr, err); err == nil && also != nil {
 			err = also(network, address, c)
 		}
@@ -68,15 +68,16 @@ const (
 	sourceV6  = netOffset + 8 + 12
 )
 
-// spread makes the kernel choose the socket by the last word of the source address. Boxes have consecutive addresses.
-func spread(fd int, v4 bool) error {
+// balanceBySource makes the kernel choose the socket by the last word of the source address. Boxes have consecutive
+// addresses.
+func balanceBySource(fd int, v4 bool) error {
 	at := uint32(sourceV6)
 	if v4 {
 		at = sourceV4
 	}
 	program := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at},
-		{Code: unix.BPF_ALU | unix.BPF_MOD | unix.BPF_K, K: sockets},
+		{Code: unix.BPF_ALU | unix.BPF_MOD | unix.BPF_K, K: socketsPerAddress},
 		{Code: unix.BPF_RET | unix.BPF_A},
 	}
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,

@@ -54,7 +54,7 @@ func TestAttackFullQueueOfOneBox(t *testing.T) {
 	for range 20_000 {
 		_, _ = flooder.Write(wire)
 	}
-	for i := range sockets - 1 {
+	for i := range socketsPerAddress - 1 {
 		box := dialFrom(t, netip.AddrFrom4([4]byte{127, 0, 0, byte(11 + i)}).String(), pcs[0].LocalAddr())
 		for range 20 {
 			co := &mdns.Conn{Conn: box}

@@ -86,7 +86,7 @@ func TestLookupDoesNotWaitForASlowFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		z := newZone(t, "a.example.com. 60 IN A "+goodV4)
 		b := newBench(t, domains("a.example.com"), z)
-		b.cache.up = exchangeFunc(func(n string, qtype uint16) (*mdns.Msg, error) {
+		b.cache.upstream = exchangeFunc(func(n string, qtype uint16) (*mdns.Msg, error) {
 			if qtype == mdns.TypeAAAA {
 				time.Sleep(4 * time.Second)
 			}

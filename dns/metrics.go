@@ -19,12 +19,12 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range s.up.upstreams {
 		up := 1.0
-		if u.held() {
+		if u.isHeldDown() {
 			up = 0
 		}
 		ch <- prometheus.MustNewConstMetric(upstreamUp, prometheus.GaugeValue, up, u.name)
 	}
-	ch <- prometheus.MustNewConstMetric(queriesWaiting, prometheus.GaugeValue, float64(s.usages.waiting()))
+	ch <- prometheus.MustNewConstMetric(queriesWaiting, prometheus.GaugeValue, float64(s.usages.inFlightTotal()))
 	s.up.counts.questions.Collect(ch)
 	s.up.counts.latency.Collect(ch)
 }

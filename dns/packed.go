@@ -45,7 +45,7 @@ func (a *answer) pack(k cacheKey) *packed {
 
 // newPacked returns nil for answers that do not end the resolution, and for those too large or unusual.
 func newPacked(k cacheKey, a *answer) *packed {
-	if a.err != nil || a.open || len(a.chain)+len(a.records) > maxPacked || a.loops(k.name) {
+	if a.err != nil || a.incomplete || len(a.chain)+len(a.records) > maxPacked || a.loops(k.name) {
 		return nil
 	}
 	var res resolution
@@ -103,12 +103,12 @@ func (p *packed) findTTLs(answers, authority int) bool {
 func (p *packed) age(message []byte, age, life time.Duration) time.Duration {
 	least := maxTTL
 	for _, at := range p.ttls {
-		left := left(time.Duration(binary.BigEndian.Uint32(message[at:]))*time.Second, age)
+		left := remainingTTL(time.Duration(binary.BigEndian.Uint32(message[at:]))*time.Second, age)
 		binary.BigEndian.PutUint32(message[at:], uint32(left/time.Second))
 		least = min(least, left)
 	}
 	if p.soa > 0 {
-		binary.BigEndian.PutUint32(message[p.soa:], uint32(left(life, age)/time.Second))
+		binary.BigEndian.PutUint32(message[p.soa:], uint32(remainingTTL(life, age)/time.Second))
 	}
 	return least
 }

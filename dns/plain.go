@@ -29,14 +29,14 @@ const (
 // plainQuery is the query that nearly all stub resolvers send: one question of class IN for a host name, and at most an
 // OPT record without options. Only such a query is answered without the DNS library.
 type plainQuery struct {
-	name  []byte // in lower case, without the final dot
-	asked []byte // the question as the client spelled it
-	mixed bool   // the client's spelling has upper-case letters
-	qtype uint16
-	kind  string // qtype for the log
-	edns  bool
-	do    bool
-	limit int // bytes of the answer over UDP
+	name      []byte // in lower case, without the final dot
+	question  []byte // the question as the client spelled it
+	mixedCase bool   // the client's spelling has upper-case letters
+	qtype     uint16
+	typeName  string // qtype for the log
+	edns      bool
+	do        bool
+	limit     int // bytes of the answer over UDP
 }
 
 // parsePlain parses a plain query and writes the name to buf, which has maxName bytes. It reports false for every other
@@ -51,16 +51,16 @@ func parsePlain(wire, buf []byte) (q plainQuery, ok bool) {
 		return q, false
 	}
 	q.qtype = binary.BigEndian.Uint16(wire[end:])
-	q.asked = wire[headerSize : end+4]
-	if q.qtype < uint16(len(kinds)) {
-		q.kind = kinds[q.qtype]
+	q.question = wire[headerSize : end+4]
+	if q.qtype < uint16(len(typeNames)) {
+		q.typeName = typeNames[q.qtype]
 	}
-	return q, q.readEDNS(wire[end+4:], extra == 1) && q.kind != ""
+	return q, q.readEDNS(wire[end+4:], extra == 1) && q.typeName != ""
 }
 
-// kinds maps record types to names; types outside this range and those that are not record types (isMeta) have no name.
-// It includes all types that hosts commonly ask for.
-var kinds = func() (names [128]string) {
+// typeNames maps record types to names; types outside this range and those that are not record types (isMeta) have no
+// name. It includes all types that hosts commonly ask for.
+var typeNames = func() (names [128]string) {
 	for t := range uint16(len(names)) {
 		if !isMeta(t) {
 			names[t] = mdns.TypeToString[t]
@@ -89,7 +89,7 @@ func (q *plainQuery) readName(wire, buf []byte) (end int, ok bool) {
 			if low == 0 {
 				return at, false
 			}
-			q.mixed = q.mixed || low != c
+			q.mixedCase = q.mixedCase || low != c
 			q.name = append(q.name, low)
 		}
 		at += n
@@ -134,16 +134,16 @@ func (q *plainQuery) maxSize(transport policy.Protocol) int {
 	return q.limit
 }
 
-// names caches recently asked names, so that parsing one again does not allocate. The zero value is ready to use. Not
+// nameCache caches recently asked names, so that parsing one again does not allocate. The zero value is ready to use. Not
 // safe for concurrent use.
-type names struct {
+type nameCache struct {
 	known [4096]name.Name
 }
 
 var nameSeed = maphash.MakeSeed()
 
 // parse is parseName for a name in lower case.
-func (n *names) parse(text []byte) (name.Name, error) {
+func (n *nameCache) parse(text []byte) (name.Name, error) {
 	slot := &n.known[maphash.Bytes(nameSeed, text)%uint64(len(n.known))]
 	if slot.String() == string(text) {
 		return *slot, nil

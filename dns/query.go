@@ -85,8 +85,8 @@ func (q *query) readOPT(extra []mdns.RR) *badQuery {
 	return nil
 }
 
-// shown returns the name for the log: as the box sent it, without the final dot.
-func (q query) shown() string { return strings.TrimSuffix(q.name, ".") }
+// loggedName returns the name for the log: as the box sent it, without the final dot.
+func (q query) loggedName() string { return strings.TrimSuffix(q.name, ".") }
 
 // typeName returns the type for the log.
 func (q query) typeName() string {

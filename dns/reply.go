@@ -53,7 +53,7 @@ func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name name.Name, q q
 		return r
 	}
 	if isAddress(q.qtype) {
-		s.usages.of(box).sunk.note(name, time.Now())
+		s.usages.usageOf(box).sinkTracker.recordName(name, time.Now())
 	}
 	return s.sink(q, ev)
 }
@@ -118,7 +118,7 @@ func appendBlocked(text []byte, d policy.Decision) []byte {
 func unresolved(ev *audit.Event, err error) reply {
 	ev.Error = err.Error()
 	if denied, ok := errors.AsType[*policy.DeniedError](err); ok {
-		describe(ev, denied.Decision)
+		setDecision(ev, denied.Decision)
 		ev.Verdict = policy.Deny
 		return blocked(ev)
 	}

@@ -28,10 +28,10 @@ type resolution struct {
 // the box's policy denies a name in the chain by name.
 func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtype uint16) (resolution, error) {
 	var res resolution
-	use := s.usages.of(box)
+	use := s.usages.usageOf(box)
 	seen := map[name.Name]bool{n: true}
 	for range maxAsks {
-		a, err := s.cache.ask(ctx, use, n, qtype)
+		a, err := s.cache.answerFor(ctx, use, n, qtype)
 		if err != nil {
 			return resolution{}, err
 		}
@@ -46,7 +46,7 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtyp
 			n = target
 		}
 		res.add(a, time.Since(a.stored))
-		if !a.open {
+		if !a.incomplete {
 			return res, nil
 		}
 	}
@@ -75,7 +75,7 @@ func (r *resolution) add(a *answer, age time.Duration) {
 	r.rcode = a.rcode
 	if a.soa != nil {
 		r.soa = aged(a.soa, age)
-		r.soa.Header().Ttl = uint32(left(a.life, age) / time.Second)
+		r.soa.Header().Ttl = uint32(remainingTTL(a.life, age) / time.Second)
 	}
 }
 

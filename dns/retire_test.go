@@ -214,7 +214,7 @@ func TestRetiringWaitsForNoLookup(t *testing.T) {
 	const queries = 5
 	p.ask(t, "a.example.com", 0, queries)
 	<-asked
-	for b.usages.of(b.boxes.BoxByAddr(addr("127.0.0.1"))).inFlight.Load() < queries {
+	for b.usages.usageOf(b.boxes.BoxByAddr(addr("127.0.0.1"))).inFlight.Load() < queries {
 		time.Sleep(time.Millisecond)
 	}
 	retired := make(chan error, 1)
@@ -240,6 +240,6 @@ func newBenchBehind(t *testing.T, z *zone) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.up.upstreams[0].try, s.cache.timeout = time.Minute, 2*time.Minute
+	s.up.upstreams[0].timeout, s.cache.timeout = time.Minute, 2*time.Minute
 	return s
 }

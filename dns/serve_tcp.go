@@ -34,9 +34,9 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	defer serving.Wait()
 	defer ln.Close()
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
-	accepting := s.accepting()
+	accepting := s.trackAccepting()
 	defer accepting()
-	held := s.hold(ln)
+	held := s.openConns(ln)
 	defer context.AfterFunc(s.retiring, func() { ln.Close() })()
 	for {
 		conn, err := ln.Accept()
@@ -67,14 +67,14 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	}
 }
 
-// hold returns the counter of a listener's open connections.
-func (s *Server) hold(ln net.Listener) *atomic.Int64 {
-	count, _ := s.held.LoadOrStore(ln, &atomic.Int64{})
+// openConns returns the counter of a listener's open connections.
+func (s *Server) openConns(ln net.Listener) *atomic.Int64 {
+	count, _ := s.connCounts.LoadOrStore(ln, &atomic.Int64{})
 	return count.(*atomic.Int64)
 }
 
 // Held returns the number of open connections accepted from a listener passed to [Server.ServeTCP].
-func (s *Server) Held(ln net.Listener) int { return int(s.hold(ln).Load()) }
+func (s *Server) Held(ln net.Listener) int { return int(s.openConns(ln).Load()) }
 
 // boxOf returns the box that a connection comes from, or nil.
 func (s *Server) boxOf(conn net.Conn) *policy.Box {
@@ -117,12 +117,12 @@ func (s *Server) serveConn(ctx context.Context, use *usage, conn *tcpConn) {
 		if err != nil || s.retiring.Err() != nil && s.policyOf(conn) != pol {
 			return // another process now changes the policy of this box
 		}
-		if !use.begin(conn) {
+		if !use.beginQuery(conn) {
 			return // closed to make room for another connection
 		}
 		slots <- struct{}{}
 		answering.Go(func() {
-			defer func() { <-slots; use.end(conn) }()
+			defer func() { <-slots; use.endQuery(conn) }()
 			if out := s.Handle(ctx, s.boxOf(conn), policy.TCP, wire); out == nil || conn.send(out) != nil {
 				conn.Close()
 			}
@@ -136,8 +136,8 @@ type tcpConn struct {
 	mu sync.Mutex
 
 	// Guarded by the mutex of the box's usage.
-	place *list.Element // in the box's list of connections; nil: being closed
-	busy  int           // queries being answered
+	element  *list.Element // in the box's list of connections; nil: being closed
+	inFlight int           // queries being answered
 }
 
 func (c *tcpConn) send(wire []byte) error {

@@ -43,7 +43,7 @@ func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []st
 	if l.Server, err = New(c); err != nil {
 		t.Fatal(err)
 	}
-	l.up.upstreams[len(others)].try, l.cache.timeout, l.tcpIdle = time.Minute, 2*time.Minute, 2*time.Minute
+	l.up.upstreams[len(others)].timeout, l.cache.timeout, l.tcpIdle = time.Minute, 2*time.Minute, 2*time.Minute
 	ln, pc := listenBoth(t)
 	l.addr = ln.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -229,11 +229,11 @@ func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 	}
 	<-asked
 	busy := func() (n int) {
-		use := l.usages.of(l.box)
+		use := l.usages.usageOf(l.box)
 		use.tcp.mu.Lock()
 		defer use.tcp.mu.Unlock()
 		for e := use.tcp.list.Front(); e != nil; e = e.Next() {
-			n += e.Value.(*tcpConn).busy
+			n += e.Value.(*tcpConn).inFlight
 		}
 		return n
 	}
@@ -261,7 +261,7 @@ func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	l := newLive(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{TCPConns: 3})
-	use := l.usages.of(l.box)
+	use := l.usages.usageOf(l.box)
 	ask := func(conn net.Conn) {
 		t.Helper()
 		roundTripOver(t, conn)
@@ -270,7 +270,7 @@ func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
 			use.tcp.mu.Lock()
 			defer use.tcp.mu.Unlock()
 			for e := use.tcp.list.Front(); e != nil; e = e.Next() {
-				if e.Value.(*tcpConn).busy > 0 {
+				if e.Value.(*tcpConn).inFlight > 0 {
 					return false
 				}
 			}

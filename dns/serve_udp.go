@@ -22,23 +22,23 @@ const maxQuery = 4096
 // queries in flight are answered. It closes pc, which is a *net.UDPConn bound to the address that boxes query, so that
 // replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
-	s.answering.Add(1)
-	defer s.answering.Done()
+	s.readLoops.Add(1)
+	defer s.readLoops.Done()
 	defer s.usages.flush()
-	sock, err := takeOver(pc)
+	sock, err := newSocket(pc)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = sock.close() }()
-	sock.enlarge()
+	sock.enlargeBuffer()
 	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
 	defer r.answering.Wait()
-	defer s.accepting()()
+	defer s.trackAccepting()()
 	defer sock.release()
 	defer r.batch.flush()
-	defer r.giveUp(ctx)
-	defer context.AfterFunc(ctx, sock.leave)()
-	defer context.AfterFunc(s.retiring, sock.leave)()
+	defer r.closeSockets(ctx)
+	defer context.AfterFunc(ctx, sock.stopReading)()
+	defer context.AfterFunc(s.retiring, sock.stopReading)()
 	for {
 		err := r.serve(ctx)
 		if ctx.Err() != nil || s.retiring.Err() != nil {
@@ -57,9 +57,9 @@ type reader struct {
 	*Server
 	socket    *socket
 	batch     *batch
-	desk      desk
-	asked     asked
-	retry     time.Time // when prepare may try again
+	scratch   scratch
+	questions openQuestions
+	retryOpen time.Time // when openSockets may try again
 	answering sync.WaitGroup
 }
 
@@ -67,8 +67,8 @@ type reader struct {
 func (r *reader) serve(ctx context.Context) error {
 	defer r.batch.flush()
 	flags := uintptr(0)
-	if r.asked.sockets != nil {
-		if readable, err := r.await(ctx); err != nil || !readable {
+	if r.questions.sockets != nil {
+		if readable, err := r.awaitAnswer(ctx); err != nil || !readable {
 			return err
 		}
 		flags = unix.MSG_DONTWAIT
@@ -79,30 +79,30 @@ func (r *reader) serve(ctx context.Context) error {
 	}
 	now := time.Now()
 	for i := range n {
-		r.take(ctx, i, now)
+		r.handleQuery(ctx, i, now)
 	}
 	return nil
 }
 
-// take answers a query of the batch, asks upstream for it, or starts a goroutine for it. A query that is not admitted
-// is refused here, so one box cannot start goroutines without bound. In a flood most of them are dropped without an
-// answer, so that queries of other boxes on the same socket are not lost.
-func (r *reader) take(ctx context.Context, i int, now time.Time) {
+// handleQuery answers a query of the batch, asks upstream for it, or starts a goroutine for it. A query that is not
+// admitted is refused here, so one box cannot start goroutines without bound. In a flood most of them are dropped
+// without an answer, so that queries of other boxes on the same socket are not lost.
+func (r *reader) handleQuery(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
-	v := r.usages.enter(r.boxAt(from.Addr()), now)
+	v := r.usages.admit(r.boxAt(from.Addr()), now)
 	if !v.admitted && !v.usage.answers.AllowAt(now) {
 		r.drop(v)
 		return
 	}
-	out, ok := r.answerDirectly(ctx, v, policy.UDP, wire, &r.desk, r.batch.room())
+	out, ok := r.answerDirectly(ctx, v, policy.UDP, wire, &r.scratch, r.batch.replyBuffer())
 	if !ok && v.admitted {
-		w := waiting{visit: v, wire: wire, from: from, buf: r.batch.take(i)}
-		if !r.ask(w, r.desk.missing) {
-			r.answerApart(ctx, w)
+		w := pendingQuery{visit: v, wire: wire, from: from, buf: r.batch.detachBuffer(i)}
+		if !r.askUpstream(w, r.scratch.missing) {
+			r.answerInBackground(ctx, w)
 		}
 		return
 	}
-	defer v.leave()
+	defer v.release()
 	if !ok {
 		out = r.answer(ctx, v, policy.UDP, wire)
 	}
@@ -111,8 +111,8 @@ func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	}
 }
 
-// waiting is an unanswered query.
-type waiting struct {
+// pendingQuery is an unanswered query.
+type pendingQuery struct {
 	visit
 	wire []byte
 	from netip.AddrPort
@@ -120,18 +120,18 @@ type waiting struct {
 	done func()          // called at the end; may be nil
 }
 
-func (w *waiting) leave() {
+func (w *pendingQuery) release() {
 	if w.done != nil {
 		w.done()
 	}
-	w.visit.leave()
+	w.visit.release()
 	queryBuffers.Put(w.buf)
 }
 
-// answerApart answers a query on the general path, in a new goroutine.
-func (r *reader) answerApart(ctx context.Context, w waiting) {
+// answerInBackground answers a query on the general path, in a new goroutine.
+func (r *reader) answerInBackground(ctx context.Context, w pendingQuery) {
 	r.answering.Go(func() {
-		defer w.leave()
+		defer w.release()
 		if out := r.answer(ctx, w.visit, policy.UDP, w.wire); out != nil {
 			r.socket.send(out, w.from)
 		}
@@ -140,7 +140,7 @@ func (r *reader) answerApart(ctx context.Context, w waiting) {
 
 // drop counts a query that gets no answer.
 func (s *Server) drop(v visit) {
-	defer v.leave()
+	defer v.release()
 	ev := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Action: audit.ActionRefuse, Reason: name.ReasonUnknownBox}
 	if v.box != nil {
 		ev.Box, ev.Reason = v.box.ID, name.ReasonLimit

@@ -18,29 +18,29 @@ import (
 
 // Server answers the boxes' DNS queries according to their policies. It is safe for concurrent use.
 type Server struct {
-	boxes  Boxes
-	sinkV4 netip.Addr
-	sinkV6 netip.Addr
-	isURL  func(name.Name) bool
-	floor  time.Duration // minimum duration of a grant
-	audit  Recorder
-	log    *zap.Logger
-	limits Limits
-	cache  *cache
-	grants *grants
-	usages *usages
-	budget *outbound.Budget // for the sockets of the readers' own questions
-	up     *forwarder       // for the readers' own questions; nil: readers do not ask upstream
+	boxes    Boxes
+	sinkV4   netip.Addr
+	sinkV6   netip.Addr
+	isURL    func(name.Name) bool
+	minGrant time.Duration // minimum duration of a grant
+	audit    Recorder
+	log      *zap.Logger
+	limits   Limits
+	cache    *cache
+	grants   *grants
+	usages   *usages
+	budget   *outbound.Budget // for the sockets of the readers' own questions
+	up       *forwarder       // for the readers' own questions; nil: readers do not ask upstream
 
-	retiring context.Context // ends when the server retires
-	retire   context.CancelFunc
-	entering sync.WaitGroup // counts the loops that accept connections or read queries
+	retiring    context.Context // ends when the server retires
+	retire      context.CancelFunc
+	acceptLoops sync.WaitGroup // counts the loops that accept connections or read queries
 
-	answering sync.WaitGroup // counts the loops that read queries, until their last answer
+	readLoops sync.WaitGroup // counts the loops that read queries, until their last answer
 
 	tcpIdle time.Duration // how long a client may take to send its next query completely
 
-	held sync.Map // net.Listener → *atomic.Int64: its open connections
+	connCounts sync.Map // net.Listener → *atomic.Int64: its open connections
 }
 
 // Retire stops reading queries and accepting connections, and returns when that has stopped. Queries in flight and on
@@ -48,17 +48,17 @@ type Server struct {
 // that has them too, which calls [Resume].
 func (s *Server) Retire() {
 	s.retire()
-	s.entering.Wait()
+	s.acceptLoops.Wait()
 }
 
 // Answered returns once every UDP query read before [Server.Retire] returned is answered.
-func (s *Server) Answered() { s.answering.Wait() }
+func (s *Server) Answered() { s.readLoops.Wait() }
 
-// accepting counts a loop that reads queries or accepts connections until the returned function is called. Calling it
-// again is a no-op.
-func (s *Server) accepting() (end func()) {
-	s.entering.Add(1)
-	return sync.OnceFunc(s.entering.Done)
+// trackAccepting counts a loop that reads queries or accepts connections until the returned function is called. Calling
+// it again is a no-op.
+func (s *Server) trackAccepting() (end func()) {
+	s.acceptLoops.Add(1)
+	return sync.OnceFunc(s.acceptLoops.Done)
 }
 
 // New returns a server that is ready to answer. It opens no socket.
@@ -87,19 +87,19 @@ func newServer(c Config, up exchanger) *Server {
 	retiring, retire := context.WithCancel(context.Background())
 	return &Server{
 		retiring: retiring, retire: retire,
-		tcpIdle: tcpIdle,
-		boxes:   c.Boxes,
-		sinkV4:  c.SinkV4,
-		sinkV6:  c.SinkV6,
-		isURL:   c.IsURL,
-		floor:   c.MinGrant,
-		audit:   c.Audit,
-		log:     c.Log,
-		limits:  limits,
-		cache:   newCache(up, limits.CacheBytes, limits.Lookups),
-		budget:  outbound.NewBudget(limits.Sockets),
-		grants:  newGrants(limits.GrantsPerBox, limits.Grants),
-		usages:  newUsages(limits, c.Memory, c.Boxes, c.Audit.Record),
+		tcpIdle:  tcpIdle,
+		boxes:    c.Boxes,
+		sinkV4:   c.SinkV4,
+		sinkV6:   c.SinkV6,
+		isURL:    c.IsURL,
+		minGrant: c.MinGrant,
+		audit:    c.Audit,
+		log:      c.Log,
+		limits:   limits,
+		cache:    newCache(up, limits.CacheBytes, limits.Lookups),
+		budget:   outbound.NewBudget(limits.Sockets),
+		grants:   newGrants(limits.GrantsPerBox, limits.Grants),
+		usages:   newUsages(limits, c.Memory, c.Boxes, c.Audit.Record),
 	}
 }
 
@@ -118,29 +118,29 @@ func newServer(c Config, up exchanger) *Server {
 // The most common queries whose answers need no upstream question take a shorter path through the same steps, without
 // the DNS library (direct.go).
 func (s *Server) Handle(ctx context.Context, box *policy.Box, transport policy.Protocol, query []byte) []byte {
-	v := s.usages.enter(box, time.Now())
-	defer v.leave()
-	d := desks.Get().(*desk)
-	defer desks.Put(d)
+	v := s.usages.admit(box, time.Now())
+	defer v.release()
+	d := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(d)
 	if out, ok := s.answerDirectly(ctx, v, transport, query, d, nil); ok {
 		return out
 	}
 	return s.answer(ctx, v, transport, query)
 }
 
-var desks = sync.Pool{New: func() any { return new(desk) }}
+var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
 // answer is Handle for a query whose admission has been decided.
 func (s *Server) answer(ctx context.Context, v visit, transport policy.Protocol, wire []byte) (out []byte) {
 	ev := openEvent(v, transport)
 	defer func() {
 		if p := recover(); p != nil {
-			out = s.failed(&ev, wire)
+			out = s.answerPanic(&ev, wire)
 		}
 		s.closeEvent(v, &ev)
 	}()
 	q, bad := parseQuery(wire)
-	ev.Name, ev.Method = q.shown(), q.typeName()
+	ev.Name, ev.Method = q.loggedName(), q.typeName()
 	queryRead(ctx)
 	var r reply
 	switch {
@@ -153,7 +153,7 @@ func (s *Server) answer(ctx context.Context, v visit, transport policy.Protocol,
 	default:
 		r = s.judge(ctx, v.box, q, &ev)
 	}
-	answeredWith(&ev, r.rcode)
+	setRCode(&ev, r.rcode)
 	return q.pack(wire, r, transport)
 }
 
@@ -167,7 +167,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	if !name.IsZero() {
 		ev.Name = name.String()
 	}
-	describe(ev, d)
+	setDecision(ev, d)
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
 		return s.deny(pol, box, name, q, ev)
 	}
@@ -225,14 +225,14 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name
 			continue
 		}
 		if len(addrs) == 0 {
-			describe(ev, d)
+			setDecision(ev, d)
 			ev.Addr = a
 		}
 		addrs = append(addrs, a)
 		kept.records = append(kept.records, rr)
 	}
 	if len(addrs) == 0 && len(res.records) > 0 {
-		describe(ev, denied)
+		setDecision(ev, denied)
 		ev.Verdict, ev.Addr = policy.Deny, deniedAddr
 		return blocked(ev)
 	}
@@ -240,7 +240,7 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name
 	if len(addrs) > 0 || ev.Verdict == policy.Allow {
 		ev.Action = audit.ActionForward
 	}
-	s.remember(box, name, addrs, res.ttl())
+	s.grant(box, name, addrs, res.ttl())
 	return kept.reply(q)
 }
 
@@ -250,10 +250,10 @@ func judgeAddr(pol *policy.Compiled, box *policy.Box, name name.Name, a netip.Ad
 	return d, a.IsValid() && d.Allowed()
 }
 
-// remember grants the addresses of an answer with this TTL to a box. If the box was removed concurrently, it forgets
+// grant grants the addresses of an answer with this TTL to a box. If the box was removed concurrently, it forgets
 // them again.
-func (s *Server) remember(box *policy.Box, n name.Name, addrs []netip.Addr, ttl time.Duration) {
-	expires := time.Now().Add(max(ttl+grantGrace, s.floor))
+func (s *Server) grant(box *policy.Box, n name.Name, addrs []netip.Addr, ttl time.Duration) {
+	expires := time.Now().Add(max(ttl+grantGrace, s.minGrant))
 	if first := s.grants.remember(box.ID, n, addrs, expires); first && !isServed(s.boxes, box) {
 		s.grants.forget(box.ID)
 	}
@@ -268,21 +268,21 @@ func (s *Server) Forget(box policy.BoxID) {
 
 // Granted reports whether the box received a as an address of n, in an answer that it may still be using.
 func (s *Server) Granted(box policy.BoxID, n name.Name, a netip.Addr) bool {
-	return s.grants.has(box, n, a, time.Now())
+	return s.grants.contains(box, n, a, time.Now())
 }
 
 // Hold keeps the grant of a connection from the box to an address of n from expiring, until release is called and for a
 // minute after that. It returns nil if the box has no such grant. A grant allows nothing: the policy decides on this
 // connection and on later ones.
 func (s *Server) Hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
-	return s.grants.hold(box, n, a)
+	return s.grants.retain(box, n, a)
 }
 
 // GrantedNames returns the names for which the box received the address a, the latest first, without expired grants.
 // For the sink it returns the name for which the box received the sink within the last seconds, if there is only one.
 func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 	if s.isSink(a) {
-		return s.sunkNames(box, time.Now())
+		return s.sinkNames(box, time.Now())
 	}
-	return s.grants.names(box, a, time.Now())
+	return s.grants.namesOf(box, a, time.Now())
 }

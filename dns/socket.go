@@ -19,34 +19,34 @@ import (
 // if no goroutine waits for it, which costs more than answering the queries. A read blocks a thread instead.
 type socket struct {
 	fd      int
-	threads *os.File // /proc/self/task, opened early: leave may run without a free file descriptor
+	threads *os.File // /proc/self/task, opened early: stopReading may run without a free file descriptor
 
 	mu       sync.Mutex
 	released bool
 }
 
-// leaving is how long a read may block once leave has been called.
-const leaving = 20 * time.Millisecond
+// stopTimeout is how long a read may block once stopReading has been called.
+const stopTimeout = 20 * time.Millisecond
 
-// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that
-// receives it, now or from the service manager ([Resume]). The kernel applies a new receive timeout only when a read
-// begins, so leave restarts a blocked read by a signal to its thread. It is SIGURG, which the runtime uses to preempt
-// goroutines and tolerates from other senders. leave returns once the socket has no reader; until then it repeats the
-// signals, because the kernel may omit a thread from the directory while others exit.
-func (s *socket) leave() {
-	for s.interrupt() {
-		time.Sleep(leaving)
+// stopReading makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process
+// that receives it, now or from the service manager ([Resume]). The kernel applies a new receive timeout only when a
+// read begins, so stopReading restarts a blocked read by a signal to its thread. It is SIGURG, which the runtime uses
+// to preempt goroutines and tolerates from other senders. stopReading returns once the socket has no reader; until then
+// it repeats the signals, because the kernel may omit a thread from the directory while others exit.
+func (s *socket) stopReading() {
+	for s.interruptReads() {
+		time.Sleep(stopTimeout)
 	}
 }
 
-// interrupt restarts a blocked read, and reports whether a read may still be in progress.
-func (s *socket) interrupt() bool {
+// interruptReads restarts a blocked read, and reports whether a read may still be in progress.
+func (s *socket) interruptReads() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.released {
 		return false
 	}
-	limit := unix.NsecToTimeval(leaving.Nanoseconds())
+	limit := unix.NsecToTimeval(stopTimeout.Nanoseconds())
 	_ = unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
 	_, _ = s.threads.Seek(0, io.SeekStart)
 	ids, _ := s.threads.Readdirnames(-1)
@@ -65,8 +65,8 @@ func Resume(pc syscall.Conn) error {
 	})
 }
 
-// takeOver duplicates the socket of pc and closes pc.
-func takeOver(pc net.PacketConn) (*socket, error) {
+// newSocket duplicates the socket of pc and closes pc.
+func newSocket(pc net.PacketConn) (*socket, error) {
 	defer pc.Close()
 	conn, ok := pc.(*net.UDPConn)
 	if !ok {
@@ -90,7 +90,7 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 	return s, nil
 }
 
-// release makes leave a no-op from now on, because another process may be reading the socket. Answers may still be
+// release makes stopReading a no-op from now on, because another process may be reading the socket. Answers may still be
 // sent.
 func (s *socket) release() {
 	s.mu.Lock()
@@ -118,8 +118,8 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 // receiveBuffer is the receive buffer in bytes, for datagrams that arrive while the server is not scheduled.
 const receiveBuffer = 4 << 20
 
-// enlarge sets the receive buffer beyond the system's limit if the process is privileged, else up to that limit.
-func (s *socket) enlarge() {
+// enlargeBuffer sets the receive buffer beyond the system's limit if the process is privileged, else up to that limit.
+func (s *socket) enlargeBuffer() {
 	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
 		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // the default remains if this fails
 	}

@@ -25,8 +25,8 @@ var errMismatch = errors.New("upstream answered another question")
 // overStream asks over TCP or TLS. If a kept connection turns out dead, it tries once more on a new one.
 func (u *upstream) overStream(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
 	q := question(name, qtype)
-	if conn := u.idle.take(); conn != nil {
-		if m, err := u.ask(ctx, conn, q); err == nil || ctx.Err() != nil {
+	if conn := u.idle.popConn(); conn != nil {
+		if m, err := u.askStream(ctx, conn, q); err == nil || ctx.Err() != nil {
 			return m, err
 		}
 	}
@@ -34,7 +34,7 @@ func (u *upstream) overStream(ctx context.Context, name string, qtype uint16) (*
 	if err != nil {
 		return nil, err
 	}
-	return u.ask(ctx, conn, q)
+	return u.askStream(ctx, conn, q)
 }
 
 func (u *upstream) connect(ctx context.Context) (net.Conn, error) {
@@ -50,13 +50,13 @@ func (u *upstream) connect(ctx context.Context) (net.Conn, error) {
 	return secure, nil
 }
 
-// ask sends q on conn and reads the answer. It keeps conn for reuse if possible, else closes it.
-func (u *upstream) ask(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, error) {
+// askStream sends q on conn and reads the answer. It keeps conn for reuse if possible, else closes it.
+func (u *upstream) askStream(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, error) {
 	m, err := roundTrip(ctx, conn, q)
 	if err != nil || u.tls == nil || ctx.Err() != nil {
 		conn.Close()
 	} else {
-		u.idle.give(conn)
+		u.idle.pushConn(conn)
 	}
 	return m, err
 }
@@ -78,7 +78,7 @@ func roundTrip(ctx context.Context, conn net.Conn, q *mdns.Msg) (*mdns.Msg, erro
 	if err := m.Unpack(wire); err != nil {
 		return nil, fmt.Errorf("malformed answer: %w", err)
 	}
-	if !answers(m, q) || m.Truncated {
+	if !isAnswerTo(m, q) || m.Truncated {
 		return nil, errMismatch
 	}
 	return m, nil
@@ -121,7 +121,7 @@ type idleConn struct {
 	since time.Time
 }
 
-func (i *idleConns) take() net.Conn {
+func (i *idleConns) popConn() net.Conn {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.expireLocked()
@@ -133,7 +133,7 @@ func (i *idleConns) take() net.Conn {
 	return last.Conn
 }
 
-func (i *idleConns) give(conn net.Conn) {
+func (i *idleConns) pushConn(conn net.Conn) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.expireLocked()

@@ -9,41 +9,41 @@ import (
 	"boxgate/policy/name"
 )
 
-// sunkGrace is how long connections to the sink are attributed to the name for which the box received it.
-const sunkGrace = 5 * time.Second
+// sinkGrace is how long connections to the sink are attributed to the name for which the box received it.
+const sinkGrace = 5 * time.Second
 
-// sunk tracks the name for which a box last received the sink. The zero value is ready to use.
-type sunk struct {
-	mu    sync.Mutex
-	name  name.Name
-	at    time.Time
-	other time.Time // when the box last received it for another name
+// sinkTracker tracks the name for which a box last received the sink. The zero value is ready to use.
+type sinkTracker struct {
+	mu      sync.Mutex
+	name    name.Name
+	at      time.Time
+	otherAt time.Time // when the box last received it for another name
 }
 
-// note records that the box received the sink for a name.
-func (s *sunk) note(n name.Name, now time.Time) {
+// recordName records that the box received the sink for a name.
+func (s *sinkTracker) recordName(n name.Name, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n != s.name {
-		s.name, s.other = n, s.at
+		s.name, s.otherAt = n, s.at
 	}
 	s.at = now
 }
 
-// only returns the name, or nil if a connection may also be for another name.
-func (s *sunk) only(now time.Time) []name.Name {
+// onlyName returns the name, or nil if a connection may also be for another name.
+func (s *sinkTracker) onlyName(now time.Time) []name.Name {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.name.IsZero() || now.Sub(s.at) > sunkGrace || now.Sub(s.other) <= sunkGrace {
+	if s.name.IsZero() || now.Sub(s.at) > sinkGrace || now.Sub(s.otherAt) <= sinkGrace {
 		return nil
 	}
 	return []name.Name{s.name}
 }
 
-// sunkNames returns the name for which a box received the sink within sunkGrace, if there is only one.
-func (s *Server) sunkNames(box policy.BoxID, now time.Time) []name.Name {
+// sinkNames returns the name for which a box received the sink within sinkGrace, if there is only one.
+func (s *Server) sinkNames(box policy.BoxID, now time.Time) []name.Name {
 	if v, ok := s.usages.known.Load(box); ok {
-		return v.(*usage).sunk.only(now)
+		return v.(*usage).sinkTracker.onlyName(now)
 	}
 	return nil
 }

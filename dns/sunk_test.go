@@ -17,21 +17,21 @@ func TestNameOfTheSink(t *testing.T) {
 	t.Parallel()
 	a, b := mustName(t, "a.example"), mustName(t, "b.example")
 	now := time.Now()
-	var s sunk
+	var s sinkTracker
 	steps := []struct {
 		note  name.Name
 		after time.Duration
 		want  []name.Name
 	}{
 		{name.Name{}, 0, nil}, {a, 0, []name.Name{a}}, {a, time.Second, []name.Name{a}}, {b, time.Second, nil},
-		{b, sunkGrace, []name.Name{b}}, {a, time.Second, nil}, {name.Name{}, 2 * sunkGrace, nil},
+		{b, sinkGrace, []name.Name{b}}, {a, time.Second, nil}, {name.Name{}, 2 * sinkGrace, nil},
 	}
 	for i, step := range steps {
 		now = now.Add(step.after)
 		if !step.note.IsZero() {
-			s.note(step.note, now)
+			s.recordName(step.note, now)
 		}
-		if got := s.only(now); !slices.Equal(got, step.want) {
+		if got := s.onlyName(now); !slices.Equal(got, step.want) {
 			t.Errorf("step %d: %v, want %v", i, got, step.want)
 		}
 	}

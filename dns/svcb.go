@@ -18,14 +18,14 @@ func withoutDetours(rr mdns.RR) mdns.RR {
 	switch rr := rr.(type) {
 	case *mdns.HTTPS:
 		out := mdns.Copy(rr).(*mdns.HTTPS)
-		if params, ok := strip(out.Value); ok {
+		if params, ok := stripDetours(out.Value); ok {
 			out.Value = params
 			return out
 		}
 		return nil
 	case *mdns.SVCB:
 		out := mdns.Copy(rr).(*mdns.SVCB)
-		if params, ok := strip(out.Value); ok {
+		if params, ok := stripDetours(out.Value); ok {
 			out.Value = params
 			return out
 		}
@@ -34,8 +34,8 @@ func withoutDetours(rr mdns.RR) mdns.RR {
 	return rr
 }
 
-// strip removes the detours from a record's parameters, and reports whether any protocol is left.
-func strip(params []mdns.SVCBKeyValue) (left []mdns.SVCBKeyValue, ok bool) {
+// stripDetours removes the detours from a record's parameters, and reports whether any protocol is left.
+func stripDetours(params []mdns.SVCBKeyValue) (left []mdns.SVCBKeyValue, ok bool) {
 	var mandatory *mdns.SVCBMandatory
 	noDefault, protocols, gone := false, true, slices.Clone(detours)
 	for _, p := range params {

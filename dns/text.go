@@ -20,7 +20,7 @@ func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) 
 	defer cancel()
 	seen := map[name.Name]bool{n: true}
 	for range maxAsks {
-		m, err := s.cache.up.exchange(ctx, n.String()+".", mdns.TypeTXT)
+		m, err := s.cache.upstream.exchange(ctx, n.String()+".", mdns.TypeTXT)
 		if err != nil {
 			return nil, fmt.Errorf("resolve %s: %w", n, err)
 		}
@@ -35,7 +35,7 @@ func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) 
 			seen[target] = true
 			n = target
 		}
-		if a.open {
+		if a.incomplete {
 			continue
 		}
 		var texts []string

@@ -32,21 +32,21 @@ var errUseStream = outbound.ErrSuspect
 
 // upstream is one upstream DNS server.
 type upstream struct {
-	name   string // as configured
-	addr   string
-	dial   Dial
-	tls    *tls.Config    // nil: UDP, and TCP as needed
-	idle   idleConns      // TLS connections kept for reuse
-	direct netip.AddrPort // for questions sent without dial; zero: not possible
-	try    time.Duration  // bounds one attempt; tryTimeout
-	made   time.Time
-	heldTo atomic.Int64 // nanoseconds since made, so that clock changes do not matter
-	heard  atomic.Int64 // last answer of any kind, likewise in nanoseconds since made
+	name       string // as configured
+	addr       string
+	dial       Dial
+	tls        *tls.Config    // nil: UDP, and TCP as needed
+	idle       idleConns      // TLS connections kept for reuse
+	directAddr netip.AddrPort // for questions sent without dial; zero: not possible
+	timeout    time.Duration  // bounds one attempt; tryTimeout
+	created    time.Time
+	heldUntil  atomic.Int64 // nanoseconds since created, so that clock changes do not matter
+	lastAnswer atomic.Int64 // last answer of any kind, likewise in nanoseconds since created
 }
 
 // newUpstream reads one entry of Config.Upstreams.
 func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
-	u := &upstream{name: s, dial: dial, try: tryTimeout, made: time.Now()}
+	u := &upstream{name: s, dial: dial, timeout: tryTimeout, created: time.Now()}
 	addr, secure := strings.CutPrefix(s, "tls://")
 	addr, serverName, named := strings.Cut(addr, "#")
 	port := "53"
@@ -63,7 +63,7 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 	}
 	u.addr = net.JoinHostPort(host, p)
 	if a, err := netip.ParseAddr(host); err == nil && a.Zone() == "" && !secure {
-		u.direct = netip.AddrPortFrom(a, uint16(n))
+		u.directAddr = netip.AddrPortFrom(a, uint16(n))
 	}
 	if secure {
 		if serverName == "" {
@@ -74,37 +74,37 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 	return u, nil
 }
 
-func (u *upstream) held() bool { return int64(time.Since(u.made)) < u.heldTo.Load() }
+func (u *upstream) isHeldDown() bool { return int64(time.Since(u.created)) < u.heldUntil.Load() }
 
-// failed holds u down after a question without an answer, and reports whether it was up. If u has answered another
+// markFailed holds u down after a question without an answer, and reports whether it was up. If u has answered another
 // question since this one was sent, u stays up: only this question has no answer.
-func (u *upstream) failed(sent time.Time) bool {
-	if u.heard.Load() > int64(sent.Sub(u.made)) {
+func (u *upstream) markFailed(sent time.Time) bool {
+	if u.lastAnswer.Load() > int64(sent.Sub(u.created)) {
 		return false
 	}
-	now := time.Since(u.made)
-	return u.heldTo.Swap(int64(now+holdDown)) < int64(now)
+	now := time.Since(u.created)
+	return u.heldUntil.Swap(int64(now+holdDown)) < int64(now)
 }
 
-// answered records that u has answered, with any result.
-func (u *upstream) answered() {
-	u.heard.Store(int64(time.Since(u.made)))
-	if u.heldTo.Load() != 0 {
-		u.heldTo.Store(0)
+// markAnswered records that u has answered, with any result.
+func (u *upstream) markAnswered() {
+	u.lastAnswer.Store(int64(time.Since(u.created)))
+	if u.heldUntil.Load() != 0 {
+		u.heldUntil.Store(0)
 	}
 }
 
 // exchange asks once, over UDP with a fallback to a stream, or over TLS. before is the error of an earlier attempt over
 // UDP, or nil.
 func (u *upstream) exchange(ctx context.Context, name string, qtype uint16, before error) (*mdns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, u.try)
+	ctx, cancel := context.WithTimeout(ctx, u.timeout)
 	defer cancel()
 	m, err := (*mdns.Msg)(nil), before
 	if err == nil && u.tls == nil {
 		m, err = u.overUDP(ctx, name, qtype)
 	}
 	if errors.Is(err, errUseStream) {
-		u.answered()
+		u.markAnswered()
 	}
 	if u.tls != nil || errors.Is(err, errUseStream) {
 		m, err = u.overStream(ctx, name, qtype)
@@ -147,7 +147,7 @@ func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdn
 		}
 		// The ID is right. If anything else is wrong, the server folds case or the answer is forged: ask again over a
 		// stream.
-		if m.Unpack(buf[:n]) != nil || m.Truncated || !answers(m, q) {
+		if m.Unpack(buf[:n]) != nil || m.Truncated || !isAnswerTo(m, q) {
 			return nil, errUseStream
 		}
 		return m, nil
@@ -166,9 +166,9 @@ func question(name string, qtype uint16) *mdns.Msg {
 	return q.SetEdns0(udpSize, false)
 }
 
-// answers reports whether m is the answer to q: ID and question are identical, including letter case. Servers that fail
-// before they parse the question may omit it.
-func answers(m, q *mdns.Msg) bool {
+// isAnswerTo reports whether m is the answer to q: ID and question are identical, including letter case. Servers that
+// fail before they parse the question may omit it.
+func isAnswerTo(m, q *mdns.Msg) bool {
 	if m.Id != q.Id || !m.Response || m.Opcode != mdns.OpcodeQuery {
 		return false
 	}

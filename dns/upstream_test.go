@@ -286,7 +286,7 @@ func TestAllServersSilentEndsInTime(t *testing.T) {
 		dial := func(context.Context, string, string) (net.Conn, error) { c, _ := net.Pipe(); return c, nil }
 		f := newTestForwarder(t, dial, nil, "192.0.2.1", "192.0.2.2", "192.0.2.3")
 		b := newBench(t, domains("a.example.com"), newZone(t))
-		b.cache.up = f
+		b.cache.upstream = f
 		start := time.Now()
 		m := b.ask(t, "a.example.com", mdns.TypeA)
 		if took := time.Since(start); m.Rcode != mdns.RcodeServerFailure || ede(m) != int(mdns.ExtendedErrorCodeNetworkError) || took > lookupTimeout {

@@ -24,30 +24,30 @@ type usages struct {
 
 // usage is the current usage of the server by one box.
 type usage struct {
-	memory   *memory.Account
-	rate     *pace.Limiter
-	inFlight atomic.Int64
-	lookups  atomic.Int64 // upstream lookups in flight, for its queries and its connections
-	tcp      tcpConns
-	sunk     sunk
-	answers  *pace.Limiter // limits the refusals sent for queries that are not admitted; further ones get no answer
-	refusals coalesced
+	memory      *memory.Account
+	rate        *pace.Limiter
+	inFlight    atomic.Int64
+	lookups     atomic.Int64 // upstream lookups in flight, for its queries and its connections
+	tcp         tcpConns
+	sinkTracker sinkTracker
+	answers     *pace.Limiter // limits the refusals sent for queries that are not admitted; further ones get no answer
+	refusals    coalesced
 
-	mostLookups int64
+	maxLookups int64
 }
 
 // lookupsPerQuery is the number of upstream lookups that a box may have in flight per query that it may have in flight.
 // It exceeds one because the proxy also looks up names for the box's connections.
 const lookupsPerQuery = 4
 
-// visit is one query being handled. Each visit ends with leave.
+// visit is one query being handled. Each visit ends with release.
 type visit struct {
 	box      *policy.Box
 	arrived  time.Time
 	now      time.Time // time of the direct answer
 	usage    *usage
 	admitted bool
-	held     int
+	reserved int
 }
 
 // The memory, in bytes, accounted for an unanswered query, and for a connection whose client does not read its answers.
@@ -71,15 +71,15 @@ func (u *usages) newUsage(box *policy.Box) *usage {
 		return pace.New(l.QueriesPerSecond, l.Burst, func() int64 { return own.Of(policy.LimitDNSQueries, 0) })
 	}
 	return &usage{
-		memory:      u.memory.AccountOf(string(box.ID), func(all int64) int64 { return own.Of(policy.LimitMemory, all) }),
-		mostLookups: int64(lookupsPerQuery * l.InFlight),
-		rate:        perSecond(),
-		answers:     perSecond(),
-		refusals:    coalesced{record: u.record},
+		memory:     u.memory.AccountOf(string(box.ID), func(all int64) int64 { return own.Of(policy.LimitMemory, all) }),
+		maxLookups: int64(lookupsPerQuery * l.InFlight),
+		rate:       perSecond(),
+		answers:    perSecond(),
+		refusals:   coalesced{record: u.record},
 	}
 }
 
-func (u *usages) of(box *policy.Box) *usage {
+func (u *usages) usageOf(box *policy.Box) *usage {
 	if box == nil {
 		return u.unknown
 	}
@@ -98,28 +98,28 @@ func isServed(boxes Boxes, box *policy.Box) bool {
 	return box.V4.IsValid() && boxes.BoxByAddr(box.V4) == box || box.V6.IsValid() && boxes.BoxByAddr(box.V6) == box
 }
 
-// enter counts a query. The query is not admitted if the box is unknown, exceeds its rate or its queries in flight, or
+// admit counts a query. The query is not admitted if the box is unknown, exceeds its rate or its queries in flight, or
 // has used up its memory.
-func (u *usages) enter(box *policy.Box, now time.Time) visit {
-	use := u.of(box)
+func (u *usages) admit(box *policy.Box, now time.Time) visit {
+	use := u.usageOf(box)
 	v := visit{box: box, arrived: now, now: now, usage: use}
 	inFlight := use.inFlight.Add(1)
 	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.AllowAt(now) && use.memory.Acquire(memory.DNS, queryCost)
 	if v.admitted {
-		v.held = queryCost
+		v.reserved = queryCost
 	}
 	return v
 }
 
-func (v visit) leave() {
+func (v visit) release() {
 	v.usage.inFlight.Add(-1)
-	v.usage.memory.Release(memory.DNS, v.held)
+	v.usage.memory.Release(memory.DNS, v.reserved)
 }
 
-// look counts an upstream lookup, and reports false if the box has too many in flight. After true the caller decrements
-// lookups. Without this limit, the connections of one box could take every slot that the boxes share.
-func (u *usage) look() bool {
-	if u.lookups.Add(1) <= u.mostLookups {
+// acquireLookup counts an upstream lookup, and reports false if the box has too many in flight. After true the caller
+// decrements lookups. Without this limit, the connections of one box could take every slot that the boxes share.
+func (u *usage) acquireLookup() bool {
+	if u.lookups.Add(1) <= u.maxLookups {
 		return true
 	}
 	u.lookups.Add(-1)
@@ -136,7 +136,7 @@ type tcpConns struct {
 // box's limit the connection that has been idle longest is closed instead (RFC 7766, section 6.2.3), so idle
 // connections do not keep a box from asking.
 func (u *usages) connect(box *policy.Box, c *tcpConn) (use *usage, ok bool) {
-	use = u.of(box)
+	use = u.usageOf(box)
 	if box == nil {
 		return use, false
 	}
@@ -146,14 +146,14 @@ func (u *usages) connect(box *policy.Box, c *tcpConn) (use *usage, ok bool) {
 	if (t.list.Len() >= u.limits.TCPConns && !t.closeIdleLocked()) || !use.memory.Acquire(memory.DNS, connCost) {
 		return use, false
 	}
-	c.place = t.list.PushBack(c)
+	c.element = t.list.PushBack(c)
 	return use, true
 }
 
 // closeIdleLocked closes the connection that has been idle longest, and reports whether there was one.
 func (t *tcpConns) closeIdleLocked() bool {
 	for e := t.list.Front(); e != nil; e = e.Next() {
-		if c := e.Value.(*tcpConn); c.busy == 0 {
+		if c := e.Value.(*tcpConn); c.inFlight == 0 {
 			t.removeLocked(c)
 			_ = c.Close()
 			return true
@@ -163,29 +163,29 @@ func (t *tcpConns) closeIdleLocked() bool {
 }
 
 func (t *tcpConns) removeLocked(c *tcpConn) {
-	if c.place != nil {
-		t.list.Remove(c.place)
-		c.place = nil
+	if c.element != nil {
+		t.list.Remove(c.element)
+		c.element = nil
 	}
 }
 
-// begin counts a query of a connection, and reports false if the connection is being closed. After true, end must
-// follow.
-func (u *usage) begin(c *tcpConn) bool {
+// beginQuery counts a query of a connection, and reports false if the connection is being closed. After true, endQuery
+// must follow.
+func (u *usage) beginQuery(c *tcpConn) bool {
 	u.tcp.mu.Lock()
 	defer u.tcp.mu.Unlock()
-	if c.place == nil {
+	if c.element == nil {
 		return false
 	}
-	c.busy++
+	c.inFlight++
 	return true
 }
 
-func (u *usage) end(c *tcpConn) {
+func (u *usage) endQuery(c *tcpConn) {
 	u.tcp.mu.Lock()
 	defer u.tcp.mu.Unlock()
-	if c.busy--; c.busy == 0 && c.place != nil {
-		u.tcp.list.MoveToBack(c.place)
+	if c.inFlight--; c.inFlight == 0 && c.element != nil {
+		u.tcp.list.MoveToBack(c.element)
 	}
 }
 
@@ -212,8 +212,8 @@ func (u *usages) flush() {
 	})
 }
 
-// waiting is the number of queries being answered, of all boxes.
-func (u *usages) waiting() (n int64) {
+// inFlightTotal is the number of queries being answered, of all boxes.
+func (u *usages) inFlightTotal() (n int64) {
 	n = u.unknown.inFlight.Load()
 	u.known.Range(func(_, v any) bool {
 		n += v.(*usage).inFlight.Load()

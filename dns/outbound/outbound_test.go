@@ -254,8 +254,8 @@ func TestAttackManyLateAnswers(t *testing.T) {
 		up.send(reply(guessed, "6.6.6.6"), from)
 	}
 	s.End(q)
-	clear(s.coins[:]) // make the attacker's guess right
-	s.spent = 0
+	clear(s.random[:]) // make the attacker's guess right
+	s.randomUsed = 0
 	ask(t, s, up, "b.example.com")
 	m, from := up.next()
 	if m.Id != guessed.Id || m.Question[0] != guessed.Question[0] {
@@ -330,7 +330,7 @@ func FuzzJudge(f *testing.F) {
 		f.Add(wire)
 	}
 	f.Fuzz(func(t *testing.T, wire []byte) {
-		answer, err := q.judge(wire)
+		answer, err := q.checkAnswer(wire)
 		if (answer == nil) == (err == nil) {
 			t.Fatalf("%x: %x, %v", wire, answer, err)
 		}

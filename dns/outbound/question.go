@@ -88,7 +88,7 @@ func (q *Question[T]) send(server netip.AddrPort) error {
 }
 
 func (q *Question[T]) connectTo(server netip.AddrPort) error {
-	if err := q.socket(server.Addr().Is6()); err != nil {
+	if err := q.openSocket(server.Addr().Is6()); err != nil {
 		return err
 	}
 	var to unix.RawSockaddrInet6
@@ -110,8 +110,8 @@ func (q *Question[T]) drain() bool {
 	return false
 }
 
-// socket opens the question's socket, unless it has one of that family.
-func (q *Question[T]) socket(v6 bool) error {
+// openSocket opens the question's socket, unless it has one of that family.
+func (q *Question[T]) openSocket(v6 bool) error {
 	if q.fd >= 0 && q.v6 == v6 {
 		return nil
 	}
@@ -140,8 +140,8 @@ func (q *Question[T]) close() {
 	}
 }
 
-// release disconnects the socket, which unbinds it from its port.
-func (q *Question[T]) release() {
+// disconnect disconnects the socket, which unbinds it from its port.
+func (q *Question[T]) disconnect() {
 	if q.fd >= 0 {
 		none := unix.RawSockaddrInet6{Family: unix.AF_UNSPEC}
 		_ = q.connect(&none, unix.SizeofSockaddrInet6)
@@ -177,16 +177,16 @@ func (q *Question[T]) receive(buf []byte) ([]byte, error) {
 	n, err := q.recv(buf)
 	switch {
 	case err == nil:
-		return q.judge(buf[:n])
+		return q.checkAnswer(buf[:n])
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		return nil, errForeign
 	}
 	return nil, err // the port is closed
 }
 
-// judge returns a message from the server's address if it answers the question. A message with another ID is forged or
+// checkAnswer returns a message from the server's address if it answers the question. A message with another ID is forged or
 // late. A server that fails before it parses the question may omit the question.
-func (q *Question[T]) judge(m []byte) ([]byte, error) {
+func (q *Question[T]) checkAnswer(m []byte) ([]byte, error) {
 	if len(m) < headerSize || m[0] != q.wire[0] || m[1] != q.wire[1] || m[2]&flagResponse == 0 {
 		return nil, errForeign
 	}

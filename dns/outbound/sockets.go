@@ -37,7 +37,7 @@ func NewBudget(n int) *Budget {
 	return b
 }
 
-func (b *Budget) take() bool {
+func (b *Budget) acquire() bool {
 	if b.left.Add(-1) >= 0 {
 		return true
 	}
@@ -45,19 +45,19 @@ func (b *Budget) take() bool {
 	return false
 }
 
-func (b *Budget) give(n int) { b.left.Add(int64(n)) }
+func (b *Budget) release(n int) { b.left.Add(int64(n)) }
 
 // Sockets are the sockets of open questions, each carrying a T. Not safe for concurrent use.
 type Sockets[T any] struct {
-	epoll  int
-	most   int
-	budget *Budget
-	all    []*Question[T]
-	unused []*Question[T]
-	coins  [512]byte
-	spent  int // of coins
-	ready  [maxReady]unix.EpollEvent
-	answer [maxAnswer]byte
+	epoll      int
+	limit      int
+	budget     *Budget
+	all        []*Question[T]
+	unused     []*Question[T]
+	random     [512]byte
+	randomUsed int // of coins
+	ready      [maxReady]unix.EpollEvent
+	answer     [maxAnswer]byte
 }
 
 // New returns sockets for at most that many concurrent questions, fewer if the budget is exhausted. [Sockets.Wait] also
@@ -67,8 +67,8 @@ func New[T any](most int, budget *Budget, watch int) (*Sockets[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("outbound: %w", err)
 	}
-	s := &Sockets[T]{epoll: epoll, most: most, budget: budget}
-	s.spent = len(s.coins)
+	s := &Sockets[T]{epoll: epoll, limit: most, budget: budget}
+	s.randomUsed = len(s.random)
 	if err := s.add(watch, watched); err != nil {
 		return nil, errors.Join(err, unix.Close(epoll))
 	}
@@ -91,7 +91,7 @@ func (s *Sockets[T]) Close() error {
 	for _, q := range s.all {
 		q.close()
 	}
-	s.budget.give(len(s.all))
+	s.budget.release(len(s.all))
 	s.all, s.unused = nil, nil
 	return unix.Close(s.epoll)
 }
@@ -107,11 +107,11 @@ func (s *Sockets[T]) Each(f func(*Question[T])) {
 
 // Ask sends a question about a name in lower case, in presentation format without the final dot.
 func (s *Sockets[T]) Ask(server netip.AddrPort, name string, qtype uint16, now time.Time) (*Question[T], error) {
-	q, err := s.take()
+	q, err := s.acquireQuestion()
 	if err != nil {
 		return nil, err
 	}
-	q.write(name, qtype, s.toss(2+len(name)))
+	q.write(name, qtype, s.randomBytes(2+len(name)))
 	if err := q.send(server); err != nil {
 		s.End(q)
 		return nil, fmt.Errorf("outbound: ask %s: %w", server, err)
@@ -120,15 +120,15 @@ func (s *Sockets[T]) Ask(server netip.AddrPort, name string, qtype uint16, now t
 	return q, nil
 }
 
-// take returns a question without a port.
-func (s *Sockets[T]) take() (*Question[T], error) {
+// acquireQuestion returns a question without a port.
+func (s *Sockets[T]) acquireQuestion() (*Question[T], error) {
 	if n := len(s.unused); n > 0 {
 		q := s.unused[n-1]
 		s.unused = s.unused[:n-1]
 		q.open = true
 		return q, nil
 	}
-	if len(s.all) >= s.most || !s.budget.take() {
+	if len(s.all) >= s.limit || !s.budget.acquire() {
 		return nil, ErrBusy
 	}
 	q := &Question[T]{fd: -1, open: true, index: int32(len(s.all)), watch: s.add}
@@ -136,19 +136,19 @@ func (s *Sockets[T]) take() (*Question[T], error) {
 	return q, nil
 }
 
-// toss returns n random bytes, valid until the next call.
-func (s *Sockets[T]) toss(n int) []byte {
-	if len(s.coins)-s.spent < n {
-		_, _ = rand.Read(s.coins[:]) // never fails
-		s.spent = 0
+// randomBytes returns n random bytes, valid until the next call.
+func (s *Sockets[T]) randomBytes(n int) []byte {
+	if len(s.random)-s.randomUsed < n {
+		_, _ = rand.Read(s.random[:]) // never fails
+		s.randomUsed = 0
 	}
-	s.spent += n
-	return s.coins[s.spent-n : s.spent]
+	s.randomUsed += n
+	return s.random[s.randomUsed-n : s.randomUsed]
 }
 
 // End ends a question and releases its port.
 func (s *Sockets[T]) End(q *Question[T]) {
-	q.release()
+	q.disconnect()
 	var zero T
 	q.For, q.open = zero, false
 	s.unused = append(s.unused, q)
