@@ -29,7 +29,7 @@ type coalesced struct {
 	refusals refusals
 	flows    flows
 	timer    *time.Timer
-	resting  bool // nothing is pending, and the timer fires when the state may be dropped
+	idle     bool // nothing is pending, and the timer fires when the state may be dropped
 	dropped  bool // the next event of the box needs a new state
 }
 
@@ -49,10 +49,10 @@ func coalesces(e *Event) bool {
 // admit reports whether to emit the event now. Otherwise the event is counted and emitted later. admit may turn the
 // event of a flow into one about its network.
 func (c *coalescer) admit(e *Event) bool {
-	b := c.lock(e.Box)
+	b := c.lockBox(e.Box)
 	defer b.mu.Unlock()
-	if b.resting {
-		b.resting = false
+	if b.idle {
+		b.idle = false
 		b.timer.Reset(fault.Interval(coalesceInterval))
 	}
 	if isFlow(e) {
@@ -61,10 +61,10 @@ func (c *coalescer) admit(e *Event) bool {
 	return b.refusals.admit(e)
 }
 
-// lock returns the state of a box, locked.
-func (c *coalescer) lock(box policy.BoxID) *coalesced {
+// lockBox returns the state of a box, locked.
+func (c *coalescer) lockBox(box policy.BoxID) *coalesced {
 	for {
-		b := c.of(box)
+		b := c.stateOf(box)
 		b.mu.Lock()
 		if !b.dropped {
 			return b
@@ -73,8 +73,8 @@ func (c *coalescer) lock(box policy.BoxID) *coalesced {
 	}
 }
 
-// of returns the state of a box, and creates it if needed. It may be dropped before the caller locks it.
-func (c *coalescer) of(box policy.BoxID) *coalesced {
+// stateOf returns the state of a box, and creates it if needed. It may be dropped before the caller locks it.
+func (c *coalescer) stateOf(box policy.BoxID) *coalesced {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.boxes[box]
@@ -82,7 +82,7 @@ func (c *coalescer) of(box policy.BoxID) *coalesced {
 		b = &coalesced{}
 		b.mu.Lock() // due needs the timer
 		defer b.mu.Unlock()
-		b.timer = time.AfterFunc(fault.Interval(coalesceInterval), func() { c.due(box, b) })
+		b.timer = time.AfterFunc(fault.Interval(coalesceInterval), func() { c.endInterval(box, b) })
 		c.boxes[box] = b
 	}
 	return b
@@ -96,23 +96,23 @@ func (c *coalescer) dropLocked(box policy.BoxID, b *coalesced) {
 	delete(c.boxes, box)
 }
 
-// due ends an interval of a box, and begins the next one if the interval had events.
-func (c *coalescer) due(box policy.BoxID, b *coalesced) {
+// endInterval ends an interval of a box, and begins the next one if the interval had events.
+func (c *coalescer) endInterval(box policy.BoxID, b *coalesced) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
 	case b.dropped: // flushed
-	case b.resting:
+	case b.idle:
 		c.dropLocked(box, b)
 	default:
-		c.emitAll(append(b.refusals.take(), b.flows.take(flowsPerInterval)...))
+		c.emitAll(append(b.refusals.takePending(), b.flows.takePending(flowsPerInterval)...))
 		switch {
-		case !b.refusals.quiet() || !b.flows.quiet():
+		case !b.refusals.isQuiet() || !b.flows.isQuiet():
 			b.timer.Reset(fault.Interval(coalesceInterval))
-		case b.flows.empty():
+		case b.flows.isEmpty():
 			c.dropLocked(box, b)
 		default:
-			b.resting = true
+			b.idle = true
 			b.timer.Reset(flowMemory)
 		}
 	}
@@ -138,7 +138,7 @@ func (c *coalescer) flush(box policy.BoxID) {
 	defer b.mu.Unlock()
 	if !b.dropped {
 		b.timer.Stop()
-		c.emitAll(append(b.refusals.take(), b.flows.take(-1)...))
+		c.emitAll(append(b.refusals.takePending(), b.flows.takePending(-1)...))
 		c.dropLocked(box, b)
 	}
 }

@@ -29,7 +29,7 @@ func (c *encoder) append(b []byte, e *Event, verbatim, console bool) []byte {
 		return append(append(b, Line(*e)...), '\n')
 	}
 	if !verbatim {
-		e = e.inQuotes()
+		e = e.jsonEscaped()
 	}
 	b = append(c.appendTime(append(b, jsonHead...), e.Time), jsonDecision...)
 	return append(appendFields(b, e), '\n')

@@ -103,7 +103,7 @@ func FuzzLogLine(f *testing.F) {
 			e.Peer = e.Addr.WithZone(box)
 		}
 		checkLine(t, e)
-		e.safe()
+		e.escapeTexts()
 		checkLine(t, e)
 		if got, want := lineOf(&e, false), zapLine(t, &e); got != want {
 			t.Errorf("got\n%szap writes\n%s", got, want)

@@ -88,10 +88,10 @@ func arePlain(w uint64, lowest byte) bool {
 	return (w|(w+ones)|(w-ones*uint64(lowest)))&highest == 0
 }
 
-// safe escapes and truncates every text in the event, and reports whether the log can contain them all unchanged, see
-// [Event.isVerbatim]. Texts that the gateway chose do not change, but are escaped too, in case a part of the gateway
-// passes on a box's text by mistake.
-func (e *Event) safe() (verbatim bool) {
+// escapeTexts escapes and truncates every text in the event, and reports whether the log can contain them all
+// unchanged, see [Event.isVerbatim]. Texts that the gateway chose do not change, but are escaped too, in case a part of
+// the gateway passes on a box's text by mistake.
+func (e *Event) escapeTexts() (verbatim bool) {
 	e.Addr, e.Claimed, e.Peer = unzoned(e.Addr), unzoned(e.Claimed), unzoned(e.Peer)
 	if e.isVerbatim() {
 		return true

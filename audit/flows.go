@@ -38,9 +38,9 @@ const (
 	lanes
 )
 
-// flowRoom is how many new destinations of a lane are logged in a burst, and then per second. Up to twice the burst is
+// flowLimits is how many new destinations of a lane are logged in a burst, and then per second. Up to twice the burst is
 // remembered.
-var flowRoom = [lanes]struct {
+var flowLimits = [lanes]struct {
 	burst  int
 	second rate.Limit
 }{laneAnswered: {4096, 50}, laneTCP: {1024, 25}, laneUDP: {512, 10}, laneICMP: {64, 2}}
@@ -93,12 +93,12 @@ type flows struct {
 
 // flowLane is the state of one lane.
 type flowLane struct {
-	room    *rate.Limiter // limits new destinations
-	repeats *rate.Limiter
-	known   memory
-	pending map[flowKind]*flowSum // of known destinations
-	crowded map[Phase]*flowSum    // the overflow of pending
-	unnamed map[Phase]*unnamed    // of unknown destinations beyond room
+	newLimiter    *rate.Limiter // limits new destinations
+	repeatLimiter *rate.Limiter
+	known         destinationMemory
+	pending       map[flowKind]*flowSum // of known destinations
+	overflow      map[Phase]*flowSum    // the overflow of pending
+	unnamed       map[Phase]*unnamed    // of unknown destinations beyond room
 }
 
 // flowKind is the key of a coalesced event: the beginnings, or the ends, of flows to one destination.
@@ -109,7 +109,7 @@ type flowKind struct {
 
 // flowSum is the sum of pending events.
 type flowSum struct {
-	like    Event // the latest
+	latest  Event // the latest
 	n       uint64
 	in, out int64
 }
@@ -121,15 +121,15 @@ type unnamed struct {
 }
 
 func (s *flowSum) add(e *Event) {
-	s.like = *e
-	s.like.Headers = slices.Clone(e.Headers)
+	s.latest = *e
+	s.latest.Headers = slices.Clone(e.Headers)
 	s.n += max(e.Count, 1)
 	s.in, s.out = s.in+e.BytesIn, s.out+e.BytesOut
 }
 
 // event returns the event that summarizes them.
 func (s *flowSum) event() Event {
-	e := s.like
+	e := s.latest
 	if e.BytesIn, e.BytesOut = s.in, s.out; s.n > 1 {
 		e.Count, e.Conn, e.Duration = s.n, "", 0
 	}
@@ -138,10 +138,10 @@ func (s *flowSum) event() Event {
 
 func (f *flows) lane(n lane) *flowLane {
 	if f.lanes[n] == nil {
-		room := flowRoom[n]
+		room := flowLimits[n]
 		f.lanes[n] = &flowLane{
-			room: rate.NewLimiter(room.second, room.burst), repeats: rate.NewLimiter(flowRepeats, 2*flowRepeats),
-			known: memory{limit: room.burst}, pending: map[flowKind]*flowSum{}, crowded: map[Phase]*flowSum{},
+			newLimiter: rate.NewLimiter(room.second, room.burst), repeatLimiter: rate.NewLimiter(flowRepeats, 2*flowRepeats),
+			known: destinationMemory{limit: room.burst}, pending: map[flowKind]*flowSum{}, overflow: map[Phase]*flowSum{},
 			unnamed: map[Phase]*unnamed{},
 		}
 	}
@@ -152,9 +152,9 @@ func (f *flows) lane(n lane) *flowLane {
 // about an ongoing flow, which was counted when it began.
 func (f *flows) admit(e *Event) bool {
 	key, l := flowKeyOf(e), f.lane(laneOf(e))
-	known := f.knows(key, e)
+	known := f.isKnown(key, e)
 	if network := key.network(); !known && l.known.networks[network] >= flowsOfNetwork {
-		key, known = network, f.knows(network, e)
+		key, known = network, f.isKnown(network, e)
 		e.Addr, e.Port, e.Conn = netip.AddrFrom16(network.addr).Unmap(), 0, ""
 		e.Error = "many ports or addresses of one network, reported together"
 	}
@@ -162,13 +162,13 @@ func (f *flows) admit(e *Event) bool {
 		switch {
 		case e.Phase == PhaseOngoing:
 			return false
-		case l.repeats.Allow():
+		case l.repeatLimiter.Allow():
 			return true
 		}
 		l.coalesce(key, e)
 		return false
 	}
-	if l.room.Allow() {
+	if l.newLimiter.Allow() {
 		l.known.add(key, e.Time)
 		return true
 	}
@@ -184,8 +184,8 @@ func (f *flows) admit(e *Event) bool {
 	return false
 }
 
-// knows reports whether the destination has been logged. For TCP, either lane counts for both.
-func (f *flows) knows(key flowKey, e *Event) bool {
+// isKnown reports whether the destination has been logged. For TCP, either lane counts for both.
+func (f *flows) isKnown(key flowKey, e *Event) bool {
 	if l := f.lanes[key.lane]; l != nil && l.known.has(key, e.Time) {
 		return true
 	}
@@ -203,16 +203,17 @@ func (l *flowLane) coalesce(key flowKey, e *Event) {
 		sum = &flowSum{}
 		l.pending[kind] = sum
 	default:
-		if sum = l.crowded[e.Phase]; sum == nil {
+		if sum = l.overflow[e.Phase]; sum == nil {
 			sum = &flowSum{}
-			l.crowded[e.Phase] = sum
+			l.overflow[e.Phase] = sum
 		}
 	}
 	sum.add(e)
 }
 
-// take returns events for the pending flows: for up to most destinations of each lane, or for all if most is negative.
-func (f *flows) take(most int) []Event {
+// takePending returns events for the pending flows: for up to most destinations of each lane, or for all if most is
+// negative.
+func (f *flows) takePending(most int) []Event {
 	var events []Event
 	for _, l := range f.lanes {
 		if l == nil {
@@ -227,13 +228,13 @@ func (f *flows) take(most int) []Event {
 			events = append(events, sum.event())
 			delete(l.pending, kind)
 		}
-		for _, sum := range l.crowded {
+		for _, sum := range l.overflow {
 			events = append(events, byNumber(sum, 0, "connections to destinations logged before, reported by count"))
 		}
 		for _, u := range l.unnamed {
 			events = append(events, byNumber(&u.flowSum, u.destinations.count(), "connections to more destinations than can be named, reported by count"))
 		}
-		clear(l.crowded)
+		clear(l.overflow)
 		clear(l.unnamed)
 	}
 	return events
@@ -250,15 +251,15 @@ func byNumber(s *flowSum, destinations uint64, why string) Event {
 	return e
 }
 
-// quiet reports whether nothing is pending.
-func (f *flows) quiet() bool {
+// isQuiet reports whether nothing is pending.
+func (f *flows) isQuiet() bool {
 	for _, l := range f.lanes {
-		if l != nil && len(l.pending)+len(l.crowded)+len(l.unnamed) > 0 {
+		if l != nil && len(l.pending)+len(l.overflow)+len(l.unnamed) > 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// empty reports whether no destination is remembered.
-func (f *flows) empty() bool { return f.lanes == [lanes]*flowLane{} }
+// isEmpty reports whether no destination is remembered.
+func (f *flows) isEmpty() bool { return f.lanes == [lanes]*flowLane{} }

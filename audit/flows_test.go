@@ -132,17 +132,17 @@ func TestMemoryOfDestinationsIsBounded(t *testing.T) {
 				time.Sleep(coalesceInterval / 10)
 			}
 		}
-		l.coal.mu.Lock()
-		known := l.coal.boxes["b"].flows.lanes[laneAnswered].known
-		l.coal.mu.Unlock()
-		if n := len(known.new) + len(known.old); n > 2*flowRoom[laneAnswered].burst {
+		l.coalescer.mu.Lock()
+		known := l.coalescer.boxes["b"].flows.lanes[laneAnswered].known
+		l.coalescer.mu.Unlock()
+		if n := len(known.new) + len(known.old); n > 2*flowLimits[laneAnswered].burst {
 			t.Errorf("%d destinations are remembered", n)
 		}
 		time.Sleep(3 * flowMemory)
 		synctest.Wait()
-		l.coal.mu.Lock()
-		boxes := len(l.coal.boxes)
-		l.coal.mu.Unlock()
+		l.coalescer.mu.Lock()
+		boxes := len(l.coalescer.boxes)
+		l.coalescer.mu.Unlock()
 		if boxes != 0 {
 			t.Error("a box that is silent is not forgotten")
 		}

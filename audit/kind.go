@@ -6,8 +6,8 @@ import (
 	"math/bits"
 )
 
-// alike reports whether two events of a box have the same kind. [hashOf] covers the same fields.
-func alike(a, b *Event) bool {
+// sameKind reports whether two events of a box have the same kind. [hashOf] covers the same fields.
+func sameKind(a, b *Event) bool {
 	return a.Name == b.Name && a.Path == b.Path && a.Addr == b.Addr && a.Port == b.Port && a.Conn == b.Conn &&
 		a.Method == b.Method && a.Verdict == b.Verdict && a.Stage == b.Stage && a.Reason == b.Reason &&
 		a.Protocol == b.Protocol && a.Action == b.Action && a.Rule == b.Rule && a.Peer == b.Peer && a.Status == b.Status &&
@@ -48,30 +48,30 @@ func mix(h uint64, s string) uint64 {
 	return h ^ maphash.String(kindSeed, s)
 }
 
-// likes are the events of one kind in a ring.
-type likes struct {
+// kindEvents are the events of one kind in a ring.
+type kindEvents struct {
 	hash           uint64
 	n              int
 	oldest, newest *remembered
-	next           *likes // in the same bucket, or in the free list
+	next           *kindEvents // in the same bucket, or in the free list
 }
 
-// kinds maps an event to its likes. The zero value is empty.
+// kinds maps an event to the events of its kind. The zero value is empty.
 type kinds struct {
-	buckets []*likes // their number is a power of two
+	buckets []*kindEvents // their number is a power of two
 	n       int
-	free    *likes
+	free    *kindEvents
 }
 
-func (k *kinds) bucket(hash uint64) **likes { return &k.buckets[hash&uint64(len(k.buckets)-1)] }
+func (k *kinds) bucket(hash uint64) **kindEvents { return &k.buckets[hash&uint64(len(k.buckets)-1)] }
 
 // find returns the events of the same kind as e, or nil.
-func (k *kinds) find(hash uint64, e *Event) *likes {
+func (k *kinds) find(hash uint64, e *Event) *kindEvents {
 	if k.n == 0 {
 		return nil
 	}
 	for l := *k.bucket(hash); l != nil; l = l.next {
-		if l.hash == hash && alike(&l.newest.Event, e) {
+		if l.hash == hash && sameKind(&l.newest.Event, e) {
 			return l
 		}
 	}
@@ -79,18 +79,18 @@ func (k *kinds) find(hash uint64, e *Event) *likes {
 }
 
 // add adds a kind that find did not return.
-func (k *kinds) add(hash uint64) *likes {
+func (k *kinds) add(hash uint64) *kindEvents {
 	if k.n >= len(k.buckets) {
 		k.grow()
 	}
 	l := k.free
 	if l == nil {
-		l = &likes{}
+		l = &kindEvents{}
 	} else {
 		k.free = l.next
 	}
 	at := k.bucket(hash)
-	*l = likes{hash: hash, next: *at}
+	*l = kindEvents{hash: hash, next: *at}
 	*at = l
 	k.n++
 	return l
@@ -98,7 +98,7 @@ func (k *kinds) add(hash uint64) *likes {
 
 func (k *kinds) grow() {
 	old := k.buckets
-	k.buckets = make([]*likes, max(2*len(old), 16))
+	k.buckets = make([]*kindEvents, max(2*len(old), 16))
 	for _, l := range old {
 		for l != nil {
 			next, at := l.next, k.bucket(l.hash)
@@ -109,13 +109,13 @@ func (k *kinds) grow() {
 }
 
 // drop removes a kind whose last event was evicted.
-func (k *kinds) drop(l *likes) {
+func (k *kinds) drop(l *kindEvents) {
 	at := k.bucket(l.hash)
 	for *at != l {
 		at = &(*at).next
 	}
 	*at = l.next
-	*l = likes{next: k.free}
+	*l = kindEvents{next: k.free}
 	k.free = l
 	k.n--
 }

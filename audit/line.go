@@ -15,7 +15,7 @@ import (
 // and the other fields that are set. The verdict column has "end" for the end of allowed traffic, and "none" for an
 // allowed name that does not exist. The line contains no control bytes, whatever the event contains.
 func Line(e Event) string {
-	e.safe()
+	e.escapeTexts()
 	verdict := "DENY"
 	switch {
 	case e.Verdict == policy.Allow && e.Phase == PhaseEnd:
@@ -38,7 +38,7 @@ func Line(e Event) string {
 // Summary describes the decision in a few words: verdict, stage, destination and reason, or that an allowed name does
 // not exist. It contains no control bytes, whatever the event contains.
 func Summary(e Event) string {
-	e.safe()
+	e.escapeTexts()
 	if e.RCode == NXDomain && e.Verdict == policy.Allow {
 		return e.RCode + " " + destination(e) + ": the name does not exist"
 	}

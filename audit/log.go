@@ -47,9 +47,9 @@ func (o *Options) lost() uint64 {
 // Log receives every decision of the gateway and passes it to the log, the memory of recent events, the subscriptions
 // and the metrics. Safe for concurrent use.
 type Log struct {
-	opts    Options
-	metrics *metrics
-	coal    coalescer
+	opts      Options
+	metrics   *metrics
+	coalescer coalescer
 
 	selfTests selfTests
 
@@ -74,7 +74,7 @@ func New(opts Options) *Log {
 		opts: opts, metrics: newMetrics(opts.lost), id: strings.ToLower(rand.Text()[:10]),
 		boxes: map[policy.BoxID]*ring{}, subs: map[*Subscription]struct{}{},
 	}
-	l.coal = coalescer{emit: func(e *Event) { l.emit(e, e.isVerbatim()) }, boxes: map[policy.BoxID]*coalesced{}}
+	l.coalescer = coalescer{emit: func(e *Event) { l.emit(e, e.isVerbatim()) }, boxes: map[policy.BoxID]*coalesced{}}
 	return l
 }
 
@@ -88,11 +88,11 @@ func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
-	verbatim := e.safe()
+	verbatim := e.escapeTexts()
 	l.selfTests.mark(&e)
 	l.metrics.observe(&e)
 	if coalesces(&e) {
-		if !l.coal.admit(&e) {
+		if !l.coalescer.admit(&e) {
 			return
 		}
 		verbatim = e.isVerbatim() // admit may have changed the event
@@ -104,7 +104,7 @@ func (l *Log) Record(e Event) {
 }
 
 // Flush emits the pending coalesced events. Call it before the process exits.
-func (l *Log) Flush() { l.coal.flushAll() }
+func (l *Log) Flush() { l.coalescer.flushAll() }
 
 // emit numbers an event that is already escaped and counted, and passes it to the memory, the matching subscriptions
 // and the log, in the same order to all of them. verbatim is that of [encoder.append].
@@ -120,7 +120,7 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	e.BoxName = l.nameLocked(r, e.Box)
 	r.add(e, l.opts.PerBox)
 	for s := range l.subs {
-		if s.filter.matches(e) && !s.offer(e) {
+		if s.filter.matches(e) && !s.deliver(e) {
 			l.metrics.lost.Inc()
 		}
 	}
@@ -143,10 +143,10 @@ func (l *Log) nameLocked(r *ring, box policy.BoxID) string {
 // slowly, cheap events leave space for the others, and each box for other boxes. A line that several receivers share is
 // encoded once.
 func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
-	o, room := &l.opts, roomOf(weightOf(e))
+	o, room := &l.opts, bufferQuarters(weightOf(e))
 	if o.Lines != nil && (o.Console || o.History == nil && len(o.Exports) == 0) {
 		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, o.Console) }
-		o.Lines.Append(encode, lines.Claim{Quarters: room, By: &r.share})
+		o.Lines.Append(encode, lines.Claim{Quarters: room, By: &r.logShare})
 	}
 	if o.History == nil && len(o.Exports) == 0 {
 		return
@@ -154,27 +154,27 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	l.line = l.encoder.append(l.line[:0], e, verbatim, false)
 	again := func(b []byte) []byte { return append(b, l.line...) }
 	if o.Lines != nil && !o.Console {
-		o.Lines.Append(again, lines.Claim{Quarters: room, By: &r.share})
+		o.Lines.Append(again, lines.Claim{Quarters: room, By: &r.logShare})
 	}
 	if o.History != nil {
-		kept := o.History.Append(again, lines.Claim{Quarters: room, By: &r.kept})
+		kept := o.History.Append(again, lines.Claim{Quarters: room, By: &r.historyShare})
 		if !kept && o.Unkept != nil {
 			o.Unkept(e.Box, e.Time)
 		}
 	}
-	if r.exported == nil && len(o.Exports) > 0 {
-		r.exported = make([]lines.Share, len(o.Exports))
+	if r.exportShares == nil && len(o.Exports) > 0 {
+		r.exportShares = make([]lines.Share, len(o.Exports))
 	}
 	for i, to := range o.Exports {
 		if !to.Denied || e.Verdict != policy.Allow {
-			to.Lines.Append(again, lines.Claim{Quarters: room, By: &r.exported[i]})
+			to.Lines.Append(again, lines.Claim{Quarters: room, By: &r.exportShares[i]})
 		}
 	}
 }
 
-// roomOf returns how many quarters of a buffer events of a weight may fill, so that a burst of cheap events does not
-// displace more important ones.
-func roomOf(w weight) int {
+// bufferQuarters returns how many quarters of a buffer events of a weight may fill, so that a burst of cheap events
+// does not displace more important ones.
+func bufferQuarters(w weight) int {
 	switch w {
 	case heavy:
 		return 4
@@ -189,13 +189,13 @@ func roomOf(w weight) int {
 func (l *Log) ringLocked(box policy.BoxID) *ring {
 	r := l.boxes[box]
 	if r != nil {
-		l.used.MoveToBack(r.used)
+		l.used.MoveToBack(r.element)
 		return r
 	}
 	if len(l.boxes) >= l.opts.MaxBoxes {
 		l.dropLocked(l.used.Front().Value.(policy.BoxID))
 	}
-	r = &ring{used: l.used.PushBack(box)}
+	r = &ring{element: l.used.PushBack(box)}
 	l.boxes[box] = r
 	return r
 }
@@ -203,14 +203,14 @@ func (l *Log) ringLocked(box policy.BoxID) *ring {
 func (l *Log) dropLocked(box policy.BoxID) {
 	if r := l.boxes[box]; r != nil {
 		l.forgotten = max(l.forgotten, r.latest.Seq)
-		l.used.Remove(r.used)
+		l.used.Remove(r.element)
 		delete(l.boxes, box)
 	}
 }
 
 // Forget emits the pending events of a box and drops its state.
 func (l *Log) Forget(box policy.BoxID) {
-	l.coal.flush(box)
+	l.coalescer.flush(box)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dropLocked(box)

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// memory remembers destinations for at least flowMemory, at most twice its limit of them. Beyond that, the older half
-// is dropped. All operations take constant time.
-type memory struct {
+// destinationMemory remembers destinations for at least flowMemory, at most twice its limit of them. Beyond that, the
+// older half is dropped. All operations take constant time.
+type destinationMemory struct {
 	limit    int
 	new, old map[flowKey]struct{}
 	networks map[flowKey]int // number of destinations in new, by network
@@ -17,7 +17,7 @@ type memory struct {
 }
 
 // has reports whether the destination is remembered, and if so renews it.
-func (m *memory) has(k flowKey, now time.Time) bool {
+func (m *destinationMemory) has(k flowKey, now time.Time) bool {
 	m.expire(now)
 	if _, ok := m.new[k]; ok {
 		return true
@@ -29,7 +29,7 @@ func (m *memory) has(k flowKey, now time.Time) bool {
 	return ok
 }
 
-func (m *memory) add(k flowKey, now time.Time) {
+func (m *destinationMemory) add(k flowKey, now time.Time) {
 	if m.new == nil || len(m.new) >= m.limit {
 		m.rotate(now)
 	}
@@ -39,13 +39,13 @@ func (m *memory) add(k flowKey, now time.Time) {
 	}
 }
 
-func (m *memory) rotate(now time.Time) {
+func (m *destinationMemory) rotate(now time.Time) {
 	m.old, m.new, m.since = m.new, map[flowKey]struct{}{}, now
 	m.networks = map[flowKey]int{}
 }
 
 // expire drops destinations that are too old.
-func (m *memory) expire(now time.Time) {
+func (m *destinationMemory) expire(now time.Time) {
 	if age := now.Sub(m.since); age > 2*flowMemory {
 		m.old, m.new, m.networks = nil, nil, nil
 	} else if age > flowMemory && m.new != nil {

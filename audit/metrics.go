@@ -25,7 +25,7 @@ type metrics struct {
 	unlogged  prometheus.CounterFunc
 	unnamed   prometheus.Counter
 	requests  *requests
-	known     known
+	known     seriesCache
 }
 
 func newMetrics(unlogged func() uint64) *metrics {
@@ -82,7 +82,7 @@ func (m *metrics) observe(e *Event) {
 	if e.Phase == PhaseOngoing {
 		return // it was counted when it opened
 	}
-	c := m.of(series{e.Stage, e.Verdict, e.Reason, e.Action})
+	c := m.countersOf(series{e.Stage, e.Verdict, e.Reason, e.Action})
 	if e.SelfTest {
 		c.selfTests().Inc()
 		return
@@ -109,8 +109,8 @@ type counters struct {
 	duration             func() prometheus.Observer
 }
 
-// of returns the metrics of a series, or those of "other" if there are too many series.
-func (m *metrics) of(s series) *counters {
+// countersOf returns the metrics of a series, or those of "other" if there are too many series.
+func (m *metrics) countersOf(s series) *counters {
 	return m.known.get(s, func(s series) *counters {
 		stage, labels := string(s.stage), []string{string(s.stage), s.verdict.String(), string(s.reason), string(s.action)}
 		return &counters{

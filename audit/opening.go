@@ -32,14 +32,14 @@ var started = time.Now()
 // Opening records a decision while its traffic continues, so that it is not lost if the gateway crashes. It can be
 // reused for later decisions. The zero value is ready to use. Safe for concurrent use.
 type Opening struct {
-	mu      sync.Mutex
-	to      Recorder
-	event   *Event // as decided; nil: already recorded
-	timer   *time.Timer
-	armed   bool          // the timer runs, perhaps since an earlier decision: restarting it for each would cost more
-	waiting bool          // for due
-	due     time.Duration // when to record the event, since started
-	conn    string        // Conn of the open event; empty: none recorded
+	mu       sync.Mutex
+	recorder Recorder
+	event    *Event // as decided; nil: already recorded
+	timer    *time.Timer
+	armed    bool          // the timer runs, perhaps since an earlier decision: restarting it for each would cost more
+	waiting  bool          // for due
+	due      time.Duration // when to record the event, since started
+	conn     string        // Conn of the open event; empty: none recorded
 }
 
 // Begin records a copy of e, an allowing decision, with [PhaseOpen] unless End is called within openAfter. When the
@@ -54,7 +54,7 @@ func (o *Opening) Begin(to Recorder, e *Event) {
 		o.event = new(Event)
 	}
 	*o.event = *e
-	o.to, o.waiting, o.due = to, true, time.Since(started)+openAfter
+	o.recorder, o.waiting, o.due = to, true, time.Since(started)+openAfter
 	if !o.armed {
 		o.armLocked(openAfter)
 	}
@@ -63,14 +63,14 @@ func (o *Opening) Begin(to Recorder, e *Event) {
 func (o *Opening) armLocked(after time.Duration) {
 	o.armed = true
 	if o.timer == nil {
-		o.timer = time.AfterFunc(after, o.open)
+		o.timer = time.AfterFunc(after, o.recordOpen)
 	} else {
 		o.timer.Reset(after)
 	}
 }
 
-// open records the waiting decision, or restarts the timer if it was started for an earlier one.
-func (o *Opening) open() {
+// recordOpen records the waiting decision, or restarts the timer if it was started for an earlier one.
+func (o *Opening) recordOpen() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.armed = false
@@ -85,7 +85,7 @@ func (o *Opening) open() {
 	o.conn = strings.ToLower(rand.Text()[:12])
 	e := *o.event
 	e.Phase, e.Conn = PhaseOpen, o.conn
-	o.to.Record(e)
+	o.recorder.Record(e)
 	o.event, o.timer = nil, nil // free the memory: traffic this old may continue for hours
 }
 

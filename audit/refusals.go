@@ -19,9 +19,9 @@ const (
 
 // refusals are the refusals of one box in the current interval. The zero value is empty.
 type refusals struct {
-	room  [budgets]*rate.Limiter // limits new kinds
-	known map[refusal]*repeats   // kinds already logged; at most refusalBurst + refusalKinds of each budget
-	rest  map[class]*repeats     // kinds beyond the limit
+	limiters [budgets]*rate.Limiter // limits new kinds
+	known    map[refusal]*repeats   // kinds already logged; at most refusalBurst + refusalKinds of each budget
+	overflow map[class]*repeats     // kinds beyond the limit
 }
 
 // budget is a group of refusals that share a limit in the log. Refusals of one budget do not displace those of another:
@@ -97,8 +97,8 @@ func (r *repeats) add(e *Event) {
 	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
 }
 
-// take returns one event for all pending refusals and resets r; ok is false if there are none.
-func (r *repeats) take() (e Event, ok bool) {
+// takeEvent returns one event for all pending refusals and resets r; ok is false if there are none.
+func (r *repeats) takeEvent() (e Event, ok bool) {
 	if r.n == 0 {
 		return Event{}, false
 	}
@@ -113,38 +113,38 @@ func (r *repeats) take() (e Event, ok bool) {
 // admit reports whether to emit the refusal now. Otherwise the refusal is counted and emitted later.
 func (r *refusals) admit(e *Event) bool {
 	if r.known == nil {
-		r.known, r.rest = map[refusal]*repeats{}, map[class]*repeats{}
+		r.known, r.overflow = map[refusal]*repeats{}, map[class]*repeats{}
 	}
 	kind := refusalOf(e)
 	if like := r.known[kind]; like != nil {
 		like.add(e)
 		return false
 	}
-	room := r.room[budgetOf(e)]
+	room := r.limiters[budgetOf(e)]
 	if room == nil {
 		room = rate.NewLimiter(refusalKinds, refusalBurst)
-		r.room[budgetOf(e)] = room
+		r.limiters[budgetOf(e)] = room
 	}
 	if e.SelfTest || room.Allow() { // self-tests have a bounded number
 		r.known[kind] = &repeats{}
 		return true
 	}
-	rest := r.rest[kind.class]
+	rest := r.overflow[kind.class]
 	if rest == nil {
 		rest = &repeats{}
-		r.rest[kind.class] = rest
+		r.overflow[kind.class] = rest
 	}
 	rest.add(e)
 	return false
 }
 
-// take returns events for the pending refusals. Up to refusalKinds recurring kinds of each budget stay known; the
+// takePending returns events for the pending refusals. Up to refusalKinds recurring kinds of each budget stay known; the
 // others count as new again.
-func (r *refusals) take() []Event {
+func (r *refusals) takePending() []Event {
 	var events []Event
 	kept := [budgets]int{}
 	for kind, like := range r.known {
-		e, ok := like.take()
+		e, ok := like.takeEvent()
 		if !ok {
 			delete(r.known, kind)
 			continue
@@ -156,15 +156,15 @@ func (r *refusals) take() []Event {
 			delete(r.known, kind)
 		}
 	}
-	for _, rest := range r.rest {
-		if e, ok := rest.take(); ok {
+	for _, rest := range r.overflow {
+		if e, ok := rest.takeEvent(); ok {
 			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
 			e.Method, e.Path, e.Credential, e.Rule, e.Status = "", "", "", "", 0
 			e.Error = otherKinds(e.Verdict)
 			events = append(events, e)
 		}
 	}
-	clear(r.rest)
+	clear(r.overflow)
 	return events
 }
 
@@ -176,9 +176,9 @@ func otherKinds(v policy.Verdict) string {
 	return "refusals of other kinds, reported by count"
 }
 
-// quiet reports whether r can be dropped without losing state.
-func (r *refusals) quiet() bool {
-	for _, room := range r.room {
+// isQuiet reports whether r can be dropped without losing state.
+func (r *refusals) isQuiet() bool {
+	for _, room := range r.limiters {
 		if room != nil && room.Tokens() < refusalBurst {
 			return false
 		}

@@ -12,17 +12,17 @@ import (
 // that repetition does not displace unique events; then events of a weight that has more than its share, so that cheap
 // events do not displace costly ones. Adding takes constant time.
 type ring struct {
-	lists     [weights + 1]events // each event is in one of them
-	n         int
-	kinds     kinds
-	latest    *remembered
-	forgotten uint64        // Seq of the latest event that was evicted
-	used      *list.Element // in Log.used
-	share     lines.Share   // of the log's buffer
-	kept      lines.Share   // of the history's buffer
-	exported  []lines.Share // of the exports' buffers, in their order; nil: none exported yet
-	name      string        // of the box
-	named     bool          // the name is known, even if it is empty
+	lists        [weights + 1]events // each event is in one of them
+	n            int
+	kinds        kinds
+	latest       *remembered
+	forgotten    uint64        // Seq of the latest event that was evicted
+	element      *list.Element // in Log.used
+	logShare     lines.Share   // of the log's buffer
+	historyShare lines.Share   // of the history's buffer
+	exportShares []lines.Share // of the exports' buffers, in their order; nil: none exported yet
+	name         string        // of the box
+	named        bool          // the name is known, even if it is empty
 }
 
 // weight is the importance of an event when not all can be kept.
@@ -53,13 +53,13 @@ func weightOf(e *Event) weight {
 	}
 }
 
-// remembered is an event in one of the lists of a ring, and in the likes of its kind.
+// remembered is an event in one of the lists of a ring, and among those of its kind.
 type remembered struct {
 	Event
 	in           *events
 	before, next *remembered
-	likes        *likes
-	nextLike     *remembered
+	kind         *kindEvents
+	nextOfKind   *remembered
 }
 
 func (r *ring) add(e *Event, limit int) {
@@ -68,8 +68,8 @@ func (r *ring) add(e *Event, limit int) {
 	if r.n < limit {
 		m = &remembered{}
 	} else {
-		m = r.least(like, weightOf(e), limit)
-		if r.forget(m); like != nil && like.n == 0 {
+		m = r.evictionCandidate(like, weightOf(e), limit)
+		if r.evict(m); like != nil && like.n == 0 {
 			like = nil
 		}
 	}
@@ -77,40 +77,40 @@ func (r *ring) add(e *Event, limit int) {
 		like = r.kinds.add(hash)
 	}
 	names := append(m.Headers[:0], e.Headers...) // a copy, because the caller may change its own
-	m.Event, m.likes, m.nextLike = *e, like, nil
+	m.Event, m.kind, m.nextOfKind = *e, like, nil
 	m.Headers = names
-	r.join(m)
+	r.addToKind(m)
 	r.lists[weightOf(e)].push(m)
 	r.n++
 	r.latest = m
 }
 
 // find returns the hash of an event's kind, and the events of that kind or nil. It tries the latest event first.
-func (r *ring) find(e *Event) (uint64, *likes) {
-	if r.latest != nil && alike(&r.latest.Event, e) {
-		return r.latest.likes.hash, r.latest.likes
+func (r *ring) find(e *Event) (uint64, *kindEvents) {
+	if r.latest != nil && sameKind(&r.latest.Event, e) {
+		return r.latest.kind.hash, r.latest.kind
 	}
 	hash := hashOf(e)
 	return hash, r.kinds.find(hash, e)
 }
 
-// join adds an event to those of its kind. The previous one becomes a repeated one.
-func (r *ring) join(m *remembered) {
-	if before := m.likes.newest; before == nil {
-		m.likes.oldest = m
+// addToKind adds an event to those of its kind. The previous one becomes a repeated one.
+func (r *ring) addToKind(m *remembered) {
+	if before := m.kind.newest; before == nil {
+		m.kind.oldest = m
 	} else {
-		before.nextLike = m
+		before.nextOfKind = m
 		before.in.remove(before)
 		r.lists[repeated].push(before)
 	}
-	m.likes.newest = m
-	m.likes.n++
+	m.kind.newest = m
+	m.kind.n++
 }
 
-// least returns the event to evict for a new one of kind like (nil if new) and weight w: the oldest of its kind if
-// there are several, else the oldest repeated event, else the oldest of its weight if that has its share, else the
-// oldest of the weight with the most events.
-func (r *ring) least(like *likes, w weight, limit int) *remembered {
+// evictionCandidate returns the event to evict for a new one of kind like (nil if new) and weight w: the oldest of its
+// kind if there are several, else the oldest repeated event, else the oldest of its weight if that has its share, else
+// the oldest of the weight with the most events.
+func (r *ring) evictionCandidate(like *kindEvents, w weight, limit int) *remembered {
 	if like != nil && like.n > 1 {
 		return like.oldest
 	}
@@ -127,18 +127,18 @@ func (r *ring) least(like *likes, w weight, limit int) *remembered {
 	return r.lists[w].oldest
 }
 
-// forget evicts an event. If a later one resembles it, that one takes over its count.
-func (r *ring) forget(m *remembered) {
+// evict evicts an event. If a later one resembles it, that one takes over its count.
+func (r *ring) evict(m *remembered) {
 	m.in.remove(m)
 	r.n--
 	r.forgotten = max(r.forgotten, m.Seq)
 	// It is the oldest of its kind: only those are ever evicted.
-	if m.likes.n--; m.likes.n == 0 {
-		r.kinds.drop(m.likes)
+	if m.kind.n--; m.kind.n == 0 {
+		r.kinds.drop(m.kind)
 		return
 	}
-	m.likes.oldest = m.nextLike
-	like := m.likes.newest
+	m.kind.oldest = m.nextOfKind
+	like := m.kind.newest
 	like.Count = max(like.Count, 1) + max(m.Count, 1)
 	like.BytesIn += m.BytesIn
 	like.BytesOut += m.BytesOut

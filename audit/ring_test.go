@@ -21,7 +21,7 @@ type plain struct {
 
 func (p *plain) likes(e *Event) (seqs []uint64) {
 	for i := range p.events {
-		if alike(&p.events[i], e) {
+		if sameKind(&p.events[i], e) {
 			seqs = append(seqs, p.events[i].Seq)
 		}
 	}
@@ -67,7 +67,7 @@ func (p *plain) evict(seq uint64) {
 	p.events = slices.Delete(p.events, i, i+1)
 	p.repeated = slices.DeleteFunc(p.repeated, func(n uint64) bool { return n == seq })
 	for i := len(p.events) - 1; i >= 0; i-- {
-		if like := &p.events[i]; alike(like, &gone) {
+		if like := &p.events[i]; sameKind(like, &gone) {
 			like.Count = max(like.Count, 1) + max(gone.Count, 1)
 			like.BytesIn += gone.BytesIn
 			like.BytesOut += gone.BytesOut
@@ -107,7 +107,7 @@ func TestRingAgainstAPlainOne(t *testing.T) {
 			got := r.appendMatching(nil, Filter{})
 			slices.SortFunc(got, func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) })
 			same := func(a, b Event) bool {
-				return a.Seq == b.Seq && a.Count == b.Count && a.BytesIn == b.BytesIn && alike(&a, &b)
+				return a.Seq == b.Seq && a.Count == b.Count && a.BytesIn == b.BytesIn && sameKind(&a, &b)
 			}
 			if !slices.EqualFunc(got, p.events, same) || r.n != len(got) || r.latest.Seq != seq {
 				t.Fatalf("run %d, event %d, limit %d: got\n%v\nwant\n%v", run, seq, limit, got, p.events)

@@ -21,15 +21,15 @@ type selfTests struct {
 type selfTest struct {
 	box policy.BoxID
 
-	mu   sync.Mutex
-	left []Expected
+	mu       sync.Mutex
+	expected []Expected
 }
 
 // ExpectSelfTest marks denials of a box as those of a self-test until end is called, at most Count for each entry. The
 // box's own denials during that time are still logged unmarked in the same number: if the box copies an expected
 // denial, its event may take the mark, and the self-test's event is unmarked instead.
 func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
-	t := &selfTest{box: box, left: append([]Expected(nil), expected...)}
+	t := &selfTest{box: box, expected: append([]Expected(nil), expected...)}
 	l.selfTests.current.Store(t)
 	return func() { l.selfTests.current.CompareAndSwap(t, nil) }
 }
@@ -43,8 +43,8 @@ func (s *selfTests) mark(e *Event) {
 func (t *selfTest) claim(e *Event) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := range t.left {
-		if x := &t.left[i]; x.Count > 0 && x.Match(*e) {
+	for i := range t.expected {
+		if x := &t.expected[i]; x.Count > 0 && x.Match(*e) {
 			x.Count--
 			return true
 		}

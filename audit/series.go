@@ -6,22 +6,22 @@ import (
 	"sync/atomic"
 )
 
-// known is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for concurrent
-// use.
-type known struct {
+// seriesCache is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for
+// concurrent use.
+type seriesCache struct {
 	recent [64]atomic.Pointer[counters]         // a lookup that needs no hashing of labels
 	seen   atomic.Pointer[map[series]*counters] // replaced, never modified
 	mu     sync.Mutex                           // guards replacing it
 }
 
 // slot is the place of s in recent. Another series may occupy it.
-func (k *known) slot(s *series) *atomic.Pointer[counters] {
+func (k *seriesCache) slot(s *series) *atomic.Pointer[counters] {
 	return &k.recent[(7*len(s.reason)+3*len(s.action)+len(s.stage)+int(s.verdict))%len(k.recent)]
 }
 
 // get returns the metrics of s, or those of "other" if s has unexpected labels or there are too many series. They are
 // created on first use.
-func (k *known) get(s series, make func(series) *counters) *counters {
+func (k *seriesCache) get(s series, make func(series) *counters) *counters {
 	slot := k.slot(&s)
 	if c := slot.Load(); c != nil && c.series == s {
 		return c

@@ -19,13 +19,13 @@ const (
 // their rate is bounded; the next line written includes the number of dropped ones. take, if not nil, is called first
 // for each line and reports whether it has handled it.
 func ServerLog(to *zap.Logger, take func(line string) bool) *log.Logger {
-	return log.New(&serverLog{to: to, take: take, room: rate.NewLimiter(serverLines, serverLineBurst)}, "", 0)
+	return log.New(&serverLog{to: to, handled: take, limiter: rate.NewLimiter(serverLines, serverLineBurst)}, "", 0)
 }
 
 type serverLog struct {
-	to   *zap.Logger
-	take func(line string) bool
-	room *rate.Limiter
+	to      *zap.Logger
+	handled func(line string) bool
+	limiter *rate.Limiter
 
 	mu      sync.Mutex
 	skipped uint64
@@ -34,12 +34,12 @@ type serverLog struct {
 // Write writes one line.
 func (l *serverLog) Write(b []byte) (int, error) {
 	line := string(bytes.TrimRight(b, "\n"))
-	if l.take != nil && l.take(line) {
+	if l.handled != nil && l.handled(line) {
 		return len(b), nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.room.Allow() {
+	if !l.limiter.Allow() {
 		l.skipped++
 		return len(b), nil
 	}

@@ -19,9 +19,9 @@ func (s *Subscription) Events() <-chan Event { return s.events }
 // Lost returns the number of events that this reader has lost because it was too slow.
 func (s *Subscription) Lost() uint64 { return s.lost.Load() }
 
-// offer delivers a copy of e if the buffer has space, and reports whether it had.
-func (s *Subscription) offer(e *Event) bool {
-	room := cap(s.events) * roomOf(weightOf(e)) / 4
+// deliver delivers a copy of e if the buffer has space, and reports whether it had.
+func (s *Subscription) deliver(e *Event) bool {
+	room := cap(s.events) * bufferQuarters(weightOf(e)) / 4
 	if len(s.events) >= max(room, 1) {
 		s.lost.Add(1)
 		return false

@@ -8,8 +8,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// isVerbatim reports whether neither [Event.safe] nor JSON encoding changes any text in the event, as is nearly always
-// so.
+// isVerbatim reports whether neither [Event.escapeTexts] nor JSON encoding changes any text in the event, as is nearly
+// always so.
 func (e *Event) isVerbatim() bool {
 	return isVerbatim(string(e.Box), maxText, '!') && isVerbatim(string(e.Stage), maxText, '!') &&
 		isVerbatim(string(e.Protocol), maxText, '!') && isVerbatim(string(e.Action), maxText, '!') &&
@@ -41,25 +41,25 @@ func isVerbatim(s string, limit int, lowest byte) bool {
 	case n == 0:
 		return true
 	case n < 8:
-		return standVerbatim(few(s), lowest)
+		return isWordVerbatim(upToSeven(s), lowest)
 	}
 	for at := 0; at < n-8; at += 8 {
-		if !standVerbatim(eight(s[at:]), lowest) {
+		if !isWordVerbatim(eight(s[at:]), lowest) {
 			return false
 		}
 	}
-	return standVerbatim(eight(s[n-8:]), lowest)
+	return isWordVerbatim(eight(s[n-8:]), lowest)
 }
 
-// standVerbatim is isVerbatim for eight bytes.
-func standVerbatim(w uint64, lowest byte) bool {
+// isWordVerbatim is isVerbatim for eight bytes.
+func isWordVerbatim(w uint64, lowest byte) bool {
 	// Some byte is zero after the XOR if subtracting 1 sets a highest bit that was not set.
 	quote, backslash := w^ones*'"', w^ones*'\\'
 	return arePlain(w, lowest) && ((quote-ones)&^quote|(backslash-ones)&^backslash)&highest == 0
 }
 
-// few returns eight bytes that consist of the one to seven bytes of s, with repetition.
-func few(s string) uint64 {
+// upToSeven returns eight bytes that consist of the one to seven bytes of s, with repetition.
+func upToSeven(s string) uint64 {
 	n := len(s)
 	if n >= 4 {
 		return uint64(four(s)) | uint64(four(s[n-4:]))<<32
@@ -74,28 +74,28 @@ func four(s string) uint32 {
 	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
 }
 
-// inQuotes returns the event with all texts escaped for JSON strings.
-func (e *Event) inQuotes() *Event {
+// jsonEscaped returns the event with all texts escaped for JSON strings.
+func (e *Event) jsonEscaped() *Event {
 	q := *e
-	q.Box = policy.BoxID(inQuotes(string(e.Box)))
-	q.Stage = policy.Stage(inQuotes(string(e.Stage)))
-	q.Protocol = policy.Protocol(inQuotes(string(e.Protocol)))
-	q.Action = Action(inQuotes(string(e.Action)))
-	q.Reason = name.Reason(inQuotes(string(e.Reason)))
-	q.Phase = Phase(inQuotes(string(e.Phase)))
-	q.Conn, q.Name, q.Path = inQuotes(e.Conn), inQuotes(e.Name), inQuotes(e.Path)
-	q.Credential, q.RCode = Credential(inQuotes(string(e.Credential))), inQuotes(e.RCode)
-	q.Method, q.Rule, q.Error = inQuotes(e.Method), inQuotes(e.Rule), inQuotes(e.Error)
-	q.BoxName = inQuotes(e.BoxName)
-	q.Login, q.Secret, q.Via = inQuotes(e.Login), inQuotes(e.Secret), inQuotes(e.Via)
+	q.Box = policy.BoxID(jsonEscaped(string(e.Box)))
+	q.Stage = policy.Stage(jsonEscaped(string(e.Stage)))
+	q.Protocol = policy.Protocol(jsonEscaped(string(e.Protocol)))
+	q.Action = Action(jsonEscaped(string(e.Action)))
+	q.Reason = name.Reason(jsonEscaped(string(e.Reason)))
+	q.Phase = Phase(jsonEscaped(string(e.Phase)))
+	q.Conn, q.Name, q.Path = jsonEscaped(e.Conn), jsonEscaped(e.Name), jsonEscaped(e.Path)
+	q.Credential, q.RCode = Credential(jsonEscaped(string(e.Credential))), jsonEscaped(e.RCode)
+	q.Method, q.Rule, q.Error = jsonEscaped(e.Method), jsonEscaped(e.Rule), jsonEscaped(e.Error)
+	q.BoxName = jsonEscaped(e.BoxName)
+	q.Login, q.Secret, q.Via = jsonEscaped(e.Login), jsonEscaped(e.Secret), jsonEscaped(e.Via)
 	q.Headers = make([]string, len(e.Headers))
 	for i, name := range e.Headers {
-		q.Headers[i] = inQuotes(name)
+		q.Headers[i] = jsonEscaped(name)
 	}
 	return &q
 }
 
-func inQuotes(s string) string {
+func jsonEscaped(s string) string {
 	if isVerbatim(s, len(s), ' ') {
 		return s
 	}
@@ -103,7 +103,7 @@ func inQuotes(s string) string {
 }
 
 // appendEscaped appends text escaped for a JSON string, in printable ASCII. Texts of events are printable already
-// ([Event.safe]); if one is not, it does not break a line either. A byte that is not UTF-8 becomes U+FFFD.
+// ([Event.escapeTexts]); if one is not, it does not break a line either. A byte that is not UTF-8 becomes U+FFFD.
 func appendEscaped(b []byte, s string) []byte {
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])

@@ -27,11 +27,11 @@ const (
 
 // answer is the result of a request.
 type answer struct {
-	err      error         // nil: the batch was accepted
-	rejected uint64        // events of the batch that were not accepted
-	final    bool          // do not retry
-	attempts int           // maximum number of attempts; 0: no limit
-	after    time.Duration // delay that the collector requests before the next attempt; 0: none
+	err         error         // nil: the batch was accepted
+	rejected    uint64        // events of the batch that were not accepted
+	noRetry     bool          // do not retry
+	maxAttempts int           // maximum number of attempts; 0: no limit
+	retryAfter  time.Duration // delay that the collector requests before the next attempt; 0: none
 }
 
 // newClient returns a client that trusts roots, follows no redirect and uses no proxy.
@@ -53,11 +53,11 @@ func newClient(roots *x509.CertPool) *http.Client {
 
 // send makes one request.
 func (x *Exporter) send(id string, body []byte) answer {
-	ctx, cancel := context.WithTimeout(x.over, x.times.request)
+	ctx, cancel := context.WithTimeout(x.ctx, x.times.requestTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.o.URL, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.options.URL, bytes.NewReader(body))
 	if err != nil {
-		return answer{err: errors.New("the address is not a URL"), final: true}
+		return answer{err: errors.New("the address is not a URL"), noRetry: true}
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", "boxgate")
@@ -69,17 +69,17 @@ func (x *Exporter) send(id string, body []byte) answer {
 	}
 	res, err := x.client.Do(req)
 	if err != nil {
-		return answer{err: plain(err)}
+		return answer{err: describeError(err)}
 	}
 	defer res.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status is the result, even if the body cannot be read
-	return x.protocol.judge(res, said)
+	return x.protocol.interpret(res, said)
 }
 
 // authorize sets the headers whose values are secrets.
 func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
-	for name, secret := range x.o.Headers {
-		value, err := x.o.Secret(ctx, secret)
+	for name, secret := range x.options.Headers {
+		value, err := x.options.Secret(ctx, secret)
 		if err != nil {
 			return err
 		}
@@ -91,8 +91,8 @@ func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
 	return nil
 }
 
-// plain returns an error with the reason for a missing answer, without the URL or text from the server.
-func plain(err error) error {
+// describeError returns an error with the reason for a missing answer, without the URL or text from the server.
+func describeError(err error) error {
 	var (
 		op          *net.OpError
 		name        *net.DNSError
@@ -124,8 +124,8 @@ func statusError(res *http.Response) error {
 	return errors.New(text)
 }
 
-// busy reports whether a status means that the collector may accept the same request later.
-func busy(status int) bool {
+// isRetryable reports whether a status means that the collector may accept the same request later.
+func isRetryable(status int) bool {
 	switch status {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true

@@ -27,7 +27,7 @@ import (
 // patience is a timeout with a large margin for busy machines.
 const patience = time.Minute
 
-var quick = times{request: patience, first: 2 * time.Millisecond, most: 10 * time.Millisecond, linger: time.Millisecond, stop: patience, quiet: time.Hour}
+var quick = times{requestTimeout: patience, firstBackoff: 2 * time.Millisecond, maxBackoff: 10 * time.Millisecond, linger: time.Millisecond, stopTimeout: patience, warnInterval: time.Hour}
 
 // request is a request that a collector received.
 type request struct {

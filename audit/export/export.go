@@ -69,40 +69,40 @@ type protocol interface {
 	body(Origin, []audit.Event) ([]byte, error)
 	// sign adds the headers that depend on the request.
 	sign(ctx context.Context, h http.Header, id string, body []byte) error
-	// judge interprets an answer. said is its body, possibly truncated.
-	judge(res *http.Response, said []byte) answer
+	// interpret interprets an answer. said is its body, possibly truncated.
+	interpret(res *http.Response, said []byte) answer
 }
 
 // times are timeouts and intervals.
 type times struct {
-	request time.Duration // timeout of one request
-	first   time.Duration // delay after the first attempt; it doubles each time
-	most    time.Duration // maximum delay between two attempts
-	linger  time.Duration // delay after a batch that is not full
-	stop    time.Duration // timeout of Close
-	quiet   time.Duration // minimum interval of warnings
+	requestTimeout time.Duration // timeout of one request
+	firstBackoff   time.Duration // delay after the first attempt; it doubles each time
+	maxBackoff     time.Duration // maximum delay between two attempts
+	linger         time.Duration // delay after a batch that is not full
+	stopTimeout    time.Duration // timeout of Close
+	warnInterval   time.Duration // minimum interval of warnings
 }
 
-var usual = times{
-	request: 20 * time.Second, first: time.Second, most: time.Minute, linger: 200 * time.Millisecond, stop: 5 * time.Second, quiet: time.Minute,
+var defaultTimes = times{
+	requestTimeout: 20 * time.Second, firstBackoff: time.Second, maxBackoff: time.Minute, linger: 200 * time.Millisecond, stopTimeout: 5 * time.Second, warnInterval: time.Minute,
 }
 
-// hasty is the maximum delay between two attempts while the gateway stops.
-const hasty = 250 * time.Millisecond
+// stopBackoff is the maximum delay between two attempts while the gateway stops.
+const stopBackoff = 250 * time.Millisecond
 
 // Exporter sends decisions to one collector.
 type Exporter struct {
-	o        Options
+	options  Options
 	times    times
 	protocol protocol
 	client   *http.Client
 	lines    *lines.Writer
 
 	stopping chan struct{}   // closed when Close begins
-	over     context.Context // ends when sending ends
-	end      context.CancelFunc
+	ctx      context.Context // ends when sending ends
+	cancel   context.CancelFunc
 
-	held                             atomic.Int64 // bytes of lines taken from the buffer but not yet delivered
+	undelivered                      atomic.Int64 // bytes of lines taken from the buffer but not yet delivered
 	sent, refused, abandoned, failed atomic.Uint64
 	succeeded                        atomic.Int64 // time of the last accepted batch, in Unix nanoseconds; 0: never
 
@@ -110,21 +110,21 @@ type Exporter struct {
 }
 
 // New makes an exporter. It sends only lines added to its [Exporter.Lines].
-func New(o Options) *Exporter { return newExporter(o, usual) }
+func New(o Options) *Exporter { return newExporter(o, defaultTimes) }
 
 func newExporter(o Options, t times) *Exporter {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	x := &Exporter{o: o, times: t, client: newClient(o.Roots), stopping: make(chan struct{})}
-	x.over, x.end = context.WithCancel(context.Background())
+	x := &Exporter{options: o, times: t, client: newClient(o.Roots), stopping: make(chan struct{})}
+	x.ctx, x.cancel = context.WithCancel(context.Background())
 	if o.Kind == OTLP {
 		x.protocol = otlp{}
 	} else {
 		x.protocol = webhook{secret: o.Secret, key: o.Key}
 	}
 	x.lines = lines.New(x)
-	x.report = report{log: o.Log.With(zap.String("export", string(o.Kind))), quiet: t.quiet}
+	x.report = report{log: o.Log.With(zap.String("export", string(o.Kind))), warnInterval: t.warnInterval}
 	return x
 }
 
@@ -135,14 +135,14 @@ func (x *Exporter) Lines() *lines.Writer { return x.lines }
 // must be called once.
 func (x *Exporter) Close() {
 	close(x.stopping)
-	late := time.AfterFunc(x.times.stop, x.end)
+	late := time.AfterFunc(x.times.stopTimeout, x.cancel)
 	defer late.Stop()
-	for x.lines.Sync() != nil && x.over.Err() == nil { // it waits for some time only
+	for x.lines.Sync() != nil && x.ctx.Err() == nil { // it waits for some time only
 	}
-	x.end()
+	x.cancel()
 	_ = x.lines.Sync() // the sink no longer blocks
 	x.client.CloseIdleConnections()
-	x.report.say(x.dropped(), true)
+	x.report.logDropped(x.dropped(), true)
 }
 
 // dropped returns the number of decisions that were not delivered.
@@ -154,12 +154,12 @@ func (x *Exporter) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 // Write implements [lines.Sink]. It returns when everything has been delivered or given up.
 func (x *Exporter) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
-		x.held.Store(int64(len(rest)))
+		x.undelivered.Store(int64(len(rest)))
 		n := batchOf(rest)
 		x.deliver(rest[:n])
 		rest = rest[n:]
 	}
-	x.held.Store(0)
+	x.undelivered.Store(0)
 	if len(b) < batchBytes {
 		x.linger()
 	}
@@ -207,44 +207,44 @@ func decode(b []byte) []audit.Event {
 func (x *Exporter) deliver(b []byte) {
 	events := decode(b)
 	x.refused.Add(uint64(bytes.Count(b, []byte{'\n'}) - len(events)))
-	body, err := x.protocol.body(x.o.Origin(), events)
+	body, err := x.protocol.body(x.options.Origin(), events)
 	if err != nil {
 		x.refused.Add(uint64(len(events)))
-		x.report.failed(err, x.dropped())
+		x.report.logFailure(err, x.dropped())
 		return
 	}
 	id := "msg_" + rand.Text()
 	faults := 0 // attempts that count against a limit: a collector that is down or overloaded does not
-	for attempts := 1; x.over.Err() == nil; attempts++ {
+	for attempts := 1; x.ctx.Err() == nil; attempts++ {
 		a := x.send(id, body)
 		if a.err == nil {
-			x.accepted(uint64(len(events)), a)
+			x.countAccepted(uint64(len(events)), a)
 			return
 		}
 		x.failed.Add(1)
-		if a.attempts > 0 {
+		if a.maxAttempts > 0 {
 			faults++
 		}
-		final := a.final || a.attempts > 0 && faults >= a.attempts
+		final := a.noRetry || a.maxAttempts > 0 && faults >= a.maxAttempts
 		if final {
 			x.refused.Add(uint64(len(events)))
 		}
-		x.report.failed(a.err, x.dropped())
+		x.report.logFailure(a.err, x.dropped())
 		if final {
 			return
 		}
-		x.pause(x.backoff(attempts, a.after), a.after > 0)
+		x.pause(x.backoff(attempts, a.retryAfter), a.retryAfter > 0)
 	}
 	x.abandoned.Add(uint64(len(events)))
 }
 
-// accepted counts a batch that the collector accepted, fully or in part.
-func (x *Exporter) accepted(n uint64, a answer) {
+// countAccepted counts a batch that the collector accepted, fully or in part.
+func (x *Exporter) countAccepted(n uint64, a answer) {
 	rejected := min(a.rejected, n)
 	x.sent.Add(n - rejected)
 	x.refused.Add(rejected)
 	x.succeeded.Store(time.Now().UnixNano())
-	x.report.worked(x.dropped())
+	x.report.logRecovery(x.dropped())
 }
 
 // backoff returns the delay after that many attempts: the one that the collector requests, or a random part of a delay
@@ -253,7 +253,7 @@ func (x *Exporter) backoff(attempts int, asked time.Duration) time.Duration {
 	if asked > 0 {
 		return asked
 	}
-	d := min(x.times.most, x.times.first*time.Duration(math.Exp2(float64(min(attempts-1, 20)))))
+	d := min(x.times.maxBackoff, x.times.firstBackoff*time.Duration(math.Exp2(float64(min(attempts-1, 20)))))
 	return d/2 + mathrand.N(d/2+1)
 }
 
@@ -266,12 +266,12 @@ func (x *Exporter) pause(d time.Duration, asked bool) {
 		case <-t.C:
 			return
 		case <-x.stopping:
-			t.Reset(min(d, hasty))
+			t.Reset(min(d, stopBackoff))
 		}
 	}
 	select {
 	case <-t.C:
-	case <-x.over.Done():
+	case <-x.ctx.Done():
 	}
 }
 

@@ -242,7 +242,7 @@ func TestAHangingCollectorHoldsNobodyUp(t *testing.T) {
 	c := newCollector(t, func(int, http.ResponseWriter, *http.Request) { <-release })
 	defer close(release)
 	times := quick
-	times.stop = 100 * time.Millisecond
+	times.stopTimeout = 100 * time.Millisecond
 	w := newWorld(t, c, Options{Kind: OTLP, URL: c.URL + "/v1/logs"}, times)
 	w.record(1)
 	w.until("the collector hangs", func() bool { return len(c.received()) == 1 })
@@ -294,7 +294,7 @@ func TestTheEndIsBounded(t *testing.T) {
 		name := []string{"hangs", "busy"}[i]
 		c := newCollector(t, answer)
 		times := quick
-		times.stop = 100 * time.Millisecond
+		times.stopTimeout = 100 * time.Millisecond
 		w := newWorld(t, c, Options{Kind: Webhook}, times)
 		w.record(3)
 		ended := make(chan struct{})
@@ -317,7 +317,7 @@ func TestTheEndIsBounded(t *testing.T) {
 		}
 	})
 	times := quick
-	times.first, times.most, times.linger = patience, patience, patience // cut short by Close
+	times.firstBackoff, times.maxBackoff, times.linger = patience, patience, patience // cut short by Close
 	w := newWorld(t, c, Options{Kind: Webhook}, times)
 	w.record(2 * batchEvents)
 	w.close()
@@ -332,7 +332,7 @@ func TestAnUntrustedCollectorGetsNothing(t *testing.T) {
 	c := newCollector(t, nil)
 	for _, kind := range []Kind{OTLP, Webhook} {
 		times := quick
-		times.stop = 50 * time.Millisecond
+		times.stopTimeout = 50 * time.Millisecond
 		w := newWorld(t, c, Options{Kind: kind, Roots: x509.NewCertPool(), Headers: map[string]string{"Authorization": "token"}}, times)
 		w.record(5)
 		w.until("it fails", func() bool { return w.failed.Load() > 2 })
@@ -397,7 +397,7 @@ func TestNothingShowsASecret(t *testing.T) {
 	} {
 		c := newCollector(t, answer)
 		times := quick
-		times.stop, times.quiet = 50*time.Millisecond, 0
+		times.stopTimeout, times.warnInterval = 50*time.Millisecond, 0
 		w := newWorld(t, c, Options{Kind: OTLP, Headers: map[string]string{"Authorization": "token"}}, times)
 		w.record(1)
 		w.until("it fails", func() bool { return w.failed.Load() > 1 })

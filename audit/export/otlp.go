@@ -105,8 +105,8 @@ func record(e *audit.Event, now string) logRecord {
 	if e.Verdict != policy.Allow {
 		r.Severity, r.Level = severityWarn, "WARN"
 	}
-	r.Attributes.convention(e)
-	r.Attributes.own(e)
+	r.Attributes.addConventions(e)
+	r.Attributes.addOwn(e)
 	return r
 }
 
@@ -125,8 +125,8 @@ func (a *attributes) number(key string, value int64) {
 	}
 }
 
-// convention adds the attributes that OpenTelemetry's semantic conventions define.
-func (a *attributes) convention(e *audit.Event) {
+// addConventions adds the attributes that OpenTelemetry's semantic conventions define.
+func (a *attributes) addConventions(e *audit.Event) {
 	address := ""
 	if e.Addr.IsValid() {
 		address = e.Addr.String()
@@ -172,8 +172,8 @@ func knownMethod(m string) bool {
 	return false
 }
 
-// own adds the other attributes, named like the event's fields in JSON.
-func (a *attributes) own(e *audit.Event) {
+// addOwn adds the other attributes, named like the event's fields in JSON.
+func (a *attributes) addOwn(e *audit.Event) {
 	a.number("boxgate.seq", int64(e.Seq))
 	a.text("boxgate.box", string(e.Box))
 	a.text("boxgate.box_name", e.BoxName)
@@ -214,15 +214,15 @@ func (a *attributes) own(e *audit.Event) {
 // sign is a no-op: the configured headers authenticate the sender.
 func (otlp) sign(context.Context, http.Header, string, []byte) error { return nil }
 
-// judge implements OTLP's table of retryable status codes: no other status is retried, nor is a partial success.
-func (otlp) judge(res *http.Response, said []byte) answer {
+// interpret implements OTLP's table of retryable status codes: no other status is retried, nor is a partial success.
+func (otlp) interpret(res *http.Response, said []byte) answer {
 	switch status := res.StatusCode; {
 	case status >= 200 && status < 300:
 		return answer{rejected: rejected(res, said)}
-	case busy(status):
-		return answer{err: statusError(res), after: retryAfter(res.Header)}
+	case isRetryable(status):
+		return answer{err: statusError(res), retryAfter: retryAfter(res.Header)}
 	default:
-		return answer{err: statusError(res), final: true}
+		return answer{err: statusError(res), noRetry: true}
 	}
 }
 

@@ -10,47 +10,47 @@ import (
 
 // report logs failures, each at most once per quiet period. Safe for concurrent use.
 type report struct {
-	log   *zap.Logger
-	quiet time.Duration
+	log          *zap.Logger
+	warnInterval time.Duration
 
-	mu      sync.Mutex
-	warned  time.Time // when a failure was last logged
-	failing bool      // the recovery has to be logged
-	counted time.Time // when dropped decisions were last logged
-	dropped uint64    // number of dropped decisions already logged
+	mu          sync.Mutex
+	warned      time.Time // when a failure was last logged
+	failing     bool      // the recovery has to be logged
+	dropsLogged time.Time // when dropped decisions were last logged
+	dropped     uint64    // number of dropped decisions already logged
 }
 
-// failed logs a failure. dropped is the total number of dropped decisions.
-func (r *report) failed(err error, dropped uint64) {
+// logFailure logs a failure. dropped is the total number of dropped decisions.
+func (r *report) logFailure(err error, dropped uint64) {
 	r.mu.Lock()
-	if time.Since(r.warned) >= r.quiet {
+	if time.Since(r.warned) >= r.warnInterval {
 		r.log.Warn("decisions cannot be exported", zap.Error(err))
 		r.failing, r.warned = true, time.Now()
 	}
 	r.mu.Unlock()
-	r.say(dropped, false)
+	r.logDropped(dropped, false)
 }
 
-// worked logs a recovery after a failure.
-func (r *report) worked(dropped uint64) {
+// logRecovery logs a recovery after a failure.
+func (r *report) logRecovery(dropped uint64) {
 	r.mu.Lock()
 	if r.failing {
 		r.log.Info("decisions are exported again")
 	}
 	r.failing = false
 	r.mu.Unlock()
-	r.say(dropped, false)
+	r.logDropped(dropped, false)
 }
 
-// say logs the number of decisions dropped since it last did. If now is set, it ignores the quiet period.
-func (r *report) say(dropped uint64, now bool) {
+// logDropped logs the number of decisions dropped since it last did. If now is set, it ignores the quiet period.
+func (r *report) logDropped(dropped uint64, now bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if dropped == r.dropped || !now && time.Since(r.counted) < r.quiet {
+	if dropped == r.dropped || !now && time.Since(r.dropsLogged) < r.warnInterval {
 		return
 	}
 	r.log.Warn("decisions were not exported and are dropped", zap.Uint64("dropped", dropped-r.dropped))
-	r.dropped, r.counted = dropped, time.Now()
+	r.dropped, r.dropsLogged = dropped, time.Now()
 }
 
 var (
@@ -74,10 +74,10 @@ func (all Exporters) Describe(ch chan<- *prometheus.Desc) {
 func (all Exporters) Collect(ch chan<- prometheus.Metric) {
 	for _, x := range all {
 		send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, more ...string) {
-			ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{string(x.o.Kind)}, more...)...)
+			ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{string(x.options.Kind)}, more...)...)
 		}
 		pending, _ := x.lines.Pending()
-		send(queued, prometheus.GaugeValue, float64(int64(pending)+x.held.Load()))
+		send(queued, prometheus.GaugeValue, float64(int64(pending)+x.undelivered.Load()))
 		send(sent, prometheus.CounterValue, float64(x.sent.Load()))
 		send(dropped, prometheus.CounterValue, float64(x.lines.Lost()), "full")
 		send(dropped, prometheus.CounterValue, float64(x.refused.Load()), "refused")

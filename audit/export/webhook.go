@@ -96,15 +96,15 @@ func signingKeys(secret name.Secret) (keys [][]byte, err error) {
 // webhookAttempts is the number of attempts if the receiver answers with an error of its own: some four minutes.
 const webhookAttempts = 10
 
-func (webhook) judge(res *http.Response, _ []byte) answer {
+func (webhook) interpret(res *http.Response, _ []byte) answer {
 	switch status := res.StatusCode; {
 	case status >= 200 && status < 300:
 		return answer{}
 	case status == http.StatusGone || status == http.StatusRequestEntityTooLarge:
-		return answer{err: statusError(res), final: true}
-	case busy(status):
-		return answer{err: statusError(res), after: retryAfter(res.Header)}
+		return answer{err: statusError(res), noRetry: true}
+	case isRetryable(status):
+		return answer{err: statusError(res), retryAfter: retryAfter(res.Header)}
 	default:
-		return answer{err: statusError(res), after: retryAfter(res.Header), attempts: webhookAttempts}
+		return answer{err: statusError(res), retryAfter: retryAfter(res.Header), maxAttempts: webhookAttempts}
 	}
 }

@@ -77,7 +77,7 @@ func TestSyncDuringTheLastWrite(t *testing.T) {
 	until(func() bool { return w.writing })
 	done := make(chan error)
 	go func() { done <- w.Sync() }()
-	until(func() bool { return len(w.waiting) > 0 })
+	until(func() bool { return len(w.syncers) > 0 })
 	blocked := f.blocked
 	f.mu.Lock()
 	f.blocked = nil

@@ -19,12 +19,12 @@ const (
 	batch = 64 << 10
 	// limit is the maximum number of pending bytes.
 	limit = 4 << 20
-	// kept is the capacity of the largest buffer that is reused.
-	kept = 4 * batch
+	// maxSpare is the capacity of the largest buffer that is reused.
+	maxSpare = 4 * batch
 	// retry is how long to wait after a failed write.
 	retry = time.Second
-	// patience is how long Sync waits for a sink that blocks.
-	patience = 2 * time.Second
+	// syncTimeout is how long Sync waits for a sink that blocks.
+	syncTimeout = 2 * time.Second
 )
 
 // errBlocked is returned by [Writer.Sync] if the sink does not accept the pending lines.
@@ -32,30 +32,30 @@ var errBlocked = errors.New("the log is not being read; its last lines are lost"
 
 // Writer writes lines to a sink. It is a zapcore.WriteSyncer. Safe for concurrent use.
 type Writer struct {
-	to Sink
+	sink Sink
 
-	mu      sync.Mutex
-	pending []byte    // whole lines, except for the first one after a failed write
-	spare   []byte    // empty, for the next batch
-	batch   uint64    // number of the pending batch
-	writing bool      // a batch is being written
-	inWrite int       // bytes being written, which come back if the write fails
-	urgent  bool      // write the pending lines as soon as possible
-	failing bool      // the last write failed
-	last    time.Time // when the last write ended
-	timer   *time.Timer
-	waiting []chan<- error // callers of Sync waiting for the pending lines
+	mu        sync.Mutex
+	pending   []byte    // whole lines, except for the first one after a failed write
+	spare     []byte    // empty, for the next batch
+	batch     uint64    // number of the pending batch
+	writing   bool      // a batch is being written
+	inWrite   int       // bytes being written, which come back if the write fails
+	urgent    bool      // write the pending lines as soon as possible
+	failing   bool      // the last write failed
+	lastWrite time.Time // when the last write ended
+	timer     *time.Timer
+	syncers   []chan<- error // callers of Sync waiting for the pending lines
 
-	lost, unsaid uint64
-	say          func(lost uint64)
+	lost, unreported uint64
+	reportLost       func(lost uint64)
 }
 
 // New returns a writer to the sink.
-func New(to Sink) *Writer { return &Writer{to: to} }
+func New(to Sink) *Writer { return &Writer{sink: to} }
 
 // OnLost sets a function that is called with the number of lines lost, once lines can be written again. It may log
 // through w. Call OnLost before adding lines.
-func (w *Writer) OnLost(say func(lost uint64)) { w.say = say }
+func (w *Writer) OnLost(say func(lost uint64)) { w.reportLost = say }
 
 // Lost returns the number of lines dropped so far.
 func (w *Writer) Lost() uint64 {
@@ -95,18 +95,18 @@ func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
 	before := len(w.pending)
 	all := encode(w.pending)
 	w.pending = all[:before] // keeps a grown buffer even if the line is dropped
-	if !w.claim(len(all)-before, c) {
+	if !w.reserve(len(all)-before, c) {
 		w.lost++
-		w.unsaid++
+		w.unreported++
 		return false
 	}
 	w.pending = all
-	w.added(before)
+	w.scheduleAdded(before)
 	return true
 }
 
-// claim reports whether n more bytes fit, and if so counts them.
-func (w *Writer) claim(n int, c Claim) bool {
+// reserve reports whether n more bytes fit, and if so counts them.
+func (w *Writer) reserve(n int, c Claim) bool {
 	room := limit
 	if c.Quarters > 0 {
 		room = limit / 4 * c.Quarters
@@ -130,19 +130,19 @@ func (w *Writer) claim(n int, c Claim) bool {
 	return true
 }
 
-// added arranges that the added lines will be written. before is the number of bytes that were pending earlier.
-func (w *Writer) added(before int) {
+// scheduleAdded arranges that the added lines will be written. before is the number of bytes that were pending earlier.
+func (w *Writer) scheduleAdded(before int) {
 	switch {
 	case w.writing || w.failing: // the current write or retry continues with it
 	case before < batch && len(w.pending) >= batch:
-		w.wake(0)
+		w.schedule(0)
 	case before == 0:
-		w.wake(interval)
+		w.schedule(interval)
 	}
 }
 
-// wake sets the timer to write the pending lines.
-func (w *Writer) wake(after time.Duration) {
+// schedule sets the timer to write the pending lines.
+func (w *Writer) schedule(after time.Duration) {
 	if w.timer == nil {
 		w.timer = time.AfterFunc(after, w.tick)
 	} else {
@@ -157,11 +157,11 @@ func (w *Writer) tick() {
 		w.flush(w.write)
 	}
 	w.mu.Unlock()
-	w.sayLost()
+	w.reportLosses()
 }
 
 func (w *Writer) write(b []byte) (int, bool, error) {
-	n, err := w.to.Write(b)
+	n, err := w.sink.Write(b)
 	return n, true, err
 }
 
@@ -169,8 +169,8 @@ func (w *Writer) write(b []byte) (int, bool, error) {
 func (w *Writer) Push() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.pending) > 0 && !w.writing && !w.failing && time.Since(w.last) >= interval {
-		w.flush(w.to.TryWrite)
+	if len(w.pending) > 0 && !w.writing && !w.failing && time.Since(w.lastWrite) >= interval {
+		w.flush(w.sink.TryWrite)
 	}
 }
 
@@ -185,7 +185,7 @@ func (w *Writer) Write(line []byte) (int, error) {
 	if w.writing {
 		w.urgent = true
 	} else if !w.failing && len(w.pending) > 0 {
-		w.flush(w.to.TryWrite)
+		w.flush(w.sink.TryWrite)
 	}
 	return len(line), nil
 }
@@ -199,25 +199,25 @@ func (w *Writer) Sync() error {
 		return nil
 	}
 	done := make(chan error, 1)
-	w.waiting = append(w.waiting, done)
+	w.syncers = append(w.syncers, done)
 	w.urgent = true
 	if !w.writing {
-		w.wake(0)
+		w.schedule(0)
 	}
 	w.mu.Unlock()
 	select {
 	case err := <-done:
-		w.sayLost()
+		w.reportLosses()
 		return err
-	case <-time.After(patience):
+	case <-time.After(syncTimeout):
 		return errBlocked
 	}
 }
 
 // flush writes the pending lines. mu must be held; flush unlocks it while it writes.
 func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
-	b, waiting := w.pending, w.waiting
-	w.pending, w.spare, w.waiting = w.spare, nil, nil
+	b, waiting := w.pending, w.syncers
+	w.pending, w.spare, w.syncers = w.spare, nil, nil
 	if !w.failing { // a retried batch is still pending and counted in the shares
 		w.batch++
 	}
@@ -226,21 +226,21 @@ func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 	w.mu.Unlock()
 	n, ok, err := write(b)
 	w.mu.Lock()
-	w.writing, w.inWrite, w.failing, w.last = false, 0, err != nil, time.Now()
+	w.writing, w.inWrite, w.failing, w.lastWrite = false, 0, err != nil, time.Now()
 	if !ok {
 		w.putBack(b, 0)
-		w.waiting, w.urgent = append(waiting, w.waiting...), true
-		w.wake(0)
+		w.syncers, w.urgent = append(waiting, w.syncers...), true
+		w.schedule(0)
 		return
 	}
 	w.putBack(b, n)
 	if len(w.pending) == 0 { // waiters that came during the write have no other lines to wait for
-		waiting, w.waiting = append(waiting, w.waiting...), nil
+		waiting, w.syncers = append(waiting, w.syncers...), nil
 	}
 	for _, done := range waiting {
 		done <- err
 	}
-	w.again(began)
+	w.scheduleNext(began)
 }
 
 // putBack puts the unwritten rest of a batch, all but n bytes, in front of the pending lines. It keeps the other buffer
@@ -250,34 +250,34 @@ func (w *Writer) putBack(b []byte, n int) {
 	if n < len(b) {
 		w.pending, w.spare = append(b[n:], w.pending...), w.pending[:0]
 	}
-	if cap(w.spare) > kept {
+	if cap(w.spare) > maxSpare {
 		w.spare = nil
 	}
 }
 
-// again arranges that lines added since a write began will be written.
-func (w *Writer) again(began time.Time) {
+// scheduleNext arranges that lines added since a write began will be written.
+func (w *Writer) scheduleNext(began time.Time) {
 	switch {
 	case w.failing:
-		w.wake(retry)
-	case len(w.pending) == 0 && w.unsaid == 0:
+		w.schedule(retry)
+	case len(w.pending) == 0 && w.unreported == 0:
 		w.timer.Stop()
-	case w.urgent || w.unsaid > 0 || len(w.pending) >= batch:
-		w.wake(0)
+	case w.urgent || w.unreported > 0 || len(w.pending) >= batch:
+		w.schedule(0)
 	default:
-		w.wake(max(interval-w.last.Sub(began), 0))
+		w.schedule(max(interval-w.lastWrite.Sub(began), 0))
 	}
 }
 
-// sayLost reports the number of lines lost since its last report, if lines can be written again.
-func (w *Writer) sayLost() {
+// reportLosses reports the number of lines lost since its last report, if lines can be written again.
+func (w *Writer) reportLosses() {
 	w.mu.Lock()
-	n := w.unsaid
-	if n == 0 || w.failing || w.writing || w.say == nil {
+	n := w.unreported
+	if n == 0 || w.failing || w.writing || w.reportLost == nil {
 		w.mu.Unlock()
 		return
 	}
-	w.unsaid = 0
+	w.unreported = 0
 	w.mu.Unlock()
-	w.say(n)
+	w.reportLost(n)
 }

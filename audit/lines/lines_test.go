@@ -279,7 +279,7 @@ func TestSyncWaitsForTheSinkButNotForEver(t *testing.T) {
 		if err := w.Sync(); !errors.Is(err, errBlocked) {
 			t.Errorf("a sink that blocks: %v", err)
 		}
-		time.AfterFunc(patience/2, unblock)
+		time.AfterFunc(syncTimeout/2, unblock)
 		add(w, "c")
 		if err := w.Sync(); err != nil {
 			t.Error(err)

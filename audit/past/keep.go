@@ -87,32 +87,32 @@ func readParts(segment segments.Segment, wanted func(part uint64) bool, each fun
 	return err
 }
 
-// of returns the amount of a box. held must not be nil.
-func (s *Store) of(box policy.BoxID) *amount {
-	a := s.held[box]
+// amountOf returns the amount of a box. held must not be nil.
+func (s *Store) amountOf(box policy.BoxID) *amount {
+	a := s.amounts[box]
 	if a == nil {
 		a = &amount{}
-		s.held[box] = a
+		s.amounts[box] = a
 	}
 	return a
 }
 
 // count adds lines that were written to main, unless held has yet to be computed by countAll.
 func (s *Store) count(b []byte) {
-	if s.held == nil {
+	if s.amounts == nil {
 		return
 	}
 	for line := range bytes.Lines(b) {
-		s.of(owner(line)).main += int64(len(line))
+		s.amountOf(owner(line)).main += int64(len(line))
 	}
 }
 
 // countAll adds up the lines about each box. It runs when the size is first exceeded, and again after held was reset.
 func (s *Store) countAll() error {
-	if s.held != nil {
+	if s.amounts != nil {
 		return nil
 	}
-	s.held = map[policy.BoxID]*amount{}
+	s.amounts = map[policy.BoxID]*amount{}
 	for _, of := range []struct {
 		files *segments.Files
 		add   func(*amount, int64)
@@ -120,12 +120,12 @@ func (s *Store) countAll() error {
 		for _, segment := range of.files.Segments() {
 			_, err := segment.Read(0, func(line []byte) error {
 				if _, begins := partOf(line); !begins {
-					of.add(s.of(owner(line)), int64(len(line))+1)
+					of.add(s.amountOf(owner(line)), int64(len(line))+1)
 				}
 				return nil
 			})
 			if err != nil && !errors.Is(err, segments.ErrLine) {
-				s.held = nil
+				s.amounts = nil
 				return err
 			}
 		}
@@ -135,10 +135,10 @@ func (s *Store) countAll() error {
 
 // share is how many bytes may be kept about one box.
 func (s *Store) share() int64 {
-	sizes := make([]int64, 0, len(s.held))
-	for box, a := range s.held {
+	sizes := make([]int64, 0, len(s.amounts))
+	for box, a := range s.amounts {
 		if a.main <= 0 && a.kept <= 0 {
-			delete(s.held, box)
+			delete(s.amounts, box)
 			continue
 		}
 		sizes = append(sizes, a.main+a.kept)
@@ -163,7 +163,7 @@ func (s *Store) makeRoom(n int) error {
 			return nil
 		}
 		if s.kept.Size() > s.shared()+s.shared()/4 || len(s.main.Segments()) == 0 {
-			if err := s.cutDown(); err != nil {
+			if err := s.shrinkKept(); err != nil {
 				return err
 			}
 			continue
@@ -174,7 +174,7 @@ func (s *Store) makeRoom(n int) error {
 			}
 		}
 		before := s.main.Size()
-		if err := s.keep(s.main.Segments()[0]); err != nil {
+		if err := s.moveOldest(s.main.Segments()[0]); err != nil {
 			return err
 		}
 		if s.main.Size() == before {
@@ -189,8 +189,8 @@ func (s *Store) filesAge() time.Duration { return min(24*time.Hour, max(s.age/8,
 // removeOld removes files whose last line is too old.
 func (s *Store) removeOld() error {
 	for list := s.files(); len(list) > 1 && time.Since(list[1].Begun) > s.age; list = list[1:] {
-		s.held = nil
-		s.whole.begin(list[1].Begun)
+		s.amounts = nil
+		s.whole.markIncomplete(list[1].Begun)
 		if err := errors.Join(s.whole.save(), s.removeFirst()); err != nil {
 			return err
 		}
@@ -210,10 +210,10 @@ func (s *Store) removeFirst() error {
 	return s.kept.RemoveOldest()
 }
 
-// keep copies lines of the oldest segment of main to kept, and removes the segment. A line is copied if it and the
+// moveOldest copies lines of the oldest segment of main to kept, and removes the segment. A line is copied if it and the
 // later lines about its box in main are within the box's share. On a full disk the segment is removed without a copy,
 // to free space.
-func (s *Store) keep(oldest segments.Segment) error {
+func (s *Store) moveOldest(oldest segments.Segment) error {
 	if err := s.countAll(); err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (s *Store) keep(oldest segments.Segment) error {
 	p := part{files: s.kept, of: oldest, buf: []byte(partLine(oldest.Number))}
 	_, err := oldest.Read(0, func(line []byte) error {
 		n, box := int64(len(line))+1, owner(line)
-		a := s.of(box)
+		a := s.amountOf(box)
 		if a.main -= n; a.main+n <= most && p.add(line) {
 			a.kept += n
 			return nil
@@ -235,15 +235,15 @@ func (s *Store) keep(oldest segments.Segment) error {
 		return nil
 	})
 	if err != nil && !errors.Is(err, segments.ErrLine) {
-		s.held = nil
+		s.amounts = nil
 		return err
 	}
-	if p.end(); p.full || err != nil {
-		s.held = nil
-		s.whole.begin(time.Now())
+	if p.finish(); p.full || err != nil {
+		s.amounts = nil
+		s.whole.markIncomplete(time.Now())
 	}
-	s.whole.lose(lost.times())
-	s.whole.move(oldest.Number)
+	s.whole.addLosses(lost.times())
+	s.whole.recordMoved(oldest.Number)
 	_ = s.whole.save() // on a full disk it is saved later
 	return s.main.RemoveOldest()
 }
@@ -259,11 +259,11 @@ func (s *Store) keptAge(next segments.Segment) time.Duration {
 
 // part writes the copy of a segment.
 type part struct {
-	files *segments.Files
-	of    segments.Segment
-	buf   []byte
-	some  bool // a line was added
-	full  bool // the disk is full
+	files    *segments.Files
+	of       segments.Segment
+	buf      []byte
+	hasLines bool // a line was added
+	full     bool // the disk is full
 }
 
 // add adds a line, and reports whether the disk had space.
@@ -272,7 +272,7 @@ func (p *part) add(line []byte) bool {
 		return false
 	}
 	p.buf = append(append(p.buf, line...), '\n')
-	p.some = true
+	p.hasLines = true
 	if len(p.buf) > 64<<10 {
 		p.flush()
 	}
@@ -288,9 +288,9 @@ func (p *part) flush() {
 	p.buf = p.buf[:0]
 }
 
-// end makes the copy durable. It must be called before the segment is removed.
-func (p *part) end() {
-	if !p.some {
+// finish makes the copy durable. It must be called before the segment is removed.
+func (p *part) finish() {
+	if !p.hasLines {
 		return
 	}
 	if len(p.buf) > 0 && !p.full {
@@ -301,9 +301,9 @@ func (p *part) end() {
 	}
 }
 
-// cutDown removes the oldest lines about boxes beyond their share, until kept is within the shared quarter. If
+// shrinkKept removes the oldest lines about boxes beyond their share, until kept is within the shared quarter. If
 // rewriting fails, it removes the oldest file instead.
-func (s *Store) cutDown() error {
+func (s *Store) shrinkKept() error {
 	if err := s.countAll(); err != nil {
 		return err
 	}
@@ -312,26 +312,26 @@ func (s *Store) cutDown() error {
 		if s.kept.Size() <= s.shared() {
 			return nil
 		}
-		if err := s.thin(segment, most); err != nil {
-			s.held = nil
+		if err := s.dropExcess(segment, most); err != nil {
+			s.amounts = nil
 			break
 		}
 	}
 	if s.kept.Size() <= s.shared() {
 		return nil
 	}
-	s.held = nil
+	s.amounts = nil
 	if list := s.files(); len(list) > 1 {
-		s.whole.begin(list[1].Begun)
+		s.whole.markIncomplete(list[1].Begun)
 	} else {
-		s.whole.begin(time.Now())
+		s.whole.markIncomplete(time.Now())
 	}
 	_ = s.whole.save()
 	return s.removeFirst()
 }
 
-// thin removes lines about boxes beyond their share from a segment of kept.
-func (s *Store) thin(segment segments.Segment, most int64) error {
+// dropExcess removes lines about boxes beyond their share from a segment of kept.
+func (s *Store) dropExcess(segment segments.Segment, most int64) error {
 	lost := losses{}
 	var head []byte // first line of the part, held back until one of its lines stays
 	edit := func(to, line []byte) []byte {
@@ -340,7 +340,7 @@ func (s *Store) thin(segment segments.Segment, most int64) error {
 			return to
 		}
 		n, box := int64(len(line))+1, owner(line)
-		a := s.of(box)
+		a := s.amountOf(box)
 		if a.main+a.kept > most {
 			a.kept -= n
 			lost.add(box, line)
@@ -351,14 +351,14 @@ func (s *Store) thin(segment segments.Segment, most int64) error {
 		return append(append(to, line...), '\n')
 	}
 	return s.kept.Rewrite(segment, edit, func() error {
-		s.whole.lose(lost.times())
+		s.whole.addLosses(lost.times())
 		return s.whole.save()
 	})
 }
 
-// recover loads the records of missing decisions, and finishes or undoes the copying of a segment that a crash has
+// recoverMove loads the records of missing decisions, and finishes or undoes the copying of a segment that a crash has
 // interrupted.
-func (s *Store) recover(path string) error {
+func (s *Store) recoverMove(path string) error {
 	err := s.whole.load(path)
 	list := s.main.Segments()
 	for ; len(list) > 0 && list[0].Number <= s.whole.moved; list = list[1:] {
@@ -374,9 +374,9 @@ func (s *Store) recover(path string) error {
 		return err
 	}
 	if all := s.files(); len(all) > 0 { // an earlier version only removed the oldest files
-		s.whole.begin(all[0].Begun)
+		s.whole.markIncomplete(all[0].Begun)
 	} else {
-		s.whole.begin(time.Now())
+		s.whole.markIncomplete(time.Now())
 	}
 	return err
 }
@@ -386,16 +386,16 @@ func (s *Store) cutPart(last segments.Segment, number uint64) error {
 	var offset int64
 	_, err := last.Read(0, func(line []byte) error {
 		if part, begins := partOf(line); begins && part >= number {
-			return errEnough
+			return errStopReading
 		}
 		offset += int64(len(line)) + 1
 		return nil
 	})
-	if errors.Is(err, errEnough) {
+	if errors.Is(err, errStopReading) {
 		return s.kept.Cut(offset)
 	}
 	return err
 }
 
-// errEnough ends reading early.
-var errEnough = errors.New("enough has been read")
+// errStopReading ends reading early.
+var errStopReading = errors.New("enough has been read")

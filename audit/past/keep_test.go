@@ -287,13 +287,13 @@ func TestLossesAreBounded(t *testing.T) {
 	}
 	base := time.Now()
 	for i := range 3 * mostLosers {
-		w.lose(map[policy.BoxID]time.Time{policy.BoxID(fmt.Sprint(i)): base.Add(time.Duration(i) * time.Second)})
+		w.addLosses(map[policy.BoxID]time.Time{policy.BoxID(fmt.Sprint(i)): base.Add(time.Duration(i) * time.Second)})
 	}
 	if len(w.lost) > mostLosers {
 		t.Error(len(w.lost))
 	}
 	for i := range 3 * mostLosers {
-		if at := base.Add(time.Duration(i) * time.Second); w.of(policy.BoxID(fmt.Sprint(i))).Before(at) {
+		if at := base.Add(time.Duration(i) * time.Second); w.completeSince(policy.BoxID(fmt.Sprint(i))).Before(at) {
 			t.Fatalf("of box %d the history is said to be whole from before its loss", i)
 		}
 	}

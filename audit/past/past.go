@@ -1,7 +1,8 @@
 // Package past keeps decisions on disk, within a size and an age, and finds them again after a restart.
 //
-// The size is divided into shares: decisions about a box within its share outlive floods of other boxes ([Store.keep]).
-// Dropped decisions are recorded, so that a reader can find out from when on the history is complete ([Store.Whole]).
+// The size is divided into shares: decisions about a box within its share outlive floods of other boxes
+// ([Store.moveOldest]). Dropped decisions are recorded, so that a reader can find out from when on the history is
+// complete ([Store.Whole]).
 //
 // Lines come from a [lines.Writer], which never blocks its callers: a disk that is full or fails loses lines, which are
 // counted, but does not affect traffic.
@@ -32,7 +33,7 @@ type Store struct {
 	size       int64
 	age        time.Duration
 	next       uint64                   // number of the next file
-	held       map[policy.BoxID]*amount // nil: not counted; used only by the writer
+	amounts    map[policy.BoxID]*amount // nil: not counted; used only by the writer
 	whole      whole
 
 	moving   sync.RWMutex // held while lines are moved from main to kept
@@ -70,7 +71,7 @@ func Open(dir string, size int64, age time.Duration) (*Store, error) {
 		return nil, errors.Join(err, main.Close())
 	}
 	s := &Store{main: main, kept: kept, size: size, age: age, next: 1}
-	if err := s.recover(filepath.Join(dir, keptDir, wholeFile)); err != nil {
+	if err := s.recoverMove(filepath.Join(dir, keptDir, wholeFile)); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	if list := s.files(); len(list) > 0 {
@@ -107,7 +108,7 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	if s.released.Load() {
 		return 0, os.ErrClosed
 	}
-	if err := s.room(int64(len(b))); err != nil {
+	if err := s.requestRoom(int64(len(b))); err != nil {
 		return 0, err
 	}
 	if err := s.makeRoom(len(b)); err != nil {
@@ -116,15 +117,15 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	n, err := s.main.Write(b, s.next)
 	s.next++
 	if err != nil {
-		s.held = nil // part of a line may have been written
+		s.amounts = nil // part of a line may have been written
 	}
 	s.count(b[:n])
 	return n, err
 }
 
-// room calls Room for n more bytes. It requests roomAhead more at a time, because a call costs as much as writing a few
-// lines; if that much is not available, it calls Room each time.
-func (s *Store) room(n int64) error {
+// requestRoom calls Room for n more bytes. It requests roomAhead more at a time, because a call costs as much as
+// writing a few lines; if that much is not available, it calls Room each time.
+func (s *Store) requestRoom(n int64) error {
 	if s.Room == nil {
 		return nil
 	}
@@ -154,11 +155,11 @@ func (s *Store) Release() error {
 
 // Whole returns the time since when no decision about a box is missing; the empty ID stands for all boxes. Earlier
 // decisions may be present too.
-func (s *Store) Whole(box policy.BoxID) time.Time { return s.whole.of(box) }
+func (s *Store) Whole(box policy.BoxID) time.Time { return s.whole.completeSince(box) }
 
 // Lost records that a decision about a box could not be kept. It does not wait for the disk.
 func (s *Store) Lost(box policy.BoxID, at time.Time) {
-	s.whole.lose(map[policy.BoxID]time.Time{box: at})
+	s.whole.addLosses(map[policy.BoxID]time.Time{box: at})
 }
 
 // Filter selects decisions. The zero value selects all.

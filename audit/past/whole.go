@@ -46,7 +46,7 @@ func (w *whole) load(path string) error {
 	}
 	var from saved
 	if err != nil || json.Unmarshal(data, &from) != nil {
-		w.begin(time.Now())
+		w.markIncomplete(time.Now())
 		return nil //nolint:nilerr // the next save replaces it
 	}
 	w.moved, w.since = from.Moved, from.Since
@@ -87,14 +87,14 @@ func replaceFile(path string, data []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// begin records that any decision before a time may be missing.
-func (w *whole) begin(at time.Time) {
+// markIncomplete records that any decision before a time may be missing.
+func (w *whole) markIncomplete(at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.beginLocked(at)
+	w.markIncompleteLocked(at)
 }
 
-func (w *whole) beginLocked(at time.Time) {
+func (w *whole) markIncompleteLocked(at time.Time) {
 	if !at.After(w.since) {
 		return
 	}
@@ -102,15 +102,15 @@ func (w *whole) beginLocked(at time.Time) {
 	maps.DeleteFunc(w.lost, func(_ policy.BoxID, t time.Time) bool { return !t.After(at) })
 }
 
-// move records that a segment of main was moved.
-func (w *whole) move(number uint64) {
+// recordMoved records that a segment of main was moved.
+func (w *whole) recordMoved(number uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.moved, w.dirty = number, true
 }
 
-// lose records the times of the last missing decisions about boxes.
-func (w *whole) lose(lost map[policy.BoxID]time.Time) {
+// addLosses records the times of the last missing decisions about boxes.
+func (w *whole) addLosses(lost map[policy.BoxID]time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for box, at := range lost {
@@ -120,12 +120,12 @@ func (w *whole) lose(lost map[policy.BoxID]time.Time) {
 	}
 	if len(w.lost) > mostLosers {
 		times := slices.SortedFunc(maps.Values(w.lost), time.Time.Compare)
-		w.beginLocked(times[len(times)/2])
+		w.markIncompleteLocked(times[len(times)/2])
 	}
 }
 
-// of returns the time since when the history of a box is complete; the empty ID stands for all boxes.
-func (w *whole) of(box policy.BoxID) time.Time {
+// completeSince returns the time since when the history of a box is complete; the empty ID stands for all boxes.
+func (w *whole) completeSince(box policy.BoxID) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := w.since

@@ -32,13 +32,13 @@ type Segment struct {
 type Files struct {
 	dir string
 
-	mu     sync.Mutex
-	list   []Segment // oldest first; the last one may be open for writing
-	last   *os.File  // nil: the next line begins a file
-	torn   bool      // the last write ended within a line
-	closed bool      // writes fail; guarded by mu
-	ahead  int64     // bytes to preallocate beyond the end of the last file
-	room   int64     // end of the space preallocated for the last file
+	mu          sync.Mutex
+	list        []Segment // oldest first; the last one may be open for writing
+	last        *os.File  // nil: the next line begins a file
+	midLine     bool      // the last write ended within a line
+	closed      bool      // writes fail; guarded by mu
+	reserveSize int64     // bytes to preallocate beyond the end of the last file
+	reservedEnd int64     // end of the space preallocated for the last file
 }
 
 // Open opens the files of a directory, which it creates if needed. cut reports that an incomplete last line was
@@ -142,7 +142,7 @@ func (f *Files) Write(b []byte, number uint64) (int, error) {
 		return 0, os.ErrClosed // another process may be writing them
 	}
 	if f.last == nil {
-		if err := f.begin(number, time.Now()); err != nil {
+		if err := f.createFile(number, time.Now()); err != nil {
 			return 0, err
 		}
 	}
@@ -158,7 +158,7 @@ func (f *Files) WriteOf(s Segment, b []byte) (int, error) {
 		return 0, os.ErrClosed
 	}
 	if f.last == nil {
-		if err := f.begin(s.Number, s.Begun); err != nil {
+		if err := f.createFile(s.Number, s.Begun); err != nil {
 			return 0, err
 		}
 	}
@@ -166,11 +166,11 @@ func (f *Files) WriteOf(s Segment, b []byte) (int, error) {
 }
 
 func (f *Files) appendLocked(b []byte) (int, error) {
-	f.makeRoomLocked()
+	f.reserveLocked()
 	n, err := f.last.Write(b)
 	f.list[len(f.list)-1].Size += int64(n)
 	if n > 0 {
-		f.torn = b[n-1] != '\n'
+		f.midLine = b[n-1] != '\n'
 	}
 	return n, err
 }
@@ -180,25 +180,25 @@ func (f *Files) appendLocked(b []byte) (int, error) {
 func (f *Files) KeepRoom(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.ahead = bytes
-	f.makeRoomLocked()
+	f.reserveSize = bytes
+	f.reserveLocked()
 }
 
-// makeRoomLocked renews the preallocated space when half of it is used. On a full disk the rest has to do.
-func (f *Files) makeRoomLocked() {
-	if f.ahead == 0 || f.last == nil {
+// reserveLocked renews the preallocated space when half of it is used. On a full disk the rest has to do.
+func (f *Files) reserveLocked() {
+	if f.reserveSize == 0 || f.last == nil {
 		return
 	}
 	size := f.list[len(f.list)-1].Size
-	if f.room-size > f.ahead/2 {
+	if f.reservedEnd-size > f.reserveSize/2 {
 		return
 	}
-	if unix.Fallocate(int(f.last.Fd()), unix.FALLOC_FL_KEEP_SIZE, size, f.ahead) == nil {
-		f.room = size + f.ahead
+	if unix.Fallocate(int(f.last.Fd()), unix.FALLOC_FL_KEEP_SIZE, size, f.reserveSize) == nil {
+		f.reservedEnd = size + f.reserveSize
 	}
 }
 
-func (f *Files) begin(number uint64, begun time.Time) error {
+func (f *Files) createFile(number uint64, begun time.Time) error {
 	path := filepath.Join(f.dir, fmt.Sprintf("%020d-%d%s", number, begun.UnixMilli(), suffix))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -221,7 +221,7 @@ func (f *Files) Undo(n int) error {
 		return err
 	}
 	s.Size -= int64(n)
-	f.torn, f.room = false, 0
+	f.midLine, f.reservedEnd = false, 0
 	return nil
 }
 
@@ -230,7 +230,7 @@ func (f *Files) Undo(n int) error {
 func (f *Files) Next(size int64, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last == nil || f.torn {
+	if f.last == nil || f.midLine {
 		return nil
 	}
 	s := f.list[len(f.list)-1]
@@ -317,10 +317,10 @@ func (f *Files) closeLocked() error {
 	if f.last == nil {
 		return nil
 	}
-	if f.room > 0 {
+	if f.reservedEnd > 0 {
 		_ = f.last.Truncate(f.list[len(f.list)-1].Size) // frees the preallocated space
 	}
 	err := errors.Join(f.last.Sync(), f.last.Close())
-	f.last, f.room = nil, 0
+	f.last, f.reservedEnd = nil, 0
 	return err
 }

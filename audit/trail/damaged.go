@@ -9,17 +9,17 @@ import (
 	"boxgate/audit/segments"
 )
 
-// damaged reports whether an error means that the file itself is damaged, so that reading it again would not help.
-func damaged(err error) bool {
+// isDamaged reports whether an error means that the file itself is damaged, so that reading it again would not help.
+func isDamaged(err error) bool {
 	return errors.Is(err, segments.ErrLine) || errors.Is(err, unix.EIO)
 }
 
-// notOpened explains why a trail cannot be opened and, if its latest entry cannot be read, what to do. The trail is not
+// openError explains why a trail cannot be opened and, if its latest entry cannot be read, what to do. The trail is not
 // written then: entries after unreadable ones would not be found, and an entry in their place would hide that they
 // existed.
-func notOpened(dir string, err error) error {
+func openError(dir string, err error) error {
 	file, ok := errors.AsType[*segments.FileError](err)
-	if !ok || !damaged(err) {
+	if !ok || !isDamaged(err) {
 		return fmt.Errorf("the audit trail in %s: %w", dir, err)
 	}
 	why := "the disk fails"

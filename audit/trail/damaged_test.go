@@ -39,7 +39,7 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 	}
 	kept, said := false, false
 	if err := tr.Read(t.Context(), Filter{}, false, func(line []byte) error {
-		e, _, err := open(line)
+		e, _, err := openLine(line)
 		kept = kept || e.Origin().Route == "kept"
 		said = said || e.Kind == Removed && strings.Contains(e.Note, filepath.Base(oldest)+".damaged")
 		return err
@@ -70,7 +70,7 @@ func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		n, later := 0, false
 		err := tr.Read(ctx, Filter{}, follow, func(line []byte) error {
-			e, _, err := open(line)
+			e, _, err := openLine(line)
 			if n++; e.Route == "later" {
 				later = true
 				cancel()

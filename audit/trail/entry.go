@@ -110,8 +110,8 @@ func ascii(body []byte) []byte {
 
 var errEdited = errors.New("its hash is not that of its text")
 
-// open decodes a line and checks its hash.
-func open(line []byte) (e Entry, hash string, err error) {
+// openLine decodes a line and checks its hash.
+func openLine(line []byte) (e Entry, hash string, err error) {
 	if len(line) < hashSize+2 || !bytes.HasSuffix(line, []byte(hashTail)) || !bytes.HasPrefix(line[len(line)-hashSize:], []byte(hashHead)) {
 		return e, "", errEdited
 	}

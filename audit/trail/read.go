@@ -35,7 +35,7 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 		t.mu.Lock()
 		more := t.written
 		t.mu.Unlock()
-		for _, s := range readable(t.files.Segments(), f.Since) {
+		for _, s := range segmentsSince(t.files.Segments(), f.Since) {
 			if s.Number < at {
 				continue
 			}
@@ -47,12 +47,12 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				if e, _, err := open(line); err == nil && !f.matches(e) {
+				if e, _, err := openLine(line); err == nil && !f.matches(e) {
 					return nil
 				}
 				return do(line)
 			})
-			if err != nil && !damaged(err) {
+			if err != nil && !isDamaged(err) {
 				return err
 			}
 		}
@@ -67,8 +67,8 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 	}
 }
 
-// readable skips segments that end before a time.
-func readable(list []segments.Segment, since time.Time) []segments.Segment {
+// segmentsSince skips segments that end before a time.
+func segmentsSince(list []segments.Segment, since time.Time) []segments.Segment {
 	for len(list) > 1 && list[1].Begun.Before(since) {
 		list = list[1:]
 	}

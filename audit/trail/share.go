@@ -14,20 +14,20 @@ import (
 // Entries of keys that are within their share of the trail outlive the removal of an old file. Otherwise one key could
 // displace the entries of all others by calling often.
 
-// ofGateway is the owner of entries without a call.
-const ofGateway = "the gateway"
+// gatewayOwner is the owner of entries without a call.
+const gatewayOwner = "the gateway"
 
 // owner returns the owner of a line: the ID of an API key, or "" for calls without a valid key. No other text of an
 // entry can be mistaken for the ID, because quotes in it are escaped.
 func owner(line []byte) string {
 	if bytes.Contains(line, []byte(`"kind":"start"`)) || bytes.Contains(line, []byte(`"kind":"removed"`)) {
-		return ofGateway
+		return gatewayOwner
 	}
 	_, rest, ok := bytes.Cut(line, []byte(`,"key_id":"`))
 	switch {
 	case ok:
 	case bytes.Contains(line, []byte(`"kind":"policy"`)):
-		return ofGateway // temporary entries of a version that did not record who gave them
+		return gatewayOwner // temporary entries of a version that did not record who gave them
 	default:
 		return ""
 	}
@@ -37,7 +37,7 @@ func owner(line []byte) string {
 
 // countLocked adds up the bytes of each owner. It runs once, before the first file is removed.
 func (t *Trail) countLocked() error {
-	if t.held != nil {
+	if t.ownerBytes != nil {
 		return nil
 	}
 	held := map[string]int64{}
@@ -45,11 +45,11 @@ func (t *Trail) countLocked() error {
 		if _, err := s.Read(0, func(line []byte) error {
 			held[owner(line)] += int64(len(line)) + 1
 			return nil
-		}); err != nil && !damaged(err) {
+		}); err != nil && !isDamaged(err) {
 			return err
 		}
 	}
-	t.held = held
+	t.ownerBytes = held
 	return nil
 }
 
@@ -62,32 +62,32 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	}
 	defer func() {
 		if err != nil { // the file stays, with wrong counts
-			t.held = nil
+			t.ownerBytes = nil
 		}
 	}()
-	most := segments.Share(slices.Collect(maps.Values(t.held)), t.opts.Size/2)
+	most := segments.Share(slices.Collect(maps.Values(t.ownerBytes)), t.opts.Size/2)
 	over, full, n := map[string]bool{}, false, 0
 	_, err = oldest.Read(0, func(line []byte) error {
 		by := owner(line)
-		t.held[by] -= int64(len(line)) + 1
-		if n++; n <= t.kept || full {
+		t.ownerBytes[by] -= int64(len(line)) + 1
+		if n++; n <= t.processed || full {
 			return nil
 		}
-		if t.held[by]+int64(len(line)) >= most {
+		if t.ownerBytes[by]+int64(len(line)) >= most {
 			over[by] = true
-		} else if e, ok := t.keeps(line); ok {
+		} else if e, ok := t.keptEntry(line); ok {
 			if _, err := t.writeLocked(e); err != nil {
 				full = true
 				return nil //nolint:nilerr // the disk is full: the rest is not kept either
 			}
 		}
-		t.kept = n
+		t.processed = n
 		return nil
 	})
-	if err != nil && !damaged(err) {
+	if err != nil && !isDamaged(err) {
 		return err
 	}
-	note, drop := noteOf(over, full), t.files.RemoveOldest
+	note, drop := removalNote(over, full), t.files.RemoveOldest
 	if err != nil {
 		note, drop = strings.TrimPrefix(note+"; not all could be read, and "+oldest.Aside()+" is set aside", "; "), t.files.SetAsideOldest
 	}
@@ -100,18 +100,18 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	if err := drop(); err != nil {
 		return err
 	}
-	if t.kept = 0; err != nil {
-		t.held = nil // unreadable lines were not subtracted
+	if t.processed = 0; err != nil {
+		t.ownerBytes = nil // unreadable lines were not subtracted
 	}
 	return nil
 }
 
-// keeps returns the Kept entry for a line; false if the entry is too old, was tampered with, or is about a removal.
-func (t *Trail) keeps(line []byte) (Entry, bool) {
-	e, _, err := open(line)
+// keptEntry returns the Kept entry for a line; false if the entry is too old, was tampered with, or is about a removal.
+func (t *Trail) keptEntry(line []byte) (Entry, bool) {
+	e, _, err := openLine(line)
 	if err == nil && e.Kind == Kept {
 		line = e.Original.RawMessage
-		e, _, err = open(line)
+		e, _, err = openLine(line)
 	}
 	if err != nil || e.Kind == Removed || t.opts.Age > 0 && time.Since(e.Time) > t.opts.Age {
 		return Entry{}, false
@@ -119,8 +119,8 @@ func (t *Trail) keeps(line []byte) (Entry, bool) {
 	return Entry{Kind: Kept, Original: Change{json.RawMessage(bytes.Clone(line))}}, true
 }
 
-// noteOf describes whose entries are not kept.
-func noteOf(over map[string]bool, full bool) string {
+// removalNote describes whose entries are not kept.
+func removalNote(over map[string]bool, full bool) string {
 	const named = 8
 	names := slices.Sorted(maps.Keys(over))
 	for i, name := range names {

@@ -34,14 +34,14 @@ type Trail struct {
 	opts  Options
 	files *segments.Files
 
-	mu      sync.Mutex
-	head    Head
-	written chan struct{}    // closed when an entry is appended
-	held    map[string]int64 // bytes of each owner; nil: not counted yet
-	kept    int              // number of lines of the oldest file that an earlier, failed removal has already processed
-	open    map[uint64]Entry // calls without an answer
-	settled map[uint64]bool  // calls that Release has answered
-	broken  error            // part of an entry could not be removed: writes fail until the trail is opened again
+	mu         sync.Mutex
+	head       Head
+	written    chan struct{}    // closed when an entry is appended
+	ownerBytes map[string]int64 // bytes of each owner; nil: not counted yet
+	processed  int              // number of lines of the oldest file that an earlier, failed removal has already processed
+	unanswered map[uint64]Entry // calls without an answer
+	answered   map[uint64]bool  // calls that Release has answered
+	broken     error            // part of an entry could not be removed: writes fail until the trail is opened again
 
 	syncing sync.Mutex
 	synced  uint64 // the last entry that is durable
@@ -51,12 +51,12 @@ type Trail struct {
 func Open(dir string, opts Options, note string) (*Trail, error) {
 	files, cut, err := segments.Open(dir)
 	if err != nil {
-		return nil, notOpened(dir, err)
+		return nil, openError(dir, err)
 	}
-	files.KeepRoom(roomKept)
-	t := &Trail{opts: opts, files: files, written: make(chan struct{}), open: map[uint64]Entry{}, settled: map[uint64]bool{}}
+	files.KeepRoom(reservedBytes)
+	t := &Trail{opts: opts, files: files, written: make(chan struct{}), unanswered: map[uint64]Entry{}, answered: map[uint64]bool{}}
 	if t.head, err = lastOf(files.Segments()); err != nil {
-		return nil, errors.Join(notOpened(dir, err), files.Close())
+		return nil, errors.Join(openError(dir, err), files.Close())
 	}
 	if cut {
 		note += "; an entry that was not complete is gone, what it was about was not answered"
@@ -67,15 +67,15 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 	return t, nil
 }
 
-// roomKept is the disk space in bytes that the trail preallocates: a few thousand entries. Without it no policy could
-// be tightened and nothing deleted while something else fills the disk.
-const roomKept = 2 << 20
+// reservedBytes is the disk space in bytes that the trail preallocates: a few thousand entries. Without it no policy
+// could be tightened and nothing deleted while something else fills the disk.
+const reservedBytes = 2 << 20
 
 // lastOf reads the last valid entry. The chain continues from it; finding faults in entries is left to Verify.
 func lastOf(list []segments.Segment) (head Head, err error) {
 	for i := len(list) - 1; i >= 0 && head.Seq == 0; i-- {
 		_, err := list[i].Read(0, func(line []byte) error {
-			if e, hash, err := open(line); err == nil {
+			if e, hash, err := openLine(line); err == nil {
 				head = Head{e.Seq, hash}
 			}
 			return nil
@@ -119,9 +119,9 @@ func (t *Trail) write(e Entry) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e.Kind == Answer {
-		delete(t.open, e.Call)
-		if t.settled[e.Call] {
-			delete(t.settled, e.Call)
+		delete(t.unanswered, e.Call)
+		if t.answered[e.Call] {
+			delete(t.answered, e.Call)
 			return 0, nil
 		}
 	}
@@ -133,7 +133,7 @@ func (t *Trail) write(e Entry) (uint64, error) {
 	}
 	seq, err := t.writeLocked(e)
 	if err == nil && e.Kind == Call {
-		t.open[seq] = e
+		t.unanswered[seq] = e
 	}
 	return seq, err
 }
@@ -154,8 +154,8 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 		}
 		return 0, err
 	}
-	if t.held != nil {
-		t.held[owner(line)] += int64(len(line))
+	if t.ownerBytes != nil {
+		t.ownerBytes[owner(line)] += int64(len(line))
 	}
 	t.head = Head{e.Seq, hash}
 	close(t.written)
@@ -215,14 +215,14 @@ const noteReplaced = "the outcome is unknown: the gateway was replaced by anothe
 // entry fails.
 func (t *Trail) Release() error {
 	t.mu.Lock()
-	for _, call := range slices.Sorted(maps.Keys(t.open)) {
-		e := t.open[call]
+	for _, call := range slices.Sorted(maps.Keys(t.unanswered)) {
+		e := t.unanswered[call]
 		e.Kind, e.Call, e.Note, e.Time = Answer, call, noteReplaced, time.Time{}
 		if _, err := t.writeLocked(e); err == nil {
-			t.settled[call] = true
+			t.answered[call] = true
 		}
 	}
-	clear(t.open)
+	clear(t.unanswered)
 	t.mu.Unlock()
 	return t.files.Release()
 }

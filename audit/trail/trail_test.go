@@ -79,7 +79,7 @@ func TestTamperingIsSeen(t *testing.T) {
 		"the beginning": func(b []byte) []byte { return bytes.Join(lines(b)[5:], nil) },
 		"a new hash": func(b []byte) []byte {
 			l := lines(b)
-			e, _, err := open(bytes.TrimSuffix(l[7], []byte("\n")))
+			e, _, err := openLine(bytes.TrimSuffix(l[7], []byte("\n")))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +175,7 @@ func TestNoKeyPushesOutTheOthers(t *testing.T) {
 	read := func(f Filter) (routes map[string]int) {
 		routes = map[string]int{}
 		if err := tr.Read(t.Context(), f, false, func(line []byte) error {
-			e, _, err := open(line)
+			e, _, err := openLine(line)
 			if err != nil {
 				return err
 			}
@@ -251,7 +251,7 @@ func TestRemovalThatFailsIsRepeated(t *testing.T) {
 	}
 	routes := map[string]int{}
 	if err := tr.Read(t.Context(), Filter{Key: "key_quiet"}, false, func(line []byte) error {
-		e, _, err := open(line)
+		e, _, err := openLine(line)
 		routes[e.Origin().Route]++
 		return err
 	}); err != nil || len(routes) != 20 || slices.Max(slices.Collect(maps.Values(routes))) > 1 {
@@ -389,7 +389,7 @@ func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	}
 	var answers []Entry
 	if err := next.Read(t.Context(), Filter{}, false, func(line []byte) error {
-		if e, _, err := open(line); err != nil || e.Kind == Answer {
+		if e, _, err := openLine(line); err != nil || e.Kind == Answer {
 			answers = append(answers, e)
 		}
 		return nil
@@ -413,7 +413,7 @@ func TestReadFollows(t *testing.T) {
 	defer cancel()
 	var seqs []uint64
 	err := tr.Read(ctx, Filter{Key: "ci"}, true, func(line []byte) error {
-		e, _, err := open(line)
+		e, _, err := openLine(line)
 		if err != nil {
 			t.Error(err)
 		}
@@ -444,11 +444,11 @@ func TestReadFollows(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	line, _, _ := Entry{Seq: 1, Kind: Call, Note: "é"}.seal()
 	f.Add(line[:len(line)-1])
-	if e, _, err := open(line[:len(line)-1]); err != nil || e.Note != "é" || bytes.ContainsRune(line, 'é') {
+	if e, _, err := openLine(line[:len(line)-1]); err != nil || e.Note != "é" || bytes.ContainsRune(line, 'é') {
 		f.Fatal(e, err)
 	}
 	f.Fuzz(func(t *testing.T, line []byte) {
-		e, _, err := open(line)
+		e, _, err := openLine(line)
 		if err == nil && e.Seq == 0 && len(line) == 0 {
 			t.Error("an empty line is an entry")
 		}

@@ -37,7 +37,7 @@ func Verify(dir string, known Head) (Report, error) {
 	met := known.Seq == 0
 	for _, s := range list {
 		_, err := s.Read(0, func(line []byte) error {
-			e, hash, err := open(line)
+			e, hash, err := openLine(line)
 			if err != nil {
 				r.problem("the entry after %d was changed: %v", before.Seq, err)
 				return nil
@@ -51,7 +51,7 @@ func Verify(dir string, known Head) (Report, error) {
 				r.problem("entry %d does not continue entry %d: one of them was replaced", e.Seq, before.Seq)
 			}
 			if e.Kind == Kept {
-				if _, _, err := open(e.Original.RawMessage); err != nil {
+				if _, _, err := openLine(e.Original.RawMessage); err != nil {
 					r.problem("entry %d keeps one that was changed: %v", e.Seq, err)
 				}
 			}
@@ -66,7 +66,7 @@ func Verify(dir string, known Head) (Report, error) {
 			r.Entries++
 			return nil
 		})
-		if err != nil && !damaged(err) {
+		if err != nil && !isDamaged(err) {
 			return r, err
 		}
 		if err != nil {
