@@ -40,7 +40,7 @@ func NewCA(name string) (*Authority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: clip(name), Organization: []string{"boxgate"}},
+		Subject:               pkix.Name{CommonName: clipCommonName(name), Organization: []string{"boxgate"}},
 		NotBefore:             now.Add(-caBackdate),
 		NotAfter:              now.Add(caLifetime),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
@@ -134,8 +134,8 @@ func newSerial() (*big.Int, error) {
 	return serial.Add(serial, big.NewInt(1)), nil
 }
 
-// clip shortens a common name to the 64 characters that X.520 allows.
-func clip(name string) string {
+// clipCommonName shortens a common name to the 64 characters that X.520 allows.
+func clipCommonName(name string) string {
 	if len(name) > 64 {
 		return name[:64]
 	}

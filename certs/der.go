@@ -130,7 +130,7 @@ func addSubject(b *cryptobyte.Builder, commonName string) {
 			b.AddASN1(cbasn1.SEQUENCE, func(b *cryptobyte.Builder) {
 				b.AddASN1ObjectIdentifier(oidCommonName)
 				kind := cbasn1.PrintableString
-				if !printable(commonName) {
+				if !isPrintable(commonName) {
 					kind = cbasn1.UTF8String
 				}
 				b.AddASN1(kind, func(b *cryptobyte.Builder) { b.AddBytes([]byte(commonName)) })
@@ -139,8 +139,8 @@ func addSubject(b *cryptobyte.Builder, commonName string) {
 	})
 }
 
-// printable reports whether s is a PrintableString.
-func printable(s string) bool {
+// isPrintable reports whether s is a PrintableString.
+func isPrintable(s string) bool {
 	return !strings.ContainsFunc(s, func(c rune) bool {
 		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
 		return !letter && !strings.ContainsRune(" '()+,-./:=?", c)

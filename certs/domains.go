@@ -16,8 +16,8 @@ type Domains struct {
 	shared *Issued
 	served func(host string) bool
 
-	mu  sync.Mutex
-	own map[string]*Issued // names are added only while served
+	mu     sync.Mutex
+	custom map[string]*Issued // names are added only while served
 }
 
 // NewDomains issues the certificate for the shared names. served reports whether a public URL currently has that custom
@@ -27,16 +27,16 @@ func NewDomains(ca *Authority, served func(host string) bool, shared ...string) 
 	if err != nil {
 		return nil, err
 	}
-	return &Domains{ca: ca, shared: issued, served: served, own: map[string]*Issued{}}, nil
+	return &Domains{ca: ca, shared: issued, served: served, custom: map[string]*Issued{}}, nil
 }
 
 // GetCertificate is for tls.Config. Names that are not custom domains get the shared certificate.
 func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	host, err := name.Parse(hello.ServerName)
-	if err != nil || d.shared.covers(host.String()) || !d.served(host.String()) {
+	if err != nil || d.shared.isValidFor(host.String()) || !d.served(host.String()) {
 		return d.shared.GetCertificate(hello)
 	}
-	issued, err := d.ofDomain(host.String())
+	issued, err := d.issuedFor(host.String())
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (d *Domains) Expiries() []time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list := []time.Time{d.shared.expires()}
-	for host, issued := range d.own {
+	for host, issued := range d.custom {
 		if d.served(host) {
 			list = append(list, issued.expires())
 		}
@@ -56,17 +56,17 @@ func (d *Domains) Expiries() []time.Time {
 	return list
 }
 
-// ofDomain returns the issuer for a domain. Whenever it adds one, it drops those that are no longer served.
-func (d *Domains) ofDomain(host string) (*Issued, error) {
+// issuedFor returns the issuer for a domain. Whenever it adds one, it drops those that are no longer served.
+func (d *Domains) issuedFor(host string) (*Issued, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if issued, ok := d.own[host]; ok {
+	if issued, ok := d.custom[host]; ok {
 		return issued, nil
 	}
-	maps.DeleteFunc(d.own, func(host string, _ *Issued) bool { return !d.served(host) })
+	maps.DeleteFunc(d.custom, func(host string, _ *Issued) bool { return !d.served(host) })
 	issued, err := NewIssued(d.ca, host)
 	if err == nil {
-		d.own[host] = issued
+		d.custom[host] = issued
 	}
 	return issued, err
 }

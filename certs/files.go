@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// filesLook is the minimum time between checks of the files.
-const filesLook = time.Second
+// checkInterval is the minimum time between checks of the files.
+const checkInterval = time.Second
 
 // Files serves a certificate chain and its key from two PEM files, and reloads them when for instance an ACME client or
 // a secret mount replaces them. Safe for concurrent use.
@@ -17,10 +17,10 @@ type Files struct {
 	certFile, keyFile string
 	failed            func(error)
 
-	mu     sync.Mutex
-	cert   *tls.Certificate
-	seen   [2]fileState
-	looked time.Time
+	mu        sync.Mutex
+	cert      *tls.Certificate
+	seen      [2]fileState
+	checkedAt time.Time
 }
 
 // fileState identifies a version of a file.
@@ -37,7 +37,7 @@ func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
 	}
 	f := &Files{certFile: certFile, keyFile: keyFile, failed: failed}
 	var err error
-	if f.seen, err = f.states(); err != nil {
+	if f.seen, err = f.fileStates(); err != nil {
 		return nil, err
 	}
 	if err := f.load(); err != nil {
@@ -50,8 +50,8 @@ func NewFiles(certFile, keyFile string, failed func(error)) (*Files, error) {
 func (f *Files) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if now := time.Now(); now.Sub(f.looked) >= filesLook {
-		f.looked = now
+	if now := time.Now(); now.Sub(f.checkedAt) >= checkInterval {
+		f.checkedAt = now
 		f.refreshLocked()
 	}
 	return f.cert, nil
@@ -68,7 +68,7 @@ func (f *Files) Expiries() []time.Time {
 }
 
 func (f *Files) refreshLocked() {
-	seen, err := f.states()
+	seen, err := f.fileStates()
 	if err == nil && seen == f.seen {
 		return
 	}
@@ -90,8 +90,8 @@ func (f *Files) load() error {
 	return nil
 }
 
-// states is called before loading, so that a file written concurrently counts as changed at the next check.
-func (f *Files) states() ([2]fileState, error) {
+// fileStates is called before loading, so that a file written concurrently counts as changed at the next check.
+func (f *Files) fileStates() ([2]fileState, error) {
 	var states [2]fileState
 	for i, name := range []string{f.certFile, f.keyFile} {
 		info, err := os.Stat(name)

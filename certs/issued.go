@@ -32,8 +32,8 @@ func NewIssued(ca *Authority, names ...string) (*Issued, error) {
 	return &Issued{ca: ca, names: names, now: fault.Now, cert: cert}, nil
 }
 
-// covers reports whether the certificate is valid for a host.
-func (s *Issued) covers(host string) bool {
+// isValidFor reports whether the certificate is valid for a host.
+func (s *Issued) isValidFor(host string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cert.Leaf.VerifyHostname(host) == nil

@@ -48,12 +48,12 @@ type Minter struct {
 
 // boxLeaves belongs to one box, so that a box that asks for many names evicts only its own leaves.
 type boxLeaves struct {
-	ca      *Authority
-	key     *leafKey                  // shared by the box's leaves: a key per name would double the cost of minting
-	flights singleflight.Group        // by name; RSA leaves use keys that no name can have
-	rsa     atomic.Pointer[rsaIssuer] // nil until the first client that accepts only RSA
-	making  singleflight.Group        // deduplicates the creation of rsa
-	rsaPace *rate.Limiter             // limits handshakes with an RSA leaf
+	ca          *Authority
+	key         *leafKey                  // shared by the box's leaves: a key per name would double the cost of minting
+	minting     singleflight.Group        // by name; RSA leaves use keys that no name can have
+	rsa         atomic.Pointer[rsaIssuer] // nil until the first client that accepts only RSA
+	creatingRSA singleflight.Group        // deduplicates the creation of rsa
+	rsaPace     *rate.Limiter             // limits handshakes with an RSA leaf
 
 	cache    *leaves
 	rsaCache *leaves
@@ -91,14 +91,14 @@ func (m *Minter) Remove(box policy.BoxID) {
 
 // Authority returns the authority of a box, or an error wrapping [ErrUnknownBox].
 func (m *Minter) Authority(box policy.BoxID) (*Authority, error) {
-	b, err := m.leaves(box)
+	b, err := m.leavesOf(box)
 	if err != nil {
 		return nil, err
 	}
 	return b.ca, nil
 }
 
-func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
+func (m *Minter) leavesOf(box policy.BoxID) (*boxLeaves, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	b, ok := m.boxes[box]
@@ -112,43 +112,43 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 // same name mint one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names, and with
 // an error wrapping [ErrUnknownBox] for a box without an authority.
 func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
-	b, err := m.permit(box, n)
+	b, err := m.permitted(box, n)
 	if err != nil {
 		return nil, err
 	}
-	now := m.clock()
+	now := m.currentTime()
 	if leaf := b.cached(b.cache, n, now); leaf != nil {
 		return leaf, nil
 	}
-	return b.await(ctx, n.String(), func() (*tls.Certificate, error) {
+	return b.shareMint(ctx, n.String(), func() (*tls.Certificate, error) {
 		return b.mint(b.cache, n, now, func() (*tls.Certificate, error) {
 			return b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)
 		})
 	})
 }
 
-// permit returns the leaves of a box, or an error if n may not have a leaf.
-func (m *Minter) permit(box policy.BoxID, n name.Name) (*boxLeaves, error) {
+// permitted returns the leaves of a box, or an error if n may not have a leaf.
+func (m *Minter) permitted(box policy.BoxID, n name.Name) (*boxLeaves, error) {
 	if n.IsZero() {
 		return nil, errors.New("cannot issue a leaf without a name")
 	}
 	if n.IsLoopback() || slices.ContainsFunc(m.Host, n.IsWithin) {
 		return nil, ErrHostName
 	}
-	return m.leaves(box)
+	return m.leavesOf(box)
 }
 
-func (m *Minter) clock() time.Time {
+func (m *Minter) currentTime() time.Time {
 	if m.now != nil {
 		return m.now()
 	}
 	return fault.Now()
 }
 
-// await returns the result of make. Concurrent calls for the same key share one call of make, which continues even if
+// shareMint returns the result of make. Concurrent calls for the same key share one call of make, which continues even if
 // ctx ends.
-func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Certificate, error)) (*tls.Certificate, error) {
-	flight := b.flights.DoChan(key, func() (any, error) { return make() })
+func (b *boxLeaves) shareMint(ctx context.Context, key string, make func() (*tls.Certificate, error)) (*tls.Certificate, error) {
+	flight := b.minting.DoChan(key, func() (any, error) { return make() })
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()

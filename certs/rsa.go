@@ -29,7 +29,7 @@ import (
 const (
 	rsaBits      = 2048
 	rsaLeafCache = 64               // RSA leaves cached per box, about 5 KB each
-	rsaPatience  = 10 * time.Second // maximum wait of a handshake for the key, which takes a fraction of a second on an idle host
+	rsaTimeout   = 10 * time.Second // maximum wait of a handshake for the key, which takes a fraction of a second on an idle host
 
 	// Rate per second and burst of a box's handshakes with an RSA leaf. A signature takes a millisecond, many times as
 	// long as with ECDSA, and a handshake with a new name costs two.
@@ -73,9 +73,9 @@ func (someRSA) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 
 // rsaLeaf is [Minter.Leaf] for RSA.
 func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
-	ctx, cancel := context.WithTimeout(ctx, rsaPatience)
+	ctx, cancel := context.WithTimeout(ctx, rsaTimeout)
 	defer cancel()
-	b, err := m.permit(box, n)
+	b, err := m.permitted(box, n)
 	if err != nil {
 		return nil, err
 	}
@@ -86,11 +86,11 @@ func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*t
 	if err != nil {
 		return nil, err
 	}
-	now := m.clock()
+	now := m.currentTime()
 	if leaf := b.cached(b.rsaCache, n, now); leaf != nil {
 		return leaf, nil
 	}
-	return b.await(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // names contain no spaces, so this key is unique
+	return b.shareMint(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // names contain no spaces, so this key is unique
 		return b.mint(b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
 	})
 }
@@ -109,13 +109,13 @@ func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) 
 	if by := b.rsa.Load(); by != nil {
 		return by, nil
 	}
-	flight := b.making.DoChan("", func() (any, error) {
+	flight := b.creatingRSA.DoChan("", func() (any, error) {
 		m.generating.Lock()
 		defer m.generating.Unlock()
 		if b.rsa.Load() != nil {
 			return b.rsa.Load(), nil
 		}
-		if now, err := m.leaves(box); err != nil || now != b { // removed while waiting
+		if now, err := m.leavesOf(box); err != nil || now != b { // removed while waiting
 			return nil, ErrUnknownBox
 		}
 		by, err := b.ca.newRSAIssuer()
@@ -154,7 +154,7 @@ func (a *Authority) newRSAIssuer() (*rsaIssuer, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber:          serial,
-		Subject:               pkix.Name{CommonName: clip("RSA, " + a.cert.Subject.CommonName), Organization: a.cert.Subject.Organization},
+		Subject:               pkix.Name{CommonName: clipCommonName("RSA, " + a.cert.Subject.CommonName), Organization: a.cert.Subject.Organization},
 		NotBefore:             a.cert.NotBefore,
 		NotAfter:              a.cert.NotAfter,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,

@@ -63,8 +63,8 @@ func TestDomainsServeThoseOfURLs(t *testing.T) {
 	if got := names("app.example.org"); got != "*.preview.localhost" {
 		t.Error("the domain of a URL that is gone has the certificate of", got)
 	}
-	if names("www.example.org"); len(d.own) != 1 {
-		t.Errorf("%d domains are remembered, one is served", len(d.own))
+	if names("www.example.org"); len(d.custom) != 1 {
+		t.Errorf("%d domains are remembered, one is served", len(d.custom))
 	}
 }
 
@@ -111,7 +111,7 @@ func TestFilesFollowChanges(t *testing.T) {
 	}
 	served := func() *tls.Certificate {
 		f.mu.Lock()
-		f.looked = time.Time{} // as if a second had passed
+		f.checkedAt = time.Time{} // as if a second had passed
 		f.mu.Unlock()
 		c, err := f.GetCertificate(nil)
 		if err != nil {

@@ -96,20 +96,20 @@ type Manager struct {
 	cfg      Config
 	wildcard string // the subject of the certificate for all URLs below the domain; "" without DNS01
 
-	cache        *certmagic.Cache
-	hosts        *certmagic.Config
-	shared       *certmagic.Config // for the wildcard; nil without one
-	own, foreign *turns            // for hosts below the gateway's domain, and for others
+	cache          *certmagic.Cache
+	hostConfig     *certmagic.Config
+	wildcardConfig *certmagic.Config // for the wildcard; nil without one
+	own, foreign   *turns            // for hosts below the gateway's domain, and for others
 
-	ending context.Context
-	end    context.CancelFunc
-	tasks  sync.WaitGroup
-	ended  func()
+	ctx       context.Context
+	cancel    context.CancelFunc
+	tasks     sync.WaitGroup
+	closeOnce func()
 
 	mu      sync.Mutex
 	flights map[string]*flight
 	failed  map[string]failure
-	held    map[string]bool // subjects with a certificate in the cache
+	loaded  map[string]bool // subjects with a certificate in the cache
 	counts  Counts
 }
 
@@ -123,18 +123,18 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.defaults()
 	m := &Manager{
-		cfg: cfg, own: newTurns(places), foreign: newTurns(places), flights: map[string]*flight{}, failed: map[string]failure{}, held: map[string]bool{},
+		cfg: cfg, own: newTurns(places), foreign: newTurns(places), flights: map[string]*flight{}, failed: map[string]failure{}, loaded: map[string]bool{},
 	}
-	m.ending, m.end = context.WithCancel(context.Background())
+	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.cache = certmagic.NewCache(certmagic.CacheOptions{
 		GetConfigForCert:   func(c certmagic.Certificate) (*certmagic.Config, error) { return m.configOf(c.Names[0]), nil },
 		RenewCheckInterval: cfg.check, Logger: cfg.Log,
 	})
-	m.ended = sync.OnceFunc(m.stop)
-	m.hosts = m.newConfig(nil)
+	m.closeOnce = sync.OnceFunc(m.shutDown)
+	m.hostConfig = m.newConfig(nil)
 	if cfg.DNS01 != nil {
 		m.wildcard = "*." + cfg.Domain.String()
-		m.shared = m.newConfig(cfg.DNS01.solver(cfg.Log))
+		m.wildcardConfig = m.newConfig(cfg.DNS01.solver(cfg.Log))
 	}
 	return m, nil
 }
@@ -162,21 +162,21 @@ func (c *Config) defaults() {
 
 // configOf returns the configuration for obtaining a subject's certificate.
 func (m *Manager) configOf(subject string) *certmagic.Config {
-	if subject == m.wildcard && m.shared != nil {
-		return m.shared
+	if subject == m.wildcard && m.wildcardConfig != nil {
+		return m.wildcardConfig
 	}
-	return m.hosts
+	return m.hostConfig
 }
 
 // Close cancels running attempts and returns when they have ended. Later calls are no-ops.
-func (m *Manager) Close() { m.ended() }
+func (m *Manager) Close() { m.closeOnce() }
 
 // stopTime is how long Close waits for certmagic, which may be fetching an OCSP response.
 const stopTime = 5 * time.Second
 
-func (m *Manager) stop() {
+func (m *Manager) shutDown() {
 	m.mu.Lock() // no task begins after this
-	m.end()
+	m.cancel()
 	m.mu.Unlock()
 	m.tasks.Wait()
 	stopped := make(chan struct{})

@@ -35,7 +35,7 @@ func NewFiles(dir string) (certmagic.Storage, error) {
 // Lock implements [certmagic.Locker].
 func (f *files) Lock(ctx context.Context, name string) error {
 	for {
-		held := f.take(name)
+		held := f.acquire(name)
 		if held == nil {
 			return nil
 		}
@@ -49,11 +49,11 @@ func (f *files) Lock(ctx context.Context, name string) error {
 
 // TryLock implements [certmagic.TryLocker].
 func (f *files) TryLock(_ context.Context, name string) (bool, error) {
-	return f.take(name) == nil, nil
+	return f.acquire(name) == nil, nil
 }
 
-// take takes a lock, or returns a channel that is closed when the current holder releases it.
-func (f *files) take(name string) (held <-chan struct{}) {
+// acquire takes a lock, or returns a channel that is closed when the current holder releases it.
+func (f *files) acquire(name string) (held <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if lock, ok := f.locks[name]; ok {

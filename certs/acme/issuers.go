@@ -114,7 +114,7 @@ func (m *Manager) onEvent(_ context.Context, event string, data map[string]any) 
 	subject, _ := data["identifier"].(string)
 	switch event {
 	case "cert_obtaining":
-		if !m.wanted(subject) {
+		if !m.isServed(subject) {
 			return certmagic.ErrNoRetry{Err: fmt.Errorf("%s: %w", subject, errNotServed)}
 		}
 		if renewal, _ := data["renewal"].(bool); renewal || subject == m.wildcard {

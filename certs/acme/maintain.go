@@ -20,12 +20,12 @@ func (m *Manager) Run(ctx context.Context) {
 	defer m.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(m.ending, cancel)()
+	defer context.AfterFunc(m.ctx, cancel)()
 	m.loadStored(ctx)
 	tick := time.NewTicker(m.cfg.check)
 	defer tick.Stop()
 	for {
-		_ = m.contained(func() error { return m.maintain(ctx) })
+		_ = m.recoverPanic(func() error { return m.maintain(ctx) })
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -55,11 +55,11 @@ func (m *Manager) maintain(ctx context.Context) error {
 func (m *Manager) forgetUnserved() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.DeleteFunc(m.failed, func(subject string, _ failure) bool { return !m.wanted(subject) })
-	maps.DeleteFunc(m.held, func(subject string, _ bool) bool {
-		gone := !m.wanted(subject)
+	maps.DeleteFunc(m.failed, func(subject string, _ failure) bool { return !m.isServed(subject) })
+	maps.DeleteFunc(m.loaded, func(subject string, _ bool) bool {
+		gone := !m.isServed(subject)
 		if gone {
-			m.forget(subject)
+			m.dropCached(subject)
 		}
 		return gone
 	})
@@ -68,7 +68,7 @@ func (m *Manager) forgetUnserved() {
 // loadStored loads the stored certificates of public URLs into memory, so that they are renewed before a visit.
 func (m *Manager) loadStored(ctx context.Context) {
 	for subject := range Stored(ctx, m.cfg.Storage) {
-		if !m.wanted(subject) {
+		if !m.isServed(subject) {
 			continue
 		}
 		if _, err := m.configOf(subject).CacheManagedCertificate(ctx, subject); err != nil {
@@ -76,7 +76,7 @@ func (m *Manager) loadStored(ctx context.Context) {
 			continue
 		}
 		m.mu.Lock()
-		m.held[subject] = true
+		m.loaded[subject] = true
 		m.mu.Unlock()
 	}
 }

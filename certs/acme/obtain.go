@@ -39,30 +39,30 @@ func (m *Manager) request(subject string) (*flight, error) {
 	if f := m.flights[subject]; f != nil {
 		return f, nil
 	}
-	if m.ending.Err() != nil {
+	if m.ctx.Err() != nil {
 		return nil, errClosed
 	}
 	if time.Now().Before(m.failed[subject].until) {
 		return nil, errFailed
 	}
-	turn, err := m.line(subject)
+	turn, err := m.queueTurn(subject)
 	if err != nil {
 		return nil, err
 	}
 	f := &flight{done: make(chan struct{})}
 	m.flights[subject] = f
 	m.tasks.Go(func() {
-		err := m.contained(func() error { return m.obtain(subject, turn) })
-		m.land(subject, f, err)
+		err := m.recoverPanic(func() error { return m.obtain(subject, turn) })
+		m.endFlight(subject, f, err)
 	})
 	return f, nil
 }
 
-// land ends a flight and records its result.
-func (m *Manager) land(subject string, f *flight, err error) {
+// endFlight ends a flight and records its result.
+func (m *Manager) endFlight(subject string, f *flight, err error) {
 	m.mu.Lock()
 	delete(m.flights, subject)
-	if m.ending.Err() == nil {
+	if m.ctx.Err() == nil {
 		m.rememberLocked(subject, err)
 	}
 	m.mu.Unlock()
@@ -73,7 +73,7 @@ func (m *Manager) land(subject string, f *flight, err error) {
 func (m *Manager) rememberLocked(subject string, err error) {
 	if err == nil {
 		delete(m.failed, subject)
-		m.held[subject] = true
+		m.loaded[subject] = true
 		return
 	}
 	times := m.failed[subject].times
@@ -81,7 +81,7 @@ func (m *Manager) rememberLocked(subject string, err error) {
 	switch {
 	case errors.Is(err, errRefused): // refused by Order, not by an issuer
 		wait = refusedRetry
-	case limited(err):
+	case isRateLimited(err):
 		wait, times = max(wait, limitedRetry), times+1
 	default:
 		times++
@@ -90,8 +90,8 @@ func (m *Manager) rememberLocked(subject string, err error) {
 	m.cfg.Log.Warn("no certificate could be obtained", zap.String("subject", subject), zap.Duration("not_tried_again_for", wait), zap.Error(err))
 }
 
-// limited reports whether an issuer refused because of a rate limit.
-func limited(err error) bool {
+// isRateLimited reports whether an issuer refused because of a rate limit.
+func isRateLimited(err error) bool {
 	problem, ok := errors.AsType[acme.Problem](err)
 	return ok && (problem.Status == http.StatusTooManyRequests || problem.Type == acme.ProblemTypeRateLimited)
 }
@@ -102,18 +102,18 @@ func (m *Manager) obtain(subject string, turn *turn) error {
 	if turn != nil {
 		select {
 		case <-turn.ready:
-			defer turn.leave()
-		case <-m.ending.Done():
+			defer turn.release()
+		case <-m.ctx.Done():
 			return errClosed
 		}
 		limit = obtainTime
 	}
-	if !m.wanted(subject) { // the URL may have been removed while waiting
+	if !m.isServed(subject) { // the URL may have been removed while waiting
 		return errNotServed
 	}
-	ctx, cancel := context.WithTimeout(m.ending, limit)
+	ctx, cancel := context.WithTimeout(m.ctx, limit)
 	defer cancel()
-	m.forget(subject) // the cached certificate has expired
+	m.dropCached(subject) // the cached certificate has expired
 	err := m.configOf(subject).ManageSync(ctx, []string{subject})
 	if err != nil && subject != m.wildcard && !errors.Is(err, errRefused) {
 		m.cfg.Failed(subject)
@@ -121,24 +121,24 @@ func (m *Manager) obtain(subject string, turn *turn) error {
 	return err
 }
 
-// line queues an attempt. The turn is nil for the wildcard, which needs no place.
-func (m *Manager) line(subject string) (*turn, error) {
+// queueTurn queues an attempt. The turn is nil for the wildcard, which needs no place.
+func (m *Manager) queueTurn(subject string) (*turn, error) {
 	switch {
 	case subject == m.wildcard:
 		return nil, nil
 	case strings.HasSuffix(subject, "."+m.cfg.Domain.String()):
-		return m.own.join(m.cfg.Owner(subject))
+		return m.own.enqueue(m.cfg.Owner(subject))
 	}
-	return m.foreign.join(m.cfg.Owner(subject))
+	return m.foreign.enqueue(m.cfg.Owner(subject))
 }
 
-// forget drops a certificate from memory.
-func (m *Manager) forget(subject string) {
+// dropCached drops a certificate from memory.
+func (m *Manager) dropCached(subject string) {
 	m.cache.RemoveManaged([]certmagic.SubjectIssuer{{Subject: subject}})
 }
 
-// contained turns a panic of f into an error. It logs the stack but not the panic's text, which may contain a secret.
-func (m *Manager) contained(f func() error) (err error) {
+// recoverPanic turns a panic of f into an error. It logs the stack but not the panic's text, which may contain a secret.
+func (m *Manager) recoverPanic(f func() error) (err error) {
 	defer func() {
 		if recover() != nil {
 			m.cfg.Log.Error("panic while a certificate was obtained", zap.ByteString("stack", debug.Stack()))

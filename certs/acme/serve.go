@@ -31,8 +31,8 @@ func (m *Manager) subject(host string) string {
 	return host
 }
 
-// wanted reports whether the certificate of a subject is served.
-func (m *Manager) wanted(subject string) bool {
+// isServed reports whether the certificate of a subject is served.
+func (m *Manager) isServed(subject string) bool {
 	return subject != "" && (subject == m.wildcard || m.subject(subject) == subject)
 }
 
@@ -58,7 +58,7 @@ func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	if cert := m.cached(hello, subject); cert != nil {
 		return cert, nil
 	}
-	err = m.await(hello.Context(), subject)
+	err = m.awaitCertificate(hello.Context(), subject)
 	if cert := m.cached(hello, subject); cert != nil {
 		return cert, nil
 	}
@@ -74,8 +74,8 @@ func (m *Manager) cached(hello *tls.ClientHelloInfo, subject string) *tls.Certif
 	return &cert.Certificate
 }
 
-// await waits until a certificate has been obtained or the attempt has failed.
-func (m *Manager) await(ctx context.Context, subject string) error {
+// awaitCertificate waits until a certificate has been obtained or the attempt has failed.
+func (m *Manager) awaitCertificate(ctx context.Context, subject string) error {
 	f, err := m.request(subject)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (m *Manager) challengeCertificate(hello *tls.ClientHelloInfo, host string) 
 	if c, ok := certmagic.GetACMEChallenge(host); !ok || c.Type != acme.ChallengeTypeTLSALPN01 {
 		return nil, nil // no challenge is pending for this name
 	}
-	return m.hosts.GetCertificate(hello)
+	return m.hostConfig.GetCertificate(hello)
 }
 
 // Challenge answers a pending HTTP-01 challenge: it returns the body for a path of a host.

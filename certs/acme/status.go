@@ -20,7 +20,7 @@ func (m *Manager) Expiries() []time.Time {
 				last = cert.Leaf.NotAfter
 			}
 		}
-		if !last.IsZero() && m.wanted(subject) {
+		if !last.IsZero() && m.isServed(subject) {
 			list = append(list, last)
 		}
 	}
@@ -31,7 +31,7 @@ func (m *Manager) subjects() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var list []string
-	for subject := range m.held {
+	for subject := range m.loaded {
 		list = append(list, subject)
 	}
 	return list
@@ -50,7 +50,7 @@ func (m *Manager) Failing() int {
 	defer m.mu.Unlock()
 	n := 0
 	for subject := range m.failed {
-		if m.wanted(subject) {
+		if m.isServed(subject) {
 			n++
 		}
 	}

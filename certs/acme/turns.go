@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// queued bounds the waiting attempts of one owner.
-const queued = 64
+// maxWaiting bounds the waiting attempts of one owner.
+const maxWaiting = 64
 
 var errBusy = errors.New("too many certificates of this owner wait to be obtained; the next visit asks again")
 
@@ -17,47 +17,47 @@ var errBusy = errors.New("too many certificates of this owner wait to be obtaine
 type turns struct {
 	mu      sync.Mutex
 	free    int
-	held    map[string]int
+	inUse   map[string]int
 	waiting map[string][]*turn // by owner, first come first; no list is empty
 	owners  []string           // owners with waiting attempts; the first one is next
 }
 
 // turn is an attempt that waits for a place or has one.
 type turn struct {
-	of    *turns
+	turns *turns
 	owner string
 	ready chan struct{} // closed once it has a place
 }
 
 func newTurns(places int) *turns {
-	return &turns{free: places, held: map[string]int{}, waiting: map[string][]*turn{}}
+	return &turns{free: places, inUse: map[string]int{}, waiting: map[string][]*turn{}}
 }
 
-// join waits for a place on behalf of an owner. It fails with errBusy if too many of the owner's attempts are waiting.
-func (t *turns) join(owner string) (*turn, error) {
+// enqueue waits for a place on behalf of an owner. It fails with errBusy if too many of the owner's attempts are waiting.
+func (t *turns) enqueue(owner string) (*turn, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := t.waiting[owner]
-	if len(line) >= queued {
+	if len(line) >= maxWaiting {
 		return nil, errBusy
 	}
 	if len(line) == 0 {
 		t.owners = append(t.owners, owner)
 	}
-	w := &turn{of: t, owner: owner, ready: make(chan struct{})}
+	w := &turn{turns: t, owner: owner, ready: make(chan struct{})}
 	t.waiting[owner] = append(line, w)
 	t.admitLocked()
 	return w, nil
 }
 
-// leave releases the place. Call it once, after ready is closed.
-func (w *turn) leave() {
-	t := w.of
+// release releases the place. Call it once, after ready is closed.
+func (w *turn) release() {
+	t := w.turns
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.free++
-	if t.held[w.owner]--; t.held[w.owner] == 0 {
-		delete(t.held, w.owner)
+	if t.inUse[w.owner]--; t.inUse[w.owner] == 0 {
+		delete(t.inUse, w.owner)
 	}
 	t.admitLocked()
 }
@@ -67,13 +67,13 @@ func (w *turn) leave() {
 func (t *turns) admitLocked() {
 	for i := 0; i < len(t.owners); {
 		owner := t.owners[i]
-		if t.held[owner] >= t.free {
+		if t.inUse[owner] >= t.free {
 			i++
 			continue
 		}
 		line := t.waiting[owner]
 		t.free--
-		t.held[owner]++
+		t.inUse[owner]++
 		close(line[0].ready)
 		t.owners = slices.Delete(t.owners, i, i+1)
 		if len(line) == 1 {
@@ -89,7 +89,7 @@ func (t *turns) admitLocked() {
 func (t *turns) counts() (taken, waiting int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, n := range t.held {
+	for _, n := range t.inUse {
 		taken += n
 	}
 	for _, line := range t.waiting {

@@ -35,8 +35,8 @@ func TestAttackTarpits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if taken, waiting := m.foreign.counts(); taken != places/2 || waiting != queued {
-		t.Errorf("of 320 attempts of one owner %d have a place and %d wait, want %d and %d", taken, waiting, places/2, queued)
+	if taken, waiting := m.foreign.counts(); taken != places/2 || waiting != maxWaiting {
+		t.Errorf("of 320 attempts of one owner %d have a place and %d wait, want %d and %d", taken, waiting, places/2, maxWaiting)
 	}
 	began := time.Now()
 	for _, host := range []string{"victim-1.example.org", "victim-2." + cfg.Domain.String()} {
@@ -45,7 +45,7 @@ func TestAttackTarpits(t *testing.T) {
 			if _, _, err := f.shown(host); err == nil {
 				break
 			}
-			if _, waiting := m.foreign.counts(); waiting < queued/2 || time.Since(began) > time.Minute {
+			if _, waiting := m.foreign.counts(); waiting < maxWaiting/2 || time.Since(began) > time.Minute {
 				t.Fatalf("%s has no certificate after %v, when %d attempts of the tenant had failed and %d still waited", host, time.Since(began), m.Failing(), waiting)
 			}
 			time.Sleep(20 * time.Millisecond)
@@ -61,8 +61,8 @@ func TestTurns(t *testing.T) {
 	turns := newTurns(16)
 	evil := map[string][]*turn{}
 	for _, owner := range []string{"a", "b", "c", "d", "e"} {
-		for range queued / 2 {
-			w, err := turns.join(owner)
+		for range maxWaiting / 2 {
+			w, err := turns.enqueue(owner)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,18 +84,18 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%s has %d places, want %d", owner, n, want)
 		}
 	}
-	victim, err := turns.join("victim")
+	victim, err := turns.enqueue("victim")
 	if err != nil || have([]*turn{victim}) != 0 {
 		t.Fatalf("a place beyond the last, %v", err)
 	}
-	evil["a"][0].leave()
+	evil["a"][0].release()
 	if have([]*turn{victim}) != 1 {
 		t.Error("a place was given back, and went to one who has others")
 	}
-	for range queued {
-		_, err = turns.join("f")
+	for range maxWaiting {
+		_, err = turns.enqueue("f")
 	}
-	if _, over := turns.join("f"); err != nil || !errors.Is(over, errBusy) {
+	if _, over := turns.enqueue("f"); err != nil || !errors.Is(over, errBusy) {
 		t.Errorf("%v, then beyond the queue %v", err, over)
 	}
 }
@@ -139,7 +139,7 @@ func TestOrdersAreRefused(t *testing.T) {
 	m.Close()
 	f.use(cfg)
 	f.visit("app.example.org")
-	if err := m.hosts.RenewCertSync(t.Context(), "app.example.org", true); err != nil {
+	if err := m.hostConfig.RenewCertSync(t.Context(), "app.example.org", true); err != nil {
 		t.Errorf("a renewal is refused: %v", err)
 	}
 }
