@@ -29,10 +29,10 @@ func AddressesOf(c Network) (Addresses, error) {
 	if a.PoolV6, err = netip.ParsePrefix(c.PoolV6); err != nil {
 		return a, fmt.Errorf("network.pool_v6: %w", err)
 	}
-	if a.Exempt, err = prefixes("network.protected_exempt", c.ProtectedExempt); err != nil {
+	if a.Exempt, err = parsePrefixes("network.protected_exempt", c.ProtectedExempt); err != nil {
 		return a, err
 	}
-	if a.ForwardExempt, err = prefixes("network.forward_exempt", c.ForwardExempt); err != nil {
+	if a.ForwardExempt, err = parsePrefixes("network.forward_exempt", c.ForwardExempt); err != nil {
 		return a, err
 	}
 	for _, s := range c.Sources {
@@ -47,7 +47,7 @@ func AddressesOf(c Network) (Addresses, error) {
 	return a, nil
 }
 
-func prefixes(key string, list []string) (out []netip.Prefix, err error) {
+func parsePrefixes(key string, list []string) (out []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {

@@ -9,8 +9,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// checkMore finds values that are well-formed but with which no gateway could run.
-func (c *Config) checkMore(fail func(key, format string, args ...any)) {
+// checkSections finds values that are well-formed but with which no gateway could run.
+func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	if _, err := name.Parse(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
@@ -43,7 +43,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		}
 	}
 	for key, path := range map[string]string{"state_dir": c.StateDir, "launcher.run_dir": c.Launcher.RunDir} {
-		if path != "" && slices.Contains(shared, filepath.Clean(path)) {
+		if path != "" && slices.Contains(systemDirs, filepath.Clean(path)) {
 			fail(key, "%s is other programs', too; use a directory that is the gateway's own", path)
 		}
 	}
@@ -64,8 +64,8 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	}
 }
 
-// shared are directories of the system, which the gateway cannot have for itself.
-var shared = []string{
+// systemDirs are directories of the system, which the gateway cannot have for itself.
+var systemDirs = []string{
 	"/", "/bin", "/boot", "/dev", "/dev/shm", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock",
 	"/run/user", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/var/cache", "/var/lib", "/var/lock", "/var/log",
 	"/var/run", "/var/tmp",

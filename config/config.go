@@ -207,7 +207,7 @@ func ReadFile(path string) ([]byte, error) {
 	var text []byte
 	if err == nil {
 		defer f.Close()
-		if err := needOwnFile(f); err != nil {
+		if err := checkFileOwner(f); err != nil {
 			return nil, fmt.Errorf("configuration %s: %w", path, err)
 		}
 		text, err = io.ReadAll(f)
@@ -218,8 +218,8 @@ func ReadFile(path string) ([]byte, error) {
 	return text, nil
 }
 
-// needOwnFile returns an error if the gateway runs as root and another user can change the file.
-func needOwnFile(f *os.File) error {
+// checkFileOwner returns an error if the gateway runs as root and another user can change the file.
+func checkFileOwner(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || os.Geteuid() != 0 {
 		return err
@@ -244,7 +244,7 @@ func Parse(path string, data []byte, environ []string) (Config, error) {
 	var errs []error
 	if path != "" {
 		cfg.Secrets.File = path
-		if err := parse(data, &cfg); err != nil {
+		if err := parseStrict(data, &cfg); err != nil {
 			errs = append(errs, fmt.Errorf("configuration %s: %w", path, err))
 		}
 	}
@@ -289,7 +289,7 @@ func applyEnvironment(cfg *Config, environ []string) error {
 			errs = append(errs, fmt.Errorf("unknown variable %s; did you mean %s?", name, Nearest(name, slices.Collect(maps.Keys(fields)))))
 			continue
 		}
-		if err := setField(field, value); err != nil {
+		if err := setFromText(field, value); err != nil {
 			errs = append(errs, fmt.Errorf("%s=%q: %w", name, value, err))
 		}
 	}
@@ -311,8 +311,8 @@ func collectFields(v reflect.Value, prefix string, out map[string]reflect.Value)
 	}
 }
 
-// setField parses a variable's value: lists are separated by commas, maps are key=value pairs separated by commas.
-func setField(field reflect.Value, value string) error {
+// setFromText parses a variable's value: lists are separated by commas, maps are key=value pairs separated by commas.
+func setFromText(field reflect.Value, value string) error {
 	switch target := field.Addr().Interface().(type) {
 	case *string:
 		*target = value
@@ -407,7 +407,7 @@ func (c *Config) validate() error {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(LeastReserve))
 	}
 	c.Launcher.IO.check(fail)
-	c.checkMore(fail)
+	c.checkSections(fail)
 	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
 	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)

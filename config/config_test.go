@@ -156,7 +156,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte("secrets: {a: &x {value: v}, b: *x, c: [1], d: {value: *x}}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg := Default()
-		if parse(data, &cfg) == nil {
+		if parseStrict(data, &cfg) == nil {
 			_ = cfg.validate()
 		}
 	})

@@ -51,7 +51,7 @@ func Diff(old, new Config) ([]Difference, error) {
 	out := []Difference{}
 	for _, k := range slices.Compact(keys) {
 		if was[k] != is[k] {
-			out = append(out, Difference{k, shown(k, was[k]), shown(k, is[k])})
+			out = append(out, Difference{k, displayValue(k, was[k]), displayValue(k, is[k])})
 		}
 	}
 	return out, nil
@@ -72,8 +72,8 @@ func flatten(tree map[string]any, prefix string, out map[string]string) {
 	}
 }
 
-// shown returns a value for display.
-func shown(key, value string) string {
+// displayValue returns a value for display.
+func displayValue(key, value string) string {
 	switch {
 	case value == "":
 		return "(none)"

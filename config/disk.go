@@ -36,7 +36,7 @@ func (d Disk) check(fail func(key, format string, args ...any)) {
 	default:
 		fail("launcher.disk.mode", "%q is not a valid value; use auto, project, loop or off", d.Mode)
 	}
-	least, why := d.least()
+	least, why := d.minimum()
 	for key, size := range map[string]Size{"small": d.Small, "medium": d.Medium, "large": d.Large} {
 		if size < least || size > 1<<44 {
 			fail("launcher.disk."+key, "%v is out of range; use %v to 16TiB%s", size, least, why)
@@ -47,10 +47,10 @@ func (d Disk) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// least returns the smallest limit of a box's disk, and the reason if it exceeds LeastDisk. In mode loop a box has its
+// minimum returns the smallest limit of a box's disk, and the reason if it exceeds LeastDisk. In mode loop a box has its
 // own file system, which reserves space for inodes: mkfs.ext4 needs up to 400 bytes for each, and more on very large
 // ones.
-func (d Disk) least() (Size, string) {
+func (d Disk) minimum() (Size, string) {
 	if d.Mode != "loop" {
 		return LeastDisk, ""
 	}

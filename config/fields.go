@@ -7,9 +7,9 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// keptFields are request fields that no configuration passes from a visitor to a box: the gateway sets them itself,
+// unforwardable are request fields that no configuration passes from a visitor to a box: the gateway sets them itself,
 // they concern a single connection, or other settings govern them. Names that begin with "proxy-" belong to them too.
-var keptFields = []string{
+var unforwardable = []string{
 	"x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "forwarded",
 	"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings",
 	"host", "content-length", "expect", "authorization", "cookie", "referer", "x-box-api-key",
@@ -20,11 +20,11 @@ func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) 
 	seen := map[string]bool{}
 	for _, name := range i.ForwardFields {
 		lower := strings.ToLower(name)
-		spelled := strings.Map(foldField, lower)
+		spelled := strings.Map(normalizeFieldRune, lower)
 		switch {
 		case !httpguts.ValidHeaderFieldName(name):
 			fail(key, "%q is not the name of a header field such as X-Auth-Token; there are no patterns", name)
-		case slices.Contains(keptFields, spelled) || strings.HasPrefix(spelled, "proxy-"):
+		case slices.Contains(unforwardable, spelled) || strings.HasPrefix(spelled, "proxy-"):
 			fail(key, "%q cannot be handed on as a visitor sent it; remove it from the list", name)
 		case seen[lower]:
 			fail(key, "%q is there twice; keep one", name)
@@ -33,8 +33,8 @@ func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) 
 	}
 }
 
-// foldField maps everything but letters and digits to "-", as some servers do when they read field names.
-func foldField(r rune) rune {
+// normalizeFieldRune maps everything but letters and digits to "-", as some servers do when they read field names.
+func normalizeFieldRune(r rune) rune {
 	if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
 		return r
 	}

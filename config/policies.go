@@ -42,7 +42,7 @@ func (d *PolicyDocument) UnmarshalYAML(node *yaml.Node) error {
 		d.err = errors.New("is no policy")
 		return nil //nolint:nilerr // validate reports it
 	}
-	d.read(data)
+	d.parse(data)
 	return nil
 }
 
@@ -51,7 +51,7 @@ func (d *PolicyDocument) UnmarshalText(text []byte) error {
 	if len(text) > 0 && text[0] != '{' {
 		text, _ = json.Marshal(string(text))
 	}
-	d.read(text)
+	d.parse(text)
 	return nil
 }
 
@@ -69,7 +69,7 @@ func (d PolicyDocument) MarshalYAML() (any, error) {
 	return tree, err
 }
 
-func (d *PolicyDocument) read(data []byte) {
+func (d *PolicyDocument) parse(data []byte) {
 	*d = PolicyDocument{}
 	if len(data) == 0 || string(data) == "null" || string(data) == `""` {
 		return
@@ -96,7 +96,7 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 			return
 		}
 		for _, problem := range invalid.Problems {
-			fail(key, "%s", at(problem))
+			fail(key, "%s", formatProblem(problem))
 		}
 	}
 	switch {
@@ -116,8 +116,8 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// at formats a problem of a document as one line.
-func at(p document.Problem) string {
+// formatProblem formats a problem of a document as one line.
+func formatProblem(p document.Problem) string {
 	if p.Pointer == "" {
 		return p.Message
 	}

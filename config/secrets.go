@@ -78,7 +78,7 @@ func (c *Secrets) UnmarshalYAML(node *yaml.Node) error {
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key := node.Content[i].Value
-		c.Sources[key] = c.readSource("secrets."+name.ShownSecretName(key), followed(node.Content[i+1]))
+		c.Sources[key] = c.readSource("secrets."+name.ShownSecretName(key), resolveAlias(node.Content[i+1]))
 	}
 	return nil
 }
@@ -87,8 +87,8 @@ func (c *Secrets) fail(key string, node *yaml.Node, remedy string) {
 	c.errs = append(c.errs, fmt.Errorf("%s: line %d: %s", key, node.Line, remedy))
 }
 
-// followed returns the target of an alias, or the node itself.
-func followed(node *yaml.Node) *yaml.Node {
+// resolveAlias returns the target of an alias, or the node itself.
+func resolveAlias(node *yaml.Node) *yaml.Node {
 	if node.Kind == yaml.AliasNode {
 		return node.Alias
 	}
@@ -103,7 +103,7 @@ func (c *Secrets) readSource(at string, node *yaml.Node) (s secrets.Source) {
 		return s
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
-		key, value := node.Content[i].Value, followed(node.Content[i+1])
+		key, value := node.Content[i].Value, resolveAlias(node.Content[i+1])
 		c.readKey(at, key, value, &s)
 	}
 	return s
@@ -175,7 +175,7 @@ func (c *Secrets) readCommand(at string, node *yaml.Node, s *secrets.Source) {
 	}
 	s.Command = []string{}
 	for _, element := range node.Content {
-		if element = followed(element); element.Kind != yaml.ScalarNode {
+		if element = resolveAlias(element); element.Kind != yaml.ScalarNode {
 			c.fail(at, element, "each argument is one value")
 			return
 		}
@@ -227,7 +227,7 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	if c.Sources == nil {
 		c.Sources = map[string]secrets.Source{}
 	}
-	name := c.named(middle)
+	name := c.sourceNamed(middle)
 	s := c.Sources[name]
 	if key == "file" || key == "env" || key == "command" || key == "credential" {
 		s = secrets.Source{Document: s.Document, Refresh: s.Refresh, Timeout: s.Timeout}
@@ -241,8 +241,8 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	return nil
 }
 
-// named returns the name of the source for the middle part of a variable's name.
-func (c *Secrets) named(middle string) string {
+// sourceNamed returns the name of the source for the middle part of a variable's name.
+func (c *Secrets) sourceNamed(middle string) string {
 	fold := strings.NewReplacer(".", "_", "-", "_")
 	for _, name := range slices.Sorted(maps.Keys(c.Sources)) {
 		if strings.ToUpper(fold.Replace(name)) == middle {

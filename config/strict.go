@@ -15,8 +15,8 @@ import (
 
 // The file is parsed strictly: an unknown key is an error that suggests the nearest known one.
 
-// parse decodes YAML strictly onto cfg.
-func parse(data []byte, cfg *Config) error {
+// parseStrict decodes YAML strictly onto cfg.
+func parseStrict(data []byte, cfg *Config) error {
 	var tree map[string]any
 	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&tree); err != nil && !errors.Is(err, io.EOF) {
 		return yamlError(err)
@@ -56,12 +56,12 @@ func yamlError(err error) error {
 	return errors.New(line)
 }
 
-// mismatch matches the decoder's error about a value of a wrong type: line, tag, value, Go type.
-var mismatch = regexp.MustCompile("(?s)^(line [0-9]+): cannot unmarshal (!![a-z]+)(?: `.*`)? into (.+)$")
+// typeMismatch matches the decoder's error about a value of a wrong type: line, tag, value, Go type.
+var typeMismatch = regexp.MustCompile("(?s)^(line [0-9]+): cannot unmarshal (!![a-z]+)(?: `.*`)? into (.+)$")
 
 // typeMistake describes the expected type. It does not quote the value, which may be a secret.
 func typeMistake(text string) string {
-	m := mismatch.FindStringSubmatch(text)
+	m := typeMismatch.FindStringSubmatch(text)
 	if m == nil {
 		return text
 	}
