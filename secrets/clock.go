@@ -17,8 +17,8 @@ func (m moment) add(d time.Duration) moment {
 	return moment{elapsed: m.elapsed + d, wall: m.wall.Add(d)}
 }
 
-// reached reports whether now is m or later.
-func (m moment) reached(now moment) bool {
+// isReachedBy reports whether now is m or later.
+func (m moment) isReachedBy(now moment) bool {
 	return now.elapsed >= m.elapsed || !now.wall.Before(m.wall)
 }
 

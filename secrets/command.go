@@ -37,7 +37,7 @@ func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (
 	if err != nil {
 		return name.Secret{}, "", err
 	}
-	stdout, stderr := &bounded{limit: f.maxRaw(), full: f.errTooLong()}, &bounded{limit: maxStderr}
+	stdout, stderr := &bounded{limit: f.maxRaw(), overflow: f.errTooLong()}, &bounded{limit: maxStderr}
 	cmd := exec.CommandContext(ctx, program, argv[1:]...)
 	cmd.Args[0] = argv[0]
 	cmd.Dir, cmd.Env = "/", commandEnvironment()
@@ -54,20 +54,20 @@ func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (
 	if err := cmd.Start(); err != nil {
 		return name.Secret{}, "", causeOf(err)
 	}
-	endGroup(cmd.Process.Pid, &ended)
+	killGroup(cmd.Process.Pid, &ended)
 	err = failureOf(ctx, cmd.Wait(), stdout)
-	said = shown(stderr, stdout.kept, known)
+	said = maskStderr(stderr, stdout.data, known)
 	if err != nil {
-		clear(stdout.kept)
+		clear(stdout.data)
 		return name.Secret{}, said, err
 	}
-	value, err = f.valueOf(stdout.kept)
+	value, err = f.valueOf(stdout.data)
 	return value, said, err
 }
 
-// endGroup waits until the process has ended and kills the rest of its group. The process has not been reaped at that
+// killGroup waits until the process has ended and kills the rest of its group. The process has not been reaped at that
 // time, so the group's ID cannot have been reused.
-func endGroup(pid int, ended *atomic.Bool) {
+func killGroup(pid int, ended *atomic.Bool) {
 	defer ended.Store(true)
 	for {
 		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -82,8 +82,8 @@ func endGroup(pid int, ended *atomic.Bool) {
 func failureOf(ctx context.Context, err error, stdout *bounded) error {
 	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
-	case stdout.over:
-		return stdout.full // SIGPIPE ended it, unless it ignores that
+	case stdout.truncated:
+		return stdout.overflow // SIGPIPE ended it, unless it ignores that
 	case err == nil:
 		return nil
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
@@ -139,10 +139,10 @@ func commandEnvironment() []string {
 	return []string{"PATH=" + commandPath, "HOME=" + home, "LANG=C.UTF-8"}
 }
 
-// shown prepares a command's standard error for the log. The text may contain the new value, the previous one or other
-// output of the command: all are masked. If it was truncated, its end may be part of a value, and is dropped.
-func shown(stderr *bounded, stdout []byte, known name.Secret) string {
-	text, longest := string(stderr.kept), 0
+// maskStderr prepares a command's standard error for the log. The text may contain the new value, the previous one or
+// other output of the command: all are masked. If it was truncated, its end may be part of a value, and is dropped.
+func maskStderr(stderr *bounded, stdout []byte, known name.Secret) string {
+	text, longest := string(stderr.data), 0
 	both := string(stdout) + "\n" + known.Reveal()
 	lines := strings.FieldsFunc(both, func(r rune) bool { return r == '\n' || r == '\r' })
 	for _, part := range strings.FieldsFunc(both, func(r rune) bool { return strings.ContainsRune("\"'{}:,\n\r", r) }) {
@@ -157,28 +157,28 @@ func shown(stderr *bounded, stdout []byte, known name.Secret) string {
 			longest = max(longest, len(line))
 		}
 	}
-	if stderr.over {
+	if stderr.truncated {
 		text = text[:max(0, len(text)-longest)]
 	}
 	return audit.Escape(strings.TrimSpace(text), shownStderr)
 }
 
-// bounded keeps the first limit bytes written to it. Further writes are discarded if full is nil, so that the writer
-// can continue; otherwise they fail with full.
+// bounded keeps the first limit bytes written to it. Further writes are discarded if overflow is nil, so that the writer
+// can continue; otherwise they fail with overflow.
 type bounded struct {
-	limit int
-	full  error
-	kept  []byte
-	over  bool
+	limit     int
+	overflow  error
+	data      []byte
+	truncated bool
 }
 
 // Write implements [io.Writer].
 func (b *bounded) Write(p []byte) (int, error) {
-	fits := min(len(p), b.limit-len(b.kept))
-	b.kept = append(b.kept, p[:fits]...)
-	b.over = b.over || fits < len(p)
-	if fits == len(p) || b.full == nil {
+	fits := min(len(p), b.limit-len(b.data))
+	b.data = append(b.data, p[:fits]...)
+	b.truncated = b.truncated || fits < len(p)
+	if fits == len(p) || b.overflow == nil {
 		return len(p), nil
 	}
-	return fits, b.full
+	return fits, b.overflow
 }

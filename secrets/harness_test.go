@@ -113,11 +113,11 @@ type scripted struct {
 }
 
 // load implements the source of an entry.
-func (s *scripted) load(ctx context.Context, _ name.Secret) (reading, error) {
+func (s *scripted) load(ctx context.Context, _ name.Secret) (readResult, error) {
 	s.calls <- struct{}{}
 	v, err := s.give(ctx)
 	if err != nil {
-		return reading{}, err
+		return readResult{}, err
 	}
-	return reading{value: name.NewSecret(v)}, nil
+	return readResult{value: name.NewSecret(v)}, nil
 }

@@ -69,14 +69,14 @@ func checkNeeds(sources map[string]Source, name string) error {
 			return errors.New("names a secret that is not an entry of secrets: other secrets are given by their name")
 		}
 	}
-	if needed(sources, name)[name] {
+	if allNeeded(sources, name)[name] {
 		return errors.New("needs itself, by way of the secrets that it names")
 	}
 	return nil
 }
 
-// needed returns the names of all secrets that a secret needs, directly or indirectly.
-func needed(sources map[string]Source, name string) map[string]bool {
+// allNeeded returns the names of all secrets that a secret needs, directly or indirectly.
+func allNeeded(sources map[string]Source, name string) map[string]bool {
 	all := map[string]bool{}
 	for open := []string{name}; len(open) > 0; {
 		at := open[len(open)-1]

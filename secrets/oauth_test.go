@@ -114,7 +114,7 @@ func TestTokenServersAreAskedAgain(t *testing.T) {
 	e := b.entries["s"]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if left := e.retry.elapsed - b.now().elapsed; left < 14*time.Minute || left > 15*time.Minute {
+	if left := e.retryAt.elapsed - b.now().elapsed; left < 14*time.Minute || left > 15*time.Minute {
 		t.Errorf("asked again in %v", left)
 	}
 }

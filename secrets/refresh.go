@@ -19,8 +19,8 @@ const (
 	maxRetryDelay = 30 * time.Second
 	// killDelay is how long a refresh may take to end after its deadline.
 	killDelay = 500 * time.Millisecond
-	// tellDelay is the minimum time between log lines about the same failure of a source.
-	tellDelay = time.Minute
+	// logDelay is the minimum time between log lines about the same failure of a source.
+	logDelay = time.Minute
 )
 
 var (
@@ -35,29 +35,29 @@ type entry struct {
 	name   string
 	source Source
 	// load reads the source. known is the last value, to be masked in texts from the source.
-	load  func(ctx context.Context, known name.Secret) (reading, error)
+	load  func(ctx context.Context, known name.Secret) (readResult, error)
 	owner *Secrets
 
 	hanging atomic.Bool // a load has not returned: do not start another
 
-	mu       sync.Mutex
-	have     bool // value was read and has not expired
-	value    name.Secret
-	last     name.Secret // the last value read; after it expires it is no longer used, but still must not be shown
-	forever  bool        // value does not expire
-	read     moment      // when the source was read for value
-	early    moment      // when to refresh it ahead of its expiry
-	expires  moment
-	ends     time.Time // like expires, but only by the source's lifetime; zero: unknown
-	err      error     // of the last refresh; nil if it succeeded
-	failures int       // number of failures in a row
-	retry    moment    // earliest time of the next refresh
-	spared   moment    // likewise, on request of the server; a revocation does not override it
-	gone     bool      // the source reported that the secret no longer exists
-	flight   *flight   // the current refresh
-	timer    *time.Timer
-	told     string // the last failure that was logged
-	toldAt   time.Time
+	mu           sync.Mutex
+	hasValue     bool // value was read and has not expired
+	value        name.Secret
+	last         name.Secret // the last value read; after it expires it is no longer used, but still must not be shown
+	noExpiry     bool        // value does not expire
+	readAt       moment      // when the source was read for value
+	refreshAt    moment      // when to refresh it ahead of its expiry
+	expires      moment
+	sourceExpiry time.Time // like expires, but only by the source's lifetime; zero: unknown
+	err          error     // of the last refresh; nil if it succeeded
+	failures     int       // number of failures in a row
+	retryAt      moment    // earliest time of the next refresh
+	pausedUntil  moment    // likewise, on request of the server; a revocation does not override it
+	gone         bool      // the source reported that the secret no longer exists
+	flight       *flight   // the current refresh
+	timer        *time.Timer
+	lastLogged   string // the last failure that was logged
+	lastLoggedAt time.Time
 }
 
 // flight is one refresh. Its result may be read once done is closed.
@@ -70,17 +70,17 @@ type flight struct {
 	err     error
 }
 
-// get returns the value if it has not expired, else the result of a refresh. Only one refresh runs at a time.
-func (e *entry) get(ctx context.Context) (name.Secret, error) {
+// currentValue returns the value if it has not expired, else the result of a refresh. Only one refresh runs at a time.
+func (e *entry) currentValue(ctx context.Context) (name.Secret, error) {
 	e.mu.Lock()
 	now := e.owner.now()
 	valid := e.valid(now)
-	due := !valid || !e.forever && e.early.reached(now)
-	if due && e.flight == nil && e.retry.reached(now) {
-		e.begin()
+	due := !valid || !e.noExpiry && e.refreshAt.isReachedBy(now)
+	if due && e.flight == nil && e.retryAt.isReachedBy(now) {
+		e.startRefresh()
 	}
 	value, err, f := e.value, e.err, e.flight
-	valid = valid && e.have // begin resets have if the secrets are closed
+	valid = valid && e.hasValue // startRefresh resets hasValue if the secrets are closed
 	e.mu.Unlock()
 	switch {
 	case valid:
@@ -98,23 +98,23 @@ func (e *entry) get(ctx context.Context) (name.Secret, error) {
 
 // valid reports whether the value may be used. The caller holds e.mu.
 func (e *entry) valid(now moment) bool {
-	if e.have && !e.forever && e.expires.reached(now) {
-		e.have, e.value = false, name.Secret{}
+	if e.hasValue && !e.noExpiry && e.expires.isReachedBy(now) {
+		e.hasValue, e.value = false, name.Secret{}
 	}
-	return e.have
+	return e.hasValue
 }
 
-// begin starts a refresh. The caller holds e.mu.
-func (e *entry) begin() {
+// startRefresh starts a refresh. The caller holds e.mu.
+func (e *entry) startRefresh() {
 	f := &flight{done: make(chan struct{})}
-	if e.owner.fly(func() { e.refresh(f) }) {
+	if e.owner.goRefresh(func() { e.refresh(f) }) {
 		e.flight = f
 		return
 	}
-	if e.owner.rests() && e.have {
+	if e.owner.isResting() && e.hasValue {
 		return
 	}
-	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
+	e.hasValue, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
 // refresh reads the source, again if the secret is revoked during the read, and stores the result. The age of a value
@@ -126,15 +126,15 @@ func (e *entry) refresh(f *flight) {
 		if err != nil {
 			err = e.wrap(err)
 		}
-		if e.finish(f, began, got, err) {
+		if e.finishRead(f, began, got, err) {
 			close(f.done)
 			return
 		}
 	}
 }
 
-// finish stores the result of a read. It reports false if the result is stale and the source has to be read again.
-func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
+// finishRead stores the result of a read. It reports false if the result is stale and the source has to be read again.
+func (e *entry) finishRead(f *flight, began moment, got readResult, err error) bool {
 	e.mu.Lock()
 	if f.stale {
 		switch {
@@ -149,17 +149,17 @@ func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	}
 	failedBefore, newlyGone := e.err != nil, false
 	if err == nil {
-		err = e.keep(began, got)
+		err = e.storeValue(began, got)
 	}
 	if err != nil {
-		newlyGone = e.fail(err)
+		newlyGone = e.recordFailure(err)
 	}
 	e.err, e.flight = err, nil
 	if f.err = err; err == nil {
 		f.value = got.value
 	}
 	valid := e.valid(e.owner.now())
-	e.watch()
+	e.scheduleRefresh()
 	e.mu.Unlock()
 	e.owner.report(e, err, got.said, failedBefore, valid)
 	if newlyGone {
@@ -168,42 +168,42 @@ func (e *entry) finish(f *flight, began moment, got reading, err error) bool {
 	return true
 }
 
-// keep stores a value. It fails if the value expired during the read; a value that is merely too old to be used again
-// is still returned to the waiting callers. The caller holds e.mu.
-func (e *entry) keep(began moment, got reading) error {
-	use := e.source.usable(got.lifetime)
-	e.last, e.forever = got.value, use == 0
-	e.read, e.expires, e.early = began, began.add(use), began.add(use*3/4)
-	e.ends = time.Time{}
-	if got.lifetime != 0 && !e.source.static() {
-		e.ends = began.wall.Add(within(got.lifetime))
+// storeValue stores a value. It fails if the value expired during the read; a value that is merely too old to be used
+// again is still returned to the waiting callers. The caller holds e.mu.
+func (e *entry) storeValue(began moment, got readResult) error {
+	use := e.source.usableFor(got.lifetime)
+	e.last, e.noExpiry = got.value, use == 0
+	e.readAt, e.expires, e.refreshAt = began, began.add(use), began.add(use*3/4)
+	e.sourceExpiry = time.Time{}
+	if got.lifetime != 0 && !e.source.isStatic() {
+		e.sourceExpiry = began.wall.Add(usableLifetime(got.lifetime))
 	}
-	if e.have, e.value = true, got.value; !e.valid(e.owner.now()) && got.lifetime != 0 {
+	if e.hasValue, e.value = true, got.value; !e.valid(e.owner.now()) && got.lifetime != 0 {
 		return e.wrap(remote.ErrExpired)
 	}
-	e.told, e.failures, e.retry, e.spared, e.gone = "", 0, moment{}, moment{}, false
+	e.lastLogged, e.failures, e.retryAt, e.pausedUntil, e.gone = "", 0, moment{}, moment{}, false
 	return nil
 }
 
-// fail records a failure, and reports whether it is the first one that means that the secret is gone. In that case the
-// value is no longer used. The caller holds e.mu.
-func (e *entry) fail(err error) (newlyGone bool) {
+// recordFailure records a failure, and reports whether it is the first one that means that the secret is gone. In that
+// case the value is no longer used. The caller holds e.mu.
+func (e *entry) recordFailure(err error) (newlyGone bool) {
 	e.failures++
 	now := e.owner.now()
-	e.retry, e.spared = now.add(e.delay(err)), moment{}
+	e.retryAt, e.pausedUntil = now.add(e.retryPause(err)), moment{}
 	if wait := retryAfter(err); wait > 0 {
-		e.spared = now.add(wait)
+		e.pausedUntil = now.add(wait)
 	}
 	if !remote.IsGone(err) {
 		return false
 	}
 	newlyGone = !e.gone
-	e.gone, e.have, e.value = true, false, name.Secret{}
+	e.gone, e.hasValue, e.value = true, false, name.Secret{}
 	return newlyGone
 }
 
-// delay is the pause after a failure. The caller holds e.mu.
-func (e *entry) delay(err error) time.Duration {
+// retryPause is the pause after a failure. The caller holds e.mu.
+func (e *entry) retryPause(err error) time.Duration {
 	if e.source.Remote == nil {
 		return retryDelay
 	}
@@ -220,14 +220,14 @@ func retryAfter(err error) time.Duration {
 
 // loadInTime reads the source, but waits no longer than its timeout: reading a file on an unreachable network file
 // system cannot be interrupted. While a read hangs, no other is started.
-func (e *entry) loadInTime() (reading, error) {
+func (e *entry) loadInTime() (readResult, error) {
 	if !e.hanging.CompareAndSwap(false, true) {
-		return reading{}, errTimeout
+		return readResult{}, errTimeout
 	}
 	ctx, cancel := context.WithTimeout(e.owner.base, e.source.timeout())
 	defer cancel()
 	type result struct {
-		got reading
+		got readResult
 		err error
 	}
 	done := make(chan result, 1)
@@ -252,30 +252,30 @@ func (e *entry) loadInTime() (reading, error) {
 		case r := <-done:
 			return r.got, r.err
 		case <-over:
-			over, late = nil, time.After(e.grace()) // a command is being killed: wait for its result
+			over, late = nil, time.After(e.endTimeout()) // a command is being killed: wait for its result
 		case <-late:
-			return reading{}, errTimeout
+			return readResult{}, errTimeout
 		}
 	}
 }
 
-// grace is how long a read may take to end after its context ended. An exchange of refresh tokens ends by its own
+// endTimeout is how long a read may take to end after its context ended. An exchange of refresh tokens ends by its own
 // deadline, because its answer must be kept.
-func (e *entry) grace() time.Duration {
+func (e *entry) endTimeout() time.Duration {
 	if e.source.Remote != nil {
 		return e.source.timeout() + killDelay
 	}
 	return killDelay
 }
 
-// mayTell reports whether a failure should be logged: each kind when it begins, and then once per tellDelay.
-func (e *entry) mayTell(err error) bool {
+// shouldLog reports whether a failure should be logged: each kind when it begins, and then once per logDelay.
+func (e *entry) shouldLog(err error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.told == err.Error() && time.Since(e.toldAt) < tellDelay {
+	if e.lastLogged == err.Error() && time.Since(e.lastLoggedAt) < logDelay {
 		return false
 	}
-	e.told, e.toldAt = err.Error(), time.Now()
+	e.lastLogged, e.lastLoggedAt = err.Error(), time.Now()
 	return true
 }
 

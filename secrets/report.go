@@ -66,7 +66,7 @@ func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid b
 		return
 	}
 	s.counts.failures.WithLabelValues(e.name).Inc()
-	if s.base.Err() != nil || !e.mayTell(err) {
+	if s.base.Err() != nil || !e.shouldLog(err) {
 		return
 	}
 	fields := []zap.Field{zap.String("secret", e.name), zap.Error(err), zap.Bool("last_value_still_valid", valid)}

@@ -24,24 +24,24 @@ func (s *Secrets) SetHolders(h Holders) {
 	s.holders = h
 	s.mu.Unlock()
 	for _, e := range s.entries {
-		if e.catchUp() {
+		if e.resumeWatching() {
 			s.revoked(e.name)
 		}
 	}
 }
 
-// catchUp is called when the holders have changed. It reports whether the secret was found to be gone, and restarts the
-// timer for its next refresh, which may have been skipped while no connection carried the secret.
-func (e *entry) catchUp() (gone bool) {
+// resumeWatching is called when the holders have changed. It reports whether the secret was found to be gone, and
+// restarts the timer for its next refresh, which may have been skipped while no connection carried the secret.
+func (e *entry) resumeWatching() (gone bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.timer != nil && e.flight == nil {
-		e.watch()
+		e.scheduleRefresh()
 	}
 	return e.gone
 }
 
-func (s *Secrets) held() Holders {
+func (s *Secrets) currentHolders() Holders {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.holders
@@ -64,22 +64,22 @@ func (s *Secrets) Refresh(ctx context.Context, name string) error {
 		return &Error{Secret: name, Err: ErrUnknown}
 	}
 	e := s.entries[name]
-	if e.source.static() {
+	if e.source.isStatic() {
 		return e.wrap(ErrStatic)
 	}
 	for _, each := range s.entries {
-		if (each == e || s.reaches(each, name)) && each.busy() {
+		if (each == e || s.dependsOn(each, name)) && each.isStarving() {
 			return e.wrap(ErrBusy)
 		}
 	}
-	e.drop()
+	e.dropValue()
 	s.revoked(name)
-	_, err := e.get(ctx)
+	_, err := e.currentValue(ctx)
 	return err
 }
 
-// busy reports whether another revocation could keep requests from ever getting the secret.
-func (e *entry) busy() bool {
+// isStarving reports whether another revocation could keep requests from ever getting the secret.
+func (e *entry) isStarving() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.flight != nil && e.flight.rereads >= maxRereads
@@ -90,37 +90,37 @@ func (e *entry) busy() bool {
 func (s *Secrets) revoked(name string) {
 	names := []string{name}
 	for other, e := range s.entries {
-		if s.reaches(e, name) {
-			e.drop()
+		if s.dependsOn(e, name) {
+			e.dropValue()
 			names = append(names, other)
 		}
 	}
-	if h := s.held(); h != nil {
+	if h := s.currentHolders(); h != nil {
 		for _, n := range names {
 			h.Revoke(n)
 		}
 	}
 }
 
-// reaches reports whether a secret is derived from another one, directly or indirectly. There are no cycles.
-func (s *Secrets) reaches(e *entry, name string) bool {
+// dependsOn reports whether a secret is derived from another one, directly or indirectly. There are no cycles.
+func (s *Secrets) dependsOn(e *entry, name string) bool {
 	for _, need := range e.source.needs() {
-		if need == name || s.entries[need] != nil && s.reaches(s.entries[need], name) {
+		if need == name || s.entries[need] != nil && s.dependsOn(s.entries[need], name) {
 			return true
 		}
 	}
 	return false
 }
 
-// drop drops the value and the result of a refresh in progress. The next read skips the delay after a failure, unless
-// the server requested a pause.
-func (e *entry) drop() {
+// dropValue drops the value and the result of a refresh in progress. The next read skips the delay after a failure,
+// unless the server requested a pause.
+func (e *entry) dropValue() {
 	if f, ok := e.source.Remote.(remote.Forgetter); ok {
 		f.Forget()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.value, e.retry, e.failures = false, name.Secret{}, e.spared, 0
+	e.hasValue, e.value, e.retryAt, e.failures = false, name.Secret{}, e.pausedUntil, 0
 	if e.err == nil {
 		e.err = e.wrap(errRevoked)
 	}
@@ -129,30 +129,30 @@ func (e *entry) drop() {
 	}
 }
 
-// watch schedules the next read of a secret, for the case that a connection carries it then: until that connection
-// ends, there may be no request that triggers a refresh. The caller holds e.mu.
-func (e *entry) watch() {
-	if e.source.static() {
+// scheduleRefresh schedules the next read of a secret, for the case that a connection carries it then: until that
+// connection ends, there may be no request that triggers a refresh. The caller holds e.mu.
+func (e *entry) scheduleRefresh() {
+	if e.source.isStatic() {
 		return
 	}
-	at := e.early
+	at := e.refreshAt
 	if e.failures > 0 {
-		at = e.retry
+		at = e.retryAt
 	}
 	if e.timer != nil {
 		e.timer.Stop()
 	}
-	e.timer = time.AfterFunc(max(at.elapsed-e.owner.now().elapsed, minRefresh/2), e.again)
+	e.timer = time.AfterFunc(max(at.elapsed-e.owner.now().elapsed, minRefresh/2), e.refreshIfHeld)
 }
 
-// again reads a secret again if a connection carries it.
-func (e *entry) again() {
-	if h := e.owner.held(); h == nil || !h.Holds(e.name) {
+// refreshIfHeld reads a secret again if a connection carries it.
+func (e *entry) refreshIfHeld() {
+	if h := e.owner.currentHolders(); h == nil || !h.Holds(e.name) {
 		return // the next request refreshes it
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.flight == nil {
-		e.begin()
+		e.startRefresh()
 	}
 }

@@ -51,7 +51,7 @@ type derived struct{}
 func (derived) Validate(remote.Fail) {}
 func (derived) Needs() []string      { return []string{"s"} }
 func (derived) Place() string        { return "test" }
-func (derived) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (derived) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	v, err := d.Secret(ctx, "s")
 	return remote.Value{Secret: name.NewSecret("of-" + v.Reveal())}, err
 }
@@ -59,7 +59,7 @@ func (derived) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 // withDerived adds a secret "d" derived from "s".
 func withDerived(s *Secrets, h *holders) {
 	source := Source{Kind: "derived", Remote: derived{}}
-	s.entries["d"] = &entry{name: "d", source: source, load: s.asker("d", source), owner: s}
+	s.entries["d"] = &entry{name: "d", source: source, load: s.remoteLoader("d", source), owner: s}
 	s.counts = newCounts([]string{"s", "d"})
 	s.SetHolders(h)
 }

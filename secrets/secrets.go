@@ -75,7 +75,7 @@ func Open(sources map[string]Source, o Options) (*Secrets, error) {
 		s.log = zap.NewNop()
 	}
 	if s.memory == nil {
-		s.memory = forgetful{}
+		s.memory = noMemory{}
 	}
 	if err := Validate(sources); err != nil {
 		return nil, err
@@ -92,16 +92,16 @@ func Open(sources map[string]Source, o Options) (*Secrets, error) {
 	}
 	s.counts = newCounts(slices.Sorted(maps.Keys(sources)))
 	for _, e := range s.entries {
-		e.start()
+		e.startFirst()
 	}
 	return s, nil
 }
 
-// start begins the first refresh.
-func (e *entry) start() {
+// startFirst begins the first refresh.
+func (e *entry) startFirst() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.begin()
+	e.startRefresh()
 }
 
 // Secret returns the current value of a secret. It does not wait for a refresh while the old value is valid. It fails
@@ -110,7 +110,7 @@ func (s *Secrets) Secret(ctx context.Context, n string) (name.Secret, error) {
 	if !s.Has(n) {
 		return name.Secret{}, &Error{Secret: n, Err: ErrUnknown}
 	}
-	return s.entries[n].get(ctx)
+	return s.entries[n].currentValue(ctx)
 }
 
 // Has reports whether the secret is configured, even if its value is unavailable.
@@ -148,18 +148,18 @@ func (s *Secrets) Forget(n string) {
 	e := s.entries[n]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
+	e.hasValue, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
-// rests reports whether Rest was called: values stay available without refreshes.
-func (s *Secrets) rests() bool {
+// isResting reports whether Rest was called: values stay available without refreshes.
+func (s *Secrets) isResting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.resting
 }
 
-// fly runs a refresh, unless the secrets are closed.
-func (s *Secrets) fly(refresh func()) bool {
+// goRefresh runs a refresh, unless the secrets are closed.
+func (s *Secrets) goRefresh(refresh func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -169,8 +169,8 @@ func (s *Secrets) fly(refresh func()) bool {
 	return true
 }
 
-// reading is the result of reading a source.
-type reading struct {
+// readResult is the result of reading a source.
+type readResult struct {
 	value    name.Secret
 	lifetime time.Duration // given by the source; 0: unknown
 	said     string        // for the log: a command's standard error or a server's answer, masked
@@ -178,56 +178,56 @@ type reading struct {
 
 // loader returns the function that reads a source. The function's second argument is the last value, to be masked in
 // texts from the source.
-func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secret) (reading, error) {
+func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secret) (readResult, error) {
 	switch path := from.path(); {
 	case path != "":
-		return func(ctx context.Context, _ name.Secret) (reading, error) {
+		return func(ctx context.Context, _ name.Secret) (readResult, error) {
 			v, err := awaitFile(ctx, path, from.form(), missingTime)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = goneError{err}
 			}
-			return reading{value: v}, err
+			return readResult{value: v}, err
 		}
 	case len(from.Command) > 0:
-		return func(ctx context.Context, known name.Secret) (reading, error) {
+		return func(ctx context.Context, known name.Secret) (readResult, error) {
 			v, said, err := runCommand(ctx, from.Command, known, from.form())
-			return reading{value: v, said: said}, err
+			return readResult{value: v, said: said}, err
 		}
 	case from.Remote != nil:
-		return s.asker(n, from)
+		return s.remoteLoader(n, from)
 	case from.Env != "":
 		v, err := readVariable(from.Env, from.form())
-		return func(context.Context, name.Secret) (reading, error) { return reading{value: v}, err }
+		return func(context.Context, name.Secret) (readResult, error) { return readResult{value: v}, err }
 	case from.Credential != "":
-		return func(context.Context, name.Secret) (reading, error) { return reading{}, errNoCredentials }
+		return func(context.Context, name.Secret) (readResult, error) { return readResult{}, errNoCredentials }
 	default:
-		return func(context.Context, name.Secret) (reading, error) { return reading{value: from.Value}, nil }
+		return func(context.Context, name.Secret) (readResult, error) { return readResult{value: from.Value}, nil }
 	}
 }
 
-// asker returns the function that reads a remote source.
-func (s *Secrets) asker(n string, from Source) func(context.Context, name.Secret) (reading, error) {
-	desk := remote.Desk{
-		Name: n, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
+// remoteLoader returns the function that reads a remote source.
+func (s *Secrets) remoteLoader(n string, from Source) func(context.Context, name.Secret) (readResult, error) {
+	desk := remote.Env{
+		Name: n, Client: s.client, Memory: s.memory, Secret: s.neededSecret, Now: func() time.Time { return s.now().wall },
 	}
-	return func(ctx context.Context, known name.Secret) (reading, error) {
+	return func(ctx context.Context, known name.Secret) (readResult, error) {
 		desk := desk
 		desk.Client = s.client.Hiding(known)
 		v, err := from.Remote.Fetch(ctx, desk)
 		if err != nil {
 			refused, ok := errors.AsType[*remote.Error](err)
 			if ok {
-				return reading{said: refused.Said}, err
+				return readResult{said: refused.ServerText}, err
 			}
-			return reading{}, err
+			return readResult{}, err
 		}
 		value, err := from.form().checked(v.Secret.Reveal())
-		return reading{value: value, lifetime: v.Lifetime}, err
+		return readResult{value: value, lifetime: v.Lifetime}, err
 	}
 }
 
-// needed returns a secret that another one is derived from.
-func (s *Secrets) needed(ctx context.Context, n string) (name.Secret, error) {
+// neededSecret returns a secret that another one is derived from.
+func (s *Secrets) neededSecret(ctx context.Context, n string) (name.Secret, error) {
 	v, err := s.Secret(ctx, n)
 	if err != nil {
 		return name.Secret{}, fmt.Errorf("it needs secret %q: %w", n, err)
@@ -252,13 +252,13 @@ func (goneError) Is(target error) bool { return target == remote.ErrGone }
 // Unwrap returns the cause.
 func (g goneError) Unwrap() error { return g.error }
 
-// forgetful is the memory if none was given.
-type forgetful struct{}
+// noMemory is the memory if none was given.
+type noMemory struct{}
 
-var errForgetful = errors.New("there is no store")
+var errNoMemory = errors.New("there is no store")
 
 // Remembered implements [remote.Memory].
-func (forgetful) Remembered(string) (name.Secret, error) { return name.Secret{}, errForgetful }
+func (noMemory) Remembered(string) (name.Secret, error) { return name.Secret{}, errNoMemory }
 
 // Remember implements [remote.Memory].
-func (forgetful) Remember(string, name.Secret) error { return errForgetful }
+func (noMemory) Remember(string, name.Secret) error { return errNoMemory }

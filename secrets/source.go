@@ -111,13 +111,13 @@ func (s Source) checkTimes(fail func(key, format string, args ...any)) {
 	if s.Timeout != 0 && (s.Timeout < minTimeout || s.Timeout > maxTimeout) {
 		fail("timeout", "%v is out of range; use 100ms to 5m", s.Timeout)
 	}
-	if s.Timeout != 0 && s.static() {
+	if s.Timeout != 0 && s.isStatic() {
 		fail("timeout", "is for what is read or asked for; leave it out")
 	}
 }
 
-// static reports whether the value cannot change while the gateway runs.
-func (s Source) static() bool { return s.Value.Reveal() != "" || s.Env != "" }
+// isStatic reports whether the value cannot change while the gateway runs.
+func (s Source) isStatic() bool { return s.Value.Reveal() != "" || s.Env != "" }
 
 func (s Source) kinds() (n int) {
 	for _, set := range []bool{
@@ -219,7 +219,7 @@ func (s Source) form() form { return form{document: s.Document} }
 // refresh returns how long a value without expiry is used; 0: forever.
 func (s Source) refresh() time.Duration {
 	switch {
-	case s.static():
+	case s.isStatic():
 		return 0
 	case s.Refresh != 0:
 		return s.Refresh
@@ -234,15 +234,17 @@ func (s Source) refresh() time.Duration {
 // arrive in time.
 const maxMargin = 30 * time.Second
 
-// within returns how long a value that expires after lifetime may be used.
-func within(lifetime time.Duration) time.Duration { return lifetime - min(lifetime/10, maxMargin) }
+// usableLifetime returns how long a value that expires after lifetime may be used.
+func usableLifetime(lifetime time.Duration) time.Duration {
+	return lifetime - min(lifetime/10, maxMargin)
+}
 
-// usable returns how long a value is used that expires after lifetime (0: no expiry); 0: forever.
-func (s Source) usable(lifetime time.Duration) time.Duration {
-	if lifetime == 0 || s.static() {
+// usableFor returns how long a value is used that expires after lifetime (0: no expiry); 0: forever.
+func (s Source) usableFor(lifetime time.Duration) time.Duration {
+	if lifetime == 0 || s.isStatic() {
 		return s.refresh()
 	}
-	use := within(lifetime)
+	use := usableLifetime(lifetime)
 	if s.Refresh != 0 {
 		use = min(use, s.Refresh)
 	}

@@ -34,10 +34,10 @@ func (s *Secrets) Status() []Status {
 func (e *entry) status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	st := Status{Name: e.name, Source: e.source.String(), Valid: e.valid(e.owner.now()), Read: e.read.wall, Err: e.err}
-	st.Stale = !st.Valid && e.err == nil && !e.read.wall.IsZero()
+	st := Status{Name: e.name, Source: e.source.String(), Valid: e.valid(e.owner.now()), Read: e.readAt.wall, Err: e.err}
+	st.Stale = !st.Valid && e.err == nil && !e.readAt.wall.IsZero()
 	if st.Valid = st.Valid || st.Stale; !st.Stale {
-		st.Expires = e.ends
+		st.Expires = e.sourceExpiry
 	}
 	return st
 }

@@ -24,10 +24,10 @@ func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.D
 	start := s.now()
 	s.now = func() moment { return start.add(passed) }
 	e := s.entries["s"]
-	e.load = func(context.Context, name.Secret) (reading, error) {
-		return reading{value: name.NewSecret(canary), lifetime: lifetime}, nil
+	e.load = func(context.Context, name.Secret) (readResult, error) {
+		return readResult{value: name.NewSecret(canary), lifetime: lifetime}, nil
 	}
-	e.err, e.retry, e.failures = nil, moment{}, 0
+	e.err, e.retryAt, e.failures = nil, moment{}, 0
 	wants(t, s, "s", canary)
 	return s, e, func(d time.Duration) { passed += d }
 }
@@ -62,7 +62,7 @@ func TestAnUnusedSecretIsNotUnavailable(t *testing.T) {
 	if st := s.Status()[0]; !st.Valid || !st.Stale || !st.Expires.IsZero() || expiry(t, s) != nil {
 		t.Errorf("an hour later: %+v", st)
 	}
-	e.load = func(context.Context, name.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	e.load = func(context.Context, name.Secret) (readResult, error) { return readResult{}, errors.New("gone") }
 	fails(t, s, "s")
 	if st := s.Status()[0]; st.Valid || st.Stale || st.Err == nil {
 		t.Errorf("its source fails: %+v", st)
@@ -82,7 +82,7 @@ func TestOnlyTheSourceSaysWhenASecretExpires(t *testing.T) {
 	if st := s.Status()[0]; !st.Valid || !st.Stale || expiry(t, s) != nil {
 		t.Errorf("expired without being used: %+v", st)
 	}
-	e.load = func(context.Context, name.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	e.load = func(context.Context, name.Secret) (readResult, error) { return readResult{}, errors.New("gone") }
 	fails(t, s, "s")
 	if st := s.Status()[0]; st.Valid || expiry(t, s) == nil {
 		t.Errorf("expired, and its source fails: %+v", st)

@@ -68,7 +68,7 @@ func Parse(text name.Secret, keyID string) (*Signer, error) {
 	if s.key == nil {
 		return nil, errors.New("the private key is not an unencrypted key in PEM")
 	}
-	return s, s.choose()
+	return s, s.chooseAlgorithm()
 }
 
 // HasCertificate reports whether the text contained a certificate.
@@ -87,8 +87,8 @@ func keyOf(block *pem.Block) any {
 	return nil
 }
 
-// choose sets the algorithm of the key.
-func (s *Signer) choose() error {
+// chooseAlgorithm sets the algorithm of the key.
+func (s *Signer) chooseAlgorithm() error {
 	switch key := s.key.(type) {
 	case *rsa.PrivateKey:
 		if s.algorithm = jose.RS256; key.N.BitLen() < minRSA {
@@ -123,15 +123,15 @@ func (s *Signer) Sign(c Claims, now time.Time) (name.Secret, error) {
 	if err != nil {
 		return name.Secret{}, errors.New("the private key cannot sign")
 	}
-	text, err := jwt.Signed(signer).Claims(c.standard(now)).Claims(c.further()).Serialize()
+	text, err := jwt.Signed(signer).Claims(c.registeredClaims(now)).Claims(c.customClaims()).Serialize()
 	if err != nil {
 		return name.Secret{}, errors.New("the private key cannot sign")
 	}
 	return name.NewSecret(text), nil
 }
 
-// standard returns the registered claims (RFC 7519) except for the audience.
-func (c *Claims) standard(now time.Time) jwt.Claims {
+// registeredClaims returns the registered claims (RFC 7519) except for the audience.
+func (c *Claims) registeredClaims(now time.Time) jwt.Claims {
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
 	begin := jwt.NewNumericDate(now.Add(-skew))
@@ -141,9 +141,9 @@ func (c *Claims) standard(now time.Time) jwt.Claims {
 	}
 }
 
-// further returns the other claims and the audience, as a string instead of a list, because some servers do not accept
-// a list.
-func (c *Claims) further() map[string]any {
+// customClaims returns the other claims and the audience, as a string instead of a list, because some servers do not
+// accept a list.
+func (c *Claims) customClaims() map[string]any {
 	more := map[string]any{}
 	maps.Copy(more, c.More)
 	if c.Audience != "" {

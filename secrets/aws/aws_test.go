@@ -63,7 +63,7 @@ func TestAWSRole(t *testing.T) {
 			<Expiration>%s</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 	})
 	role := &aws.Role{ARN: "arn:aws:iam::123456789012:role/box", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL + "/"}
-	v, err := role.Fetch(t.Context(), server.Desk(map[string]string{"root": awsCredentials}, nil))
+	v, err := role.Fetch(t.Context(), server.Env(map[string]string{"root": awsCredentials}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,10 +72,10 @@ func TestAWSRole(t *testing.T) {
 		time.Until(k.Expires) > time.Hour || time.Until(k.Expires) < 55*time.Minute {
 		t.Errorf("%+v, %v", k, err)
 	}
-	remotetest.Fails(t, role, server.Desk(map[string]string{"root": `{"AccessKeyId":"AKIATEST","SecretAccessKey":"canary/other"}`}, nil), "status 403", "SignatureDoesNotMatch")
-	remotetest.Fails(t, role, server.Desk(map[string]string{"root": `{"AccessKeyId":"AKIATEST","SecretAccessKey":"canary","Expiration":"2020-01-01T00:00:00Z"}`}, nil), "credentials have expired")
-	remotetest.Fails(t, role, server.Desk(map[string]string{"root": "canary"}, nil))
-	remotetest.Fails(t, role, server.Desk(nil, nil), `no secret "root"`)
+	remotetest.Fails(t, role, server.Env(map[string]string{"root": `{"AccessKeyId":"AKIATEST","SecretAccessKey":"canary/other"}`}, nil), "status 403", "SignatureDoesNotMatch")
+	remotetest.Fails(t, role, server.Env(map[string]string{"root": `{"AccessKeyId":"AKIATEST","SecretAccessKey":"canary","Expiration":"2020-01-01T00:00:00Z"}`}, nil), "credentials have expired")
+	remotetest.Fails(t, role, server.Env(map[string]string{"root": "canary"}, nil))
+	remotetest.Fails(t, role, server.Env(nil, nil), `no secret "root"`)
 }
 
 func TestAWSSecretsManager(t *testing.T) {
@@ -89,18 +89,18 @@ func TestAWSSecretsManager(t *testing.T) {
 		}
 	})
 	at := &aws.Secret{ID: "prod/db", Region: "eu-central-1", Credentials: "root", Field: "password", Endpoint: server.URL}
-	remotetest.Wants(t, at, server.Desk(map[string]string{"root": awsCredentials}, nil), "from-aws")
-	remotetest.Fails(t, at, server.Desk(map[string]string{"root": `{"AccessKeyId":"AKIA","SecretAccessKey":"canary"}`}, nil), "AccessDeniedException")
+	remotetest.Wants(t, at, server.Env(map[string]string{"root": awsCredentials}, nil), "from-aws")
+	remotetest.Fails(t, at, server.Env(map[string]string{"root": `{"AccessKeyId":"AKIA","SecretAccessKey":"canary"}`}, nil), "AccessDeniedException")
 	absent := *at
 	absent.Field = "other"
-	remotetest.Fails(t, &absent, server.Desk(map[string]string{"root": awsCredentials}, nil), "no text in the configured field")
+	remotetest.Fails(t, &absent, server.Env(map[string]string{"root": awsCredentials}, nil), "no text in the configured field")
 }
 
 // TestAnswersOfSTS checks that incomplete credentials, and those without an expiry, are not used.
 func TestAnswersOfSTS(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Desk(map[string]string{"root": awsCredentials}, nil)
+	desk := server.Env(map[string]string{"root": awsCredentials}, nil)
 	role := &aws.Role{ARN: "arn:aws:iam::123456789012:role/box", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL, Duration: 20 * time.Minute}
 	answer := func(id, key, token, expires string) {
 		server.Answers(func(w http.ResponseWriter, r *http.Request) {

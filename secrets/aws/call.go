@@ -29,7 +29,7 @@ type call struct {
 }
 
 // send signs a request with credentials from a secret, and sends it.
-func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remote.Answer, []byte, error) {
+func (c call) send(ctx context.Context, d remote.Env, credentials string) (remote.Answer, []byte, error) {
 	value, err := d.Secret(ctx, credentials)
 	if err != nil {
 		return remote.Answer{}, nil, err
@@ -74,8 +74,8 @@ func hostOf(text string) string {
 	return u.Host
 }
 
-// endpoint returns the configured endpoint of a service, or the usual one of a region.
-func endpoint(configured, service, region string) string {
+// endpointURL returns the configured endpoint of a service, or the usual one of a region.
+func endpointURL(configured, service, region string) string {
 	if configured != "" {
 		return configured
 	}

@@ -38,11 +38,11 @@ func (s *Secret) Needs() []string { return []string{s.Credentials} }
 
 // Place implements [remote.Source].
 func (s *Secret) Place() string {
-	return s.ID + " at " + hostOf(endpoint(s.Endpoint, "secretsmanager", s.Region))
+	return s.ID + " at " + hostOf(endpointURL(s.Endpoint, "secretsmanager", s.Region))
 }
 
 // Fetch implements [remote.Source].
-func (s *Secret) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (s *Secret) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	body := map[string]string{"SecretId": s.ID}
 	if s.Stage != "" {
 		body["VersionStage"] = s.Stage
@@ -52,7 +52,7 @@ func (s *Secret) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 		return remote.Value{}, err
 	}
 	c := call{
-		service: "secretsmanager", region: s.Region, url: endpoint(s.Endpoint, "secretsmanager", s.Region), body: text,
+		service: "secretsmanager", region: s.Region, url: endpointURL(s.Endpoint, "secretsmanager", s.Region), body: text,
 		header: http.Header{"Content-Type": {"application/x-amz-json-1.1"}, "X-Amz-Target": {"secretsmanager.GetSecretValue"}},
 	}
 	var a struct {

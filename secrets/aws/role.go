@@ -90,9 +90,9 @@ type sessionKeys struct {
 }
 
 // Fetch implements [remote.Source].
-func (r *Role) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (r *Role) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	c := call{
-		service: "sts", region: r.Region, url: endpoint(r.Endpoint, "sts", r.Region), body: []byte(r.form().Encode()),
+		service: "sts", region: r.Region, url: endpointURL(r.Endpoint, "sts", r.Region), body: []byte(r.form().Encode()),
 		header: http.Header{"Content-Type": {"application/x-www-form-urlencoded; charset=utf-8"}, "Accept": {"text/xml"}},
 	}
 	head, body, err := c.send(ctx, d, r.Credentials)

@@ -114,7 +114,7 @@ func hostOf(text string) string {
 }
 
 // Fetch implements [remote.Source].
-func (a *App) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (a *App) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	header, err := a.authenticate(ctx, d)
 	if err != nil {
 		return remote.Value{}, err
@@ -149,7 +149,7 @@ func (a *App) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 }
 
 // authenticate returns the headers of requests as the app.
-func (a *App) authenticate(ctx context.Context, d remote.Desk) (http.Header, error) {
+func (a *App) authenticate(ctx context.Context, d remote.Env) (http.Header, error) {
 	key, err := d.Secret(ctx, a.PrivateKey)
 	if err != nil {
 		return nil, err
@@ -169,7 +169,7 @@ func (a *App) authenticate(ctx context.Context, d remote.Desk) (http.Header, err
 }
 
 // installation returns the ID of the installation. If only a repository is configured, it asks GitHub.
-func (a *App) installation(ctx context.Context, d remote.Desk, header http.Header) (int64, error) {
+func (a *App) installation(ctx context.Context, d remote.Env, header http.Header) (int64, error) {
 	if a.InstallationID != 0 {
 		return a.InstallationID, nil
 	}

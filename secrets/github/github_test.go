@@ -41,25 +41,25 @@ func TestGitHubApp(t *testing.T) {
 		Repositories: []string{"web"}, Permissions: map[string]string{"contents": "read"},
 	}
 	others := map[string]string{"key": remotetest.Keys().RSA}
-	if left := remotetest.Wants(t, app, server.Desk(others, nil), "ghs_canary"); left > time.Hour || left < 55*time.Minute {
+	if left := remotetest.Wants(t, app, server.Env(others, nil), "ghs_canary"); left > time.Hour || left < 55*time.Minute {
 		t.Errorf("the token is used for %v", left)
 	}
 
 	other := *app
 	other.Repository = "acme/other"
-	remotetest.Fails(t, &other, server.Desk(others, nil), "status 404")
-	remotetest.Fails(t, app, server.Desk(nil, nil), `no secret "key"`)
-	remotetest.Fails(t, app, server.Desk(map[string]string{"key": "canary"}, nil), "not an unencrypted key in PEM")
+	remotetest.Fails(t, &other, server.Env(others, nil), "status 404")
+	remotetest.Fails(t, app, server.Env(nil, nil), `no secret "key"`)
+	remotetest.Fails(t, app, server.Env(map[string]string{"key": "canary"}, nil), "not an unencrypted key in PEM")
 
 	expires = time.Now().Add(-time.Hour)
-	remotetest.Fails(t, app, server.Desk(others, nil), "already expired")
+	remotetest.Fails(t, app, server.Env(others, nil), "already expired")
 }
 
 // TestAnswersOfGitHub checks that a token without an expiry is not used, nor an installation without an ID.
 func TestAnswersOfGitHub(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Desk(map[string]string{"key": remotetest.Keys().RSA}, nil)
+	desk := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
 	app := &github.App{AppID: "1", InstallationID: 2, PrivateKey: "key", API: server.URL + "/"}
 	later := time.Now().Add(5 * time.Hour)
 	for words, body := range map[string]any{

@@ -26,12 +26,12 @@ import (
 )
 
 const (
-	lifetime = 30 * time.Second // of a token from now on; it is backdated by half a minute
-	period   = 24 * time.Hour   // interval of new keys
-	ahead    = time.Hour        // how long a key is published before it signs
-	behind   = 10 * time.Minute // how long a key is published after its last use
-	maxKeys  = 8                // bound in case the clock jumps
-	overdue  = ahead            // how long the store may fail to save a new key
+	tokenLifetime  = 30 * time.Second // of a token from now on; it is backdated by half a minute
+	rotationPeriod = 24 * time.Hour   // interval of new keys
+	publishAhead   = time.Hour        // how long a key is published before it signs
+	publishAfter   = 10 * time.Minute // how long a key is published after its last use
+	maxKeys        = 8                // bound in case the clock jumps
+	overdue        = publishAhead     // how long the store may fail to save a new key
 )
 
 // Memory keeps the keys across restarts, sealed. Safe for concurrent use.
@@ -72,20 +72,20 @@ func New(name string, memory Memory, now func() time.Time) *Issuer {
 // time waits.
 func (i *Issuer) Token(box policy.BoxID, audience, host string) (name.Secret, error) {
 	now := i.now()
-	keys, err := i.usable(now)
+	keys, err := i.usableKeys(now)
 	if err != nil {
 		return name.Secret{}, err
 	}
 	claims := assertion.Claims{
-		Issuer: i.name, Subject: string(box), Audience: audience, Lifetime: lifetime,
+		Issuer: i.name, Subject: string(box), Audience: audience, Lifetime: tokenLifetime,
 		More: map[string]any{"host": host, "sandbox_id": string(box)},
 	}
-	return keys[signing(keys, now)].signer.Sign(claims, now)
+	return keys[signingIndex(keys, now)].signer.Sign(claims, now)
 }
 
 // KeySet returns the public keys as a JSON Web Key Set.
 func (i *Issuer) KeySet() (json.RawMessage, error) {
-	keys, err := i.usable(i.now())
+	keys, err := i.usableKeys(i.now())
 	if err != nil {
 		return nil, err
 	}
@@ -96,12 +96,12 @@ func (i *Issuer) KeySet() (json.RawMessage, error) {
 	return json.Marshal(set)
 }
 
-// usable returns the keys, at least one. While the store is slow or fails, it returns the previous keys for up to
+// usableKeys returns the keys, at least one. While the store is slow or fails, it returns the previous keys for up to
 // overdue.
-func (i *Issuer) usable(now time.Time) ([]key, error) {
+func (i *Issuer) usableKeys(now time.Time) ([]key, error) {
 	known := i.keys.Load()
 	if known == nil || isDue(*known, now.Add(-overdue)) {
-		return i.current(now)
+		return i.rotatedKeys(now)
 	}
 	if i.rotating.TryLock() {
 		defer i.rotating.Unlock()
@@ -110,8 +110,8 @@ func (i *Issuer) usable(now time.Time) ([]key, error) {
 	return *i.keys.Load(), nil
 }
 
-// current returns the keys after any due rotation.
-func (i *Issuer) current(now time.Time) ([]key, error) {
+// rotatedKeys returns the keys after any due rotation.
+func (i *Issuer) rotatedKeys(now time.Time) ([]key, error) {
 	i.rotating.Lock()
 	defer i.rotating.Unlock()
 	if err := i.rotateLocked(now); err != nil {
@@ -123,13 +123,14 @@ func (i *Issuer) current(now time.Time) ([]key, error) {
 // isDue reports whether it is time for a new key.
 func isDue(keys []key, now time.Time) bool {
 	n := len(keys)
-	return n == 0 || !now.Before(keys[n-1].since.Add(period))
+	return n == 0 || !now.Before(keys[n-1].since.Add(rotationPeriod))
 }
 
-// signing returns the index of the key that signs: the newest that has been published for long enough, else the oldest.
-func signing(keys []key, now time.Time) int {
+// signingIndex returns the index of the key that signs: the newest that has been published for long enough, else the
+// oldest.
+func signingIndex(keys []key, now time.Time) int {
 	for n, k := range slices.Backward(keys) {
-		if !now.Before(k.since.Add(ahead)) {
+		if !now.Before(k.since.Add(publishAhead)) {
 			return n
 		}
 	}
@@ -141,7 +142,7 @@ func signing(keys []key, now time.Time) int {
 func (i *Issuer) rotateLocked(now time.Time) error {
 	known := i.keys.Load()
 	if known == nil {
-		kept, err := i.read()
+		kept, err := i.loadKeys()
 		if err != nil {
 			return err
 		}
@@ -155,11 +156,11 @@ func (i *Issuer) rotateLocked(now time.Time) error {
 		}
 		keys = append(keys, k)
 	}
-	for n := signing(keys, now); n > 0 && !now.Before(keys[n].since.Add(ahead+behind)) || len(keys) > maxKeys; n-- {
+	for n := signingIndex(keys, now); n > 0 && !now.Before(keys[n].since.Add(publishAhead+publishAfter)) || len(keys) > maxKeys; n-- {
 		keys = keys[1:]
 	}
 	if old := *known; len(keys) != len(old) || keys[0].id != old[0].id {
-		if err := i.keep(keys); err != nil {
+		if err := i.storeKeys(keys); err != nil {
 			return err
 		}
 	}
@@ -175,7 +176,7 @@ type record struct {
 
 var errDamaged = errors.New("the identity keys in the store are damaged")
 
-func (i *Issuer) read() ([]key, error) {
+func (i *Issuer) loadKeys() ([]key, error) {
 	text, err := i.memory.IdentityKeys()
 	if err != nil {
 		return nil, fmt.Errorf("the identity keys cannot be read: %w", err)
@@ -195,7 +196,7 @@ func (i *Issuer) read() ([]key, error) {
 	return keys, nil
 }
 
-func (i *Issuer) keep(keys []key) error {
+func (i *Issuer) storeKeys(keys []key) error {
 	records := make([]record, 0, len(keys))
 	for _, k := range keys {
 		records = append(records, record{k.since, k.text.Reveal()})

@@ -114,25 +114,25 @@ func TestKeysRotate(t *testing.T) {
 	if signer() != first || count() != 1 {
 		t.Error("a restart changes the key")
 	}
-	now = now.Add(period)
+	now = now.Add(rotationPeriod)
 	if signer() != first || count() != 2 {
 		t.Error("a key signs as soon as it is published")
 	}
-	now = now.Add(ahead)
+	now = now.Add(publishAhead)
 	second := signer()
 	if second == first || count() != 2 {
 		t.Error("the new key does not sign, or the old one is gone at once")
 	}
-	now = now.Add(behind)
+	now = now.Add(publishAfter)
 	if signer() != second || count() != 1 {
 		t.Errorf("%d keys", count())
 	}
 	for range 50 {
-		now = now.Add(7 * period)
+		now = now.Add(7 * rotationPeriod)
 		signer()
 		i = restart()
 	}
-	if now = now.Add(-20 * period); signer() == "" || count() > maxKeys {
+	if now = now.Add(-20 * rotationPeriod); signer() == "" || count() > maxKeys {
 		t.Errorf("%d keys", count())
 	}
 }
@@ -181,7 +181,7 @@ func TestSlowStoreHoldsOneRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-store.writes
-	now = now.Add(period)
+	now = now.Add(rotationPeriod)
 	slow := make(chan error, 1)
 	go func() {
 		_, err := token()
@@ -228,7 +228,7 @@ func TestStoreFailsLater(t *testing.T) {
 	for _, step := range []struct {
 		after time.Duration
 		fails bool
-	}{{period, false}, {overdue - time.Second, false}, {time.Second, true}, {-time.Second, false}} {
+	}{{rotationPeriod, false}, {overdue - time.Second, false}, {time.Second, true}, {-time.Second, false}} {
 		now = now.Add(step.after)
 		if err := token(); (err != nil) != step.fails {
 			t.Errorf("after %v more: %v", step.after, err)

@@ -46,7 +46,7 @@ func (g *GCP) Needs() []string { return []string{g.Token} }
 func (g *GCP) Place() string { return g.Secret }
 
 // Fetch implements [remote.Source].
-func (g *GCP) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (g *GCP) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	token, err := d.Secret(ctx, g.Token)
 	if err != nil {
 		return remote.Value{}, err

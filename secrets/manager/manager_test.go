@@ -62,9 +62,9 @@ func TestVault(t *testing.T) {
 			v := &manager.Vault{Address: server.URL, Path: "a/b", Field: "key", Namespace: "team"}
 			c.change(v)
 			if c.want != "" {
-				remotetest.Wants(t, v, server.Desk(others, nil), c.want)
+				remotetest.Wants(t, v, server.Env(others, nil), c.want)
 			} else {
-				remotetest.Fails(t, v, server.Desk(others, nil), c.words...)
+				remotetest.Fails(t, v, server.Env(others, nil), c.words...)
 			}
 		})
 	}
@@ -81,17 +81,17 @@ func TestOnePassword(t *testing.T) {
 		remotetest.Reply(200, item)(w, r)
 	})
 	at := &manager.OnePassword{Address: server.URL, Token: "t", Vault: "v1", Item: "i1", Field: "api key"}
-	remotetest.Wants(t, at, server.Desk(map[string]string{"t": "canary-connect"}, nil), "from-1p")
-	remotetest.Fails(t, at, server.Desk(map[string]string{"t": "canary-other"}, nil), "status 401")
+	remotetest.Wants(t, at, server.Env(map[string]string{"t": "canary-connect"}, nil), "from-1p")
+	remotetest.Fails(t, at, server.Env(map[string]string{"t": "canary-other"}, nil), "status 401")
 	server.Answers(remotetest.Reply(200, map[string]any{"state": "ARCHIVED", "fields": item["fields"]}))
-	if err := remotetest.Fails(t, at, server.Desk(map[string]string{"t": "canary-connect"}, nil)); !remote.IsGone(err) {
+	if err := remotetest.Fails(t, at, server.Env(map[string]string{"t": "canary-connect"}, nil)); !remote.IsGone(err) {
 		t.Errorf("an archived item is not gone: %v", err)
 	}
 	server.Answers(remotetest.Reply(200, item))
 	other := *at
 	other.Field = "" // the password
-	remotetest.Fails(t, &other, server.Desk(map[string]string{"t": "canary-connect"}, nil), "no value in the configured field")
-	remotetest.Fails(t, at, server.Desk(nil, nil), `no secret "t"`)
+	remotetest.Fails(t, &other, server.Env(map[string]string{"t": "canary-connect"}, nil), "no value in the configured field")
+	remotetest.Fails(t, at, server.Env(nil, nil), `no secret "t"`)
 }
 
 func TestGoogleSecretManager(t *testing.T) {
@@ -104,13 +104,13 @@ func TestGoogleSecretManager(t *testing.T) {
 		remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google"), "dataCrc32c": "1687060186"}})(w, r)
 	})
 	at := &manager.GCP{Secret: "projects/p/secrets/n", Token: "t", Endpoint: server.URL}
-	remotetest.Fails(t, at, server.Desk(map[string]string{"t": "canary-ya29"}, nil), "checksum")
+	remotetest.Fails(t, at, server.Env(map[string]string{"t": "canary-ya29"}, nil), "checksum")
 	server.Answers(remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google")}}))
-	remotetest.Wants(t, at, server.Desk(map[string]string{"t": "canary-ya29"}, nil), "from-google")
+	remotetest.Wants(t, at, server.Env(map[string]string{"t": "canary-ya29"}, nil), "from-google")
 	server.Answers(func(w http.ResponseWriter, r *http.Request) {
 		remotetest.Reply(403, map[string]any{"error": map[string]any{"status": "PERMISSION_DENIED", "message": r.Header.Get("Authorization")}})(w, r)
 	})
-	remotetest.Fails(t, at, server.Desk(map[string]string{"t": "canary-other"}, nil), "PERMISSION_DENIED")
+	remotetest.Fails(t, at, server.Env(map[string]string{"t": "canary-other"}, nil), "PERMISSION_DENIED")
 }
 
 // TestVaultVersions checks that a version is gone from its deletion time on.
@@ -118,7 +118,7 @@ func TestVaultVersions(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
 	from := &manager.Vault{Address: server.URL, Path: "a", Field: "key", Token: "t"}
-	desk := server.Desk(map[string]string{"t": "canary-token"}, nil)
+	desk := server.Env(map[string]string{"t": "canary-token"}, nil)
 	for deleted, gone := range map[string]bool{
 		"": false, time.Now().Add(time.Hour).Format(time.RFC3339Nano): false, time.Now().Add(-time.Hour).Format(time.RFC3339Nano): true, "odd": true,
 	} {
@@ -173,7 +173,7 @@ func TestVaultSessions(t *testing.T) {
 	now := time.Now()
 	fetch := func(id, want string) {
 		t.Helper()
-		desk := server.Desk(map[string]string{"id": id}, nil)
+		desk := server.Env(map[string]string{"id": id}, nil)
 		desk.Now = func() time.Time { return now }
 		remotetest.Wants(t, from, desk, want)
 	}
@@ -199,7 +199,7 @@ func TestVaultSessions(t *testing.T) {
 	fetch("canary-b", "by-token-7")
 	from.Forget()
 	server.Answers(remotetest.Reply(200, map[string]any{"auth": map[string]any{}}))
-	remotetest.Fails(t, from, server.Desk(map[string]string{"id": "canary-b"}, nil), "no client_token")
+	remotetest.Fails(t, from, server.Env(map[string]string{"id": "canary-b"}, nil), "no client_token")
 }
 
 // TestFieldsOfGoogleSecrets reads a field of a JSON value, of a given version.
@@ -211,7 +211,7 @@ func TestFieldsOfGoogleSecrets(t *testing.T) {
 		}
 		remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte(`{"a":"x","b":1}`)}})(w, r)
 	})
-	desk := server.Desk(map[string]string{"t": "canary"}, nil)
+	desk := server.Env(map[string]string{"t": "canary"}, nil)
 	at := manager.GCP{Secret: "projects/p/secrets/n/versions/3", Token: "t", Field: "a", Endpoint: server.URL + "/"}
 	remotetest.Wants(t, &at, desk, "x")
 	number, missing := at, at
@@ -224,7 +224,7 @@ func TestFieldsOfGoogleSecrets(t *testing.T) {
 func TestCertificatesOfManagers(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, map[string]any{"data": map[string]string{"key": "value"}}))
-	desk := server.Desk(map[string]string{"t": "canary"}, nil)
+	desk := server.Env(map[string]string{"t": "canary"}, nil)
 	desk.Client = remote.NewClient(nil) // which trusts the system's roots
 	dir := t.TempDir()
 	write := func(name string, data []byte) string {

@@ -42,7 +42,7 @@ func (o *OnePassword) Needs() []string { return []string{o.Token} }
 func (o *OnePassword) Place() string { return "item " + o.Item + " at " + hostOf(o.Address) }
 
 // Fetch implements [remote.Source].
-func (o *OnePassword) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (o *OnePassword) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	client, err := d.Client.WithCA(o.CAFile)
 	if err != nil {
 		return remote.Value{}, err

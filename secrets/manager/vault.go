@@ -109,7 +109,7 @@ func hostOf(text string) string {
 }
 
 // Fetch implements [remote.Source].
-func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (v *Vault) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	client, err := d.Client.WithCA(v.CAFile)
 	if err != nil {
 		return remote.Value{}, err
@@ -124,7 +124,7 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 }
 
 // readVersioned reads a secret from a version 2 store.
-func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
+func (v *Vault) readVersioned(ctx context.Context, d remote.Env, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data struct {
 			Data     json.RawMessage `json:"data"`
@@ -141,20 +141,20 @@ func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token name.Sec
 	if _, err := d.Client.JSON(ctx, v.request(at, token), &a); err != nil {
 		return remote.Value{}, err
 	}
-	if m := a.Data.Metadata; m.Destroyed || passed(m.Deleted, d.Now()) || string(a.Data.Data) == "null" {
+	if m := a.Data.Metadata; m.Destroyed || isPast(m.Deleted, d.Now()) || string(a.Data.Data) == "null" {
 		return remote.Value{}, remote.ErrGone
 	}
 	return remote.FieldOf(string(a.Data.Data), v.Field)
 }
 
-// passed reports whether a time is in the past. It may be in the future, or missing.
-func passed(text string, now time.Time) bool {
+// isPast reports whether a time is in the past. It may be in the future, or missing.
+func isPast(text string, now time.Time) bool {
 	at, err := time.Parse(time.RFC3339Nano, text)
 	return text != "" && (err != nil || !now.Before(at))
 }
 
 // readPlain reads a secret from a version 1 store.
-func (v *Vault) readPlain(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
+func (v *Vault) readPlain(ctx context.Context, d remote.Env, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data json.RawMessage `json:"data"`
 	}

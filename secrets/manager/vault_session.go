@@ -19,7 +19,7 @@ type session struct {
 	token   name.Secret
 	secret  name.Secret // the secret used for the login
 	expires time.Time
-	retired bool // the token must not be used again, and must be revoked
+	revoked bool // the token must not be used again, and must be revoked
 }
 
 // maxSession bounds how long a token is used, whatever its lease.
@@ -29,12 +29,12 @@ const maxSession = 12 * time.Hour
 func (v *Vault) Forget() {
 	v.session.mu.Lock()
 	defer v.session.mu.Unlock()
-	v.session.retired = true
+	v.session.revoked = true
 }
 
 // withToken calls read with a Vault token, that of the last login if possible. If Vault refuses that token, read is
 // called again with a new one.
-func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Secret) (remote.Value, error)) (remote.Value, error) {
+func (v *Vault) withToken(ctx context.Context, d remote.Env, read func(name.Secret) (remote.Value, error)) (remote.Value, error) {
 	secret, err := d.Secret(ctx, v.Needs()[0])
 	if err != nil {
 		return remote.Value{}, err
@@ -42,14 +42,14 @@ func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Sec
 	if v.Token != "" {
 		return read(secret)
 	}
-	if token := v.lasting(ctx, d, secret); token.Reveal() != "" {
+	if token := v.reusableToken(ctx, d, secret); token.Reveal() != "" {
 		value, err := read(token)
 		refused, ok := errors.AsType[*remote.Error](err)
 		if !ok || refused.Status != http.StatusForbidden {
 			return value, err
 		}
 		v.Forget()
-		v.lasting(ctx, d, secret)
+		v.reusableToken(ctx, d, secret)
 	}
 	token, err := v.login(ctx, d, secret)
 	if err != nil {
@@ -58,17 +58,17 @@ func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Sec
 	return read(token)
 }
 
-// lasting returns the token of the last login if it may still be used, else a zero value. An unusable token whose lease
-// has not ended is revoked.
-func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret name.Secret) name.Secret {
+// reusableToken returns the token of the last login if it may still be used, else a zero value. An unusable token whose
+// lease has not ended is revoked.
+func (v *Vault) reusableToken(ctx context.Context, d remote.Env, secret name.Secret) name.Secret {
 	s := &v.session
 	s.mu.Lock()
 	token, lasts := s.token, d.Now().Before(s.expires)
-	if token.Reveal() != "" && lasts && !s.retired && s.secret.Reveal() == secret.Reveal() {
+	if token.Reveal() != "" && lasts && !s.revoked && s.secret.Reveal() == secret.Reveal() {
 		s.mu.Unlock()
 		return token
 	}
-	s.token, s.secret, s.expires, s.retired = name.Secret{}, name.Secret{}, time.Time{}, false
+	s.token, s.secret, s.expires, s.revoked = name.Secret{}, name.Secret{}, time.Time{}, false
 	s.mu.Unlock()
 	if token.Reveal() != "" && lasts {
 		r := v.request("/v1/auth/token/revoke-self", token)
@@ -79,7 +79,7 @@ func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret name.Secret) 
 }
 
 // login returns the token of a new login, and keeps it for the duration of its lease.
-func (v *Vault) login(ctx context.Context, d remote.Desk, secret name.Secret) (name.Secret, error) {
+func (v *Vault) login(ctx context.Context, d remote.Env, secret name.Secret) (name.Secret, error) {
 	r, err := v.loginRequest(secret)
 	if err != nil {
 		return name.Secret{}, err

@@ -33,7 +33,7 @@ type answer struct {
 	head         remote.Answer
 }
 
-func (q question) ask(ctx context.Context, d remote.Desk) (answer, error) {
+func (q question) send(ctx context.Context, d remote.Env) (answer, error) {
 	header := http.Header{}
 	if q.user != "" {
 		r := http.Request{Header: header}

@@ -12,16 +12,16 @@ import (
 // maxSkew is the clock difference to a server above which a refused assertion does not mean that the grant is gone.
 const maxSkew = time.Minute
 
-// asserted requests a token in exchange for the assertion that sign adds to the form. A server answers invalid_grant
+// sendAsserted requests a token in exchange for the assertion that sign adds to the form. A server answers invalid_grant
 // for a revoked grant, but also for an assertion that is not valid by its clock, or that it has seen before, as in the
 // retry of a request without an answer. So the error means that the grant is gone only if a second, new assertion is
 // refused too, and the clocks agree.
-func (q question) asserted(ctx context.Context, d remote.Desk, sign func(url.Values) error) (a answer, err error) {
+func (q question) sendAsserted(ctx context.Context, d remote.Env, sign func(url.Values) error) (a answer, err error) {
 	for range 2 {
 		if err := sign(q.form); err != nil {
 			return answer{}, err
 		}
-		a, err = q.ask(ctx, d)
+		a, err = q.send(ctx, d)
 		refused, ok := errors.AsType[*remote.Error](err)
 		if !ok || !refused.Gone {
 			return a, err

@@ -63,12 +63,12 @@ func (z *Azure) url() string {
 }
 
 // Fetch implements [remote.Source].
-func (z *Azure) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (z *Azure) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	q := question{url: z.url(), form: url.Values{"grant_type": {grantClient}, "client_id": {z.ClientID}, "scope": {z.Scope}}}
 	if err := z.authenticate(ctx, d, q.form); err != nil {
 		return remote.Value{}, err
 	}
-	a, err := q.ask(ctx, d)
+	a, err := q.send(ctx, d)
 	if err != nil {
 		return remote.Value{}, err
 	}
@@ -76,7 +76,7 @@ func (z *Azure) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 }
 
 // authenticate adds the application's credentials.
-func (z *Azure) authenticate(ctx context.Context, d remote.Desk, form url.Values) error {
+func (z *Azure) authenticate(ctx context.Context, d remote.Env, form url.Values) error {
 	secret, err := d.Secret(ctx, z.Needs()[0])
 	if err != nil {
 		return err

@@ -57,9 +57,9 @@ func (g *Google) url() string {
 }
 
 // Fetch implements [remote.Source].
-func (g *Google) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (g *Google) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	q := question{url: g.url(), form: url.Values{"grant_type": {jwtBearer}}}
-	a, err := q.asserted(ctx, d, func(form url.Values) error {
+	a, err := q.sendAsserted(ctx, d, func(form url.Values) error {
 		signed, err := g.assert(ctx, d)
 		form.Set("assertion", signed.Reveal())
 		return err
@@ -76,7 +76,7 @@ func (g *Google) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 }
 
 // assert signs the assertion of the service account.
-func (g *Google) assert(ctx context.Context, d remote.Desk) (name.Secret, error) {
+func (g *Google) assert(ctx context.Context, d remote.Env) (name.Secret, error) {
 	text, err := d.Secret(ctx, g.Key)
 	if err != nil {
 		return name.Secret{}, err

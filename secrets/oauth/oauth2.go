@@ -102,7 +102,7 @@ func hostOf(text string) string {
 }
 
 // Fetch implements [remote.Source].
-func (o *OAuth2) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
+func (o *OAuth2) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	if o.grant() == grantRefresh {
 		return o.refresh(ctx, d)
 	}
@@ -110,25 +110,25 @@ func (o *OAuth2) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 	if err != nil {
 		return remote.Value{}, err
 	}
-	a, err := o.ask(ctx, d, q)
+	a, err := o.askByGrant(ctx, d, q)
 	if err != nil {
 		return remote.Value{}, err
 	}
 	return a.value()
 }
 
-// ask completes a question according to the grant, and sends it.
-func (o *OAuth2) ask(ctx context.Context, d remote.Desk, q question) (answer, error) {
+// askByGrant completes a question according to the grant, and sends it.
+func (o *OAuth2) askByGrant(ctx context.Context, d remote.Env, q question) (answer, error) {
 	if o.grant() != grantJWT {
 		q.form.Set("grant_type", grantClient)
-		return q.ask(ctx, d)
+		return q.send(ctx, d)
 	}
 	q.form.Set("grant_type", jwtBearer)
-	return q.asserted(ctx, d, func(form url.Values) error { return o.sign(ctx, d, form, "assertion") })
+	return q.sendAsserted(ctx, d, func(form url.Values) error { return o.sign(ctx, d, form, "assertion") })
 }
 
 // question returns the common part of the requests of all grants.
-func (o *OAuth2) question(ctx context.Context, d remote.Desk) (question, error) {
+func (o *OAuth2) question(ctx context.Context, d remote.Env) (question, error) {
 	q := question{url: o.TokenURL, form: url.Values{}}
 	for key, value := range map[string]string{"scope": strings.Join(o.Scopes, " "), "resource": o.Resource, "audience": o.APIAudience} {
 		if value != "" {
@@ -159,7 +159,7 @@ func (o *OAuth2) question(ctx context.Context, d remote.Desk) (question, error) 
 }
 
 // sign adds a signed assertion to a form.
-func (o *OAuth2) sign(ctx context.Context, d remote.Desk, form url.Values, field string) error {
+func (o *OAuth2) sign(ctx context.Context, d remote.Env, form url.Values, field string) error {
 	key, err := d.Secret(ctx, o.PrivateKey)
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ func TestClientCredentialsOnTheWire(t *testing.T) {
 			})
 			from := clientGrant(server)
 			c.change(from)
-			if left := remotetest.Wants(t, from, server.Desk(clientSecret, nil), "minted"); left != time.Hour {
+			if left := remotetest.Wants(t, from, server.Env(clientSecret, nil), "minted"); left != time.Hour {
 				t.Errorf("it is used for %v", left)
 			}
 			if needs := from.Needs(); !slices.Equal(needs, []string{"client"}) || from.Place() != strings.TrimPrefix(server.URL, "https://") {
@@ -69,7 +69,7 @@ func TestClientCredentialsOnTheWire(t *testing.T) {
 func TestLifetimes(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Desk(clientSecret, nil)
+	desk := server.Env(clientSecret, nil)
 	for given, want := range map[any]time.Duration{
 		"3600": time.Hour, 60: time.Minute, 0.5: time.Second / 2, 1e9: 24 * time.Hour, "1e300": 24 * time.Hour, nil: 0,
 	} {
@@ -118,7 +118,7 @@ func TestBadTokenServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := remotetest.NewServer(t, c.answer)
-			remotetest.Fails(t, clientGrant(server), server.Desk(clientSecret, nil), c.words...)
+			remotetest.Fails(t, clientGrant(server), server.Env(clientSecret, nil), c.words...)
 			if n := server.Calls.Load(); n != 1 {
 				t.Errorf("asked %d times", n)
 			}
@@ -131,7 +131,7 @@ func TestSecretsThatAreMissing(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("canary", 60)))
 	at := server.URL + "/token"
-	none := server.Desk(map[string]string{"odd": "canary"}, nil)
+	none := server.Env(map[string]string{"odd": "canary"}, nil)
 	for _, c := range []struct {
 		from  remote.Source
 		words string
@@ -165,7 +165,7 @@ func TestJWTBearer(t *testing.T) {
 		}
 		remotetest.Reply(200, remotetest.Token("for-the-user", 600))(w, r)
 	})
-	desk := server.Desk(map[string]string{"rsa": keys.RSA, "ec": keys.EC}, nil)
+	desk := server.Env(map[string]string{"rsa": keys.RSA, "ec": keys.EC}, nil)
 	remotetest.Wants(t, &oauth.OAuth2{
 		TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "rsa", KeyID: "k", Issuer: "me", Subject: "user@example.com", Audience: "https://audience",
 	}, desk, "for-the-user")
@@ -205,7 +205,7 @@ func TestAssertionsThatAreRefused(t *testing.T) {
 		remotetest.Reply(400, map[string]string{"error": "invalid_grant", "error_description": "no " + text})(w, r)
 	})
 	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "key", Issuer: "me"}
-	desk := server.Desk(map[string]string{"key": remotetest.Keys().RSA}, nil)
+	desk := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
 	fetch := func(by time.Duration, after int) error {
 		mu.Lock()
 		clear(seen)

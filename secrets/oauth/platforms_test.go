@@ -51,7 +51,7 @@ func TestServiceAccount(t *testing.T) {
 			remotetest.Reply(200, remotetest.Token("ya29.canary", 7200))(w, r)
 		}
 	})
-	desk := server.Desk(map[string]string{"key": serviceAccount(t)}, nil)
+	desk := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
 	access := &oauth.Google{Key: "key", Scopes: []string{"x", "y"}, Subject: "user@example.com", TokenURL: server.URL + "/token"}
 	if left := remotetest.Wants(t, access, desk, "ya29.canary"); left != time.Hour {
 		t.Errorf("the access token is used for %v", left)
@@ -69,7 +69,7 @@ func TestServiceAccount(t *testing.T) {
 func TestIDTokens(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Desk(map[string]string{"key": serviceAccount(t)}, nil)
+	desk := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
 	from := &oauth.Google{Key: "key", Audience: "https://run.example.com", TokenURL: server.URL}
 	served := time.Date(2040, 1, 1, 0, 0, 0, 0, time.UTC)
 	answer := func(token string) {
@@ -105,7 +105,7 @@ func TestKeyFiles(t *testing.T) {
 		`{"client_email":1,"private_key":"canary"}`:   "not the JSON of a service account",
 		`{"client_email":"a","private_key":"canary"}`: "not an unencrypted key in PEM",
 	} {
-		remotetest.Fails(t, &oauth.Google{Key: "key", Scopes: []string{"x"}, TokenURL: server.URL}, server.Desk(map[string]string{"key": file}, nil), words)
+		remotetest.Fails(t, &oauth.Google{Key: "key", Scopes: []string{"x"}, TokenURL: server.URL}, server.Env(map[string]string{"key": file}, nil), words)
 	}
 	if n := server.Calls.Load(); n != 0 {
 		t.Errorf("the server was asked %d times", n)
@@ -139,11 +139,11 @@ func TestAzure(t *testing.T) {
 	at := oauth.Azure{Tenant: "acme.example.com", ClientID: "app", Scope: "https://x/.default", Authority: server.URL}
 	bySecret, byCertificate := at, at
 	bySecret.ClientSecret, byCertificate.Certificate = "z", "z"
-	remotetest.Wants(t, &bySecret, server.Desk(map[string]string{"z": "canary-azure"}, nil), "by-secret")
-	remotetest.Wants(t, &byCertificate, server.Desk(map[string]string{"z": keys.RSA + certificate}, nil), "by-certificate")
-	remotetest.Fails(t, &byCertificate, server.Desk(map[string]string{"z": keys.RSA}, nil), "certificate is missing")
+	remotetest.Wants(t, &bySecret, server.Env(map[string]string{"z": "canary-azure"}, nil), "by-secret")
+	remotetest.Wants(t, &byCertificate, server.Env(map[string]string{"z": keys.RSA + certificate}, nil), "by-certificate")
+	remotetest.Fails(t, &byCertificate, server.Env(map[string]string{"z": keys.RSA}, nil), "certificate is missing")
 	server.Answers(remotetest.Reply(401, map[string]string{"error": "invalid_client", "error_description": "no canary-azure"}))
-	remotetest.Fails(t, &bySecret, server.Desk(map[string]string{"z": "canary-azure"}, nil), "status 401", "invalid_client")
+	remotetest.Fails(t, &bySecret, server.Env(map[string]string{"z": "canary-azure"}, nil), "status 401", "invalid_client")
 	if !strings.Contains(server.URL, bySecret.Place()) {
 		t.Errorf("it is at %q", bySecret.Place())
 	}

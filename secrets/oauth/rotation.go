@@ -31,17 +31,17 @@ type rotation struct {
 //
 // A crash before step 3 leaves the old token, which a server accepts if it allows for lost answers. After step 3 the
 // new one is stored as well.
-func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, error) {
-	kept, others, err := o.recall(ctx, d)
+func (o *OAuth2) refresh(ctx context.Context, d remote.Env) (remote.Value, error) {
+	kept, others, err := o.loadTokens(ctx, d)
 	if err != nil {
 		return remote.Value{}, err
 	}
 	d.Client = d.Client.Hiding(append(others, kept.secrets()...)...)
-	used, a, err := o.present(ctx, d, kept)
+	used, a, err := o.presentTokens(ctx, d, kept)
 	if err != nil {
 		return remote.Value{}, err
 	}
-	if err := o.rotate(ctx, d, kept, used, a.RefreshToken); err != nil {
+	if err := o.storeRotation(ctx, d, kept, used, a.RefreshToken); err != nil {
 		return remote.Value{}, err
 	}
 	return a.value()
@@ -55,8 +55,8 @@ func (r *rotation) secrets() (list []name.Secret) {
 	return list
 }
 
-// recall returns the refresh tokens to present, and others that the server may know.
-func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, others []name.Secret, err error) {
+// loadTokens returns the refresh tokens to present, and others that the server may know.
+func (o *OAuth2) loadTokens(ctx context.Context, d remote.Env) (kept rotation, others []name.Secret, err error) {
 	first, err := d.Secret(ctx, o.RefreshToken)
 	if err != nil {
 		return rotation{}, nil, err
@@ -64,7 +64,7 @@ func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, othe
 	sum := sha256.Sum256([]byte(first.Reveal()))
 	seed := hex.EncodeToString(sum[:])
 	if o.unsaved != nil && o.unsaved.Seed == seed {
-		if err := o.keep(ctx, d, *o.unsaved); err != nil {
+		if err := o.storeTokens(ctx, d, *o.unsaved); err != nil {
 			return rotation{}, nil, err
 		}
 	}
@@ -82,9 +82,9 @@ func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, othe
 	return kept, others, nil
 }
 
-// present requests a token with each refresh token until one is accepted, and returns its index. The request is not
+// presentTokens requests a token with each refresh token until one is accepted, and returns its index. The request is not
 // canceled when the gateway stops, because its answer may contain the only valid refresh token.
-func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (used int, a answer, err error) {
+func (o *OAuth2) presentTokens(ctx context.Context, d remote.Env, kept rotation) (used int, a answer, err error) {
 	whole := context.WithoutCancel(ctx)
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -102,7 +102,7 @@ func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (use
 		q.once = true
 		q.form.Set("grant_type", grantRefresh)
 		q.form.Set("refresh_token", kept.Tokens[used])
-		a, err = q.ask(whole, d)
+		a, err = q.send(whole, d)
 		refused, isRefusal := errors.AsType[*remote.Error](err)
 		if !isRefusal || refused.Code != "invalid_grant" || used == len(kept.Tokens)-1 {
 			return used, a, err
@@ -111,9 +111,9 @@ func (o *OAuth2) present(ctx context.Context, d remote.Desk, kept rotation) (use
 	return used, a, errors.New("there is no refresh token")
 }
 
-// rotate stores the tokens for the next time, after the one at index used was accepted. next is the refresh token in
-// the answer, if any.
-func (o *OAuth2) rotate(ctx context.Context, d remote.Desk, kept rotation, used int, next string) error {
+// storeRotation stores the tokens for the next time, after the one at index used was accepted. next is the refresh
+// token in the answer, if any.
+func (o *OAuth2) storeRotation(ctx context.Context, d remote.Env, kept rotation, used int, next string) error {
 	if err := fault.At(ctx, "secrets: refresh token presented"); err != nil {
 		return err
 	}
@@ -126,11 +126,11 @@ func (o *OAuth2) rotate(ctx context.Context, d remote.Desk, kept rotation, used 
 	default:
 		return nil
 	}
-	return o.keep(ctx, d, *o.unsaved)
+	return o.storeTokens(ctx, d, *o.unsaved)
 }
 
-// keep seals tokens in the store.
-func (o *OAuth2) keep(ctx context.Context, d remote.Desk, r rotation) error {
+// storeTokens seals tokens in the store.
+func (o *OAuth2) storeTokens(ctx context.Context, d remote.Env, r rotation) error {
 	text, err := json.Marshal(r)
 	if err == nil {
 		err = d.Memory.Remember(d.Name, name.NewSecret(string(text)))

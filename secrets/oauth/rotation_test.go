@@ -65,17 +65,17 @@ func TestRefreshTokensRotate(t *testing.T) {
 	_, server, from := newRotating(t)
 	kept := &remotetest.Memory{}
 	for i := range 5 {
-		remotetest.Wants(t, from, server.Desk(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
+		remotetest.Wants(t, from, server.Env(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
 	}
 	restarted := *from // the configured token was used up long ago
-	remotetest.Wants(t, &restarted, server.Desk(firstRefresh, kept), "access-6")
+	remotetest.Wants(t, &restarted, server.Env(firstRefresh, kept), "access-6")
 
 	// The operator signs in again: the new token is used, not the stored successor of the old one.
 	r2, server2, _ := newRotating(t)
 	r2.accept("canary-second")
 	anew := *from
 	anew.TokenURL = server2.URL
-	remotetest.Wants(t, &anew, server2.Desk(map[string]string{"first": "canary-second"}, kept), "access-1")
+	remotetest.Wants(t, &anew, server2.Env(map[string]string{"first": "canary-second"}, kept), "access-1")
 }
 
 // No access token is used before the refresh token that came with it is on disk.
@@ -84,7 +84,7 @@ func TestARefreshTokenIsKeptFirst(t *testing.T) {
 	r, server, from := newRotating(t)
 	kept := &remotetest.Memory{}
 	kept.Fail(errors.New("no space left"))
-	desk := server.Desk(firstRefresh, kept)
+	desk := server.Env(firstRefresh, kept)
 	remotetest.Fails(t, from, desk, "cannot be kept", "no space left")
 	remotetest.Fails(t, from, desk, "cannot be kept", "no space left") // it is not even presented
 	if len(r.presented) != 1 {
@@ -99,7 +99,7 @@ func TestARefreshTokenIsKeptFirst(t *testing.T) {
 func TestARefreshTokenIsRevoked(t *testing.T) {
 	t.Parallel()
 	r, server, from := newRotating(t)
-	desk := server.Desk(firstRefresh, nil)
+	desk := server.Env(firstRefresh, nil)
 	remotetest.Wants(t, from, desk, "access-1")
 	r.accept("canary-first") // the server forgot its answer
 	remotetest.Wants(t, from, desk, "access-2")
@@ -136,7 +136,7 @@ func TestServersThatKeepTheirToken(t *testing.T) {
 	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "refresh_token", ClientID: "me", RefreshToken: "first"}
 	kept := &remotetest.Memory{}
 	for _, next = range []string{"", "canary-first", "canary-next", "", ""} {
-		remotetest.Wants(t, from, server.Desk(firstRefresh, kept), "access")
+		remotetest.Wants(t, from, server.Env(firstRefresh, kept), "access")
 	}
 	if want := []string{"canary-first", "canary-first", "canary-first", "canary-next", "canary-next"}; !slices.Equal(presented, want) {
 		t.Errorf("%q were presented, want %q", presented, want)
@@ -153,14 +153,14 @@ func TestTokenServersThatQuoteOtherRefreshTokens(t *testing.T) {
 	_, server, from := newRotating(t)
 	kept := &remotetest.Memory{}
 	for i := range 5 {
-		remotetest.Wants(t, from, server.Desk(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
+		remotetest.Wants(t, from, server.Env(firstRefresh, kept), fmt.Sprintf("access-%d", i+1))
 	} // canary-refresh-5 and its predecessor are stored
 	for _, configured := range []string{"canary-first", "canary-second"} {
 		server.Answers(remotetest.Reply(400, map[string]string{
 			"error": "invalid_request", "error_description": "reuse: canary-refresh-5 after canary-refresh-4, of " + configured,
 		}))
-		err := remotetest.Fails(t, from, server.Desk(map[string]string{"first": configured}, kept), "status 400")
-		if refused, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(refused.Said, "reuse: [redacted] after [redacted]") {
+		err := remotetest.Fails(t, from, server.Env(map[string]string{"first": configured}, kept), "status 400")
+		if refused, ok := errors.AsType[*remote.Error](err); !ok || !strings.Contains(refused.ServerText, "reuse: [redacted] after [redacted]") {
 			t.Errorf("the log would not have the cause: %v", err)
 		}
 	}
@@ -180,7 +180,7 @@ func (o odd) Remember(string, name.Secret) error     { return nil }
 func TestMemoriesThatAreDamaged(t *testing.T) {
 	t.Parallel()
 	_, server, from := newRotating(t)
-	desk := server.Desk(firstRefresh, nil)
+	desk := server.Env(firstRefresh, nil)
 	for words, memory := range map[string]odd{
 		"cannot be read from the store": {err: errors.New("canary")},
 		"in the store is damaged":       {text: `canary`},
@@ -206,13 +206,13 @@ func TestAStopDoesNotLoseARefreshToken(t *testing.T) {
 		stop() // while the server answers
 		r.ServeHTTP(w, req)
 	})
-	if _, err := from.Fetch(ctx, server.Desk(firstRefresh, kept)); err != nil {
+	if _, err := from.Fetch(ctx, server.Env(firstRefresh, kept)); err != nil {
 		t.Error(err)
 	}
 	if text, _ := kept.Remembered("s"); !strings.Contains(text.Reveal(), "canary-refresh-1") {
 		t.Errorf("the new token is lost: %q", text.Reveal())
 	}
-	if _, err := from.Fetch(ctx, server.Desk(firstRefresh, kept)); !errors.Is(err, context.Canceled) || len(r.presented) != 1 {
+	if _, err := from.Fetch(ctx, server.Env(firstRefresh, kept)); !errors.Is(err, context.Canceled) || len(r.presented) != 1 {
 		t.Errorf("%v, and %q were presented", err, r.presented)
 	}
 	release := make(chan struct{})
@@ -220,7 +220,7 @@ func TestAStopDoesNotLoseARefreshToken(t *testing.T) {
 	server.Answers(func(http.ResponseWriter, *http.Request) { <-release })
 	short, end := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer end()
-	if _, err := from.Fetch(short, server.Desk(firstRefresh, kept)); err == nil || !strings.Contains(err.Error(), "in time") {
+	if _, err := from.Fetch(short, server.Env(firstRefresh, kept)); err == nil || !strings.Contains(err.Error(), "in time") {
 		t.Errorf("beyond its deadline: %v", err)
 	}
 }
@@ -246,10 +246,10 @@ func TestFaultsWhileATokenRotates(t *testing.T) {
 		_, server, from := newRotating(t)
 		kept := &remotetest.Memory{}
 		broken := context.WithValue(t.Context(), failAt{}, at)
-		if _, err := from.Fetch(broken, server.Desk(firstRefresh, kept)); err == nil {
+		if _, err := from.Fetch(broken, server.Env(firstRefresh, kept)); err == nil {
 			t.Errorf("%s: no error", at)
 		}
 		restarted := *from
-		remotetest.Wants(t, &restarted, server.Desk(firstRefresh, kept), "access-2")
+		remotetest.Wants(t, &restarted, server.Env(firstRefresh, kept), "access-2")
 	}
 }

@@ -121,8 +121,8 @@ func (c *Client) JSON(ctx context.Context, r Request, into any) (Answer, error) 
 func (c *Client) Do(ctx context.Context, r Request) (Answer, []byte, error) {
 	delay := firstDelay
 	for try := 1; ; try++ {
-		a, body, err := c.once(ctx, r)
-		if err == nil || r.Once || try == tries || !passing(err) {
+		a, body, err := c.doOnce(ctx, r)
+		if err == nil || r.Once || try == tries || !isTransient(err) {
 			return a, body, err
 		}
 		select {
@@ -134,22 +134,23 @@ func (c *Client) Do(ctx context.Context, r Request) (Answer, []byte, error) {
 	}
 }
 
-// passing reports whether a failed request may succeed shortly after. A server that limits the rate is not asked again.
-func passing(err error) bool {
+// isTransient reports whether a failed request may succeed shortly after. A server that limits the rate is not asked
+// again.
+func isTransient(err error) bool {
 	if refused, ok := errors.AsType[*Error](err); ok {
 		return refused.Status >= 500 && refused.RetryAfter == 0
 	}
 	return errors.Is(err, errNoAnswer)
 }
 
-func (c *Client) once(ctx context.Context, r Request) (Answer, []byte, error) {
+func (c *Client) doOnce(ctx context.Context, r Request) (Answer, []byte, error) {
 	req, err := r.build(ctx)
 	if err != nil {
 		return Answer{}, nil, errors.New("the request cannot be made") // the URL was checked before
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		return Answer{}, nil, unanswered(err)
+		return Answer{}, nil, noAnswerError(err)
 	}
 	defer res.Body.Close()
 	a := Answer{Status: res.StatusCode}
@@ -159,12 +160,12 @@ func (c *Client) once(ctx context.Context, r Request) (Answer, []byte, error) {
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return a, nil, unanswered(err)
+		return a, nil, noAnswerError(err)
 	case len(body) > maxAnswer:
 		return a, nil, errors.New("its answer is longer than 256 KiB")
 	case res.StatusCode/100 != 2:
 		r.Hide = append(slices.Clone(r.Hide), c.hide...)
-		return a, nil, refusal(res, body, r)
+		return a, nil, newRefusal(res, body, r)
 	}
 	return a, body, nil
 }
@@ -199,9 +200,9 @@ func (r *Request) build(ctx context.Context) (*http.Request, error) {
 
 var errNoAnswer = errors.New("it cannot be reached")
 
-// unanswered returns the error for a request without an answer, from a closed set: the client's errors contain the URL,
-// and TLS errors contain text from the server.
-func unanswered(err error) error {
+// noAnswerError returns the error for a request without an answer, from a closed set: the client's errors contain the
+// URL, and TLS errors contain text from the server.
+func noAnswerError(err error) error {
 	unverified, isUnverified := errors.AsType[*tls.CertificateVerificationError](err)
 	lookup, isLookup := errors.AsType[*net.DNSError](err)
 	switch {

@@ -159,11 +159,11 @@ func TestWhatServersSay(t *testing.T) {
 			client := remote.NewClient(server.Roots()).Hiding(name.NewSecret(`{"token":"` + earlier + `"}`))
 			_, _, err := client.Do(t.Context(), remote.Request{URL: server.URL, Header: http.Header{"Authorization": {"Bearer " + secret}}, Hide: []name.Secret{name.NewSecret(secret)}})
 			refused, ok := errors.AsType[*remote.Error](err)
-			if !ok || refused.Status != 403 || refused.Code != c.code || strings.Contains(err.Error()+refused.Said, "canary") || len(refused.Said) > 1000 {
+			if !ok || refused.Status != 403 || refused.Code != c.code || strings.Contains(err.Error()+refused.ServerText, "canary") || len(refused.ServerText) > 1000 {
 				t.Fatalf("%v: %+v", err, refused)
 			}
-			if c.said != "" && refused.Said != c.said {
-				t.Errorf("for the log: %q, want %q", refused.Said, c.said)
+			if c.said != "" && refused.ServerText != c.said {
+				t.Errorf("for the log: %q, want %q", refused.ServerText, c.said)
 			}
 		})
 	}

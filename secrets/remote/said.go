@@ -17,8 +17,8 @@ import (
 // shownSaid is the maximum number of bytes of server text in the log.
 const shownSaid = 256
 
-// failure has the error fields of the known servers.
-type failure struct {
+// failureBody has the error fields of the known servers.
+type failureBody struct {
 	Error       json.RawMessage `json:"error"`             // OAuth: the code; Google: an object
 	Description string          `json:"error_description"` // OAuth
 	Message     string          `json:"message"`           // GitHub, 1Password, AWS
@@ -26,20 +26,20 @@ type failure struct {
 	Errors      []string        `json:"errors"`            // Vault
 }
 
-// refusal returns the error of a response without success.
-func refusal(res *http.Response, body []byte, r Request) *Error {
+// newRefusal returns the error of a response without success.
+func newRefusal(res *http.Response, body []byte, r Request) *Error {
 	e := &Error{Status: res.StatusCode, RetryAfter: retryAfter(res.Header, time.Now())}
-	code, said := reading(body)
+	code, said := parseFailure(body)
 	if codes[code] {
 		e.Code = code
 	}
-	e.Said = audit.Escape(masked(said, r.hidden()), shownSaid)
+	e.ServerText = audit.Escape(maskTexts(said, r.secretTexts()), shownSaid)
 	e.Gone = isGone(e)
 	return e
 }
 
-// reading returns the code and the text of a failure.
-func reading(body []byte) (code, said string) {
+// parseFailure returns the code and the text of a failure.
+func parseFailure(body []byte) (code, said string) {
 	var x struct { // AWS STS
 		Code    string `xml:"Error>Code"`
 		Message string `xml:"Error>Message"`
@@ -47,7 +47,7 @@ func reading(body []byte) (code, said string) {
 	if bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) && xml.Unmarshal(body, &x) == nil {
 		return x.Code, x.Message
 	}
-	var f failure
+	var f failureBody
 	if json.Unmarshal(body, &f) != nil {
 		return "", ""
 	}
@@ -75,8 +75,8 @@ func isGone(e *Error) bool {
 	return e.Status == http.StatusNotFound || e.Status == http.StatusGone
 }
 
-// hidden returns the texts to mask in a server's text about the request, longest first.
-func (r *Request) hidden() (texts []string) {
+// secretTexts returns the texts to mask in a server's text about the request, longest first.
+func (r *Request) secretTexts() (texts []string) {
 	add := func(text string) {
 		if len(text) > 3 {
 			texts = append(texts, text, url.QueryEscape(text), url.PathEscape(text))
@@ -99,8 +99,8 @@ func (r *Request) hidden() (texts []string) {
 	return texts
 }
 
-// masked replaces every occurrence of the texts, which are sorted from long to short.
-func masked(said string, texts []string) string {
+// maskTexts replaces every occurrence of the texts, which are sorted from long to short.
+func maskTexts(said string, texts []string) string {
 	for _, text := range texts {
 		said = strings.ReplaceAll(said, text, "[redacted]")
 	}

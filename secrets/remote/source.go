@@ -16,7 +16,7 @@ type Source interface {
 	// Place describes the origin of the value for the log, without the value or text from a server.
 	Place() string
 	// Fetch requests a value.
-	Fetch(ctx context.Context, d Desk) (Value, error)
+	Fetch(ctx context.Context, d Env) (Value, error)
 }
 
 // Forgetter is a [Source] with state derived from the secrets that it needs, such as a session.
@@ -36,8 +36,8 @@ type Value struct {
 	Lifetime time.Duration
 }
 
-// Desk is the environment of a source.
-type Desk struct {
+// Env is the environment of a source.
+type Env struct {
 	Name   string // of the secret
 	Client *Client
 	// Secret returns another secret, one of [Source.Needs].

@@ -1,5 +1,5 @@
 // Package remotetest helps to test sources that are fetched over the network: a [Server] that answers, and a
-// [Server.Desk] for the source under test.
+// [Server.Env] for the source under test.
 package remotetest
 
 import (
@@ -54,14 +54,14 @@ func (s *Server) Roots() *x509.CertPool {
 	return roots
 }
 
-// Desk returns the environment for the source of the secret "s": a client that trusts the server, the given secrets,
+// Env returns the environment for the source of the secret "s": a client that trusts the server, the given secrets,
 // and a memory.
-func (s *Server) Desk(secrets map[string]string, m *Memory) remote.Desk {
+func (s *Server) Env(secrets map[string]string, m *Memory) remote.Env {
 	if m == nil {
 		m = &Memory{}
 	}
 	known := maps.Clone(secrets)
-	return remote.Desk{
+	return remote.Env{
 		Name: "s", Client: remote.NewClient(s.Roots()), Now: time.Now, Memory: m,
 		Secret: func(_ context.Context, n string) (name.Secret, error) {
 			text, ok := known[n]
@@ -123,7 +123,7 @@ func (m *Memory) Fail(err error) {
 }
 
 // Wants fails the test unless the source returns the wanted value. It returns its lifetime.
-func Wants(t testing.TB, from remote.Source, d remote.Desk, want string) time.Duration {
+func Wants(t testing.TB, from remote.Source, d remote.Env, want string) time.Duration {
 	t.Helper()
 	got, err := from.Fetch(t.Context(), d)
 	if err != nil || got.Secret.Reveal() != want {
@@ -134,7 +134,7 @@ func Wants(t testing.TB, from remote.Source, d remote.Desk, want string) time.Du
 
 // Fails fails the test unless the source returns an error that contains all the words. Neither the error nor its text
 // for the log may contain a canary.
-func Fails(t testing.TB, from remote.Source, d remote.Desk, words ...string) error {
+func Fails(t testing.TB, from remote.Source, d remote.Env, words ...string) error {
 	t.Helper()
 	got, err := from.Fetch(t.Context(), d)
 	if err == nil {
@@ -148,7 +148,7 @@ func Fails(t testing.TB, from remote.Source, d remote.Desk, words ...string) err
 		}
 	}
 	if refused, ok := errors.AsType[*remote.Error](err); ok {
-		text += refused.Said
+		text += refused.ServerText
 	}
 	if strings.Contains(text, Canary) {
 		t.Errorf("the error shows a value: %s", text)
