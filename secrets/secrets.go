@@ -207,13 +207,13 @@ func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secre
 
 // remoteLoader returns the function that reads a remote source.
 func (s *Secrets) remoteLoader(n string, from Source) func(context.Context, name.Secret) (readResult, error) {
-	desk := remote.Env{
+	env := remote.Env{
 		Name: n, Client: s.client, Memory: s.memory, Secret: s.neededSecret, Now: func() time.Time { return s.now().wall },
 	}
 	return func(ctx context.Context, known name.Secret) (readResult, error) {
-		desk := desk
-		desk.Client = s.client.Hiding(known)
-		v, err := from.Remote.Fetch(ctx, desk)
+		env := env
+		env.Client = s.client.Hiding(known)
+		v, err := from.Remote.Fetch(ctx, env)
 		if err != nil {
 			refused, ok := errors.AsType[*remote.Error](err)
 			if ok {

@@ -100,7 +100,7 @@ func TestAWSSecretsManager(t *testing.T) {
 func TestAnswersOfSTS(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Env(map[string]string{"root": awsCredentials}, nil)
+	env := server.Env(map[string]string{"root": awsCredentials}, nil)
 	role := &aws.Role{ARN: "arn:aws:iam::123456789012:role/box", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL, Duration: 20 * time.Minute}
 	answer := func(id, key, token, expires string) {
 		server.Answers(func(w http.ResponseWriter, r *http.Request) {
@@ -113,7 +113,7 @@ func TestAnswersOfSTS(t *testing.T) {
 	}
 	later := time.Now().Add(10 * time.Hour).UTC().Format(time.RFC3339)
 	answer("ASIATEST", "key", "token", later)
-	if v, err := role.Fetch(t.Context(), desk); err != nil || v.Lifetime != 20*time.Minute {
+	if v, err := role.Fetch(t.Context(), env); err != nil || v.Lifetime != 20*time.Minute {
 		t.Errorf("it is used for %v, %v", v.Lifetime, err)
 	}
 	for _, c := range [][5]string{
@@ -121,14 +121,14 @@ func TestAnswersOfSTS(t *testing.T) {
 		{"ASIATEST", "canary", "t", "2020-01-01T00:00:00Z", "already expired"}, {"", "canary", "t", later, "valid credentials"},
 	} {
 		answer(c[0], c[1], c[2], c[3])
-		remotetest.Fails(t, role, desk, c[4])
+		remotetest.Fails(t, role, env, c[4])
 	}
 	server.Answers(remotetest.Reply(200, "canary"))
-	remotetest.Fails(t, role, desk, "no credentials")
+	remotetest.Fails(t, role, env, "no credentials")
 	server.Answers(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "canary") })
-	remotetest.Fails(t, &aws.Secret{ID: "a", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL}, desk, "no JSON object")
+	remotetest.Fails(t, &aws.Secret{ID: "a", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL}, env, "no JSON object")
 	server.Answers(remotetest.Reply(200, map[string]any{"SecretBinary": []byte("from binary")}))
-	remotetest.Wants(t, &aws.Secret{ID: "a", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL, Stage: "AWSPREVIOUS"}, desk, "from binary")
+	remotetest.Wants(t, &aws.Secret{ID: "a", Region: "eu-central-1", Credentials: "root", Endpoint: server.URL, Stage: "AWSPREVIOUS"}, env, "from binary")
 }
 
 // TestValidation checks that each configuration mistake is reported at its key.

@@ -59,7 +59,7 @@ func TestGitHubApp(t *testing.T) {
 func TestAnswersOfGitHub(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
+	env := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
 	app := &github.App{AppID: "1", InstallationID: 2, PrivateKey: "key", API: server.URL + "/"}
 	later := time.Now().Add(5 * time.Hour)
 	for words, body := range map[string]any{
@@ -68,7 +68,7 @@ func TestAnswersOfGitHub(t *testing.T) {
 		"not the JSON":  map[string]any{"token": "canary", "expires_at": "soon"},
 	} {
 		server.Answers(remotetest.Reply(201, body))
-		remotetest.Fails(t, app, desk, words)
+		remotetest.Fails(t, app, env, words)
 	}
 	server.Answers(func(w http.ResponseWriter, r *http.Request) {
 		if body, _ := io.ReadAll(r.Body); string(body) != "{}" || r.URL.Path != "/app/installations/2/access_tokens" {
@@ -76,11 +76,11 @@ func TestAnswersOfGitHub(t *testing.T) {
 		}
 		remotetest.Reply(201, map[string]any{"token": "ghs", "expires_at": later})(w, r)
 	})
-	if left := remotetest.Wants(t, app, desk, "ghs"); left != time.Hour {
+	if left := remotetest.Wants(t, app, env, "ghs"); left != time.Hour {
 		t.Errorf("the token is used for %v", left)
 	}
 	server.Answers(remotetest.Reply(200, map[string]any{"id": -1}))
-	remotetest.Fails(t, &github.App{AppID: "1", Repository: "a/b", PrivateKey: "key", API: server.URL}, desk, "no id of the installation")
+	remotetest.Fails(t, &github.App{AppID: "1", Repository: "a/b", PrivateKey: "key", API: server.URL}, env, "no id of the installation")
 }
 
 // TestValidation checks that each configuration mistake is reported at its key.

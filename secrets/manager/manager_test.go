@@ -118,19 +118,19 @@ func TestVaultVersions(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
 	from := &manager.Vault{Address: server.URL, Path: "a", Field: "key", Token: "t"}
-	desk := server.Env(map[string]string{"t": "canary-token"}, nil)
+	env := server.Env(map[string]string{"t": "canary-token"}, nil)
 	for deleted, gone := range map[string]bool{
 		"": false, time.Now().Add(time.Hour).Format(time.RFC3339Nano): false, time.Now().Add(-time.Hour).Format(time.RFC3339Nano): true, "odd": true,
 	} {
 		server.Answers(remotetest.Reply(200, map[string]any{"data": map[string]any{"data": map[string]string{"key": "value"}, "metadata": map[string]any{"deletion_time": deleted}}}))
-		value, err := from.Fetch(t.Context(), desk)
+		value, err := from.Fetch(t.Context(), env)
 		if remote.IsGone(err) != gone || !gone && value.Secret.Reveal() != "value" {
 			t.Errorf("deleted at %q: %v", deleted, err)
 		}
 	}
 	for _, body := range []any{map[string]any{}, map[string]any{"data": map[string]any{"data": "canary"}}, []string{"canary"}} {
 		server.Answers(remotetest.Reply(200, body))
-		remotetest.Fails(t, from, desk)
+		remotetest.Fails(t, from, env)
 	}
 }
 
@@ -173,9 +173,9 @@ func TestVaultSessions(t *testing.T) {
 	now := time.Now()
 	fetch := func(id, want string) {
 		t.Helper()
-		desk := server.Env(map[string]string{"id": id}, nil)
-		desk.Now = func() time.Time { return now }
-		remotetest.Wants(t, from, desk, want)
+		env := server.Env(map[string]string{"id": id}, nil)
+		env.Now = func() time.Time { return now }
+		remotetest.Wants(t, from, env, want)
 	}
 	fetch("canary-a", "by-token-1")
 	now = now.Add(53 * time.Minute)
@@ -211,21 +211,21 @@ func TestFieldsOfGoogleSecrets(t *testing.T) {
 		}
 		remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte(`{"a":"x","b":1}`)}})(w, r)
 	})
-	desk := server.Env(map[string]string{"t": "canary"}, nil)
+	env := server.Env(map[string]string{"t": "canary"}, nil)
 	at := manager.GCP{Secret: "projects/p/secrets/n/versions/3", Token: "t", Field: "a", Endpoint: server.URL + "/"}
-	remotetest.Wants(t, &at, desk, "x")
+	remotetest.Wants(t, &at, env, "x")
 	number, missing := at, at
 	number.Field, missing.Token = "b", "other"
-	remotetest.Fails(t, &number, desk, "no text in the configured field")
-	remotetest.Fails(t, &missing, desk, `no secret "other"`)
+	remotetest.Fails(t, &number, env, "no text in the configured field")
+	remotetest.Fails(t, &missing, env, `no secret "other"`)
 }
 
 // TestCertificatesOfManagers checks that a manager is trusted only by the certificates in its file.
 func TestCertificatesOfManagers(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, map[string]any{"data": map[string]string{"key": "value"}}))
-	desk := server.Env(map[string]string{"t": "canary"}, nil)
-	desk.Client = remote.NewClient(nil) // which trusts the system's roots
+	env := server.Env(map[string]string{"t": "canary"}, nil)
+	env.Client = remote.NewClient(nil) // which trusts the system's roots
 	dir := t.TempDir()
 	write := func(name string, data []byte) string {
 		if err := os.WriteFile(dir+"/"+name, data, 0o600); err != nil {
@@ -236,14 +236,14 @@ func TestCertificatesOfManagers(t *testing.T) {
 	for file, words := range map[string]string{
 		"": "certificate is not valid", dir + "/missing": "ca_file cannot be read", write("odd", []byte("canary")): "ca_file has no certificate",
 	} {
-		remotetest.Fails(t, &manager.Vault{Address: server.URL, KV: 1, Path: "a", Field: "key", Token: "t", CAFile: file}, desk, words)
-		remotetest.Fails(t, &manager.OnePassword{Address: server.URL, Token: "t", Vault: "v", Item: "i", CAFile: file}, desk, words)
+		remotetest.Fails(t, &manager.Vault{Address: server.URL, KV: 1, Path: "a", Field: "key", Token: "t", CAFile: file}, env, words)
+		remotetest.Fails(t, &manager.OnePassword{Address: server.URL, Token: "t", Vault: "v", Item: "i", CAFile: file}, env, words)
 	}
 	if n := server.Calls.Load(); n != 0 {
 		t.Errorf("a server that is not trusted was asked %d times", n)
 	}
 	own := write("own", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
-	remotetest.Wants(t, &manager.Vault{Address: server.URL, KV: 1, Path: "a", Field: "key", Token: "t", CAFile: own}, desk, "value")
+	remotetest.Wants(t, &manager.Vault{Address: server.URL, KV: 1, Path: "a", Field: "key", Token: "t", CAFile: own}, env, "value")
 }
 
 // TestValidation: each mistake of a configuration is reported at its key.

@@ -69,19 +69,19 @@ func TestClientCredentialsOnTheWire(t *testing.T) {
 func TestLifetimes(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Env(clientSecret, nil)
+	env := server.Env(clientSecret, nil)
 	for given, want := range map[any]time.Duration{
 		"3600": time.Hour, 60: time.Minute, 0.5: time.Second / 2, 1e9: 24 * time.Hour, "1e300": 24 * time.Hour, nil: 0,
 	} {
 		server.Answers(remotetest.Reply(200, remotetest.Token("x", given)))
-		if left := remotetest.Wants(t, clientGrant(server), desk, "x"); left != want {
+		if left := remotetest.Wants(t, clientGrant(server), env, "x"); left != want {
 			t.Errorf("expires_in %v: it is used for %v, want %v", given, left, want)
 		}
 	}
 	server.Answers(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"access_token":"canary","expires_in":1e999}`)
 	})
-	remotetest.Fails(t, clientGrant(server), desk, "valid expires_in")
+	remotetest.Fails(t, clientGrant(server), env, "valid expires_in")
 }
 
 // With a misbehaving token server there is no value, the error contains the cause, and no text shows a secret.
@@ -165,10 +165,10 @@ func TestJWTBearer(t *testing.T) {
 		}
 		remotetest.Reply(200, remotetest.Token("for-the-user", 600))(w, r)
 	})
-	desk := server.Env(map[string]string{"rsa": keys.RSA, "ec": keys.EC}, nil)
+	env := server.Env(map[string]string{"rsa": keys.RSA, "ec": keys.EC}, nil)
 	remotetest.Wants(t, &oauth.OAuth2{
 		TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "rsa", KeyID: "k", Issuer: "me", Subject: "user@example.com", Audience: "https://audience",
-	}, desk, "for-the-user")
+	}, env, "for-the-user")
 	server.Answers(func(w http.ResponseWriter, r *http.Request) {
 		token, err := jwt.ParseSigned(r.FormValue("client_assertion"), []jose.SignatureAlgorithm{jose.ES256})
 		var claims jwt.Claims
@@ -180,7 +180,7 @@ func TestJWTBearer(t *testing.T) {
 		}
 		remotetest.Reply(200, remotetest.Token("as-a-client", 600))(w, r)
 	})
-	remotetest.Wants(t, &oauth.OAuth2{TokenURL: server.URL + "/x", ClientID: "me", PrivateKey: "ec", Subject: "another"}, desk, "as-a-client")
+	remotetest.Wants(t, &oauth.OAuth2{TokenURL: server.URL + "/x", ClientID: "me", PrivateKey: "ec", Subject: "another"}, env, "as-a-client")
 }
 
 // TestAssertionsThatAreRefused checks that the grant is gone only if a second, new assertion is refused as well, and
@@ -205,13 +205,13 @@ func TestAssertionsThatAreRefused(t *testing.T) {
 		remotetest.Reply(400, map[string]string{"error": "invalid_grant", "error_description": "no " + text})(w, r)
 	})
 	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "key", Issuer: "me"}
-	desk := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
+	env := server.Env(map[string]string{"key": remotetest.Keys().RSA}, nil)
 	fetch := func(by time.Duration, after int) error {
 		mu.Lock()
 		clear(seen)
 		ahead, accept = by, after
 		mu.Unlock()
-		_, err := from.Fetch(t.Context(), desk)
+		_, err := from.Fetch(t.Context(), env)
 		return err
 	}
 	if err := fetch(0, 2); err != nil || len(seen) != 2 {

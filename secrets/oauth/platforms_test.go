@@ -51,15 +51,15 @@ func TestServiceAccount(t *testing.T) {
 			remotetest.Reply(200, remotetest.Token("ya29.canary", 7200))(w, r)
 		}
 	})
-	desk := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
+	env := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
 	access := &oauth.Google{Key: "key", Scopes: []string{"x", "y"}, Subject: "user@example.com", TokenURL: server.URL + "/token"}
-	if left := remotetest.Wants(t, access, desk, "ya29.canary"); left != time.Hour {
+	if left := remotetest.Wants(t, access, env, "ya29.canary"); left != time.Hour {
 		t.Errorf("the access token is used for %v", left)
 	}
 	if needs := access.Needs(); !slices.Equal(needs, []string{"key"}) {
 		t.Errorf("it needs %q", needs)
 	}
-	left := remotetest.Wants(t, &oauth.Google{Key: "key", Audience: "https://run.example.com", TokenURL: server.URL + "/token"}, desk, id)
+	left := remotetest.Wants(t, &oauth.Google{Key: "key", Audience: "https://run.example.com", TokenURL: server.URL + "/token"}, env, id)
 	if left > 31*time.Minute || left < 20*time.Minute {
 		t.Errorf("the ID token is used for %v", left)
 	}
@@ -69,7 +69,7 @@ func TestServiceAccount(t *testing.T) {
 func TestIDTokens(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, nil)
-	desk := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
+	env := server.Env(map[string]string{"key": serviceAccount(t)}, nil)
 	from := &oauth.Google{Key: "key", Audience: "https://run.example.com", TokenURL: server.URL}
 	served := time.Date(2040, 1, 1, 0, 0, 0, 0, time.UTC)
 	answer := func(token string) {
@@ -81,7 +81,7 @@ func TestIDTokens(t *testing.T) {
 	expiring := func(in time.Duration) string { return idToken(fmt.Sprintf(`{"exp":%d}`, served.Add(in).Unix())) }
 	for in, want := range map[time.Duration]time.Duration{10 * time.Minute: 10 * time.Minute, 5 * time.Hour: time.Hour} {
 		answer(expiring(in))
-		if left := remotetest.Wants(t, from, desk, expiring(in)); left != want {
+		if left := remotetest.Wants(t, from, env, expiring(in)); left != want {
 			t.Errorf("a token of %v is used for %v", in, left)
 		}
 	}
@@ -90,7 +90,7 @@ func TestIDTokens(t *testing.T) {
 		idToken(`{}`): "ID token that expires", idToken(`{"exp":"canary"}`): "ID token that expires", expiring(0): "already expired", expiring(-time.Hour): "already expired",
 	} {
 		answer(token)
-		remotetest.Fails(t, from, desk, words)
+		remotetest.Fails(t, from, env, words)
 	}
 }
 

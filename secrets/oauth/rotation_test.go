@@ -84,28 +84,28 @@ func TestARefreshTokenIsKeptFirst(t *testing.T) {
 	r, server, from := newRotating(t)
 	kept := &remotetest.Memory{}
 	kept.Fail(errors.New("no space left"))
-	desk := server.Env(firstRefresh, kept)
-	remotetest.Fails(t, from, desk, "cannot be kept", "no space left")
-	remotetest.Fails(t, from, desk, "cannot be kept", "no space left") // it is not even presented
+	env := server.Env(firstRefresh, kept)
+	remotetest.Fails(t, from, env, "cannot be kept", "no space left")
+	remotetest.Fails(t, from, env, "cannot be kept", "no space left") // it is not even presented
 	if len(r.presented) != 1 {
 		t.Errorf("%q were presented", r.presented)
 	}
 	kept.Fail(nil)
 	r.accept("canary-refresh-1") // the server gave up the first: only the gateway's memory has the new one
-	remotetest.Wants(t, from, desk, "access-2")
+	remotetest.Wants(t, from, env, "access-2")
 }
 
 // If the newest token is refused, the previous one is tried, once; a revoked grant is dropped immediately.
 func TestARefreshTokenIsRevoked(t *testing.T) {
 	t.Parallel()
 	r, server, from := newRotating(t)
-	desk := server.Env(firstRefresh, nil)
-	remotetest.Wants(t, from, desk, "access-1")
+	env := server.Env(firstRefresh, nil)
+	remotetest.Wants(t, from, env, "access-1")
 	r.accept("canary-first") // the server forgot its answer
-	remotetest.Wants(t, from, desk, "access-2")
+	remotetest.Wants(t, from, env, "access-2")
 	r.accept()
 	r.presented = nil
-	if err := remotetest.Fails(t, from, desk, "invalid_grant"); !remote.IsGone(err) {
+	if err := remotetest.Fails(t, from, env, "invalid_grant"); !remote.IsGone(err) {
 		t.Errorf("a revoked grant is not gone: %v", err)
 	}
 	if want := []string{"canary-refresh-2", "canary-first"}; !slices.Equal(r.presented, want) {
@@ -113,7 +113,7 @@ func TestARefreshTokenIsRevoked(t *testing.T) {
 	}
 	server.Answers(remotetest.Reply(503, nil))
 	before := server.Calls.Load()
-	remotetest.Fails(t, from, desk, "status 503")
+	remotetest.Fails(t, from, env, "status 503")
 	if n := server.Calls.Load() - before; n != 1 {
 		t.Errorf("a token was presented %d times to a server that may have used it", n)
 	}
@@ -180,19 +180,19 @@ func (o odd) Remember(string, name.Secret) error     { return nil }
 func TestMemoriesThatAreDamaged(t *testing.T) {
 	t.Parallel()
 	_, server, from := newRotating(t)
-	desk := server.Env(firstRefresh, nil)
+	env := server.Env(firstRefresh, nil)
 	for words, memory := range map[string]odd{
 		"cannot be read from the store": {err: errors.New("canary")},
 		"in the store is damaged":       {text: `canary`},
 	} {
-		desk.Memory = memory
-		remotetest.Fails(t, from, desk, words)
+		env.Memory = memory
+		remotetest.Fails(t, from, env, words)
 	}
 	if n := server.Calls.Load(); n != 0 {
 		t.Errorf("the server was asked %d times", n)
 	}
-	desk.Memory = odd{text: `{}`}
-	remotetest.Wants(t, from, desk, "access-1")
+	env.Memory = odd{text: `{}`}
+	remotetest.Wants(t, from, env, "access-1")
 }
 
 // TestAStopDoesNotLoseARefreshToken checks that a request that was sent is finished, because its answer may contain the
