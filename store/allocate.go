@@ -27,10 +27,10 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 		if tx.Bucket(layout.Boxes).Get([]byte(b.ID)) != nil {
 			return fmt.Errorf("box %s: %w", b.ID, ErrConflict)
 		}
-		if err := db.takePlace(tx, &b, pools); err != nil {
+		if err := db.assignIndex(tx, &b, pools); err != nil {
 			return err
 		}
-		if err := errors.Join(db.claimName(tx, b), db.stack(tx, b)); err != nil {
+		if err := errors.Join(db.claimName(tx, b), db.claimLayers(tx, b)); err != nil {
 			return err
 		}
 		return db.putBox(tx, b)
@@ -41,9 +41,9 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 	return b, nil
 }
 
-// takePlace gives the box the lowest free index whose addresses are free too: the pools may have changed since older
+// assignIndex gives the box the lowest free index whose addresses are free too: the pools may have changed since older
 // boxes got theirs.
-func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
+func (db *DB) assignIndex(tx *bolt.Tx, b *Box, pools Pools) error {
 	limit := uint32(maxBoxes)
 	if pools.Max != 0 {
 		limit = min(limit, pools.Max)
@@ -63,12 +63,12 @@ func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 			used, _ = taken.Next()
 			continue
 		}
-		v4, ok4 := nth(pools.V4, pools.Reserved+i)
-		v6, ok6 := nth(pools.V6, pools.Reserved+i)
+		v4, ok4 := poolAddress(pools.V4, pools.Reserved+i)
+		v6, ok6 := poolAddress(pools.V6, pools.Reserved+i)
 		if !ok4 || !ok6 {
 			break
 		}
-		if holds(addrs, v4) || holds(addrs, v6) {
+		if isAssigned(addrs, v4) || isAssigned(addrs, v6) {
 			continue
 		}
 		b.Index, b.V4, b.V6 = i, v4, v6
@@ -85,13 +85,13 @@ func (db *DB) takePlace(tx *bolt.Tx, b *Box, pools Pools) error {
 	return ErrExhausted
 }
 
-func holds(addrs document.Table, a netip.Addr) bool {
+func isAssigned(addrs document.Table, a netip.Addr) bool {
 	return a.IsValid() && addrs.Has(a.AsSlice())
 }
 
-// nth returns address n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool is its
+// poolAddress returns address n of a pool, and whether the pool reaches that far. The last address of an IPv4 pool is its
 // broadcast address and never given out. An invalid pool has no addresses and no end.
-func nth(pool netip.Prefix, n uint32) (netip.Addr, bool) {
+func poolAddress(pool netip.Prefix, n uint32) (netip.Addr, bool) {
 	if !pool.IsValid() {
 		return netip.Addr{}, true
 	}

@@ -26,7 +26,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	if err := private.Write(db.path(layout.FileNextKey), []byte(key.Reveal()+"\n")); err != nil {
 		return fmt.Errorf("the new API key cannot be written: %w", err)
 	}
-	if err := db.reached("new API key in a file beside"); err != nil {
+	if err := db.reportStep("new API key in a file beside"); err != nil {
 		return err
 	}
 	now := time.Now().UTC()
@@ -34,13 +34,13 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	if err := db.changeKeys(func(keys document.Table) error { return replaceKeys(keys, fresh, now.Add(grace)) }); err != nil {
 		return errors.Join(err, os.Remove(db.path(layout.FileNextKey)))
 	}
-	if err := db.reached("new API key in force"); err != nil {
+	if err := db.reportStep("new API key in force"); err != nil {
 		return err
 	}
 	if err := db.finishKeyChange(); err != nil {
 		return fmt.Errorf("the new API key is in force, but still in the file %s, until the next start: %w", layout.FileNextKey, err)
 	}
-	return db.reached("new API key in its file")
+	return db.reportStep("new API key in its file")
 }
 
 // replaceKeys adds a key and makes earlier keys with its ID expire at a given time. Earlier expiries stay, and expired
@@ -57,7 +57,7 @@ func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
 		if k.ExpiresAt.IsZero() || end.Before(k.ExpiresAt) {
 			k.ExpiresAt = end
 		}
-		if !k.opens(fresh.CreatedAt) {
+		if !k.validAt(fresh.CreatedAt) {
 			err = errors.Join(err, keys.Delete(k.Hash[:]))
 			continue
 		}

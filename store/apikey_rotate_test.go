@@ -94,7 +94,7 @@ func TestAPIKeyRotationMayStopAnywhere(t *testing.T) {
 	dir, db, old := withKey(t)
 	left := map[string]string{}
 	var reached []string
-	db.stop = func(step string) error {
+	db.onStep = func(step string) error {
 		reached = append(reached, step)
 		left[step] = snapshot(t, dir)
 		return nil

@@ -75,7 +75,7 @@ func (db *DB) FindAPIKey(key string) (APIKey, bool) {
 		if found, err = readKey(data); err != nil {
 			return err
 		}
-		known = found.Hash == hash && found.opens(time.Now())
+		known = found.Hash == hash && found.validAt(time.Now())
 		return nil
 	})
 	if err != nil || !known {
@@ -117,7 +117,7 @@ func readKey(data []byte) (APIKey, error) {
 	if err := document.Decode(data, &k); err != nil {
 		return APIKey{}, fmt.Errorf("the record of an API key is damaged: %w", err)
 	}
-	if k.operators() {
+	if k.isOperators() {
 		k.ID, k.Name, k.Role = OperatorKey, OperatorKey, RoleAdmin
 	}
 	return k, nil

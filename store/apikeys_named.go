@@ -60,7 +60,7 @@ func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (name.Secret, APIKey
 			return err
 		}
 		for _, k := range all {
-			if k.ID == id && k.opens(now) && !k.CreatedAt.Before(fresh.CreatedAt) {
+			if k.ID == id && k.validAt(now) && !k.CreatedAt.Before(fresh.CreatedAt) {
 				fresh = k
 			}
 		}

@@ -9,13 +9,13 @@ import (
 // NoteAPIKeyUse records in memory that a key was used now, to the minute. [DB.SaveAPIKeyUses] stores it.
 func (db *DB) NoteAPIKeyUse(k APIKey) {
 	if now := time.Now().UTC().Truncate(time.Minute); now.After(k.LastUsed) {
-		db.keyUses.note(k.Hash, now)
+		db.keyUses.add(k.Hash, now)
 	}
 }
 
 // SaveAPIKeyUses stores the latest uses of keys in one transaction. It does not write if there are none.
 func (db *DB) SaveAPIKeyUses() error {
-	uses := db.keyUses.take()
+	uses := db.keyUses.takeAll()
 	if len(uses) == 0 {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (db *DB) SaveAPIKeyUses() error {
 		return nil
 	})
 	if err != nil {
-		db.keyUses.putBack(uses)
+		db.keyUses.restore(uses)
 	}
 	return err
 }

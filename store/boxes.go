@@ -17,8 +17,8 @@ import (
 	"boxgate/store/layout"
 )
 
-// sealedPart is the sealed part of a box.
-type sealedPart struct {
+// sealedBoxFields is the sealed part of a box.
+type sealedBoxFields struct {
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"`
 	Extra   json.RawMessage   `json:"extra,omitempty"`
@@ -116,24 +116,24 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		if err != nil {
 			return err
 		}
-		errs := []error{db.deleteURLs(tx, id), db.releaseName(tx, b), db.own(tx, boxOwner(id), b.Layers, nil), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{db.deleteURLs(tx, id), db.releaseName(tx, b), db.setLayerOwner(tx, boxOwner(id), b.Layers, nil), db.deleteDocument(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
-				errs = append(errs, db.drop(tx, layout.Addrs, a.AsSlice()))
+				errs = append(errs, db.deleteDocument(tx, layout.Addrs, a.AsSlice()))
 			}
 		}
 		for _, bucket := range [][]byte{layout.Boxes, layout.Secrets, layout.Policies, layout.Headers, layout.CAs, layout.Usage} {
-			errs = append(errs, db.drop(tx, bucket, []byte(id)))
+			errs = append(errs, db.deleteDocument(tx, bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
-			errs = append(errs, db.drop(tx, layout.Staged, []byte(s.staged)))
+			errs = append(errs, db.deleteDocument(tx, layout.Staged, []byte(s.staged)))
 		}
 		return errors.Join(append(errs, db.deleteSchedules(tx, id))...)
 	})
 }
 
-// drop deletes one document.
-func (db *DB) drop(tx *bolt.Tx, bucket, key []byte) error {
+// deleteDocument deletes one document.
+func (db *DB) deleteDocument(tx *bolt.Tx, bucket, key []byte) error {
 	t, err := db.table(tx, bucket)
 	if err != nil {
 		return err
@@ -174,11 +174,11 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 	if err != nil {
 		return Box{}, err
 	}
-	var s sealedPart
+	var s sealedBoxFields
 	if err := db.seal.OpenJSON(tx, layout.Secrets, string(id), sealed, &s); err != nil {
 		return Box{}, err
 	}
-	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
+	b.Env, b.Secrets, b.Extra = toSecrets(s.Env), toSecrets(s.Secrets), s.Extra
 	b.PlaceholderKey = name.NewSecret(string(s.PlaceholderKey))
 	return b, nil
 }
@@ -190,7 +190,7 @@ func (db *DB) putBox(tx *bolt.Tx, b Box) error {
 		return err
 	}
 	sealed, err := db.seal.SealJSON(tx, layout.Secrets, string(b.ID),
-		sealedPart{Env: reveal(b.Env), Secrets: reveal(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
+		sealedBoxFields{Env: toPlain(b.Env), Secrets: toPlain(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	return db.drop(tx, layout.Names, []byte(b.Name))
+	return db.deleteDocument(tx, layout.Names, []byte(b.Name))
 }
 
 // requireBox refuses records of a box that does not exist, because they would never be deleted.
@@ -242,8 +242,8 @@ func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 	return nil
 }
 
-// reveal returns secrets in plain text, to be sealed immediately.
-func reveal(m map[string]name.Secret) map[string]string {
+// toPlain returns secrets in plain text, to be sealed immediately.
+func toPlain(m map[string]name.Secret) map[string]string {
 	if m == nil {
 		return nil
 	}
@@ -254,7 +254,7 @@ func reveal(m map[string]name.Secret) map[string]string {
 	return out
 }
 
-func hide(m map[string]string) map[string]name.Secret {
+func toSecrets(m map[string]string) map[string]name.Secret {
 	if m == nil {
 		return nil
 	}

@@ -44,11 +44,11 @@ func checkFile(o Options, path string) (missing bool, err error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return true, lost(o, path)
+		return true, checkLost(o, path)
 	case err != nil:
 		return false, err
 	case info.Size() == 0:
-		return false, emptied(o, path)
+		return false, emptyStoreError(o, path)
 	}
 	return false, private.Check(path, info)
 }

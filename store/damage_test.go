@@ -76,7 +76,7 @@ func meaning(db *DB) (string, error) {
 	boxes, err := db.Boxes()
 	say(boxes, err)
 	for _, b := range boxes {
-		say(reveal(b.Env), nil)
+		say(toPlain(b.Env), nil)
 		say(db.BoxByName(b.Name))
 		say(db.Policy(b.ID))
 		rules(db.Headers(b.ID))
@@ -84,7 +84,7 @@ func meaning(db *DB) (string, error) {
 	}
 	rules(db.GlobalHeaders())
 	vars, err := db.Environment()
-	say(reveal(vars), err)
+	say(toPlain(vars), err)
 	say(db.Schedules(""))
 	say(db.Usages())
 	authority(db.InstallationCA())

@@ -37,15 +37,15 @@ type Options struct {
 	// LockTimeout is how long to wait for another process that has the store open; 0: one second.
 	LockTimeout time.Duration
 
-	stop func(step string) error // for tests: called with each step of a first start; its error is returned
+	onStep func(step string) error // for tests: called with each step of a first start; its error is returned
 }
 
-// reached marks a completed step of a first start.
-func (o Options) reached(step string) error {
-	if o.stop == nil {
+// reportStep marks a completed step of a first start.
+func (o Options) reportStep(step string) error {
+	if o.onStep == nil {
 		return nil
 	}
-	return o.stop(step)
+	return o.onStep(step)
 }
 
 // DB is an open store. Safe for concurrent use.
@@ -57,18 +57,18 @@ type DB struct {
 	holdings holdings
 	keyUses  keyUses                 // not stored yet
 	rotating sync.Mutex              // one change of keys at a time
-	stop     func(step string) error // for tests: called with each step of a change of keys; its error is returned
+	onStep   func(step string) error // for tests: called with each step of a change of keys; its error is returned
 }
 
 // path returns the path of a file in the state directory.
 func (db *DB) path(name string) string { return filepath.Join(db.dir, name) }
 
-// reached marks a completed step of a change of keys.
-func (db *DB) reached(step string) error {
-	if db.stop == nil {
+// reportStep marks a completed step of a change of keys.
+func (db *DB) reportStep(step string) error {
+	if db.onStep == nil {
 		return nil
 	}
-	return db.stop(step)
+	return db.onStep(step)
 }
 
 // Open opens the store, and on the first start creates it: the directory, the file, and the key file unless there is a

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// domainKept is how long a host name stays reserved for its API key after its URL is gone.
-	domainKept = 7 * 24 * time.Hour
+	// reservationTime is how long a host name stays reserved for its API key after its URL is gone.
+	reservationTime = 7 * 24 * time.Hour
 	// freedOfKey bounds the number of such names per key, and freedInAll the total. The oldest are dropped first: of
 	// the key, or of the key with the most names.
 	freedOfKey, freedInAll = 256, 16384
@@ -77,10 +77,10 @@ func (db *DB) Domain(host string) (d Domain, err error) {
 // DomainToken returns the token that a domain's owner publishes to let an API key use a host name: an HMAC of both, so
 // it is stable, differs by key and by name, and does not reveal the key.
 func (db *DB) DomainToken(key, host string) (string, error) {
-	secret, err := db.text(domainSecret)
+	secret, err := db.getText(domainSecret)
 	if err == nil && secret.Reveal() == "" {
 		if err = db.setTextOnce(domainSecret, NewKey()); err == nil {
-			secret, err = db.text(domainSecret)
+			secret, err = db.getText(domainSecret)
 		}
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
 	for _, host := range next.Pending {
 		d, err := db.getDomain(tx, settings, host)
 		if err == nil {
-			err = d.keptFrom(host, by, now)
+			err = d.checkReserved(host, by, now)
 		}
 		if err != nil {
 			return err
@@ -130,7 +130,7 @@ func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) err
 	if err != nil {
 		return err
 	}
-	if err := d.keptFrom(host, by, now); err != nil {
+	if err := d.checkReserved(host, by, now); err != nil {
 		return err
 	}
 	proof, proven := by.Proofs[host]
@@ -145,9 +145,9 @@ func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) err
 	return db.putDomain(tx, settings, host, d)
 }
 
-// keptFrom returns a [*KeptDomainError] if the name is reserved for another key.
-func (d Domain) keptFrom(host string, by Claim, now time.Time) error {
-	until := d.Freed.Add(domainKept)
+// checkReserved returns a [*KeptDomainError] if the name is reserved for another key.
+func (d Domain) checkReserved(host string, by Claim, now time.Time) error {
+	until := d.Freed.Add(reservationTime)
 	if d.Freed.IsZero() || d.Key == by.Key || by.Admin || !now.Before(until) {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
 				return err
 			}
 			if d.Key == "" { // of an older version
-				if d, err = db.domainBefore(tx, u); err != nil {
+				if d, err = db.legacyDomain(tx, u); err != nil {
 					return err
 				}
 			}
@@ -181,11 +181,11 @@ func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
 	if !freed {
 		return nil
 	}
-	return db.forgetDomains(tx, settings, now)
+	return db.expireDomains(tx, settings, now)
 }
 
-// domainBefore returns the domain of a URL made by an older version: it belongs to the key that created the box.
-func (db *DB) domainBefore(tx *bolt.Tx, u URL) (Domain, error) {
+// legacyDomain returns the domain of a URL made by an older version: it belongs to the key that created the box.
+func (db *DB) legacyDomain(tx *bolt.Tx, u URL) (Domain, error) {
 	box, err := db.boxRecord(tx, u.Box)
 	if err != nil {
 		return Domain{}, err
@@ -193,8 +193,8 @@ func (db *DB) domainBefore(tx *bolt.Tx, u URL) (Domain, error) {
 	return Domain{Key: cmp.Or(u.Owner, box.CreatedBy, OperatorKey), Proof: ProofEarlier, Since: u.CreatedAt}, nil
 }
 
-// forgetDomains deletes reservations that have ended, and the oldest where there are too many.
-func (db *DB) forgetDomains(tx *bolt.Tx, settings document.Table, now time.Time) error {
+// expireDomains deletes reservations that have ended, and the oldest where there are too many.
+func (db *DB) expireDomains(tx *bolt.Tx, settings document.Table, now time.Time) error {
 	type freed struct {
 		host string
 		at   time.Time
@@ -219,7 +219,7 @@ func (db *DB) forgetDomains(tx *bolt.Tx, settings document.Table, now time.Time)
 	}
 	for key, list := range byKey {
 		slices.SortFunc(list, func(a, b freed) int { return a.at.Compare(b.at) })
-		for len(byKey[key]) > freedOfKey || len(byKey[key]) > 0 && !now.Before(byKey[key][0].at.Add(domainKept)) {
+		for len(byKey[key]) > freedOfKey || len(byKey[key]) > 0 && !now.Before(byKey[key][0].at.Add(reservationTime)) {
 			if err := forget(key); err != nil {
 				return err
 			}

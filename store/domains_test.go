@@ -63,7 +63,7 @@ func TestFreedNamesAreKept(t *testing.T) {
 		db = open(t, Options{Dir: dir})
 		before := time.Now()
 		kept, refused := errors.AsType[*KeptDomainError](take(claim("mallory", host)))
-		if !refused || kept.Until.Before(before.Add(domainKept-time.Hour)) || kept.Until.After(time.Now().Add(domainKept)) {
+		if !refused || kept.Until.Before(before.Add(reservationTime-time.Hour)) || kept.Until.After(time.Now().Add(reservationTime)) {
 			t.Errorf("%s: another key takes it at once, or is told %+v", what, kept)
 		}
 		if err := db.SetURL(URL{Box: "b2", Port: 80, Pending: []string{host}}, claim("mallory")); err == nil {
@@ -75,7 +75,7 @@ func TestFreedNamesAreKept(t *testing.T) {
 		if err := db.DeleteURL("b2", 80); err != nil {
 			t.Fatal(err)
 		}
-		freedAt(t, db, host, time.Now().Add(-domainKept+time.Minute))
+		freedAt(t, db, host, time.Now().Add(-reservationTime+time.Minute))
 		if err := take(claim("mallory", host)); err == nil {
 			t.Errorf("%s: another key takes it within a week", what)
 		}
@@ -84,7 +84,7 @@ func TestFreedNamesAreKept(t *testing.T) {
 		if err := errors.Join(take(admin), db.DeleteURL("b2", 80)); err != nil {
 			t.Errorf("%s: an admin: %v", what, err)
 		}
-		freedAt(t, db, host, time.Now().Add(-domainKept))
+		freedAt(t, db, host, time.Now().Add(-reservationTime))
 		if err := take(claim("mallory", host)); err != nil {
 			t.Errorf("%s: another key after a week: %v", what, err)
 		}

@@ -17,7 +17,7 @@ func (db *DB) Environment() (map[string]name.Secret, error) {
 		vars, err = db.environment(tx)
 		return err
 	})
-	return hide(vars), err
+	return toSecrets(vars), err
 }
 
 // ChangeEnvironment changes the variables that new boxes get. If change returns an error, they stay unchanged.
@@ -27,11 +27,11 @@ func (db *DB) ChangeEnvironment(change func(vars map[string]name.Secret) error) 
 		if err != nil {
 			return err
 		}
-		vars := hide(plain)
+		vars := toSecrets(plain)
 		if err := change(vars); err != nil {
 			return err
 		}
-		sealed, err := db.seal.SealJSON(tx, layout.Settings, environment, reveal(vars))
+		sealed, err := db.seal.SealJSON(tx, layout.Settings, environment, toPlain(vars))
 		if err != nil {
 			return err
 		}

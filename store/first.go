@@ -25,7 +25,7 @@ func ensureFile(o Options, path, passphrase string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case err == nil && info.Size() == 0:
-		return emptied(o, path)
+		return emptyStoreError(o, path)
 	case err == nil || !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -37,21 +37,21 @@ func ensureFile(o Options, path, passphrase string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil // another process was first
 	}
-	if err := lost(o, path); err != nil {
+	if err := checkLost(o, path); err != nil {
 		return err
 	}
 	return makeStore(o, path, passphrase)
 }
 
-// emptied returns the error for an empty store file.
-func emptied(o Options, path string) error {
+// emptyStoreError returns the error for an empty store file.
+func emptyStoreError(o Options, path string) error {
 	return fmt.Errorf("%w: the file %s is empty: restore it from a backup, or, to start over without any box, delete "+
 		"what is in %s", ErrLost, path, o.Dir)
 }
 
-// lost returns an error if a missing store must have existed before.
-func lost(o Options, path string) error {
-	trace := firstTrace(o)
+// checkLost returns an error if a missing store must have existed before.
+func checkLost(o Options, path string) error {
+	trace := findTrace(o)
 	if trace == "" {
 		return nil
 	}
@@ -59,8 +59,8 @@ func lost(o Options, path string) error {
 		"or, to start over without any box, reboot and delete what is in %s", ErrLost, path, trace, o.Dir)
 }
 
-// firstTrace returns a file that only an earlier start can have left, or "".
-func firstTrace(o Options) string {
+// findTrace returns a file that only an earlier start can have left, or "".
+func findTrace(o Options) string {
 	patterns := append([]string{
 		filepath.Join(o.Dir, layout.FileSecret), filepath.Join(o.Dir, layout.FileAPIKey), filepath.Join(o.Dir, layout.FileNextKey),
 		filepath.Join(o.Dir, "boxes", "*"),
@@ -99,16 +99,16 @@ func makeStore(o Options, path, passphrase string) error {
 	if err != nil {
 		return err
 	}
-	if err := o.reached("first key written"); err != nil {
+	if err := o.reportStep("first key written"); err != nil {
 		return err
 	}
-	if err := fill(fresh, k); err != nil {
+	if err := writeEmptyStore(fresh, k); err != nil {
 		return fmt.Errorf("the store cannot be made: %w", err)
 	}
-	if err := o.reached("first store written"); err != nil {
+	if err := o.reportStep("first store written"); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Rename(fresh, path), private.SyncDir(o.Dir), o.reached("first store in its place")); err != nil {
+	if err := errors.Join(os.Rename(fresh, path), private.SyncDir(o.Dir), o.reportStep("first store in its place")); err != nil {
 		return err
 	}
 	if passphrase != "" {
@@ -117,8 +117,8 @@ func makeStore(o Options, path, passphrase string) error {
 	return errors.Join(os.Rename(keyFile+layout.NewSuffix, keyFile), private.SyncDir(o.Dir))
 }
 
-// fill writes a store without documents.
-func fill(path string, k keyring.Keyring) error {
+// writeEmptyStore writes a store without documents.
+func writeEmptyStore(path string, k keyring.Keyring) error {
 	s := document.NewSealer()
 	wrapped, err := s.NewKey(k.Wrap)
 	if err != nil {

@@ -58,7 +58,7 @@ func TestAFirstStartMayStopAnywhere(t *testing.T) {
 		for _, at := range []string{"first key written", "first store written", "first store in its place"} {
 			dir := newDir(t)
 			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
-			o := Options{Dir: dir, PassphraseEnv: "BOXGATE_TEST_FIRST", stop: func(step string) error {
+			o := Options{Dir: dir, PassphraseEnv: "BOXGATE_TEST_FIRST", onStep: func(step string) error {
 				if step == at {
 					return errStop
 				}
@@ -68,7 +68,7 @@ func TestAFirstStartMayStopAnywhere(t *testing.T) {
 				t.Fatalf("%q: %v", at, err)
 			}
 			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
-			o.stop = nil
+			o.onStep = nil
 			db, err := Open(o)
 			if err != nil {
 				t.Fatalf("after %q: %v", at, err)

@@ -29,9 +29,9 @@ func (h Holdings) plus(sign int64, more Holdings) Holdings {
 // holdings are the objects of each key, counted on first use and adjusted by every later committed transaction. Safe
 // for concurrent use.
 type holdings struct {
-	mu    sync.Mutex
-	byKey map[string]Holdings // by ID of the key; nil: not counted yet
-	as    int                 // ID of the last transaction that the count includes
+	mu     sync.Mutex
+	byKey  map[string]Holdings // by ID of the key; nil: not counted yet
+	lastTx int                 // ID of the last transaction that the count includes
 }
 
 // Holdings returns the stored objects that the API key with an ID has made; [OperatorKey] also stands for objects whose
@@ -42,7 +42,7 @@ func (db *DB) Holdings(key string) (Holdings, error) {
 	defer h.mu.Unlock()
 	if h.byKey == nil {
 		err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-			h.as = tx.ID()
+			h.lastTx = tx.ID()
 			h.byKey, err = db.countHoldings(tx)
 			return err
 		})
@@ -54,25 +54,25 @@ func (db *DB) Holdings(key string) (Holdings, error) {
 	return h.byKey[key], nil
 }
 
-// adjust adds sign times the objects of a key once the transaction is committed. creator is the key as in records, ""
-// for the operator's.
-func (db *DB) adjust(tx *bolt.Tx, creator string, sign int64, objects Holdings) {
+// adjustOnCommit adds sign times the objects of a key once the transaction is committed. creator is the key as in
+// records, "" for the operator's.
+func (db *DB) adjustOnCommit(tx *bolt.Tx, creator string, sign int64, objects Holdings) {
 	id := tx.ID()
 	tx.OnCommit(func() { db.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
 }
 
-// replaced subtracts the objects of a record that is about to be replaced or deleted. If the record could not be read
-// (err), everything is counted again.
-func (db *DB) replaced(tx *bolt.Tx, creator string, objects Holdings, err error) {
+// subtractReplaced subtracts the objects of a record that is about to be replaced or deleted. If the record could not
+// be read (err), everything is counted again.
+func (db *DB) subtractReplaced(tx *bolt.Tx, creator string, objects Holdings, err error) {
 	switch {
 	case err == nil:
-		db.adjust(tx, creator, -1, objects)
+		db.adjustOnCommit(tx, creator, -1, objects)
 	case !errors.Is(err, ErrNotFound):
-		tx.OnCommit(db.holdings.forget)
+		tx.OnCommit(db.holdings.reset)
 	}
 }
 
-func (h *holdings) forget() {
+func (h *holdings) reset() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.byKey = nil
@@ -81,7 +81,7 @@ func (h *holdings) forget() {
 func (h *holdings) adjust(tx int, key string, sign int64, objects Holdings) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.byKey == nil || tx <= h.as {
+	if h.byKey == nil || tx <= h.lastTx {
 		return // the count includes it, or will
 	}
 	if now := h.byKey[key].plus(sign, objects); now != (Holdings{}) {

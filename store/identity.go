@@ -11,13 +11,13 @@ import (
 const identityKeys = "identity keys"
 
 // IdentityKeys returns the keys that sign tokens; the zero value if there are none yet.
-func (db *DB) IdentityKeys() (name.Secret, error) { return db.text(identityKeys) }
+func (db *DB) IdentityKeys() (name.Secret, error) { return db.getText(identityKeys) }
 
 // SetIdentityKeys stores the keys that sign tokens, sealed.
 func (db *DB) SetIdentityKeys(text name.Secret) error { return db.setText(identityKeys, text) }
 
-// text returns a text of the installation; the zero value if there is none.
-func (db *DB) text(key string) (name.Secret, error) {
+// getText returns a text of the installation; the zero value if there is none.
+func (db *DB) getText(key string) (name.Secret, error) {
 	known := map[string]string{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
 		settings, err := db.table(tx, layout.Settings)

@@ -12,8 +12,8 @@ type keyUses struct {
 	latest map[KeyHash]time.Time
 }
 
-// note adds a use.
-func (u *keyUses) note(key KeyHash, at time.Time) {
+// add adds a use.
+func (u *keyUses) add(key KeyHash, at time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.latest == nil {
@@ -30,8 +30,8 @@ func (u *keyUses) of(key KeyHash) (time.Time, bool) {
 	return at, ok
 }
 
-// take returns and removes all uses, to be stored.
-func (u *keyUses) take() map[KeyHash]time.Time {
+// takeAll returns and removes all uses, to be stored.
+func (u *keyUses) takeAll() map[KeyHash]time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	all := u.latest
@@ -39,8 +39,8 @@ func (u *keyUses) take() map[KeyHash]time.Time {
 	return all
 }
 
-// putBack adds uses that could not be stored, except for keys used since.
-func (u *keyUses) putBack(uses map[KeyHash]time.Time) {
+// restore adds uses that could not be stored, except for keys used since.
+func (u *keyUses) restore(uses map[KeyHash]time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.Copy(uses, u.latest)

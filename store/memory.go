@@ -8,7 +8,9 @@ import (
 const sourceMemory = "source "
 
 // Remembered returns the text last stored for the source of a secret; the zero value if there is none.
-func (db *DB) Remembered(secret string) (name.Secret, error) { return db.text(sourceMemory + secret) }
+func (db *DB) Remembered(secret string) (name.Secret, error) {
+	return db.getText(sourceMemory + secret)
+}
 
 // Remember replaces the text stored for the source of a secret. It is sealed.
 func (db *DB) Remember(secret string, text name.Secret) error {

@@ -82,7 +82,7 @@ func (db *DB) DeleteNamed(name string) error {
 				return fmt.Errorf("the policy at %q is damaged: %w", key, err)
 			}
 			if of.Named == name {
-				return fmt.Errorf("%s is that of box %s: %w", s.what, key, ErrConflict)
+				return fmt.Errorf("%s is that of box %s: %w", s.label, key, ErrConflict)
 			}
 			return nil
 		})
@@ -93,23 +93,23 @@ func (db *DB) DeleteNamed(name string) error {
 	})
 }
 
-// followed finds policies of boxes that differ from the named policy that they follow.
-type followed struct {
+// policyFollowers finds policies of boxes that differ from the named policy that they follow.
+type policyFollowers struct {
 	named map[string]Policy
 	boxes map[string]Policy // by key; only boxes that follow a named policy
 }
 
-func (f *followed) read(key string, p Policy) error {
+func (f *policyFollowers) read(key string, p Policy) error {
 	if name, ok := strings.CutPrefix(key, layout.Named); ok {
 		f.named[name] = p
 	} else if p.Named != "" {
 		f.boxes[key] = p
 	}
-	return understandPolicy(key, p)
+	return checkPolicy(key, p)
 }
 
 // problems describes the differences.
-func (f *followed) problems() (list []string) {
+func (f *policyFollowers) problems() (list []string) {
 	for key, p := range f.boxes {
 		if named, ok := f.named[p.Named]; !ok {
 			list = append(list, fmt.Sprintf("policies, %q: it follows the named policy %q, which does not exist", key, p.Named))

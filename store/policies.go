@@ -52,7 +52,7 @@ func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
 	if err := getPolicy(policies, s, &old); err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	} else if err == nil && next.Version <= old.Version {
-		return fmt.Errorf("the %s has version %d already, %d cannot follow: %w", s.what, old.Version, next.Version, ErrConflict)
+		return fmt.Errorf("the %s has version %d already, %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
 	}
 	return db.stage(tx, s, data)
 }
@@ -69,14 +69,14 @@ func getPolicy(policies document.Table, s slot, p *Policy) error {
 		return err
 	}
 	if data == nil {
-		return fmt.Errorf("%s: %w", s.what, ErrNotFound)
+		return fmt.Errorf("%s: %w", s.label, ErrNotFound)
 	}
 	return decodePolicy(data, s, p)
 }
 
 func decodePolicy(data []byte, s slot, p *Policy) error {
 	if err := document.Decode(data, p); err != nil {
-		return fmt.Errorf("the %s is damaged: %w", s.what, err)
+		return fmt.Errorf("the %s is damaged: %w", s.label, err)
 	}
 	return nil
 }

@@ -177,9 +177,9 @@ type APIKey struct {
 	Quotas map[string]int64 `json:"quotas,omitempty"`
 }
 
-// operators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were
+// isOperators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were
 // before named ones existed, so that older versions still understand a store without named keys.
-func (k APIKey) operators() bool { return k.ID == "" && k.Role == "" }
+func (k APIKey) isOperators() bool { return k.ID == "" && k.Role == "" }
 
-// opens reports whether the key is valid at that time.
-func (k APIKey) opens(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }
+// validAt reports whether the key is valid at that time.
+func (k APIKey) validAt(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }

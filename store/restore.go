@@ -72,15 +72,15 @@ func restore(aside string, o RestoreOptions) (VerifyReport, error) {
 	if err := copyFile(secret, filepath.Join(aside, layout.FileSecret)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return VerifyReport{}, err
 	}
-	report, err := prepare(aside, o)
+	report, err := prepareBackup(aside, o)
 	if err != nil || len(report.Problems) > 0 {
 		return report, err
 	}
 	return report, replaceStore(o.Dir, aside)
 }
 
-// prepare opens a backup in a separate directory, verifies it and changes its API keys.
-func prepare(aside string, o RestoreOptions) (report VerifyReport, err error) {
+// prepareBackup opens a backup in a separate directory, verifies it and changes its API keys.
+func prepareBackup(aside string, o RestoreOptions) (report VerifyReport, err error) {
 	db, err := Open(Options{Dir: aside, Passphrase: o.Passphrase})
 	if err != nil {
 		return report, err

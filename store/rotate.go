@@ -57,12 +57,12 @@ func (db *DB) rotatePassphrase(passphrase string) error {
 	if err := db.resealAll(k); err != nil {
 		return err
 	}
-	return db.reached("new data key committed")
+	return db.reportStep("new data key committed")
 }
 
 func (db *DB) rotateKeyFile() error {
 	path := db.path(layout.FileSecret)
-	old, err := db.presentIdentity(path)
+	old, err := db.currentIdentity(path)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (db *DB) rotateKeyFile() error {
 	if err := keyring.WriteFile(path, old, next); err != nil {
 		return err
 	}
-	if err := db.reached("both identities in the key file"); err != nil {
+	if err := db.reportStep("both identities in the key file"); err != nil {
 		return err
 	}
 	// On failure both identities stay in the key file, because the transaction may or may not have been written to
@@ -81,17 +81,17 @@ func (db *DB) rotateKeyFile() error {
 	if err := db.resealAll(keyring.OfFile(path, []*age.X25519Identity{next})); err != nil {
 		return err
 	}
-	if err := db.reached("new data key committed"); err != nil {
+	if err := db.reportStep("new data key committed"); err != nil {
 		return err
 	}
 	if err := keyring.WriteFile(path, next); err != nil {
 		return fmt.Errorf("the secrets are encrypted with a new key, but the old one stays in the key file until the next start: %w", err)
 	}
-	return db.reached("new identity alone in the key file")
+	return db.reportStep("new identity alone in the key file")
 }
 
-// presentIdentity returns the identity of the key file that opens the current data key.
-func (db *DB) presentIdentity(path string) (*age.X25519Identity, error) {
+// currentIdentity returns the identity of the key file that opens the current data key.
+func (db *DB) currentIdentity(path string) (*age.X25519Identity, error) {
 	file, err := keyring.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (db *DB) resealAll(k keyring.Keyring) error {
 		}); err != nil {
 			return err
 		}
-		return db.reached("values sealed anew")
+		return db.reportStep("values sealed anew")
 	})
 }
 

@@ -122,7 +122,7 @@ func TestAChangeOfTheKeyMayStopAnywhere(t *testing.T) {
 			dir, db := c.filled(t)
 			var reached []string
 			left := map[string]string{}
-			db.stop = func(step string) error {
+			db.onStep = func(step string) error {
 				reached = append(reached, step)
 				left[step] = snapshot(t, dir)
 				return nil
@@ -198,7 +198,7 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 				t.Parallel()
 				dir, db := c.filled(t)
 				failure := errors.New("injected")
-				db.stop = func(at string) error {
+				db.onStep = func(at string) error {
 					if at == step {
 						return failure
 					}
@@ -213,7 +213,7 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 				if err := db.SetHeaders("b2", rules(t, "x.example.com", "X", "1"), 1); err != nil {
 					t.Error(err)
 				}
-				db.stop = nil
+				db.onStep = nil
 				if err := db.RotateKey(name.NewSecret(c.new)); err != nil {
 					t.Fatal(err)
 				}

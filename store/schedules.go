@@ -109,8 +109,8 @@ func (db *DB) DeleteSchedule(box policy.BoxID, id string) error {
 		if err != nil {
 			return err
 		}
-		db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, nil)
-		return db.drop(tx, layout.Schedules, scheduleKey(box, id))
+		db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, nil)
+		return db.deleteDocument(tx, layout.Schedules, scheduleKey(box, id))
 	})
 }
 
@@ -121,7 +121,7 @@ func (db *DB) deleteSchedules(tx *bolt.Tx, box policy.BoxID) error {
 	}
 	for _, key := range schedules.Keys(urlPrefix(box)) {
 		old, err := db.getSchedule(tx, box, string(key[len(urlPrefix(box)):]))
-		db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
+		db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
 		if err := schedules.Delete(key); err != nil {
 			return err
 		}
@@ -156,8 +156,8 @@ func (db *DB) putSchedule(tx *bolt.Tx, s Schedule) error {
 		return err
 	}
 	old, err := db.getSchedule(tx, s.Box, s.ID)
-	db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
-	db.adjust(tx, s.CreatedBy, 1, Holdings{Schedules: 1})
+	db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
+	db.adjustOnCommit(tx, s.CreatedBy, 1, Holdings{Schedules: 1})
 	return schedules.Put(key, sealed)
 }
 

@@ -29,9 +29,9 @@ func migrate(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte, keyS
 	case version > layout.SchemaNow || keySchema > layout.SchemaNow:
 		return tooNew(path, max(version, keySchema))
 	case version >= layout.SchemaTagged && keySchema >= layout.SchemaTagged:
-		return grow(s, b, version)
+		return addMissingBuckets(s, b, version)
 	case version == layout.SchemaPlain && keySchema == layout.SchemaPlain && k.Schema <= layout.SchemaPlain:
-		if err := protect(s, b, k, key); err != nil {
+		if err := addTags(s, b, k, key); err != nil {
 			return fmt.Errorf("the store %s could not be upgraded to schema %d, and was not changed: %w", path, layout.SchemaNow, err)
 		}
 		return nil
@@ -48,9 +48,9 @@ func tooNew(path string, version int) error {
 		"run the newer version, or restore a backup made before the upgrade", path, version, layout.SchemaNow)
 }
 
-// grow adds missing buckets, in one transaction. Removing an empty bucket goes unnoticed; the documents of a removed
-// bucket are missing from the total.
-func grow(s *document.Sealer, b *bolt.DB, version int) error {
+// addMissingBuckets adds missing buckets, in one transaction. Removing an empty bucket goes unnoticed; the documents of
+// a removed bucket are missing from the total.
+func addMissingBuckets(s *document.Sealer, b *bolt.DB, version int) error {
 	whole := version == layout.SchemaNow
 	_ = b.View(func(tx *bolt.Tx) error {
 		for _, name := range layout.Documents {
@@ -100,8 +100,8 @@ func setSchema(tx *bolt.Tx, version uint32) error {
 	return tx.Bucket(layout.Meta).Put(layout.Version, binary.BigEndian.AppendUint32(nil, version))
 }
 
-// protect adds tags to all documents of a store of schema 1, in one transaction, after validating all of them.
-func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) error {
+// addTags adds tags to all documents of a store of schema 1, in one transaction, after validating all of them.
+func addTags(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) error {
 	wrapped, err := s.Adopt(key, k.Wrap)
 	if err != nil {
 		return err
@@ -110,7 +110,7 @@ func protect(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) erro
 		if err := addBuckets(tx, layout.Added); err != nil {
 			return err
 		}
-		if err := understand(s, tx); err != nil {
+		if err := checkAll(s, tx); err != nil {
 			return fmt.Errorf("%w; %w", err, pages.ErrDamaged)
 		}
 		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
@@ -184,14 +184,14 @@ func checkSealing(sealing, passphrase, env string) error {
 	case sealing != layout.SealedByPassphrase && sealing != layout.SealedByFile:
 		return fmt.Errorf("the store does not say how its secrets are encrypted: %w", pages.ErrDamaged)
 	case sealing == layout.SealedByPassphrase && passphrase == "":
-		return fmt.Errorf("the secrets of this store are encrypted with a passphrase: set it in %s", orName(env))
+		return fmt.Errorf("the secrets of this store are encrypted with a passphrase: set it in %s", envOrDefault(env))
 	case sealing == layout.SealedByFile && passphrase != "":
-		return fmt.Errorf("the secrets of this store are encrypted with its key file: unset %s", orName(env))
+		return fmt.Errorf("the secrets of this store are encrypted with its key file: unset %s", envOrDefault(env))
 	}
 	return nil
 }
 
-func orName(env string) string {
+func envOrDefault(env string) string {
 	if env == "" {
 		return "the environment"
 	}

@@ -44,12 +44,14 @@ type Snapshot struct {
 // Of returns the snapshot with the state of a box and its policy, without header rules.
 func (s Snapshot) Of(b Box, p Policy) Snapshot {
 	s.Box, s.CreatedBy, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.CreatedBy, b.Image, b.Runtime, b.Size, p.Spec, p.Named
-	s.Limits, s.Env, s.Secrets, s.Extra = b.Limits, reveal(b.Env), reveal(b.Secrets), b.Extra
+	s.Limits, s.Env, s.Secrets, s.Extra = b.Limits, toPlain(b.Env), toPlain(b.Secrets), b.Extra
 	return s
 }
 
 // Kept returns the environment and the other secrets of the box in the snapshot.
-func (s Snapshot) Kept() (env, secrets map[string]name.Secret) { return hide(s.Env), hide(s.Secrets) }
+func (s Snapshot) Kept() (env, secrets map[string]name.Secret) {
+	return toSecrets(s.Env), toSecrets(s.Secrets)
+}
 
 // AddSnapshot stores a new snapshot of a box, and makes it an owner of its layers.
 func (db *DB) AddSnapshot(s Snapshot) error {
@@ -57,7 +59,7 @@ func (db *DB) AddSnapshot(s Snapshot) error {
 		if err := requireBox(tx, s.Box); err != nil {
 			return err
 		}
-		return errors.Join(db.own(tx, snapshotOwner(s.ID), nil, s.Layers), db.putSnapshot(tx, s))
+		return errors.Join(db.setLayerOwner(tx, snapshotOwner(s.ID), nil, s.Layers), db.putSnapshot(tx, s))
 	})
 }
 
@@ -71,7 +73,7 @@ func (db *DB) ChangeSnapshot(id string, change func(*Snapshot)) (Snapshot, error
 		before := s.Layers
 		change(&s)
 		s.ID = id
-		return errors.Join(db.own(tx, snapshotOwner(id), before, s.Layers), db.putSnapshot(tx, s))
+		return errors.Join(db.setLayerOwner(tx, snapshotOwner(id), before, s.Layers), db.putSnapshot(tx, s))
 	})
 	return s, err
 }
@@ -132,8 +134,8 @@ func (db *DB) DeleteSnapshots(ids []string) error {
 			if err != nil {
 				return err
 			}
-			db.replaced(tx, s.TakenBy, Holdings{Snapshots: 1}, nil)
-			if err := errors.Join(db.own(tx, snapshotOwner(id), s.Layers, nil), db.drop(tx, layout.Snapshots, []byte(id))); err != nil {
+			db.subtractReplaced(tx, s.TakenBy, Holdings{Snapshots: 1}, nil)
+			if err := errors.Join(db.setLayerOwner(tx, snapshotOwner(id), s.Layers, nil), db.deleteDocument(tx, layout.Snapshots, []byte(id))); err != nil {
 				return err
 			}
 		}
@@ -176,8 +178,8 @@ func (db *DB) putSnapshot(tx *bolt.Tx, s Snapshot) error {
 		return err
 	}
 	old, err := db.getSnapshot(tx, s.ID)
-	db.replaced(tx, old.TakenBy, Holdings{Snapshots: 1}, err)
-	db.adjust(tx, s.TakenBy, 1, Holdings{Snapshots: 1})
+	db.subtractReplaced(tx, old.TakenBy, Holdings{Snapshots: 1}, err)
+	db.adjustOnCommit(tx, s.TakenBy, 1, Holdings{Snapshots: 1})
 	return snapshots.Put([]byte(s.ID), sealed)
 }
 
@@ -186,8 +188,8 @@ func snapshotOwner(id string) string      { return "snapshot " + id }
 func boxOwner(id policy.BoxID) string     { return "box " + string(id) }
 func layerKey(layer, owner string) []byte { return []byte(layer + "\x00" + owner) }
 
-// own replaces the layers of an owner.
-func (db *DB) own(tx *bolt.Tx, owner string, before, after []string) error {
+// setLayerOwner replaces the layers of an owner.
+func (db *DB) setLayerOwner(tx *bolt.Tx, owner string, before, after []string) error {
 	layers, err := db.table(tx, layout.Layers)
 	if err != nil {
 		return err
@@ -208,9 +210,9 @@ func (db *DB) own(tx *bolt.Tx, owner string, before, after []string) error {
 	return nil
 }
 
-// stack makes a new box an owner of its layers. If a layer no longer has an owner, the error is [ErrNotFound]: its
+// claimLayers makes a new box an owner of its layers. If a layer no longer has an owner, the error is [ErrNotFound]: its
 // snapshot was deleted concurrently, and its files will be removed.
-func (db *DB) stack(tx *bolt.Tx, b Box) error {
+func (db *DB) claimLayers(tx *bolt.Tx, b Box) error {
 	layers, err := db.table(tx, layout.Layers)
 	if err != nil {
 		return err
@@ -220,5 +222,5 @@ func (db *DB) stack(tx *bolt.Tx, b Box) error {
 			return fmt.Errorf("layer %q: %w", layer, ErrNotFound)
 		}
 	}
-	return db.own(tx, boxOwner(b.ID), nil, b.Layers)
+	return db.setLayerOwner(tx, boxOwner(b.ID), nil, b.Layers)
 }

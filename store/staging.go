@@ -50,9 +50,9 @@ func (db *DB) commitIn(tx *bolt.Tx, s slot) error {
 		return err
 	}
 	if document == nil {
-		return fmt.Errorf("staged %s: %w", s.what, ErrNotFound)
+		return fmt.Errorf("staged %s: %w", s.label, ErrNotFound)
 	}
-	if document, err = db.atHome(tx, s, document); err != nil {
+	if document, err = db.committedForm(tx, s, document); err != nil {
 		return err
 	}
 	if err := committed.Put([]byte(s.owner), document); err != nil {
@@ -61,8 +61,8 @@ func (db *DB) commitIn(tx *bolt.Tx, s slot) error {
 	return staged.Delete([]byte(s.staged))
 }
 
-// atHome returns a copy of a staged document in its committed form.
-func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
+// committedForm returns a copy of a staged document in its committed form.
+func (db *DB) committedForm(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
 		return bytes.Clone(document), nil
 	}
@@ -92,7 +92,7 @@ func (db *DB) abort(slots ...slot) error {
 	}
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for _, s := range slots {
-			if err := db.drop(tx, layout.Staged, []byte(s.staged)); err != nil {
+			if err := db.deleteDocument(tx, layout.Staged, []byte(s.staged)); err != nil {
 				return err
 			}
 		}

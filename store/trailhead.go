@@ -9,7 +9,7 @@ const trailHead = "audit trail"
 
 // TrailHead returns the text last stored by [DB.SetTrailHead]; "" if there is none.
 func (db *DB) TrailHead() (string, error) {
-	text, err := db.text(trailHead)
+	text, err := db.getText(trailHead)
 	return text.Reveal(), err
 }
 

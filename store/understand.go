@@ -16,27 +16,27 @@ import (
 	"boxgate/store/layout"
 )
 
-// reader checks the documents of one bucket.
-type reader struct {
+// bucketReader checks the documents of one bucket.
+type bucketReader struct {
 	bucket []byte
-	read   func(key, value []byte) error
+	check  func(key, value []byte) error
 }
 
-// understand reads every document of a store of schema 1, in which damage shows only in the documents themselves: each
+// checkAll reads every document of a store of schema 1, in which damage shows only in the documents themselves: each
 // must be complete and well-formed, stored under the right key, and have the documents that belong with it.
-func understand(s *document.Sealer, tx *bolt.Tx) error {
+func checkAll(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
-	for _, r := range slices.Concat(plainReaders(boxes, understandPolicy), sealedReaders(s, tx), indexReaders(boxes)) {
+	for _, r := range slices.Concat(plainReaders(boxes, checkPolicy), sealedReaders(s, tx), indexReaders(boxes)) {
 		bucket := tx.Bucket(r.bucket)
 		if bucket == nil {
 			return fmt.Errorf("it has no %s", r.bucket)
 		}
-		if err := bucket.ForEach(r.read); err != nil {
+		if err := bucket.ForEach(r.check); err != nil {
 			return fmt.Errorf("%s: %w", r.bucket, err)
 		}
 	}
 	for id, b := range boxes {
-		if err := complete(tx, id, b); err != nil {
+		if err := checkComplete(tx, id, b); err != nil {
 			return err
 		}
 	}
@@ -44,35 +44,35 @@ func understand(s *document.Sealer, tx *bolt.Tx) error {
 }
 
 // plainReaders check documents that are not encrypted, and collect the boxes.
-func plainReaders(boxes map[string]Box, policy func(key string, p Policy) error) []reader {
-	return []reader{
-		{layout.Boxes, reading(func(key string, b Box) error {
+func plainReaders(boxes map[string]Box, policy func(key string, p Policy) error) []bucketReader {
+	return []bucketReader{
+		{layout.Boxes, decodeThen(func(key string, b Box) error {
 			boxes[key] = b
-			return same(key, string(b.ID))
+			return checkKey(key, string(b.ID))
 		})},
-		{layout.Policies, reading(policy)},
-		{layout.Usage, reading(func(string, Usage) error { return nil })},
-		{layout.APIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
+		{layout.Policies, decodeThen(policy)},
+		{layout.Usage, decodeThen(func(string, Usage) error { return nil })},
+		{layout.APIKeys, decodeThen(func(key string, k APIKey) error { return checkKey(key, string(k.Hash[:])) })},
 	}
 }
 
 // sealedReaders check documents that are encrypted in full or in part.
-func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
-	return []reader{
+func sealedReaders(s *document.Sealer, tx *bolt.Tx) []bucketReader {
+	return []bucketReader{
 		{layout.Secrets, func(key, value []byte) error {
-			return s.OpenJSON(tx, layout.Secrets, string(key), value, new(sealedPart))
+			return s.OpenJSON(tx, layout.Secrets, string(key), value, new(sealedBoxFields))
 		}},
 		{layout.Headers, func(key, value []byte) error {
 			return s.OpenJSON(tx, layout.Headers, string(key), value, new(headersRecord))
 		}},
 		{layout.Staged, func(key, value []byte) error {
 			if !bytes.HasPrefix(key, []byte(stagedHeaders)) {
-				return reading(understandPolicy)(key, value)
+				return decodeThen(checkPolicy)(key, value)
 			}
 			return s.OpenJSON(tx, layout.Staged, string(key), value, new(headersRecord))
 		}},
-		{layout.URLs, reading(func(key string, u urlRecord) error {
-			if err := same(key, string(urlKey(u.Box, u.Port))); err != nil || u.Sealed == nil {
+		{layout.URLs, decodeThen(func(key string, u urlRecord) error {
+			if err := checkKey(key, string(urlKey(u.Box, u.Port))); err != nil || u.Sealed == nil {
 				return err
 			}
 			return s.OpenJSON(tx, layout.URLs, key, u.Sealed, new([]byte))
@@ -83,20 +83,20 @@ func sealedReaders(s *document.Sealer, tx *bolt.Tx) []reader {
 		{layout.Schedules, func(key, value []byte) error {
 			var sch Schedule
 			err := s.OpenJSON(tx, layout.Schedules, string(key), value, &sch)
-			return errors.Join(err, same(string(key), string(scheduleKey(sch.Box, sch.ID))))
+			return errors.Join(err, checkKey(string(key), string(scheduleKey(sch.Box, sch.ID))))
 		}},
-		{layout.CAs, reading(func(key string, rec caRecord) error {
+		{layout.CAs, decodeThen(func(key string, rec caRecord) error {
 			return s.OpenJSON(tx, layout.CAs, key, rec.Key, new(string))
 		})},
 	}
 }
 
 // indexReaders check the indexes of the boxes, which must have been collected.
-func indexReaders(boxes map[string]Box) []reader {
-	return []reader{
-		{layout.Names, func(key, value []byte) error { return same(string(key), boxes[string(value)].Name) }},
+func indexReaders(boxes map[string]Box) []bucketReader {
+	return []bucketReader{
+		{layout.Names, func(key, value []byte) error { return checkKey(string(key), boxes[string(value)].Name) }},
 		{layout.Indexes, func(key, value []byte) error {
-			return same(string(key), string(binary.BigEndian.AppendUint32(nil, boxes[string(value)].Index)))
+			return checkKey(string(key), string(binary.BigEndian.AppendUint32(nil, boxes[string(value)].Index)))
 		}},
 		{layout.Addrs, func(key, value []byte) error {
 			a, _ := netip.AddrFromSlice(key)
@@ -108,8 +108,8 @@ func indexReaders(boxes map[string]Box) []reader {
 	}
 }
 
-// reading decodes a document for a check.
-func reading[T any](check func(key string, document T) error) func(key, value []byte) error {
+// decodeThen decodes a document for a check.
+func decodeThen[T any](check func(key string, document T) error) func(key, value []byte) error {
 	return func(key, value []byte) error {
 		var v T
 		if err := document.Decode(value, &v); err != nil {
@@ -119,20 +119,20 @@ func reading[T any](check func(key string, document T) error) func(key, value []
 	}
 }
 
-func same(key, want string) error {
+func checkKey(key, want string) error {
 	if key != want {
 		return fmt.Errorf("the document at %q belongs at %q", key, want)
 	}
 	return nil
 }
 
-func understandPolicy(_ string, p Policy) error {
+func checkPolicy(_ string, p Policy) error {
 	_, err := policy.Compile(p.Spec, policy.Options{Version: p.Version})
 	return err
 }
 
-// complete requires the documents that every box has from the beginning, and its policy once it has run.
-func complete(tx *bolt.Tx, id string, b Box) error {
+// checkComplete requires the documents that every box has from the beginning, and its policy once it has run.
+func checkComplete(tx *bolt.Tx, id string, b Box) error {
 	wants := map[string]string{string(layout.Secrets): id, string(layout.Indexes): string(binary.BigEndian.AppendUint32(nil, b.Index))}
 	if b.Name != "" {
 		wants[string(layout.Names)] = b.Name

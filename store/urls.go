@@ -103,8 +103,8 @@ func (db *DB) putURL(tx *bolt.Tx, u URL) error {
 		return err
 	}
 	old, err := db.getURL(tx, u.Box, u.Port)
-	db.replaced(tx, old.Owner, ofURL(old), err)
-	db.adjust(tx, u.Owner, 1, ofURL(u))
+	db.subtractReplaced(tx, old.Owner, ofURL(old), err)
+	db.adjustOnCommit(tx, u.Owner, 1, ofURL(u))
 	return urls.Put(key, data)
 }
 
@@ -177,7 +177,7 @@ func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 		if err := db.freeDomains(tx, []URL{old}, time.Now().UTC()); err != nil {
 			return err
 		}
-		db.replaced(tx, old.Owner, ofURL(old), nil)
+		db.subtractReplaced(tx, old.Owner, ofURL(old), nil)
 		return urls.Delete(urlKey(id, port))
 	})
 }
@@ -201,7 +201,7 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 		return err
 	}
 	for _, u := range gone {
-		db.replaced(tx, u.Owner, ofURL(u), nil)
+		db.subtractReplaced(tx, u.Owner, ofURL(u), nil)
 	}
 	for _, k := range urls.Keys(urlPrefix(id)) {
 		if err := urls.Delete(k); err != nil {

@@ -30,8 +30,8 @@ func (r *VerifyReport) problem(format string, args ...any) {
 func (db *DB) Verify() (VerifyReport, error) {
 	r := VerifyReport{Problems: []string{}}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		boxes, follow := map[string]Box{}, followed{map[string]Policy{}, map[string]Policy{}}
-		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), laterReaders(db.seal, tx), indexReaders(boxes))
+		boxes, follow := map[string]Box{}, policyFollowers{map[string]Policy{}, map[string]Policy{}}
+		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), newerReaders(db.seal, tx), indexReaders(boxes))
 		for _, each := range readers {
 			table, err := db.table(tx, each.bucket)
 			if err != nil {
@@ -42,7 +42,7 @@ func (db *DB) Verify() (VerifyReport, error) {
 				r.Documents++
 				value, err := table.Get(key)
 				if err == nil {
-					err = each.read(key, value)
+					err = each.check(key, value)
 				}
 				if err != nil {
 					r.problem("%s, %q: %v", each.bucket, key, err)
@@ -50,7 +50,7 @@ func (db *DB) Verify() (VerifyReport, error) {
 			}
 		}
 		for id, b := range boxes {
-			if err := complete(tx, id, b); err != nil {
+			if err := checkComplete(tx, id, b); err != nil {
 				r.problem("%v", err)
 			}
 		}
@@ -66,15 +66,15 @@ func (db *DB) Verify() (VerifyReport, error) {
 	return r, err
 }
 
-// laterReaders check the documents that stores of schema 1 did not have.
-func laterReaders(s *document.Sealer, tx *bolt.Tx) []reader {
-	return []reader{
+// newerReaders check the documents that stores of schema 1 did not have.
+func newerReaders(s *document.Sealer, tx *bolt.Tx) []bucketReader {
+	return []bucketReader{
 		{layout.Snapshots, func(key, value []byte) error {
 			var snapshot Snapshot
 			if err := s.OpenJSON(tx, layout.Snapshots, string(key), value, &snapshot); err != nil {
 				return err
 			}
-			return same(string(key), snapshot.ID)
+			return checkKey(string(key), snapshot.ID)
 		}},
 		{layout.Layers, func([]byte, []byte) error { return nil }}, // the key contains everything
 	}

@@ -267,7 +267,7 @@ func TestTotals(t *testing.T) {
 		t.Errorf("%+v is not %+v", a, b)
 	}
 	for _, tag := range tags {
-		a.take(tag)
+		a.subtract(tag)
 	}
 	if a != (total{}) {
 		t.Errorf("%+v is left", a)

@@ -107,8 +107,8 @@ func PutKey(tx *bolt.Tx, wrapped []byte, sealing string) error {
 	return errors.Join(meta.Put(layout.DataKey, wrapped), meta.Put(layout.Sealing, []byte(sealing)))
 }
 
-// place returns the associated data of a sealed value: its bucket and its key there.
-func place(bucket []byte, owner string) []byte {
+// associatedData returns the associated data of a sealed value: its bucket and its key there.
+func associatedData(bucket []byte, owner string) []byte {
 	return append(append(bytes.Clone(bucket), 0), owner...)
 }
 
@@ -135,7 +135,7 @@ func (s *Sealer) OpenJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byt
 	if err != nil {
 		return err
 	}
-	if err := decodeKnown(plain, v); err != nil {
+	if err := decodeSealed(plain, v); err != nil {
 		return fmt.Errorf("a secret of the store (%s of %s) has a format that this version does not know", bucket, owner) // err may quote the secret
 	}
 	return nil
@@ -145,7 +145,7 @@ func (s *Sealer) OpenJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byt
 func (k *Key) Seal(bucket []byte, owner string, plain []byte) []byte {
 	nonce := make([]byte, k.aead.NonceSize(), k.aead.NonceSize()+len(plain)+k.aead.Overhead())
 	_, _ = rand.Read(nonce) // never fails
-	return k.aead.Seal(nonce, nonce, plain, place(bucket, owner))
+	return k.aead.Seal(nonce, nonce, plain, associatedData(bucket, owner))
 }
 
 // Open is the reverse of [Key.Seal].
@@ -154,7 +154,7 @@ func (k *Key) Open(bucket []byte, owner string, sealed []byte) ([]byte, error) {
 	if len(sealed) < n {
 		return nil, fmt.Errorf("a secret of the store (%s of %s) is truncated; restore a backup", bucket, owner)
 	}
-	plain, err := k.aead.Open(nil, sealed[:n], sealed[n:], place(bucket, owner))
+	plain, err := k.aead.Open(nil, sealed[:n], sealed[n:], associatedData(bucket, owner))
 	if err != nil {
 		return nil, fmt.Errorf("a secret of the store (%s of %s) was changed or moved; restore a backup", bucket, owner)
 	}

@@ -20,11 +20,11 @@ func Decode(data []byte, v any) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("unexpected data after the document")
 	}
-	return decodeKnown(data, v)
+	return decodeSealed(data, v)
 }
 
-// decodeKnown is Decode for sealed documents, which cannot have been changed. They may have maps.
-func decodeKnown(data []byte, v any) error {
+// decodeSealed is Decode for sealed documents, which cannot have been changed. They may have maps.
+func decodeSealed(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(v)

@@ -39,11 +39,11 @@ func (t Table) Get(key []byte) ([]byte, error) {
 	if value == nil {
 		return nil, nil
 	}
-	return t.document(key, value)
+	return t.verified(key, value)
 }
 
-// document verifies that the tag of a value matches this place, and returns the document without it.
-func (t Table) document(key, value []byte) ([]byte, error) {
+// verified verifies that the tag of a value matches this place, and returns the document without it.
+func (t Table) verified(key, value []byte) ([]byte, error) {
 	if len(value) >= tagSize {
 		tag := tagOf(t.key, t.name, key, value[tagSize:])
 		if hmac.Equal(tag[:], value[:tagSize]) {
@@ -59,7 +59,7 @@ func (t Table) Put(key, document []byte) error {
 		return err
 	}
 	tag := tagOf(t.key, t.name, key, document)
-	if err := t.count(func(sum *total) { sum.add(tag) }); err != nil {
+	if err := t.updateTotal(func(sum *total) { sum.add(tag) }); err != nil {
 		return err
 	}
 	return t.bucket.Put(key, append(tag[:], document...))
@@ -71,18 +71,18 @@ func (t Table) Delete(key []byte) error {
 	if value == nil {
 		return nil
 	}
-	if _, err := t.document(key, value); err != nil {
+	if _, err := t.verified(key, value); err != nil {
 		return err
 	}
 	tag := [tagSize]byte(value)
-	if err := t.count(func(sum *total) { sum.take(tag) }); err != nil {
+	if err := t.updateTotal(func(sum *total) { sum.subtract(tag) }); err != nil {
 		return err
 	}
 	return t.bucket.Delete(key)
 }
 
-// count updates the total.
-func (t Table) count(change func(*total)) error {
+// updateTotal updates the total.
+func (t Table) updateTotal(change func(*total)) error {
 	meta := t.tx.Bucket(layout.Meta)
 	sum, err := totalIn(t.key, meta)
 	if err != nil {
@@ -96,7 +96,7 @@ func (t Table) count(change func(*total)) error {
 func (t Table) Each(prefix []byte, f func(key, document []byte) error) error {
 	c := t.bucket.Cursor()
 	for key, value := c.Seek(prefix); key != nil && bytes.HasPrefix(key, prefix); key, value = c.Next() {
-		document, err := t.document(key, value)
+		document, err := t.verified(key, value)
 		if err != nil {
 			return err
 		}

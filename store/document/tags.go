@@ -49,7 +49,7 @@ func (t *total) add(tag [tagSize]byte) {
 	}
 }
 
-func (t *total) take(tag [tagSize]byte) {
+func (t *total) subtract(tag [tagSize]byte) {
 	t.documents--
 	var borrow uint64
 	for i := range t.sum {
@@ -130,7 +130,7 @@ func (s *Sealer) Check(tx *bolt.Tx) error {
 			return errTotal
 		}
 		err := t.bucket.ForEach(func(key, value []byte) error {
-			if _, err := t.document(key, value); err != nil {
+			if _, err := t.verified(key, value); err != nil {
 				return err
 			}
 			found.add([tagSize]byte(value))

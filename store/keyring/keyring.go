@@ -26,7 +26,7 @@ type Keyring struct {
 	identities []age.Identity // that of recipient; during a change of the key file the old and the new one
 	path       string         // of the key file; "" for a passphrase
 	Schema     int            // minimum schema of the store, as recorded in the key file; 0: not recorded
-	hint       string         // remedy if the key is wrong
+	remedy     string         // remedy if the key is wrong
 }
 
 // Wrap encrypts a data key.
@@ -55,7 +55,7 @@ func (k Keyring) Unwrap(wrapped []byte) (key []byte, which int, err error) {
 		}
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s (%w)", k.hint, err)
+		return nil, 0, fmt.Errorf("%s (%w)", k.remedy, err)
 	}
 	if key, err = io.ReadAll(r); err != nil {
 		return nil, 0, fmt.Errorf("the data key of the store is damaged; restore a backup: %w", err)
@@ -105,7 +105,7 @@ func OfFile(path string, ids []*age.X25519Identity) Keyring {
 	for _, id := range ids {
 		k.identities = append(k.identities, id)
 	}
-	k.hint = fmt.Sprintf("%s is not the key that this store was created with: restore the right one", path)
+	k.remedy = fmt.Sprintf("%s is not the key that this store was created with: restore the right one", path)
 	return k
 }
 
@@ -121,7 +121,7 @@ func OfPassphrase(passphrase, env string) (Keyring, error) {
 		return Keyring{}, err
 	}
 	hint := fmt.Sprintf("the passphrase in %s is not the one that this store was created with", env)
-	return Keyring{Sealing: layout.SealedByPassphrase, recipient: recipient, identities: []age.Identity{identity}, hint: hint}, nil
+	return Keyring{Sealing: layout.SealedByPassphrase, recipient: recipient, identities: []age.Identity{identity}, remedy: hint}, nil
 }
 
 // File is the content of a key file.

@@ -101,8 +101,8 @@ func (w *pageWalk) walk(id uint64, in keyRange) error {
 	return w.leaf(id, page, in)
 }
 
-// keys returns the keys of a page. place returns the position and size of an element's key.
-func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte, error) {
+// pageKeys returns the keys of a page. place returns the position and size of an element's key.
+func pageKeys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte, error) {
 	count := uint64(binary.LittleEndian.Uint16(page[10:]))
 	if pageHeader+count*elementSize > uint64(len(page)) {
 		return nil, errors.New("more elements than fit")
@@ -119,8 +119,8 @@ func keys(page []byte, place func(element []byte) (pos, size uint64)) ([][]byte,
 	return keys, nil
 }
 
-// within requires ordered keys within the range.
-func (in keyRange) within(keys [][]byte) error {
+// checkOrder requires ordered keys within the range.
+func (in keyRange) checkOrder(keys [][]byte) error {
 	for i, k := range keys {
 		if bytes.Compare(k, in.first) < 0 || in.end != nil && bytes.Compare(k, in.end) >= 0 || i > 0 && bytes.Compare(keys[i-1], k) >= 0 {
 			return errors.New("keys out of order")
@@ -130,11 +130,11 @@ func (in keyRange) within(keys [][]byte) error {
 }
 
 func (w *pageWalk) branch(id uint64, page []byte, in keyRange) error {
-	keys, err := keys(page, func(e []byte) (pos, size uint64) {
+	keys, err := pageKeys(page, func(e []byte) (pos, size uint64) {
 		return uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:]))
 	})
 	if err == nil {
-		err = in.within(keys)
+		err = in.checkOrder(keys)
 	}
 	if err == nil && len(keys) == 0 {
 		err = errors.New("no elements")
@@ -159,11 +159,11 @@ func (w *pageWalk) leaf(id uint64, page []byte, in keyRange) error {
 	if binary.LittleEndian.Uint16(page[8:]) != pageLeaf {
 		return fmt.Errorf("page %d has the wrong type", id)
 	}
-	keys, err := keys(page, func(e []byte) (pos, size uint64) {
+	keys, err := pageKeys(page, func(e []byte) (pos, size uint64) {
 		return uint64(binary.LittleEndian.Uint32(e[4:])), uint64(binary.LittleEndian.Uint32(e[8:]))
 	})
 	if err == nil {
-		err = in.within(keys)
+		err = in.checkOrder(keys)
 	}
 	if err != nil {
 		return fmt.Errorf("page %d has %w", id, err)
