@@ -77,7 +77,7 @@ func (o Options) checkOpen(b *bolt.DB, path string) error {
 		return nil // tagged by the next Open
 	}
 	s := document.NewSealer()
-	if err := s.Learn(k.wrapped, k.key); err != nil {
+	if err := s.AddKey(k.wrapped, k.key); err != nil {
 		return err
 	}
 	if err := b.View(s.Check); err != nil {

@@ -77,7 +77,7 @@ func (db *DB) reportStep(step string) error {
 // Every document is checked before any is used: see package document.
 func Open(o Options) (*DB, error) {
 	passphrase := cmp.Or(o.Passphrase.Reveal(), takeEnv(o.PassphraseEnv))
-	if err := private.Ensure(o.Dir); err != nil {
+	if err := private.EnsureDir(o.Dir); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(o.Dir, layout.FileDB)

@@ -137,7 +137,7 @@ func writeEmptyStore(path string, k keyring.Keyring) error {
 		if err := errors.Join(document.PutKey(tx, wrapped, k.Sealing), setSchema(tx, layout.SchemaNow)); err != nil {
 			return err
 		}
-		return s.Begin(tx)
+		return s.InitTotal(tx)
 	})
 	return errors.Join(err, b.Sync(), b.Close())
 }

@@ -31,7 +31,7 @@ type RestoreOptions struct {
 // API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain keys that
 // were revoked later. The replaced store stays as [FileBefore].
 func Restore(o RestoreOptions) (VerifyReport, error) {
-	if err := private.Ensure(o.Dir); err != nil {
+	if err := private.EnsureDir(o.Dir); err != nil {
 		return VerifyReport{}, err
 	}
 	release, err := Lock(o.Dir)
@@ -41,7 +41,7 @@ func Restore(o RestoreOptions) (VerifyReport, error) {
 	defer release()
 	aside, err := os.MkdirTemp(o.Dir, "."+layout.FileDB+"-restore-")
 	if err != nil {
-		return VerifyReport{}, private.Named(err, o.Dir)
+		return VerifyReport{}, private.WithPath(err, o.Dir)
 	}
 	defer os.RemoveAll(aside)
 	report, err := restore(aside, o)

@@ -134,7 +134,7 @@ func (db *DB) resealAll(k keyring.Keyring) error {
 			return err
 		}
 		if err := document.Rewrite(tx, next, func(bucket, key, value []byte) ([]byte, error) {
-			return resealed(old, next, bucket, key, document.Untagged(value))
+			return resealed(old, next, bucket, key, document.StripTag(value))
 		}); err != nil {
 			return err
 		}

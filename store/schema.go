@@ -65,7 +65,7 @@ func addMissingBuckets(s *document.Sealer, b *bolt.DB, version int) error {
 		if err := addBuckets(tx, layout.Documents); err != nil {
 			return err
 		}
-		return s.Relabel(tx, func() error { return setSchema(tx, layout.SchemaNow) })
+		return s.ChangeMeta(tx, func() error { return setSchema(tx, layout.SchemaNow) })
 	})
 }
 
@@ -102,7 +102,7 @@ func setSchema(tx *bolt.Tx, version uint32) error {
 
 // addTags adds tags to all documents of a store of schema 1, in one transaction, after validating all of them.
 func addTags(s *document.Sealer, b *bolt.DB, k keyring.Keyring, key []byte) error {
-	wrapped, err := s.Adopt(key, k.Wrap)
+	wrapped, err := s.WrapKey(key, k.Wrap)
 	if err != nil {
 		return err
 	}
@@ -132,13 +132,13 @@ func openSealer(b *bolt.DB, dir, passphrase, env, path string) (*document.Sealer
 	}
 	defer clear(k.content)
 	s := document.NewSealer()
-	if err := s.Learn(k.wrapped, bytes.Clone(k.key)); err != nil {
+	if err := s.AddKey(k.wrapped, bytes.Clone(k.key)); err != nil {
 		return nil, err
 	}
 	if err := migrate(s, b, k.ring, k.key, k.schema, path); err != nil {
 		return nil, err
 	}
-	return s, k.ring.Settle(k.index)
+	return s, k.ring.Normalize(k.index)
 }
 
 // dataKey is the data key of a store with its wrapping. The content must be cleared after use.

@@ -88,7 +88,7 @@ func TestAStoreOfSchema2Grows(t *testing.T) {
 				return err
 			}
 		}
-		return db.seal.Relabel(tx, func() error { return setSchema(tx, layout.SchemaTagged) })
+		return db.seal.ChangeMeta(tx, func() error { return setSchema(tx, layout.SchemaTagged) })
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)

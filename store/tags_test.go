@@ -62,7 +62,7 @@ func stripped(tx *bolt.Tx) error {
 	for _, name := range layout.Documents {
 		bucket, plain := tx.Bucket(name), map[string][]byte{}
 		err := bucket.ForEach(func(k, v []byte) error {
-			plain[string(k)] = bytes.Clone(document.Untagged(v))
+			plain[string(k)] = bytes.Clone(document.StripTag(v))
 			return nil
 		})
 		for k, v := range plain {

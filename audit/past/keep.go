@@ -151,7 +151,7 @@ func (s *Store) makeRoom(n int) error {
 	if int64(n) > s.size {
 		return errBatch
 	}
-	if err := s.main.Next(max(s.size/16, 64<<10), s.filesAge()); err != nil {
+	if err := s.main.Rotate(max(s.size/16, 64<<10), s.filesAge()); err != nil {
 		return err
 	}
 	if err := s.removeOld(); err != nil {
@@ -169,7 +169,7 @@ func (s *Store) makeRoom(n int) error {
 			continue
 		}
 		if len(s.main.Segments()) == 1 { // the file being written, which must be closed first
-			if err := s.main.Next(0, 0); err != nil {
+			if err := s.main.Rotate(0, 0); err != nil {
 				return err
 			}
 		}
@@ -203,7 +203,7 @@ func (s *Store) removeFirst() error {
 		return s.main.RemoveOldest()
 	}
 	if len(s.kept.Segments()) == 1 {
-		if err := s.kept.Next(0, 0); err != nil {
+		if err := s.kept.Rotate(0, 0); err != nil {
 			return err
 		}
 	}
@@ -219,7 +219,7 @@ func (s *Store) moveOldest(oldest segments.Segment) error {
 	}
 	s.moving.Lock()
 	defer s.moving.Unlock()
-	if err := s.kept.Next(max(s.size/32, 1), s.keptAge(oldest)); err != nil {
+	if err := s.kept.Rotate(max(s.size/32, 1), s.keptAge(oldest)); err != nil {
 		return err
 	}
 	most, lost := s.share(), losses{}
@@ -248,7 +248,7 @@ func (s *Store) moveOldest(oldest segments.Segment) error {
 	return s.main.RemoveOldest()
 }
 
-// keptAge is the age for [segments.Files.Next] at which a file of kept ends before the next part.
+// keptAge is the age for [segments.Files.Rotate] at which a file of kept ends before the next part.
 func (s *Store) keptAge(next segments.Segment) time.Duration {
 	list := s.kept.Segments()
 	if len(list) > 0 && next.Begun.Sub(list[len(list)-1].Begun) > s.filesAge() {
@@ -280,7 +280,7 @@ func (p *part) add(line []byte) bool {
 }
 
 func (p *part) flush() {
-	n, err := p.files.WriteOf(p.of, p.buf)
+	n, err := p.files.WriteCopy(p.of, p.buf)
 	if err != nil {
 		_ = p.files.Undo(n)
 		p.full = true
@@ -363,7 +363,7 @@ func (s *Store) recoverMove(path string) error {
 	list := s.main.Segments()
 	for ; len(list) > 0 && list[0].Number <= s.whole.moved; list = list[1:] {
 		if len(list) == 1 {
-			err = errors.Join(err, s.main.Next(0, 0))
+			err = errors.Join(err, s.main.Rotate(0, 0))
 		}
 		err = errors.Join(err, s.main.RemoveOldest())
 	}

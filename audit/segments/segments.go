@@ -149,9 +149,9 @@ func (f *Files) Write(b []byte, number uint64) (int, error) {
 	return f.appendLocked(b)
 }
 
-// WriteOf is Write for lines copied from a segment of other files. A file that they begin gets the number and the time
+// WriteCopy is Write for lines copied from a segment of other files. A file that they begin gets the number and the time
 // of that segment.
-func (f *Files) WriteOf(s Segment, b []byte) (int, error) {
+func (f *Files) WriteCopy(s Segment, b []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -175,9 +175,9 @@ func (f *Files) appendLocked(b []byte) (int, error) {
 	return n, err
 }
 
-// KeepRoom preallocates this many bytes beyond the end of the current file, as far as the disk has space, so that lines
+// Preallocate preallocates this many bytes beyond the end of the current file, as far as the disk has space, so that lines
 // can be written even if something else fills the disk.
-func (f *Files) KeepRoom(bytes int64) {
+func (f *Files) Preallocate(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reserveSize = bytes
@@ -225,9 +225,9 @@ func (f *Files) Undo(n int) error {
 	return nil
 }
 
-// Next makes the next line begin a file, if the last file has at least size bytes or is at least age old. It is a no-op
+// Rotate makes the next line begin a file, if the last file has at least size bytes or is at least age old. It is a no-op
 // if the last file ends within a line.
-func (f *Files) Next(size int64, age time.Duration) error {
+func (f *Files) Rotate(size int64, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.last == nil || f.midLine {

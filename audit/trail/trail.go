@@ -53,7 +53,7 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 	if err != nil {
 		return nil, openError(dir, err)
 	}
-	files.KeepRoom(reservedBytes)
+	files.Preallocate(reservedBytes)
 	t := &Trail{opts: opts, files: files, written: make(chan struct{}), unanswered: map[uint64]Entry{}, answered: map[uint64]bool{}}
 	if t.head, err = lastOf(files.Segments()); err != nil {
 		return nil, errors.Join(openError(dir, err), files.Close())
@@ -167,7 +167,7 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 // removes at most the present number of files, so it ends even if all of their entries are kept.
 func (t *Trail) rotateLocked() error {
 	for range len(t.files.Segments()) + 1 {
-		if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
+		if err := t.files.Rotate(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
 			return err
 		}
 		list := t.files.Segments()

@@ -46,7 +46,7 @@ func newFixture(t testing.TB) *fixture {
 			_, made := tx.CreateBucket(name)
 			err = errors.Join(err, made)
 		}
-		return errors.Join(err, PutKey(tx, key, layout.SealedByFile), f.Begin(tx))
+		return errors.Join(err, PutKey(tx, key, layout.SealedByFile), f.InitTotal(tx))
 	})
 	return f
 }
@@ -284,7 +284,7 @@ func TestRelabel(t *testing.T) {
 	f.put(layout.Boxes, "a", "x")
 	label := func(schema byte, fail error) error {
 		return f.db.Update(func(tx *bolt.Tx) error {
-			return f.Relabel(tx, func() error {
+			return f.ChangeMeta(tx, func() error {
 				return errors.Join(tx.Bucket(layout.Meta).Put(layout.Version, []byte{schema}), fail)
 			})
 		})
@@ -301,7 +301,7 @@ func TestRelabel(t *testing.T) {
 		t.Errorf("a wrong total was made right: %v", err)
 	}
 	f.change(func(tx *bolt.Tx) error { return tx.Bucket(layout.Meta).Put(layout.DataKey, []byte("unknown")) })
-	for what, err := range map[string]error{"relabelled": label(9, nil), "begun": f.db.Update(f.Begin), "checked": f.check()} {
+	for what, err := range map[string]error{"relabelled": label(9, nil), "begun": f.db.Update(f.InitTotal), "checked": f.check()} {
 		if err == nil {
 			t.Errorf("a store of an unknown key was %s", what)
 		}
@@ -337,7 +337,7 @@ func TestRewrite(t *testing.T) {
 		t.Errorf("%v, %v", err, f.check())
 	}
 	err = rewrite(func(bucket, key, value []byte) ([]byte, error) {
-		return fmt.Appendf(nil, "%s/%s=%s", bucket, key, Untagged(value)), nil
+		return fmt.Appendf(nil, "%s/%s=%s", bucket, key, StripTag(value)), nil
 	})
 	if err := errors.Join(err, f.check()); err != nil {
 		t.Fatal(err)

@@ -42,8 +42,8 @@ type Key struct {
 // NewSealer returns a sealer without data keys.
 func NewSealer() *Sealer { return &Sealer{known: map[string]*Key{}} }
 
-// Learn adds a data key and clears key.
-func (s *Sealer) Learn(wrapped, key []byte) error {
+// AddKey adds a data key and clears key.
+func (s *Sealer) AddKey(wrapped, key []byte) error {
 	defer clear(key)
 	aead, err := chacha20poly1305.NewX(key)
 	if err != nil {
@@ -88,17 +88,17 @@ func ParseKey(content []byte) (key []byte, schema int, err error) {
 func (s *Sealer) NewKey(wrap func(content []byte) ([]byte, error)) (wrapped []byte, err error) {
 	key := make([]byte, chacha20poly1305.KeySize)
 	_, _ = rand.Read(key) // never fails
-	return s.Adopt(key, wrap)
+	return s.WrapKey(key, wrap)
 }
 
-// Adopt adds a data key and returns it encrypted by wrap, for the current schema. It clears key.
-func (s *Sealer) Adopt(key []byte, wrap func(content []byte) ([]byte, error)) (wrapped []byte, err error) {
+// WrapKey adds a data key and returns it encrypted by wrap, for the current schema. It clears key.
+func (s *Sealer) WrapKey(key []byte, wrap func(content []byte) ([]byte, error)) (wrapped []byte, err error) {
 	content := joinDataKey(key, byte(layout.SchemaNow))
 	defer clear(content)
 	if wrapped, err = wrap(content); err != nil {
 		return nil, err
 	}
-	return wrapped, s.Learn(wrapped, key)
+	return wrapped, s.AddKey(wrapped, key)
 }
 
 // PutKey sets the encrypted data key of this and later transactions.

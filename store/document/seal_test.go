@@ -137,7 +137,7 @@ func TestKeysAreClearedAndHaveTheirSchema(t *testing.T) {
 	s := NewSealer()
 	key := bytes.Repeat([]byte{7}, chacha20poly1305.KeySize)
 	var content []byte
-	text, err := s.Adopt(key, func(c []byte) ([]byte, error) {
+	text, err := s.WrapKey(key, func(c []byte) ([]byte, error) {
 		content = bytes.Clone(c)
 		return []byte("wrapped"), nil
 	})
@@ -158,7 +158,7 @@ func TestKeysAreClearedAndHaveTheirSchema(t *testing.T) {
 			t.Errorf("a key of %d bytes: %v", n, err)
 		}
 	}
-	if err := s.Learn([]byte("short"), make([]byte, 8)); err == nil || !strings.Contains(err.Error(), "unusable") {
+	if err := s.AddKey([]byte("short"), make([]byte, 8)); err == nil || !strings.Contains(err.Error(), "unusable") {
 		t.Error(err)
 	}
 	full := errors.New("no recipient")

@@ -116,8 +116,8 @@ func (t Table) Keys(prefix []byte) (keys [][]byte) {
 	return keys
 }
 
-// Untagged removes the tag from a value without verifying it.
-func Untagged(value []byte) []byte { return value[tagSize:] }
+// StripTag removes the tag from a value without verifying it.
+func StripTag(value []byte) []byte { return value[tagSize:] }
 
 // Rewrite replaces every document of a store by the result of change for its current value, tagged with key.
 func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]byte, error)) error {

@@ -91,8 +91,8 @@ func setTotal(key []byte, meta *bolt.Bucket, t total) error {
 	return meta.Put(layout.Total, t.encode(key, meta))
 }
 
-// Begin writes the total of a store without documents.
-func (s *Sealer) Begin(tx *bolt.Tx) error {
+// InitTotal writes the total of a store without documents.
+func (s *Sealer) InitTotal(tx *bolt.Tx) error {
 	key, err := s.Key(tx)
 	if err != nil {
 		return err
@@ -100,8 +100,8 @@ func (s *Sealer) Begin(tx *bolt.Tx) error {
 	return setTotal(key.tags, tx.Bucket(layout.Meta), total{})
 }
 
-// Relabel verifies the total, applies a change to the other values that its MAC covers, and writes the total again.
-func (s *Sealer) Relabel(tx *bolt.Tx, change func() error) error {
+// ChangeMeta verifies the total, applies a change to the other values that its MAC covers, and writes the total again.
+func (s *Sealer) ChangeMeta(tx *bolt.Tx, change func() error) error {
 	key, err := s.Key(tx)
 	if err != nil {
 		return err

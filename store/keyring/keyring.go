@@ -63,9 +63,9 @@ func (k Keyring) Unwrap(wrapped []byte) (key []byte, which int, err error) {
 	return key, which, nil
 }
 
-// Settle brings the key file into its normal state: it has only the identity that opens the store, and records the
+// Normalize brings the key file into its normal state: it has only the identity that opens the store, and records the
 // schema of the store.
-func (k Keyring) Settle(which int) error {
+func (k Keyring) Normalize(which int) error {
 	if k.path == "" || len(k.identities) < 2 && k.Schema >= layout.SchemaNow {
 		return nil
 	}

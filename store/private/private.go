@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Ensure creates the state directory, or checks that no other user can access it.
-func Ensure(dir string) error {
+// EnsureDir creates the state directory, or checks that no other user can access it.
+func EnsureDir(dir string) error {
 	if dir == "" {
 		return errors.New("the store needs a directory: set state_dir")
 	}
@@ -61,11 +61,11 @@ func checkOwner(path string, info fs.FileInfo) error {
 func Write(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp uses mode 0600
 	if err != nil {
-		return Named(err, path)
+		return WithPath(err, path)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(Named(err, path), os.Remove(f.Name()))
+			err = errors.Join(WithPath(err, path), os.Remove(f.Name()))
 		}
 	}()
 	if _, err = f.Write(data); err != nil {
@@ -80,8 +80,8 @@ func Write(path string, data []byte) (err error) {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Named replaces the path in an error about a temporary file by that of the final file, which users know.
-func Named(err error, path string) error {
+// WithPath replaces the path in an error about a temporary file by that of the final file, which users know.
+func WithPath(err error, path string) error {
 	if failed, ok := errors.AsType[*fs.PathError](err); ok {
 		return &fs.PathError{Op: failed.Op, Path: path, Err: failed.Err}
 	}
