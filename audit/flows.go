@@ -98,7 +98,7 @@ type flowLane struct {
 	known         destinationMemory
 	pending       map[flowKind]*flowSum // of known destinations
 	overflow      map[Phase]*flowSum    // the overflow of pending
-	unnamed       map[Phase]*unnamed    // of unknown destinations beyond room
+	unnamed       map[Phase]*unnamed    // of unknown destinations beyond newLimiter
 }
 
 // flowKind is the key of a coalesced event: the beginnings, or the ends, of flows to one destination.

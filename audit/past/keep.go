@@ -87,7 +87,7 @@ func readParts(segment segments.Segment, wanted func(part uint64) bool, each fun
 	return err
 }
 
-// amountOf returns the amount of a box. held must not be nil.
+// amountOf returns the amount of a box. amounts must not be nil.
 func (s *Store) amountOf(box policy.BoxID) *amount {
 	a := s.amounts[box]
 	if a == nil {
@@ -97,7 +97,7 @@ func (s *Store) amountOf(box policy.BoxID) *amount {
 	return a
 }
 
-// count adds lines that were written to main, unless held has yet to be computed by countAll.
+// count adds lines that were written to main, unless amounts has yet to be computed by countAll.
 func (s *Store) count(b []byte) {
 	if s.amounts == nil {
 		return
@@ -107,7 +107,7 @@ func (s *Store) count(b []byte) {
 	}
 }
 
-// countAll adds up the lines about each box. It runs when the size is first exceeded, and again after held was reset.
+// countAll adds up the lines about each box. It runs when the size is first exceeded, and again after amounts was reset.
 func (s *Store) countAll() error {
 	if s.amounts != nil {
 		return nil
