@@ -24,7 +24,7 @@ var credentials = []Credential{"", CredentialNone, CredentialBearer, CredentialB
 
 func newRequests() *requests {
 	r := &requests{counters: map[requestLabels]func() prometheus.Counter{}, vec: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "boxgate_url_requests_total", Help: "Requests to public URLs that have ended, by class of status and what let them in (refused: nothing).",
+		Name: "boxgate_url_requests_total", Help: "Requests to public URLs that have ended, by class of status and kind of credential (refused: not admitted).",
 	}, []string{"status", "credential"})}
 	for class, status := range []string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} {
 		for _, c := range credentials {

@@ -44,7 +44,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	}
 	for key, path := range map[string]string{"state_dir": c.StateDir, "launcher.run_dir": c.Launcher.RunDir} {
 		if path != "" && slices.Contains(systemDirs, filepath.Clean(path)) {
-			fail(key, "%s is other programs', too; use a directory that is the gateway's own", path)
+			fail(key, "%s is shared with other programs; use a directory only for the gateway", path)
 		}
 	}
 	c.Admin.Audit.check("admin.audit", false, fail)

@@ -231,9 +231,9 @@ func checkFileOwner(f *os.File) error {
 	case info.Mode()&os.ModeCharDevice != 0 && stat.Rdev == unix.Mkdev(1, 3):
 		return nil // /dev/null, which is empty whoever owns it
 	case stat.Uid != 0:
-		return fmt.Errorf("it belongs to user %d, who would decide what root runs and reads: give it to root (chown root %s), or use a copy of root's", stat.Uid, f.Name())
+		return fmt.Errorf("it belongs to user %d, who would decide what root runs and reads: give it to root (chown root %s), or use a copy owned by root", stat.Uid, f.Name())
 	case info.Mode().IsRegular() && info.Mode()&0o022 != 0:
-		return fmt.Errorf("others than root can change it (its mode is %04o), and with that what root runs and reads: chmod go-w %s", info.Mode().Perm(), f.Name())
+		return fmt.Errorf("users other than root can change it (mode %04o), and so what root runs and reads: run chmod go-w %s", info.Mode().Perm(), f.Name())
 	}
 	return nil
 }
@@ -346,7 +346,7 @@ func setFromText(field reflect.Value, value string) error {
 			*target = append(*target, Issuer{Directory: directory})
 		}
 	case *Domains:
-		return errors.New("set it in the configuration file: it has no form as a variable")
+		return errors.New("set it in the configuration file: it cannot be set by a variable")
 	case *map[string]string:
 		m := map[string]string{}
 		for _, pair := range splitList(value) {

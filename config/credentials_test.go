@@ -78,9 +78,9 @@ func TestRemoteSourcesInTheConfiguration(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"secrets: {k: {file: /k}, r: {github_app: {app_id: 1, installation_idd: 2}}}":                            `did you mean "secrets.r.github_app.installation_id"?`,
-		"secrets: {r: {github_app: {app_id: [sk-canary]}}}":                                                      "of the wrong kind",
+		"secrets: {r: {github_app: {app_id: [sk-canary]}}}":                                                      "has the wrong type",
 		"secrets: {r: {google: {key: sk-canary, scopes: [a]}}}":                                                  "secrets.r.google: names a secret that is not an entry",
-		"secrets: {r: {google: {key: r, scopes: [a]}}}":                                                          "needs itself",
+		"secrets: {r: {google: {key: r, scopes: [a]}}}":                                                          "depends on itself",
 		"secrets: {k: {file: /k}, r: {oauth2: {token_url: \"http://x/\", client_id: a, client_secret: k}}}":      "secrets.r.oauth2.token_url: must begin with https://",
 		"secrets: {k: {file: /k}, r: {oauth2: {token_url: \"https://u:p@x/\", client_id: a, client_secret: k}}}": "must be without user",
 		"secrets: {k: {file: /k}, r: {file: /r, google: {key: k, scopes: [a]}}}":                                 "has several sources",

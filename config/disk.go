@@ -60,7 +60,7 @@ func (d Disk) minimum() (Size, string) {
 	}
 	const mebibyte = 1 << 20
 	least := LeastDisk + (d.Files*each+mebibyte-1)/mebibyte*mebibyte
-	return Size(least), fmt.Sprintf(": in mode loop, launcher.disk.files (%d) take room", d.Files)
+	return Size(least), fmt.Sprintf(": in mode loop, launcher.disk.files (%d) need space", d.Files)
 }
 
 func (io IO) check(fail func(key, format string, args ...any)) {

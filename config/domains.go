@@ -44,7 +44,7 @@ func (d Domains) check(fail func(key, format string, args ...any)) {
 		case row.Suffix != suffix.String():
 			fail(key, "suffix %q must be written as %q", row.Suffix, suffix)
 		case seen[suffix]:
-			fail(key, "suffix %q is there twice; list all keys in one entry", row.Suffix)
+			fail(key, "suffix %q is listed twice; list all keys in one entry", row.Suffix)
 		}
 		seen[suffix] = true
 		if slices.ContainsFunc(row.Keys, func(k string) bool { return strings.TrimSpace(k) == "" }) {

@@ -27,7 +27,7 @@ func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) 
 		case slices.Contains(unforwardable, spelled) || strings.HasPrefix(spelled, "proxy-"):
 			fail(key, "%q cannot be handed on as a visitor sent it; remove it from the list", name)
 		case seen[lower]:
-			fail(key, "%q is there twice; keep one", name)
+			fail(key, "%q is listed twice; keep one", name)
 		}
 		seen[lower] = true
 	}

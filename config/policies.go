@@ -76,7 +76,7 @@ func (d *PolicyDocument) parse(data []byte) {
 	}
 	var headers []policy.HeaderRule
 	if d.Spec, headers, d.err = dialect.Parse(data); d.err == nil && len(headers) > 0 {
-		d.err = errors.New("transforms belong into the policies of boxes, or into the header rules of all boxes")
+		d.err = errors.New("transforms belong in the policies of boxes, or in the header rules of all boxes")
 	}
 }
 

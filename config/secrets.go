@@ -195,7 +195,7 @@ func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
 		return
 	}
 	if err := node.Decode(remote); err != nil { // the error quotes values
-		c.fail(at, node, "one of its settings is of the wrong kind: texts, numbers, lists and durations such as 15m stand as documented")
+		c.fail(at, node, "one of its settings has the wrong type: use texts, numbers, lists and durations such as 15m as documented")
 	}
 }
 
@@ -219,7 +219,7 @@ func (c *Secrets) setFromEnvironment(variable, text string) error {
 	switch {
 	case middle == "" || !slices.Contains(scalarKeys, key):
 		return fmt.Errorf("unknown variable %s; use %s{NAME}_ and FILE, ENV, COMMAND, CREDENTIAL, DOCUMENT, REFRESH or TIMEOUT; "+
-			"what is asked over the network is for the file", variable, secretsPrefix)
+			"sources that are fetched over the network can only be set in the file", variable, secretsPrefix)
 	case key == "value":
 		return fmt.Errorf("%s: put the value into a variable of its own, and that variable's name into %sENV", variable,
 			strings.TrimSuffix(variable, "VALUE"))

@@ -23,10 +23,10 @@ const (
 func newCounts(upstreams []string) *counts {
 	c := &counts{
 		questions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "boxgate_dns_upstream_questions_total", Help: "Questions to an upstream DNS server, by what came of them.",
+			Name: "boxgate_dns_upstream_questions_total", Help: "Questions to an upstream DNS server, by result.",
 		}, []string{"upstream", "result"}),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "boxgate_dns_upstream_seconds", Help: "How long an upstream DNS server took to answer, whatever it said.",
+			Name: "boxgate_dns_upstream_seconds", Help: "How long an upstream DNS server took to answer, whatever the answer.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 1.5},
 		}, []string{"upstream"}),
 	}

@@ -70,7 +70,7 @@ func checkNeeds(sources map[string]Source, name string) error {
 		}
 	}
 	if allNeeded(sources, name)[name] {
-		return errors.New("needs itself, by way of the secrets that it names")
+		return errors.New("depends on itself through the secrets that it names")
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ var (
 	errStopping = errors.New("the gateway is stopping")
 	errTimeout  = errors.New("it does not answer")
 	errFault    = errors.New("reading it failed inside the gateway")
-	errRevoked  = errors.New("it was revoked, and is read anew")
+	errRevoked  = errors.New("it was revoked, and is being read again")
 )
 
 // entry is one secret: its source and the state of its value.

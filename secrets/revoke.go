@@ -51,7 +51,7 @@ func (s *Secrets) currentHolders() Holders {
 var ErrStatic = errors.New("it cannot change while the gateway runs; change the configuration, and restart the gateway")
 
 // ErrBusy is returned for secrets that have been revoked repeatedly while their source was being read.
-var ErrBusy = errors.New("it is being read anew since it was last revoked; try again when that is done")
+var ErrBusy = errors.New("it is still being read again after its last revocation; try again when that is done")
 
 // maxRereads is how often in a row a revocation may restart a read before [Secrets.Refresh] refuses: requests wait
 // until a read ends.

@@ -112,7 +112,7 @@ func (s Source) checkTimes(fail func(key, format string, args ...any)) {
 		fail("timeout", "%v is out of range; use 100ms to 5m", s.Timeout)
 	}
 	if s.Timeout != 0 && s.isStatic() {
-		fail("timeout", "is for what is read or asked for; leave it out")
+		fail("timeout", "has no effect on a value that cannot change; leave it out")
 	}
 }
 

@@ -38,7 +38,7 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 		return err
 	}
 	if err := db.finishKeyChange(); err != nil {
-		return fmt.Errorf("the new API key is in force, but still in the file %s, until the next start: %w", layout.FileNextKey, err)
+		return fmt.Errorf("the new API key is valid, but still in the file %s, until the next start: %w", layout.FileNextKey, err)
 	}
 	return db.reportStep("new API key in its file")
 }

@@ -58,7 +58,7 @@ type KeptDomainError struct {
 
 // Error implements error.
 func (e *KeptDomainError) Error() string {
-	return fmt.Sprintf("%s was another API key's until recently, and is kept for that until %s", e.Host, e.Until.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s belonged to another API key until recently, and is reserved for it until %s", e.Host, e.Until.UTC().Format(time.RFC3339))
 }
 
 // Domain returns the record of a host name. The record is zero if no URL has the name or had it recently.

@@ -82,7 +82,7 @@ func (db *DB) DeleteNamed(name string) error {
 				return fmt.Errorf("the policy at %q is damaged: %w", key, err)
 			}
 			if of.Named == name {
-				return fmt.Errorf("%s is that of box %s: %w", s.label, key, ErrConflict)
+				return fmt.Errorf("%s is in use by box %s: %w", s.label, key, ErrConflict)
 			}
 			return nil
 		})
@@ -114,7 +114,7 @@ func (f *policyFollowers) problems() (list []string) {
 		if named, ok := f.named[p.Named]; !ok {
 			list = append(list, fmt.Sprintf("policies, %q: it follows the named policy %q, which does not exist", key, p.Named))
 		} else if !reflect.DeepEqual(p.Spec, named.Spec) {
-			list = append(list, fmt.Sprintf("policies, %q: it is not what the named policy %q says", key, p.Named))
+			list = append(list, fmt.Sprintf("policies, %q: it differs from the named policy %q", key, p.Named))
 		}
 	}
 	slices.Sort(list)

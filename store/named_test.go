@@ -134,7 +134,7 @@ func TestNamedPolicyInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := db.Verify()
-	if err != nil || len(r.Problems) != 2 || !strings.Contains(r.Problems[0], `is not what the named policy "web" says`) || !strings.Contains(r.Problems[1], `"gone", which does not exist`) {
+	if err != nil || len(r.Problems) != 2 || !strings.Contains(r.Problems[0], `differs from the named policy "web"`) || !strings.Contains(r.Problems[1], `"gone", which does not exist`) {
 		t.Errorf("%+v %v", r, err)
 	}
 	if err := errors.Join(db.DeleteBox("b1"), db.DeleteNamed("web")); err != nil {

@@ -52,7 +52,7 @@ func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
 	if err := getPolicy(policies, s, &old); err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	} else if err == nil && next.Version <= old.Version {
-		return fmt.Errorf("the %s has version %d already, %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
+		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
 	}
 	return db.stage(tx, s, data)
 }

@@ -182,7 +182,7 @@ func openKey(b *bolt.DB, dir, passphrase, env, path string) (k dataKey, err erro
 func checkSealing(sealing, passphrase, env string) error {
 	switch {
 	case sealing != layout.SealedByPassphrase && sealing != layout.SealedByFile:
-		return fmt.Errorf("the store does not say how its secrets are encrypted: %w", pages.ErrDamaged)
+		return fmt.Errorf("the store does not record how its secrets are encrypted: %w", pages.ErrDamaged)
 	case sealing == layout.SealedByPassphrase && passphrase == "":
 		return fmt.Errorf("the secrets of this store are encrypted with a passphrase: set it in %s", envOrDefault(env))
 	case sealing == layout.SealedByFile && passphrase != "":

@@ -139,7 +139,7 @@ func TestATrailWhoseEndCannotBeReadIsNotContinued(t *testing.T) {
 				t.Errorf("it goes on after entry %d; there were %d", head.Seq, known.Seq)
 			}
 			r, err := Verify(dir, known)
-			if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "which the store knows, is missing") {
+			if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "which the store has recorded, is missing") {
 				t.Errorf("%+v %v", r, err)
 			}
 		})

@@ -108,7 +108,7 @@ func ascii(body []byte) []byte {
 	return out
 }
 
-var errEdited = errors.New("its hash is not that of its text")
+var errEdited = errors.New("its hash does not match its text")
 
 // openLine decodes a line and checks its hash.
 func openLine(line []byte) (e Entry, hash string, err error) {

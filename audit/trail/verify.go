@@ -59,7 +59,7 @@ func Verify(dir string, known Head) (Report, error) {
 				kept = max(kept, e.First)
 			}
 			if e.Seq == known.Seq && hash != known.Hash {
-				r.problem("entry %d is not the one that the store knows: the trail was replaced from there or earlier", e.Seq)
+				r.problem("entry %d differs from the one recorded in the store: the trail was replaced from there or earlier", e.Seq)
 			}
 			met = met || e.Seq == known.Seq
 			before = Head{e.Seq, hash}
@@ -70,14 +70,14 @@ func Verify(dir string, known Head) (Report, error) {
 			return r, err
 		}
 		if err != nil {
-			r.problem("a file cannot be read further than entry %d: %v", before.Seq, err)
+			r.problem("a file cannot be read beyond entry %d: %v", before.Seq, err)
 		}
 	}
 	if r.First > kept {
-		r.problem("the trail begins with entry %d, but says that it keeps entries from %d on: its beginning was cut off", r.First, kept)
+		r.problem("the trail begins with entry %d, but should have all entries from %d on: its beginning was cut off", r.First, kept)
 	}
 	if !met {
-		r.problem("entry %d, which the store knows, is missing: the end of the trail was cut off after entry %d", known.Seq, before.Seq)
+		r.problem("entry %d, which the store has recorded, is missing: the end of the trail was cut off after entry %d", known.Seq, before.Seq)
 	}
 	r.Head = before
 	return r, nil

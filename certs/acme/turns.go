@@ -9,7 +9,7 @@ import (
 // maxWaiting bounds the waiting attempts of one owner.
 const maxWaiting = 64
 
-var errBusy = errors.New("too many certificates of this owner wait to be obtained; the next visit asks again")
+var errBusy = errors.New("too many certificates of this owner are waiting to be obtained; the next visit tries again")
 
 // turns assigns a bounded number of places to attempts, round-robin by owner. An owner gets a place only while it holds
 // fewer than are free (a dynamic threshold, as switches use for shared buffers): a single owner gets half of them, a

@@ -189,7 +189,7 @@ func TestAttackFreedDomain(t *testing.T) {
 	}
 	refused := func(when string) {
 		t.Helper()
-		if _, status, text := mallory.asks(name); status != 409 || !strings.Contains(text, "kept for that until") {
+		if _, status, text := mallory.asks(name); status != 409 || !strings.Contains(text, "is reserved for it until") {
 			t.Errorf("%s: another key asks for a freed name: %d %s", when, status, text)
 		}
 	}

@@ -90,7 +90,7 @@ func (z *Azure) authenticate(ctx context.Context, d remote.Env, form url.Values)
 	case err != nil:
 		return err
 	case !signer.HasCertificate():
-		return errors.New("the certificate is missing; it stands with its private key in one file, in PEM")
+		return errors.New("the certificate is missing; put it into one file with its private key, in PEM")
 	}
 	token, err := signer.Sign(assertion.Claims{
 		Issuer: z.ClientID, Subject: z.ClientID, Audience: z.url(), Lifetime: assertionTime, PSS: true,

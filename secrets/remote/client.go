@@ -226,7 +226,7 @@ func CheckURL(text string) error {
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return errors.New("must be without user, query and fragment")
 	case u.Scheme != "https" && (u.Scheme != "http" || !isLoopback(u.Hostname())):
-		return errors.New("must begin with https:// (http:// is for this host alone, such as http://127.0.0.1:8200)")
+		return errors.New("must begin with https:// (http:// is only for this host, such as http://127.0.0.1:8200)")
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func IsGone(err error) bool {
 }
 
 // ErrGone is returned when an answer means that the secret no longer exists.
-var ErrGone = errors.New("it says that the secret is deleted")
+var ErrGone = errors.New("it reports that the secret is deleted")
 
 // ErrExpired is returned when a server issued a token that has already expired.
 var ErrExpired = errors.New("it answered with a token that has already expired")
