@@ -29,7 +29,7 @@ type coalesced struct {
 	refusals refusals
 	flows    flows
 	timer    *time.Timer
-	idle     bool // nothing is pending, and the timer fires when the state may be dropped
+	idle     bool // no event is pending, and the timer fires when the state may be dropped
 	dropped  bool // the next event of the box needs a new state
 }
 

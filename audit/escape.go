@@ -21,8 +21,8 @@ const (
 
 // Escape makes text from a box safe for a terminal and a log line: everything but printable ASCII becomes \xNN (bytes)
 // or \u{NNNN} (characters), and text longer than limit bytes is truncated and ends in "...". Letters outside ASCII are
-// escaped too: right-to-left ones reverse a line, and others look like Latin ones. Canonical names and paths contain
-// none of them. The backslash itself is not escaped, so escaping is idempotent.
+// escaped too: right-to-left ones reverse a line, and others look like Latin ones. Canonical names and paths do not
+// contain them. The backslash itself is not escaped, so escaping is idempotent.
 func Escape(s string, limit int) string { return escape(s, limit, ' ') }
 
 // escapeWord is Escape for text without spaces, because a space could fake a column of [Line].

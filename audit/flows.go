@@ -251,7 +251,7 @@ func byNumber(s *flowSum, destinations uint64, why string) Event {
 	return e
 }
 
-// isQuiet reports whether nothing is pending.
+// isQuiet reports whether no event is pending.
 func (f *flows) isQuiet() bool {
 	for _, l := range f.lanes {
 		if l != nil && len(l.pending)+len(l.overflow)+len(l.unnamed) > 0 {

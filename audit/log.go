@@ -24,7 +24,7 @@ type Options struct {
 	Console  bool     // lines for humans rather than JSON
 	PerBox   int      // events kept per box; 0: 256
 	MaxBoxes int      // boxes whose events are kept; 0: 4096. Beyond that, the box idle longest is forgotten
-	// Name returns the name of a box, "" if it has none, and whether the box is known. The name of a known box never
+	// Name returns the name of a box, which may be "", and whether the box is known. The name of a known box never
 	// changes. Name must not record. nil: boxes have no names.
 	Name   func(policy.BoxID) (name string, known bool)
 	Buffer int // events that a subscription buffers for a slow reader; 0: 2048
@@ -216,7 +216,7 @@ func (l *Log) Forget(box policy.BoxID) {
 	l.dropLocked(box)
 }
 
-// ID distinguishes this log from those of other runs of the gateway, each of which numbers its events from 1.
+// ID distinguishes this log from the logs of other runs of the gateway, each of which numbers its events from 1.
 func (l *Log) ID() string { return l.id }
 
 // Missing reports whether events that the filter selects may have been forgotten.
@@ -271,7 +271,7 @@ func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.subs, s)
-		close(s.events) // offers are made under mu, so none can follow
+		close(s.events) // deliveries need mu, so no more can follow
 	})
 	return s
 }

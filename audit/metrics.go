@@ -109,7 +109,7 @@ type counters struct {
 	duration             func() prometheus.Observer
 }
 
-// countersOf returns the metrics of a series, or those of "other" if there are too many series.
+// countersOf returns the metrics of a series, or the "other" ones if there are too many series.
 func (m *metrics) countersOf(s series) *counters {
 	return m.known.get(s, func(s series) *counters {
 		stage, labels := string(s.stage), []string{string(s.stage), s.verdict.String(), string(s.reason), string(s.action)}

@@ -39,7 +39,7 @@ type Opening struct {
 	armed    bool          // the timer runs, perhaps since an earlier decision: restarting it for each would cost more
 	waiting  bool          // for due
 	due      time.Duration // when to record the event, since started
-	conn     string        // Conn of the open event; empty: none recorded
+	conn     string        // Conn of the open event; empty: not recorded
 }
 
 // Begin records a copy of e, an allowing decision, with [PhaseOpen] unless End is called within openAfter. When the

@@ -24,8 +24,8 @@ type refusals struct {
 	overflow map[class]*repeats     // kinds beyond the limit
 }
 
-// budget is a group of refusals that share a limit in the log. Refusals of one budget do not displace those of another:
-// a box that looks up thousands of forbidden names cannot hide its attempts to connect.
+// budget is a group of refusals that share a limit in the log. Refusals of one budget do not displace refusals of
+// another: a box that looks up thousands of forbidden names cannot hide its attempts to connect.
 type budget uint8
 
 const (
@@ -97,7 +97,7 @@ func (r *repeats) add(e *Event) {
 	r.in, r.out = r.in+e.BytesIn, r.out+e.BytesOut
 }
 
-// takeEvent returns one event for all pending refusals and resets r; ok is false if there are none.
+// takeEvent returns one event for all pending refusals and resets r; ok is false without pending refusals.
 func (r *repeats) takeEvent() (e Event, ok bool) {
 	if r.n == 0 {
 		return Event{}, false

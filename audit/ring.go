@@ -20,7 +20,7 @@ type ring struct {
 	element      *list.Element // in Log.used
 	logShare     lines.Share   // of the log's buffer
 	historyShare lines.Share   // of the history's buffer
-	exportShares []lines.Share // of the exports' buffers, in their order; nil: none exported yet
+	exportShares []lines.Share // of the exports' buffers, in their order; nil: not used yet
 	name         string        // of the box
 	named        bool          // the name is known, even if it is empty
 }
@@ -53,7 +53,7 @@ func weightOf(e *Event) weight {
 	}
 }
 
-// remembered is an event in one of the lists of a ring, and among those of its kind.
+// remembered is an event in one of the lists of a ring, and in the list of its kind.
 type remembered struct {
 	Event
 	in           *events
@@ -94,7 +94,7 @@ func (r *ring) find(e *Event) (uint64, *kindEvents) {
 	return hash, r.kinds.find(hash, e)
 }
 
-// addToKind adds an event to those of its kind. The previous one becomes a repeated one.
+// addToKind adds an event to the list of its kind. The previous one becomes a repeated one.
 func (r *ring) addToKind(m *remembered) {
 	if before := m.kind.newest; before == nil {
 		m.kind.oldest = m

@@ -19,7 +19,7 @@ func (k *seriesCache) slot(s *series) *atomic.Pointer[counters] {
 	return &k.recent[(7*len(s.reason)+3*len(s.action)+len(s.stage)+int(s.verdict))%len(k.recent)]
 }
 
-// get returns the metrics of s, or those of "other" if s has unexpected labels or there are too many series. They are
+// get returns the metrics of s, or the "other" ones if s has unexpected labels or there are too many series. They are
 // created on first use.
 func (k *seriesCache) get(s series, make func(series) *counters) *counters {
 	slot := k.slot(&s)

@@ -32,7 +32,7 @@ func areVerbatim(names []string) bool {
 	return true
 }
 
-// isVerbatim reports whether s has at most limit bytes, all of them from lowest to '~' and none that JSON escapes.
+// isVerbatim reports whether s has at most limit bytes, all of them from lowest to '~' and not escaped by JSON.
 func isVerbatim(s string, limit int, lowest byte) bool {
 	n := len(s)
 	switch {

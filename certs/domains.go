@@ -56,7 +56,7 @@ func (d *Domains) Expiries() []time.Time {
 	return list
 }
 
-// issuedFor returns the issuer for a domain. Whenever it adds one, it drops those that are no longer served.
+// issuedFor returns the issuer for a domain. Whenever it adds one, it drops the ones no longer served.
 func (d *Domains) issuedFor(host string) (*Issued, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -188,7 +188,7 @@ func Default() Config {
 // DefaultFile is the configuration of a packaged install. Commands read it unless another file is given.
 const DefaultFile = "/etc/boxgate/boxgate.yaml"
 
-// Load reads the file (none if path is empty), then the environment, and validates the result. It reports all mistakes.
+// Load reads the file, unless path is empty, then the environment, and validates the result. It reports all mistakes.
 func Load(path string, environ []string) (Config, error) {
 	text, err := ReadFile(path)
 	if err != nil {
@@ -197,7 +197,7 @@ func Load(path string, environ []string) (Config, error) {
 	return Parse(path, text, environ)
 }
 
-// ReadFile returns the text of the configuration file; none if path is empty. As root, it refuses a file that another
+// ReadFile returns the text of the configuration file, empty if path is empty. As root, it refuses a file that another
 // user owns or can write to: the configuration names programs to run and files to read with root's privileges.
 func ReadFile(path string) ([]byte, error) {
 	if path == "" {

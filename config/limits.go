@@ -25,7 +25,7 @@ type Limits struct {
 	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway process; 0: depends on the host
 }
 
-// DefaultLimits are the limits if the configuration sets none.
+// DefaultLimits are the limits of an empty configuration.
 func DefaultLimits() Limits {
 	return Limits{
 		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
@@ -70,7 +70,7 @@ func (l *Limits) OfBoxes() (all policy.Limits) {
 	return all
 }
 
-// check finds limits that would refuse everything or nothing: only the byte rates and the quota can be turned off.
+// check finds limits that would refuse all traffic or never apply: only the byte rates and the quota can be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for limit, n := range l.counts() {
 		if _, err := limit.Value(int64(n)); err != nil {

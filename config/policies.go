@@ -23,7 +23,7 @@ type Policies struct {
 
 // PolicyDocument is a policy in the configuration: a mode, or a document as in the admin API.
 type PolicyDocument struct {
-	Spec policy.Spec // as far as it could be parsed; zero if there is none
+	Spec policy.Spec // as far as it could be parsed; zero if not set
 	err  error       // reported by validate, so that it does not hide other mistakes
 }
 
@@ -80,7 +80,7 @@ func (d *PolicyDocument) parse(data []byte) {
 	}
 }
 
-// CompileCeiling returns the compiled ceiling, nil if there is none.
+// CompileCeiling returns the compiled ceiling, nil if not set.
 func (p Policies) CompileCeiling() (*policy.Ceiling, error) {
 	if p.Ceiling.Spec.Mode == "" {
 		return nil, nil

@@ -22,7 +22,7 @@ type Quotas struct {
 	Certificates  int  `yaml:"certificates_per_hour"`
 }
 
-// DefaultQuotas are the quotas if the configuration sets none. A single user does not reach them.
+// DefaultQuotas are the quotas of an empty configuration. A single user does not reach them.
 func DefaultQuotas() Quotas {
 	return Quotas{
 		Connections: 512, Memory: 128 << 20, Requests: 256, Commands: 128, Boxes: 500, Snapshots: 200, SnapshotBytes: 50 << 30,
@@ -50,7 +50,7 @@ func (q Quotas) byKind() map[quota.Kind]int64 {
 // leastQuotaMemory is enough for a request with a body.
 const leastQuotaMemory = 1 << 20
 
-// check finds quotas that would refuse everything or nothing.
+// check finds quotas that would refuse all requests or never apply.
 func (q Quotas) check(fail func(key, format string, args ...any)) {
 	all := q.byKind()
 	for _, k := range slices.Sorted(maps.Keys(all)) {

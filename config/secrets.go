@@ -19,13 +19,13 @@ import (
 // Secrets is the section "secrets": name → source. It parses its own YAML, because the decoder's errors quote the text
 // that they cannot parse, which may be a secret.
 type Secrets struct {
-	File    string // the configuration file; "" for none
+	File    string // the configuration file; may be ""
 	Sources map[string]secrets.Source
 	errs    []error // parse errors, reported by validate
 }
 
-// scalarKeys are the keys of a source with a single value or a list of arguments: those that variables may set, and the
-// literal. secretKeys are all keys.
+// scalarKeys are the keys of a source with a single value or a list of arguments: the keys that variables may set, and
+// the literal. secretKeys are all keys.
 var (
 	scalarKeys = []string{"value", "file", "env", "command", "credential", "document", "refresh", "timeout"}
 	secretKeys = slices.Concat(scalarKeys, secrets.RemoteKinds())
@@ -199,7 +199,7 @@ func (c *Secrets) readRemote(at string, node *yaml.Node, remote any) {
 	}
 }
 
-// validate returns the parse errors, or if there are none the problems of the values.
+// validate returns the parse errors, else the problems of the values.
 func (c *Secrets) validate() error {
 	if len(c.errs) > 0 {
 		return errors.Join(c.errs...) // other errors would follow from these

@@ -18,7 +18,7 @@ type Upstream struct {
 	Direct []string `yaml:"direct"`
 }
 
-// Compile returns the compiled proxy; nil if there is none.
+// Compile returns the compiled proxy; nil if not set.
 func (u Upstream) Compile() (*policy.HostUpstream, error) {
 	if u.URL == "" {
 		return nil, nil

@@ -14,7 +14,7 @@ type URLLimits struct {
 	ResponseTimeout   time.Duration `yaml:"response_timeout"`
 }
 
-// DefaultURLLimits are the limits if the configuration sets none.
+// DefaultURLLimits are the limits of an empty configuration.
 func DefaultURLLimits() URLLimits {
 	return URLLimits{
 		Requests: 2000, FailedCredentials: 20, HeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
@@ -22,7 +22,7 @@ func DefaultURLLimits() URLLimits {
 	}
 }
 
-// check finds limits that would refuse everything or nothing: these limits cannot be turned off.
+// check finds limits that would refuse all requests or never apply: these limits cannot be turned off.
 func (l *URLLimits) check(fail func(key, format string, args ...any)) {
 	if l.Requests < 1 || l.Requests > MostOfAnything {
 		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MostOfAnything)

@@ -31,7 +31,7 @@ const (
 
 // runCommand returns the standard output of a command. The command runs without a shell, in /, with only PATH, HOME and
 // LANG in its environment, no standard input, and in its own process group, which is killed when the command or ctx
-// ends. said is the command's standard error, safe to log; known is the previous value.
+// ends. said contains the command's standard error, safe to log; known is the previous value.
 func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (value name.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {

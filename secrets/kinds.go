@@ -38,7 +38,7 @@ func NewRemote(kind string) remote.Source {
 	return nil
 }
 
-// withDocuments returns the sources, with those that others need marked as documents: a private key is not valid in a
+// withDocuments returns the sources, and marks the ones that others need as documents: a private key is not valid in a
 // header.
 func withDocuments(sources map[string]Source) map[string]Source {
 	out := maps.Clone(sources)

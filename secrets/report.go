@@ -55,7 +55,7 @@ func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// report counts a refresh, and logs it if the source has begun to fail or works again. said is a command's standard
+// report counts a refresh, and logs it if the source has begun to fail or works again. said contains a command's standard
 // error or a server's answer, masked. valid reports whether the old value may still be used.
 func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
 	s.counts.refreshes.WithLabelValues(e.name).Inc()

@@ -47,7 +47,7 @@ type Options struct {
 	Memory remote.Memory  // for sources with state that survives restarts; nil: these sources fail
 }
 
-// Secrets are the operator's secrets. A nil Secrets has none. Safe for concurrent use.
+// Secrets are the operator's secrets. A nil Secrets is empty. Safe for concurrent use.
 type Secrets struct {
 	log     *zap.Logger
 	entries map[string]*entry
@@ -252,7 +252,7 @@ func (goneError) Is(target error) bool { return target == remote.ErrGone }
 // Unwrap returns the cause.
 func (g goneError) Unwrap() error { return g.error }
 
-// noMemory is the memory if none was given.
+// noMemory is the memory if Options.Memory is nil.
 type noMemory struct{}
 
 var errNoMemory = errors.New("there is no store")

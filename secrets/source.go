@@ -51,7 +51,7 @@ const (
 // gatewayVariables are used by the gateway or its child processes, so they must not be removed from the environment.
 var gatewayVariables = map[string]bool{"PATH": true, "HOME": true, "TMPDIR": true, "NOTIFY_SOCKET": true, "LANG": true}
 
-// Validate returns all problems with the names and the form of sources. It accesses nothing outside of them. Each error
+// Validate returns all problems with the names and the form of sources. It does not access files or servers. Each error
 // begins with its configuration key.
 func Validate(sources map[string]Source) error {
 	var errs []error
@@ -211,7 +211,7 @@ func Files(sources map[string]Source) []string {
 	return out
 }
 
-// errNoCredentials is returned for a credential if systemd passed none.
+// errNoCredentials is returned for a credential if systemd did not pass it.
 var errNoCredentials = errors.New("the gateway was not started by systemd with credentials; add LoadCredential= to its unit")
 
 func (s Source) form() form { return form{document: s.Document} }

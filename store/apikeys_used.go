@@ -13,7 +13,7 @@ func (db *DB) NoteAPIKeyUse(k APIKey) {
 	}
 }
 
-// SaveAPIKeyUses stores the latest uses of keys in one transaction. It does not write if there are none.
+// SaveAPIKeyUses stores the latest uses of keys in one transaction. Without uses it does not write.
 func (db *DB) SaveAPIKeyUses() error {
 	uses := db.keyUses.takeAll()
 	if len(uses) == 0 {

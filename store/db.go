@@ -161,7 +161,7 @@ func takeEnv(name string) string {
 // table returns the documents of a bucket in a transaction.
 func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return db.seal.Table(tx, name) }
 
-// CheckDir requires a state directory that no other user can access. It changes nothing; the error is [fs.ErrNotExist]
+// CheckDir requires a state directory that no other user can access, without side effects. The error is [fs.ErrNotExist]
 // if the directory does not exist.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
 

@@ -91,8 +91,8 @@ func (db *DB) DomainToken(key, host string) (string, error) {
 	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
 }
 
-// claimDomains claims the host names in next that are not in old, and frees those that are only in old. old is zero for
-// a new URL. The error is [ErrHostUnproven], or a [*KeptDomainError].
+// claimDomains claims the host names in next that are not in old, and frees the names that are only in old. old is zero
+// for a new URL. The error is [ErrHostUnproven], or a [*KeptDomainError].
 func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
 	now := time.Now().UTC()
 	for _, host := range next.Hostnames {

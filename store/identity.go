@@ -10,13 +10,13 @@ import (
 // identityKeys is the key of the keys that sign the boxes' identity tokens.
 const identityKeys = "identity keys"
 
-// IdentityKeys returns the keys that sign tokens; the zero value if there are none yet.
+// IdentityKeys returns the keys that sign tokens, initially the zero value.
 func (db *DB) IdentityKeys() (name.Secret, error) { return db.getText(identityKeys) }
 
 // SetIdentityKeys stores the keys that sign tokens, sealed.
 func (db *DB) SetIdentityKeys(text name.Secret) error { return db.setText(identityKeys, text) }
 
-// getText returns a text of the installation; the zero value if there is none.
+// getText returns a text of the installation, initially the zero value.
 func (db *DB) getText(key string) (name.Secret, error) {
 	known := map[string]string{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {

@@ -9,7 +9,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// installation is the key of the settings that distinguish this store from those of other hosts.
+// installation is the key of the settings that distinguish this store from the stores of other hosts.
 const installation = "installation"
 
 // HostID returns the host's part of the IDs of its boxes: six hexadecimal digits, chosen at random on first use.

@@ -7,7 +7,7 @@ import (
 // sourceMemory is the prefix of the keys for the state of secret sources.
 const sourceMemory = "source "
 
-// Remembered returns the text last stored for the source of a secret; the zero value if there is none.
+// Remembered returns the text last stored for the source of a secret, initially the zero value.
 func (db *DB) Remembered(secret string) (name.Secret, error) {
 	return db.getText(sourceMemory + secret)
 }

@@ -31,9 +31,9 @@ func (db *DB) NamedPolicies() (map[string]Policy, error) {
 	return out, err
 }
 
-// StageNamed stores a named policy and those of the boxes that follow it, in one transaction, next to the committed
-// ones. None is applied until [DB.CommitNamed]. Each version must be higher than the committed one's, else the error is
-// [ErrConflict].
+// StageNamed stores a named policy and the policies of the boxes that follow it, in one transaction, next to the
+// committed ones. They are not applied until [DB.CommitNamed]. Each version must be higher than the committed one's,
+// else the error is [ErrConflict].
 func (db *DB) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for id, p := range boxes {
@@ -46,7 +46,7 @@ func (db *DB) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy
 }
 
 // CommitNamed makes a staged named policy and the staged policies of those boxes the committed ones, in one
-// transaction. If any of them is not staged the error is [ErrNotFound], and nothing changes.
+// transaction. If any of them is not staged the error is [ErrNotFound], and all policies stay.
 func (db *DB) CommitNamed(name string, boxes []policy.BoxID) error {
 	return db.commit(namedSlots(name, boxes)...)
 }

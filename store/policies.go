@@ -57,7 +57,7 @@ func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
 	return db.stage(tx, s, data)
 }
 
-// CommitPolicy makes the staged policy of a box the committed one. The error is [ErrNotFound] if none is staged.
+// CommitPolicy makes the staged policy of a box the committed one. The error is [ErrNotFound] without a staged one.
 func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
 
 // AbortPolicy deletes the staged policy of a box, if there is one.

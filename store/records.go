@@ -69,7 +69,7 @@ type Attached struct {
 	Search []string `json:"search,omitempty"`
 }
 
-// Pools are the pools from which [DB.AllocateBox] assigns addresses. A family with an invalid prefix gets none.
+// Pools are the pools from which [DB.AllocateBox] assigns addresses. A family with an invalid prefix gets no addresses.
 type Pools struct {
 	V4, V6 netip.Prefix
 	// Reserved is the number of addresses kept free at the beginning of each pool, including the network address. The
@@ -131,7 +131,7 @@ type URL struct {
 
 	// Origins are the origins whose pages may use the browser's session for this URL, in the form that browsers send.
 	Origins []string `json:"origins,omitempty"`
-	// Accounts are the accounts at the identity provider that may visit; nil: none.
+	// Accounts are the accounts at the identity provider that may visit; nil: no account.
 	Accounts *Accounts `json:"accounts,omitempty"`
 	// SignedOut are the sessions that were ended early.
 	SignedOut []SignedOut `json:"signed_out,omitempty"`
@@ -166,7 +166,7 @@ type APIKey struct {
 	// predecessor within its grace.
 	ID   string `json:"id,omitempty"`
 	Name string `json:"name"`
-	// Role determines the permissions of the key; "" has none.
+	// Role determines the permissions of the key; "" has no permissions.
 	Role      string       `json:"role,omitempty"`
 	Box       policy.BoxID `json:"box,omitempty"` // the only box that the key is for; "" for no such limit
 	Hash      KeyHash      `json:"hash"`

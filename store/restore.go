@@ -22,14 +22,14 @@ type RestoreOptions struct {
 	Dir        string      // the state directory, with the key file of the backup unless it has a passphrase
 	From       string      // the backup
 	Passphrase name.Secret // of the backup, if it has one
-	// KeepAPIKeys keeps the named API keys of the backup, including those that were revoked since.
+	// KeepAPIKeys keeps the named API keys of the backup, including keys that were revoked since.
 	KeepAPIKeys bool
 }
 
 // Restore replaces the store of a stopped gateway by a backup. If the gateway runs the error is [ErrInUse]. The backup
-// is opened and verified next to the store, and replaces it in one step, so a failure changes nothing. The operator's
-// API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain keys that
-// were revoked later. The replaced store stays as [FileBefore].
+// is opened and verified next to the store, and replaces it in one step, so a failure leaves the store unchanged. The
+// operator's API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain
+// keys that were revoked later. The replaced store stays as [FileBefore].
 func Restore(o RestoreOptions) (VerifyReport, error) {
 	if err := private.EnsureDir(o.Dir); err != nil {
 		return VerifyReport{}, err

@@ -49,7 +49,7 @@ type Schedule struct {
 	Failures      int64     `json:"failures,omitempty"`
 }
 
-// Schedules returns the schedules of a box sorted by ID, or those of all boxes if id is "".
+// Schedules returns the schedules of a box sorted by ID, or of all boxes if id is "".
 func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
 	var out []Schedule
 	err := db.bolt.View(func(tx *bolt.Tx) error {

@@ -126,7 +126,7 @@ func (db *DB) Snapshots() ([]Snapshot, error) {
 	return out, err
 }
 
-// DeleteSnapshots deletes snapshots. If one does not exist the error is [ErrNotFound], and none is deleted.
+// DeleteSnapshots deletes snapshots. If one does not exist the error is [ErrNotFound], and all of them stay.
 func (db *DB) DeleteSnapshots(ids []string) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for _, id := range ids {

@@ -24,7 +24,7 @@ func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
 	return staged.Put([]byte(s.staged), document)
 }
 
-// commit makes either all or none of the staged documents the committed ones.
+// commit makes the staged documents the committed ones, all of them atomically.
 func (db *DB) commit(slots ...slot) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		for _, s := range slots {
@@ -78,7 +78,7 @@ func (db *DB) committedForm(tx *bolt.Tx, s slot, document []byte) ([]byte, error
 	return key.Seal(s.bucket, s.owner, plain), nil
 }
 
-// abort deletes the staged documents. It does not write if there are none, so that it succeeds on a full disk.
+// abort deletes the staged documents. Without any it does not write, so that it succeeds on a full disk.
 func (db *DB) abort(slots ...slot) error {
 	staged := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -147,7 +147,7 @@ func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, documen
 
 // StagedChange identifies the target of a staged document.
 type StagedChange struct {
-	Box     policy.BoxID // "": all boxes, or those that follow Named
+	Box     policy.BoxID // "": all boxes, or the followers of Named
 	Named   string       // the named policy; may be ""
 	Headers bool         // a change of header rules, else of the policy
 }

@@ -7,7 +7,7 @@ import (
 // trailHead is the key of the last known entry of the audit trail.
 const trailHead = "audit trail"
 
-// TrailHead returns the text last stored by [DB.SetTrailHead]; "" if there is none.
+// TrailHead returns the text last stored by [DB.SetTrailHead], initially "".
 func (db *DB) TrailHead() (string, error) {
 	text, err := db.getText(trailHead)
 	return text.Reveal(), err

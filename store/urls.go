@@ -146,7 +146,7 @@ func (db *DB) URL(id policy.BoxID, port uint16) (u URL, err error) {
 	return u, err
 }
 
-// URLs returns the public URLs of a box sorted by port, or those of all boxes if id is "".
+// URLs returns the public URLs of a box sorted by port, or of all boxes if id is "".
 func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	var out []URL
 	err := db.bolt.View(func(tx *bolt.Tx) error {

@@ -31,7 +31,7 @@ type answer struct {
 	rejected    uint64        // events of the batch that were not accepted
 	noRetry     bool          // do not retry
 	maxAttempts int           // maximum number of attempts; 0: no limit
-	retryAfter  time.Duration // delay that the collector requests before the next attempt; 0: none
+	retryAfter  time.Duration // delay that the collector requests before the next attempt; 0: no delay
 }
 
 // newClient returns a client that trusts roots, follows no redirect and uses no proxy.

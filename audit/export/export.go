@@ -69,7 +69,7 @@ type protocol interface {
 	body(Origin, []audit.Event) ([]byte, error)
 	// sign adds the headers that depend on the request.
 	sign(ctx context.Context, h http.Header, id string, body []byte) error
-	// interpret interprets an answer. said is its body, possibly truncated.
+	// interpret interprets an answer. said contains its body, possibly truncated.
 	interpret(res *http.Response, said []byte) answer
 }
 

@@ -60,7 +60,7 @@ type Entry struct {
 	Prev string `json:"prev" doc:"hash of the entry before"`
 }
 
-// Origin returns the entry that e keeps, or e itself if it keeps none.
+// Origin returns the entry that e keeps, or e itself if it is not of kind Kept.
 func (e Entry) Origin() Entry {
 	var o Entry
 	if e.Kind != Kept || json.Unmarshal(e.Original.RawMessage, &o) != nil {

@@ -68,7 +68,7 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 }
 
 // reservedBytes is the disk space in bytes that the trail preallocates: a few thousand entries. Without it no policy
-// could be tightened and nothing deleted while something else fills the disk.
+// could be tightened and no box deleted while something else fills the disk.
 const reservedBytes = 2 << 20
 
 // lastOf reads the last valid entry. The chain continues from it; finding faults in entries is left to Verify.

@@ -25,7 +25,7 @@ func (r *Report) problem(format string, args ...any) {
 
 // Verify reads the trail in a directory and checks that each entry is unchanged and follows the previous one, that the
 // gateway itself removed all entries missing at the beginning, and that the trail contains known, an earlier head (zero
-// value: none known).
+// value: unknown).
 func Verify(dir string, known Head) (Report, error) {
 	list, err := segments.List(dir)
 	if err != nil {

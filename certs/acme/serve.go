@@ -15,8 +15,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Protocol is the application protocol of TLS-ALPN-01 (RFC 8737). A connection that negotiated it is used for nothing
-// else.
+// Protocol is the application protocol of TLS-ALPN-01 (RFC 8737). A connection that negotiated it is not used for
+// anything else.
 const Protocol = acmez.ACMETLS1Protocol
 
 // subject returns the subject of the certificate for a host, or "" if the host must not have one. Every other step
@@ -65,7 +65,7 @@ func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	return nil, errors.Join(errors.New("no certificate for "+host.String()), err)
 }
 
-// cached returns a certificate from memory, or nil if none is valid.
+// cached returns a certificate from memory, or nil without a valid one.
 func (m *Manager) cached(hello *tls.ClientHelloInfo, subject string) *tls.Certificate {
 	cert, err := certmagic.DefaultCertificateSelector(hello, m.cache.AllMatchingCertificates(subject))
 	if err != nil || cert.Leaf == nil || time.Now().After(cert.Leaf.NotAfter) {

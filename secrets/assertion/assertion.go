@@ -41,8 +41,8 @@ type Claims struct {
 type Signer struct {
 	key        any
 	algorithm  jose.SignatureAlgorithm
-	keyID      string // header kid; "" for none
-	thumbprint string // header x5t#S256; "" for none
+	keyID      string // header kid; may be ""
+	thumbprint string // header x5t#S256; may be ""
 }
 
 // Parse returns the signer for a private key in PEM: RSA of 2048 bits or more, ECDSA on P-256, P-384 or P-521, or

@@ -36,7 +36,7 @@ const (
 
 // Memory keeps the keys across restarts, sealed. Safe for concurrent use.
 type Memory interface {
-	// IdentityKeys returns the text last set; the zero value if there is none.
+	// IdentityKeys returns the text last set, initially the zero value.
 	IdentityKeys() (name.Secret, error)
 	// SetIdentityKeys replaces the stored text.
 	SetIdentityKeys(name.Secret) error

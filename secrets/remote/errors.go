@@ -14,7 +14,7 @@ import (
 type Error struct {
 	Status     int
 	Code       string        // such as "invalid_grant"; "" if missing or unknown
-	RetryAfter time.Duration // minimum delay requested by the server; 0: none
+	RetryAfter time.Duration // minimum delay requested by the server; 0: no request
 	ServerText string        // text from the server, masked; only for the log
 	Gone       bool          // the secret was revoked or deleted, as opposed to unavailable
 	// Skew is how far the server's clock is ahead of the gateway's, if that may be the reason.

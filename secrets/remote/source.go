@@ -51,7 +51,7 @@ type Env struct {
 // Memory keeps state that a source needs after a restart, such as a refresh token that replaced the configured one. It
 // is sealed on disk. Safe for concurrent use.
 type Memory interface {
-	// Remembered returns the text last stored for a secret; the zero value if there is none.
+	// Remembered returns the text last stored for a secret, initially the zero value.
 	Remembered(secret string) (name.Secret, error)
 	// Remember stores a text for a secret. It is durable when Remember returns.
 	Remember(secret string, text name.Secret) error

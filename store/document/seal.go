@@ -20,7 +20,7 @@ import (
 // Sealer encrypts the secrets of the store, each separately, with one random data key. age only encrypts that data key:
 //
 //   - a passphrase then costs one scrypt at the start, not one per value;
-//   - a value is bound to its place. age has no associated data, so an attacker who can write the file could move
+//   - a value is bound to its place. age has no associated data, so an attacker with write access to the file could move
 //     one box's header rules to another; here the kind of record and the box are authenticated with the value;
 //   - the key file or passphrase can be changed by re-encrypting 32 bytes.
 //
@@ -70,7 +70,7 @@ func (s *Sealer) Key(tx *bolt.Tx) (*Key, error) {
 }
 
 // joinDataKey returns the content that age encrypts: the data key and the schema at the time it was made (in schema 1
-// only the key). So only someone who can encrypt a data key can make a store look older than it is.
+// only the key). So making a store look older than it is requires encrypting a store look older than it is.
 func joinDataKey(key []byte, schema byte) []byte { return append(bytes.Clone(key), schema) }
 
 // ParseKey splits the content that age encrypted into the data key, which shares its memory, and the schema.

@@ -33,7 +33,7 @@ func (t Table) Has(key []byte) bool { return t.bucket.Get(key) != nil }
 // Cursor iterates over the keys; their values are not verified.
 func (t Table) Cursor() *bolt.Cursor { return t.bucket.Cursor() }
 
-// Get returns a document, or nil if there is none.
+// Get returns a document, or nil if the key is missing.
 func (t Table) Get(key []byte) ([]byte, error) {
 	value := t.bucket.Get(key)
 	if value == nil {

@@ -34,7 +34,7 @@ func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
 
 // total summarizes the documents of a store in one value, which can be updated for one document without reading the
 // others. Tags are added as 256-bit numbers. An attacker who cannot make tags would have to find old documents whose
-// tags cancel out those of the current ones.
+// tags cancel out the tags of the current ones.
 type total struct {
 	documents uint64
 	sum       [4]uint64
@@ -67,7 +67,7 @@ func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
 	return append(out, tag[:]...)
 }
 
-// errTotal is returned when the documents of a store are not exactly those that were written.
+// errTotal is returned when the documents of a store are not exactly the written ones.
 var errTotal = errors.New("documents are missing, or replaced or deleted ones have come back")
 
 // totalIn reads the total of a transaction.

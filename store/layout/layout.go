@@ -53,7 +53,7 @@ var (
 // Global is the key of documents that belong to the installation instead of a box.
 const Global = "@"
 
-// Named is the prefix of the keys of named policies among those of the boxes.
+// Named is the prefix of the keys of named policies among the keys of the boxes.
 const Named = "@"
 
 // Schemas of a store. In schema 1, documents had no tags. Each later one adds buckets, which the first start of a newer

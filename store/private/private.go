@@ -20,7 +20,7 @@ func EnsureDir(dir string) error {
 	return CheckDir(dir)
 }
 
-// CheckDir requires a state directory that no other user can access. It changes nothing; the error is [fs.ErrNotExist]
+// CheckDir requires a state directory that no other user can access, without side effects. The error is [fs.ErrNotExist]
 // if the directory does not exist.
 func CheckDir(dir string) error {
 	info, err := os.Stat(dir)
