@@ -59,7 +59,7 @@ type Log struct {
 	seq       uint64 // of the latest event
 	forgotten uint64 // of the latest event that was forgotten along with its box
 	boxes     map[policy.BoxID]*ring
-	used      list.List // box IDs, the least recently active first
+	recency   list.List // box IDs, the least recently active first
 	encoder   encoder
 	line      []byte // the latest event's JSON, if it has several receivers
 	subs      map[*Subscription]struct{}
@@ -189,13 +189,13 @@ func bufferQuarters(w weight) int {
 func (l *Log) ringLocked(box policy.BoxID) *ring {
 	r := l.boxes[box]
 	if r != nil {
-		l.used.MoveToBack(r.element)
+		l.recency.MoveToBack(r.element)
 		return r
 	}
 	if len(l.boxes) >= l.opts.MaxBoxes {
-		l.dropLocked(l.used.Front().Value.(policy.BoxID))
+		l.dropLocked(l.recency.Front().Value.(policy.BoxID))
 	}
-	r = &ring{element: l.used.PushBack(box)}
+	r = &ring{element: l.recency.PushBack(box)}
 	l.boxes[box] = r
 	return r
 }
@@ -203,7 +203,7 @@ func (l *Log) ringLocked(box policy.BoxID) *ring {
 func (l *Log) dropLocked(box policy.BoxID) {
 	if r := l.boxes[box]; r != nil {
 		l.forgotten = max(l.forgotten, r.latest.Seq)
-		l.used.Remove(r.element)
+		l.recency.Remove(r.element)
 		delete(l.boxes, box)
 	}
 }

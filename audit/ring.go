@@ -17,7 +17,7 @@ type ring struct {
 	kinds        kinds
 	latest       *remembered
 	forgotten    uint64        // Seq of the latest event that was evicted
-	element      *list.Element // in Log.used
+	element      *list.Element // in Log.recency
 	logShare     lines.Share   // of the log's buffer
 	historyShare lines.Share   // of the history's buffer
 	exportShares []lines.Share // of the exports' buffers, in their order; nil: not used yet

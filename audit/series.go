@@ -10,7 +10,7 @@ import (
 // concurrent use.
 type seriesCache struct {
 	recent [64]atomic.Pointer[counters]         // a lookup that needs no hashing of labels
-	seen   atomic.Pointer[map[series]*counters] // replaced, never modified
+	all    atomic.Pointer[map[series]*counters] // replaced, never modified
 	mu     sync.Mutex                           // guards replacing it
 }
 
@@ -26,7 +26,7 @@ func (k *seriesCache) get(s series, make func(series) *counters) *counters {
 	if c := slot.Load(); c != nil && c.series == s {
 		return c
 	}
-	if seen := k.seen.Load(); seen != nil {
+	if seen := k.all.Load(); seen != nil {
 		if c := (*seen)[s]; c != nil {
 			slot.Store(c)
 			return c
@@ -35,7 +35,7 @@ func (k *seriesCache) get(s series, make func(series) *counters) *counters {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	seen := map[series]*counters{}
-	if old := k.seen.Load(); old != nil {
+	if old := k.all.Load(); old != nil {
 		seen = *old
 	}
 	if len(seen) >= maxSeries || !isLabel(string(s.stage)) || !isLabel(string(s.reason)) || !isLabel(string(s.action)) {
@@ -46,7 +46,7 @@ func (k *seriesCache) get(s series, make func(series) *counters) *counters {
 	}
 	seen = maps.Clone(seen)
 	seen[s] = make(s)
-	k.seen.Store(&seen)
+	k.all.Store(&seen)
 	return seen[s]
 }
 

@@ -40,7 +40,7 @@ type Minter struct {
 
 	now func() time.Time // nil: [fault.Now]
 
-	generating sync.Mutex // held while an RSA key is generated: one at a time for all boxes
+	generatingRSA sync.Mutex // held while an RSA key is generated: one at a time for all boxes
 
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*boxLeaves

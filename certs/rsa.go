@@ -110,8 +110,8 @@ func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) 
 		return by, nil
 	}
 	flight := b.creatingRSA.DoChan("", func() (any, error) {
-		m.generating.Lock()
-		defer m.generating.Unlock()
+		m.generatingRSA.Lock()
+		defer m.generatingRSA.Unlock()
 		if b.rsa.Load() != nil {
 			return b.rsa.Load(), nil
 		}

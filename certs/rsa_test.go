@@ -183,7 +183,7 @@ func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	m.generating.Lock() // a key that takes forever
+	m.generatingRSA.Lock() // a key that takes forever
 	ctx, cancel := context.WithCancel(t.Context())
 	hello, done := helloOf(t, rsaClient), make(chan error, 1)
 	go func() {
@@ -205,7 +205,7 @@ func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
 		t.Error("a leaf without a key")
 	}
 	m.Remove("b")
-	m.generating.Unlock()
+	m.generatingRSA.Unlock()
 	if _, err := m.LeafFor(t.Context(), hello, "b", mustName(t, "a.example.com")); err == nil {
 		t.Error("a leaf for a box that was removed")
 	}
@@ -219,7 +219,7 @@ func TestAttackHostNamedLikeARequest(t *testing.T) {
 	if err := m.Add("b", newCA(t, "b")); err != nil {
 		t.Fatal(err)
 	}
-	m.generating.Lock()
+	m.generatingRSA.Lock()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // the generation continues in the background
 	defer cancel()
 	if _, err := m.LeafFor(ctx, helloOf(t, rsaClient), "b", mustName(t, "a.example.com")); err == nil {
@@ -238,7 +238,7 @@ func TestAttackHostNamedLikeARequest(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("no leaf as long as the key is made")
 	}
-	m.generating.Unlock()
+	m.generatingRSA.Unlock()
 }
 
 // TestAttackFloodOfRSAHandshakes checks that the cost of RSA signatures is bounded for each box, and that only clients

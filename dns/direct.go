@@ -109,7 +109,7 @@ func (s *Server) findCached(a *directAnswer, now time.Time) bool {
 	if a.cached = s.cache.cachedAt(k, now); a.cached == nil {
 		return false
 	}
-	if a.packed = a.cached.pack(k); a.packed == nil || a.mixedCase && a.packed.spelled {
+	if a.packed = a.cached.pack(k); a.packed == nil || a.mixedCase && a.packed.sharesNames {
 		return false
 	}
 	for _, target := range a.cached.targets {

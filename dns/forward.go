@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// rounds is how often a lookup tries every upstream before it fails.
-const rounds = 2
+// maxRounds is how often a lookup tries every upstream before it fails.
+const maxRounds = 2
 
 // rcodeError is an upstream's response code when it cannot answer: SERVFAIL, REFUSED and the like.
 type rcodeError int
@@ -76,7 +76,7 @@ func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*m
 // exchangeAfter is exchange after a first attempt of the reader.
 func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16, first attempt) (*mdns.Msg, error) {
 	var errs []error
-	for range rounds {
+	for range maxRounds {
 		silent := false
 		for _, u := range f.inOrder(first.upstream) {
 			a := attempt{upstream: u, sent: time.Now()}

@@ -17,12 +17,12 @@ const maxPacked = 64
 // packed is a cached answer as a message without OPT record, for a question in lower case. The code for all other
 // queries builds it, so its bytes are the same. It is immutable.
 type packed struct {
-	message []byte
-	size    int          // of the message, as the DNS library estimates it for truncation
-	ttls    []int        // offsets in message of the TTLs of the chain and the records
-	soa     int          // offset of the SOA record's TTL; 0: no SOA record
-	addrs   []netip.Addr // of the address records
-	spelled bool         // names in it may share suffixes with the question, and so its letter case
+	message     []byte
+	size        int          // of the message, as the DNS library estimates it for truncation
+	ttls        []int        // offsets in message of the TTLs of the chain and the records
+	soa         int          // offset of the SOA record's TTL; 0: no SOA record
+	addrs       []netip.Addr // of the address records
+	sharesNames bool         // names in it may share suffixes with the question, and so its letter case
 }
 
 // unpackable marks an answer that must be built record by record.
@@ -58,7 +58,7 @@ func newPacked(k cacheKey, a *answer) *packed {
 	if err != nil {
 		return nil
 	}
-	p := &packed{message: wire, size: max(m.Len(), len(wire)), spelled: len(a.chain) > 0 || a.soa != nil || !isAddress(k.qtype)}
+	p := &packed{message: wire, size: max(m.Len(), len(wire)), sharesNames: len(a.chain) > 0 || a.soa != nil || !isAddress(k.qtype)}
 	if !p.findTTLs(len(m.Answer), len(m.Ns)) {
 		return nil
 	}

@@ -156,7 +156,7 @@ func TestCNAMELoopsAndLongChainsEnd(t *testing.T) {
 				t.Errorf("%s: got\n%v", what, m)
 			}
 			wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonUnresolved)
-			if n := len(z.questions()); n > maxAsks {
+			if n := len(z.questions()); n > maxQuestions {
 				t.Errorf("%s: upstream was asked %d times", what, n)
 			}
 		}

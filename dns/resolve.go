@@ -11,9 +11,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxAsks bounds the upstream questions for one query: the name, and the ends of chains that the answers did not
+// maxQuestions bounds the upstream questions for one query: the name, and the ends of chains that the answers did not
 // include.
-const maxAsks = 8
+const maxQuestions = 8
 
 // resolution is the complete result for a name and type, with TTLs counted down: a chain, then records or a negative
 // answer.
@@ -30,7 +30,7 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtyp
 	var res resolution
 	use := s.usages.usageOf(box)
 	seen := map[name.Name]bool{n: true}
-	for range maxAsks {
+	for range maxQuestions {
 		a, err := s.cache.answerFor(ctx, use, n, qtype)
 		if err != nil {
 			return resolution{}, err

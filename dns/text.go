@@ -19,7 +19,7 @@ func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) 
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	seen := map[name.Name]bool{n: true}
-	for range maxAsks {
+	for range maxQuestions {
 		m, err := s.cache.upstream.exchange(ctx, n.String()+".", mdns.TypeTXT)
 		if err != nil {
 			return nil, fmt.Errorf("resolve %s: %w", n, err)

@@ -31,8 +31,8 @@ const (
 
 // runCommand returns the standard output of a command. The command runs without a shell, in /, with only PATH, HOME and
 // LANG in its environment, no standard input, and in its own process group, which is killed when the command or ctx
-// ends. said contains the command's standard error, safe to log; known is the previous value.
-func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (value name.Secret, said string, err error) {
+// ends. output contains the command's standard error, safe to log; known is the previous value.
+func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (value name.Secret, output string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
 		return name.Secret{}, "", err
@@ -56,13 +56,13 @@ func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (
 	}
 	killGroup(cmd.Process.Pid, &ended)
 	err = failureOf(ctx, cmd.Wait(), stdout)
-	said = maskStderr(stderr, stdout.data, known)
+	output = maskStderr(stderr, stdout.data, known)
 	if err != nil {
 		clear(stdout.data)
-		return name.Secret{}, said, err
+		return name.Secret{}, output, err
 	}
 	value, err = f.valueOf(stdout.data)
-	return value, said, err
+	return value, output, err
 }
 
 // killGroup waits until the process has ended and kills the rest of its group. The process has not been reaped at that

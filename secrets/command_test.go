@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// said returns the logged part of a command's standard error.
-func said(t *testing.T, source Source) (stderr, failure string) {
+// loggedStderr returns the logged part of a command's standard error.
+func loggedStderr(t *testing.T, source Source) (stderr, failure string) {
 	t.Helper()
 	s, logs := single(t, source)
 	_, err := s.Secret(t.Context(), "s")
@@ -134,14 +134,14 @@ func TestCloseKillsTheCommand(t *testing.T) {
 // part of it.
 func TestWhatTheLogShowsOfACommand(t *testing.T) {
 	t.Parallel()
-	stderr, failure := said(t, Source{Command: []string{script(t, `echo `+canary+`; printf 'denied: token %s\n\033[31mred\r\n' `+canary+` >&2; exit 1`)}})
+	stderr, failure := loggedStderr(t, Source{Command: []string{script(t, `echo `+canary+`; printf 'denied: token %s\n\033[31mred\r\n' `+canary+` >&2; exit 1`)}})
 	if stderr != `denied: token [redacted]\x0a\x1b[31mred` {
 		t.Errorf("the log shows %q", stderr)
 	}
 	if strings.Contains(failure, "denied") || strings.Contains(failure, canary) {
 		t.Errorf("the error shows %q", failure)
 	}
-	stderr, _ = said(t, Source{Command: []string{script(t, "yes longline | head -c 1000000 >&2; exit 1")}})
+	stderr, _ = loggedStderr(t, Source{Command: []string{script(t, "yes longline | head -c 1000000 >&2; exit 1")}})
 	if len(stderr) == 0 || len(stderr) > shownStderr {
 		t.Errorf("%d bytes are logged", len(stderr))
 	}

@@ -43,7 +43,7 @@ type entry struct {
 	mu           sync.Mutex
 	hasValue     bool // value was read and has not expired
 	value        name.Secret
-	last         name.Secret // the last value read; after it expires it is no longer used, but still must not be shown
+	lastValue    name.Secret // the last value read; after it expires it is no longer used, but still must not be shown
 	noExpiry     bool        // value does not expire
 	readAt       moment      // when the source was read for value
 	refreshAt    moment      // when to refresh it ahead of its expiry
@@ -161,7 +161,7 @@ func (e *entry) finishRead(f *flight, began moment, got readResult, err error) b
 	valid := e.valid(e.owner.now())
 	e.scheduleRefresh()
 	e.mu.Unlock()
-	e.owner.report(e, err, got.said, failedBefore, valid)
+	e.owner.report(e, err, got.output, failedBefore, valid)
 	if newlyGone {
 		e.owner.revoked(e.name)
 	}
@@ -172,7 +172,7 @@ func (e *entry) finishRead(f *flight, began moment, got readResult, err error) b
 // again is still returned to the waiting callers. The caller holds e.mu.
 func (e *entry) storeValue(began moment, got readResult) error {
 	use := e.source.usableFor(got.lifetime)
-	e.last, e.noExpiry = got.value, use == 0
+	e.lastValue, e.noExpiry = got.value, use == 0
 	e.readAt, e.expires, e.refreshAt = began, began.add(use), began.add(use*3/4)
 	e.sourceExpiry = time.Time{}
 	if got.lifetime != 0 && !e.source.isStatic() {
@@ -232,7 +232,7 @@ func (e *entry) loadInTime() (readResult, error) {
 	}
 	done := make(chan result, 1)
 	e.mu.Lock()
-	known := e.last
+	known := e.lastValue
 	e.mu.Unlock()
 	go func() {
 		var r result

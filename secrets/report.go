@@ -55,9 +55,9 @@ func (s *Secrets) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// report counts a refresh, and logs it if the source has begun to fail or works again. said contains a command's standard
-// error or a server's answer, masked. valid reports whether the old value may still be used.
-func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid bool) {
+// report counts a refresh, and logs it if the source has begun to fail or works again. output contains a command's
+// standard error or a server's answer, masked. valid reports whether the old value may still be used.
+func (s *Secrets) report(e *entry, err error, output string, failedBefore, valid bool) {
 	s.counts.refreshes.WithLabelValues(e.name).Inc()
 	if err == nil {
 		if failedBefore {
@@ -70,12 +70,12 @@ func (s *Secrets) report(e *entry, err error, said string, failedBefore, valid b
 		return
 	}
 	fields := []zap.Field{zap.String("secret", e.name), zap.Error(err), zap.Bool("last_value_still_valid", valid)}
-	if said != "" {
+	if output != "" {
 		key := "stderr"
 		if e.source.Remote != nil {
 			key = "answer"
 		}
-		fields = append(fields, zap.String(key, said))
+		fields = append(fields, zap.String(key, output))
 	}
 	s.log.Warn("a secret could not be refreshed", fields...)
 }

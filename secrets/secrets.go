@@ -173,7 +173,7 @@ func (s *Secrets) goRefresh(refresh func()) bool {
 type readResult struct {
 	value    name.Secret
 	lifetime time.Duration // given by the source; 0: unknown
-	said     string        // for the log: a command's standard error or a server's answer, masked
+	output   string        // for the log: a command's standard error or a server's answer, masked
 }
 
 // loader returns the function that reads a source. The function's second argument is the last value, to be masked in
@@ -190,8 +190,8 @@ func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secre
 		}
 	case len(from.Command) > 0:
 		return func(ctx context.Context, known name.Secret) (readResult, error) {
-			v, said, err := runCommand(ctx, from.Command, known, from.form())
-			return readResult{value: v, said: said}, err
+			v, output, err := runCommand(ctx, from.Command, known, from.form())
+			return readResult{value: v, output: output}, err
 		}
 	case from.Remote != nil:
 		return s.remoteLoader(n, from)
@@ -217,7 +217,7 @@ func (s *Secrets) remoteLoader(n string, from Source) func(context.Context, name
 		if err != nil {
 			refused, ok := errors.AsType[*remote.Error](err)
 			if ok {
-				return readResult{said: refused.ServerText}, err
+				return readResult{output: refused.ServerText}, err
 			}
 			return readResult{}, err
 		}

@@ -20,9 +20,9 @@ import (
 const (
 	// reservationTime is how long a host name stays reserved for its API key after its URL is gone.
 	reservationTime = 7 * 24 * time.Hour
-	// freedOfKey bounds the number of such names per key, and freedInAll the total. The oldest are dropped first: of
-	// the key, or of the key with the most names.
-	freedOfKey, freedInAll = 256, 16384
+	// maxFreedPerKey bounds the number of such names per key, and maxFreedTotal the total. The oldest are dropped
+	// first: of the key, or of the key with the most names.
+	maxFreedPerKey, maxFreedTotal = 256, 16384
 )
 
 // Domain records which API key has, or last had, a host name as the custom name of a public URL.
@@ -219,13 +219,13 @@ func (db *DB) expireDomains(tx *bolt.Tx, settings document.Table, now time.Time)
 	}
 	for key, list := range byKey {
 		slices.SortFunc(list, func(a, b freed) int { return a.at.Compare(b.at) })
-		for len(byKey[key]) > freedOfKey || len(byKey[key]) > 0 && !now.Before(byKey[key][0].at.Add(reservationTime)) {
+		for len(byKey[key]) > maxFreedPerKey || len(byKey[key]) > 0 && !now.Before(byKey[key][0].at.Add(reservationTime)) {
 			if err := forget(key); err != nil {
 				return err
 			}
 		}
 	}
-	for all > freedInAll {
+	for all > maxFreedTotal {
 		most := ""
 		for key, list := range byKey {
 			if most == "" || len(list) > len(byKey[most]) {

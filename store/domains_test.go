@@ -167,7 +167,7 @@ func TestFreedNamesAreBounded(t *testing.T) {
 	}
 	give("alice", "app.example.org")
 	const round = 100
-	for n := range 2*freedOfKey/round + 1 {
+	for n := range 2*maxFreedPerKey/round + 1 {
 		var hosts []string
 		for i := range round {
 			hosts = append(hosts, fmt.Sprintf("n%d-%d.example.net", n, i))
@@ -189,7 +189,7 @@ func TestFreedNamesAreBounded(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || of["alice"] != 1 || of["mallory"] != freedOfKey {
+	if err != nil || of["alice"] != 1 || of["mallory"] != maxFreedPerKey {
 		t.Errorf("remembered are %v, %v", of, err)
 	}
 }

@@ -16,11 +16,11 @@ type VerifyReport struct {
 	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
 }
 
-// verifyMost bounds the problems in a report.
-const verifyMost = 100
+// maxProblems bounds the problems in a report.
+const maxProblems = 100
 
 func (r *VerifyReport) problem(format string, args ...any) {
-	if len(r.Problems) < verifyMost {
+	if len(r.Problems) < maxProblems {
 		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 	}
 }

@@ -72,8 +72,8 @@ func (x *Exporter) send(id string, body []byte) answer {
 		return answer{err: describeError(err)}
 	}
 	defer res.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status is the result, even if the body cannot be read
-	return x.protocol.interpret(res, said)
+	reply, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status is the result, even if the body cannot be read
+	return x.protocol.interpret(res, reply)
 }
 
 // authorize sets the headers whose values are secrets.

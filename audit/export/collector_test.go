@@ -101,7 +101,7 @@ type world struct {
 	*Exporter
 	t       *testing.T
 	log     *audit.Log
-	said    *observer.ObservedLogs
+	reply   *observer.ObservedLogs
 	secrets sync.Map // by name
 	closed  sync.Once
 }
@@ -109,8 +109,8 @@ type world struct {
 // newWorld makes an exporter to a collector. Its secrets are "key" and "token".
 func newWorld(t *testing.T, c *collector, o Options, times times) *world {
 	t.Helper()
-	core, said := observer.New(zap.DebugLevel)
-	w := &world{t: t, said: said}
+	core, reply := observer.New(zap.DebugLevel)
+	w := &world{t: t, reply: reply}
 	w.secrets.Store("key", key("k"))
 	w.secrets.Store("token", "Bearer of-the-collector")
 	if o.URL == "" {
@@ -169,7 +169,7 @@ func (w *world) until(what string, holds func() bool) {
 // texts returns the whole log.
 func (w *world) texts() string {
 	var b strings.Builder
-	for _, e := range w.said.All() {
+	for _, e := range w.reply.All() {
 		fmt.Fprintln(&b, e.Level, e.Message, e.ContextMap())
 	}
 	return b.String()

@@ -69,8 +69,8 @@ type protocol interface {
 	body(Origin, []audit.Event) ([]byte, error)
 	// sign adds the headers that depend on the request.
 	sign(ctx context.Context, h http.Header, id string, body []byte) error
-	// interpret interprets an answer. said contains its body, possibly truncated.
-	interpret(res *http.Response, said []byte) answer
+	// interpret interprets an answer. reply contains its body, possibly truncated.
+	interpret(res *http.Response, reply []byte) answer
 }
 
 // times are timeouts and intervals.

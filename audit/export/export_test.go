@@ -270,7 +270,7 @@ func TestAHangingCollectorHoldsNobodyUp(t *testing.T) {
 		t.Errorf("%d decisions are accounted for: %s", got, w.counts())
 	}
 	told := uint64(0)
-	for _, e := range w.said.FilterMessage("decisions were not exported and are dropped").All() {
+	for _, e := range w.reply.FilterMessage("decisions were not exported and are dropped").All() {
 		told += e.ContextMap()["dropped"].(uint64)
 	}
 	if told != w.dropped() {

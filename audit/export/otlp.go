@@ -215,10 +215,10 @@ func (a *attributes) addOwn(e *audit.Event) {
 func (otlp) sign(context.Context, http.Header, string, []byte) error { return nil }
 
 // interpret implements OTLP's table of retryable status codes: no other status is retried, nor is a partial success.
-func (otlp) interpret(res *http.Response, said []byte) answer {
+func (otlp) interpret(res *http.Response, reply []byte) answer {
 	switch status := res.StatusCode; {
 	case status >= 200 && status < 300:
-		return answer{rejected: rejected(res, said)}
+		return answer{rejected: rejected(res, reply)}
 	case isRetryable(status):
 		return answer{err: statusError(res), retryAfter: retryAfter(res.Header)}
 	default:
@@ -227,7 +227,7 @@ func (otlp) interpret(res *http.Response, said []byte) answer {
 }
 
 // rejected returns the number of records that the collector reports as rejected.
-func rejected(res *http.Response, said []byte) uint64 {
+func rejected(res *http.Response, reply []byte) uint64 {
 	if !strings.HasPrefix(res.Header.Get("Content-Type"), "application/json") {
 		return 0
 	}
@@ -236,7 +236,7 @@ func rejected(res *http.Response, said []byte) uint64 {
 			Rejected json.RawMessage `json:"rejectedLogRecords"` // a text or a number
 		} `json:"partialSuccess"`
 	}
-	if json.Unmarshal(said, &response) != nil {
+	if json.Unmarshal(reply, &response) != nil {
 		return 0
 	}
 	n, err := strconv.ParseUint(strings.Trim(string(response.PartialSuccess.Rejected), `"`), 10, 63)

@@ -34,17 +34,17 @@ var errBlocked = errors.New("the log is not being read; its last lines are lost"
 type Writer struct {
 	sink Sink
 
-	mu        sync.Mutex
-	pending   []byte    // whole lines, except for the first one after a failed write
-	spare     []byte    // empty, for the next batch
-	batch     uint64    // number of the pending batch
-	writing   bool      // a batch is being written
-	inWrite   int       // bytes being written, which come back if the write fails
-	urgent    bool      // write the pending lines as soon as possible
-	failing   bool      // the last write failed
-	lastWrite time.Time // when the last write ended
-	timer     *time.Timer
-	syncers   []chan<- error // callers of Sync waiting for the pending lines
+	mu           sync.Mutex
+	pending      []byte    // whole lines, except for the first one after a failed write
+	spare        []byte    // empty, for the next batch
+	batch        uint64    // number of the pending batch
+	writing      bool      // a batch is being written
+	writingBytes int       // bytes being written, which come back if the write fails
+	urgent       bool      // write the pending lines as soon as possible
+	failing      bool      // the last write failed
+	lastWrite    time.Time // when the last write ended
+	timer        *time.Timer
+	syncers      []chan<- error // callers of Sync waiting for the pending lines
 
 	lost, unreported uint64
 	reportLost       func(lost uint64)
@@ -112,7 +112,7 @@ func (w *Writer) reserve(n int, c Claim) bool {
 		room = limit / 4 * c.Quarters
 	}
 	if w.failing {
-		room -= w.inWrite // likely to come back
+		room -= w.writingBytes // likely to come back
 	}
 	if room -= len(w.pending); n > room {
 		return false
@@ -221,12 +221,12 @@ func (w *Writer) flush(write func([]byte) (n int, ok bool, err error)) {
 	if !w.failing { // a retried batch is still pending and counted in the shares
 		w.batch++
 	}
-	w.writing, w.inWrite, w.urgent = true, len(b), false
+	w.writing, w.writingBytes, w.urgent = true, len(b), false
 	began := time.Now()
 	w.mu.Unlock()
 	n, ok, err := write(b)
 	w.mu.Lock()
-	w.writing, w.inWrite, w.failing, w.lastWrite = false, 0, err != nil, time.Now()
+	w.writing, w.writingBytes, w.failing, w.lastWrite = false, 0, err != nil, time.Now()
 	if !ok {
 		w.putBack(b, 0)
 		w.syncers, w.urgent = append(waiting, w.syncers...), true

@@ -190,8 +190,8 @@ func (s *Store) filesAge() time.Duration { return min(24*time.Hour, max(s.age/8,
 func (s *Store) removeOld() error {
 	for list := s.files(); len(list) > 1 && time.Since(list[1].Begun) > s.age; list = list[1:] {
 		s.amounts = nil
-		s.whole.markIncomplete(list[1].Begun)
-		if err := errors.Join(s.whole.save(), s.removeFirst()); err != nil {
+		s.completeness.markIncomplete(list[1].Begun)
+		if err := errors.Join(s.completeness.save(), s.removeFirst()); err != nil {
 			return err
 		}
 	}
@@ -223,7 +223,7 @@ func (s *Store) moveOldest(oldest segments.Segment) error {
 		return err
 	}
 	most, lost := s.share(), losses{}
-	p := part{files: s.kept, of: oldest, buf: []byte(partLine(oldest.Number))}
+	p := part{files: s.kept, segment: oldest, buf: []byte(partLine(oldest.Number))}
 	_, err := oldest.Read(0, func(line []byte) error {
 		n, box := int64(len(line))+1, owner(line)
 		a := s.amountOf(box)
@@ -238,13 +238,13 @@ func (s *Store) moveOldest(oldest segments.Segment) error {
 		s.amounts = nil
 		return err
 	}
-	if p.finish(); p.full || err != nil {
+	if p.finish(); p.diskFull || err != nil {
 		s.amounts = nil
-		s.whole.markIncomplete(time.Now())
+		s.completeness.markIncomplete(time.Now())
 	}
-	s.whole.addLosses(lost.times())
-	s.whole.recordMoved(oldest.Number)
-	_ = s.whole.save() // on a full disk it is saved later
+	s.completeness.addLosses(lost.times())
+	s.completeness.recordMoved(oldest.Number)
+	_ = s.completeness.save() // on a full disk it is saved later
 	return s.main.RemoveOldest()
 }
 
@@ -260,15 +260,15 @@ func (s *Store) keptAge(next segments.Segment) time.Duration {
 // part writes the copy of a segment.
 type part struct {
 	files    *segments.Files
-	of       segments.Segment
+	segment  segments.Segment
 	buf      []byte
 	hasLines bool // a line was added
-	full     bool // the disk is full
+	diskFull bool // the disk is full
 }
 
 // add adds a line, and reports whether the disk had space.
 func (p *part) add(line []byte) bool {
-	if p.full {
+	if p.diskFull {
 		return false
 	}
 	p.buf = append(append(p.buf, line...), '\n')
@@ -276,14 +276,14 @@ func (p *part) add(line []byte) bool {
 	if len(p.buf) > 64<<10 {
 		p.flush()
 	}
-	return !p.full
+	return !p.diskFull
 }
 
 func (p *part) flush() {
-	n, err := p.files.WriteCopy(p.of, p.buf)
+	n, err := p.files.WriteCopy(p.segment, p.buf)
 	if err != nil {
 		_ = p.files.Undo(n)
-		p.full = true
+		p.diskFull = true
 	}
 	p.buf = p.buf[:0]
 }
@@ -293,11 +293,11 @@ func (p *part) finish() {
 	if !p.hasLines {
 		return
 	}
-	if len(p.buf) > 0 && !p.full {
+	if len(p.buf) > 0 && !p.diskFull {
 		p.flush()
 	}
 	if p.files.Sync() != nil {
-		p.full = true
+		p.diskFull = true
 	}
 }
 
@@ -322,11 +322,11 @@ func (s *Store) shrinkKept() error {
 	}
 	s.amounts = nil
 	if list := s.files(); len(list) > 1 {
-		s.whole.markIncomplete(list[1].Begun)
+		s.completeness.markIncomplete(list[1].Begun)
 	} else {
-		s.whole.markIncomplete(time.Now())
+		s.completeness.markIncomplete(time.Now())
 	}
-	_ = s.whole.save()
+	_ = s.completeness.save()
 	return s.removeFirst()
 }
 
@@ -351,17 +351,17 @@ func (s *Store) dropExcess(segment segments.Segment, most int64) error {
 		return append(append(to, line...), '\n')
 	}
 	return s.kept.Rewrite(segment, edit, func() error {
-		s.whole.addLosses(lost.times())
-		return s.whole.save()
+		s.completeness.addLosses(lost.times())
+		return s.completeness.save()
 	})
 }
 
 // recoverMove loads the records of missing decisions, and finishes or undoes the copying of a segment that a crash has
 // interrupted.
 func (s *Store) recoverMove(path string) error {
-	err := s.whole.load(path)
+	err := s.completeness.load(path)
 	list := s.main.Segments()
-	for ; len(list) > 0 && list[0].Number <= s.whole.moved; list = list[1:] {
+	for ; len(list) > 0 && list[0].Number <= s.completeness.moved; list = list[1:] {
 		if len(list) == 1 {
 			err = errors.Join(err, s.main.Rotate(0, 0))
 		}
@@ -370,13 +370,13 @@ func (s *Store) recoverMove(path string) error {
 	if kept := s.kept.Segments(); len(list) > 0 && len(kept) > 0 {
 		err = errors.Join(err, s.cutPart(kept[len(kept)-1], list[0].Number))
 	}
-	if !s.whole.since.IsZero() {
+	if !s.completeness.since.IsZero() {
 		return err
 	}
 	if all := s.files(); len(all) > 0 { // an earlier version only removed the oldest files
-		s.whole.markIncomplete(all[0].Begun)
+		s.completeness.markIncomplete(all[0].Begun)
 	} else {
-		s.whole.markIncomplete(time.Now())
+		s.completeness.markIncomplete(time.Now())
 	}
 	return err
 }

@@ -281,18 +281,18 @@ func TestWhatTheDiskDoesNotTakeIsMissing(t *testing.T) {
 // TestLossesAreBounded checks that boxes with losses are remembered individually up to a limit.
 func TestLossesAreBounded(t *testing.T) {
 	t.Parallel()
-	var w whole
+	var w completeness
 	if err := w.load(filepath.Join(t.TempDir(), wholeFile)); err != nil {
 		t.Fatal(err)
 	}
 	base := time.Now()
-	for i := range 3 * mostLosers {
+	for i := range 3 * maxLosers {
 		w.addLosses(map[policy.BoxID]time.Time{policy.BoxID(fmt.Sprint(i)): base.Add(time.Duration(i) * time.Second)})
 	}
-	if len(w.lost) > mostLosers {
+	if len(w.lost) > maxLosers {
 		t.Error(len(w.lost))
 	}
-	for i := range 3 * mostLosers {
+	for i := range 3 * maxLosers {
 		if at := base.Add(time.Duration(i) * time.Second); w.completeSince(policy.BoxID(fmt.Sprint(i))).Before(at) {
 			t.Fatalf("of box %d the history is said to be whole from before its loss", i)
 		}

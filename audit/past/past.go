@@ -29,22 +29,22 @@ import (
 // Store keeps lines of decisions in files: the latest in main, older ones in kept. It is the sink of one
 // [lines.Writer], and safe for concurrent readers.
 type Store struct {
-	main, kept *segments.Files
-	size       int64
-	age        time.Duration
-	next       uint64                   // number of the next file
-	amounts    map[policy.BoxID]*amount // nil: not counted; used only by the writer
-	whole      whole
+	main, kept   *segments.Files
+	size         int64
+	age          time.Duration
+	next         uint64                   // number of the next file
+	amounts      map[policy.BoxID]*amount // nil: not counted; used only by the writer
+	completeness completeness
 
 	moving   sync.RWMutex // held while lines are moved from main to kept
 	released atomic.Bool
 
 	// Room returns an error if the disk cannot take n more bytes without using its reserve. nil: no reserve.
 	Room func(n int64) error
-	// granted is the number of bytes that may be written until then without calling Room again; used only by the
+	// grantedBytes is the number of bytes that may be written until then without calling Room again; used only by the
 	// writer.
-	granted int64
-	until   time.Time
+	grantedBytes int64
+	grantedUntil time.Time
 }
 
 // Room is called for this many bytes at a time, and at least this often.
@@ -77,7 +77,7 @@ func Open(dir string, size int64, age time.Duration) (*Store, error) {
 	if list := s.files(); len(list) > 0 {
 		s.next = list[len(list)-1].Number + 1
 	}
-	s.next = max(s.next, s.whole.moved+1)
+	s.next = max(s.next, s.completeness.moved+1)
 	return s, s.makeRoom(0)
 }
 
@@ -129,12 +129,12 @@ func (s *Store) requestRoom(n int64) error {
 	if s.Room == nil {
 		return nil
 	}
-	if s.granted -= n; s.granted >= 0 && time.Now().Before(s.until) {
+	if s.grantedBytes -= n; s.grantedBytes >= 0 && time.Now().Before(s.grantedUntil) {
 		return nil
 	}
-	s.granted = 0
+	s.grantedBytes = 0
 	if s.Room(n+roomAhead) == nil {
-		s.granted, s.until = roomAhead, time.Now().Add(roomEvery)
+		s.grantedBytes, s.grantedUntil = roomAhead, time.Now().Add(roomEvery)
 		return nil
 	}
 	return s.Room(n)
@@ -155,11 +155,11 @@ func (s *Store) Release() error {
 
 // Whole returns the time since when no decision about a box is missing; the empty ID stands for all boxes. Earlier
 // decisions may be present too.
-func (s *Store) Whole(box policy.BoxID) time.Time { return s.whole.completeSince(box) }
+func (s *Store) Whole(box policy.BoxID) time.Time { return s.completeness.completeSince(box) }
 
 // Lost records that a decision about a box could not be kept. It does not wait for the disk.
 func (s *Store) Lost(box policy.BoxID, at time.Time) {
-	s.whole.addLosses(map[policy.BoxID]time.Time{box: at})
+	s.completeness.addLosses(map[policy.BoxID]time.Time{box: at})
 }
 
 // Filter selects decisions. The zero value selects all.

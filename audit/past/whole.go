@@ -15,12 +15,12 @@ import (
 // wholeFile is the name of the file that records missing decisions.
 const wholeFile = "whole.json"
 
-// mostLosers is how many boxes with missing decisions are remembered. Beyond that the earlier half of the losses is
+// maxLosers is how many boxes with missing decisions are remembered. Beyond that the earlier half of the losses is
 // merged: the history of every box then counts as complete only after the latest of those.
-const mostLosers = 1024
+const maxLosers = 1024
 
-// whole tracks since when the history is complete. Safe for concurrent use.
-type whole struct {
+// completeness tracks since when the history is complete. Safe for concurrent use.
+type completeness struct {
 	path  string
 	moved uint64 // the last segment of main that was moved; used only by the writer
 
@@ -30,21 +30,21 @@ type whole struct {
 	dirty bool                       // not all of it has been saved
 }
 
-// saved is the form on disk.
-type saved struct {
+// savedCompleteness is the form on disk.
+type savedCompleteness struct {
 	Moved uint64                     `json:"moved"`
 	Since time.Time                  `json:"since"`
 	Lost  map[policy.BoxID]time.Time `json:"lost,omitempty"`
 }
 
 // load reads the records of an earlier process. If they are unreadable, the history counts as complete from now on.
-func (w *whole) load(path string) error {
+func (w *completeness) load(path string) error {
 	w.path, w.lost = path, map[policy.BoxID]time.Time{}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	var from saved
+	var from savedCompleteness
 	if err != nil || json.Unmarshal(data, &from) != nil {
 		w.markIncomplete(time.Now())
 		return nil //nolint:nilerr // the next save replaces it
@@ -55,13 +55,13 @@ func (w *whole) load(path string) error {
 }
 
 // save writes the records if they have changed.
-func (w *whole) save() error {
+func (w *completeness) save() error {
 	w.mu.Lock()
 	if !w.dirty {
 		w.mu.Unlock()
 		return nil
 	}
-	data, err := json.Marshal(saved{w.moved, w.since, w.lost})
+	data, err := json.Marshal(savedCompleteness{w.moved, w.since, w.lost})
 	w.dirty = false
 	w.mu.Unlock()
 	if err == nil {
@@ -88,13 +88,13 @@ func replaceFile(path string, data []byte) error {
 }
 
 // markIncomplete records that any decision before a time may be missing.
-func (w *whole) markIncomplete(at time.Time) {
+func (w *completeness) markIncomplete(at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.markIncompleteLocked(at)
 }
 
-func (w *whole) markIncompleteLocked(at time.Time) {
+func (w *completeness) markIncompleteLocked(at time.Time) {
 	if !at.After(w.since) {
 		return
 	}
@@ -103,14 +103,14 @@ func (w *whole) markIncompleteLocked(at time.Time) {
 }
 
 // recordMoved records that a segment of main was moved.
-func (w *whole) recordMoved(number uint64) {
+func (w *completeness) recordMoved(number uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.moved, w.dirty = number, true
 }
 
 // addLosses records the times of the last missing decisions about boxes.
-func (w *whole) addLosses(lost map[policy.BoxID]time.Time) {
+func (w *completeness) addLosses(lost map[policy.BoxID]time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for box, at := range lost {
@@ -118,14 +118,14 @@ func (w *whole) addLosses(lost map[policy.BoxID]time.Time) {
 			w.lost[box], w.dirty = at, true
 		}
 	}
-	if len(w.lost) > mostLosers {
+	if len(w.lost) > maxLosers {
 		times := slices.SortedFunc(maps.Values(w.lost), time.Time.Compare)
 		w.markIncompleteLocked(times[len(times)/2])
 	}
 }
 
 // completeSince returns the time since when the history of a box is complete; the empty ID stands for all boxes.
-func (w *whole) completeSince(box policy.BoxID) time.Time {
+func (w *completeness) completeSince(box policy.BoxID) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := w.since

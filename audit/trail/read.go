@@ -33,7 +33,7 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 	var offset int64
 	for {
 		t.mu.Lock()
-		more := t.written
+		more := t.appended
 		t.mu.Unlock()
 		for _, s := range segmentsSince(t.files.Segments(), f.Since) {
 			if s.Number < at {

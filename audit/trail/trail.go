@@ -36,12 +36,12 @@ type Trail struct {
 
 	mu         sync.Mutex
 	head       Head
-	written    chan struct{}    // closed when an entry is appended
+	appended   chan struct{}    // closed when an entry is appended
 	ownerBytes map[string]int64 // bytes of each owner; nil: not counted yet
 	processed  int              // number of lines of the oldest file that an earlier, failed removal has already processed
 	unanswered map[uint64]Entry // calls without an answer
 	answered   map[uint64]bool  // calls that Release has answered
-	broken     error            // part of an entry could not be removed: writes fail until the trail is opened again
+	writeErr   error            // part of an entry could not be removed: writes fail until the trail is opened again
 
 	syncing sync.Mutex
 	synced  uint64 // the last entry that is durable
@@ -54,7 +54,7 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 		return nil, openError(dir, err)
 	}
 	files.Preallocate(reservedBytes)
-	t := &Trail{opts: opts, files: files, written: make(chan struct{}), unanswered: map[uint64]Entry{}, answered: map[uint64]bool{}}
+	t := &Trail{opts: opts, files: files, appended: make(chan struct{}), unanswered: map[uint64]Entry{}, answered: map[uint64]bool{}}
 	if t.head, err = lastOf(files.Segments()); err != nil {
 		return nil, errors.Join(openError(dir, err), files.Close())
 	}
@@ -125,8 +125,8 @@ func (t *Trail) write(e Entry) (uint64, error) {
 			return 0, nil
 		}
 	}
-	if t.broken != nil {
-		return 0, t.broken
+	if t.writeErr != nil {
+		return 0, t.writeErr
 	}
 	if err := t.rotateLocked(); err != nil {
 		return 0, err
@@ -149,8 +149,8 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 	}
 	if n, err := t.files.Write(line, e.Seq); err != nil {
 		if undone := t.files.Undo(n); undone != nil {
-			t.broken = fmt.Errorf("%w; and what was written of it stays: %w", err, undone)
-			return 0, t.broken
+			t.writeErr = fmt.Errorf("%w; and what was written of it stays: %w", err, undone)
+			return 0, t.writeErr
 		}
 		return 0, err
 	}
@@ -158,8 +158,8 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 		t.ownerBytes[owner(line)] += int64(len(line))
 	}
 	t.head = Head{e.Seq, hash}
-	close(t.written)
-	t.written = make(chan struct{})
+	close(t.appended)
+	t.appended = make(chan struct{})
 	return e.Seq, nil
 }
 

@@ -72,10 +72,10 @@ type Config struct {
 }
 
 const (
-	// places bounds the concurrent attempts for hosts below the gateway's domain, and for other hosts. An attempt for a
-	// host that leads to a tarpit holds its place until the issuer gives up, and a tenant can name hundreds of such
-	// hosts, so owners take turns.
-	places = 16
+	// maxConcurrent bounds the concurrent attempts for hosts below the gateway's domain, and for other hosts. An
+	// attempt for a host that leads to a tarpit holds its place until the issuer gives up, and a tenant can name
+	// hundreds of such hosts, so owners take turns.
+	maxConcurrent = 16
 	// firstRetry is the delay before the next attempt for a host after a failure. It doubles with each failure up to
 	// lastRetry.
 	firstRetry, lastRetry = time.Minute, 6 * time.Hour
@@ -99,7 +99,7 @@ type Manager struct {
 	cache          *certmagic.Cache
 	hostConfig     *certmagic.Config
 	wildcardConfig *certmagic.Config // for the wildcard; nil without one
-	own, foreign   *turns            // for hosts below the gateway's domain, and for others
+	own, others    *turns            // for hosts below the gateway's domain, and for others
 
 	ctx       context.Context
 	cancel    context.CancelFunc
@@ -123,7 +123,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.defaults()
 	m := &Manager{
-		cfg: cfg, own: newTurns(places), foreign: newTurns(places), flights: map[string]*flight{}, failed: map[string]failure{}, loaded: map[string]bool{},
+		cfg: cfg, own: newTurns(maxConcurrent), others: newTurns(maxConcurrent), flights: map[string]*flight{}, failed: map[string]failure{}, loaded: map[string]bool{},
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.cache = certmagic.NewCache(certmagic.CacheOptions{

@@ -129,7 +129,7 @@ func (m *Manager) queueTurn(subject string) (*turn, error) {
 	case strings.HasSuffix(subject, "."+m.cfg.Domain.String()):
 		return m.own.enqueue(m.cfg.Owner(subject))
 	}
-	return m.foreign.enqueue(m.cfg.Owner(subject))
+	return m.others.enqueue(m.cfg.Owner(subject))
 }
 
 // dropCached drops a certificate from memory.

@@ -35,8 +35,8 @@ func TestAttackTarpits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if taken, waiting := m.foreign.counts(); taken != places/2 || waiting != maxWaiting {
-		t.Errorf("of 320 attempts of one owner %d have a place and %d wait, want %d and %d", taken, waiting, places/2, maxWaiting)
+	if taken, waiting := m.others.counts(); taken != maxConcurrent/2 || waiting != maxWaiting {
+		t.Errorf("of 320 attempts of one owner %d have a place and %d wait, want %d and %d", taken, waiting, maxConcurrent/2, maxWaiting)
 	}
 	began := time.Now()
 	for _, host := range []string{"victim-1.example.org", "victim-2." + cfg.Domain.String()} {
@@ -45,7 +45,7 @@ func TestAttackTarpits(t *testing.T) {
 			if _, _, err := f.shown(host); err == nil {
 				break
 			}
-			if _, waiting := m.foreign.counts(); waiting < maxWaiting/2 || time.Since(began) > time.Minute {
+			if _, waiting := m.others.counts(); waiting < maxWaiting/2 || time.Since(began) > time.Minute {
 				t.Fatalf("%s has no certificate after %v, when %d attempts of the tenant had failed and %d still waited", host, time.Since(began), m.Failing(), waiting)
 			}
 			time.Sleep(20 * time.Millisecond)

@@ -14,8 +14,8 @@ import (
 	"boxgate/audit"
 )
 
-// shownSaid is the maximum number of bytes of server text in the log.
-const shownSaid = 256
+// maxServerText is the maximum number of bytes of server text in the log.
+const maxServerText = 256
 
 // failureBody has the error fields of the known servers.
 type failureBody struct {
@@ -29,17 +29,17 @@ type failureBody struct {
 // newRefusal returns the error of a response without success.
 func newRefusal(res *http.Response, body []byte, r Request) *Error {
 	e := &Error{Status: res.StatusCode, RetryAfter: retryAfter(res.Header, time.Now())}
-	code, said := parseFailure(body)
+	code, message := parseFailure(body)
 	if codes[code] {
 		e.Code = code
 	}
-	e.ServerText = audit.Escape(maskTexts(said, r.secretTexts()), shownSaid)
+	e.ServerText = audit.Escape(maskTexts(message, r.secretTexts()), maxServerText)
 	e.Gone = isGone(e)
 	return e
 }
 
 // parseFailure returns the code and the text of a failure.
-func parseFailure(body []byte) (code, said string) {
+func parseFailure(body []byte) (code, message string) {
 	var x struct { // AWS STS
 		Code    string `xml:"Error>Code"`
 		Message string `xml:"Error>Message"`
@@ -51,18 +51,18 @@ func parseFailure(body []byte) (code, said string) {
 	if json.Unmarshal(body, &f) != nil {
 		return "", ""
 	}
-	said = strings.Join(append([]string{f.Description, f.Message}, f.Errors...), " ")
+	message = strings.Join(append([]string{f.Description, f.Message}, f.Errors...), " ")
 	if json.Unmarshal(f.Error, &code) == nil && code != "" {
-		return code, said
+		return code, message
 	}
 	var google struct {
 		Status  string `json:"status"`
 		Message string `json:"message"`
 	}
 	if json.Unmarshal(f.Error, &google) == nil && google.Status != "" {
-		return google.Status, said + google.Message
+		return google.Status, message + google.Message
 	}
-	return f.Type[strings.LastIndexByte(f.Type, '#')+1:], said
+	return f.Type[strings.LastIndexByte(f.Type, '#')+1:], message
 }
 
 // isGone reports whether a refusal means that the secret or grant in the request was revoked or deleted, as opposed to
@@ -100,9 +100,9 @@ func (r *Request) secretTexts() (texts []string) {
 }
 
 // maskTexts replaces every occurrence of the texts, which are sorted from long to short.
-func maskTexts(said string, texts []string) string {
+func maskTexts(message string, texts []string) string {
 	for _, text := range texts {
-		said = strings.ReplaceAll(said, text, "[redacted]")
+		message = strings.ReplaceAll(message, text, "[redacted]")
 	}
-	return strings.TrimSpace(said)
+	return strings.TrimSpace(message)
 }
