@@ -3,7 +3,7 @@ package dns
 import "github.com/prometheus/client_golang/prometheus"
 
 var upstreamUp = prometheus.NewDesc("boxgate_dns_upstream_up",
-	"Whether an upstream DNS server is asked in its turn: 0 while it is skipped because it answered nothing.", []string{"upstream"}, nil)
+	"Whether an upstream DNS server is in use: 0 while it is skipped because it does not answer.", []string{"upstream"}, nil)
 
 var queriesWaiting = prometheus.NewDesc("boxgate_dns_queries_waiting", "DNS queries of boxes that are being answered.", nil, nil)
 

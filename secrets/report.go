@@ -16,7 +16,7 @@ func newCounts(names []string) counts {
 			Name: "boxgate_secret_refreshes_total", Help: "How often the source of a secret was read.",
 		}, []string{"secret"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "boxgate_secret_refresh_failures_total", Help: "How often the source of a secret gave no value.",
+			Name: "boxgate_secret_refresh_failures_total", Help: "How often reading the source of a secret failed.",
 		}, []string{"secret"}),
 	}
 	for _, n := range names { // so that rate() sees the first failure
@@ -29,9 +29,9 @@ func newCounts(names []string) counts {
 // The times of each secret, in seconds since 1970.
 var (
 	readTime = prometheus.NewDesc("boxgate_secret_read_timestamp_seconds",
-		"When the source of a secret last gave a value.", []string{"secret"}, nil)
+		"When the source of a secret was last read successfully.", []string{"secret"}, nil)
 	expiryTime = prometheus.NewDesc("boxgate_secret_expiry_timestamp_seconds",
-		"When the value of a secret may no longer be used, if its source says so.", []string{"secret"}, nil)
+		"When the value of a secret expires, if its source sets an expiry.", []string{"secret"}, nil)
 )
 
 // Describe implements [prometheus.Collector].

@@ -12,8 +12,8 @@ import (
 
 // VerifyReport is the result of [DB.Verify].
 type VerifyReport struct {
-	Documents int      `json:"documents" doc:"how many there are"`
-	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
+	Documents int      `json:"documents" doc:"number of documents"`
+	Problems  []string `json:"problems" doc:"documents that are unreadable or misplaced; empty if the store is intact"`
 }
 
 // maxProblems bounds the problems in a report.

@@ -39,25 +39,25 @@ type Entry struct {
 	Seq    uint64       `json:"seq"`
 	Time   time.Time    `json:"time"`
 	Kind   Kind         `json:"kind" enum:"call answer policy refused start removed kept"`
-	Call   uint64       `json:"call,omitempty" doc:"of an answer, and of policy: the seq of the call"`
-	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent: there was no valid one. Of temporary entries that have ended: of the key that gave them"`
+	Call   uint64       `json:"call,omitempty" doc:"of an answer or policy entry: seq of the call"`
+	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent without a valid key. For temporary entries that have ended: the key that made them"`
 	Key    string       `json:"key,omitempty" doc:"its name"`
 	Role   string       `json:"role,omitempty"`
 	Remote string       `json:"remote,omitempty" doc:"address of the caller, or unix"`
 	Method string       `json:"method,omitempty"`
 	Route  string       `json:"route,omitempty" doc:"the endpoint, as in this description"`
 	Box    policy.BoxID `json:"box,omitempty"`
-	Status int          `json:"status,omitempty" doc:"of the answer; 499: the caller was gone before it"`
+	Status int          `json:"status,omitempty" doc:"of the answer; 499: the caller disconnected first"`
 
-	PolicyVersion uint64 `json:"policy_version,omitempty" doc:"that the policy of the box has with the change, as decisions name it"`
-	Change        Change `json:"change,omitzero" doc:"what changed, without values that are secret"`
+	PolicyVersion uint64 `json:"policy_version,omitempty" doc:"version of the policy of the box after the change, as in decisions"`
+	Change        Change `json:"change,omitzero" doc:"the change, without secret values"`
 	// Suppressed is the number of refusals of the same key that were not written before this one.
-	Suppressed uint64 `json:"suppressed,omitempty" doc:"refused calls of the same key that were left out before this one"`
-	First      uint64 `json:"first,omitempty" doc:"of removed: the first entry that is kept"`
+	Suppressed uint64 `json:"suppressed,omitempty" doc:"number of refused calls of the same key omitted before this one"`
+	First      uint64 `json:"first,omitempty" doc:"of removed: seq of the first remaining entry"`
 	Note       string `json:"note,omitempty"`
-	Original   Change `json:"original,omitzero" doc:"of kept: an earlier entry, as it was"`
+	Original   Change `json:"original,omitzero" doc:"of kept: the earlier entry, unchanged"`
 
-	Prev string `json:"prev" doc:"hash of the entry before"`
+	Prev string `json:"prev" doc:"hash of the previous entry"`
 }
 
 // Origin returns the entry that e keeps, or e itself if it is not of kind Kept.

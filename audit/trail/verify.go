@@ -9,9 +9,9 @@ import (
 // Report is the result of [Verify].
 type Report struct {
 	Entries  int      `json:"entries"`
-	First    uint64   `json:"first,omitempty" doc:"seq of the oldest entry that is kept"`
-	Head     Head     `json:"head" doc:"the last entry; keep it elsewhere, and a later trail must contain it"`
-	Problems []string `json:"problems" doc:"what was changed, put in, or taken out; empty: nothing"`
+	First    uint64   `json:"first,omitempty" doc:"seq of the oldest remaining entry"`
+	Head     Head     `json:"head" doc:"the last entry; store it elsewhere: a later trail must contain it"`
+	Problems []string `json:"problems" doc:"entries that were changed, inserted or removed; empty if the trail is intact"`
 }
 
 // maxProblems bounds a report.
