@@ -66,8 +66,8 @@ func (a Addresses) Own() []netip.Addr {
 // checkSources requires valid source addresses without duplicates, outside of the boxes' pools.
 func (n *Network) checkSources(fail func(key, format string, args ...any)) {
 	const key = "network.sources"
-	if len(n.Sources) > MostSources {
-		fail(key, "has %d addresses; the limit is %d", len(n.Sources), MostSources)
+	if len(n.Sources) > MaxSources {
+		fail(key, "has %d addresses; the limit is %d", len(n.Sources), MaxSources)
 	}
 	var seen []netip.Addr
 	for _, s := range n.Sources {
@@ -88,5 +88,5 @@ func (n *Network) checkSources(fail func(key, format string, args ...any)) {
 	}
 }
 
-// MostSources is the maximum number of source addresses.
-const MostSources = 1024
+// MaxSources is the maximum number of source addresses.
+const MaxSources = 1024

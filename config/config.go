@@ -148,9 +148,9 @@ type PerBox struct {
 	Max     int  `yaml:"max"`
 }
 
-// MostPerBox is the maximum number of boxes with metrics: each costs a monitoring system some twenty series for its
+// MaxBoxMetrics is the maximum number of boxes with metrics: each costs a monitoring system some twenty series for its
 // whole retention time.
-const MostPerBox = 10_000
+const MaxBoxMetrics = 10_000
 
 // Log configures the gateway's log on standard error.
 type Log struct {
@@ -403,8 +403,8 @@ func (c *Config) validate() error {
 		fail("launcher.images", `has no entry "default"`)
 	}
 	c.Launcher.Disk.check(fail)
-	if r := c.Launcher.Reserve; r < LeastReserve || r > 1<<44 {
-		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(LeastReserve))
+	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
+		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}
 	c.Launcher.IO.check(fail)
 	c.checkSections(fail)
@@ -413,8 +413,8 @@ func (c *Config) validate() error {
 	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)
 	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
 	c.Network.checkSources(fail)
-	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MostPerBox {
-		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MostPerBox)
+	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MaxBoxMetrics {
+		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MaxBoxMetrics)
 	}
 	c.Limits.check(fail)
 	c.Quotas.check(fail)

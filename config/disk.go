@@ -23,12 +23,12 @@ func defaultDisk() Disk {
 	return Disk{Mode: "auto", Small: 10 << 30, Medium: 20 << 30, Large: 40 << 30, Files: 1_000_000}
 }
 
-// LeastDisk is the smallest limit of a box's disk, in bytes.
-const LeastDisk = 64 << 20
+// MinDisk is the smallest limit of a box's disk, in bytes.
+const MinDisk = 64 << 20
 
-// LeastReserve is the smallest reserve on the disk of the state directory, in bytes: the store grows by as much at a
+// MinReserve is the smallest reserve on the disk of the state directory, in bytes: the store grows by as much at a
 // time.
-const LeastReserve = 16 << 20
+const MinReserve = 16 << 20
 
 func (d Disk) check(fail func(key, format string, args ...any)) {
 	switch d.Mode {
@@ -47,19 +47,19 @@ func (d Disk) check(fail func(key, format string, args ...any)) {
 	}
 }
 
-// minimum returns the smallest limit of a box's disk, and the reason if it exceeds LeastDisk. In mode loop a box has its
+// minimum returns the smallest limit of a box's disk, and the reason if it exceeds MinDisk. In mode loop a box has its
 // own file system, which reserves space for inodes: mkfs.ext4 needs up to 400 bytes for each, and more on very large
 // ones.
 func (d Disk) minimum() (Size, string) {
 	if d.Mode != "loop" {
-		return LeastDisk, ""
+		return MinDisk, ""
 	}
 	each := 400
 	if d.Files > 100_000_000 {
 		each = 512
 	}
 	const mebibyte = 1 << 20
-	least := LeastDisk + (d.Files*each+mebibyte-1)/mebibyte*mebibyte
+	least := MinDisk + (d.Files*each+mebibyte-1)/mebibyte*mebibyte
 	return Size(least), fmt.Sprintf(": in mode loop, launcher.disk.files (%d) need space", d.Files)
 }
 

@@ -47,8 +47,8 @@ func (q Quotas) byKind() map[quota.Kind]int64 {
 	}
 }
 
-// leastQuotaMemory is enough for a request with a body.
-const leastQuotaMemory = 1 << 20
+// minQuotaMemory is enough for a request with a body.
+const minQuotaMemory = 1 << 20
 
 // check finds quotas that would refuse all requests or never apply.
 func (q Quotas) check(fail func(key, format string, args ...any)) {
@@ -56,7 +56,7 @@ func (q Quotas) check(fail func(key, format string, args ...any)) {
 	for _, k := range slices.Sorted(maps.Keys(all)) {
 		least := int64(1)
 		if k.InBytes() {
-			least = leastQuotaMemory
+			least = minQuotaMemory
 		}
 		switch n := all[k]; {
 		case n >= least && n <= k.Most():

@@ -212,7 +212,7 @@ func (s *Secrets) remoteLoader(n string, from Source) func(context.Context, name
 	}
 	return func(ctx context.Context, known name.Secret) (readResult, error) {
 		env := env
-		env.Client = s.client.Hiding(known)
+		env.Client = s.client.WithHidden(known)
 		v, err := from.Remote.Fetch(ctx, env)
 		if err != nil {
 			refused, ok := errors.AsType[*remote.Error](err)

@@ -290,12 +290,12 @@ func (f *Files) dropOldest(drop func(Segment) error) error {
 // Name returns the base name of the segment's file.
 func (s Segment) Name() string { return filepath.Base(s.path) }
 
-// Aside returns the base name of the segment's file after it is set aside.
-func (s Segment) Aside() string { return s.Name() + ".damaged" }
+// DamagedName returns the base name of the segment's file after it is set aside.
+func (s Segment) DamagedName() string { return s.Name() + ".damaged" }
 
 // SetAsideOldest renames the oldest file, which removes it from the segments, unless it is the one being written.
 func (f *Files) SetAsideOldest() error {
-	return f.dropOldest(func(s Segment) error { return os.Rename(s.path, filepath.Join(filepath.Dir(s.path), s.Aside())) })
+	return f.dropOldest(func(s Segment) error { return os.Rename(s.path, filepath.Join(filepath.Dir(s.path), s.DamagedName())) })
 }
 
 // Close closes the file being written.

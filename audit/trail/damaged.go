@@ -28,5 +28,5 @@ func openError(dir string, err error) error {
 	}
 	return fmt.Errorf("the audit trail in %s cannot be continued, because its latest entries cannot be read: %s (%w). Keep a copy of %s, as much of it as can be read, "+
 		"and then rename it to %s: the next start continues with the entry before it, and gateway audit verify reports what is missing",
-		dir, why, err, file.Segment.Name(), file.Segment.Aside())
+		dir, why, err, file.Segment.Name(), file.Segment.DamagedName())
 }

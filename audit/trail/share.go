@@ -89,7 +89,7 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	}
 	note, drop := removalNote(over, full), t.files.RemoveOldest
 	if err != nil {
-		note, drop = strings.TrimPrefix(note+"; not all could be read, and "+oldest.Aside()+" is set aside", "; "), t.files.SetAsideOldest
+		note, drop = strings.TrimPrefix(note+"; not all could be read, and "+oldest.DamagedName()+" is set aside", "; "), t.files.SetAsideOldest
 	}
 	if _, err := t.writeLocked(Entry{Kind: Removed, First: next, Note: note}); err != nil {
 		return err

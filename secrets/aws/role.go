@@ -108,7 +108,7 @@ func (r *Role) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	if err != nil || got.SessionToken == "" {
 		return remote.Value{}, remote.ErrAnswer("credentials that expire")
 	}
-	left := min(remote.Left(expires, head, d.Now()), r.duration())
+	left := min(remote.TimeLeft(expires, head, d.Now()), r.duration())
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}

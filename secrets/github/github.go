@@ -141,7 +141,7 @@ func (a *App) Fetch(ctx context.Context, d remote.Env) (remote.Value, error) {
 	case answer.ExpiresAt.IsZero():
 		return remote.Value{}, remote.ErrAnswer("expires_at")
 	}
-	left := min(remote.Left(answer.ExpiresAt, head, d.Now()), tokenTime)
+	left := min(remote.TimeLeft(answer.ExpiresAt, head, d.Now()), tokenTime)
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}

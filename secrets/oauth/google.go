@@ -118,7 +118,7 @@ func idToken(a answer, now time.Time) (remote.Value, error) {
 	if err != nil || json.Unmarshal(payload, &claims) != nil || claims.Expires == 0 {
 		return remote.Value{}, remote.ErrAnswer("ID token that expires")
 	}
-	left := min(remote.Left(time.Unix(claims.Expires, 0), a.head, now), googleTime)
+	left := min(remote.TimeLeft(time.Unix(claims.Expires, 0), a.head, now), googleTime)
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}

@@ -36,7 +36,7 @@ func (o *OAuth2) refresh(ctx context.Context, d remote.Env) (remote.Value, error
 	if err != nil {
 		return remote.Value{}, err
 	}
-	d.Client = d.Client.Hiding(append(others, kept.secrets()...)...)
+	d.Client = d.Client.WithHidden(append(others, kept.secrets()...)...)
 	used, a, err := o.presentTokens(ctx, d, kept)
 	if err != nil {
 		return remote.Value{}, err

@@ -66,9 +66,9 @@ func (c *Client) WithCA(file string) (*Client, error) {
 	return &Client{http: NewClient(roots).http, hide: c.hide}, nil
 }
 
-// Hiding returns a client that also masks the given values in server texts, and their parts if they are JSON objects: a
+// WithHidden returns a client that also masks the given values in server texts, and their parts if they are JSON objects: a
 // server may quote its earlier answer, or an earlier request.
-func (c *Client) Hiding(known ...name.Secret) *Client {
+func (c *Client) WithHidden(known ...name.Secret) *Client {
 	hide := slices.Concat(c.hide, known)
 	for _, value := range known {
 		var parts map[string]any

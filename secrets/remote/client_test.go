@@ -156,7 +156,7 @@ func TestWhatServersSay(t *testing.T) {
 				w.WriteHeader(http.StatusForbidden)
 				fmt.Fprint(w, c.answer)
 			})
-			client := remote.NewClient(server.Roots()).Hiding(name.NewSecret(`{"token":"` + earlier + `"}`))
+			client := remote.NewClient(server.Roots()).WithHidden(name.NewSecret(`{"token":"` + earlier + `"}`))
 			_, _, err := client.Do(t.Context(), remote.Request{URL: server.URL, Header: http.Header{"Authorization": {"Bearer " + secret}}, Hide: []name.Secret{name.NewSecret(secret)}})
 			refused, ok := errors.AsType[*remote.Error](err)
 			if !ok || refused.Status != 403 || refused.Code != c.code || strings.Contains(err.Error()+refused.ServerText, "canary") || len(refused.ServerText) > 1000 {
@@ -223,10 +223,10 @@ func TestErrorsOfClocks(t *testing.T) {
 		}
 	}
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	if left := remote.Left(at.Add(time.Hour), remote.Answer{Date: at}, at.Add(5*time.Hour)); left != time.Hour {
+	if left := remote.TimeLeft(at.Add(time.Hour), remote.Answer{Date: at}, at.Add(5*time.Hour)); left != time.Hour {
 		t.Errorf("by the server's clock %v are left", left)
 	}
-	if left := remote.Left(at.Add(time.Hour), remote.Answer{}, at); left != time.Hour {
+	if left := remote.TimeLeft(at.Add(time.Hour), remote.Answer{}, at); left != time.Hour {
 		t.Errorf("by the local clock %v are left", left)
 	}
 }

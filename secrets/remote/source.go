@@ -57,9 +57,9 @@ type Memory interface {
 	Remember(secret string, text name.Secret) error
 }
 
-// Left returns the time until expires, by the clock of the server that issued the value. That is the Date header if
+// TimeLeft returns the time until expires, by the clock of the server that issued the value. That is the Date header if
 // present, so that a wrong local clock does not matter.
-func Left(expires time.Time, a Answer, now time.Time) time.Duration {
+func TimeLeft(expires time.Time, a Answer, now time.Time) time.Duration {
 	if !a.Date.IsZero() {
 		now = a.Date
 	}
