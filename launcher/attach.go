@@ -9,8 +9,8 @@ import (
 	"boxgate/policy"
 )
 
-// AttachNamespace pins an open, existing network namespace, so that the box keeps it whatever happens to the name or
-// the process by which it was found. It returns the path of the pin.
+// AttachNamespace pins an open, existing network namespace, so that the box keeps it even if the name or process by which
+// it was found goes away. It returns the path of the pin.
 func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
@@ -19,10 +19,10 @@ func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error)
 	return pin, namespace.Pin(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()), pin)
 }
 
-// ErrNamespaceGone says that the network namespace of an attached box is not pinned any more.
+// ErrNamespaceGone is returned for an attached box whose network namespace is no longer pinned.
 var ErrNamespaceGone = errors.New("its network namespace is gone")
 
-// AttachedNamespace returns the pin of an attached box, or [ErrNamespaceGone], as after a restart of the host.
+// AttachedNamespace returns the pin of an attached box, or [ErrNamespaceGone] if there is none, as after a reboot.
 func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err
@@ -33,7 +33,7 @@ func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	return "", ErrNamespaceGone
 }
 
-// DetachNamespace releases the namespace of an attached box. A missing one is not an error.
+// DetachNamespace unpins the namespace of an attached box. A missing one is not an error.
 func (l *Launcher) DetachNamespace(id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (l *Launcher) DetachNamespace(id policy.BoxID) error {
 	return namespace.Unpin(l.dirs.attachedPin(id))
 }
 
-// AttachedBoxes are the boxes whose attached namespaces are pinned.
+// AttachedBoxes returns the boxes whose attached namespaces are pinned.
 func (l *Launcher) AttachedBoxes() ([]policy.BoxID, error) {
 	entries, err := os.ReadDir(l.dirs.attached())
 	var ids []policy.BoxID

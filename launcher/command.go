@@ -23,21 +23,21 @@ import (
 	"boxgate/policy"
 )
 
-// Command is a command that runs in a box. [Command.Wait] must be called once.
+// Command is a running command in a box. [Command.Wait] must be called once.
 type Command struct {
 	proc   *process.Process
 	branch *cgroup.Branch
-	tty    *os.File // the master of its terminal; nil: none
+	tty    *os.File // master side of its terminal; nil: none
 	inner  int
-	// What is called in turn once the command has ended, and what it has left in the background goes on alone.
+	// Called in this order after the command has ended; its background processes keep running.
 	release, finish, ended func()
 
 	box cgroup.Group
-	oom uint64 // processes of the box that had been killed for memory when it began
+	oom uint64 // the box's OOM kill count when the command started
 }
 
-// Start starts a command in a box, in a control group of its own below that of the box, so that its CPU time is known and all
-// that it starts can be killed. A command that cannot be started is a *StartError.
+// Start starts a command in its own control group below the box's, so that its CPU time can be measured and its whole
+// process tree killed. If the command cannot be started, the error is a *StartError.
 func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*Command, error) {
 	r, err := l.load(id)
 	if err != nil {
@@ -80,16 +80,16 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	return c, nil
 }
 
-// Pid is the ID of the command in the box.
+// Pid returns the command's process ID inside the box.
 func (c *Command) Pid() int { return c.inner }
 
-// Signal sends a signal to the command and all that it has started, wherever in the tree of processes that is by now.
+// Signal sends a signal to the command and all its descendants, wherever they have moved in the process tree.
 func (c *Command) Signal(sig unix.Signal) { c.proc.Signal(sig) }
 
-// Kill kills the command and all that it has started.
+// Kill kills the command and all its descendants.
 func (c *Command) Kill() { c.proc.Kill() }
 
-// Resize sets the size of its terminal, if it has one.
+// Resize sets the size of the command's terminal, if it has one.
 func (c *Command) Resize(s terminal.Size) error {
 	if c.tty == nil {
 		return nil
@@ -97,12 +97,12 @@ func (c *Command) Resize(s terminal.Size) error {
 	return terminal.Resize(c.tty, s)
 }
 
-// Wait returns how the command ended, once all its output has been delivered.
+// Wait waits for the command to end and all its output to be delivered.
 //
-// When ctx ends first, the command is killed with all that it has started, and the error is ctx's. What a command that ends by itself
-// leaves running in the background keeps running; Wait does not wait for it, even if it has the command's output open, and
-// discards what it still writes there. Of outputs kept open like that, the last 64 of a box are kept; a process that writes
-// to an older one gets EPIPE.
+// When ctx ends first, Wait kills the command and all its descendants and returns ctx's error. Background processes of a
+// command that ended normally keep running; Wait does not wait for them even if they hold the command's output open, and
+// discards what they write. Of such outputs, the last 64 of a box are kept open; a process that writes to an older one gets
+// EPIPE.
 func (c *Command) Wait(ctx context.Context) (Result, error) {
 	defer c.ended()
 	defer c.finish()
@@ -113,10 +113,10 @@ func (c *Command) Wait(ctx context.Context) (Result, error) {
 	return res, err
 }
 
-// signalled is what is added to the number of the signal that killed a command.
+// signalled is added to a signal number to form the exit status of a command killed by that signal.
 const signalled = 128
 
-// startInTurn is startCommand when it is the turn of whoever starts the command. The operator does not wait.
+// startInTurn is startCommand with a slot of [starts]. The operator needs no slot.
 func (l *Launcher) startInTurn(ctx context.Context, r record, p *specs.Process, spec ExecSpec, streams *process.Streams) (*Command, error) {
 	if spec.Operator {
 		return l.startCommand(ctx, r, p, spec.Bound, streams)
@@ -129,8 +129,8 @@ func (l *Launcher) startInTurn(ctx context.Context, r record, p *specs.Process, 
 	return l.startCommand(ctx, r, p, spec.Bound, streams)
 }
 
-// startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the
-// runtime would leave a half-started process behind.
+// startCommand makes the runtime start a process and leave it to us. When ctx ends it does not stop immediately, because
+// the runtime would leave a half-started process behind.
 func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, bound bool, streams *process.Streams) (_ *Command, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -190,14 +190,14 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	return c, nil
 }
 
-// endedContext is one with which a process is killed at once.
+// endedContext returns a cancelled context, with which Await kills the process immediately.
 func endedContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// adopt takes charge of the process that the runtime has started.
+// adopt wraps the process that the runtime has started.
 func (l *Launcher) adopt(id policy.BoxID, files execFiles, branch *cgroup.Branch) (*Command, error) {
 	if l.runtime.OwnProcesses {
 		return l.adoptGuest(id, files)
@@ -205,7 +205,7 @@ func (l *Launcher) adopt(id policy.BoxID, files execFiles, branch *cgroup.Branch
 	return adopt(files.pid, branch)
 }
 
-// adoptGuest takes charge of a process of the runtime that stands for one in a kernel of its own.
+// adoptGuest wraps the runtime's process on the host that represents a process in a guest kernel.
 func (l *Launcher) adoptGuest(id policy.BoxID, files execFiles) (*Command, error) {
 	pid, err := readPid(files.pid)
 	if err != nil {
@@ -222,7 +222,7 @@ func (l *Launcher) adoptGuest(id policy.BoxID, files execFiles) (*Command, error
 	return &Command{proc: proc, inner: inner}, nil
 }
 
-// adopt takes charge of the process whose ID the runtime has written to a file.
+// adopt wraps the process whose ID the runtime has written to pidFile.
 func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 	pid, err := readPid(pidFile)
 	if err != nil {
@@ -243,24 +243,24 @@ func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 	return &Command{proc: proc, branch: branch, inner: inner}, nil
 }
 
-// startGrace is how long a command that was given up may still take to start.
+// startGrace is how long a cancelled command may still take to start.
 const startGrace = 5 * time.Second
 
-// branchName is a new name for the control group of a command.
+// branchName returns a new name for the control group of a command.
 func branchName() string {
 	var id [8]byte
 	_, _ = rand.Read(id[:])
 	return cgroup.BranchPrefix + hex.EncodeToString(id[:])
 }
 
-// execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, the
-// runtime's log, the socket for the command's terminal, which is there if it is to have one, and its ID in a kernel of its own.
+// execFiles are the files exchanged with the runtime when a command starts: the process to start, its process ID, the
+// runtime's log, the socket for its terminal (if terminal is set), and its process ID in a guest kernel.
 type execFiles struct {
 	process, pid, log, console, inner string
 	terminal                          bool
 }
 
-// started is the ID of the process that the runtime has started; 0 if it has not told.
+// started returns the ID of the process that the runtime has started; 0 if it has not written one.
 func (f execFiles) started() int {
 	pid, err := readPid(f.pid)
 	if err != nil {
@@ -269,7 +269,7 @@ func (f execFiles) started() int {
 	return pid
 }
 
-// newExecFiles writes the process to start where only we and the runtime can read it.
+// newExecFiles writes the process to start to a file that only we and the runtime can read.
 func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles, remove func(), err error) {
 	dir, err := os.MkdirTemp(l.dirs.execFiles(), string(id)+"-")
 	if err != nil {
@@ -291,9 +291,9 @@ func (l *Launcher) newExecFiles(id policy.BoxID, p *specs.Process) (_ execFiles,
 	return files, remove, nil
 }
 
-// runtimeExec calls the runtime's exec. go-runc's own exec writes the process with all its environment to the system's
-// directory for temporary files, where it stays if this program is killed. Our files are in a private directory,
-// usually on a file system in memory, and Recover empties it.
+// runtimeExec runs the runtime's exec. go-runc's own exec writes the process with all its environment to the system's
+// temporary directory, where it stays if this program is killed. Our files are in a private directory, usually on a file
+// system in memory, and Recover empties it.
 func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim container.Limits, files execFiles, branch *cgroup.Branch, streams *process.Streams) error {
 	ctx, cancel := l.whileStarting(ctx, id)
 	defer cancel()
@@ -307,7 +307,7 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	cmd := l.runtimeCommand(ctx, files.log, append(args, string(id))...)
 	streams.Connect(cmd)
 	err := l.startLimited(cmd, lim)
-	streams.CloseFar() // only then do our ends notice that the command has closed its own
+	streams.CloseFar() // only then do our ends see EOF when the command closes its own
 	if err != nil {
 		return err
 	}
@@ -321,7 +321,7 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	return whyFailed(ctx, files.log, err)
 }
 
-// explainExec finds out why a command did not start: because of the box, or because of the command.
+// explainExec returns why a command did not start: the state of the box, or a *StartError for the command.
 func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -339,10 +339,11 @@ func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program str
 	}
 }
 
-// suspicious is how long a command may take to start before it is looked at whether its box holds it up.
+// suspicious is how long a command may take to start before the launcher checks whether the box stalls it.
 const suspicious = 2 * time.Second
 
-// whileStarting returns a context for the start of a command in a box. It ends with the reason once the box holds that up.
+// whileStarting returns a context for the start of a command in a box. If the box stalls the start, it is cancelled with
+// that cause.
 func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.Context, context.CancelFunc) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	ctx, cancel := bounded(ctx)
@@ -358,14 +359,14 @@ func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.
 	}
 }
 
-// obstacle returns what in a box keeps the runtime from starting commands in it, if there is such a thing.
+// obstacle returns an error if files of the box keep the runtime from starting commands in it.
 func (l *Launcher) obstacle(id policy.BoxID) error {
 	if l.runtime.OwnFiles {
 		return nil
 	}
 	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
 	if err != nil {
-		return nil //nolint:nilerr // it is only looked for what can be seen
+		return nil // best effort
 	}
 	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(id), furnish.InitPath)
 	if err != nil {
@@ -381,8 +382,8 @@ func (l *Launcher) obstacle(id policy.BoxID) error {
 	return nil
 }
 
-// abandon kills what the runtime has begun to start in the control group of a command, and reaps it: the runtime, whose children these
-// are, has been killed.
+// abandon kills and reaps the processes that the runtime has started in the control group of a command. The runtime, their
+// parent, has been killed.
 func abandon(branch *cgroup.Branch) error {
 	pids, err := branch.Members()
 	for _, pid := range pids {

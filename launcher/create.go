@@ -24,12 +24,12 @@ import (
 	"boxgate/policy"
 )
 
-// cleanupTime bounds the removal of a box, which is completed even if the call that asked for it is cancelled.
+// cleanupTime bounds the removal of a box, which continues even if its caller's context is cancelled.
 const cleanupTime = 30 * time.Second
 
-// Prepare creates the box's network namespace and pins it; it returns the path of the pin. Nothing runs in it and its
-// only interface is a loopback that is down. The caller closes the network before it calls Create. A failed Prepare
-// leaves nothing behind; Delete undoes a successful one.
+// Prepare creates the box's network namespace, pins it and returns the path of the pin. It contains no processes, and only
+// a loopback interface, which is down. The caller closes the network before it calls Create. A failed Prepare leaves
+// nothing behind; Delete undoes a successful one.
 func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err error) {
 	if err := spec.check(); err != nil {
 		return "", err
@@ -56,7 +56,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	if err := l.save(r); err != nil {
 		return "", err
 	}
-	if err := l.removePins(spec.ID); err != nil { // of a box with that ID before a reboot
+	if err := l.removePins(spec.ID); err != nil { // left by a box with that ID before a reboot
 		return "", err
 	}
 	if err := namespace.New(r.ids(), l.dirs.pin(spec.ID), l.dirs.userPin(spec.ID)); err != nil {
@@ -65,9 +65,9 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 	return l.dirs.pin(spec.ID), fault.At(ctx, "launch: namespaces pinned")
 }
 
-// Create creates the box in the namespace that Prepare made and starts its first process. When it returns nil, Exec
-// works. When it fails, nothing of the box is left: no process, mount, directory, control group or namespace. It must
-// be called with the same Spec as Prepare.
+// Create creates the box in the namespace that Prepare made and starts its first process. When it returns nil, Exec works.
+// When it fails, it removes the box completely: processes, mounts, directories, control group, namespaces. spec must be the
+// one given to Prepare.
 func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := spec.check(); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if r.Project, err = l.dirs.limitDisk(ctx, r.ID, string(r.Size), l.cfg.Disk); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
-	if err := l.save(r); err != nil { // so that the limit goes with the box
+	if err := l.save(r); err != nil { // so that deleting the box removes the limit
 		return err
 	}
 	if err := l.launch(ctx, spec, img, r, furnishNew); err != nil {
@@ -105,7 +105,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	return l.save(r)
 }
 
-// undo removes everything of a box if *err says that creating it failed.
+// undo removes the box if *err is not nil.
 func (l *Launcher) undo(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
@@ -126,10 +126,10 @@ func furnishNew(root *furnish.Root, spec Spec) error {
 		Restored: len(spec.Layers) > 0})
 }
 
-// furnishAgain leaves what the box has made of its root alone, but for what it needs to start.
+// furnishAgain changes only the files that the box needs to start; the rest of the root stays as the box left it.
 func furnishAgain(root *furnish.Root, _ Spec) error { return root.Refurnish() }
 
-// build mounts the box's root, writes into it and writes the runtime's configuration.
+// build mounts the box's root, writes files into it and writes the runtime's configuration.
 func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write furnisher) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
@@ -176,8 +176,8 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write fu
 	return files.WriteJSON(filepath.Join(l.dirs.bundle(spec.ID), "config.json"), config)
 }
 
-// startRuntime creates and starts the container. Its streams are /dev/null, not ours, because the first process
-// outlives us.
+// startRuntime creates and starts the container. Its streams are /dev/null, not ours, because the first process outlives
+// this process.
 func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
@@ -212,7 +212,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// readPid reads a file the runtime wrote a process ID to.
+// readPid reads a process ID from a file that the runtime wrote.
 func readPid(file string) (int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

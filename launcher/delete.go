@@ -17,18 +17,18 @@ import (
 	"boxgate/policy"
 )
 
-// Delete kills everything that runs in a box and removes it: container, control group, mounts, network namespace, and
-// last its record and files, so that nothing is running any more when its namespace goes, and an interrupted Delete can
-// be repeated. Deleting a box that does not exist returns nil.
+// Delete kills all processes of a box and removes it: container, control group, mounts, network namespace, and last its
+// record and files. So no process is left when the namespace goes, and an interrupted Delete can be repeated. Deleting a
+// box that does not exist returns nil.
 //
-// Once begun it continues even if ctx ends, for at most half a minute. The files are moved to the trash, because a box
-// may have so many that removing them takes minutes.
+// Once begun it continues even if ctx ends, for at most cleanupTime. Files are only moved to the trash, because removing
+// millions of them can take minutes.
 func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
 	}
 	if _, starting := l.starting.Load(id); starting {
-		_ = l.cgroup(id).Kill() // so that the lock is free at once, even if something holds the runtime up
+		_ = l.cgroup(id).Kill() // frees the lock immediately, even if the box stalls the runtime
 	}
 	defer l.lock(id)()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
@@ -38,7 +38,7 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 
 // remove does the work of Delete; the caller holds the box's lock.
 func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
-	r, _ := l.load(id) // without a record nothing is known to be limited
+	r, _ := l.load(id) // without a record there is no disk limit to undo
 	return inTurn(id, "removed",
 		func() error { return l.clear(ctx, id) },
 		func() error { return l.dirs.freeDisk(id, r.Project) },
@@ -48,7 +48,7 @@ func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
 	)
 }
 
-// clear ends what runs in a box and leaves nothing of it in the kernel; the caller holds the box's lock.
+// clear kills the processes of a box and removes all its kernel state. The caller holds the box's lock.
 func (l *Launcher) clear(ctx context.Context, id policy.BoxID) error {
 	defer l.background.Drop(id)
 	defer l.motion.GoOn(id)
@@ -64,7 +64,7 @@ func (l *Launcher) clear(ctx context.Context, id policy.BoxID) error {
 	)
 }
 
-// inTurn takes steps until one fails.
+// inTurn runs the steps in order, up to the first error.
 func inTurn(id policy.BoxID, what string, steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -74,8 +74,8 @@ func inTurn(id policy.BoxID, what string, steps ...func() error) error {
 	return nil
 }
 
-// removeMountPoints removes the directories that mountRoot made. They are empty; if not, something is still mounted
-// there, and emptying that would be worse than failing.
+// removeMountPoints removes the directories that mountRoot made. They must be empty: if not, something is still mounted
+// there, and removing its files would be worse than failing.
 func (l *Launcher) removeMountPoints(id policy.BoxID) error {
 	points, err := os.ReadDir(l.dirs.mounts(id))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +93,7 @@ func (l *Launcher) removeMountPoints(id policy.BoxID) error {
 	return nil
 }
 
-// removePins releases the box's namespaces, first that of the network, which belongs to the other.
+// removePins unpins the box's namespaces, first the network namespace, which is owned by the user namespace.
 func (l *Launcher) removePins(id policy.BoxID) error {
 	if err := namespace.Unpin(l.dirs.pin(id)); err != nil {
 		return err
@@ -101,13 +101,13 @@ func (l *Launcher) removePins(id policy.BoxID) error {
 	return namespace.Unpin(l.dirs.userPin(id))
 }
 
-// removeContainer kills the container's processes and makes the runtime forget it. A frozen box is killed before it is
+// removeContainer kills the container's processes and deletes it from the runtime. A frozen box is killed before it is
 // thawed, so that it never runs again.
 func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if !l.isContainer(id) {
 		return nil
 	}
-	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has ended
+	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has already ended
 	if err := l.cgroup(id).Kill(); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 		return nil
 	}
 	// The runtime cannot delete a container whose state file it cannot read, such as one truncated by a power failure.
-	// Its processes die with the control group.
+	// Clearing the control group kills its processes.
 	if cerr := l.cgroup(id).Clear(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}

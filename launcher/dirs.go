@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// dirs knows where everything of a launcher is:
+// dirs computes the paths of a launcher's files:
 //
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
@@ -31,7 +31,7 @@ import (
 //	{run}/last-run                see [LastRun]
 type dirs struct{ state, run string }
 
-// dirsOf are the directories of a launcher; runDir may be empty for the default.
+// dirsOf returns the directories of a launcher; an empty runDir means the default.
 func dirsOf(stateDir, runDir string) dirs {
 	if runDir == "" {
 		runDir = filepath.Join("/run/boxgate-boxes", stateTag(stateDir))
@@ -39,7 +39,7 @@ func dirsOf(stateDir, runDir string) dirs {
 	return dirs{state: stateDir, run: runDir}
 }
 
-// stateTag is a short name of a state directory.
+// stateTag returns a short name for a state directory.
 func stateTag(stateDir string) string {
 	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
 	return hex.EncodeToString(sum[:5])
@@ -68,7 +68,7 @@ func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, 
 func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
 func (d dirs) bound() string                      { return filepath.Join(d.run, "bound") }
 
-// written is where a box's layer is: in a directory with a limit if it has one.
+// written returns the directory of a box's writable layer: a directory with a limit, if there is one.
 func (d dirs) written(id policy.BoxID) string {
 	if _, err := os.Lstat(d.limited(id)); err == nil {
 		return d.limited(id)
@@ -76,10 +76,10 @@ func (d dirs) written(id policy.BoxID) string {
 	return d.box(id)
 }
 
-// lastRun is the file of [LastRun] in the run directory.
+// lastRun is the file name of [LastRun].
 const lastRun = "last-run"
 
-// ofRun is all that is made in the run directory.
+// ofRun returns everything that the launcher makes in the run directory.
 func (d dirs) ofRun() []string {
 	return []string{d.execFiles(), d.bound(), d.runtimeRoot(), d.allMounts(), d.userPins(), d.pins(), d.attached(), filepath.Join(d.run, lastRun)}
 }
@@ -87,20 +87,20 @@ func (d dirs) ofRun() []string {
 // LastRun is the file in a run directory that the gateway touches while it runs.
 func LastRun(runDir string) string { return filepath.Join(runDir, lastRun) }
 
-// OfState are the directories that a launcher makes in its state directory, besides that of images.
+// OfState returns the directories that a launcher makes in its state directory, without the images.
 func OfState(stateDir string) []string {
 	d := dirs{state: stateDir}
 	return []string{d.boxes(), d.layers(), d.trash()}
 }
 
-// OfRun tells what a launcher has made in its run directory from what is somebody else's; both are empty if there is none. runDir
-// is that of [Config].
+// OfRun separates the launcher's files in its run directory from other files. Both lists are empty if the directory does
+// not exist. runDir is [Config].RunDir.
 func OfRun(stateDir, runDir string) (own, others []string, err error) {
 	d := dirsOf(stateDir, runDir)
 	return sortOut(d.run, d.ofRun())
 }
 
-// sortOut tells what is of a list from what else is in a directory.
+// sortOut splits the entries of a directory into those on the list and the others.
 func sortOut(dir string, list []string) (own, others []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -116,7 +116,7 @@ func sortOut(dir string, list []string) (own, others []string, err error) {
 	return own, others, nil
 }
 
-// CheckRunDir refuses a run directory that is somebody else's. runDir is that of [Config].
+// CheckRunDir refuses a run directory that another program uses. runDir is [Config].RunDir.
 func CheckRunDir(stateDir, runDir string) error {
 	own, others, err := OfRun(stateDir, runDir)
 	if err == nil && len(own) == 0 && len(others) > 0 {
@@ -126,9 +126,8 @@ func CheckRunDir(stateDir, runDir string) error {
 	return err
 }
 
-// make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each
-// box, which is why they are not in the state directory: that is only accessible to root. Each box's own directory is
-// not accessible to the others.
+// make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each box, so
+// they are not in the state directory, which only root can access. Each box's directory is inaccessible to the other boxes.
 func (d dirs) make() error {
 	for _, dir := range []struct {
 		path string
@@ -144,7 +143,7 @@ func (d dirs) make() error {
 		if err := os.MkdirAll(dir.path, dir.mode); err != nil {
 			return fmt.Errorf("cannot make the launcher's directories: %w", err)
 		}
-		if err := os.Chmod(dir.path, dir.mode); err != nil { // whatever the umask said
+		if err := os.Chmod(dir.path, dir.mode); err != nil { // regardless of the umask
 			return fmt.Errorf("cannot make the launcher's directories: %w", err)
 		}
 	}

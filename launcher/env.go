@@ -8,19 +8,19 @@ import (
 	"boxgate/launcher/furnish"
 )
 
-// PublicRoots returns the public root certificates of this host, in PEM: those of boxes whose image has none.
+// PublicRoots returns the public root certificates of this host in PEM, for boxes whose image has none.
 func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
-// TrustVariables are the variables by which programs are told where the certificates are that they trust.
+// TrustVariables returns the environment variables that point programs to their trusted certificates.
 func TrustVariables() []string { return slices.Clone(furnish.TrustVariables) }
 
-// KnownHosts returns the lines of ssh_known_hosts by which a box knows its gateway as an SSH server, from its CA in PEM.
+// KnownHosts returns the lines of ssh_known_hosts with which a box recognizes its gateway as an SSH server. ca is in PEM.
 func KnownHosts(ca []byte) ([]byte, error) { return furnish.KnownHosts(ca) }
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// environment is the environment of a command: the image's variables, then the launcher's, then the box's, then the
-// command's; later ones win.
+// environment returns the environment of a command: the variables of the image, the launcher, the box and the command;
+// later ones win.
 func environment(base []string, user execUser, box, command map[string]string) []string {
 	env := map[string]string{"PATH": defaultPath}
 	for _, kv := range base {

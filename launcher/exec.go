@@ -18,25 +18,25 @@ import (
 	"boxgate/policy"
 )
 
-// StartError is returned when a command could not be started in a box: no such program, no such directory.
+// StartError reports that a command could not be started in a box, for example for lack of the program or directory.
 type StartError struct {
 	Program string
-	Message string // the runtime's own message
+	Message string // the runtime's message
 }
 
 // Error returns the program and the runtime's message.
 func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", e.Program, e.Message) }
 
-// Result is how a command ended.
+// Result describes how a command ended.
 type Result struct {
-	Status int           // the status it exited with, or 128 plus the number of the signal that killed it
-	CPU    time.Duration // used by it and all that it started, until it ended; 0 if that is not known
-	// OutOfMemory: it was killed while the kernel killed processes of the box because the box's memory ran out. Of several
-	// commands that are killed at that time, each is believed to have been killed for that.
+	Status int           // its exit status, or 128 plus the signal number that killed it
+	CPU    time.Duration // used by the command and its descendants until it ended; 0 if unknown
+	// OutOfMemory: the command was killed while the kernel killed processes of the box for lack of memory. If several
+	// commands are killed in that period, it is set for all of them.
 	OutOfMemory bool
 }
 
-// Exec runs a command in a box to its end: Start and Wait. For a command that could not be started it returns status 127 and a
+// Exec runs a command in a box to its end: Start and Wait. If the command cannot be started, it returns status 127 and a
 // *StartError.
 func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (Result, error) {
 	c, err := l.Start(ctx, id, spec)
@@ -50,7 +50,7 @@ func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (Re
 	return c.Wait(ctx)
 }
 
-// graceAfter returns a context that ends some time after another one does.
+// graceAfter returns a context that ends a grace period after ctx.
 func graceAfter(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
 	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var timer *time.Timer
@@ -71,14 +71,14 @@ func graceAfter(ctx context.Context, grace time.Duration) (context.Context, cont
 	}
 }
 
-// execUser is the user a command runs as, with IDs of the box.
+// execUser is the user that a command runs as, with IDs of the box.
 type execUser struct {
 	uid, gid   int
 	name, home string
 }
 
-// parseUser parses ExecSpec.User. Names other than the two that every box has are not looked up, because the box can
-// write its own user database.
+// parseUser parses ExecSpec.User. Other names than the two that every box has are not looked up, because the box can write
+// its own user database.
 func parseUser(s string) (execUser, error) {
 	switch s {
 	case "", furnish.User:
@@ -98,7 +98,7 @@ func parseUser(s string) (execUser, error) {
 	return execUser{int(uid), int(gid), u, furnish.Home}, nil
 }
 
-// commandProcess is a command in the runtime's format.
+// commandProcess converts a command to the runtime's format.
 func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("no command given")
@@ -132,7 +132,7 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	}.Process(), nil
 }
 
-// withTerm says what kind of terminal a command has, unless its caller does.
+// withTerm sets the default TERM, which the caller's environment can override.
 func withTerm(env map[string]string) map[string]string {
 	with := map[string]string{"TERM": "xterm-256color"}
 	maps.Copy(with, env)

@@ -9,23 +9,23 @@ import (
 	"boxgate/policy"
 )
 
-// Pause freezes everything in a box. It keeps its memory, uses no CPU and answers nothing. Commands that are being started
-// are started first, and go on when the box is resumed. Pausing a paused box does nothing.
+// Pause freezes all processes of a box. It keeps its memory, uses no CPU and does not respond. Commands that are being
+// started finish starting first, and continue when the box is resumed. Pausing a paused box is a no-op.
 func (l *Launcher) Pause(ctx context.Context, id policy.BoxID) error {
 	defer l.lock(id)()
 	_, err := l.freeze(ctx, id, false)
 	return err
 }
 
-// Resume lets a paused box go on. Resuming one that runs does nothing.
+// Resume thaws a paused box. Resuming a running box is a no-op.
 func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
 	defer l.lock(id)()
 	return l.thaw(ctx, id)
 }
 
-// Frozen calls f while everything in the box stands still, and returns its error. A box that was paused before stays
-// paused; any other goes on afterwards, also if f fails. Meanwhile commands and calls that change the box wait. If this
-// process dies in f, the box stays frozen: [Launcher.Recover] returns it in StatePaused.
+// Frozen calls f while the box is frozen and returns f's error. Afterwards the box is thawed, also if f fails, unless it
+// was paused before. Commands and calls that change the box wait until then. If this process dies in f, the box stays
+// frozen: [Launcher.Recover] returns it in StatePaused.
 func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) (err error) {
 	defer l.lock(id)()
 	was, err := l.freeze(ctx, id, true)
@@ -62,14 +62,14 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	if err == nil {
 		return false, nil
 	}
-	// A freezer may have stopped some of the processes.
+	// The freezer may have stopped some of the processes.
 	thawing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }
 
-// standsStill reports whether a box that runs was frozen, or ErrNotRunning. The runtime, which takes a process or more to tell, is
-// asked only if the launcher has not frozen the box itself.
+// standsStill reports whether a running box is frozen; if the box does not run, it returns ErrNotRunning. It asks the
+// runtime, which costs at least one process, only if the launcher does not freeze boxes itself.
 func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, error) {
 	if l.runtime.OwnPause {
 		st, err := l.State(ctx, id)
@@ -92,11 +92,11 @@ func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, erro
 	return l.cgroup(id).Stopping()
 }
 
-// thaw resumes a box. The caller holds its lock.
+// thaw resumes a box. The caller holds the box's lock.
 func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	var err error
 	if !l.runtime.OwnPause {
-		err = l.cgroup(id).Thaw() // also if it cannot be told what the box does
+		err = l.cgroup(id).Thaw() // even if the state of the box cannot be determined
 	}
 	still, serr := l.standsStill(ctx, id)
 	if err = errors.Join(err, serr); err == nil && still {
@@ -110,8 +110,8 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	return fault.At(ctx, "resume: box thawed")
 }
 
-// stand has everything in a box stand still before it returns: by the freezer of its control group, or by the runtime if only
-// that can pause a box ([oci.Runtime].OwnPause).
+// stand freezes the box, through the freezer of its control group, or through the runtime if only that can pause a box
+// ([oci.Runtime].OwnPause). It returns when no process moves.
 func (l *Launcher) stand(ctx context.Context, id policy.BoxID) error {
 	if l.runtime.OwnPause {
 		return within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })

@@ -20,8 +20,8 @@ func ImageStore(cfg Config) Images {
 // Config.Images or an image itself (empty: the entry "default"): "debian", built with mmdebstrap; a path to a root file
 // system (a directory or a tar), an OCI layout or a docker-archive; or an OCI reference, which is pulled.
 //
-// progress, if not nil, is called with one line for each step. An interrupted build leaves nothing that a later call
-// could mistake for an image; builders of the same image take turns, across processes.
+// progress, if not nil, is called with one line per step. An interrupted build is never mistaken for an image later.
+// Builders of the same image are serialized, across processes.
 func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(string)) error {
 	if progress == nil {
 		progress = func(string) {}
@@ -29,7 +29,7 @@ func (l *Launcher) EnsureImage(ctx context.Context, name string, progress func(s
 	return l.images.Ensure(ctx, name, progress)
 }
 
-// CheckImage says why the image of that name cannot be made ready, as far as that can be known within seconds.
+// CheckImage returns why an image cannot be made ready, as far as a check of a few seconds can find out.
 func (l *Launcher) CheckImage(ctx context.Context, name string) error {
 	return l.images.Check(ctx, name)
 }
@@ -42,7 +42,7 @@ func (l *Launcher) imageOf(r record) (image.Image, error) {
 	return l.images.At(r.ImageKey, r.Rootfs)
 }
 
-// holdImage keeps the image of a box of an earlier run from being removed.
+// holdImage protects the image of a box of an earlier run from removal.
 func (l *Launcher) holdImage(r record) error {
 	img, err := l.imageOf(r)
 	if err != nil {

@@ -37,23 +37,23 @@ var (
 	ErrPaused = motion.ErrStill
 )
 
-// Config says where a launcher keeps its files and what it runs boxes with. StateDir is required.
+// Config configures a Launcher: where it keeps its files and how it runs boxes. StateDir is required.
 type Config struct {
 	StateDir string // records and writable layers of the boxes; an absolute path
 	ImageDir string // unpacked images; default {StateDir}/images. Several launchers may share one.
-	// RunDir holds what does not outlive a reboot: namespace pins and the runtime's state. Default: a directory below
-	// /run/boxgate-boxes named after StateDir, so that launchers with different state never conflict. The environment
-	// of commands passes through it, so it should be on a file system in memory.
+	// RunDir is for files that do not survive a reboot: namespace pins and the runtime's state. Default: a directory below
+	// /run/boxgate-boxes named after StateDir, so that launchers with different state never conflict. It should be on a
+	// file system in memory, because the environment of commands passes through it.
 	RunDir  string
 	Runtime string // OCI runtime binary; default [oci.Default]
-	// AttachOnly says that no box is launched: only namespaces of others are pinned. No runtime is needed then.
+	// AttachOnly: the launcher starts no boxes and only pins the namespaces of attached ones. It needs no runtime.
 	AttachOnly bool
 	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
-	Disk       DiskLimits        // of what boxes write; default: none
-	Reserve    int64             // bytes that are kept free on the disks of StateDir and ImageDir; default: none
-	IO         IOLimits          // of each box on the disk of StateDir, which New finds; default: none
+	Disk       DiskLimits        // limits of the boxes' disks; default: none
+	Reserve    int64             // bytes kept free on the disks of StateDir and ImageDir; default: none
+	IO         IOLimits          // per box, on the disk of StateDir, which New looks up; default: none
 	Log        *zap.Logger       // default: silent
-	// TakesOver says that the process that used the boxes before still runs, and commands in them that it waits for.
+	// TakesOver: the previous process is still running and still waits for commands in the boxes.
 	TakesOver bool
 }
 
@@ -66,8 +66,8 @@ type Launcher struct {
 	cfg        Config
 	dirs       dirs
 	tag        string       // distinguishes the control groups of this state directory from those of others
-	runtime    *oci.Runtime // what the OCI runtime does differently from others
-	runc       *runc.Runc   // calls it
+	runtime    *oci.Runtime // the differences between OCI runtimes
+	runc       *runc.Runc   // runs the OCI runtime
 	log        *zap.Logger
 	execs      execCount
 	starts     *starts
@@ -89,9 +89,9 @@ type Launcher struct {
 
 // New checks the configuration and creates the launcher's directories. It needs root.
 //
-// It also makes the calling process the reaper of orphaned descendants (PR_SET_CHILD_SUBREAPER): commands in boxes are
-// children of the runtime, which leaves them to the launcher, so that their exit status is available without one more
-// process per command. Do not call wait4(-1) in the same process.
+// It also makes the calling process the reaper of orphaned descendants (PR_SET_CHILD_SUBREAPER): the runtime exits and
+// leaves the commands in boxes to the launcher, which can then wait for their exit status without one more process per
+// command. Do not call wait4(-1) in the same process.
 func New(cfg Config) (*Launcher, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("starting boxes needs root: run it with sudo")
@@ -137,13 +137,13 @@ func New(cfg Config) (*Launcher, error) {
 	return l, nil
 }
 
-// useRuntime sets the OCI runtime of boxes, given by its name or path.
+// useRuntime sets the OCI runtime, a name or a path.
 func (l *Launcher) useRuntime(program string) {
 	l.runtime = oci.ByName(program)
 	l.runc = &runc.Runc{Command: program, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: l.runtime.Args}
 }
 
-// needRuntime requires the runtime where boxes are launched, and where they are not, that none was.
+// needRuntime checks that the runtime is installed. With AttachOnly it checks that no box was ever launched.
 func (c Config) needRuntime() error {
 	if c.AttachOnly {
 		return NeedNoBoxes(c.StateDir)
@@ -154,7 +154,7 @@ func (c Config) needRuntime() error {
 	return nil
 }
 
-// NeedNoBoxes requires that no box was launched with a state directory: nothing would look after its processes.
+// NeedNoBoxes fails if a box was launched with a state directory, because its processes would go unsupervised.
 func NeedNoBoxes(stateDir string) error {
 	entries, err := os.ReadDir(dirs{state: stateDir}.boxes())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -166,7 +166,8 @@ func NeedNoBoxes(stateDir string) error {
 	return nil
 }
 
-// runtimeRemedy says what to do about a missing runtime. A package installs a program into PATH, not at any path that is configured.
+// runtimeRemedy returns the advice for a missing runtime. Packages install into PATH, so for a configured path it names no
+// package.
 func runtimeRemedy(program string) string {
 	if r := oci.ByName(program); r.Package != "" && program == r.Name {
 		return r.Install
@@ -174,24 +175,24 @@ func runtimeRemedy(program string) string {
 	return "install it, or name another in launcher.runtime"
 }
 
-// RunDirOf returns where a launcher keeps what boxes need while they run. runDir is that of [Config].
+// RunDirOf returns the run directory of a launcher. runDir is [Config].RunDir.
 func RunDirOf(stateDir, runDir string) string { return dirsOf(stateDir, runDir).run }
 
-// Traces returns patterns of the files that a launcher with these directories keeps while it has boxes, outside of its
-// state directory. runDir is that of [Config].
+// Traces returns patterns of the files outside the state directory that exist only while a launcher with these directories
+// has boxes. runDir is [Config].RunDir.
 func Traces(stateDir, runDir string) []string {
 	d := dirsOf(stateDir, runDir)
 	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
 }
 
-// boxLock serializes calls that change one box. users counts holders and waiters, so that locks of deleted boxes do not
-// pile up.
+// boxLock serializes calls that change one box. users counts holders and waiters, so that the locks of deleted boxes can be
+// freed.
 type boxLock struct {
 	sync.Mutex
 	users int
 }
 
-// lock waits for its turn with a box and returns what ends it.
+// lock locks a box and returns the function that unlocks it.
 func (l *Launcher) lock(id policy.BoxID) (unlock func()) {
 	l.mu.Lock()
 	b := l.locks[id]
@@ -212,11 +213,11 @@ func (l *Launcher) lock(id policy.BoxID) (unlock func()) {
 	}
 }
 
-// RunDir is where the launcher keeps what does not outlive a reboot.
+// RunDir returns the directory of the files that do not survive a reboot.
 func (l *Launcher) RunDir() string { return l.dirs.run }
 
-// Close removes the run directory if no box uses it. Boxes are not touched: they run on, and a launcher with the same
-// configuration picks them up.
+// Close removes the run directory if there are no boxes. It does not touch boxes: they keep running, and a launcher with
+// the same configuration adopts them.
 func (l *Launcher) Close() error {
 	if entries, err := os.ReadDir(l.dirs.boxes()); err != nil || len(entries) > 0 {
 		return err
@@ -225,7 +226,7 @@ func (l *Launcher) Close() error {
 		_ = namespace.Unpin(path)
 	}
 	for _, d := range []string{l.dirs.execFiles(), l.dirs.bound(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
-		_ = os.Remove(d) // what is not empty stays
+		_ = os.Remove(d) // fails if it is not empty
 	}
 	return nil
 }

@@ -13,19 +13,19 @@ import (
 	"boxgate/policy"
 )
 
-// maxLayers is how many layers a box has over its image. A snapshot that would have more is merged into one.
+// maxLayers is how many layers a box may have over its image. A snapshot with more is merged into one layer.
 const maxLayers = 16
 
-// Captured is the outcome of [Launcher.Capture].
+// Captured is the result of [Launcher.Capture].
 type Captured struct {
-	Layers []string // what a box that is to start with the same files is made of, the lowest first
-	// Report is of all of them but for Files, which is of the new one.
+	Layers []string // the layers of the snapshot, the lowest first, for [Spec].Layers
+	// Report covers all layers, except Files, which is only of the new one.
 	snapshot.Report
 }
 
-// Capture copies what a box has written into a new layer of that name. The box stands still for a moment, unless it is
-// paused. The layer is on disk when Capture returns; it stays until [Launcher.KeepLayers] is told otherwise, and needs no
-// box. grow is asked before n more bytes are written, and its error ends the capture; nil: nothing bounds them. When Capture fails,
+// Capture copies a box's writable layer into a new layer of that name. The box is frozen for a moment, unless it is paused.
+// The layer is on disk when Capture returns; it does not depend on the box, and stays until [Launcher.KeepLayers] removes
+// it. If grow is not nil, it is called before n more bytes are written, and its error ends the capture. When Capture fails,
 // there is no layer.
 func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, grow func(n int64) error) (c Captured, err error) {
 	r, err := l.load(id)
@@ -71,10 +71,10 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, g
 	return c, err
 }
 
-// LayerSize returns how much a layer takes on disk.
+// LayerSize returns the size of a layer on disk in bytes.
 func (l *Launcher) LayerSize(layer string) (int64, error) { return l.layers.Size([]string{layer}) }
 
-// still calls f while nothing in a box changes: it is frozen, or nothing of it runs.
+// still calls f while the files of a box cannot change: the box is frozen, or does not run.
 func (l *Launcher) still(ctx context.Context, id policy.BoxID, f func() error) error {
 	err := l.Frozen(ctx, id, f)
 	if !errors.Is(err, ErrNotRunning) {
@@ -87,7 +87,7 @@ func (l *Launcher) still(ctx context.Context, id policy.BoxID, f func() error) e
 	return f()
 }
 
-// flatten merges a new layer with those below it. grow is as for [Launcher.Capture].
+// flatten merges a new layer with the layers below it. grow is as in [Launcher.Capture].
 func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, work string, grow func(n int64) error) error {
 	last := len(c.Layers) - 1
 	stack, frozen := []string{}, c.Frozen
@@ -106,8 +106,8 @@ func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, wo
 	return os.Rename(merged, work)
 }
 
-// KeepLayers removes every layer, complete or not, for which needed returns false. It must return true for those that a box
-// has, and for those that are being captured.
+// KeepLayers removes every layer, complete or not, for which needed returns false. needed must return true for the layers
+// of boxes, and for layers that are being captured.
 func (l *Launcher) KeepLayers(needed func(layer string) bool) error {
 	dirs, err := l.layers.Unneeded(needed)
 	errs := []error{err}

@@ -12,19 +12,19 @@ import (
 	"boxgate/policy"
 )
 
-// record is what the launcher stores about a box.
+// record is the stored state of a box.
 type record struct {
 	ID    policy.BoxID `json:"id"`
-	Image string       `json:"image"` // as named when the box was created
-	// ImageKey and Rootfs say which image that was: the name may mean another by now. See [Launcher.imageOf].
+	Image string       `json:"image"` // the name given when the box was created
+	// ImageKey and Rootfs identify that image, since the name may have been given to another one. See [Launcher.imageOf].
 	ImageKey string            `json:"image_key,omitempty"`
 	Rootfs   string            `json:"rootfs,omitempty"`
 	Layers   []string          `json:"layers,omitempty"` // over the image, the lowest first
 	Size     Size              `json:"size"`
 	Env      map[string]string `json:"env,omitempty"`     // of Spec
 	Base     []string          `json:"base,omitempty"`    // of the image
-	IDIndex  int               `json:"id_index"`          // its range of user IDs
-	Project  uint32            `json:"project,omitempty"` // counts what it writes; 0: none does
+	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
+	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: none
 	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 

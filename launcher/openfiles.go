@@ -14,10 +14,10 @@ import (
 	"boxgate/policy"
 )
 
-// ErrNoFiles is returned by OpenFiles for boxes whose files the host cannot see, as with gVisor.
+// ErrNoFiles is returned by OpenFiles for boxes whose files are invisible to the host, as with gVisor.
 var ErrNoFiles = boxfs.ErrElsewhere
 
-// OpenFiles starts a session that works on the files of a box as boxuser; see [boxfs.Session]. The box must not be paused
+// OpenFiles opens a session that works on the files of a box as boxuser; see [boxfs.Session]. The box must not be paused
 // before the session is closed.
 func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
 	r, err := l.load(id)

@@ -11,8 +11,8 @@ import (
 	"boxgate/launcher/snapshot"
 )
 
-// captureLimits bound a capture, whatever the box has written: others wait for their turn, and the box cannot be used
-// while it stands still.
+// captureLimits bound a capture, however much the box has written: captures queue up, and the box cannot be used while it
+// is frozen.
 type captureLimits struct {
 	snapshot.Terms
 	Whole time.Duration
@@ -20,22 +20,22 @@ type captureLimits struct {
 
 var ofCaptures = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Without: path.Base(furnish.InitPath)}, 20 * time.Minute}
 
-// errCaptureSlow is why a capture was given up.
+// errCaptureSlow is the cause when a capture exceeds captureLimits.Whole.
 var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
 
-// runtimeMost bounds every call of the runtime. Some of them read files of the box, by which it can hold them up for ever: runc reads
-// /etc/passwd and /etc/group, and waits for a writer if they are pipes.
+// runtimeMost bounds every call of the runtime. A box can stall some of them for ever: runc reads the box's /etc/passwd and
+// /etc/group, and blocks until a writer appears if they are pipes.
 const runtimeMost = time.Minute
 
-// errRuntimeSlow is why a call of the runtime was given up.
+// errRuntimeSlow is the cause when a call of the runtime exceeds runtimeMost.
 var errRuntimeSlow = fmt.Errorf("the runtime was still at it after %v: the host is overloaded, or something in the box holds it up", runtimeMost)
 
-// bounded returns a context for one call of the runtime.
+// bounded returns a context for one call of the runtime, limited to runtimeMost.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, runtimeMost, errRuntimeSlow)
 }
 
-// within makes one call of the runtime.
+// within makes one call of the runtime, limited to runtimeMost.
 func within(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()

@@ -12,36 +12,35 @@ import (
 	"boxgate/policy"
 )
 
-// DiskLimits limit what boxes write to their roots.
+// DiskLimits limit the writable layers of boxes.
 type DiskLimits = disk.Limits
 
-// Reserve is what is kept free of a disk.
+// Reserve is the space kept free on a disk.
 type Reserve = disk.Reserve
 
-// DiskFullError says that something would use what is kept free of a disk.
+// DiskFullError reports that an operation would use the reserved space of a disk.
 type DiskFullError = disk.FullError
 
-// ErrNoDiskLimit: what boxes write is not limited.
+// ErrNoDiskLimit is returned for boxes without a disk limit.
 var ErrNoDiskLimit = disk.ErrUnlimited
 
-// Room returns an error that says why, unless n more bytes leave free on the disk of the state directory what is kept for the gateway.
+// Room returns nil if n more bytes fit on the disk of the state directory without using the space reserved for the gateway.
 func (l *Launcher) Room(n int64) error {
 	return l.Reserve().Room(n)
 }
 
-// Reserve returns what is kept free of the disk of the state directory.
+// Reserve returns the reserved space on the disk of the state directory.
 func (l *Launcher) Reserve() Reserve { return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve} }
 
-// Left returns how many bytes are free on the disk of the state directory; 0 if that is not known.
+// Left returns how many bytes are free on the disk of the state directory; 0 if unknown.
 func (l *Launcher) Left() int64 { return l.Reserve().Left() }
 
-// volume is the box's own file system, if it has one.
+// volume returns the box's own file system. It may not exist.
 func (d dirs) volume(id policy.BoxID) disk.Volume {
 	return disk.Volume{File: filepath.Join(d.box(id), "disk"), At: d.limited(id)}
 }
 
-// limitDisk limits what a new box of that size can write to its root, before it has one. project is what counts it; 0 if
-// nothing does.
+// limitDisk limits the writable layer of a new box, before that is made. project is the quota project; 0 if there is none.
 func (d dirs) limitDisk(ctx context.Context, id policy.BoxID, size string, limits DiskLimits) (project uint32, err error) {
 	limit := limits.Of(cmp.Or(size, string(SizeSmall)))
 	switch limits.Mode {
@@ -61,7 +60,7 @@ func (d dirs) limitDisk(ctx context.Context, id policy.BoxID, size string, limit
 	return uint32(p), errors.Join(os.Mkdir(d.limited(id), 0o700), p.Own(d.limited(id)))
 }
 
-// mountDisk mounts a box's own file system, if it has one and it is not mounted, as after a reboot.
+// mountDisk mounts the box's own file system, if it has one and it is not mounted yet, as after a reboot.
 func (d dirs) mountDisk(id policy.BoxID) error {
 	v := d.volume(id)
 	if _, err := os.Lstat(v.File); errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +69,7 @@ func (d dirs) mountDisk(id policy.BoxID) error {
 	return v.Mount()
 }
 
-// freeDisk takes away what limits a box that has no processes any more.
+// freeDisk removes the disk limit of a box that has no processes left.
 func (d dirs) freeDisk(id policy.BoxID, project uint32) error {
 	return errors.Join(d.volume(id).Unmount(), disk.Project(project).Free(d.box(id)))
 }

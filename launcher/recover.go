@@ -16,14 +16,13 @@ import (
 	"boxgate/policy"
 )
 
-// Recover cleans up after the process that created the boxes ended, in whatever way: complete boxes are adopted and
-// returned, their processes untouched but for commands that were bound to that process and had not ended; incomplete ones are removed,
-// and so are namespace pins, mounts and containers without a box, and files with the environment of commands that were being started.
-// Call it once, before anything else.
+// Recover cleans up after the previous process, however it ended. Complete boxes are adopted and returned; their processes
+// are not touched, except running commands that were bound to the previous process, which are killed. Incomplete boxes are
+// removed, and so are namespace pins, mounts and containers without a box, and files with the environment of commands that
+// were being started. Call it once, before anything else.
 //
-// A box that cannot be removed does not stop the others: it is logged, and returned in StateError, so that the caller
-// knows that something of it is left and can call Delete again. An error means that Recover could not see or secure what
-// there is, and that boxes must not be started.
+// A box that cannot be removed does not affect the others: it is logged and returned in StateError, so that the caller can
+// call Delete again. An error means that Recover could not examine or secure all boxes, and that no box must be started.
 func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	if !l.cfg.TakesOver {
 		if err := emptyDir(ctx, l.dirs.execFiles()); err != nil { // of commands that were being started
@@ -34,7 +33,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Mounts left on the host from the creation of boxes are in nobody's way.
+	// Mounts on the host that remain from the creation of boxes are harmless.
 	if err := overlay.Unmount(l.dirs.allMounts()); err != nil {
 		l.log.Error("a mount of a box is left on the host", zap.Error(err))
 	}
@@ -45,7 +44,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 			l.renewClaim(ctx, r)
 			if !l.cfg.TakesOver {
 				errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
-				if err := l.cgroup(r.ID).Settle(ctx); err != nil { // or the runtime waits for that, or calls the box a running one
+				if err := l.cgroup(r.ID).Settle(ctx); err != nil { // otherwise the runtime waits for it, or reports the box as running
 					l.log.Warn("the pause of a box was cut short, and could not be finished", zap.String("box", string(id)), zap.Error(err))
 				}
 			}
@@ -71,12 +70,12 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})
 	}
 	if err = errors.Join(append(errs, err)...); err == nil && !l.cfg.TakesOver {
-		err = emptyDir(ctx, l.dirs.bound()) // of boxes that are gone
+		err = emptyDir(ctx, l.dirs.bound()) // of deleted boxes
 	}
 	return list, err
 }
 
-// emptyDir removes what a process that was killed left in a directory.
+// emptyDir removes the files that a killed process left in a directory.
 func emptyDir(ctx context.Context, dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -90,7 +89,7 @@ func emptyDir(ctx context.Context, dir string) error {
 	return nil
 }
 
-// leftovers returns every ID that something in the launcher's directories is named after.
+// leftovers returns the box IDs that occur as names in the launcher's directories.
 func (l *Launcher) leftovers() (map[policy.BoxID]bool, error) {
 	ids := map[policy.BoxID]bool{}
 	for _, dir := range []string{l.dirs.boxes(), l.dirs.pins(), l.dirs.userPins(), l.dirs.allMounts(), l.dirs.runtimeRoot()} {

@@ -15,8 +15,8 @@ import (
 	"boxgate/policy"
 )
 
-// Stop ends everything that runs in a box and takes it out of the kernel: processes, control group, mounts, namespaces. What it
-// has written stays, and so do its record and its user IDs.
+// Stop kills all processes of a box and removes its kernel state: control group, mounts, namespaces. Its disk, record and
+// user IDs stay.
 func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
 		return err
@@ -27,9 +27,9 @@ func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
 	return l.clear(ctx, id)
 }
 
-// Renew makes new namespaces for a box whose old ones are gone, as after a reboot, and pins them; it returns the path of the
-// network namespace. What may be left of an earlier run of the box is removed first. Nothing runs in the box, as after
-// [Launcher.Prepare]; the caller closes the network before it calls Restart. A failed Renew leaves the box stopped.
+// Renew makes and pins new namespaces for a box whose old ones are gone, as after a reboot, and returns the path of the
+// network namespace. It first removes remains of the box's earlier run. As after [Launcher.Prepare], no process runs in the
+// box; the caller closes the network before it calls Restart. A failed Renew leaves the box stopped.
 func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, err error) {
 	defer l.lock(id)()
 	r, err := l.created(id)
@@ -49,8 +49,8 @@ func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, er
 	return l.dirs.pin(id), fault.At(ctx, "restart: namespaces pinned")
 }
 
-// Restart starts a box in the namespaces that Renew made, on what it had written: its root, its users, its certificates and its
-// names are as it left them. When it returns nil, Exec works. A failed Restart leaves the box stopped. Spec is that of Create.
+// Restart starts a box in the namespaces that Renew made. Its disk is unchanged: root, users, certificates and hostname are
+// as the box left them. When it returns nil, Exec works. A failed Restart leaves the box stopped. spec is that of Create.
 func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 	if err := spec.check(); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 	return l.launch(ctx, spec, img, r, furnishAgain)
 }
 
-// created returns the record of a box that was complete.
+// created returns the record of a box whose creation was completed.
 func (l *Launcher) created(id policy.BoxID) (record, error) {
 	r, err := l.load(id)
 	if err == nil && !r.Created {
@@ -80,7 +80,7 @@ func (l *Launcher) created(id policy.BoxID) (record, error) {
 	return r, err
 }
 
-// launch builds the root of a box and starts its first process. The caller undoes it when it fails.
+// launch builds the root of a box and starts its first process. On failure the caller cleans up.
 func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r record, write furnisher) error {
 	id := spec.ID
 	if !namespace.IsPinned(l.dirs.pin(id)) || !namespace.IsPinned(l.dirs.userPin(id)) {
@@ -100,14 +100,14 @@ func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r rec
 	if err := fault.At(ctx, "launch: first process started"); err != nil {
 		return err
 	}
-	// The box has copies of its own by now. The empty mount points stay: the runtime starts commands from there.
+	// The box has its own copies of the mounts. The empty mount points stay: the runtime starts commands from there.
 	if err := overlay.Unmount(l.dirs.mounts(id)); err != nil {
 		return fmt.Errorf("box %s: %w", id, err)
 	}
 	return nil
 }
 
-// stopped stops a box if *err says that starting it failed.
+// stopped stops a box if *err is not nil: starting it failed.
 func (l *Launcher) stopped(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
@@ -119,10 +119,10 @@ func (l *Launcher) stopped(id policy.BoxID, err *error) {
 	}
 }
 
-// claimTime bounds the wait for the other launchers of the host to look at their user IDs.
+// claimTime bounds the wait for other launchers on this host to check their user IDs.
 const claimTime = 10 * time.Second
 
-// renewClaim claims the user IDs of a box anew, which a reboot has made forget. Without them the box cannot be started.
+// renewClaim claims the user IDs of a box again after a reboot. Without them the box cannot be started.
 func (l *Launcher) renewClaim(ctx context.Context, r record) {
 	ctx, cancel := context.WithTimeout(ctx, claimTime)
 	defer cancel()

@@ -20,27 +20,27 @@ import (
 	"boxgate/policy"
 )
 
-// cgroup is the box's own control group. It has no parents to be cleaned up and names the state directory as well as the
-// box, so that launchers on one host do not meet.
+// cgroup returns the box's control group. It is at the top level, so no parents have to be cleaned up, and its name
+// contains the state directory and the box, so that launchers on one host do not conflict.
 func (l *Launcher) cgroup(id policy.BoxID) cgroup.Group {
 	return cgroup.Group("/boxgate-" + l.tag + "-" + string(id))
 }
 
-// HasOwnStack reports whether boxes have a network stack of their own; see [oci.Runtime].OwnNetwork.
+// HasOwnStack reports whether boxes have their own network stack; see [oci.Runtime].OwnNetwork.
 func (l *Launcher) HasOwnStack() bool { return l.runtime.OwnNetwork }
 
-// runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.
+// runtimeCommand returns a command that runs the runtime and logs its errors to logFile.
 func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...string) *exec.Cmd {
 	all := append([]string{"--root", l.runc.Root, "--log", logFile, "--log-format", "json"}, l.runc.ExtraArgs...)
 	cmd := exec.CommandContext(ctx, l.runc.Command, append(all, args...)...)
 	cmd.Dir = l.runc.WorkDir
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { // the readiness of a service is not the runtime's to report
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { // the runtime must not report our readiness to systemd
 		return strings.HasPrefix(kv, "NOTIFY_SOCKET=")
 	})
 	return cmd
 }
 
-// stateFiles are the files that the runtime keeps of a box, besides its directory.
+// stateFiles returns the files, outside its directory, in which the runtime keeps the state of a box.
 func (l *Launcher) stateFiles(id policy.BoxID) []string {
 	return l.runtime.StateFiles(l.dirs.runtimeRoot(), string(id))
 }
@@ -54,7 +54,7 @@ func (l *Launcher) isContainer(id policy.BoxID) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// startLimited starts the runtime with the limits of a box, unless it enforces them itself.
+// startLimited starts the runtime with the limits of a box, unless the runtime enforces them itself.
 func (l *Launcher) startLimited(cmd *exec.Cmd, lim container.Limits) error {
 	if l.runtime.OwnLimits {
 		return cmd.Start()
@@ -62,14 +62,14 @@ func (l *Launcher) startLimited(cmd *exec.Cmd, lim container.Limits) error {
 	return container.StartLimited(cmd, lim)
 }
 
-// guest are the processes of a command in a kernel of its own, which the host cannot signal.
+// guest signals the processes of a command in a guest kernel, which the host cannot signal directly.
 type guest struct {
 	l   *Launcher
 	box policy.BoxID
-	pid int // in the box; 0: not known
+	pid int // in the box; 0: unknown
 }
 
-// guestTimeout bounds a call of the runtime for a signal.
+// guestTimeout bounds the runtime's call that sends a signal.
 const guestTimeout = 10 * time.Second
 
 // Signal implements [process.Tree].
@@ -92,7 +92,7 @@ func (g guest) Signal(sig unix.Signal) error {
 // Kill implements [process.Tree].
 func (g guest) Kill() error { return g.Signal(unix.SIGKILL) }
 
-// whyFailed says why a call of the runtime failed: it was given up, or what runtimeError says.
+// whyFailed returns why a call of the runtime failed: the cause of ctx, or [runtimeError].
 func whyFailed(ctx context.Context, logFile string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -100,7 +100,7 @@ func whyFailed(ctx context.Context, logFile string, err error) error {
 	return runtimeError(logFile, err)
 }
 
-// runtimeError replaces "exit status 1" by what the runtime wrote to its log: the last line that is an error.
+// runtimeError replaces "exit status 1" by the last error in the runtime's log.
 func runtimeError(logFile string, err error) error {
 	data, rerr := os.ReadFile(logFile)
 	if rerr != nil {

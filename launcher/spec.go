@@ -22,7 +22,7 @@ const (
 	SizeLarge  Size = "large"  // 8 CPUs, 16 GB
 )
 
-// limits is what the size means to the kernel.
+// limits returns the kernel limits of a size.
 func (s Size) limits() (container.Limits, error) {
 	const gib = 1 << 30
 	switch s {
@@ -41,17 +41,17 @@ func (s Size) limits() (container.Limits, error) {
 type Spec struct {
 	ID       policy.BoxID
 	Image    string            // a name of Config.Images or an image itself; empty: the entry "default"
-	Layers   []string          // of a snapshot, the lowest first, see [Launcher.Capture]; they lie on an image of their own
+	Layers   []string          // layers of a snapshot, the lowest first, see [Launcher.Capture]; they have their own image
 	Size     Size              // empty: small
-	Env      map[string]string // set for every command; wins over what the launcher sets itself
+	Env      map[string]string // set for every command; wins over the launcher's own variables
 	Hostname string            // empty: the ID
-	CA       []byte            // PEM certificates of the gateway, which the box trusts in addition to the public roots, for SSH too; may be empty
-	Roots    []byte            // PEM certificates that the box trusts as it does the public roots; may be empty
-	Git      GitIdentity       // written to the system's configuration of git
+	CA       []byte            // PEM certificates of the gateway, trusted by the box in addition to the public roots, also for SSH; may be empty
+	Roots    []byte            // PEM certificates trusted by the box like public roots; may be empty
+	Git      GitIdentity       // written to git's system configuration
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
 }
 
-// GitIdentity is who makes the commits in a box; the zero value leaves that to git.
+// GitIdentity is the author of commits in a box. With the zero value, git uses its own defaults.
 type GitIdentity struct{ Name, Email string }
 
 // ExecSpec describes one command in a box.
@@ -62,21 +62,21 @@ type ExecSpec struct {
 	// User is boxuser if empty; else "boxuser", "root", "UID" or "UID:GID" inside the box.
 	User string
 
-	// The streams may be nil: standard input is then empty, output discarded. A Stdin that is still being read when the
-	// command ends is left to its pending Read, whose data is lost.
+	// The streams may be nil: standard input is then empty, output discarded. If a Stdin is still being read when the
+	// command ends, the data of that pending Read is lost.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 
-	// Terminal, if not nil, gives the command a terminal of that size in place of the three streams: what is written to it
-	// goes to Stdout.
+	// Terminal, if not nil, gives the command a terminal of that size instead of the three streams. Its output goes to
+	// Stdout.
 	Terminal *TerminalSize
 
-	// Bound ends the command, with all that it has started, when this process starts anew: nobody could ever talk to it again. What it
-	// leaves running when it ends before that is not bound any more.
+	// Bound ends the command and all its descendants when this process restarts, since no client could reach it any longer.
+	// Background processes of a command that ended before that are not affected.
 	Bound bool
 
-	// Starter is the API key that starts the command, which has turns with others; "": the box has turns of its own. The operator's
-	// commands wait for none.
+	// Starter is the API key that starts the command and shares its start slots fairly with other keys; "": the box itself
+	// is the starter. Commands of the operator need no slot. See [starts].
 	Starter  string
 	Operator bool
 }
@@ -84,27 +84,27 @@ type ExecSpec struct {
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize = terminal.Size
 
-// State says what a box is doing.
+// State is the state of a box.
 type State string
 
 // The states of a box.
 const (
-	StateCreating State = "creating" // its network namespace exists, nothing runs yet
-	StateIdle     State = "idle"     // it runs and no command of this launcher is active in it
-	StateRunning  State = "running"  // a command is active in it
+	StateCreating State = "creating" // its network namespace exists, no process yet
+	StateIdle     State = "idle"     // it runs, without a command of this launcher
+	StateRunning  State = "running"  // it runs a command
 	StatePaused   State = "paused"
-	StateError    State = "error"   // its first process is gone, killed for memory perhaps
-	StateStopped  State = "stopped" // nothing of it is in the kernel: the host was restarted
+	StateError    State = "error"   // its first process is gone, for example killed for memory
+	StateStopped  State = "stopped" // it has no kernel state: the host was restarted
 )
 
-// Status is what is known of one box.
+// Status describes one box.
 type Status struct {
 	ID    policy.BoxID
 	State State
 	Image string
 	Size  Size
 	NetNS string // path of the pinned network namespace
-	Pid   int    // its first process as the host sees it; 0 if none
+	Pid   int    // host process ID of its first process; 0 if none
 }
 
 var (
@@ -112,7 +112,7 @@ var (
 	validHostname = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
 )
 
-// checkID refuses IDs that could mean another place as a file name or control group.
+// checkID refuses IDs that are unsafe as a file name or control group name.
 func checkID(id policy.BoxID) error {
 	if !validID.MatchString(string(id)) {
 		return fmt.Errorf("box ID %q cannot be used: letters, digits, '-' and '_' only, 63 at most", string(id))
@@ -120,7 +120,7 @@ func checkID(id policy.BoxID) error {
 	return nil
 }
 
-// check reports the first thing wrong with a Spec.
+// check returns the first error in a Spec.
 func (s Spec) check() error {
 	if err := checkID(s.ID); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (s Spec) hostname() string {
 	return strings.Trim(strings.ReplaceAll(string(s.ID), "_", "-"), "-")
 }
 
-// checkEnv refuses variables execve would misread.
+// checkEnv refuses variables that execve would misread.
 func checkEnv(env map[string]string) error {
 	for k, v := range env {
 		if k == "" || strings.ContainsAny(k, "=\x00") {

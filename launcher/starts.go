@@ -10,21 +10,22 @@ import (
 	"boxgate/policy"
 )
 
-// startTurn is how long the start of a command may keep others waiting. A box can hold up the runtime, which reads files of the box.
+// startTurn is how long the start of a command may occupy a slot. A box can stall the runtime, which reads files of the
+// box.
 const startTurn = 500 * time.Millisecond
 
-// starts gives turns to the starts of commands. Each costs some ten milliseconds of a core in processes of the host: a box that
-// starts hundreds at once would have everything else wait for the cores, changes of policies among it. There are a few turns for each
-// core, and the starters that wait, API keys or boxes, get them one after the other, however many commands one of them has waiting. Create it
-// with [newStarts]. Safe for concurrent use.
+// starts limits how many commands start at the same time. Each start costs some ten milliseconds of CPU in processes of the
+// host, so a box that starts hundreds together would delay everything else, policy changes included. There are a few slots
+// per core. Waiting starters (API keys or boxes) get them round-robin, however many commands each of them has queued.
+// Create it with [newStarts]. Safe for concurrent use.
 type starts struct {
 	mu      sync.Mutex
 	free    int
-	order   []starter                     // that wait, each once
-	waiting map[starter][]chan<- struct{} // of each in order; closed when it is the turn of one
+	order   []starter                     // starters that wait, each once
+	waiting map[starter][]chan<- struct{} // the queue of each starter in order; a channel is closed to pass on a slot
 }
 
-// starter is an API key, or a box whose command no key starts.
+// starter is an API key, or a box if no key starts the command.
 type starter struct {
 	key string
 	box policy.BoxID
@@ -41,7 +42,7 @@ func newStarts() *starts {
 	return &starts{free: 2 * runtime.GOMAXPROCS(0), waiting: map[starter][]chan<- struct{}{}}
 }
 
-// take waits for a turn, which ends with done, or after a while.
+// take waits for a slot. done releases it; after startTurn it is released in any case.
 func (s *starts) take(ctx context.Context, id starter) (done func(), err error) {
 	turn := make(chan struct{})
 	s.mu.Lock()
@@ -66,7 +67,7 @@ func (s *starts) take(ctx context.Context, id starter) (done func(), err error) 
 	return func() { late.Stop(); end() }, nil
 }
 
-// abandon no longer waits for a turn. If it has come by now, it is another's.
+// abandon gives up waiting for a slot. A slot that was assigned in the meantime goes to the next starter.
 func (s *starts) abandon(id starter, turn chan<- struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (s *starts) end() {
 	s.endLocked()
 }
 
-// endLocked gives a turn to the starter that has waited for longest since its last one.
+// endLocked passes the slot to the first starter in line, which then moves to the end.
 func (s *starts) endLocked() {
 	if len(s.order) == 0 {
 		s.free++

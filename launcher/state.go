@@ -17,12 +17,12 @@ import (
 	runc "github.com/containerd/go-runc"
 )
 
-// containerState is where the runtime keeps what it knows of a box.
+// containerState returns the directory of the runtime's state of a box.
 func (l *Launcher) containerState(id policy.BoxID) string {
 	return filepath.Join(l.dirs.runtimeRoot(), string(id))
 }
 
-// State returns what one box is doing, or ErrNotFound.
+// State returns the status of one box, or ErrNotFound.
 func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	r, err := l.load(id)
 	if err != nil {
@@ -38,8 +38,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 		return Status{}, context.Cause(ctx)
 	}
 	if err != nil {
-		// Whether the runtime has failed, as on an overloaded host, or there is nothing for it to read, the first process
-		// tells.
+		// Either the runtime failed, as on an overloaded host, or it has no state of the box. The first process decides.
 		if lives, lerr := l.lives(id); lives || lerr != nil {
 			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process may run: %w", id, errors.Join(err, lerr))
 		}
@@ -48,7 +47,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	return l.status(r, c), nil
 }
 
-// lives reports whether the first process of a box runs. The error says why that cannot be told.
+// lives reports whether the first process of a box runs. An error means that this is unknown.
 func (l *Launcher) lives(id policy.BoxID) (bool, error) {
 	handle, err := l.FirstProcess(id)
 	if errors.Is(err, ErrNotRunning) || errors.Is(err, fs.ErrNotExist) {
@@ -81,14 +80,14 @@ func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
 		return nil, err
 	}
 	handle := os.NewFile(uintptr(fd), "pidfd")
-	if !l.runtime.OwnUserNS && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the ID has passed on
+	if !l.runtime.OwnUserNS && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the process ID was reused
 		handle.Close()
 		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
 	return handle, nil
 }
 
-// isStopping reports whether the control group of a box was stopped, as far as that can be told.
+// isStopping reports whether the control group of a box is frozen or freezing. On an error it returns false.
 func (l *Launcher) isStopping(id policy.BoxID) bool {
 	stopping, err := l.cgroup(id).Stopping()
 	return err == nil && stopping
@@ -116,20 +115,20 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	for _, e := range entries {
 		r, err := l.load(policy.BoxID(e.Name()))
 		if err != nil {
-			continue // going or coming
+			continue // being created or deleted
 		}
 		list = append(list, l.status(r, containers[e.Name()]))
 	}
 	return list, nil
 }
 
-// status puts together what the record, the runtime (nil: it knows nothing) and the launcher know.
+// status combines the record, the runtime's state (nil: none) and the launcher's own state.
 func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
 	if c != nil && !l.runtime.OwnPause && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
-		c.Status = "paused" // a runtime may report it as running while one of its processes still moves, as one does that joins it
+		c.Status = "paused" // a runtime may report "running" while one process, such as one that joins the box, is not frozen yet
 		if lives, err := l.lives(r.ID); err == nil && !lives {
-			c = nil // a runtime may report a box as paused whose group is frozen and empty
+			c = nil // a runtime may report a box as paused whose control group is frozen and empty
 		}
 	}
 	switch {

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy"
 )
 
-// discard moves the files of a box out of the way, in constant time, and releases its user IDs: nothing can access
-// those files any more. [Launcher.KeepTrashEmpty] removes them.
+// discard moves the files of a box to the trash, in constant time, and releases its user IDs: no process can reach the
+// files any longer. [Launcher.KeepTrashEmpty] removes them.
 func (l *Launcher) discard(id policy.BoxID) error {
 	if err := l.trash.Take(l.dirs.box(id)); err != nil {
 		return err
@@ -16,12 +16,12 @@ func (l *Launcher) discard(id policy.BoxID) error {
 	return namespace.FreeIDs(l.dirs.box(id))
 }
 
-// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and
-// at a lower CPU and disk priority than everything else. Failures are logged once, and retried from time to time. Call it once.
+// KeepTrashEmpty removes the files of deleted boxes, oldest runs first, until ctx ends: a few at a time, with a lower CPU
+// and disk priority than everything else. Failures are logged once and retried from time to time. Call it once.
 func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
 
-// EmptyTrash removes the files of deleted boxes and returns when none is left, or why some are.
+// EmptyTrash removes the files of all deleted boxes. The error says why some remain.
 func (l *Launcher) EmptyTrash(ctx context.Context) error { return l.trash.Empty(ctx) }
 
-// Trash returns how many deleted boxes still have files, and how many of them have some that could not be removed.
+// Trash returns how many deleted boxes still have files, and for how many of them a removal failed.
 func (l *Launcher) Trash() (boxes, failed int) { return l.trash.Count() }

@@ -16,8 +16,8 @@ import (
 	"boxgate/policy"
 )
 
-// Leftovers are the boxes of which a launcher with this configuration has anything, launched and attached. It makes nothing,
-// not even the launcher's directories.
+// Leftovers lists the boxes, launched and attached, of which a launcher with this configuration has left anything behind.
+// It creates nothing, not even the launcher's directories.
 func Leftovers(cfg Config) (launched, attached []policy.BoxID, err error) {
 	l := &Launcher{dirs: dirsOf(cfg.StateDir, cfg.RunDir)}
 	known, err := l.leftovers()
@@ -32,7 +32,7 @@ func Leftovers(cfg Config) (launched, attached []policy.BoxID, err error) {
 	return launched, attached, errors.Join(err, attachedErr)
 }
 
-// CheckUnmounted fails if something is mounted at or below a directory, whose files are then not to be removed.
+// CheckUnmounted fails if there is a mount at or below a directory, because its files must not be removed then.
 func CheckUnmounted(dir string) error {
 	mounts, err := overlay.MountsBelow(dir)
 	if err == nil && len(mounts) > 0 {
@@ -41,9 +41,9 @@ func CheckUnmounted(dir string) error {
 	return err
 }
 
-// Uninstall ends every box and takes all of them out of the kernel, with what is its own in the run directory. What they have written stays, for a
-// launcher that starts them again as after a reboot; with purge it goes too, and the boxes with it. The launcher must not be
-// used afterwards. It goes on after a failure, and can be repeated.
+// Uninstall kills every box and removes all kernel state and run files of boxes. Without purge, their disks stay, and a
+// later launcher can restart them as after a reboot; with purge, boxes and disks are deleted. The launcher must not be used
+// afterwards. Uninstall continues after a failure and can be repeated.
 func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	known, err := l.leftovers()
 	errs := []error{err}
@@ -69,19 +69,19 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 		errs = append(errs, overlay.Unmount(own))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // what is still there may be mounted below the run directory
+		return err // remaining files may be mounted below the run directory
 	}
 	for _, own := range l.dirs.ofRun() {
 		if err := os.RemoveAll(own); err != nil {
 			return err
 		}
 	}
-	_ = os.Remove(l.dirs.run)               // unless it has something of somebody else's
-	_ = os.Remove(filepath.Dir(l.dirs.run)) // unless another launcher's is there
+	_ = os.Remove(l.dirs.run)               // fails if it contains files of other programs
+	_ = os.Remove(filepath.Dir(l.dirs.run)) // fails if another launcher's directory is there
 	return namespace.ForgetClaims(ctx)
 }
 
-// takeOff is Stop and what a restart of the host does besides: the box's disk is not mounted and its user IDs are not claimed.
+// takeOff stops a box and undoes what a reboot would: it unmounts the box's disk and releases its user IDs.
 func (l *Launcher) takeOff(ctx context.Context, id policy.BoxID) error {
 	if err := l.Stop(ctx, id); err != nil {
 		return err
