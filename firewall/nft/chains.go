@@ -11,9 +11,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// writeGuard writes the first checks of a packet: its source must be the box's own and its shape plain.
+// writeGuard writes the first checks of a packet: its source must be an address of the box and its headers plain.
 func (t *txn) writeGuard(c *Config, s *staticSets) {
-	t.c.FlushSet(s.sent) // what is in it has the rate of before
+	t.c.FlushSet(s.sent) // its elements keep the previous rate
 	t.rule(chainGuard, "", fromBox(), jumpTo(chainGuardBox))
 	t.rule(chainGuard, "the host's own packets", fromLoopback(), accept())
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
@@ -31,7 +31,7 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 		t.checkSource(chain, s)
 	}
 
-	// The first eight bytes of the header: its length, and behind it the flag and the offset of a fragment.
+	// The first eight bytes of the header contain its length, and the flag and offset of a fragment.
 	t.rule(chainShape+suffix(network.V4), "fragments and IP options", field(expr.PayloadBaseNetworkHeader, 0,
 		[]byte{0x0f, 0, 0, 0, 0, 0, 0x3f, 0xff}, neq([]byte{5, 0, 0, 0, 0, 0, 0, 0})), refuse(name.ReasonProtocol))
 	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
@@ -39,7 +39,7 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	}
 }
 
-// checkSource writes that a box may send from its own addresses only.
+// checkSource writes the rules that let a box send only from its own addresses.
 func (t *txn) checkSource(chain string, s *staticSets) {
 	for _, f := range network.Families {
 		t.rule(chain, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),
@@ -55,7 +55,7 @@ func (t *txn) checkSource(chain string, s *staticSets) {
 // ifaceAnd loads an interface name and another value as one key.
 func ifaceAnd(name expr.MetaKey, second expr.Any) match { return match{meta(name), second} }
 
-// writeJudge writes the judgement of every packet of a box, whether or not its connection is known.
+// writeJudge writes the chain that decides about every packet of a box, whether or not its connection is known.
 func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chainJudge, "", fromBox(), jumpTo(chainJudgeBox))
 	t.rule(chainJudge, "answers to what boxes sent out", isReply(), match{ctMark(r1), lookup(s.flows)}, setMark(network.MarkForward))
@@ -85,11 +85,11 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.judgeRelated(c, s)
 }
 
-// judgeKnown writes what most packets meet. A connection that is forwarded for the box has passed the rules for all boxes
-// with its first packet, that about protocols too, and is judged by the plan in force with each packet. One of those rules
-// may decide otherwise by now: the destination can have become an address of the host. Until the plan protects it, the
-// packets pass here, but reach no program of the host. Answers of the box are never packets of such a connection: its first
-// packet was the box's, and none leads back to the pool.
+// judgeKnown writes the chain that most packets take. The first packet of a connection that is forwarded for the box has
+// passed the rules for all boxes, that about protocols too; the active plan decides about each later packet. One of those
+// rules may give another result by then: the destination may have become an address of the host. Until the plan protects
+// it, such packets pass here, but reach no program of the host. Answers of the box never belong to such a connection: the
+// box sent its first packet, and no forwarded connection leads back into the pool.
 func (t *txn) judgeKnown(c *Config, s *staticSets) {
 	t.rule(chainKnown, "connections that are forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
 		match{lookup(s.replies), leadBy(s.boxes)})
@@ -101,8 +101,8 @@ func (t *txn) judgeKnown(c *Config, s *staticSets) {
 	t.rule(chainAnswer, "", counted(countStray), drop())
 }
 
-// judgeRelated writes which ICMP errors pass. One quotes a packet of the connection that it is about, and a box can quote any
-// packet, even another box's.
+// judgeRelated writes the rules for ICMP errors. An ICMP error quotes a packet of the connection that it is about, and a
+// box can quote any packet, even another box's.
 func (t *txn) judgeRelated(c *Config, s *staticSets) {
 	t.rule(chainRelated, "about a connection that is forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
 		match{lookup(s.replies)}, verdict(expr.VerdictReturn, ""))
@@ -113,7 +113,8 @@ func (t *txn) judgeRelated(c *Config, s *staticSets) {
 	t.rule(chainRelated, "", refuse(name.ReasonProtocol))
 }
 
-// judgeOwn opens the only ports of the host that boxes can reach, besides DNS, and leads what is for the sink to the proxy.
+// judgeOwn opens the only ports of the host that boxes can reach, in addition to DNS, and sends packets for the sink to the
+// proxy.
 func (t *txn) judgeOwn(c *Config) {
 	for _, own := range [][2]netip.Addr{{c.GatewayV4, c.SinkV4}, {c.GatewayV6, c.SinkV6}} {
 		f := network.FamilyOf(own[0])
@@ -128,7 +129,7 @@ func (t *txn) judgeOwn(c *Config) {
 	}
 }
 
-// writeTargets writes where a judged packet goes.
+// writeTargets writes the chains in which an accepted packet ends.
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
 	t.rule(chainGateway, "", admit(network.MarkLocal))
@@ -174,8 +175,8 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 
-// writeAdmission keeps one box from filling the host's connection table. The limits are separate, so that a box at
-// its limit of connections can still look up names.
+// writeAdmission keeps one box from filling the host's connection table. The limits are separate, so that a box at its
+// limit of connections can still resolve names.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
 	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
@@ -184,8 +185,8 @@ func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	}
 }
 
-// unconfirmed matches the first packet of a connection. Later ones may be "new" too, until an answer arrives, and the
-// kernel would count each as another connection.
+// unconfirmed matches the first packet of a connection. Later packets may be "new" too, until an answer arrives, and the
+// kernel would count each of them as another connection.
 func unconfirmed() match {
 	const confirmed = 1 << 3 // IPS_CONFIRMED (linux/netfilter/nf_conntrack_common.h)
 	return match{
@@ -195,13 +196,13 @@ func unconfirmed() match {
 	}
 }
 
-// transparentSocket matches packets for a socket with IP_TRANSPARENT, which takes privilege to set: the gateway's
-// listeners have it, other programs on the same port do not. Without a socket it does not match.
+// transparentSocket matches packets for a socket with IP_TRANSPARENT, a privileged option: the gateway's listeners have it,
+// other programs on the same port do not. Without a socket it does not match.
 func transparentSocket() match {
 	return match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}
 }
 
-// toSocket assigns the packet to the listener on loopback, or ends the rule if nothing listens there.
+// toSocket assigns the packet to the listener on loopback, or ends the rule if there is none.
 func toSocket(f network.Family, port uint16) match {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if f == network.V6 {
@@ -214,7 +215,7 @@ func toSocket(f network.Family, port uint16) match {
 	}
 }
 
-// writeHooks writes address translation, and a second check for packets that judge did not mark.
+// writeHooks writes address translation, and a second check that drops packets without a mark of the judge chain.
 func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainDNS, "", fromBox(), marked(network.MarkLocal), jumpTo(chainDNSBox))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {

@@ -16,14 +16,14 @@ import (
 	"boxgate/firewall/network"
 )
 
-// conn is the way to nftables in one network namespace.
+// conn manages the connections to nftables in one network namespace.
 type conn struct {
 	ns   netns.NsHandle
 	open *nftables.Conn // see get; one goroutine at a time
 	asks *netlink.Conn  // see queries; one goroutine at a time
 
 	portsMu sync.Mutex      // guards ports
-	ports   map[uint32]bool // netlink ports of our connections, by which our own changes are known
+	ports   map[uint32]bool // netlink ports of our connections, to recognize our own changes
 }
 
 // dial opens a connection to nftables.
@@ -38,8 +38,8 @@ func (k *conn) dial() (*nftables.Conn, error) {
 	return c, nil
 }
 
-// get returns the connection that all changes share. It stays open: closing one makes the kernel wait
-// until it has freed what the last transaction replaced, some 15 ms.
+// get returns the connection that all changes share. It stays open: closing it makes the kernel wait some 15 ms until it
+// has freed the objects that the last transaction replaced.
 func (k *conn) get() (*nftables.Conn, error) {
 	if k.open != nil {
 		return k.open, nil
@@ -49,12 +49,12 @@ func (k *conn) get() (*nftables.Conn, error) {
 	return c, err
 }
 
-// queries returns the connection for questions that the library does not ask.
+// queries returns the connection for requests that the nftables library does not support.
 func (k *conn) queries() (*netlink.Conn, error) {
 	if k.asks != nil {
 		return k.asks, nil
 	}
-	const answer = 4 << 10 // one element, several times over
+	const answer = 4 << 10 // several times the size of one element
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns), MessageBufferSize: answer})
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -63,7 +63,7 @@ func (k *conn) queries() (*netlink.Conn, error) {
 	return c, nil
 }
 
-// drop drops the connection after an error: it may have unread answers.
+// drop closes the connection after an error, since it may have unread answers.
 func (k *conn) drop() {
 	if k.open != nil {
 		c := k.open
@@ -72,8 +72,9 @@ func (k *conn) drop() {
 	}
 }
 
-// transact runs build and sends what it collected as one transaction. An error of the kernel does not tell whether it
-// has committed, so committed is asked on a new connection, and its answer counts.
+// transact runs build and sends the collected changes as one transaction. After an error of the kernel it is unknown
+// whether the transaction was committed, so transact calls committed on a new connection and returns nil if that returns
+// true.
 func (k *conn) transact(build func(*txn), committed func(*nftables.Conn) (bool, error)) error {
 	c, err := k.get()
 	if err != nil {
@@ -104,7 +105,7 @@ func (k *conn) isOwn(port uint32) bool {
 	return k.ports[port]
 }
 
-// remember notes that a netlink port is ours. There are few connections: a new one is opened only after an error.
+// remember records a netlink port as ours. There are few connections: a new one is opened only after an error.
 func (k *conn) remember(c *netlink.Conn) error {
 	k.portsMu.Lock()
 	defer k.portsMu.Unlock()
@@ -119,7 +120,7 @@ func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: network.TableName}
 }
 
-// gone reports whether somebody has taken the table away.
+// gone reports whether another program has deleted the table.
 func gone(c *nftables.Conn) (bool, error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	return !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == network.TableName }), err

@@ -7,7 +7,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Counters reads how many packets the rules have refused, over a connection of its own.
+// Counters reads how many packets the rules have refused, over its own connection.
 type Counters struct{ c *nftables.Conn }
 
 // Counters opens a reader.
@@ -19,10 +19,10 @@ func (tbl *Table) Counters() (*Counters, error) {
 	return &Counters{c: c}, nil
 }
 
-// Close gives the connection back.
+// Close closes the connection.
 func (c *Counters) Close() error { return c.c.CloseLasting() }
 
-// Seen returns how many packets of each interface were refused for the reason.
+// Seen returns how many packets from each interface were refused for the reason.
 func (c *Counters) Seen(reason name.Reason) (map[string]uint64, error) {
 	elements, err := c.c.GetSetElements(&nftables.Set{Table: table(), Name: seenSet(reason), KeyType: nftables.TypeIFName})
 	if err != nil {

@@ -16,20 +16,20 @@ import (
 	"boxgate/policy"
 )
 
-// Entry is what the table holds of one box.
+// Entry is the state of one box in the table.
 type Entry struct {
-	ID      policy.BoxID // empty: of an earlier run, which left its interface's name alone
+	ID      policy.BoxID // empty: left by an earlier run, of which only the interface name is known
 	Link    string       // the box's interface on the host
-	Sources []netip.Addr // what the box may send from
+	Sources []netip.Addr // allowed source addresses
 	Mark    uint32       // of its connections
-	// SendRate is how many bytes a second it may send; 0: as many as all boxes; [policy.Unlimited]: any number.
+	// SendRate is how many bytes per second the box may send; 0: the rate of all boxes; [policy.Unlimited]: any number.
 	SendRate int64
-	// SendMost is a bound on SendRate whose bucket outlasts changes of that; 0 and [policy.Unlimited]: none.
+	// SendMost is a bound on SendRate whose bucket survives changes of SendRate; 0 and [policy.Unlimited]: no bound.
 	SendMost int64
 
-	live  *version // what its element in the map of boxes points to; nil: it has none
-	doubt bool     // it is not known where the element leads: see settle
-	sends bool     // it may have a chain that limits what it sends
+	live  *version // target of its element in the map of boxes; nil: it has no element
+	doubt bool     // the target of its element is unknown, see settle
+	sends bool     // it may have a chain that limits its send rate
 }
 
 // NewEntry returns the entry of a box that is not in the table yet.
@@ -37,7 +37,7 @@ func NewEntry(id policy.BoxID, sources ...netip.Addr) Entry {
 	return Entry{ID: id, Link: network.LinkName(id), Sources: sources, Mark: network.BoxMark(id)}
 }
 
-// Chain is where the box's packets are judged; empty if the table does not know the box.
+// Chain returns the chain of the box's plan; empty if the box is not in the table.
 func (e *Entry) Chain() string {
 	if e.live == nil {
 		return ""
@@ -45,17 +45,17 @@ func (e *Entry) Chain() string {
 	return e.live.chain
 }
 
-// Forget notes that the table was replaced, and knows the box no more.
+// Forget resets the entry after the table was replaced: the box is not in the new one.
 func (e *Entry) Forget() { e.live, e.sends = nil, false }
 
-// Registration is an entry that the kernel is to know, and the one of before, if there was one.
+// Registration is an entry to be added to the kernel. Old is its previous state, if any.
 type Registration struct {
 	*Entry
 	Old Entry
 }
 
-// Register makes the kernel know the boxes' interfaces, in one transaction. What a box may reach is what its entry of
-// before leads to, else nothing.
+// Register adds the boxes' interfaces to the table, in one transaction. A box keeps the plan of its old entry; without one
+// it is closed.
 func (tbl *Table) Register(list ...Registration) error {
 	for _, r := range list {
 		r.live = closed()
@@ -90,8 +90,9 @@ func (tbl *Table) Register(list ...Registration) error {
 	return err
 }
 
-// Unregister takes boxes out of the table, in one transaction. It keeps the marks that are true in marks, because other boxes have them
-// as well. When someone else has taken the table away, that is done already. Afterwards the entries lead nowhere: registered again, a box is closed.
+// Unregister removes boxes from the table, in one transaction. It keeps the connection marks that are true in marks,
+// because other boxes share them. If another program has deleted the table, that counts as success. Afterwards the entries
+// have no plan: a box that is registered again is closed.
 func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 	none := map[netip.Addr]netip.Addr{}
 	for _, e := range list {
@@ -100,7 +101,7 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 		}
 	}
 	leaves, err := tbl.leavesTo(none)
-	if err != nil { // somebody has taken them away; what stays is put right for the next box with the address
+	if err != nil { // they were deleted by another program; remains are corrected for the next box with the address
 		leaves = leaveChanges{}
 	}
 	err = tbl.transact(func(t *txn) {
@@ -109,7 +110,7 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 		maps.Copy(keep, marks)
 		for _, e := range list {
 			t.unregister(e, keep[e.Mark])
-			keep[e.Mark] = true // or it is deleted twice
+			keep[e.Mark] = true // otherwise it is deleted twice
 		}
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c, boxesMap())
@@ -129,7 +130,7 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 	return nil
 }
 
-// unregister takes the interface out of the static chains.
+// unregister removes the interface from the static sets.
 func (t *txn) unregister(e *Entry, keepMark bool) {
 	s := newStaticSets()
 	t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
@@ -147,7 +148,7 @@ func (t *txn) unregister(e *Entry, keepMark bool) {
 	t.eraseNote(e.Link)
 }
 
-// register adds the interface to the static chains, except for where its packets go.
+// register adds the interface to the static sets, except the map that selects its plan.
 func (t *txn) register(c *Config, e *Entry) {
 	s := newStaticSets()
 	for _, a := range e.Sources {
@@ -173,12 +174,12 @@ func sourceKey(link string, a netip.Addr) nftables.SetElement {
 	return nftables.SetElement{Key: append(ifname(link), a.AsSlice()...)}
 }
 
-// leadTo is the element that sends the packets of an interface's box to the chain.
+// leadTo returns the map element that sends the packets of an interface's box to the chain.
 func leadTo(link, chain string) nftables.SetElement {
 	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
-// readTargets returns the chain that each interface's element in a map of verdicts points to.
+// readTargets returns the chain that each interface's element in a verdict map points to.
 func readTargets(c *nftables.Conn, verdicts *nftables.Set) (map[string]string, error) {
 	elements, err := c.GetSetElements(verdicts)
 	if err != nil {

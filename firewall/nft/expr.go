@@ -14,13 +14,13 @@ import (
 // match is a piece of a rule: a few expressions that must all match, or act, in order.
 type match = []expr.Any
 
-// rules are written as lists of these pieces; R1 and R2 are the 16-byte registers, which are adjacent.
+// r1 and r2 are the 16-byte registers that rules use. They are adjacent.
 const (
 	r1 = unix.NFT_REG_1
 	r2 = unix.NFT_REG_2
 )
 
-// addrType is the type of an address set's keys.
+// addrType returns the key type of an address set.
 func addrType(f network.Family) nftables.SetDatatype {
 	if f == network.V4 {
 		return nftables.TypeIPAddr
@@ -28,7 +28,7 @@ func addrType(f network.Family) nftables.SetDatatype {
 	return nftables.TypeIP6Addr
 }
 
-// suffix ends the name of a family's set.
+// suffix returns the suffix of set names of a family.
 func suffix(f network.Family) string {
 	if f == network.V4 {
 		return "4"
@@ -67,8 +67,8 @@ func setMark(mark uint32) match {
 	}
 }
 
-// toHost makes the packet one for this host, which routing wants of what it forwards. What a box sends is none until it
-// is judged: see the filter of package link.
+// toHost sets the packet type to "for this host", which routing requires of packets that it forwards. Packets of a box do
+// not have that type until they are judged: see the filter of package link.
 func toHost() match {
 	return match{
 		&expr.Immediate{Register: r1, Data: []byte{unix.PACKET_HOST}},
@@ -76,7 +76,7 @@ func toHost() match {
 	}
 }
 
-// admit ends the judgement of a box's packet: routing delivers it where its mark may go.
+// admit accepts a box's packet. Its mark decides how it is routed.
 func admit(mark uint32) match {
 	return append(append(setMark(mark), toHost()...), accept()...)
 }
@@ -93,7 +93,7 @@ func addr(f network.Family, source bool, reg uint32) *expr.Payload {
 	return p
 }
 
-// within matches an address inside the prefix, in a packet of its family.
+// within matches an address inside the prefix. The packet must be of the prefix's family.
 func within(p netip.Prefix, source bool) match {
 	load, first := addr(network.FamilyOf(p.Addr()), source, r1), p.Masked().Addr().AsSlice()
 	if p.Bits() > 0 && p.Bits()%8 == 0 {
@@ -125,7 +125,8 @@ func destInSet(f network.Family, set string) match {
 	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
 }
 
-// leadBy sends the packet where the map leads the interface in register 1. It ends the rule if that is nowhere.
+// leadBy sends the packet to the target that the map has for the interface in register 1. Without a target it ends the
+// rule.
 func leadBy(m *nftables.Set) *expr.Lookup {
 	return &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true, SetName: m.Name, SetID: m.ID}
 }
@@ -165,10 +166,10 @@ func isReply() match {
 
 func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register: reg} }
 
-// destType loads what the destination is by the kernel's own routing: the host itself, a broadcast to it, or elsewhere.
+// destType loads the type of the destination in the kernel's routing: an address of the host, a broadcast, or another one.
 func destType() *expr.Fib { return &expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true} }
 
-// sourceNotLocal matches if the source is no address of the host.
+// sourceNotLocal matches a source that is not an address of the host.
 func sourceNotLocal() match {
 	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagSADDR: true}, neq(native32(unix.RTN_LOCAL))}
 }
@@ -183,7 +184,7 @@ func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match
 	}
 }
 
-// hasExtension matches the extension header in an IPv6 packet.
+// hasExtension matches IPv6 packets with the extension header.
 func hasExtension(header uint8) match {
 	return match{&expr.Exthdr{DestRegister: r1, Type: header, Len: 1,
 		Flags: unix.NFT_EXTHDR_F_PRESENT, Op: expr.ExthdrOpIpv6}, eq([]byte{1})}
@@ -199,15 +200,15 @@ func accept() match             { return verdict(expr.VerdictAccept, "") }
 func drop() match               { return verdict(expr.VerdictDrop, "") }
 func counter() match            { return match{&expr.Counter{}} }
 
-// counted adds to a named counter, which survives a restart of the gateway.
+// counted increments a named counter, which survives a restart of the gateway.
 func counted(name string) match {
 	return match{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
 }
 
-// SnapLength is how much of a refused packet is logged: the IP header and the ports behind it.
+// SnapLength is how many bytes of a refused packet are logged: the IP header and the ports after it.
 const SnapLength = 64
 
-// perInterface keeps a statement's state for each interface in the set; a limit ends the rule when it is exceeded.
+// perInterface keeps a statement's state for each interface in the set. A limit ends the rule when it is exceeded.
 func perInterface(s *nftables.Set, state expr.Any) match {
 	return match{meta(expr.MetaKeyIIFNAME), &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID,
 		Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}}
@@ -219,7 +220,7 @@ func logTo(group uint16, prefix string) match {
 		Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN}}
 }
 
-// bytesOf are the elements of a set of single bytes.
+// bytesOf returns the elements of a set of single bytes.
 func bytesOf(values ...byte) []nftables.SetElement {
 	var out []nftables.SetElement
 	for _, v := range values {

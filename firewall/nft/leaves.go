@@ -12,22 +12,22 @@ import (
 	"boxgate/policy/name"
 )
 
-// Connections that the kernel forwards for a box leave from the address that one of two maps has for that of the box, or from
-// one that the kernel chooses. The elements are exchanged together with that which leads to the plan; and a plan that asks for
-// an address lets nothing pass unless the map has that address. So a lost element closes the box, and never opens another
-// address to it.
+// Connections that the kernel forwards for a box leave from the host address that a map (one per family) has for the box's
+// address, or from an address that the kernel chooses. The elements change in the same transaction as the one that selects
+// the plan, and a plan with a source address refuses packets unless the map has that address. So a lost element closes the
+// box, and never makes it use another address.
 
-// leavesMap maps the address of a box to that of the host which its connections leave from.
+// leavesMap maps the address of a box to the host address that its connections leave from.
 func leavesMap(f network.Family) *nftables.Set {
 	return &nftables.Set{Table: table(), Name: "leaves" + suffix(f), IsMap: true, KeyType: addrType(f), DataType: addrType(f)}
 }
 
-// leave loads from where the connections of the sender leave. It ends the rule if that is not said.
+// leave loads the address that the sender's connections leave from. Without one it ends the rule.
 func leave(f network.Family) match {
 	return match{addr(f, true, r1), &expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: leavesMap(f).Name}}
 }
 
-// writeHide writes the translation of the addresses of boxes, which those outside never see.
+// writeHide writes the translation of the boxes' addresses, which must not be visible outside.
 func (t *txn) writeHide(c *Config, s *staticSets) {
 	t.rule(chainHide, "", marked(network.MarkForward), notToBox(), jumpTo(chainHideBox))
 	for _, f := range network.Families {
@@ -38,7 +38,7 @@ func (t *txn) writeHide(c *Config, s *staticSets) {
 		t.rule(chainHideBox, "source addresses of boxes", ofFamily(f), load,
 			match{&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f), RegAddrMin: r1}})
 	}
-	t.rule(chainHideBox, "", match{&expr.Masq{}}) // the mark says that the source is a box's
+	t.rule(chainHideBox, "", match{&expr.Masq{}}) // the mark proves that the source is an address of a box
 	for _, f := range network.Families {
 		var elements []nftables.SetElement
 		for _, a := range c.Sources {
@@ -46,14 +46,14 @@ func (t *txn) writeHide(c *Config, s *staticSets) {
 				elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
 			}
 		}
-		if len(elements) > 0 { // else no plan has an address of the family
+		if len(elements) > 0 { // otherwise no plan has an address of the family
 			t.rule(chainLeak, "source addresses that the host has lost", marked(network.MarkForward), notToBox(), ofFamily(f),
 				match{addr(f, true, r1), lookup(t.anonymous(addrType(f), elements))}, sourceNotLocal(), counted(countAbsent), drop())
 		}
 	}
 }
 
-// writeLeave writes what a version with source addresses lets pass of what is allowed.
+// writeLeave writes the chain of a version with source addresses that allowed packets take.
 func (t *txn) writeLeave(d *draft) {
 	chain := d.leaveChain()
 	t.chain(chain)
@@ -64,7 +64,7 @@ func (t *txn) writeLeave(d *draft) {
 	t.rule(chain, "no address to leave from", refuse(name.ReasonSourceAddress))
 }
 
-// leaveChanges are elements to be taken out of the maps and put into them.
+// leaveChanges are elements to be removed from and added to the maps.
 type leaveChanges struct {
 	out, in map[network.Family][]nftables.SetElement
 }
@@ -77,7 +77,7 @@ func (l leaveChanges) make(t *txn) {
 	}
 }
 
-// leaveChanges returns what makes the maps agree with the versions that boxes are switched to.
+// leaveChanges returns the changes that adapt the maps to the versions that boxes are switched to.
 func (tbl *Table) leaveChanges(moves []move) (l leaveChanges, err error) {
 	want := map[netip.Addr]netip.Addr{}
 	for _, m := range moves {
@@ -90,8 +90,8 @@ func (tbl *Table) leaveChanges(moves []move) (l leaveChanges, err error) {
 	return tbl.leavesTo(want)
 }
 
-// leavesTo returns what gives addresses of boxes the elements that are wanted; the zero Addr stands for none. Nothing is
-// read while no box has one.
+// leavesTo returns the changes after which the boxes' addresses have the wanted elements; the zero Addr means no element.
+// It does not read the maps while no box has an element.
 func (tbl *Table) leavesTo(want map[netip.Addr]netip.Addr) (l leaveChanges, err error) {
 	if !tbl.leaving {
 		return l, nil
@@ -118,7 +118,7 @@ func (tbl *Table) leavesTo(want map[netip.Addr]netip.Addr) (l leaveChanges, err 
 	return l, nil
 }
 
-// readLeaves returns what the maps have.
+// readLeaves returns the elements of the maps.
 func (tbl *Table) readLeaves() (map[netip.Addr]netip.Addr, error) {
 	c, err := tbl.get()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Read learns which boxes an earlier run left, by their interfaces, and reports whether the table there can be kept.
+// Read finds the boxes that an earlier run left, by interface, and reports whether the existing table can be kept.
 func (tbl *Table) Read() (left map[string]Entry, keep bool, err error) {
 	left = map[string]Entry{}
 	c, err := tbl.get()
@@ -33,12 +33,12 @@ func (tbl *Table) Read() (left map[string]Entry, keep bool, err error) {
 	return left, false, nil
 }
 
-// readBoxes finds out what an earlier run left in a table, and reports whether its layout is ours. The version that
-// each box's element points to is in force; others are from a run that died between writing and deleting one.
+// readBoxes reads the boxes that an earlier run left in a table, and reports whether its layout is ours. The versions that
+// the boxes' elements point to are active; other versions are from a run that died between writing and deleting one.
 func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, error) {
 	rules, err := c.GetRules(table(), &nftables.Chain{Name: chainAbout, Table: table()})
 	if err != nil || len(rules) == 0 {
-		return false, nil //nolint:nilerr // not our table, or an incomplete one: it is replaced by a closed one
+		return false, nil // not our table, or incomplete: it is replaced by a closed one
 	}
 	stamp, _ := userdata.GetString(rules[0].UserData, userdata.TypeComment)
 	if want := tbl.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {
@@ -71,8 +71,8 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 	return true, readRegistrations(c, left)
 }
 
-// readVersions returns the versions in the table by their chains. Protected ranges that no version uses get one without
-// a chain. It also returns the interfaces for which there is a chain that limits what they send.
+// readVersions returns the versions in the table by chain. Protected ranges without a version get one without a chain.
+// sends contains the interfaces that have a chain limiting their send rate.
 func (tbl *Table) readVersions(c *nftables.Conn) (versions map[string]*version, sends map[string]bool, err error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
@@ -124,7 +124,7 @@ func (tbl *Table) readVersions(c *nftables.Conn) (versions map[string]*version, 
 	return versions, sends, nil
 }
 
-// readRegistrations adds to each leftover its connection mark and the source addresses it may use.
+// readRegistrations adds to each leftover its connection mark and its source addresses.
 func readRegistrations(c *nftables.Conn, left map[string]Entry) error {
 	marks, err := c.GetSetElements(&nftables.Set{Table: table(), Name: "marks"})
 	if err != nil {

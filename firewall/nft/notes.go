@@ -13,22 +13,22 @@ import (
 	"boxgate/firewall/network"
 )
 
-// The first packet of a connection that the kernel forwards for a box notes the box's interface in a set, before the
-// connection is marked as forwarded: without room for the note, it is not, and its answers are dropped. Who erases a note
-// must look for the connections that it stood for.
+// The first packet of a connection that the kernel forwards for a box adds the box's interface to a set, before the
+// connection is marked as forwarded. If the set is full, the connection is not marked, and its answers are dropped. After
+// erasing a note, the caller must look for connections that it stood for.
 
-// notesSet names the set of noted interfaces.
+// notesSet returns the set of noted interfaces.
 func notesSet() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: "notes", Dynamic: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian}
 }
 
-// note notes the interface in register 1. It ends the rule if that is not possible.
+// note adds the interface in register 1 to the set. If that fails it ends the rule.
 func note(s *nftables.Set) expr.Any {
 	return &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_ADD}
 }
 
-// eraseNote erases the note of an interface, whether or not there is one.
+// eraseNote erases the note of an interface. It need not exist.
 func (t *txn) eraseNote(link string) {
 	key := nftables.SetElement{Key: ifname(link)}
 	t.addElements(notesSet(), []nftables.SetElement{key})
@@ -44,8 +44,8 @@ func (tbl *Table) EraseNotes(links []string) error {
 	}, func(*nftables.Conn) (bool, error) { return false, nil })
 }
 
-// Noted reports whether a connection has been forwarded for the interface since its note was erased last, or since the
-// table was made. It asks for that one element: the answer does not take longer the more boxes there are.
+// Noted reports whether a connection was forwarded for the interface since its note was last erased or the table was made.
+// It queries a single element, so that the number of boxes does not matter.
 func (tbl *Table) Noted(link string) (bool, error) {
 	c, err := tbl.queries()
 	if err != nil {
@@ -53,7 +53,8 @@ func (tbl *Table) Noted(link string) (bool, error) {
 	}
 	found, err := askedFor(c, link)
 	if err == nil && !found {
-		// The answer is the same when another program has taken the notes away, or the table: then the keeper is gone too.
+		// The set has no note either when another program has deleted the notes or the table. In that case notesKeeper is
+		// missing as well.
 		if found, err = askedFor(c, notesKeeper); err == nil {
 			return !found, nil
 		}
@@ -66,7 +67,8 @@ func (tbl *Table) Noted(link string) (bool, error) {
 	return true, fmt.Errorf("nftables: %w", err)
 }
 
-// notesKeeper is in the set as long as nobody else has emptied it. No packet of a box comes from it.
+// notesKeeper is an element that stays in the set unless another program empties it. No packet of a box comes from
+// loopback.
 const notesKeeper = "lo"
 
 // askedFor reports whether an interface is in the set.
@@ -82,7 +84,7 @@ func askedFor(c *netlink.Conn, link string) (bool, error) {
 	return err == nil, err
 }
 
-// askForNote is the request for one element, which the library does not have.
+// askForNote returns the request for one element, which the nftables library lacks.
 func askForNote(link string) (netlink.Message, error) {
 	e := netlink.NewAttributeEncoder()
 	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, network.TableName)

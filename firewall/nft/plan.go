@@ -11,7 +11,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// writePlan writes what the version lets its boxes reach. The zero plan refuses everything except DNS and the sink.
+// writePlan writes the chains of a version. The zero plan refuses everything except DNS and the sink.
 func (t *txn) writePlan(d *draft, stamp string) {
 	chain, open := d.chain, d.openChain()
 	t.chain(chain)
@@ -54,11 +54,11 @@ func (t *txn) steer(chain string, ports name.PortSet) {
 	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
 }
 
-// fewPorts is how many ports have a rule each. A set for them would cost as much for each packet, and the kernel looks
-// through the names of all sets of the table to name one more.
+// fewPorts is how many ports get a rule each. A set for them would cost as much per packet, and to name a new set the
+// kernel searches the names of all sets of the table.
 const fewPorts = 4
 
-// onPorts applies pieces to the packets of a transport protocol to the ports.
+// onPorts applies a verdict to packets of a transport protocol to the ports.
 func (t *txn) onPorts(chain, why string, transport match, ports name.PortSet, what match) {
 	list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
 	switch {
@@ -78,5 +78,5 @@ func (t *txn) onPorts(chain, why string, transport match, ports name.PortSet, wh
 	}
 }
 
-// newStamp is the comment in a plan's chain by which its writing is found.
+// newStamp returns a unique comment that proves that a transaction was committed, see stamped.
 func newStamp() string { return "write " + strings.ToLower(rand.Text()[:10]) }

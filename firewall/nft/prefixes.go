@@ -12,8 +12,8 @@ import (
 // span is a range of addresses of one family, both ends included.
 type span struct{ first, last netip.Addr }
 
-// spans returns the addresses of the prefixes of the family as ranges that neither overlap nor touch, in order. The
-// kernel refuses overlapping ranges, so whatever comes in is merged here.
+// spans returns the prefixes of the family as sorted ranges that neither overlap nor touch. The kernel refuses overlapping
+// ranges, so they are merged here.
 func spans(f network.Family, prefixes []netip.Prefix) []span {
 	var in []span
 	for _, p := range prefixes {
@@ -47,8 +47,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// intervals formats ranges as the kernel wants them: a start, and an end that is the first address outside. A range up
-// to the very last address has no end.
+// intervals converts ranges to the kernel's format: a start, and as end the first address after the range. A range up to
+// the very last address has no end.
 func intervals(ranges []span) []nftables.SetElement {
 	out := make([]nftables.SetElement, 0, 2*len(ranges))
 	for _, s := range ranges {

@@ -10,11 +10,11 @@ import (
 	"boxgate/policy"
 )
 
-// A box with a rate of its own has a chain by the name of its interface, to which an element of a map leads. The element is always the
-// same, so it can be added where it is already, and erased where it is not. A change of the rate rewrites the chain's rules, which
-// the kernel exchanges at once: no packet passes between them.
+// A box with its own send rate has a chain named after its interface, which an element of a map points to. The element is
+// always the same, so adding it twice is harmless. A change of the rate rewrites the chain's rules, which the kernel
+// exchanges atomically: no packet passes between them.
 
-// sendsMap maps the interfaces of boxes with a rate of their own to their chains.
+// sendsMap maps the interfaces of boxes with their own send rate to their chains.
 func sendsMap() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: "sends", IsMap: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeVerdict}
@@ -24,7 +24,7 @@ const sendPrefix = "send_" // send_{interface}
 
 func sendChain(link string) string { return sendPrefix + link }
 
-// sendLink returns the interface that a chain limits, or "".
+// sendLink returns the interface whose send rate a chain limits, or "".
 func sendLink(chain string) string {
 	link, _ := strings.CutPrefix(chain, sendPrefix)
 	if link == chain {
@@ -33,15 +33,16 @@ func sendLink(chain string) string {
 	return link
 }
 
-// sendOver matches what exceeds a rate. The bucket holds a second's worth.
+// sendOver matches packets that exceed a rate. The bucket holds one second's worth.
 func sendOver(rate uint64) *expr.Limit {
 	return &expr.Limit{Type: expr.LimitTypePktBytes, Rate: rate, Unit: expr.LimitTimeSecond, Over: true}
 }
 
-// writeSend writes the chain of a box with a rate of its own, with the stamp, and leads its packets there; one that has none any more is
-// led back.
-// Below the rate of all boxes, and below a bound of its own, that counts as well: a chain begins with a full bucket, and who may lower a rate
-// again and again must not gain by it. The buckets of those are in sets, which outlast the chain.
+// writeSend writes the chain of a box with its own send rate, with the stamp, and sends the box's packets there. If the box
+// no longer has its own rate, writeSend removes the chain.
+// A rate below that of all boxes, or below its own bound, does not replace those limits: a new chain starts with a full
+// bucket, and a client that may lower the rate must not gain bytes by doing so again and again. The buckets of the other
+// limits are in sets, which survive the chain.
 func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	if e.SendRate == 0 {
 		if e.sends {
@@ -64,7 +65,7 @@ func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	t.addElements(sendsMap(), []nftables.SetElement{leadTo(e.Link, chain)})
 }
 
-// eraseSend removes the chain of an interface and what leads there, whether or not they exist.
+// eraseSend removes the chain of an interface and its map element. They need not exist.
 func (t *txn) eraseSend(link string) {
 	chain := sendChain(link)
 	t.chain(chain)
@@ -74,14 +75,15 @@ func (t *txn) eraseSend(link string) {
 	t.emptyMost(link)
 }
 
-// emptyMost removes the bucket of an interface's bound, whether or not it exists.
+// emptyMost removes the bucket of an interface's bound. It need not exist.
 func (t *txn) emptyMost(link string) {
 	set := &nftables.Set{Table: t.table, Name: mostSet, Dynamic: true, HasTimeout: true, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
 	t.addElements(set, []nftables.SetElement{{Key: ifname(link)}})
 	t.deleteElements(set, nftables.SetElement{Key: ifname(link)})
 }
 
-// SetSendRate changes how many bytes a second a registered box may send, and the bound on that. On error those of before are in force.
+// SetSendRate changes the send rate of a registered box in bytes per second, and its bound. On error the previous ones stay
+// active.
 func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 	next := *e
 	next.SendRate, next.SendMost = rate, most

@@ -11,10 +11,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// digest identifies a plan by what the table holds of it, which is all but the version of the policy.
+// digest identifies a plan by everything that the table contains of it; the version of the policy is left out.
 type digest [sha256.Size]byte
 
-// digest returns that of the plan.
+// digest returns the digest of a plan.
 func (tbl *Table) digest(p policy.KernelPlan) digest {
 	b := make([]byte, 0, 1024)
 	for _, list := range [][]netip.Prefix{p.Allowed, p.Denied} {
@@ -45,7 +45,7 @@ func flag(set bool) byte {
 	return 0
 }
 
-// text returns the ranges as text. They are nearly always those of the time before.
+// text returns the ranges as text. It caches the last result, because they rarely change.
 func (tbl *Table) text(ranges []netip.Prefix) string {
 	if tbl.lastText == "" || !slices.Equal(tbl.lastRanges, ranges) {
 		tbl.lastRanges, tbl.lastText = slices.Clone(ranges), fmt.Sprint(ranges)
@@ -53,7 +53,7 @@ func (tbl *Table) text(ranges []netip.Prefix) string {
 	return tbl.lastText
 }
 
-// ledTo notes where the box's element points now.
+// ledTo records the version that the box's element points to.
 func (tbl *Table) ledTo(e *Entry, v *version) {
 	if e.live != v {
 		tbl.enter(v)
@@ -62,8 +62,8 @@ func (tbl *Table) ledTo(e *Entry, v *version) {
 	e.live, e.doubt = v, false
 }
 
-// enter notes that one more element points to the version. From now on other boxes can have it: it is whole, and it stays
-// as long as one has it.
+// enter counts one more element that points to the version. From now on other boxes can share it: it is complete, and stays
+// as long as a box uses it.
 func (tbl *Table) enter(v *version) {
 	if v == nil || v.chain == chainClosed {
 		return
@@ -77,7 +77,7 @@ func (tbl *Table) enter(v *version) {
 	}
 }
 
-// leave notes that one element less points to the version. After the last it is garbage.
+// leave counts one element less that points to the version. After the last one it becomes garbage.
 func (tbl *Table) leave(v *version) {
 	if v == nil || v.chain == chainClosed {
 		return

@@ -14,28 +14,28 @@ import (
 
 // Static chains.
 const (
-	chainAbout      = "about"         // says which gateway wrote the table
+	chainAbout      = "about"         // identifies the gateway that wrote the table
 	chainGuard      = "guard"         // prerouting, before defragmentation and conntrack
-	chainGuardBox   = "guard_box"     // is the source the box's own?
-	chainSource     = "guard_source"  // … the same, for boxes with a rate of their own
-	chainShape      = "guard_shape"   // … of IPv4 and IPv6: fragments, options, extension headers
-	chainForeign    = "guard_foreign" // … what is no box's, of each family
+	chainGuardBox   = "guard_box"     // checks that the source is the box's
+	chainSource     = "guard_source"  // the same, for boxes with their own send rate
+	chainShape      = "guard_shape"   // per family: fragments, options, extension headers
+	chainForeign    = "guard_foreign" // per family: packets from other interfaces
 	chainJudge      = "judge"         // prerouting, after conntrack
 	chainJudgeBox   = "judge_box"     // rules for every box
-	chainKnown      = "judge_known"   // of connections that have been answered
+	chainKnown      = "judge_known"   // connections that have been answered
 	chainAnswer     = "judge_answer"
 	chainRelated    = "judge_related" // ICMP errors
 	chainOwn        = "judge_own"     // to the gateway's addresses and the sink
 	chainProxy      = "to_proxy"
 	chainPass       = "pass"
-	chainPassNew    = "pass_new" // the first packets of a connection
+	chainPassNew    = "pass_new" // first packets of a connection
 	chainPassICMP   = "pass_icmp"
 	chainPing       = "pass_ping"
 	chainGateway    = "to_gateway"
-	chainLookup     = "to_dns"        // by UDP
-	chainAdmit      = "admit"         // is there room for one more forwarded connection?
-	chainAdmitOwn   = "admit_gateway" // … for one more to the gateway?
-	chainAdmitNames = "admit_lookup"  // … for one more lookup of names by UDP?
+	chainLookup     = "to_dns"        // over UDP
+	chainAdmit      = "admit"         // limits forwarded connections
+	chainAdmitOwn   = "admit_gateway" // limits connections to the gateway
+	chainAdmitNames = "admit_lookup"  // limits DNS lookups over UDP
 	chainDNS        = "dns"
 	chainDNSBox     = "dns_box" // to the gateway, from a box
 	chainInput      = "input"
@@ -51,7 +51,7 @@ const (
 )
 
 // Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". For a packet that
-// matched nothing, the policy says whether the event has not_allowed or deny_all.
+// matched no rule, the policy decides whether the event is not_allowed or deny_all.
 var Refusals = []name.Reason{
 	name.ReasonSpoofed, name.ReasonProtocol, name.ReasonHostPort, name.ReasonProtectedRange,
 	name.ReasonDeniedCIDR, name.ReasonNotAllowed, name.ReasonUnknownBox, name.ReasonLimit, name.ReasonSourceAddress,
@@ -59,16 +59,16 @@ var Refusals = []name.Reason{
 
 // Counters of packets that are dropped without an event.
 const (
-	countForeign     = "foreign"     // pool addresses on an interface that is no box's
+	countForeign     = "foreign"     // pool addresses on another interface than a box's
 	countNeighbour   = "neighbour"   // neighbour discovery: both ends have permanent entries
 	countInvalid     = "invalid"     // conntrack does not recognise it
 	countStray       = "stray"       // an answer, or an ICMP error, about a connection that the gateway did not open
 	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
 	countPings       = "ping_rate"   // echo requests over the limit
-	countUnjudged    = "unjudged"    // passed prerouting without a mark of judge
-	countUnsolicited = "unsolicited" // into a box, and not an answer
+	countUnjudged    = "unjudged"    // passed prerouting without a mark of the judge chain
+	countUnsolicited = "unsolicited" // packet into a box that is not an answer
 	countLeak        = "leak"        // would have left the host with a pool address
-	countSent        = "send_rate"   // a box sent more than it may
+	countSent        = "send_rate"   // a box exceeded its send rate
 	countAbsent      = "absent"      // would have left from an address that the host does not have
 )
 
@@ -77,27 +77,27 @@ var silent = []string{countForeign, countNeighbour, countInvalid, countStray, co
 
 func refuse(reason name.Reason) match { return jumpTo("refuse_" + string(reason)) }
 
-// staticSets are the sets and maps that the static chains consult and AddBox fills.
+// staticSets are the sets and maps of the static chains.
 type staticSets struct {
-	sources  map[network.Family]*nftables.Set // interface . address: what a box may use as its source
+	sources  map[network.Family]*nftables.Set // interface . address: allowed sources of a box
 	boxes    *nftables.Set                    // interface → the chain of the box's plan
 	marks    *nftables.Set                    // interface → connection mark
-	replies  *nftables.Set                    // interface . connection mark of what is forwarded for its box
+	replies  *nftables.Set                    // interface . connection mark of the box's forwarded connections
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
-	sent     *nftables.Set                    // bytes that boxes send, per interface
-	most     *nftables.Set                    // the same of boxes with a bound on their own rate
-	sends    *nftables.Set                    // interface → the chain of a box with a rate of its own
+	sent     *nftables.Set                    // bytes sent by boxes, per interface
+	most     *nftables.Set                    // the same for boxes whose own send rate has a bound
+	sends    *nftables.Set                    // interface → the chain of a box with its own send rate
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
-	lookups  *nftables.Set                    // lookups of names by UDP per interface
+	lookups  *nftables.Set                    // DNS lookups over UDP per interface
 	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from
 }
 
-// newStaticSets names them. They are hashes, whose elements appear and disappear together with rules.
+// newStaticSets describes the sets. They are hashes, whose elements change atomically with rules.
 func newStaticSets() *staticSets {
-	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
+	host := binaryutil.NativeEndian // names and marks are in the host's byte order, otherwise nft shows them wrongly
 	s := &staticSets{
 		sources: map[network.Family]*nftables.Set{},
 		leaves:  map[network.Family]*nftables.Set{network.V4: leavesMap(network.V4), network.V6: leavesMap(network.V6)},
@@ -141,15 +141,15 @@ func (t *txn) declareSets() *staticSets {
 // sentSet is the meter of the bytes that boxes send.
 const sentSet = "sent"
 
-// mostSet is the meter of the bytes that boxes send whose own rates have a bound. An element has the rate that it was made with.
+// mostSet is the same meter for boxes whose own send rate has a bound. An element keeps the rate that it was created with.
 const mostSet = "sent_most"
 
 // meterTimeout is how long a meter keeps an idle interface.
 const meterTimeout = time.Hour
 
-// The sets that rules fill are keyed by the interface of a box, which boxes cannot make more of, and declare no size. In a full
-// set a meter would limit nothing, and for each set with a size the kernel allocates that many buckets at once: a mebibyte for
-// 65,535 interfaces, of some twenty sets. Without one, a set grows with its interfaces.
+// The sets that rules fill are keyed by the interface of a box, of which boxes cannot make more, and have no size. A full
+// set would make a meter limit nothing, and for a set with a size the kernel allocates all buckets in advance: a mebibyte
+// for 65,535 interfaces, in some twenty sets. Without a size, a set grows with its interfaces.
 
 // meter creates a set of per-interface state that rules fill. Entries expire after an hour without use.
 func (t *txn) meter(name string) *nftables.Set {
@@ -157,8 +157,8 @@ func (t *txn) meter(name string) *nftables.Set {
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
-// census creates a set of connections per interface. The kernel removes an interface when its last connection is gone,
-// so there is no timeout (and cannot be).
+// census creates a set of connections per interface. The kernel removes an interface when its last connection is gone, so
+// there is no timeout (and cannot be).
 func (t *txn) census(name string) *nftables.Set {
 	return t.set(&nftables.Set{Name: name, Dynamic: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian})
@@ -198,8 +198,8 @@ func (t *txn) declareChains() {
 	t.hook(chainLeak, nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityConntrackHelper)
 }
 
-// writeRefusals fills the chains that refuse a packet. Each counts in total, counts per interface (for the events that
-// stand for several packets), and logs a few per second and interface.
+// writeRefusals fills the chains that refuse a packet. Each has a total counter and counters per interface (for events that
+// represent several packets), and logs a few packets per second and interface.
 func (t *txn) writeRefusals(group uint16) {
 	for _, r := range Refusals {
 		chain := "refuse_" + string(r)

@@ -14,26 +14,26 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Config is what the rules depend on in addition to the boxes' plans.
+// Config configures a Table.
 type Config struct {
 	network.Addresses
 	DNSPort, ProxyPort, ExplicitPort uint16
-	LogGroup                         uint16       // NFLOG group of the refusals
-	FlowLimit                        uint32       // connections of one box at once
-	SendRate                         uint64       // bytes a second that one box may send; 0: no limit
-	Sources                          []netip.Addr // of the host, that plans may have boxes' connections leave from
+	LogGroup                         uint16       // NFLOG group for refused packets
+	FlowLimit                        uint32       // concurrent connections of one box
+	SendRate                         uint64       // bytes per second that one box may send; 0: no limit
+	Sources                          []netip.Addr // host addresses that plans may use as the source of boxes' connections
 	Log                              *zap.Logger
 }
 
-// Table is the table "inet boxgate" of one network namespace. Its methods are for one goroutine at a time, but for IsOwn.
+// Table is the table "inet boxgate" of one network namespace. Its methods are not safe for concurrent use, except IsOwn.
 type Table struct {
 	conn
 	cfg     Config
 	serial  uint64             // the last one used by a version or by protected ranges
 	shields map[string]*shield // the protected ranges that versions use, by their text
-	garbage []*version         // no element points there; to be deleted
+	garbage []*version         // versions without an element, to be deleted
 
-	versions map[digest]*version // those that boxes have, by their plans
+	versions map[digest]*version // versions in use by boxes, by plan
 
 	leaving bool // there may be elements in the maps of source addresses
 
@@ -41,19 +41,19 @@ type Table struct {
 	lastText   string
 }
 
-// New returns the table of the namespace, which stays the caller's. It is as it was until Install.
+// New returns the table of the namespace, which remains owned by the caller. It does not change the table; Install does.
 func New(ns netns.NsHandle, cfg Config) *Table {
 	return &Table{conn: conn{ns: ns}, cfg: cfg, leaving: true, shields: map[string]*shield{}, versions: map[digest]*version{}}
 }
 
-// IsOwn reports whether a netlink port is one of our connections to nftables: what came from it is no other program's
-// change. Safe for concurrent use.
+// IsOwn reports whether a netlink port is one of our connections to nftables, so that its changes are not another
+// program's. Safe for concurrent use.
 func (tbl *Table) IsOwn(port uint32) bool { return tbl.isOwn(port) }
 
-// Replaced is how many versions were replaced and could not be deleted yet.
+// Replaced returns how many replaced versions could not be deleted yet.
 func (tbl *Table) Replaced() int { return len(tbl.garbage) }
 
-// Remove takes the table away.
+// Remove deletes the table.
 func (tbl *Table) Remove() error {
 	return tbl.transact(func(t *txn) {
 		t.c.AddTable(t.table)
@@ -64,7 +64,7 @@ func (tbl *Table) Remove() error {
 	})
 }
 
-// Close gives the connections back. The table stays.
+// Close closes the connections. The table stays.
 func (tbl *Table) Close() error {
 	var err error
 	if tbl.open != nil {
@@ -76,15 +76,15 @@ func (tbl *Table) Close() error {
 	return err
 }
 
-// layout changes whenever a hook, a set's type, a pool or the contents of a meter change: such a table is replaced, not
-// updated.
+// layout changes whenever a hook, a set's type, a pool or the contents of a meter change. A table with another layout is
+// replaced, not updated.
 func (c *Config) layout() string {
 	return fmt.Sprintf("layout 6, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
-// Install writes the static part in one transaction; no interval set belongs to it. A table of the same layout keeps its
-// sets, maps and the boxes' chains: boxes stay as they were. Any other table is replaced, which leaves every box closed
-// until it is added again.
+// Install writes the static part in one transaction; it contains no interval set. A table of the same layout keeps its
+// sets, maps and the boxes' chains, so boxes are unaffected. Any other table is replaced, and every box is closed until it
+// is added again.
 func (tbl *Table) Install(keep bool) error {
 	stamp := tbl.cfg.layout() + ", start " + strings.ToLower(rand.Text()[:10])
 	err := tbl.transact(func(t *txn) {

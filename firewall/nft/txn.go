@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// txn collects changes of the table that the kernel makes all at once or not at all.
+// txn collects changes of the table for one atomic transaction.
 type txn struct {
 	c      *nftables.Conn
 	table  *nftables.Table
@@ -39,8 +39,7 @@ func (t *txn) chain(name string) {
 	t.c.FlushChain(c)
 }
 
-// hook creates a chain that the kernel calls, and empties it. Its policy is accept: packets that are not a box's are
-// not ours to judge.
+// hook creates a base chain and empties it. Its policy is accept, because it also sees packets that are not from boxes.
 func (t *txn) hook(name string, kind nftables.ChainType, num *nftables.ChainHook, priority nftables.ChainPriority) {
 	policy := nftables.ChainPolicyAccept
 	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.table, Type: kind, Hooknum: num, Priority: &priority,
@@ -64,8 +63,8 @@ func (t *txn) anonymous(key nftables.SetDatatype, elements []nftables.SetElement
 	return s
 }
 
-// elementsPerMessage keeps a message far below the 64 KiB at which the length of a netlink attribute overflows and
-// elements are silently lost.
+// elementsPerMessage keeps a message far below 64 KiB, where the length of a netlink attribute overflows and elements are
+// silently lost.
 const elementsPerMessage = 400
 
 func (t *txn) addElements(s *nftables.Set, elements []nftables.SetElement) {

@@ -18,34 +18,34 @@ import (
 	"boxgate/policy"
 )
 
-// The kernel makes the rules of a transaction visible at once, but not the elements of its interval sets: for a moment
-// packets meet new rules with sets that are old, or empty. So nothing that packets can reach is ever rewritten. A plan
-// becomes a version, written and committed under names of its own while no packet can get there; the box's element in
-// the map of boxes, a hash in which old and new elements carry the generation they belong to, is then exchanged in a
-// transaction of its own; and the version that it pointed to before is deleted.
+// The kernel makes the rules of a transaction visible atomically, but not the elements of its interval sets: for a moment
+// packets meet new rules with old or empty sets. So nothing that packets can reach is ever rewritten. A plan becomes a
+// version, written and committed under new names while no packet can get there. Then the box's element in the map of boxes
+// (a hash, in which old and new elements carry their generation) is exchanged in a separate transaction, and the previous
+// version is deleted.
 
-// version is a plan as written to the table. It never changes. Boxes that have the same plan share one: what a transaction
-// costs the kernel rises with the sets and rules of the table.
+// version is a plan as written to the table. It is immutable. Boxes with the same plan share one, because the cost of a
+// transaction in the kernel grows with the sets and rules of the table.
 type version struct {
-	chain  string   // what the elements of its boxes point to
-	sets   []string // addresses that the chain uses; families without any have no set
-	shield *shield  // the protected ranges that the plan was compiled with; nil in a closed version
-	plan   digest   // by which it is found; zero: unknown, from an earlier run
+	chain  string   // target of its boxes' elements
+	sets   []string // address sets of the chain; a family without addresses has no set
+	shield *shield  // the protected ranges that the plan was compiled with; nil: chainClosed
+	plan   digest   // key in Table.versions; zero: unknown, from an earlier run
 
-	sourced bool          // connections leave from given addresses, about which it has a chain:
-	from    policy.Source // unknown of one from an earlier run
-	users   int           // boxes whose elements point to it, as far as is known
+	sourced bool          // connections leave from given addresses, checked by leaveChain
+	from    policy.Source // unknown for a version from an earlier run
+	users   int           // known boxes whose elements point to it
 }
 
-// shield is a set of protected ranges as written to the table. Versions of boxes use its sets directly, so that a box's
-// element switches plan and protected ranges together; versions compiled with the same ranges share one.
+// shield is a set of protected ranges as written to the table. Versions use its sets directly, so that a box's element
+// switches plan and protected ranges together. Versions compiled with the same ranges share one.
 type shield struct {
 	serial uint64
-	ranges string // the ranges as text, by which shields are found; empty: unknown, from an earlier run
+	ranges string // the ranges as text, the key in Table.shields; empty: unknown, from an earlier run
 	users  int    // versions that are, or may be, in the kernel
 }
 
-// closed points to the static chain that refuses everything.
+// closed returns the version of the static chain that refuses everything.
 func closed() *version { return &version{chain: chainClosed} }
 
 const (
@@ -58,7 +58,7 @@ const (
 func (v *version) openChain() string  { return v.chain + openSuffix }
 func (v *version) leaveChain() string { return v.chain + leaveSuffix }
 
-// chains are those of the version.
+// chains returns the chains of the version.
 func (v *version) chains() []string {
 	if v.chain == "" { // protected ranges without a box
 		return nil
@@ -74,7 +74,7 @@ func (s *shield) set(f network.Family) string {
 	return shieldPrefix + strconv.FormatUint(s.serial, 10) + "_v" + suffix(f)
 }
 
-// serialsOf reads the two serials at the end of a version's chain.
+// serialsOf parses the two serials in the name of a version's chain.
 func serialsOf(chain string) (own, shield uint64, ok bool) {
 	parts := strings.Split(chain, "_")
 	if len(parts) != 3 || parts[0]+"_" != versionPrefix {
@@ -85,7 +85,7 @@ func serialsOf(chain string) (own, shield uint64, ok bool) {
 	return own, shield, err == nil && err2 == nil
 }
 
-// addressSet is an interval set that is about to be written.
+// addressSet is an interval set to be written.
 type addressSet struct {
 	name     string
 	family   network.Family
@@ -97,24 +97,24 @@ type draft struct {
 	*version
 	plan            policy.KernelPlan
 	allowed, denied map[network.Family]*addressSet
-	missing         []*addressSet // all sets that do not exist yet
+	missing         []*addressSet // sets that do not exist yet
 }
 
-// Change is a plan that a box is to get.
+// Change is a new plan for a box.
 type Change struct {
 	*Entry
 	Plan policy.KernelPlan
 }
 
-// move is a box whose packets are to be switched to a version.
+// move switches the packets of a box to a version.
 type move struct {
 	*Entry
 	to *version
 }
 
-// Replace writes versions next to those in force, and then switches the boxes' packets to them, in as many transactions
-// as for one box. A version that another box has is used as it is. An error means that the versions before are still in
-// force, of all the boxes.
+// Replace writes new versions and then switches the boxes' packets to them. The number of transactions does not depend on
+// the number of boxes. A version that another box uses is shared. An error means that all boxes still use their previous
+// versions.
 func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
 	drafts, there, back := tbl.drafts(changes)
 	if err := errors.Join(tbl.build(drafts), fault.At(ctx, "plan: built")); err != nil {
@@ -129,8 +129,7 @@ func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
 	return nil
 }
 
-// Restore writes the plans of boxes and what makes their interfaces known. Where the table is new, that is the first its
-// rules hear of the boxes.
+// Restore writes the plans of boxes and registers their interfaces. A new table contains no boxes before that.
 func (tbl *Table) Restore(changes ...Change) error {
 	drafts, there, _ := tbl.drafts(changes)
 	if err := tbl.build(drafts); err != nil {
@@ -143,7 +142,7 @@ func (tbl *Table) Restore(changes ...Change) error {
 	})
 }
 
-// drafts returns the drafts of the plans that no box has yet, and how the boxes are switched to theirs and back.
+// drafts returns drafts of the plans that no box has yet, and the moves that switch the boxes to their versions and back.
 func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move) {
 	shields, made := map[string]*shield{}, map[digest]*version{}
 	for _, c := range changes {
@@ -162,7 +161,8 @@ func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move)
 	return drafts, there, back
 }
 
-// draft gives the plan names that were never used before. What protected ranges the drafts before it have made is in made.
+// draft prepares a plan under new names. made collects the protected ranges of the drafts of one change, for later drafts
+// to share.
 func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
 	ranges := tbl.text(plan.Protected)
@@ -204,8 +204,8 @@ func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addre
 	return s
 }
 
-// build writes versions that no packet can reach yet, and reads back what may be incomplete. Until a box's element
-// points to it, a version is among the garbage.
+// build writes versions that no packet can reach yet, and verifies sets that may be incomplete. A version is in
+// Table.garbage until a box's element points to it.
 func (tbl *Table) build(drafts []*draft) error {
 	if len(drafts) == 0 {
 		return nil
@@ -215,7 +215,7 @@ func (tbl *Table) build(drafts []*draft) error {
 		tbl.garbage = append(tbl.garbage, d.version)
 		missing = append(missing, d.missing...)
 	}
-	var chain, stamp string // of the last one: the kernel has all of a transaction or nothing
+	var chain, stamp string // of the last draft, since a transaction is atomic
 	err := tbl.transact(func(t *txn) {
 		for _, d := range drafts {
 			for _, s := range d.missing {
@@ -236,12 +236,12 @@ func (tbl *Table) build(drafts []*draft) error {
 	return err
 }
 
-// addressSet makes an interval set.
+// addressSet creates an interval set.
 func (t *txn) addressSet(s *addressSet) *nftables.Set {
 	return t.set(&nftables.Set{Name: s.name, Interval: true, KeyType: addrType(s.family)})
 }
 
-// verify reads large sets back, because a message that is too long silently loses elements.
+// verify reads large sets back, because a netlink message that is too long silently loses elements.
 func (tbl *Table) verify(sets []*addressSet) error {
 	var errs []error
 	for _, s := range sets {
@@ -267,8 +267,8 @@ func (tbl *Table) countElements(set string, want int) error {
 	return nil
 }
 
-// lead switches the packets of boxes to versions. It exchanges the boxes' elements, in a transaction of its own, which
-// must not change interval sets or rules. Without another change, boxes are left out that have their version already.
+// lead switches the packets of boxes to versions. It exchanges the boxes' elements in a separate transaction, which must
+// not change interval sets or rules. Without another change, it skips boxes that already have their version.
 func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	if err := tbl.settle(moves); err != nil {
 		return err
@@ -300,7 +300,7 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c, boxesMap())
 		led := !slices.ContainsFunc(moves, func(m move) bool { return targets[m.Link] != m.to.chain })
-		// Elements that were to stay as they are prove nothing.
+		// Elements that did not change prove nothing.
 		return led && slices.ContainsFunc(moves, func(m move) bool { return m.Chain() != m.to.chain }), err
 	})
 	for _, m := range moves {
@@ -313,7 +313,7 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	return err
 }
 
-// settle finds out where the boxes' elements point, if that could not be read after a failure.
+// settle reads where the boxes' elements point, if that is in doubt after a failure.
 func (tbl *Table) settle(moves []move) error {
 	if !slices.ContainsFunc(moves, func(m move) bool { return m.doubt }) {
 		return nil
@@ -334,7 +334,7 @@ func (tbl *Table) settle(moves []move) error {
 	return nil
 }
 
-// settleAs notes where the box's element points, as read.
+// settleAs records where the box's element points.
 func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
 	v := closed()
 	for _, g := range slices.Concat(tbl.garbage, slices.Collect(maps.Values(tbl.versions)), []*version{e.live}) {
@@ -348,14 +348,13 @@ func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
 	tbl.ledTo(e, v)
 }
 
-// Collect deletes what no element points to any more. What cannot be deleted does no harm, and is retried the next
-// time.
+// Collect deletes versions without an element. If one cannot be deleted, that is harmless and is retried at the next call.
 func (tbl *Table) Collect() {
 	if len(tbl.garbage) == 0 || tbl.discard(tbl.garbage, false) == nil {
 		tbl.garbage = nil
 		return
 	}
-	// Some of it may never have been written, or another program's rule refers to it.
+	// Some may never have been written, or another program's rule refers to them.
 	var left []*version
 	var errs []error
 	for _, v := range tbl.garbage {
@@ -369,8 +368,8 @@ func (tbl *Table) Collect() {
 	}
 }
 
-// discard deletes versions, and the protected ranges that no others use. With make, what is missing is created first,
-// since deleting it would fail.
+// discard deletes versions, and protected ranges that no other version uses. With make, missing objects are created first,
+// since deleting them would fail otherwise.
 func (tbl *Table) discard(versions []*version, make bool) error {
 	users := map[*shield]int{}
 	err := tbl.transact(func(t *txn) {
