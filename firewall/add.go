@@ -13,28 +13,27 @@ import (
 	"boxgate/policy"
 )
 
-// AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only once the kernel
-// knows it with a plan that refuses everything, so nothing gets out before the first [Firewall.Apply]. A box of an
-// earlier run is adopted: its link and its rules stay in force until Apply. Calling AddBox again for an attached box
-// repairs what is missing. The first packets may still be lost; [Firewall.AwaitBox] waits until the link passes
-// packets.
+// AddBox attaches a box: its interface pair, addresses, routes and rules. The interface comes up only after the kernel has
+// the box with a plan that refuses everything, so no packet gets out before the first [Firewall.Apply]. A box of an earlier
+// run is adopted: its link and rules stay active until Apply. Calling AddBox again for an attached box repairs it. The
+// first packets may still be lost; [Firewall.AwaitBox] waits until the link passes packets.
 func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	return f.AddBoxes(ctx, []Attachment{a})[0]
 }
 
-// boxesAtOnce is how many boxes a transaction is about. The kernel checks each transaction against the rules of all
-// boxes, so there should be few of them; and of a transaction that it refuses, it does not say which box is to blame.
+// boxesAtOnce is the maximum number of boxes per transaction. The kernel checks each transaction against the rules of all
+// boxes, so there should be few transactions; but the error of a transaction does not identify the box that caused it.
 const boxesAtOnce = 100
 
-// AddBoxes attaches boxes as AddBox does, and returns the errors in their order. The table is changed for many boxes at
-// once, and the host's links and routes are read once for all. Boxes in a transaction that fails share its error: added
-// one by one, only those fail that must.
+// AddBoxes attaches boxes as AddBox does, and returns their errors in the same order. One transaction changes the table for
+// many boxes, and the host's links and routes are read only once. All boxes in a failed transaction get its error; added
+// one by one, the others would succeed.
 func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var view *link.View
 	if len(list) > 1 {
-		view, _ = f.links.Look() // without it, each box's own are read
+		view, _ = f.links.Look() // without a view, links and routes are read per box
 	}
 	all := f.admit(ctx, list)
 	for chunk := range slices.Chunk(all, boxesAtOnce) {
@@ -60,15 +59,15 @@ func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 // joining is a box that is being added.
 type joining struct {
 	*box
-	old   nft.Entry // what the table has of it
-	known bool      // it is attached
+	old   nft.Entry // its entry in the table
+	known bool      // it is attached already
 	err   error
 }
 
-// fail notes that the box cannot be added.
+// fail records why the box cannot be added.
 func (j *joining) fail(err error) { j.err = fmt.Errorf("box %s: %w", j.Box, err) }
 
-// admit refuses boxes whose place is not theirs.
+// admit prepares the boxes and refuses those with an invalid attachment or an address or namespace of another box.
 func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 	var all []*joining
 	taken := places{boxes: map[policy.BoxID]bool{}, addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
@@ -94,7 +93,7 @@ func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 	return all
 }
 
-// places are what boxes get that are added together.
+// places are the IDs, addresses and namespaces of the boxes in one call of AddBoxes.
 type places struct {
 	boxes  map[policy.BoxID]bool
 	addrs  map[netip.Addr]policy.BoxID
@@ -104,12 +103,13 @@ type places struct {
 func (p *places) take(a Attachment) {
 	p.boxes[a.Box] = true
 	p.addrs[a.V4], p.addrs[a.V6] = a.Box, a.Box
-	if ns, err := namespace.IDAt(a.NetNS); err == nil { // else it cannot be attached
+	if ns, err := namespace.IDAt(a.NetNS); err == nil { // otherwise it cannot be attached
 		p.spaces[ns] = a.Box
 	}
 }
 
-// checkFree refuses a box that is being added already, and addresses and a namespace that another box has or is about to get.
+// checkFree refuses a box that is already being added, and addresses and a namespace that another box has or is about to
+// get.
 func (f *Firewall) checkFree(a Attachment, taken places) error {
 	if f.closed {
 		return errors.New("closed")
@@ -136,24 +136,24 @@ func (f *Firewall) checkFree(a Attachment, taken places) error {
 	return nil
 }
 
-// holder returns the box other than the given one that has the network namespace. It does not look for the interface in
-// it: a box that controls its own network may have moved that away.
+// holder returns the box, other than but, that has the network namespace. It does not look for the interface in it, since a
+// box that controls its own network may have moved that away.
 func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
 	ns, err := namespace.IDAt(path)
 	if err != nil {
-		return "", false // and cannot be attached
+		return "", false // such a namespace cannot be attached
 	}
 	b := f.boxes.byNS[ns]
 	if b == nil || b.Box == but {
 		return "", false
 	}
 	if now, err := namespace.IDAt(b.NetNS); err != nil || now != ns {
-		return "", false // the box's is gone, and the kernel uses its number again
+		return "", false // the box's namespace is gone, and the kernel has reused its number
 	}
 	return b.Box, true
 }
 
-// register registers the boxes' interfaces in the table. Each may reach what an earlier run left in force, else nothing.
+// register registers the boxes' interfaces in the table. A box left by an earlier run keeps its plan; others are closed.
 func (f *Firewall) register(chunk []*joining) {
 	var list []nft.Registration
 	for _, j := range chunk {
@@ -172,12 +172,12 @@ func (f *Firewall) register(chunk []*joining) {
 			j.fail(err)
 		case !j.known:
 			j.noted = f.idle.noted(j.Entry)
-			f.leftover[j.Link] = j.Entry // so that RemoveBox finds it, whether or not its link can be made
+			f.leftover[j.Link] = j.Entry // so that RemoveBox finds it even if its link cannot be made
 		}
 	}
 }
 
-// join gives a registered box its link.
+// join creates the link of a registered box.
 func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error {
 	at, err := f.links.Attach(ctx, &j.Attachment, view)
 	if err != nil {
@@ -192,11 +192,10 @@ func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error 
 	return nil
 }
 
-// abandon takes back the registration of a box that cannot be attached. What could not be taken back is left for
-// [Firewall.RemoveBox].
+// abandon undoes the registration of a box that cannot be attached. [Firewall.RemoveBox] removes anything that remains.
 func (f *Firewall) abandon(j *joining) error {
 	err := f.unregister(&j.Entry)
-	f.idle.suspect(j.Entry) // its note is gone, the connections that an earlier run's plan let through are not
+	f.idle.suspect(j.Entry) // the note is gone, but not the connections under an earlier run's plan
 	if err == nil {
 		delete(f.leftover, j.Link)
 	}

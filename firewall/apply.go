@@ -12,21 +12,21 @@ import (
 	"boxgate/policy"
 )
 
-// Apply puts a plan in force for a box: a packet meets the whole old plan or the whole new one, never a mixture, and no
-// packet that both allow is lost. The protected ranges are part of the plan. On error the old plan is still in force.
-// Connections that the new plan refuses lose their next packet; [Firewall.CutFlows] ends them.
+// Apply applies a plan to a box: each packet meets the whole old plan or the whole new one, never a mixture, and no packet
+// that both allow is lost. The protected ranges are part of the plan. On error the old plan stays active. Connections that
+// the new plan refuses lose their next packet; [Firewall.CutFlows] cuts them.
 func (f *Firewall) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
 	return f.ApplyAll(ctx, []Plan{{id, plan}})[0]
 }
 
-// Plan is what a box is to get.
+// Plan is a new plan for a box.
 type Plan struct {
 	Box policy.BoxID
 	policy.KernelPlan
 }
 
-// ApplyAll puts the plans of boxes in force as Apply does, and returns the errors in their order. The table is changed
-// for many boxes at once: those in a transaction that fails share its error, and keep their old plans.
+// ApplyAll applies plans to boxes as Apply does, and returns the errors in the same order. One transaction changes many
+// boxes: if it fails, all of them get its error and keep their old plans.
 func (f *Firewall) ApplyAll(ctx context.Context, plans []Plan) []error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -42,7 +42,7 @@ func (f *Firewall) ApplyAll(ctx context.Context, plans []Plan) []error {
 	return errs
 }
 
-// applyChunk is ApplyAll for as many boxes as one transaction is about.
+// applyChunk is ApplyAll for the boxes of one transaction.
 func (f *Firewall) applyChunk(ctx context.Context, chunk []Plan) []error {
 	errs := make([]error, len(chunk))
 	var changes []nft.Change
@@ -72,7 +72,7 @@ func (f *Firewall) applyChunk(ctx context.Context, chunk []Plan) []error {
 	return errs
 }
 
-// checkPlan refuses a plan that cannot be put in force, or must not be.
+// checkPlan refuses a plan that cannot or must not be applied.
 func (f *Firewall) checkPlan(ctx context.Context, p Plan) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -80,16 +80,16 @@ func (f *Firewall) checkPlan(ctx context.Context, p Plan) error {
 	if _, ok := f.boxes.byID[p.Box]; !ok {
 		return errUnknownBox
 	}
-	// A plan that allows something and protects nothing was not compiled from a policy.
+	// A plan that allows something and protects no address was not compiled from a policy.
 	if (p.DefaultAllow || len(p.Allowed) > 0) && len(p.Protected) == 0 {
 		return errors.New("the plan protects no address")
 	}
 	return nil
 }
 
-// CutFlows ends the connections that the kernel forwards for the box and for which keep returns false: their next
-// packet, from either side, is judged as new by the policy in force. Connections to the proxy and to DNS are not
-// included. keep is called once per connection. Once begun it runs to completion: nil means that all of them were cut.
+// CutFlows cuts the box's forwarded connections for which keep returns false: the active plan decides about their next
+// packet, from either side, as that of a new connection. Connections to the proxy and to DNS are not included. keep is
+// called once per connection. Once begun, CutFlows runs to completion; nil means that all of them were cut.
 func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow) bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -114,8 +114,8 @@ func (f *Firewall) CutFlows(ctx context.Context, id policy.BoxID, keep func(Flow
 	return nil
 }
 
-// CutAllFlows does what CutFlows does for all boxes, and reads the connection table once for that. keep is called once
-// per connection of a box.
+// CutAllFlows does the same as CutFlows for all boxes, and reads the connection table only once. keep is called once per
+// connection of a box.
 func (f *Firewall) CutAllFlows(ctx context.Context, keep func(policy.BoxID, Flow) bool) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -10,13 +10,12 @@ import (
 	"boxgate/policy"
 )
 
-// boxPatience is how long to wait for a box's end.
+// boxPatience is how long AwaitBox waits for the box's end of the link.
 const boxPatience = 3 * time.Second
 
 // AwaitBox waits until packets pass the box's link both ways. The kernel brings a link up, and installs IPv6 addresses,
-// with a short delay, and silently drops packets until then. A box that controls its own network may never let that
-// happen. That only hurts the box and is not an error: AwaitBox does not wait for it long, and nothing else waits for
-// it at all.
+// with a short delay, and silently drops packets until then. A box that controls its own network can prevent that for ever.
+// It only harms itself, so that is not an error: AwaitBox gives up after [boxPatience], and nothing else waits for the box.
 func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	a, ok := f.boxes.byID[id]

@@ -19,18 +19,19 @@ import (
 
 var errUnknownBox = errors.New("unknown box")
 
-// RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. It goes
-// through with that even if ctx ends, because a half-removed box is of no use. After an error the box can be removed again;
-// until then nothing restores more of it than a plan that refuses everything.
+// RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. RemoveBox
+// continues even if ctx ends, because a half-removed box is useless. After an error the box can be removed again; until
+// then, a repair gives it only a plan that refuses everything.
 //
-// The kernel takes about as long for a hundred boxes as for one. So the first caller to get the lock removes the boxes of all callers that
-// wait for it: a change of a policy waits for one batch, however many boxes have lost their sandboxes.
+// Removing a hundred boxes takes the kernel about as long as removing one. So the first caller that gets the lock removes
+// the boxes of all waiting callers. A policy change waits for one batch, even if many boxes lose their sandboxes at
+// the same time.
 func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 	r := &removal{box: id}
 	f.removals.add(r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !r.done { // else another has
+	if !r.done { // otherwise another caller has removed it
 		f.removeAll(context.WithoutCancel(ctx), f.removals.take(r, boxesAtOnce))
 	}
 	if r.err != nil {
@@ -39,14 +40,14 @@ func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// removal is a box that is to be removed.
+// removal is a pending call of RemoveBox.
 type removal struct {
 	box  policy.BoxID
 	done bool  // guarded by the firewall's mu
-	err  error // likewise
+	err  error // guarded by the firewall's mu
 }
 
-// removals are the boxes that wait to be removed. The zero value is empty.
+// removals is the queue of pending removals. The zero value is empty.
 type removals struct {
 	mu      sync.Mutex
 	waiting []*removal
@@ -58,7 +59,7 @@ func (q *removals) add(r *removal) {
 	q.waiting = append(q.waiting, r)
 }
 
-// take dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued before.
+// take dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued already.
 func (q *removals) take(first *removal, most int) []*removal {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -76,7 +77,8 @@ func (q *removals) take(first *removal, most int) []*removal {
 	return list
 }
 
-// removeAll removes boxes together, or, where that fails, one by one: only those fail that must.
+// removeAll removes boxes together. If that fails, it removes them one by one, so that one box cannot prevent the others'
+// removal.
 func (f *Firewall) removeAll(ctx context.Context, list []*removal) {
 	if len(list) > 1 {
 		if err := f.removeTogether(ctx, list); err != nil {
@@ -91,8 +93,8 @@ func (f *Firewall) removeAll(ctx context.Context, list []*removal) {
 	}
 }
 
-// removeTogether removes the attached ones among boxes: their interfaces by device group, their rules in one transaction, and their
-// connections by one dump of the connection table.
+// removeTogether removes the boxes on the list that are attached: their interfaces by device group, their rules in one
+// transaction, and their connections with one dump of the connection table.
 func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 	var boxes []*box
 	var links []string
@@ -103,9 +105,9 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 		}
 	}
 	if len(boxes) == 0 {
-		return nil // and they are removed one by one
+		return nil // removeAll removes them one by one
 	}
-	// The links first, as for one.
+	// The links first, as in remove.
 	if err := f.links.DeleteAll(links); err != nil {
 		return err
 	}
@@ -141,10 +143,10 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 	return nil
 }
 
-// linkDeleted is the step at which the interfaces of boxes that are removed are deleted, and their rules are not.
+// linkDeleted is the fault point between the deletion of interfaces and of their rules.
 func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link deleted") }
 
-// forget forgets a box that is removed.
+// forget drops the state of a removed box.
 func (f *Firewall) forget(id policy.BoxID, link string) {
 	f.untrackBox(id)
 	f.boxes.remove(id)
@@ -152,7 +154,7 @@ func (f *Firewall) forget(id policy.BoxID, link string) {
 	delete(f.removing, link)
 }
 
-// remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
+// remove removes the box of an interface. For a box that an earlier run left, id is empty.
 func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
 	f.removing[link] = true
 	left, known := f.leftover[link]
@@ -166,7 +168,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 		left = nft.NewEntry(id)
 		left.Link = link
 	}
-	// The link first: rules without a link do no harm, and a link without rules is closed.
+	// The link first: rules without a link are harmless, and a link without rules is closed.
 	err := f.links.Delete(e.Link)
 	idle := false
 	if ok {
@@ -178,7 +180,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 	}
 	if err != nil {
 		if known {
-			f.leftover[link] = left // which may be out of the table by now
+			f.leftover[link] = left // updated by unregister
 		}
 		return err
 	}
@@ -192,8 +194,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 	return err
 }
 
-// finishRemoval goes through with a removal that has failed, so that what the box was allowed before does not come back
-// with a box of the same name.
+// finishRemoval completes a failed removal, so that a new box with the same ID does not get the old box's plan.
 func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
 	link := network.LinkName(id)
 	if !f.removing[link] {
@@ -205,12 +206,13 @@ func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// unregister takes the box out of the table.
+// unregister removes the box from the table.
 func (f *Firewall) unregister(e *nft.Entry) error {
 	return f.table.Unregister(f.marksBut([]string{e.Link}), e)
 }
 
-// marksBut returns the marks of all boxes but those of some interfaces. Boxes may share one.
+// marksBut returns all connection marks. It is true for the marks of boxes that are not on the list: boxes may share a
+// mark.
 func (f *Firewall) marksBut(links []string) map[uint32]bool {
 	but, marks := map[string]bool{}, map[uint32]bool{}
 	for _, link := range links {
@@ -226,7 +228,7 @@ func (f *Firewall) marksBut(links []string) map[uint32]bool {
 }
 
 // Prune removes the boxes of an earlier run that were not added again, and links of unknown boxes. Then it reports the
-// connections that boxes began since that run.
+// connections that boxes have opened since that run.
 func (f *Firewall) Prune(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -247,14 +249,14 @@ func (f *Firewall) Prune(ctx context.Context) error {
 	return errors.Join(append(errs, f.links.DeleteOthers(known))...)
 }
 
-// trackBox tells the reports about a box, or its new plan.
+// trackBox passes a box, or its new plan, to the reports.
 func (f *Firewall) trackBox(b *box) {
 	if f.reports != nil {
 		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.at.Index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
 	}
 }
 
-// untrackBox has the reports forget a box.
+// untrackBox removes a box from the reports.
 func (f *Firewall) untrackBox(id policy.BoxID) {
 	if f.reports != nil {
 		f.reports.Untrack(id)

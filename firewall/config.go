@@ -18,57 +18,58 @@ import (
 	"boxgate/policy/name"
 )
 
-// Config says where boxes live and where the gateway listens. The fields before LogGroup are required.
+// Config configures a Firewall: the addresses of boxes and the ports of the gateway. The fields before LogGroup are
+// required.
 type Config struct {
 	PoolV4, PoolV6       netip.Prefix // every box has one address of each
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
 	SinkV4, SinkV6       netip.Addr   // returned by DNS for names that a box may not reach; inside the pools, on no interface
 
-	// The gateway's listeners must have IP_TRANSPARENT, by which the rules tell them from another program's.
+	// The gateway's listeners must have IP_TRANSPARENT, which tells them apart from another program's.
 	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server is redirected here
 	ProxyPort    uint16 // transparent TCP listener on 127.0.0.1 and ::1
 	ExplicitPort uint16 // explicit HTTP proxy on the gateway addresses
 
-	LogGroup uint16 // NFLOG group of the refusals; 0 means the default
+	LogGroup uint16 // NFLOG group for refused packets; 0 means the default
 
-	// FlowLimit is how many connections of one box the kernel forwards at once, and how many may lead to the gateway at
-	// once; 0 means the default, 16384. More are refused with reason limit. The host's connection table
-	// (net.netfilter.nf_conntrack_max) should have room for the boxes that are busy at once.
+	// FlowLimit is how many connections of one box the kernel forwards concurrently, and separately how many connections it
+	// may have to the gateway; 0 means the default, 16384. More are refused with reason limit. The host's connection table
+	// (net.netfilter.nf_conntrack_max) must be large enough for all boxes that are busy at the same time.
 	FlowLimit uint32
 
-	// SendRate and ReceiveRate are how many bytes a second each box may send and receive that has no Rates of its own, all its traffic
-	// counted; 0 means no limit. What it sends beyond, for longer than a second, is dropped; what it is sent waits, and is dropped where too
-	// much waits.
+	// SendRate and ReceiveRate are how many bytes per second a box without its own Rates may send and receive, all traffic
+	// counted; 0 means no limit. Packets from the box that exceed the rate for longer than a second are dropped. Packets to
+	// the box are queued, and dropped when the queue is full.
 	SendRate, ReceiveRate uint64
 
-	// Sources are the addresses of the host that plans may name as their Source. What leaves from one that the host has lost is
-	// dropped.
+	// Sources are the host's addresses that plans may use as their Source. Packets from a source address that the host has
+	// lost are dropped.
 	Sources []netip.Addr
 
-	// Explain returns the policy's own decision about a refused or forwarded packet, for the rule and reason of the
-	// event. It has no effect on packets and may be nil.
+	// Explain returns the policy's decision about a refused or forwarded packet, for the rule and reason of the event. It
+	// does not affect packets. It may be nil.
 	Explain func(policy.Request) policy.Decision
-	// Names returns the names for which DNS gave a box an address, the latest first: events about refused packets have the first one.
-	// If it is nil, they have none.
+	// Names returns the names that DNS resolved to the address for the box, the latest first. Events about refused packets
+	// contain the first one. It may be nil.
 	Names func(policy.BoxID, netip.Addr) []name.Name
 
-	// LastRun is when an earlier run was last known to report flows. Flows that began before are not reported again. Zero:
-	// there was none, or it is not known.
+	// LastRun is the last known time at which an earlier run reported flows. Flows that began before it are not reported
+	// again. Zero: there was no earlier run, or the time is unknown.
 	LastRun time.Time
 
-	Audit Recorder    // receives refusals and forwarded flows; nil: none are reported
+	Audit Recorder    // receives refusals and forwarded flows; nil: no events
 	Log   *zap.Logger // nil: no log
 }
 
-// What the parts take and give.
+// Types of the parts that are used in the API.
 type (
-	// Attachment is one box's place on the network.
+	// Attachment is the network attachment of one box.
 	Attachment = link.Attachment
-	// Rates are what one box may send and receive.
+	// Rates limit how much one box may send and receive.
 	Rates = link.Rates
-	// Flow is one connection that the kernel forwards for a box, as the box sees it.
+	// Flow is one connection that the kernel forwards for a box, as seen by the box.
 	Flow = flow.Flow
-	// Recorder takes the events. Record must not block.
+	// Recorder receives events. Record must not block.
 	Recorder = report.Recorder
 )
 
@@ -77,7 +78,7 @@ const (
 	defaultFlowLimit = 16384
 )
 
-// complete fills in defaults and returns all errors.
+// complete sets defaults and returns all errors.
 func (c *Config) complete() error {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
@@ -112,13 +113,13 @@ func (c *Config) complete() error {
 	return errors.Join(errs...)
 }
 
-// addresses are what all parts share.
+// addresses returns the addresses that all parts use.
 func (c *Config) addresses() network.Addresses {
 	return network.Addresses{PoolV4: c.PoolV4, PoolV6: c.PoolV6, GatewayV4: c.GatewayV4, GatewayV6: c.GatewayV6, SinkV4: c.SinkV4,
 		SinkV6: c.SinkV6}
 }
 
-// table is what the rules depend on.
+// table returns the configuration of the table.
 func (c *Config) table() nft.Config {
 	return nft.Config{Addresses: c.addresses(), DNSPort: c.DNSPort, ProxyPort: c.ProxyPort, ExplicitPort: c.ExplicitPort,
 		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, SendRate: c.SendRate, Sources: c.Sources, Log: c.Log}

@@ -6,10 +6,10 @@ import (
 	"boxgate/policy"
 )
 
-// Counters are what has passed a box's interface since that was made.
+// Counters count the traffic of a box's interface since its creation.
 type Counters = link.Counters
 
-// Counters returns the counters of the interfaces of these boxes, as far as they have one.
+// Counters returns the counters of the boxes' interfaces. Boxes without an interface are missing in the result.
 func (f *Firewall) Counters(boxes []policy.BoxID) (map[policy.BoxID]Counters, error) {
 	names := make([]string, 0, len(boxes))
 	for _, id := range boxes {

@@ -1,8 +1,9 @@
-// Package firewall enforces in the kernel what a policy decides by address alone, and steers the rest to the gateway.
+// Package firewall enforces in the kernel the decisions of a policy that depend only on addresses, and steers other traffic
+// to the gateway.
 //
-// It owns one nftables table, "inet boxgate": static chains through which every packet of a box goes, and per box one
-// chain with its own address sets, reached by a verdict map on the interface name. `nft list table inet boxgate` shows
-// why a packet is dropped: every refusal has a chain, a counter and a comment.
+// It owns one nftables table, "inet boxgate": static chains that every packet of a box passes, and per box one chain with
+// its own address sets, reached by a verdict map on the interface name. `nft list table inet boxgate` shows why a packet is
+// dropped: every refusal has a chain, a counter and a comment.
 //
 // The path of a packet from a box:
 //
@@ -13,11 +14,12 @@
 //	routing  only packets that carry a mark of judge are routed at all (route/route.go)
 //
 // Each part has a package below: nft the table, link the interfaces, route the routing, flow the connections, report the
-// events, watch what other programs change, foreign what they had set before. This package ties them to boxes.
+// events, watch the detection of changes by other programs, foreign the check of existing rules of other programs. This
+// package connects them to boxes.
 //
-// The last step makes the firewall fail closed: when the table is gone, boxes reach nothing, and when the gateway is
-// gone, the table stays and steered packets find no listener.
+// The routing step makes the firewall fail closed: when the table is gone, packets of boxes are not routed, and when the
+// gateway is gone, the table stays and steered packets find no listener.
 //
-// Every packet in the original direction is judged again, not only the first of a connection, so a tightened policy
-// applies from the next packet on; [Firewall.CutFlows] then removes the connections themselves.
+// Every packet in the original direction is judged again, not only the first one of a connection, so a stricter policy
+// applies from the next packet on. [Firewall.CutFlows] then removes the connections themselves.
 package firewall

@@ -27,15 +27,15 @@ type Firewall struct {
 	routing *route.Host
 	links   *link.Links
 	flows   *flow.Cutter
-	reports *report.Reports // of refusals and forwarded flows; nil: nobody wants them
-	watcher *watch.Watcher  // of what other programs change
+	reports *report.Reports // of refusals and forwarded flows; nil: no recorder is configured
+	watcher *watch.Watcher  // detects changes by other programs
 
 	removals removals
 
-	mu       sync.Mutex // guards the following, and serialises changes of the kernel's state
+	mu       sync.Mutex // guards the following, and serializes changes of the kernel's state
 	table    *nft.Table
 	boxes    roster
-	leftover map[string]nft.Entry // by interface: boxes of an earlier run, not added again yet
+	leftover map[string]nft.Entry // by interface: boxes of an earlier run that have not been added again yet
 	removing map[string]bool      // by interface: boxes whose removal has failed
 	idle     idle
 	closed   bool
@@ -47,15 +47,15 @@ type box struct {
 	nft.Entry
 	at    link.Place
 	plan  policy.KernelPlan
-	noted bool // connections that are forwarded for it have been noted: see idle
+	noted bool // all its forwarded connections have been noted, see idle
 	gone  bool // its network namespace is gone, and that has been logged
 
 	repairs repairs
 }
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for the
-// transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are added
-// again, or removed by [Firewall.Prune]. It changes nothing if a pool overlaps a network of the host, see [Overlaps].
+// transparent proxy, and the static part of the table. Boxes of an earlier run stay as they are until they are added again,
+// or removed by [Firewall.Prune]. If a pool overlaps a network of the host, Open fails without any change, see [Overlaps].
 // The context only bounds Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {
@@ -74,7 +74,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	return f, nil
 }
 
-// open closes before it opens: the table and the routing gate are in place before forwarding is switched on.
+// open sets up the table and the routing gate before it enables forwarding.
 func (f *Firewall) open(ctx context.Context) error {
 	var err error
 	if f.nl, err = netlink.NewHandleAt(f.ns); err != nil {
@@ -118,7 +118,7 @@ func (f *Firewall) open(ctx context.Context) error {
 	return nil
 }
 
-// install writes the static part of the table. A table that cannot be kept is replaced, and knows no box then.
+// install writes the static part of the table. A table that cannot be kept is replaced; the new one contains no boxes.
 func (f *Firewall) install(keep bool) error {
 	err := f.table.Install(keep)
 	if err == nil && !keep {
@@ -132,8 +132,8 @@ func (f *Firewall) install(keep bool) error {
 	return err
 }
 
-// startReports opens the reports of the kernel. Without a recorder nothing is read, and nothing is lost but events. Reading
-// begins once the boxes of an earlier run are known.
+// startReports opens the reports of the kernel. Without a recorder they are not read, which loses only events. Reading
+// begins when the boxes of an earlier run are known.
 func (f *Firewall) startReports() error {
 	if f.cfg.Audit == nil {
 		return nil
@@ -157,13 +157,13 @@ func (f *Firewall) openWatch() (err error) {
 	return err
 }
 
-// Watch notices when other programs change the table, the routing, the gateway's addresses, forwarding or the boxes'
-// links, and restores them, until ctx ends. In the meantime boxes are closed: the routing gate only lets through what
-// the table has judged, and the table only what came over a box's own link. What cannot be restored is retried. Watch
-// returns an error when it can no longer see changes. Call it once.
+// Watch detects when other programs change the table, the routing, the gateway's addresses, forwarding or the boxes' links,
+// and restores them, until ctx ends. Until then boxes are closed: the routing gate only passes packets that the table has
+// judged, and the table only those from a box's own link. Failed repairs are retried. Watch returns an error when it can no
+// longer see changes. Call it once.
 func (f *Firewall) Watch(ctx context.Context) error { return f.watcher.Run(ctx) }
 
-// Close stops reporting and closes sockets. Rules, routes and links stay in force.
+// Close stops reporting and closes sockets. Rules, routes and links stay active.
 func (f *Firewall) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,8 +189,8 @@ func (f *Firewall) Close() error {
 	return errors.Join(err, f.flows.Close(), f.ns.Close())
 }
 
-// Uninstall removes everything that Open and AddBox made, the links of all boxes first. The sysctls are kept, since
-// others may rely on them by now. The Firewall is closed afterwards. Once begun it runs to completion.
+// Uninstall removes everything that Open and AddBox made, the links of all boxes first. The sysctls are kept, since other
+// programs may rely on them. The Firewall is closed afterwards. Once begun, Uninstall runs to completion.
 func (f *Firewall) Uninstall(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -200,7 +200,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		f.mu.Unlock()
 		return errors.New("firewall: closed")
 	}
-	f.watcher.Close() // or it would restore what is removed here
+	f.watcher.Close() // otherwise it would restore what is removed here
 	err := errors.Join(f.links.DeleteOthers(nil), f.routing.Uninstall(), f.routing.UnsetAddresses())
 	if err == nil {
 		err = f.table.Remove()

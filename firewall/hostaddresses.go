@@ -11,11 +11,11 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// ErrAddressesChange is what [HostAddresses] returns with what it has seen.
+// ErrAddressesChange is returned by [HostAddresses] together with an incomplete list.
 var ErrAddressesChange = errors.New("they change faster than they can be listed")
 
-// HostAddresses returns every address of the network namespace of the calling thread. If they change all the while, it returns
-// those that it has seen, and [ErrAddressesChange]: some may be missing, and others gone.
+// HostAddresses returns every address of the network namespace of the calling thread. If they keep changing, it returns the
+// addresses seen so far and [ErrAddressesChange]: some may be missing, and others gone.
 func HostAddresses() ([]netip.Addr, error) {
 	var seen []netip.Addr
 	list, err := namespace.Whole(func() ([]netlink.Addr, error) {
@@ -42,8 +42,8 @@ func addressesIn(list []netlink.Addr) (own []netip.Addr) {
 	return own
 }
 
-// HostAddressChanges returns a channel that has an element when the addresses may have changed since the last one was taken. It is
-// closed when ctx ends, and when changes may have been missed: then they are followed anew.
+// HostAddressChanges returns a channel that receives when the addresses may have changed since the last receive. It is
+// closed when ctx ends, and when changes may have been missed: the caller must then subscribe again.
 func HostAddressChanges(ctx context.Context) (<-chan struct{}, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	updates := make(chan netlink.AddrUpdate, 64)
@@ -53,13 +53,13 @@ func HostAddressChanges(ctx context.Context) (<-chan struct{}, error) {
 		return nil, err
 	}
 	changed := make(chan struct{}, 1)
-	go func() { // the kernel drops what is not read soon
+	go func() { // the kernel drops messages that are not read soon
 		defer close(changed)
 		defer cancel()
 		for range updates {
 			select {
 			case changed <- struct{}{}:
-			default: // whoever takes the one that is there sees this change, too
+			default: // the pending element covers this change, too
 			}
 		}
 	}()

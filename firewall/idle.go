@@ -11,21 +11,21 @@ import (
 	"boxgate/firewall/nft"
 )
 
-// The kernel's table of connections belongs to the whole host, and reading it takes time in proportion to its size. So
+// The kernel's connection table belongs to the whole host, and reading it takes time in proportion to its size. So
 // connections of a box are only looked up if it may have any: the kernel notes the box's interface when it forwards a
-// connection ([nft.Table.Noted]). The note is erased only when there are none, and counts as lost until a later look has
-// shown that there really were none.
+// connection ([nft.Table.Noted]). The note is erased only when the box has no connections, and the box counts as not noted
+// until a second look has confirmed that.
 
-// idle is what is known of boxes that have no connections that the kernel forwards.
+// idle tracks which boxes have no forwarded connections.
 type idle struct {
-	owners  map[flow.Owner]bool // of connections from before the rules that note them; nil: not known
-	tables  int                 // how often the rules were written anew, and the notes lost
-	pending map[*box]bool       // to be looked at
-	timer   *time.Timer         // of the next step; nil while nothing is pending
-	wait    time.Duration       // before each step; [inFlight], but in tests
+	owners  map[flow.Owner]bool // owners of connections older than the rules that write notes; nil: unknown
+	tables  int                 // how often the table was replaced, which loses the notes
+	pending map[*box]bool       // boxes to be looked at
+	timer   *time.Timer         // for the next step; nil while no box is pending
+	wait    time.Duration       // before each step; [inFlight], except in tests
 }
 
-// findOwners notes whose connections there are, once the rules are in force that note all later ones.
+// findOwners records the owners of existing connections, after installing the rules that note all later ones.
 func (f *Firewall) findOwners() {
 	var err error
 	if f.idle.owners, err = f.flows.Owners(); err != nil {
@@ -34,8 +34,8 @@ func (f *Firewall) findOwners() {
 	}
 }
 
-// cutLookups ends lookups of names that lead to where an earlier run listened, once the rules in force lead all later ones to where this
-// one does.
+// cutLookups cuts DNS lookups that were redirected to the port of an earlier run, after installing the rules that redirect
+// to this run's port.
 func (f *Firewall) cutLookups() {
 	if err := f.flows.CutLookups([]netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6}, f.cfg.DNSPort); err != nil {
 		f.cfg.Log.Warn("firewall: the connection table cannot be read; for some minutes, lookups of names from ports that boxes use again may fail", zap.Error(err))
@@ -47,7 +47,7 @@ func (i *idle) noted(e nft.Entry) bool {
 	return i.owners != nil && !hasAny(i.owners, e)
 }
 
-// suspect notes that the box may have connections that were not noted.
+// suspect records that the box may have connections that were not noted.
 func (i *idle) suspect(e nft.Entry) {
 	for _, a := range e.Sources {
 		if i.owners != nil {
@@ -56,7 +56,7 @@ func (i *idle) suspect(e nft.Entry) {
 	}
 }
 
-// isIdle reports that the kernel forwards no connection of the box. mu is held.
+// isIdle reports whether it is certain that the kernel forwards no connection of the box. The caller holds mu.
 func (f *Firewall) isIdle(b *box) bool {
 	if !b.noted {
 		return false
@@ -68,11 +68,11 @@ func (f *Firewall) isIdle(b *box) bool {
 	return err == nil && !carries
 }
 
-// inFlight is longer than a packet needs from the rule that notes its connection to where the connection enters the
-// kernel's table, which is all in one go.
+// inFlight is longer than a packet takes from the rule that notes its connection to the connection's insertion into the
+// kernel's table; the kernel does both in one pass.
 const inFlight = time.Second
 
-// verifyIdle finds out soon whether a box that seems to have no connections really has none.
+// verifyIdle schedules a check of a box that seems to have no connections.
 func (f *Firewall) verifyIdle(b *box) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,8 +88,8 @@ func (f *Firewall) verifyIdle(b *box) {
 	}
 }
 
-// eraseNotes erases the notes of boxes that seem to have no connections. Until they have been looked at, they count as
-// boxes that may have some.
+// eraseNotes erases the notes of boxes that seem to have no connections. Until lookAt has checked them, they count as boxes
+// that may have some.
 func (f *Firewall) eraseNotes() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,7 +113,7 @@ func (f *Firewall) eraseNotes() {
 }
 
 // lookAt looks for connections of boxes whose notes have been erased. Connections that began before that are in the
-// kernel's table by now, and all others are noted.
+// kernel's table; all others are noted.
 func (f *Firewall) lookAt(boxes []*box, tables int) {
 	owners, err := f.flows.Owners()
 	f.mu.Lock()
@@ -138,7 +138,7 @@ func hasAny(owners map[flow.Owner]bool, e nft.Entry) bool {
 	return slices.ContainsFunc(e.Sources, func(a netip.Addr) bool { return owners[flow.Owner{Mark: e.Mark, Addr: a}] })
 }
 
-// stop ends what is pending. mu of the firewall is held.
+// stop stops the timer. The caller holds the firewall's mu.
 func (i *idle) stop() {
 	if i.timer != nil {
 		i.timer.Stop()

@@ -18,17 +18,17 @@ import (
 	"boxgate/firewall/route"
 )
 
-// Leftovers are what gateways have put into a network namespace, of whatever configuration and version of this layout.
+// Leftovers are the objects that gateways left in a network namespace, with any configuration and version of this layout.
 type Leftovers struct {
 	Links, Rules, Routes, Addresses []string
 	Tables                          []string
 }
 
-// ErrRunning says that a gateway runs in the network namespace.
+// ErrRunning is returned if a gateway runs in the network namespace.
 var ErrRunning = errors.New("a gateway runs in this network namespace")
 
-// FindLeftovers returns what gateways have put into the network namespace of the calling thread. The pools are those of the
-// configuration.
+// FindLeftovers returns the objects that gateways left in the network namespace of the calling thread. pools are those of
+// the configuration.
 func FindLeftovers(pools ...netip.Prefix) (found Leftovers, err error) {
 	err = withLeftovers(pools, func(h *netlink.Handle, routing *route.Leftovers) error {
 		found.Rules, found.Routes, found.Addresses = routing.Names()
@@ -41,8 +41,8 @@ func FindLeftovers(pools ...netip.Prefix) (found Leftovers, err error) {
 	return found, err
 }
 
-// RemoveLeftovers takes it away: first the interfaces, so that no box has a way out when the rules go. It fails with
-// [ErrRunning] while a gateway runs there, which would put back what is removed.
+// RemoveLeftovers removes them: the interfaces first, so that no box has a way out when the rules go. While a gateway runs
+// there, which would restore them, it fails with [ErrRunning].
 func RemoveLeftovers(pools ...netip.Prefix) error {
 	if err := RemoveLeftoverLinks(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func RemoveLeftovers(pools ...netip.Prefix) error {
 	return errors.Join(table.Remove(), table.Close())
 }
 
-// RemoveLeftoverLinks removes the interfaces of boxes alone, which closes all boxes. It fails as [RemoveLeftovers] does.
+// RemoveLeftoverLinks removes only the interfaces of boxes, which closes all boxes. It fails as [RemoveLeftovers] does.
 func RemoveLeftoverLinks() error {
 	if err := CheckNoneRuns(); err != nil {
 		return err
@@ -107,8 +107,8 @@ func ownTables() ([]string, error) {
 	return nil, nil
 }
 
-// CheckNoneRuns returns [ErrRunning] if a gateway runs in the network namespace of the calling thread: one that does reads
-// the refusals of the kernel, and the kernel has one reader for each group of them.
+// CheckNoneRuns returns [ErrRunning] if a gateway runs in the network namespace of the calling thread. A running gateway
+// reads the NFLOG group of refused packets, and the kernel lists the reader of each group.
 func CheckNoneRuns() error {
 	f, err := os.Open("/proc/thread-self/net/netfilter/nfnetlink_log")
 	if errors.Is(err, os.ErrNotExist) {

@@ -14,8 +14,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Probe finds out whether the kernel supports what the firewall needs: it opens one, with a box, in temporary network
-// namespaces. The host's own network is not touched.
+// Probe checks whether the kernel supports everything that the firewall needs: it opens one, with a box, in temporary
+// network namespaces. The host's own network is not touched.
 func Probe(ctx context.Context) error {
 	host, err := namespace.New()
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"boxgate/policy"
 )
 
-// SetRates changes how much a box may send and receive, and returns once that is in force. The limits of before hold until then. On
-// error they are in force again, unless the error says otherwise.
+// SetRates changes how much a box may send and receive. When it returns nil, the new limits apply. On error the previous
+// limits apply, unless the error reports that restoring them failed.
 func (f *Firewall) SetRates(ctx context.Context, id policy.BoxID, rates Rates) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

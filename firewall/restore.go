@@ -18,8 +18,8 @@ import (
 	"boxgate/policy"
 )
 
-// Restore rewrites the table, the routing and every box's rules from the state of this process, after another program
-// has changed them. Boxes are closed while it runs.
+// Restore rewrites the table, the routing and every box's rules from the state of this process, after another program has
+// changed them. Boxes are closed while it runs.
 func (f *Firewall) Restore(ctx context.Context) error {
 	problems, err := f.restore(ctx)
 	errs := []error{err}
@@ -29,24 +29,24 @@ func (f *Firewall) Restore(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// repairer is what the watcher knows of the firewall.
+// repairer is the watcher's interface to the firewall.
 type repairer struct{ *Firewall }
 
-// BoxAt visits the box with the lock held, so that no change of it is taken for another program's.
+// BoxAt calls visit for the box with the lock held, so that our own change of it is not taken for another program's.
 func (f repairer) BoxAt(index int, visit func(watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.boxes.byIndex[index].show(visit)
 }
 
-// BoxOf does the same for the box that has the address.
+// BoxOf does the same for the box with the address.
 func (f repairer) BoxOf(a netip.Addr, visit func(watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.boxes.byAddr[a].show(visit)
 }
 
-// BoxesOf does the same for all boxes that have the addresses.
+// BoxesOf does the same for all boxes with the addresses.
 func (f repairer) BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,7 +55,7 @@ func (f repairer) BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, watc
 	}
 }
 
-// show has a box visited, if there is one.
+// show calls visit with the box; for nil it is a no-op.
 func (b *box) show(visit func(watch.Box)) {
 	if b != nil {
 		visit(watch.Box{ID: b.Box, Link: b.Link, Index: b.at.Index})
@@ -67,7 +67,7 @@ func (f repairer) RestoreAll(ctx context.Context) (map[policy.BoxID]error, error
 	return f.restore(ctx)
 }
 
-// FollowUplink gives the links of all boxes the MTU of the uplink. One that cannot be changed gets it when it is restored.
+// FollowUplink sets the MTU of the uplink on the links of all boxes. If that fails for a link, its next repair sets it.
 func (f repairer) FollowUplink() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,8 +81,8 @@ func (f repairer) FollowUplink() {
 	}
 }
 
-// IsGone reports whether the box's network namespace is gone, as when the box was stopped without our doing. Then there
-// is nothing to repair, and that is logged once.
+// IsGone reports whether the box's network namespace is gone, as when the box was stopped by another program. Then there is
+// nothing to repair, which is logged once.
 func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	if !errors.Is(problem, namespace.ErrGone) {
 		return false
@@ -97,7 +97,7 @@ func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	return true
 }
 
-// RestoreBoxes restores those of the boxes that are still attached, and returns them, or why they could not be restored.
+// RestoreBoxes restores those boxes that are still attached, and returns the restored ones and the errors of the others.
 func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) (restored []policy.BoxID, problems map[policy.BoxID]error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,7 +118,7 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	return restored, problems
 }
 
-// restore returns the errors of single boxes, and an error if what they share could not be restored.
+// restore returns the errors of single boxes, and an error if the shared part could not be restored.
 func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,7 +132,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 			return nil, fmt.Errorf("firewall: restore: %w", err)
 		}
 	}
-	view, _ := f.links.Look() // without it, each box's own are read
+	view, _ := f.links.Look() // without a view, links and routes are read per box
 	problems := map[policy.BoxID]error{}
 	for chunk := range slices.Chunk(slices.Collect(maps.Values(f.boxes.byID)), boxesAtOnce) {
 		f.restoreChunk(ctx, chunk, view, problems)
@@ -141,7 +141,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 	return problems, nil
 }
 
-// restoreChunk restores as many boxes as one transaction is about. If it fails, they are restored one by one.
+// restoreChunk restores the boxes of one transaction. If it fails, they are restored one by one.
 func (f *Firewall) restoreChunk(ctx context.Context, chunk []*box, view *link.View, problems map[policy.BoxID]error) {
 	var changes []nft.Change
 	for _, b := range chunk {
@@ -159,8 +159,7 @@ func (f *Firewall) restoreChunk(ctx context.Context, chunk []*box, view *link.Vi
 	}
 }
 
-// restoreBox writes the plan of a box and what makes its interface known. Where the table is new, that is the first its
-// rules hear of the box.
+// restoreBox writes the plan of a box, registers its interface and restores its link.
 func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	defer f.table.Collect()
 	if err := f.table.Restore(nft.Change{Entry: &b.Entry, Plan: b.plan}); err != nil {
@@ -169,7 +168,7 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 	return f.restoreLink(ctx, b, nil)
 }
 
-// restoreLink puts the interface pair of a box back.
+// restoreLink restores the interface pair of a box.
 func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) error {
 	at, err := f.links.Attach(ctx, &b.Attachment, view)
 	if err != nil {
@@ -180,23 +179,23 @@ func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) err
 	return nil
 }
 
-// errFlapping is returned when a box's link has been repaired too often recently. A box that controls its own network
-// can take its link down as fast as it is restored, and would keep the gateway busy.
+// errFlapping is returned when a box's link has been repaired too often recently. A box that controls its own network can
+// take its link down as fast as it is restored, and would keep the gateway busy.
 var errFlapping = errors.New("it keeps changing, and is repaired at a limited rate")
 
-// A box's link is repaired in a burst of this many, and then at this interval.
+// A box's link can be repaired repairsAtOnce times per interval of repairsEvery.
 const (
 	repairsAtOnce = 20
 	repairsEvery  = 10 * time.Second
 )
 
-// repairs counts the repairs of one box. The zero value has counted none.
+// repairs counts the recent repairs of one box. The zero value is ready to use.
 type repairs struct {
 	since time.Time
 	n     int
 }
 
-// allow reports whether one more is allowed.
+// allow reports whether one more repair is allowed, and counts it.
 func (r *repairs) allow(now time.Time) bool {
 	if now.Sub(r.since) > repairsEvery {
 		r.since, r.n = now, 0

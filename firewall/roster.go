@@ -8,7 +8,7 @@ import (
 	"boxgate/policy"
 )
 
-// roster is the attached boxes, each found by its ID and by what no other box has. The zero value has none.
+// roster is the set of attached boxes, indexed by ID, addresses, interface and namespace. The zero value is empty.
 type roster struct {
 	byID    map[policy.BoxID]*box
 	byAddr  map[netip.Addr]*box
@@ -16,7 +16,7 @@ type roster struct {
 	byNS    map[namespace.ID]*box
 }
 
-// put adds a box that is at the place, or has moved there.
+// put adds a box, or moves it to a new place.
 func (r *roster) put(b *box, at link.Place) {
 	if r.byID == nil {
 		r.byID, r.byAddr = map[policy.BoxID]*box{}, map[netip.Addr]*box{}
@@ -30,7 +30,7 @@ func (r *roster) put(b *box, at link.Place) {
 	}
 }
 
-// remove takes a box out. What another has by now stays that one's: the kernel uses numbers again.
+// remove removes a box. Index entries that another box has taken over stay, because the kernel reuses its numbers.
 func (r *roster) remove(id policy.BoxID) {
 	b := r.byID[id]
 	if b == nil {

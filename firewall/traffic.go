@@ -9,10 +9,10 @@ import (
 	"boxgate/policy"
 )
 
-// Passed is what has passed in a connection.
+// Passed counts the traffic of a connection.
 type Passed = flow.Passed
 
-// Traffic returns the open connections of the boxes, those to the gateway included, with what has passed in each. DNS is left
+// Traffic returns the open connections of the boxes, including those to the gateway, with the traffic of each. DNS is left
 // out.
 func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passed, error) {
 	if err := ctx.Err(); err != nil {
@@ -36,8 +36,8 @@ func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passe
 	return found, nil
 }
 
-// boxesByAddr returns the box of each address, so that the table of connections can be read without holding mu: that takes time in
-// proportion to its size.
+// boxesByAddr returns the box of each address, so that the connection table can be read without holding mu: reading takes
+// time in proportion to its size.
 func (f *Firewall) boxesByAddr() map[netip.Addr]policy.BoxID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
