@@ -200,7 +200,7 @@ func (f *Firewall) Uninstall(ctx context.Context) error {
 		f.mu.Unlock()
 		return errors.New("firewall: closed")
 	}
-	f.watcher.Close() // otherwise it would restore what is removed here
+	f.watcher.Close() // otherwise it would undo the following removal
 	err := errors.Join(f.links.DeleteOthers(nil), f.routing.Uninstall(), f.routing.UnsetAddresses())
 	if err == nil {
 		err = f.table.Remove()

@@ -16,10 +16,10 @@ import (
 //
 //	{state}/boxes/{id}/box.json   the record
 //	{state}/boxes/{id}/bundle/    config.json for the runtime
-//	{state}/boxes/{id}/upper/     what the box has written; work/ belongs to overlayfs
-//	{state}/boxes/{id}/limited/   has these two instead, if the box's disk is limited: a project, or the mount point of
-//	{state}/boxes/{id}/disk       a file system of its own
-//	{state}/layers/{layer}/       what boxes have written, as snapshots keep it; {layer}.partial: not complete
+//	{state}/boxes/{id}/upper/     the box's writable layer; work/ belongs to overlayfs
+//	{state}/boxes/{id}/limited/   has these two instead, if the box's disk is limited: a quota project, or the mount point of
+//	{state}/boxes/{id}/disk       the box's file system
+//	{state}/layers/{layer}/       a layer of snapshots; {layer}.partial: incomplete
 //	{state}/trash/                 files of deleted boxes, to be removed
 //	{run}/netns/{id}              the pinned network namespace
 //	{run}/userns/{id}             the pinned user namespace

@@ -25,7 +25,7 @@ import (
 	"boxgate/policy"
 )
 
-// Errors a caller may want to tell apart.
+// Errors of a Launcher.
 var (
 	// ErrNotFound: there is no box with that ID.
 	ErrNotFound = errors.New("no such box")
@@ -57,7 +57,7 @@ type Config struct {
 	TakesOver bool
 }
 
-// IOLimits bound what a box reads and writes per second; 0 is no limit.
+// IOLimits limit disk reads and writes of a box, in bytes and operations per second; 0 is no limit.
 type IOLimits = container.IO
 
 // Launcher creates, runs and removes boxes. It is safe for concurrent use; calls that change one box (Create, Delete,

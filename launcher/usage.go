@@ -17,10 +17,10 @@ var ErrNoUsage = cgroup.ErrGone
 // Usage returns the resource usage of a box's processes since its control group was created.
 func (l *Launcher) Usage(id policy.BoxID) (Usage, error) { return l.cgroup(id).Usage() }
 
-// Writes counts what a box's processes write to disks.
+// Writes counts the disk writes of a box's processes.
 type Writes = cgroup.Writes
 
-// Writes returns the counters of what a box's processes write to disks.
+// Writes returns the disk writes of a box's processes.
 func (l *Launcher) Writes(id policy.BoxID) Writes { return l.cgroup(id).Writes() }
 
 // DiskUsage returns the disk usage of the box's writable layer. It may have to stat millions of files.

@@ -10,7 +10,7 @@ import (
 
 const nlaTypeMask = 1<<14 - 1 // without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h)
 
-// attributes are the netlink attributes in b, without the flags of their types. It ends where b is malformed.
+// attributes iterates over the netlink attributes in b, without the flags of their types. It stops at a malformed one.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofNlAttr {
@@ -27,7 +27,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// child returns the attribute of a kind among those in b; nil if there is none.
+// child returns the first attribute of a kind in b; nil if there is none.
 func child(b []byte, kind uint16) []byte {
 	for k, value := range attributes(b) {
 		if k == kind {
@@ -37,7 +37,7 @@ func child(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// number reads a number in network byte order; 0 for nothing.
+// number reads a number in network byte order; 0 if b is empty.
 func number(b []byte) (n uint64) {
 	for _, x := range b[:min(len(b), 8)] {
 		n = n<<8 | uint64(x)
@@ -45,7 +45,7 @@ func number(b []byte) (n uint64) {
 	return n
 }
 
-// instant reads nanoseconds since 1970; zero for nothing.
+// instant reads nanoseconds since 1970; zero if b is empty.
 func instant(b []byte) time.Time {
 	if len(b) == 0 {
 		return time.Time{}

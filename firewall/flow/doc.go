@@ -1,2 +1,2 @@
-// Package flow reads and ends the connections that the kernel forwards for boxes, by its connection table.
+// Package flow reads and cuts the connections that the kernel forwards for boxes, through the kernel's connection table.
 package flow

@@ -10,7 +10,8 @@ import (
 	"boxgate/policy"
 )
 
-// Messages about a connection (linux/netfilter/nfnetlink_conntrack.h): it is new or as it stands, it has ended or is to end.
+// Message types for connections (linux/netfilter/nfnetlink_conntrack.h). MessageNew is about a new or existing connection,
+// MessageDelete about an ended one; sent to the kernel, MessageDelete removes a connection.
 const (
 	MessageNew    netlink.HeaderType = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
 	messageGet                       = MessageNew | 1                  // IPCTNL_MSG_CT_GET
@@ -18,17 +19,17 @@ const (
 	messageStats                     = MessageNew | 5                  // IPCTNL_MSG_CT_GET_STATS
 )
 
-// ctaStatsEntries is the attribute of an answer to messageStats that counts the connections of the namespace.
+// ctaStatsEntries is the attribute of the answer to messageStats with the number of connections in the namespace.
 const ctaStatsEntries = 1
 
-// AttributeMark is the attribute that has the mark of a connection, in a message behind headers of HeaderLen bytes besides
+// AttributeMark is the attribute with the mark of a connection. A message begins with HeaderLen bytes of headers after
 // netlink's own.
 const (
 	AttributeMark = 8
 	HeaderLen     = 4 // family, version, resource (linux/netfilter/nfnetlink.h)
 )
 
-// Attributes of a connection, and those inside of them.
+// Attributes of a connection, and nested attributes.
 const (
 	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaProtoInfo = 1, 2, 3, 4
 	ctaCountersOrig, ctaCountersReply, ctaID, ctaZone    = 9, 10, 12, 18
@@ -42,35 +43,36 @@ const (
 	ctaStart, ctaStop                      = 1, 2
 )
 
-// Assured is the bit of a status that says that packets have passed both ways (IPS_ASSURED,
+// Assured is the status bit of a connection on which packets have passed both ways (IPS_ASSURED,
 // linux/netfilter/nf_conntrack_common.h).
 const Assured = 1 << 2
 
-// Entry is a connection of the kernel's table.
+// Entry is a connection in the kernel's table.
 type Entry struct {
 	Flow
 	Mark, ID    uint32
 	Status      uint32
 	Orig, Reply Counter
-	Start, Stop time.Time // zero if the kernel does not say
+	Start, Stop time.Time // zero if the kernel does not record timestamps
 
-	leads uint16 // the port that answers come from: to which the connection really leads
-	state uint8  // of a TCP connection
+	leads uint16 // source port of answers, which is the actual destination port
+	state uint8  // TCP state
 	raw   raw
 }
 
-// Counter is what has passed one way. Zero if the kernel does not count.
+// Counter counts the traffic in one direction. Zero if the kernel does not count.
 type Counter struct{ Packets, Bytes uint64 }
 
-// raw is by what the kernel knows a connection, as it wrote it.
+// raw identifies a connection to the kernel, in the kernel's encoding.
 type raw struct {
 	family byte
 	tuple  []byte
-	zone   []byte // nil: the usual one
+	zone   []byte // nil: the default zone
 }
 
-// Parse reads what follows the header of netlink in a message about a connection, and of that what is used, not the rest: there can
-// be tens of thousands a second. The result must not be used when data has changed. Parse returns false if there is no message.
+// Parse parses a message about a connection, without its netlink header. It reads only the attributes that are used,
+// because there can be tens of thousands of messages per second. The result refers to data and is invalid once data
+// changes. Parse returns false if data is too short.
 func Parse(data []byte) (e Entry, ok bool) {
 	if len(data) < HeaderLen {
 		return e, false
@@ -118,7 +120,7 @@ func counterIn(b []byte) (c Counter) {
 	return c
 }
 
-// tuple is what one direction of a connection is known by.
+// tuple identifies one direction of a connection.
 type tuple struct {
 	protocol uint8
 	src, dst netip.AddrPort
@@ -149,7 +151,7 @@ func tupleIn(b []byte) (t tuple) {
 	return t
 }
 
-// ProtocolOf names a protocol number; empty for one that boxes may not use.
+// ProtocolOf returns the protocol with a number; empty if boxes may not use it.
 func ProtocolOf(number uint8) policy.Protocol {
 	switch number {
 	case unix.IPPROTO_TCP:

@@ -14,32 +14,32 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// Table reads the kernel's table of connections of one network namespace, one entry after the other, and removes entries: there
-// can be hundreds of thousands. Its connection to the kernel is made when it is needed, and stays open: the kernel makes who
-// closes such a socket wait. Safe for concurrent use; calls wait for each other.
+// Table reads the kernel's connection table of one network namespace entry by entry, and removes entries. There can be
+// hundreds of thousands. Its netlink socket is opened when first needed and stays open, because the kernel makes closing
+// such a socket slow. Safe for concurrent use; calls are serialized.
 type Table struct {
 	ns netns.NsHandle
 
 	mu     sync.Mutex
-	conn   *netlink.Conn // nil until it is needed, and after an error: it may have unread answers
+	conn   *netlink.Conn // nil until first needed, and after an error, since it may have unread answers
 	closed bool
 }
 
-// NewTable returns that of the namespace, which stays the caller's.
+// NewTable returns the table of the namespace, which remains owned by the caller.
 func NewTable(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 
-// Which says which entries are read: those whose mark is Mark in the bits of Mask, and whose status has all bits of Status. The
-// zero value stands for all of them.
+// Which selects the entries whose mark is Mark in the bits of Mask, and whose status has all bits of Status. The zero value
+// selects all.
 type Which struct{ Mark, Mask, Status uint32 }
 
-// Each calls handle for each entry, which must not be kept.
+// Each calls handle for each selected entry. handle must not retain it.
 func (t *Table) Each(w Which, handle func(*Entry)) error {
 	return t.with(func(c *netlink.Conn) error { return each(c, w, handle) })
 }
 
-// Remove removes the entries that are unwanted, after all of them have been read: their connections end, or begin anew with the
-// next packet. Where one cannot be removed, the others are all the same, and the error is that of the first. Meanwhile it holds a
-// hundred bytes and some for each.
+// Remove removes the selected entries for which unwanted returns true, after it has read all of them. Their connections are
+// cut, or begin again with the next packet. If an entry cannot be removed, Remove continues and returns the first error. It
+// needs memory of some hundred bytes per removed entry.
 func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
 	return t.with(func(c *netlink.Conn) error {
 		var list []netlink.Message
@@ -52,7 +52,7 @@ func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
 			return err
 		}
 		for _, m := range list {
-			if _, failed := c.Execute(m); failed != nil && !errors.Is(failed, unix.ENOENT) && err == nil { // else it has ended by itself
+			if _, failed := c.Execute(m); failed != nil && !errors.Is(failed, unix.ENOENT) && err == nil { // ENOENT: it has already ended
 				err = failed
 			}
 		}
@@ -60,7 +60,7 @@ func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
 	})
 }
 
-// Close gives the connection to the kernel back. Later calls of the other methods fail.
+// Close closes the connection to the kernel. Later calls of the other methods fail.
 func (t *Table) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,13 +73,13 @@ func (t *Table) Close() error {
 	return c.Close()
 }
 
-// with runs what needs the connection to the kernel, and drops that after an error.
+// with calls do with the connection to the kernel, and closes that after an error.
 func (t *Table) with(do func(*netlink.Conn) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	done := false
 	defer func() {
-		if c := t.conn; c != nil && !done { // also after a panic of who is told of entries
+		if c := t.conn; c != nil && !done { // also after a panic of a callback
 			t.conn = nil
 			go func() { _ = c.Close() }()
 		}
@@ -110,8 +110,8 @@ func (t *Table) dial() error {
 	return c.SetReadBuffer(namespace.SocketBuffer)
 }
 
-// each reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and looks into each
-// of its hundreds of thousands of buckets.
+// each reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and would
+// scan all its hundreds of thousands of buckets.
 func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
 	if n, err := count(c); err == nil && n == 0 {
 		return nil
@@ -141,8 +141,8 @@ func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
 	return nil
 }
 
-// count returns how many connections the namespace has, including those that are just beginning. It reads the one
-// message of the answer itself: the kernel marks that as one of several, and sends no other.
+// count returns the number of connections in the namespace, including those that are just beginning. It receives the answer
+// itself: the kernel marks it as part of a multipart message, but sends no other part.
 func count(c *netlink.Conn) (uint64, error) {
 	sent, err := c.Send(netlink.Message{Header: netlink.Header{Type: messageStats, Flags: netlink.Request}, Data: family(unix.AF_UNSPEC)})
 	if err != nil {
@@ -169,7 +169,7 @@ func count(c *netlink.Conn) (uint64, error) {
 	return 0, errors.New("the kernel does not say how many connections there are")
 }
 
-// covers reports whether an entry is meant. A kernel that cannot filter answers with more.
+// covers reports whether w selects the entry. A kernel that cannot filter sends all entries.
 func (w Which) covers(e *Entry) bool { return e.Mark&w.Mask == w.Mark && e.Status&w.Status == w.Status }
 
 func (w Which) request() (netlink.Message, error) {
@@ -188,8 +188,8 @@ func (w Which) request() (netlink.Message, error) {
 	}, err
 }
 
-// removal is the message that removes the entry. One that has come in its place meanwhile mostly has another ID, and stays; if
-// not, its next packet is judged once more.
+// removal returns the message that removes the entry. A newer connection with the same tuple mostly has another ID and
+// stays; if not, its next packet is judged again.
 func (e *Entry) removal() netlink.Message {
 	data := appendAttribute(family(e.raw.family), ctaTupleOrig|unix.NLA_F_NESTED, e.raw.tuple)
 	if e.raw.zone != nil {
@@ -199,10 +199,10 @@ func (e *Entry) removal() netlink.Message {
 	return netlink.Message{Header: netlink.Header{Type: MessageDelete, Flags: netlink.Request | netlink.Acknowledge}, Data: data}
 }
 
-// family is what a message begins with, behind the header of netlink.
+// family returns the nfgenmsg header of a message.
 func family(f uint8) []byte { return append(make([]byte, 0, 96), f, unix.NFNETLINK_V0, 0, 0) }
 
-// appendAttribute appends an attribute whose value is in network byte order already.
+// appendAttribute appends an attribute. The value is already in network byte order.
 func appendAttribute(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, kind)

@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	dnsPort     = 53 // queries are no traffic of their own
-	established = 3  // of the kernel's states of TCP connections
+	dnsPort     = 53 // queries are not counted as traffic
+	established = 3  // TCP_CONNTRACK_ESTABLISHED
 
-	// What a segment of TCP without content has of headers, with timestamps, for IPv4 and IPv6.
+	// Header bytes of a TCP segment without payload, with timestamps, for IPv4 and IPv6.
 	bare4, bare6 = 52, 72
 )
 
-// Passed is what has passed in a connection.
+// Passed counts the traffic of a connection.
 type Passed struct {
-	Bytes     int64 // about how many bytes of content, both ways
-	Forwarded bool  // by the kernel, rather than to the gateway
+	Bytes     int64 // approximate payload bytes, both directions
+	Forwarded bool  // by the kernel; false: to the gateway
 }
 
-// Traffic calls each for the open connections of the table with what has passed in them. Segments that only keep a connection open
-// count for nothing. DNS is left out.
+// Traffic calls each for the open connections in the table, with their traffic. Keep-alive segments do not count. DNS is
+// left out.
 func (k *Cutter) Traffic(each func(Flow, Passed)) error {
 	return k.looks.Each(Which{}, func(e *Entry) {
 		if e.Protocol == "" || e.Dst.Port() == dnsPort || e.Protocol == policy.TCP && e.state != established {
@@ -30,7 +30,7 @@ func (k *Cutter) Traffic(each func(Flow, Passed)) error {
 	})
 }
 
-// content is about how many bytes have passed one way, without what acknowledges those of the other.
+// content returns the approximate payload bytes in one direction, without acknowledgements of the other.
 func (e *Entry) content(n Counter) int64 {
 	bare := int64(0)
 	if e.Protocol == policy.TCP {

@@ -1,2 +1,2 @@
-// Package foreign finds chains of other programs, in nftables and in iptables-legacy, that drop what boxes send.
+// Package foreign finds chains of other programs, in nftables and in iptables-legacy, that drop packets of boxes.
 package foreign

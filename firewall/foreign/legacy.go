@@ -14,11 +14,10 @@ import (
 	"boxgate/firewall/network"
 )
 
-// This file reads the filter tables of iptables-legacy, the iptables that is not based on nftables and that nftables
-// does not show. The kernel returns them as one block of memory (linux/netfilter_ipv4/ip_tables.h,
-// …_ipv6/ip6_tables.h).
+// This file reads the filter tables of iptables-legacy, the iptables that is not based on nftables and that nftables does
+// not show. The kernel returns them as one block of memory (linux/netfilter_ipv4/ip_tables.h, …_ipv6/ip6_tables.h).
 
-// legacyFamily is what differs between the two families.
+// legacyFamily describes the differences between the two families.
 type legacyFamily struct {
 	tool    string
 	tables  string // below /proc/thread-self/net
@@ -42,18 +41,18 @@ const (
 	legacyMost       = 64 << 20
 
 	hookInput, hookForward = 1, 2
-	// Verdicts of the standard target: the negative of what netfilter's is, less one.
+	// Verdicts of the standard target: netfilter's verdict, negated, less one.
 	legacyDrop, legacyAccept = -1, -2
 )
 
-// legacyTable is a table as it was read.
+// legacyTable is a table as read from the kernel.
 type legacyTable struct {
 	family    *legacyFamily
-	underflow [5]uint32 // where the policy of each hook's chain is
+	underflow [5]uint32 // offset of the policy of each hook's chain
 	entries   []byte
 }
 
-// checkLegacy returns an error for every chain of iptables-legacy that drops what boxes send, in the network namespace of
+// checkLegacy returns an error for every chain of iptables-legacy that drops packets of boxes, in the network namespace of
 // the calling thread.
 func checkLegacy() error {
 	var errs []error
@@ -75,7 +74,8 @@ func checkLegacy() error {
 	return errors.Join(errs...)
 }
 
-// read reads a table from the kernel. If it changes between the two calls, the kernel returns an error.
+// read reads a table from the kernel. If the table changes between the two calls, the kernel returns EAGAIN, and read tries
+// again.
 func (f *legacyFamily) read(name string) (*legacyTable, error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	if err != nil {
@@ -109,7 +109,7 @@ func (f *legacyFamily) read(name string) (*legacyTable, error) {
 	return nil, unix.EAGAIN
 }
 
-// getsockopt fills value, whose beginning is the request.
+// getsockopt fills value, which begins with the request.
 func getsockopt(fd, level, option int, value []byte) error {
 	size := uint32(len(value))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
@@ -151,7 +151,7 @@ type legacyEntry struct {
 	next     int
 }
 
-// at reads the entry at an offset; ok is false if there is none, or it cannot be parsed.
+// at reads the entry at an offset; ok is false if it does not exist or cannot be parsed.
 func (t *legacyTable) at(offset int) (e legacyEntry, ok bool) {
 	f := t.family
 	if offset < 0 || offset+f.entry > len(t.entries) {
@@ -165,7 +165,7 @@ func (t *legacyTable) at(offset int) (e legacyEntry, ok bool) {
 	}
 	iface, mask := b[f.inIface:f.inIface+16], b[f.inIface+32:f.inIface+48]
 	e.forBoxes = strings.HasPrefix(unix.ByteSliceToString(iface), network.LinkPrefix) && mask[len(network.LinkPrefix)] == 0 && mask[0] != 0
-	if standard := b[target+2]; standard == 0 { // the target without a name
+	if standard := b[target+2]; standard == 0 { // the standard target has an empty name
 		e.verdict = int32(binary.NativeEndian.Uint32(b[target+32:]))
 	}
 	e.next = offset + next

@@ -14,10 +14,10 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Check returns an error for every chain of another program that drops what boxes send, with what allows it:
-// in netfilter a packet must be accepted by everybody. Such a chain has the policy drop and no rule that accepts the
-// boxes' interfaces. It looks at the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables
-// with the iptables that is made of it, and iptables-legacy.
+// Check returns an error for every chain of another program that drops packets of boxes, with the rule that would allow
+// them: in netfilter every chain must accept a packet. Such a chain has the policy drop and no rule that accepts the boxes'
+// interfaces. Check examines the network namespace of the calling thread and needs CAP_NET_ADMIN. It sees nftables,
+// including the iptables based on it, and iptables-legacy.
 func Check() error {
 	c, err := nftables.New(nftables.AsLasting())
 	if err != nil {
@@ -41,7 +41,7 @@ var ipFamilies = map[nftables.TableFamily]string{
 	nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6",
 }
 
-// dropsBoxes reports whether a chain sees packets of boxes and drops what none of its rules accept.
+// dropsBoxes reports whether a chain sees packets of boxes and drops them unless one of its rules accepts them.
 func dropsBoxes(ch *nftables.Chain) bool {
 	family, ip := ipFamilies[ch.Table.Family]
 	ours := family == "inet" && ch.Table.Name == network.TableName
@@ -60,7 +60,7 @@ func acceptsBoxes(c *nftables.Conn, chains []*nftables.Chain, table *nftables.Ta
 	})
 }
 
-// isForBoxes reports whether a rule accepts packets from interfaces of boxes, by their group or their names.
+// isForBoxes reports whether a rule accepts packets from interfaces of boxes, by group or name.
 func isForBoxes(r *nftables.Rule) bool {
 	var key expr.MetaKey
 	matches, accepts := false, false

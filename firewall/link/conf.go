@@ -11,14 +11,15 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// The kernel tells the sysctls of an interface together with the interface, in arrays that grow with new versions: IFLA_INET_CONF and
-// IFLA_INET6_CONF within IFLA_AF_SPEC. The dump of all interfaces takes the place of a dozen files for every box that is attached at a start.
+// The kernel includes the sysctls of an interface in messages about it, in arrays that grow with new versions:
+// IFLA_INET_CONF and IFLA_INET6_CONF in IFLA_AF_SPEC. One dump of all interfaces replaces reading a dozen files per box at
+// startup.
 const (
 	inetConf  = 1 // IFLA_INET_CONF
 	inet6Conf = 2 // IFLA_INET6_CONF
 )
 
-// confIndex is where the value of a sysctl stands in its array: IPV4_DEVCONF_* of linux/ip.h less one, DEVCONF_* of linux/ipv6.h.
+// confIndex is the index of a sysctl in its array: IPV4_DEVCONF_* of linux/ip.h less one, DEVCONF_* of linux/ipv6.h.
 var confIndex = map[string]int{
 	"ipv4/forwarding": 0, "ipv4/proxy_arp": 2, "ipv4/accept_redirects": 3, "ipv4/send_redirects": 5, "ipv4/rp_filter": 7, "ipv4/arp_ignore": 18,
 	"ipv4/accept_local": 22, "ipv4/route_localnet": 25, "ipv4/drop_unicast_in_l2_multicast": 29,
@@ -26,10 +27,10 @@ var confIndex = map[string]int{
 	"ipv6/addr_gen_mode": 47,
 }
 
-// confs are the sysctls of an interface, by version of IP.
+// confs are the sysctls of an interface, by IP version.
 type confs map[string][]byte
 
-// confsNamed returns the sysctls of one interface of the namespace that the calling thread is in; none if they cannot be read.
+// confsNamed returns the sysctls of one interface in the namespace of the calling thread; nil if they cannot be read.
 func confsNamed(name string) confs {
 	ask := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
 	ask.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -73,7 +74,7 @@ type attribute struct {
 	value []byte
 }
 
-// attributes reads netlink attributes; none if they are malformed.
+// attributes parses netlink attributes; the result is empty if they are malformed.
 func attributes(b []byte) (list []attribute) {
 	parsed, err := nl.ParseRouteAttr(b)
 	if err != nil {
@@ -85,7 +86,7 @@ func attributes(b []byte) (list []attribute) {
 	return list
 }
 
-// hold reports whether the sysctls are known to have the values; false as well if one of them is not known.
+// hold reports whether all sysctls have the given values. It returns false if one is unknown.
 func (c confs) hold(want []namespace.Sysctl) bool {
 	for _, s := range want {
 		version, rest, _ := strings.Cut(s.Path, "/")

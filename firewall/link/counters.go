@@ -13,17 +13,18 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// Counters are what has passed a box's interface since that was made.
+// Counters count the traffic of a box's interface since its creation.
 type Counters struct {
-	Life    string // identifies the interface: one that is made anew counts from zero
-	In, Out uint64 // bytes towards the box, and from it
+	Life    string // identifies the interface: a new one counts from zero
+	In, Out uint64 // bytes to the box, and from it
 }
 
-// fewLinks is up to how many interfaces are asked for one by one: the answer about all takes longer with each box of the host.
+// fewLinks is the number of interfaces up to which each is queried separately: a dump takes longer with each box of the
+// host.
 const fewLinks = 16
 
-// Counters reads the counters of the interfaces of these names, those of many in one dump; of an interface that is not there, none.
-// What an earlier run of the gateway has left counts before it is attached again. Safe for concurrent use.
+// Counters reads the counters of the interfaces with these names, using one dump if there are many. Missing interfaces are
+// left out. Interfaces that an earlier run left are included even before they are attached again. Safe for concurrent use.
 func (l *Links) Counters(names []string) (map[string]Counters, error) {
 	found := map[string]Counters{}
 	err := namespace.Do(l.ns, func() error {
@@ -35,7 +36,7 @@ func (l *Links) Counters(names []string) (map[string]Counters, error) {
 		if len(at) > fewLinks {
 			var err error
 			all, err = transfers()
-			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: what is missing is asked for
+			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went during the dump: missing ones are queried below
 				return err
 			}
 		}
@@ -59,7 +60,7 @@ func (l *Links) Counters(names []string) (map[string]Counters, error) {
 	return found, nil
 }
 
-// survey finds what an earlier run has left, once. The calling thread is in the namespace.
+// survey finds the interfaces that an earlier run has left, once. The calling thread must be in the namespace.
 func (l *Links) survey() error {
 	l.mu.Lock()
 	surveyed := l.surveyed
@@ -75,8 +76,8 @@ func (l *Links) survey() error {
 	return nil
 }
 
-// found notes where the interfaces of the namespace are that the gateway has not attached itself. One that has gone since is as one
-// that is not there.
+// found records the interfaces in the namespace that the gateway has not attached itself. An interface that has been
+// deleted since is treated as missing.
 func (l *Links) found(links map[string]netlink.Link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +92,7 @@ func (l *Links) found(links map[string]netlink.Link) {
 	}
 }
 
-// places returns the indices of the interfaces of these names.
+// places returns the indices of the interfaces with these names.
 func (l *Links) places(names []string) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,10 +105,10 @@ func (l *Links) places(names []string) map[string]int {
 	return at
 }
 
-// transfer is what has passed an interface, in bytes, as the host sees it.
+// transfer is the traffic of an interface in bytes, as seen by the host.
 type transfer struct{ received, sent uint64 }
 
-// struct if_stats_msg (linux/if_link.h) and where the bytes stand in struct rtnl_link_stats64.
+// Size and offsets of struct if_stats_msg (linux/if_link.h), and offsets of the byte counters in struct rtnl_link_stats64.
 const (
 	statsHeader   = 12
 	statsIndex    = 4
@@ -115,9 +116,9 @@ const (
 	sentBytes     = 3 * 8
 )
 
-// transfers returns what has passed the interfaces of the namespace that the calling thread is in, by index. The kernel tells it without
-// all else that it knows of an interface: to name the namespace of a pair's other end, it looks through all namespaces for each. With
-// [netlink.ErrDumpInterrupted] some may be missing.
+// transfers returns the traffic of all interfaces in the namespace of the calling thread, by index. It uses RTM_GETSTATS,
+// because a link dump is slow: for each pair the kernel searches all namespaces to name that of the other end. With
+// [netlink.ErrDumpInterrupted] some interfaces may be missing.
 func transfers() (map[int]transfer, error) {
 	messages, err := askStats(0, unix.NLM_F_DUMP)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -132,7 +133,7 @@ func transfers() (map[int]transfer, error) {
 	return all, err
 }
 
-// transferOf is transfers for one interface. It reports false if there is none.
+// transferOf is transfers for one interface. ok is false if it does not exist.
 func transferOf(index int) (t transfer, ok bool, err error) {
 	messages, err := askStats(index, 0)
 	if errors.Is(err, unix.ENODEV) {
@@ -155,7 +156,7 @@ func askStats(index, flags int) ([][]byte, error) {
 	return ask.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWSTATS)
 }
 
-// readStats reads RTM_NEWSTATS.
+// readStats parses RTM_NEWSTATS.
 func readStats(message []byte) (index int, t transfer, ok bool) {
 	if len(message) < statsHeader {
 		return 0, t, false

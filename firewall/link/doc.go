@@ -1,3 +1,3 @@
 // Package link makes, repairs and deletes the interface pairs that join boxes to the host, with the eBPF filter that marks
-// whatever a box sends as not judged.
+// packets from boxes as not judged.
 package link

@@ -19,11 +19,11 @@ const gateName = "boxgate_unjudged"
 const gatePriority = 1
 
 // setGate installs a filter on the interface that makes the box's packets undeliverable until they are judged: it marks
-// them as not judged, which the routing rules prohibit, and as not sent to this host, which the kernel does not
-// forward, whatever the routing rules are. Only the chain that admits a packet reverts both. So when the table is gone,
-// even packets with a forged source, which the rules on the pool's addresses do not match, go nowhere, and when the
-// routing rules are gone as well, nothing is forwarded. The filter belongs to the interface: it outlives the gateway
-// and is not part of nftables.
+// them as not judged, which the routing rules prohibit, and as not for this host, so that the kernel does not forward them
+// whatever the routing rules are. Only the chain that admits a packet reverts both. So when the table is gone, not even
+// packets with a forged source, which the rules on the pool's addresses do not match, are delivered; and when the routing
+// rules are gone as well, nothing is forwarded. The filter belongs to the interface: it survives the gateway and is not
+// part of nftables.
 func (l *Links) setGate(link netlink.Link) error {
 	index := link.Attrs().Index
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0),
@@ -48,7 +48,7 @@ func (l *Links) setGate(link netlink.Link) error {
 //		return TC_ACT_SHOT;
 //	return TC_ACT_OK;
 //
-// A multicast packet passes everything up to routing, which one to another host would not.
+// A multicast packet passes everything up to routing, unlike a packet to another host.
 func loadGate() (int, error) {
 	const (
 		move  = 0xb7 // BPF_ALU64 | BPF_MOV | BPF_K: register = immediate
@@ -69,7 +69,7 @@ func loadGate() (int, error) {
 	unjudged := network.MarkUnjudged // as a variable: the immediate is signed
 	var code []byte
 	code = append(code, instruction(move, 2, 0, int32(unjudged))...)
-	code = append(code, instruction(store, 1|2<<4, offsetMark, 0)...) // register 1 holds the packet
+	code = append(code, instruction(store, 1|2<<4, offsetMark, 0)...) // register 1 points to the packet
 	code = append(code, instruction(load, 2|1<<4, offsetType, 0)...)
 	code = append(code, instruction(jne, 2, 5, unix.PACKET_HOST)...) // to the end
 	code = append(code, instruction(move, 2, 0, unix.PACKET_MULTICAST)...)
@@ -91,7 +91,7 @@ func loadGate() (int, error) {
 	copy(attr.name[:15], gateName)
 	for {
 		fd, _, errno := unix.Syscall(unix.SYS_BPF, progLoad, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-		if errno == unix.EAGAIN { // interrupted by a signal, such as those of Go's scheduler
+		if errno == unix.EAGAIN { // interrupted by a signal, such as one of Go's scheduler
 			continue
 		}
 		if errno != 0 {
@@ -101,7 +101,7 @@ func loadGate() (int, error) {
 	}
 }
 
-// instruction encodes one eBPF instruction; registers holds the destination in the low and the source in the high half.
+// instruction encodes one eBPF instruction. registers has the destination in the low and the source in the high half.
 func instruction(op, registers byte, offset int16, immediate int32) []byte {
 	b := []byte{op, registers}
 	b = binary.NativeEndian.AppendUint16(b, uint16(offset))

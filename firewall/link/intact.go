@@ -12,7 +12,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Intact reports whether the interface is there, up, and known to the rules by group and name.
+// Intact reports whether the interface exists, is up, and has the group and name that the rules match.
 func (l *Links) Intact(index int, name string) bool {
 	link, err := l.nl.LinkByIndex(index)
 	if err != nil {
@@ -22,8 +22,8 @@ func (l *Links) Intact(index int, name string) bool {
 	return a.RawFlags&unix.IFF_UP != 0 && a.Group == network.LinkGroup && a.Name == name
 }
 
-// GateIntact reports whether the filter that marks packets as not judged is on the interface, or that is gone: there is
-// another event for that.
+// GateIntact reports whether the filter that marks packets as not judged is on the interface. It returns true for a missing
+// interface, which has its own event.
 func (l *Links) GateIntact(index int) bool {
 	of := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
 	filters, err := l.nl.FilterList(of, netlink.HANDLE_MIN_INGRESS)
@@ -37,20 +37,20 @@ func (l *Links) GateIntact(index int) bool {
 	return errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// SysctlsIntact reports whether the interface has the sysctls that it must have. It checks the current values: an
-// interface that is being created has others for a moment.
+// SysctlsIntact reports whether the interface has the required sysctls. It checks the current values, because an interface
+// that is being created has others for a moment.
 func (l *Links) SysctlsIntact(name string) bool {
 	return namespace.Do(l.ns, func() error {
 		want := linkSysctls(name)
 		if confsNamed(name).hold(want) {
 			return nil
 		}
-		for _, s := range want { // an older kernel does not tell all of them with the interface
+		for _, s := range want { // older kernels do not include all of them in link messages
 			have, err := namespace.ReadSysctl(s.Path)
 			if err == nil && have != s.Value {
 				err = errors.New(s.Path + " is " + have)
 			}
-			if err != nil && !errors.Is(err, unix.ENOENT) { // the interface is gone: there is another event for that
+			if err != nil && !errors.Is(err, unix.ENOENT) { // the interface is gone, which has its own event
 				return err
 			}
 		}
@@ -58,8 +58,8 @@ func (l *Links) SysctlsIntact(name string) bool {
 	}) == nil
 }
 
-// Routes returns the index of the interface that the route to each single address leads to. Of routes that cannot be read
-// there are none.
+// Routes returns the interface index of the route to each single address. If the routes cannot be read, the result is
+// empty.
 func (l *Links) Routes() map[netip.Addr]int {
 	leads := map[netip.Addr]int{}
 	for _, f := range network.Families {

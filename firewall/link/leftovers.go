@@ -10,7 +10,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Leftovers returns the names of the host sides of all boxes' interface pairs, whoever made them.
+// Leftovers returns the host-side interfaces of all boxes, no matter which gateway made them.
 func Leftovers(h *netlink.Handle) ([]string, error) {
 	links, err := namespace.Whole(h.LinkList)
 	if err != nil {
@@ -25,7 +25,7 @@ func Leftovers(h *netlink.Handle) ([]string, error) {
 	return names, nil
 }
 
-// DeleteLeftovers deletes them, and with them the boxes' ends and what is attached to both.
+// DeleteLeftovers deletes them, and with them the boxes' ends and everything attached to both.
 func DeleteLeftovers(h *netlink.Handle) error {
 	names, err := Leftovers(h)
 	if err != nil {

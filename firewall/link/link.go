@@ -26,51 +26,51 @@ import (
 // Inside is the name of the interface inside a box.
 const Inside = "eth0"
 
-// aliasPrefix and the box ID are the alias of a host-side interface, so that `ip link` names the box.
+// aliasPrefix and the box ID are the alias of a host-side interface, so that `ip link` shows the box.
 const aliasPrefix = "boxgate box "
 
-// Attachment is one box's place on the network.
+// Attachment is the network attachment of one box.
 type Attachment struct {
 	Box    policy.BoxID
 	NetNS  string // path of the box's network namespace
 	V4, V6 netip.Addr
 
-	// GuestStack says that the sandbox's own network stack uses the interface. The namespace is set up when the
-	// interface is created, for a sandbox that reads its configuration there, and not touched from then on.
+	// GuestStack: the sandbox's own network stack uses the interface. The namespace is configured only when the interface
+	// is created, for a sandbox that reads its configuration there, and not changed afterwards.
 	GuestStack bool
 
-	Rates Rates // of its own
+	Rates Rates // the box's own
 }
 
-// Rates are how many bytes a second a box may send and receive; 0: as many as all boxes; [policy.Unlimited]: any number.
+// Rates are how many bytes per second a box may send and receive; 0: as many as all boxes; [policy.Unlimited]: any number.
 type Rates struct {
 	Send, Receive int64
-	// SendMost is a bound on Send that those who lower it cannot change: while it stays the same, no change of Send lets more pass. 0 and
-	// [policy.Unlimited]: none but that of all boxes.
+	// SendMost is a bound on Send for clients that may lower Send: as long as it stays the same, no change of Send lets
+	// more pass. 0 and [policy.Unlimited]: no bound except the rate of all boxes.
 	SendMost int64
 }
 
-// name is the name of the box's interface on the host.
+// name returns the name of the box's interface on the host.
 func (a *Attachment) name() string { return network.LinkName(a.Box) }
 
-// Links are the interface pairs of boxes in the gateway's network namespace. What changes them is for one goroutine at a
-// time.
+// Links are the interface pairs of boxes in the gateway's network namespace. Methods that change them are not safe for
+// concurrent use.
 type Links struct {
 	network.Addresses
-	Receive uint64 // bytes a second that each box may receive that has no rate of its own; 0: no limit. Set before the first Attach
+	Receive uint64 // bytes per second that a box without its own rate may receive; 0: no limit. Set before the first Attach
 
 	ns      netns.NsHandle
 	nl      *netlink.Handle
-	gate    int // the program that marks what boxes send
+	gate    int // descriptor of the program that marks packets from boxes
 	sysctls namespace.Sysctls
 
 	mu       sync.Mutex
-	indices  map[string]int // of interfaces, by the name under which they were found or attached; guarded by mu
-	surveyed bool           // indices has those of an earlier run too; guarded by mu
+	indices  map[string]int // interface indices by name, as found or attached; guarded by mu
+	surveyed bool           // indices includes interfaces of an earlier run; guarded by mu
 	mtu      int            // of boxes' links; guarded by mu
 }
 
-// New returns those of the namespace that the handle is in. Both stay the caller's.
+// New returns the Links of the namespace that the handle is in. Both remain owned by the caller.
 func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*Links, error) {
 	gate, err := loadGate()
 	if err != nil {
@@ -81,20 +81,20 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 	return l, nil
 }
 
-// Close gives the program back. What is on the interfaces stays there.
+// Close closes the program's descriptor. The interfaces and their filters stay.
 func (l *Links) Close() error {
 	l.sysctls.Close()
 	return unix.Close(l.gate)
 }
 
-// Place is where a box's interface pair is.
+// Place locates a box's interface pair.
 type Place struct {
 	Index     int          // of the host side
-	Namespace namespace.ID // that the other end is in
+	Namespace namespace.ID // of the other end
 }
 
-// Attach creates, adopts or repairs the interface pair of a box and returns where it is. The host side comes up last:
-// until then nothing that the box sends arrives.
+// Attach creates, adopts or repairs the interface pair of a box and returns its place. The host side comes up last: until
+// then no packet of the box arrives.
 func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, err error) {
 	if err := fault.At(ctx, "link: box registered"); err != nil {
 		return at, err
@@ -128,7 +128,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	if err := l.prepareHostSide(b, link, made, v); err != nil {
 		return at, err
 	}
-	// A guest stack has removed the addresses from the interface. With them, the kernel would answer in its place.
+	// A guest stack has removed the addresses from the interface. With them, the kernel would answer instead.
 	if made || !b.GuestStack {
 		if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
 			return at, err
@@ -148,8 +148,8 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	return at, fault.At(ctx, "link: host's end up")
 }
 
-// findLink returns the host side of a pair that leads into this very namespace, if there is one. A pair that leads
-// elsewhere is left from an earlier incarnation of the box and is deleted.
+// findLink returns the host side of a pair whose other end is in this very namespace; nil if there is none. A pair to
+// another namespace is left from an earlier box with this ID and is deleted.
 func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlink.Link, error) {
 	host, err := l.linkNamed(b.name(), v)
 	if err != nil {
@@ -157,7 +157,7 @@ func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlin
 	}
 	peer, peerErr := inside.LinkByName(Inside)
 	if host == nil {
-		// Only the box's end: the host side was renamed or moved away.
+		// Only the box's end exists: the host side was renamed or moved away.
 		if peerErr == nil && bytes.Equal(peer.Attrs().HardwareAddr, linkMAC(b.Box, "box")) {
 			if err := inside.LinkDel(peer); err != nil {
 				return nil, fmt.Errorf("inside the box: delete stale interface %s: %w", Inside, err)
@@ -178,7 +178,7 @@ func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlin
 func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.Group = b.name(), linkMAC(b.Box, "host"), network.LinkGroup
-	attrs.MTU = l.wantedMTU() // of both ends
+	attrs.MTU = l.wantedMTU() // both ends
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: Inside, PeerHardwareAddr: linkMAC(b.Box, "box"),
 		PeerNamespace: netlink.NsFd(ns)}
 	if err := l.nl.LinkAdd(pair); err != nil {
@@ -191,8 +191,8 @@ func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, erro
 	return link, nil
 }
 
-// prepareHostSide sets what is needed before the first packet: the group by which rules recognise the interface, the
-// gate, the limit of what the box receives, and sysctls that keep the box from learning addresses of the host or changing its tables.
+// prepareHostSide configures the host side before the first packet: the group by which rules recognize the interface, the
+// gate, the receive limit, and sysctls that keep the box from learning addresses of the host or changing its tables.
 func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *View) error {
 	if link.Attrs().Group != network.LinkGroup {
 		if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
@@ -214,7 +214,7 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *
 	return namespace.Do(l.ns, func() error { return l.sysctls.Write(want) })
 }
 
-// linkSysctls are the values of a host-side interface.
+// linkSysctls returns the sysctls of a host-side interface.
 func linkSysctls(link string) []namespace.Sysctl {
 	v4, v6 := "ipv4/conf/"+link+"/", "ipv6/conf/"+link+"/"
 	return []namespace.Sysctl{
@@ -238,8 +238,8 @@ func linkSysctls(link string) []namespace.Sysctl {
 	}
 }
 
-// raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source keeps the host's
-// own addresses from the box. Only an interface that was not made just now can have other routes.
+// raiseHostSide brings the interface up and routes the box's addresses to it. The preferred source hides the host's own
+// addresses from the box. Only an adopted interface can have other routes.
 func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool, v *View) error {
 	if link.Attrs().RawFlags&unix.IFF_UP == 0 {
 		if err := l.nl.LinkSetUp(link); err != nil {
@@ -267,8 +267,8 @@ func (l *Links) raiseHostSide(b *Attachment, link netlink.Link, made bool, v *Vi
 	return nil
 }
 
-// dropForeignRoutes removes routes of the interface to other addresses than the box's, left from when the box had
-// another address. It reports whether the route to the box's is there.
+// dropForeignRoutes removes the interface's routes to other addresses than the box's, left from an earlier address of the
+// box. It reports whether the route to the box's address exists.
 func (l *Links) dropForeignRoutes(link netlink.Link, keep, gateway netip.Addr, v *View) (routed bool, err error) {
 	routes, err := l.routesTo(link, keep, v)
 	if err != nil {
@@ -291,7 +291,7 @@ func neighbour(link int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 		HardwareAddr: mac}
 }
 
-// configureInside gives the box its addresses, its default routes, and the gateway as a permanent neighbour.
+// configureInside sets the box's addresses, its default routes, and the gateway as a permanent neighbour.
 func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.NsHandle, hostMAC net.HardwareAddr) error {
 	if err := enableIPv6(inside, ns); err != nil {
 		return fmt.Errorf("inside the box: %w", err)
@@ -316,9 +316,10 @@ func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.
 	return l.routeInside(b, inside, hostMAC)
 }
 
-// enableIPv6 gives the box's end no link-local address: only the gateway is on the link, which has none either and so
-// cannot advertise routes. It is done by netlink, and in the usual case no file below /proc/sys/net is opened: the kernel
-// keeps one entry of each namespace where that was done, under the same name, and looks through all of them each time.
+// enableIPv6 enables IPv6 on the box's end without a link-local address: the gateway, the only neighbour on the link, has
+// none either and so cannot advertise routes. It uses netlink and usually opens no file below /proc/sys/net: for each
+// namespace where that was done the kernel keeps a directory entry with the same name, and searches all of them on every
+// lookup.
 func enableIPv6(inside *netlink.Handle, ns netns.NsHandle) error {
 	on, noAddress := []namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"}}, false
 	if err := namespace.Do(ns, func() error {
@@ -344,8 +345,8 @@ func enableIPv6(inside *netlink.Handle, ns netns.NsHandle) error {
 // addrGenNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenNone = 1
 
-// mostReplaced is how many addresses are removed from a box at once. A box that controls its own network can have any
-// number; what it sends from them is dropped.
+// mostReplaced is how many addresses are removed from a box in one repair. A box that controls its own network can have any
+// number; packets from them are dropped.
 const mostReplaced = 16
 
 func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) error {
@@ -445,7 +446,7 @@ func (l *Links) DeleteAll(names []string) error {
 	}
 	err := namespace.Do(l.ns, func() error {
 		r := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
-		r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC)) // without an index, the group counts
+		r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC)) // without an index, the group selects the interfaces
 		r.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(network.LinkGroupLast)))
 		_, err := r.Execute(unix.NETLINK_ROUTE, 0)
 		return err
@@ -456,7 +457,7 @@ func (l *Links) DeleteAll(names []string) error {
 	return nil
 }
 
-// onlyIn returns an error if another interface is in the device group: it is somebody else's.
+// onlyIn returns an error if the device group contains another interface: it belongs to another program.
 func (l *Links) onlyIn(group uint32, names []string) error {
 	links, err := namespace.Whole(l.nl.LinkList)
 	if err != nil {
@@ -470,12 +471,12 @@ func (l *Links) onlyIn(group uint32, names []string) error {
 	return nil
 }
 
-// isGone reports whether an error says that the interface does not exist.
+// isGone reports whether an error means that the interface does not exist.
 func isGone(err error) bool {
 	return errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV)
 }
 
-// DeleteOthers removes the host-side interfaces of boxes that are not known by their index.
+// DeleteOthers removes the host-side interfaces of boxes whose index is not in known.
 func (l *Links) DeleteOthers(known map[int]bool) error {
 	var all map[int]transfer
 	if err := namespace.Do(l.ns, func() (err error) {
@@ -503,7 +504,7 @@ func (l *Links) DeleteOthers(known map[int]bool) error {
 	return errors.Join(errs...)
 }
 
-// linkMAC is a stable, locally administered address for one end of a box's link.
+// linkMAC returns a stable, locally administered address for one end of a box's link.
 func linkMAC(id policy.BoxID, end string) []byte {
 	sum := sha256.Sum256([]byte(end + " " + string(id)))
 	mac := sum[:6]

@@ -9,19 +9,20 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// This file gives the boxes' links the MTU of the host's uplink. With a larger one a box would learn only from ICMP errors,
-// which many networks drop, that its packets do not fit; with a smaller one it would not use what the uplink offers.
+// The boxes' links have the MTU of the host's uplink. With a larger one a box would learn only from ICMP errors, which many
+// networks drop, that its packets do not fit; a smaller one would waste capacity of the uplink.
 
 const (
-	defaultMTU = 1500      // while there is no uplink
-	leastMTU   = 1280      // the kernel takes IPv6 from a link with less (RFC 8200, 5)
-	mostMTU    = 1<<16 - 1 // of a veth
+	defaultMTU = 1500      // without an uplink
+	leastMTU   = 1280      // the minimum for IPv6 (RFC 8200, section 5)
+	mostMTU    = 1<<16 - 1 // the maximum of a veth
 )
 
-// far are addresses that nothing but the default route leads to. No packet is sent there.
+// far are addresses that only the default route covers. No packet is sent there.
 var far = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
 
-// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0: there is none.
+// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0 if there is
+// none.
 func (l *Links) uplinkMTU() (mtu int) {
 	for _, ip := range far {
 		routes, err := l.nl.RouteGet(ip)
@@ -39,8 +40,8 @@ func (l *Links) uplinkMTU() (mtu int) {
 	return mtu
 }
 
-// MeasureUplink reads the MTU that links of boxes are to have, and reports whether it has changed. While there is no uplink,
-// that of the last one stays.
+// MeasureUplink updates the MTU for links of boxes from the uplink, and reports whether it has changed. Without an uplink,
+// the last value stays.
 func (l *Links) MeasureUplink() (changed bool) {
 	mtu := l.uplinkMTU()
 	l.mu.Lock()
@@ -58,8 +59,8 @@ func (l *Links) wantedMTU() int {
 	return l.mtu
 }
 
-// Resize gives both ends of a box's link the MTU of the uplink. The stack of a guest has read its own when it began, and would
-// have larger packets dropped on their way: its link stays as it is.
+// Resize sets the MTU of the uplink on both ends of a box's link. A guest stack reads its MTU only when it starts, and its
+// larger packets would be dropped later, so its link stays as it is.
 func (l *Links) Resize(b *Attachment, index int) error {
 	if b.GuestStack {
 		return nil
@@ -77,7 +78,7 @@ func (l *Links) Resize(b *Attachment, index int) error {
 	return l.resize(b, host, inside)
 }
 
-// resize has the end that receives take what the other one may send at any moment.
+// resize changes both ends in such an order that the receiving end always accepts what the other may send.
 func (l *Links) resize(b *Attachment, host netlink.Link, inside *netlink.Handle) error {
 	box, err := inside.LinkByName(Inside)
 	if err != nil {

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shaperHandle is the handle of the queue that holds back what is sent to a box.
+// shaperHandle is the handle of the queue that limits traffic to a box.
 const shaperHandle = 0xb0c
 
-// What a shaper holds: enough to send segments of the largest size whole, and no more than a moment of traffic, since what
-// waits in it delays everything else that is for the box.
+// Bounds of a shaper: large enough to send segments of the largest size whole, but only a short moment of traffic, since
+// queued packets delay everything else for the box.
 const (
 	leastBurst = 128 << 10 // bytes
-	burstTime  = 200       // a 200th of a second at the rate
-	mostQueue  = 20        // a 20th of a second at the rate
+	burstTime  = 200       // divides the rate: 1/200 second
+	mostQueue  = 20        // divides the rate: 1/20 second
 )
 
-// SetReceiveRate changes how many bytes a second the box of an attached interface may receive: see [Rates].
+// SetReceiveRate changes how many bytes per second the box of an attached interface may receive, see [Rates].
 func (l *Links) SetReceiveRate(index int, own int64) error {
 	link, err := l.nl.LinkByIndex(index)
 	if err != nil {
@@ -28,9 +28,9 @@ func (l *Links) SetReceiveRate(index int, own int64) error {
 	return l.setShaper(link, own, false)
 }
 
-// setShaper limits what passes towards the box to l.Receive bytes a second, or to its own rate, by a token bucket (tc-tbf(8)): senders on this
-// host, as the proxy, are held back and lose nothing. A rate in force is changed in place. Without a limit it takes away what an earlier
-// run has set.
+// setShaper limits traffic to the box to l.Receive bytes per second, or to its own rate, with a token bucket (tc-tbf(8)):
+// senders on this host, such as the proxy, are slowed down without loss. An existing rate is changed in place. Without a
+// limit, setShaper removes the limit that an earlier run has set.
 func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
 	rate := l.Receive
 	if own != 0 {

@@ -13,11 +13,10 @@ import (
 	"boxgate/firewall/network"
 )
 
-// View is the links and routes of the host as they were at one moment, for many boxes that are attached at once. Without
-// one (nil) each box's own are read.
+// View is a snapshot of the host's links and routes, for attaching many boxes. Without one (nil) they are read per box.
 type View struct {
 	links  map[string]netlink.Link
-	routes map[int][]netlink.Route // by the link they lead to
+	routes map[int][]netlink.Route // by link
 	confs  map[string]confs
 }
 
@@ -44,7 +43,7 @@ func (l *Links) Look() (*View, error) {
 	return v, nil
 }
 
-// readLinks reads the interfaces of the namespace that the calling thread is in, with their sysctls.
+// readLinks reads the interfaces in the namespace of the calling thread, with their sysctls.
 func (v *View) readLinks() error {
 	messages, err := namespace.Whole(dumpLinks)
 	if err != nil {
@@ -61,14 +60,14 @@ func (v *View) readLinks() error {
 	return nil
 }
 
-// dumpLinks returns what the kernel tells of each interface of the namespace that the calling thread is in.
+// dumpLinks returns the kernel's message about each interface in the namespace of the calling thread.
 func dumpLinks() ([][]byte, error) {
 	ask := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	ask.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	return ask.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 }
 
-// conf returns the sysctls of the host's link of that name, as far as they are known.
+// conf returns the known sysctls of the host's link with that name.
 func (v *View) conf(name string) confs {
 	if v == nil {
 		return nil
@@ -76,7 +75,7 @@ func (v *View) conf(name string) confs {
 	return v.confs[name]
 }
 
-// linkNamed returns the host's link of that name; nil if there is none.
+// linkNamed returns the host's link with that name; nil if there is none.
 func (l *Links) linkNamed(name string, v *View) (netlink.Link, error) {
 	if v != nil {
 		return v.links[name], nil
@@ -107,7 +106,7 @@ func (l *Links) routesTo(link netlink.Link, a netip.Addr, v *View) (found []netl
 	return found, nil
 }
 
-// isRoute reports whether a route of the link is the one to the box's address.
+// isRoute reports whether a route of the link is the right one to the box's address.
 func isRoute(r netlink.Route, box, gateway netip.Addr) bool {
 	return r.Dst != nil && r.Dst.String() == network.HostNet(box).String() && r.Src.Equal(gateway.AsSlice()) && r.Gw == nil &&
 		r.Protocol == network.KernelProtocol && r.Type == unix.RTN_UNICAST && len(r.MultiPath) == 0

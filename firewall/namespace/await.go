@@ -26,7 +26,7 @@ func AwaitLocal(ctx context.Context, h *netlink.Handle, a netip.Addr) error {
 	})
 }
 
-// await calls ready every millisecond until it returns true.
+// await calls ready every millisecond until it returns true or an error.
 func await(ctx context.Context, what string, ready func() (bool, error)) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -1,3 +1,3 @@
-// Package namespace works inside network namespaces: it makes and opens them, runs code in them, and reads and writes their
-// sysctls.
+// Package namespace works inside network namespaces: it creates and opens them, runs code in them, and reads and writes
+// their sysctls.
 package namespace

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New makes a network namespace. The calling thread stays in its own.
+// New creates a network namespace. The calling thread stays in its own.
 func New() (netns.NsHandle, error) {
 	home, err := netns.Get()
 	if err != nil {
@@ -30,7 +30,7 @@ func New() (netns.NsHandle, error) {
 	return made, nil
 }
 
-// Do runs fn on a thread that is in the namespace. A thread that cannot be put back is not used again.
+// Do runs fn on a thread in the namespace. A thread that cannot return to its own namespace is not reused.
 func Do(ns netns.NsHandle, fn func() error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -54,14 +54,15 @@ func Do(ns netns.NsHandle, fn func() error) error {
 	return <-result
 }
 
-// SocketBuffer is the buffer of a socket to netfilter, as large as a transaction may need at most: the kernel queues an acknowledgement for every message before
-// the first is read, and answers ENOBUFS when they do not fit, though it has committed. It is a limit, not memory.
+// SocketBuffer is the buffer size of a netfilter socket, enough for the largest transaction: the kernel queues an
+// acknowledgement for every message before the first one is read, and returns ENOBUFS if they do not fit, although it has
+// committed. It is a limit, not allocated memory.
 const SocketBuffer = 64 << 20
 
 // Sysctl is a value under /proc/sys/net. That tree shows the namespace of the thread that opens it.
 type Sysctl struct {
 	Path, Value string
-	Optional    bool // some kernels do not have it, and nothing depends on it
+	Optional    bool // some kernels lack it, and it is not essential
 }
 
 // ReadSysctl returns the value of a sysctl in the namespace of the calling thread.
@@ -70,24 +71,24 @@ func ReadSysctl(path string) (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// WriteSysctls only writes values that differ, in the namespace of the calling thread: writing some sysctls resets
-// others even if the value does not change.
+// WriteSysctls writes only values that differ, in the namespace of the calling thread: writing some sysctls resets others
+// even if the value does not change.
 func WriteSysctls(values []Sysctl) error {
 	var s Sysctls
 	defer s.Close()
 	return s.Write(values)
 }
 
-// Sysctls keeps the directories open in which it has written sysctls: to find one by its path, the kernel looks through
-// those of the same name of every namespace. The zero value has none open. It is for threads in one namespace, one at a
-// time.
+// Sysctls keeps the directories open in which it has written sysctls: to resolve such a path, the kernel searches the
+// directories with the same name of all namespaces. The zero value is ready to use. Use it from threads in one namespace
+// only, one at a time.
 type Sysctls struct{ dirs map[string]*os.Root }
 
 // Write does the same as WriteSysctls.
 func (s *Sysctls) Write(values []Sysctl) error {
 	for _, v := range values {
 		dir, name := filepath.Dir(v.Path), filepath.Base(v.Path)
-		if conf, link := filepath.Split(dir); filepath.Base(conf) == "conf" { // of an interface, which may go
+		if conf, link := filepath.Split(dir); filepath.Base(conf) == "conf" { // of an interface, which may be deleted
 			dir, name = filepath.Clean(conf), filepath.Join(link, name)
 		}
 		if err := s.write(dir, name, v.Value); err != nil && (!v.Optional || !errors.Is(err, os.ErrNotExist)) {
@@ -124,7 +125,7 @@ func (s *Sysctls) Close() {
 	s.dirs = nil
 }
 
-// ID tells network namespaces apart. The kernel uses the number of one that is gone again.
+// ID identifies a network namespace. The kernel reuses the number of a deleted one.
 type ID struct{ dev, ino uint64 }
 
 // IDOf returns the ID of an open namespace.
@@ -145,10 +146,10 @@ func IDAt(path string) (ID, error) {
 	return ID{st.Dev, st.Ino}, nil
 }
 
-// ErrGone is returned when a box no longer has a network namespace.
+// ErrGone is returned when a box's network namespace no longer exists.
 var ErrGone = errors.New("it is gone")
 
-// Open opens the network namespace at the path, with a handle to its links and routes. The caller closes both.
+// Open opens the network namespace at the path, with a handle for its links and routes. The caller closes both.
 func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -159,7 +160,7 @@ func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
 	}
 	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		if errors.Is(err, unix.EINVAL) { // the path exists, but nothing is mounted there
+		if errors.Is(err, unix.EINVAL) { // the path exists, but no namespace is mounted there
 			err = fmt.Errorf("%w: %w", ErrGone, err)
 		}
 		_ = ns.Close()

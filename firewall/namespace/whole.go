@@ -6,11 +6,12 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// wholeTries is how often a list is read anew, more than other programs that make and delete interfaces can make necessary.
+// wholeTries is how often a list is read again, more often than other programs that create and delete interfaces make
+// necessary.
 const wholeTries = 20
 
-// Whole returns a list of the kernel's as it was at one moment. The kernel says so if others have changed it while it was read, as happens
-// where containers start and end; then it is read again.
+// Whole reads a list of kernel objects as of one moment. If the list changed during the dump, as happens where containers
+// start and end, the kernel reports that, and Whole reads it again, up to wholeTries times.
 func Whole[T any](list func() (T, error)) (found T, err error) {
 	for range wholeTries {
 		if found, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {

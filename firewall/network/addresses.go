@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Family is an address family, by netfilter's number.
+// Family is an address family, with netfilter's number.
 type Family byte
 
-// The families that boxes speak.
+// The families of boxes.
 const (
 	V4 Family = unix.NFPROTO_IPV4
 	V6 Family = unix.NFPROTO_IPV6
 )
 
-// Families are both.
+// Families lists both.
 var Families = []Family{V4, V6}
 
 // FamilyOf returns the family of an address.
@@ -27,7 +27,7 @@ func FamilyOf(a netip.Addr) Family {
 	return V6
 }
 
-// RouteFamily returns the number that route netlink has for the family.
+// RouteFamily returns the number of the family in route netlink.
 func RouteFamily(f Family) int {
 	if f == V4 {
 		return unix.AF_INET
@@ -35,7 +35,7 @@ func RouteFamily(f Family) int {
 	return unix.AF_INET6
 }
 
-// IPNet returns the prefix as package netlink wants it.
+// IPNet converts a prefix for package netlink.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
@@ -43,11 +43,11 @@ func IPNet(p netip.Prefix) *net.IPNet {
 // HostNet returns the prefix of a single address.
 func HostNet(a netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(a, a.BitLen())) }
 
-// Addresses are those of a gateway and its boxes.
+// Addresses are the addresses of a gateway and its boxes.
 type Addresses struct {
 	PoolV4, PoolV6       netip.Prefix // every box has one address of each
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own, inside the pools
-	SinkV4, SinkV6       netip.Addr   // stand for names a box may not reach; inside the pools, on no interface
+	SinkV4, SinkV6       netip.Addr   // returned for names that a box may not reach; inside the pools, on no interface
 }
 
 // Pool returns the pool of a family.

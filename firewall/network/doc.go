@@ -1,3 +1,3 @@
-// Package network is what the parts of the firewall agree on: the gateway's addresses, the address families, and the
-// names and marks by which the kernel tells boxes and verdicts apart.
+// Package network has the definitions that the parts of the firewall share: the gateway's addresses, the address families,
+// and the names and marks with which the kernel distinguishes boxes and verdicts.
 package network

@@ -11,22 +11,22 @@ import (
 	"boxgate/policy"
 )
 
-// TableName is the one nftables table (family inet) that boxgate owns.
+// TableName is the nftables table (family inet) that boxgate owns.
 const TableName = "boxgate"
 
-// LinkGroup is the device group of every host-side interface of a box. Rules match the group, not the name: an
-// interface that is renamed no longer matches the maps and stays closed.
+// LinkGroup is the device group of every host-side interface of a box. Rules match the group, not the name: an interface
+// that is renamed no longer matches the maps and stays closed.
 const LinkGroup uint32 = 0xb0c5
 
-// LinkGroupLast is the device group of interfaces in the moment before they are deleted: the kernel deletes a whole group in about the
-// time that it takes for one interface. No rule matches it, so such an interface is closed.
+// LinkGroupLast is the device group of interfaces that are about to be deleted: the kernel deletes a whole group in about
+// the time of one interface. No rule matches it, so such an interface is closed.
 const LinkGroupLast uint32 = 0xb0c6
 
-// IsLinkGroup reports whether a device group is that of boxes.
+// IsLinkGroup reports whether a device group is one of the boxes' groups.
 func IsLinkGroup(group uint32) bool { return group == LinkGroup || group == LinkGroupLast }
 
-// Packet marks. The interface sets MarkUnjudged on whatever a box sends, judge replaces it, and routing lets nothing
-// else through. The values are whole words, to stay clear of the bits that other software uses.
+// Packet marks. The interface sets MarkUnjudged on every packet of a box, the judge chain replaces it, and routing passes
+// no packet with another mark. The values are whole words, to avoid the bits that other software uses.
 const (
 	MarkUnjudged uint32 = 0xb0c50f00 + iota // not seen by judge: prohibited
 	MarkForward                             // may leave the host, and only that
@@ -34,21 +34,21 @@ const (
 	MarkProxy                               // assigned to the transparent proxy
 )
 
-// FlowForwarded is the bit of a connection mark that says the kernel forwards this connection; the other bits tell the
-// box (see [BoxMark]). Connections to DNS and the proxy carry the box's bits alone.
+// FlowForwarded is the bit of a connection mark that is set when the kernel forwards the connection; the other bits
+// identify the box (see [BoxMark]). Connections to DNS and the proxy carry only the box's bits.
 const FlowForwarded uint32 = 1
 
-// MarkedBox is the bit that every connection mark of a box has.
+// MarkedBox is a bit that is set in every connection mark of a box.
 const MarkedBox uint32 = 1 << 31
 
-// BoxMark is the connection mark of a box: stable across restarts, never zero. Two boxes may share one; code that uses
-// it must compare addresses as well.
+// BoxMark returns the connection mark of a box: stable across restarts, never zero. Two boxes may share one, so users must
+// compare addresses as well.
 func BoxMark(id policy.BoxID) uint32 {
 	sum := sha256.Sum256([]byte("mark " + id))
 	return binary.BigEndian.Uint32(sum[:])&^FlowForwarded | MarkedBox
 }
 
-// LinkName is the name of a box's host-side interface (at most 15 bytes).
+// LinkName returns the name of a box's host-side interface (at most 15 bytes).
 func LinkName(id policy.BoxID) string {
 	sum := sha256.Sum256([]byte("link " + id))
 	return LinkPrefix + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:]))[:12]
@@ -57,5 +57,5 @@ func LinkName(id policy.BoxID) string {
 // LinkPrefix is the prefix of the name of every host-side interface of a box.
 const LinkPrefix = "bg"
 
-// KernelProtocol marks rules and routes as the kernel's own, which network managers do not touch when they restart.
+// KernelProtocol marks rules and routes as the kernel's own, so that network managers do not remove them when they restart.
 const KernelProtocol = unix.RTPROT_KERNEL

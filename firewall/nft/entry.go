@@ -18,7 +18,7 @@ import (
 
 // Entry is the state of one box in the table.
 type Entry struct {
-	ID      policy.BoxID // empty: left by an earlier run, of which only the interface name is known
+	ID      policy.BoxID // empty: left by an earlier run, only Link is known
 	Link    string       // the box's interface on the host
 	Sources []netip.Addr // allowed source addresses
 	Mark    uint32       // of its connections

@@ -50,7 +50,7 @@ const (
 	chainReject     = "answer_refusal" // not an nft keyword, so that a saved ruleset loads again
 )
 
-// Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". For a packet that
+// Refusals are the kernel's reasons to refuse a packet. Each has a chain "refuse_<reason>". For a packet that
 // matched no rule, the policy decides whether the event is not_allowed or deny_all.
 var Refusals = []name.Reason{
 	name.ReasonSpoofed, name.ReasonProtocol, name.ReasonHostPort, name.ReasonProtectedRange,
@@ -89,7 +89,7 @@ type staticSets struct {
 	most     *nftables.Set                    // the same for boxes whose own send rate has a bound
 	sends    *nftables.Set                    // interface → the chain of a box with its own send rate
 	forwards *nftables.Set                    // forwarded connections per interface
-	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
+	notes    *nftables.Set                    // interfaces with forwarded connections, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
 	lookups  *nftables.Set                    // DNS lookups over UDP per interface
 	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from

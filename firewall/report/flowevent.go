@@ -7,7 +7,7 @@ import (
 	"boxgate/firewall/flow"
 )
 
-// decodeFlow reads an event about a connection. The phase is empty if it is no beginning and no end of one.
+// decodeFlow decodes an event about a connection. phase is empty if the event is neither its beginning nor its end.
 func decodeFlow(m netlink.Message) (e flow.Entry, phase audit.Phase) {
 	const created = netlink.Create | netlink.Excl
 	switch {

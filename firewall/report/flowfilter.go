@@ -11,8 +11,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// hearForwarded makes a socket hear of connections that begin and end, those that the kernel forwards for boxes alone.
-// The others, of the host and those that the proxy takes, are told apart in the kernel: they never wake the gateway, nor
+// hearForwarded subscribes a socket to the beginning and end of connections that the kernel forwards for boxes. A filter in
+// the kernel drops events of other connections (of the host, and those to the proxy), so they neither wake the gateway nor
 // fill the socket's buffer.
 func hearForwarded(fd int) error {
 	raw, err := bpf.Assemble(forwardedOnly)
@@ -35,14 +35,14 @@ func hearForwarded(fd int) error {
 	return nil
 }
 
-// forwardedOnly accepts events of connections that carry the mark of one that is forwarded for a box.
+// forwardedOnly accepts events of connections with the mark of a forwarded connection of a box.
 var forwardedOnly = []bpf.Instruction{
 	bpf.LoadConstant{Dst: bpf.RegA, Val: unix.SizeofNlMsghdr + flow.HeaderLen}, // the attributes follow the headers of netlink and netfilter
 	bpf.LoadConstant{Dst: bpf.RegX, Val: flow.AttributeMark},
-	bpf.LoadExtension{Num: bpf.ExtNetlinkAttr}, // where the attribute X is, from A on; 0: nowhere
+	bpf.LoadExtension{Num: bpf.ExtNetlinkAttr}, // offset of the attribute X, searched from A on; 0: not found
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 4},
 	bpf.TAX{},
-	bpf.LoadIndirect{Off: unix.SizeofNlAttr, Size: 4}, // in network byte order, as the attribute is
+	bpf.LoadIndirect{Off: unix.SizeofNlAttr, Size: 4}, // in network byte order, like the attribute
 	bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: network.FlowForwarded | network.MarkedBox},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: network.FlowForwarded | network.MarkedBox, SkipTrue: 1},
 	bpf.RetConstant{Val: 0},

@@ -12,15 +12,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
-// when it has ended. Which of them get lines of their own is up to the recorder.
+// flow records two events for a forwarded connection: one when it begins, one with bytes and duration when it has ended.
+// The recorder decides which of them are logged separately.
 func (r *Reports) flow(m netlink.Message) {
 	if c, phase := decodeFlow(m); phase != "" {
 		r.recordFlow(&c, phase)
 	}
 }
 
-// recordFlow records the event of a connection, if it is a box's.
+// recordFlow records the event of a connection, if it belongs to a box.
 func (r *Reports) recordFlow(c *flow.Entry, phase audit.Phase) {
 	if c.Protocol == "" || c.Mark&network.FlowForwarded == 0 {
 		return
@@ -60,7 +60,7 @@ func connName(id uint32) string {
 	return string(hex.AppendEncode(append(text, "ct"...), []byte{byte(id >> 24), byte(id >> 16), byte(id >> 8), byte(id)}))
 }
 
-// withAllowance says why the connection was allowed, by the current policy: the one under which it began may be gone.
+// withAllowance adds why the connection was allowed, by the current policy: the policy under which it began may be gone.
 func (r *Reports) withAllowance(e audit.Event) audit.Event {
 	e.Reason = name.ReasonNotDenied
 	if d, ok := r.explain(e); ok && d.Allowed() {

@@ -15,18 +15,18 @@ import (
 )
 
 const (
-	eventsAtOnce = 64      // how many events one system call reads
-	longestEvent = 2 << 10 // several times over
-	gatherMillis = 5       // how long events gather that follow others
-	mostReads    = 1 << 8  // in a row: a box that never stops must not keep the reader from being closed
+	eventsAtOnce = 64      // events per system call
+	longestEvent = 2 << 10 // several times the size of an event
+	gatherMillis = 5       // how long to gather events that follow others
+	mostReads    = 1 << 8  // reads in a row: a box that never stops must not prevent closing
 )
 
-// flowSocket hears of connections that begin and end. The runtime's poller does not know it: that is woken for every
-// event, of which there can be tens of thousands a second, and each costs less than its waking. The reader's thread waits
-// for the first event; those that come within a few milliseconds after it gather in the kernel and are read together.
+// flowSocket receives events of connections that begin and end. It does not use the Go runtime's poller, which would wake
+// for every event: there can be tens of thousands per second, and handling one costs less than a wakeup. The reader's
+// thread waits for the first event; events of the next few milliseconds gather in the kernel and are read together.
 type flowSocket struct {
 	fd     int
-	closes int // an eventfd: readable once the socket is to be closed
+	closes int // an eventfd, readable once the socket is closing
 
 	events [eventsAtOnce]received
 	parts  [eventsAtOnce]unix.Iovec
@@ -41,7 +41,7 @@ type received struct {
 	size   uint32
 }
 
-// openFlows opens one in the namespace.
+// openFlows opens a flowSocket in the namespace.
 func openFlows(ns int) (*flowSocket, error) {
 	s := &flowSocket{fd: -1}
 	var err error
@@ -68,8 +68,8 @@ func openFlows(ns int) (*flowSocket, error) {
 	return s, nil
 }
 
-// setBuffer sets how many bytes of events the kernel may hold: beyond the system's limit, which takes privilege, or up to
-// that limit.
+// setBuffer sets how many bytes of events the kernel may buffer: without regard to the system's limit if privileged,
+// otherwise up to that limit.
 func (s *flowSocket) setBuffer(bytes int) error {
 	err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *flowSocket) setBuffer(bytes int) error {
 	return os.NewSyscallError("setsockopt", err)
 }
 
-// run passes every event to handle until the socket is closed, the last ones included, and calls missed whenever the
+// run passes every event to handle until the socket is closed, including the last ones, and calls missed whenever the
 // kernel has dropped events because they came too fast. Call it once.
 func (s *flowSocket) run(handle func(netlink.Message), missed func()) error {
 	for {
@@ -101,7 +101,7 @@ func (s *flowSocket) run(handle func(netlink.Message), missed func()) error {
 	}
 }
 
-// await waits until the socket is to be closed, or, with events, until one has come.
+// await waits until the socket is closing or, with events, until an event has arrived.
 func (s *flowSocket) await(events bool, millis int) (closed bool, err error) {
 	fds := []unix.PollFd{{Fd: int32(s.closes), Events: unix.POLLIN}, {Fd: int32(s.fd), Events: unix.POLLIN}}
 	if !events {
@@ -113,7 +113,7 @@ func (s *flowSocket) await(events bool, millis int) (closed bool, err error) {
 	return fds[0].Revents != 0, nil
 }
 
-// drain passes on what the kernel holds, and returns how much that was, and whether the kernel has dropped any.
+// drain handles the events that the kernel has buffered. It returns their number, and whether the kernel has dropped any.
 func (s *flowSocket) drain(handle func(netlink.Message)) (total int, lost bool, err error) {
 	for range mostReads {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.events[0])), eventsAtOnce, unix.MSG_DONTWAIT, 0, 0)
@@ -139,7 +139,7 @@ func (s *flowSocket) drain(handle func(netlink.Message)) (total int, lost bool, 
 	return total, lost, nil
 }
 
-// split passes on the messages of a datagram. It ends where one is malformed.
+// split passes the messages of a datagram to handle. It stops at a malformed one.
 func split(b []byte, handle func(netlink.Message)) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		size := int(binary.NativeEndian.Uint32(b))
@@ -153,7 +153,7 @@ func split(b []byte, handle func(netlink.Message)) {
 	}
 }
 
-// close makes run return. The descriptors are given back by release, when nobody uses them any more.
+// close makes run return. release closes the descriptors after that.
 func (s *flowSocket) close() {
 	s.closing.Do(func() { _, _ = unix.Write(s.closes, binary.NativeEndian.AppendUint64(nil, 1)) })
 }

@@ -16,18 +16,18 @@ import (
 
 // Reading the connection table takes time in proportion to its size, so it is only read for a reason.
 const (
-	tableInterval = 5 * time.Second // at most this often for connections that the log may not name
-	manyStarted   = 100             // TCP connections begun since, by all boxes, that make a read worthwhile
+	tableInterval = 5 * time.Second // minimum interval between reads for connections that the log may lack
+	manyStarted   = 100             // new TCP connections of all boxes that make a read worthwhile
 )
 
-// RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last
-// one was known to run; zero: unknown, and all are reported.
+// RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last one is
+// known to have run; zero: unknown, all are reported.
 func (r *Reports) RecoverFlows(since time.Time) {
 	r.readTable(0, func(c *flow.Entry) bool { return since.IsZero() || c.Start.IsZero() || c.Start.After(since) })
 }
 
-// findFlows reads the table when events may not have covered every connection: because the kernel dropped some, or
-// because boxes begin so many that long-lived ones may not have been named yet.
+// findFlows reads the table when events may not have covered every connection: the kernel dropped some, or boxes open so
+// many that long-lived ones may not have been logged yet.
 func (r *Reports) findFlows() {
 	missed := r.flowsMissed.Swap(false)
 	many := r.started.Load() >= manyStarted && time.Since(r.lastRead) >= tableInterval
@@ -46,7 +46,7 @@ func (r *Reports) findFlows() {
 
 func everyFlow(*flow.Entry) bool { return true }
 
-// readTable records the connections of boxes in the table that are wanted, of those with a status if one is given.
+// readTable records the wanted connections of boxes in the table that have all bits of status.
 func (r *Reports) readTable(status uint32, wanted func(*flow.Entry) bool) {
 	which := flow.Which{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
 	err := r.table.Each(which, func(c *flow.Entry) {

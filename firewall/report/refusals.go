@@ -36,11 +36,11 @@ const (
 	attrPrefix  = 10 // NFULA_PREFIX
 )
 
-// bindPatience is how long the group of a gateway that has ended may still be taken: the kernel frees it with the last
-// descriptor, which a process that was just being started may hold until it runs.
+// bindPatience is how long to wait for the group of a gateway that has ended: the kernel frees it with the last descriptor,
+// and a child process between fork and exec may still have one.
 const bindPatience = 10 * time.Second
 
-// takeLogGroup is bindLogGroup, once another gateway's socket is gone.
+// takeLogGroup is bindLogGroup with a wait for another gateway's socket to close.
 func takeLogGroup(c *netfilter.Conn, group uint16) error {
 	for until := time.Now().Add(bindPatience); ; time.Sleep(10 * time.Millisecond) {
 		if err := bindLogGroup(c, group); !errors.Is(err, unix.EPERM) || time.Now().After(until) {
@@ -49,7 +49,7 @@ func takeLogGroup(c *netfilter.Conn, group uint16) error {
 	}
 }
 
-// bindLogGroup makes the socket the reader of the group. Each packet is delivered at once, not batched.
+// bindLogGroup makes the socket the reader of the group. Each packet is delivered immediately, not batched.
 func bindLogGroup(c *netfilter.Conn, group uint16) error {
 	mode := append(binary.BigEndian.AppendUint32(nil, nft.SnapLength), copyPacket, 0)
 	for _, attrs := range [][]netfilter.Attribute{
@@ -106,8 +106,8 @@ func (r *Reports) refused(m netlink.Message) {
 	r.cfg.Audit.Record(e)
 }
 
-// withRule adds the rule of the policy, if the policy agrees that this is refused. Where the kernel only knows that the
-// address is in no list, the policy may know a more specific reason.
+// withRule adds the policy's rule, if the policy also refuses the packet. The kernel may only know that the address is on
+// no list; the policy may have a more specific reason.
 func (r *Reports) withRule(e audit.Event) audit.Event {
 	switch e.Reason {
 	case name.ReasonSpoofed, name.ReasonProtocol, name.ReasonHostPort, name.ReasonLimit:
@@ -126,7 +126,7 @@ func (r *Reports) withRule(e audit.Event) audit.Event {
 	return e
 }
 
-// withName adds the name for which the box was last given the address by DNS. The decision was made without it.
+// withName adds the name that DNS last resolved to the address for the box. The name played no part in the decision.
 func (r *Reports) withName(e audit.Event) audit.Event {
 	if r.cfg.Names == nil || e.Box == "" || !e.Addr.IsValid() {
 		return e
@@ -137,15 +137,15 @@ func (r *Reports) withName(e audit.Event) audit.Event {
 	return e
 }
 
-// packet is what an event says about a refused packet.
+// packet is the part of a refused packet that an event contains.
 type packet struct {
-	protocol policy.Protocol // empty: one that boxes may not use
+	protocol policy.Protocol // empty: a protocol that boxes may not use
 	dest     netip.Addr
 	port     uint16
 }
 
-// parsePacket reads as much as it can of a packet that begins with its IP header. Extension headers are not followed:
-// a packet that has them is refused for that alone.
+// parsePacket parses as much as possible of a packet that begins with its IP header. It does not follow extension headers:
+// a packet with any is refused for that reason alone.
 func parsePacket(b []byte) packet {
 	var p packet
 	var rest []byte
@@ -169,22 +169,22 @@ func parsePacket(b []byte) packet {
 	return p
 }
 
-// countKey names a counter of refused packets: the kernel keeps one per interface and reason.
+// countKey identifies a counter of refused packets: the kernel has one per interface and reason.
 type countKey struct {
 	link   string
 	reason name.Reason
 }
 
-// count compares what was reported with what was counted.
+// count compares reported packets with counted ones.
 type count struct {
-	told  uint64 // packets that events already stand for
+	told  uint64 // packets covered by events
 	seen  uint64 // packets that the kernel had counted at the last check
 	dirty bool   // packets arrived since the last check
 	box   *tracked
-	as    name.Reason // what the policy called the last refusal
+	as    name.Reason // the policy's reason for the last refusal
 }
 
-// count notes that packets have arrived for the counter. mu is held.
+// count records that packets have arrived for the counter. The caller holds mu.
 func (r *Reports) count(k countKey, t *tracked) *count {
 	c := r.counts[k]
 	if c == nil {
@@ -195,7 +195,7 @@ func (r *Reports) count(k countKey, t *tracked) *count {
 	return c
 }
 
-// explained notes what the policy calls refusals of a counter.
+// explained records the policy's reason for refusals of a counter.
 func (r *Reports) explained(k countKey, as name.Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -214,14 +214,14 @@ func (r *Reports) countSuppressed() {
 		seen, err := r.cfg.Counters.Seen(reason)
 		if err != nil {
 			r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
-		} // without counters settle forgets the reason
+		} // without counters, settle drops the reason
 		for _, e := range r.settle(reason, seen) {
 			r.cfg.Audit.Record(e)
 		}
 	}
 }
 
-// countEverything marks every counter of every box to be read: the messages that say which have changed were lost.
+// countEverything marks every counter of every box to be read, because messages about changed ones were lost.
 func (r *Reports) countEverything() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,9 +244,9 @@ func (r *Reports) dirtyReasons() []name.Reason {
 	return out
 }
 
-// settle returns events for the difference between counted and reported. Where those packets went is not known, so they
-// name no destination. What had been counted at the last check is compared with what has been reported until now: the reports
-// of packets that were just counted may still be under way, and they would be told twice.
+// settle returns events for packets that were counted but not reported. Their destinations are unknown, so the events have
+// none. It compares the count at the last check with the reports until now: reports of packets that were counted just now
+// may still be on their way, and would be recorded twice.
 func (r *Reports) settle(reason name.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,9 +261,9 @@ func (r *Reports) settle(reason name.Reason, seen map[string]uint64) []audit.Eve
 			e.Count, e.Error = c.seen-c.told, "packets that the kernel refused without logging them one by one"
 			c.told, c.seen = c.seen, max(c.seen, total)
 			out = append(out, e)
-		case !counted: // the table was replaced, or nothing arrived for an hour
+		case !counted: // the table was replaced, or no packet arrived for an hour
 			delete(r.counts, k)
-		case total > c.told: // told of by the next check, unless their own reports come until then
+		case total > c.told: // recorded at the next check, unless their own reports arrive before
 			c.seen = total
 		default:
 			c.dirty = false

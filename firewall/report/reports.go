@@ -31,41 +31,41 @@ type Reports struct {
 	done     chan struct{}
 	running  sync.WaitGroup
 
-	refusalsMissed atomic.Bool   // since the counters were read last
-	flowsMissed    atomic.Bool   // since the table was read last
-	flowsDropped   uint32        // of the flows socket, as counted by the kernel; for everySecond alone
-	lastRead       time.Time     // of the table; for everySecond alone
-	started        atomic.Uint64 // TCP connections begun since the table was read last
+	refusalsMissed atomic.Bool   // since the counters were last read
+	flowsMissed    atomic.Bool   // since the table was last read
+	flowsDropped   uint32        // of the flows socket, as counted by the kernel; only for everySecond
+	lastRead       time.Time     // of the table; only for everySecond
+	started        atomic.Uint64 // TCP connections that began since the table was last read
 
 	mu      sync.Mutex                // guards the following
 	byID    map[policy.BoxID]*tracked // without removed ones
 	byIndex map[int]*tracked
 	byFlow  map[flow.Owner]*tracked
-	gone    []*tracked // removed boxes that late events may still be about, oldest first
+	gone    []*tracked // removed boxes that late events may be about, oldest first
 	counts  map[countKey]*count
 }
 
-// Config says what is read and where events go.
+// Config configures Reports.
 type Config struct {
-	LogGroup uint16                               // NFLOG group of the refusals
+	LogGroup uint16                               // NFLOG group for refused packets
 	Counters *nft.Counters                        // of refused packets; closed together with the reports
-	Explain  func(policy.Request) policy.Decision // the policy's own decision, for rule and reason; may be nil
+	Explain  func(policy.Request) policy.Decision // the policy's decision, for rule and reason; may be nil
 	Names    Names                                // may be nil
 	Audit    Recorder
 	Log      *zap.Logger
 }
 
-// Names returns the names for which DNS gave a box an address, the latest first.
+// Names returns the names that DNS resolved to an address for a box, the latest first.
 type Names func(policy.BoxID, netip.Addr) []name.Name
 
-// Recorder takes the events. Record must not block.
+// Recorder receives events. Record must not block.
 type Recorder interface{ Record(audit.Event) }
 
-// Box is what events need to know about a box.
+// Box is the data about a box that events need.
 type Box struct {
 	ID      policy.BoxID
 	Link    string // its interface on the host
-	Index   int    // of that
+	Index   int    // of Link
 	Addrs   []netip.Addr
 	Mark    uint32 // of its connections
 	Version uint64 // of its policy
@@ -77,15 +77,15 @@ type tracked struct {
 	removed time.Time
 }
 
-// goneMemory is how long events of a removed box are still accepted: the kernel reports the end of its connections when
-// the box is already gone.
+// goneMemory is how long events of a removed box are accepted: the kernel reports the end of its connections after the box
+// is gone.
 const goneMemory = 10 * time.Second
 
-// reportBuffer is how many bytes of reports the kernel may buffer for us. It has room for the beginnings of as many
-// connections as a box may have by default.
+// reportBuffer is how many bytes of reports the kernel may buffer for us: enough for the beginnings of as many connections
+// as a box may have by default.
 const reportBuffer = 16 << 20
 
-// Open opens the kernel's two streams. Reading begins with [Reports.Begin]: until then the kernel holds what it has to tell.
+// Open opens the kernel's two streams. Reading starts with [Reports.Begin]; until then the kernel buffers the messages.
 func Open(ns netns.NsHandle, cfg Config) (*Reports, error) {
 	r := &Reports{cfg: cfg, table: flow.NewTable(ns), done: make(chan struct{}), byID: map[policy.BoxID]*tracked{}, byIndex: map[int]*tracked{},
 		byFlow: map[flow.Owner]*tracked{}, counts: map[countKey]*count{}}
@@ -112,10 +112,10 @@ func (r *Reports) open(ns int) (err error) {
 	return nil
 }
 
-// SetFlowBuffer sets how many bytes of reports about connections the kernel may hold for us.
+// SetFlowBuffer sets how many bytes of reports about connections the kernel may buffer for us.
 func (r *Reports) SetFlowBuffer(bytes int) error { return r.flows.setBuffer(bytes) }
 
-// Begin starts the readers; later calls do nothing.
+// Begin starts the readers. Later calls have no effect.
 func (r *Reports) Begin() {
 	r.begun.Do(func() {
 		select {
@@ -130,8 +130,8 @@ func (r *Reports) Begin() {
 	})
 }
 
-// readRefusals passes on what the kernel refused until the socket is closed. When the kernel drops messages because they
-// come too fast, reading continues, and everySecond finds out what was missed.
+// readRefusals handles reports of refused packets until the socket is closed. When the kernel drops messages because they
+// come too fast, reading continues, and everySecond makes up for the loss.
 func (r *Reports) readRefusals() {
 	defer r.running.Done()
 	for {
@@ -161,7 +161,7 @@ func (r *Reports) readFlows() {
 	}
 }
 
-// stopped logs why a reader has ended, unless it was to.
+// stopped logs why a reader has ended, unless Close ended it.
 func (r *Reports) stopped(err error) {
 	select {
 	case <-r.done:
@@ -170,7 +170,7 @@ func (r *Reports) stopped(err error) {
 	}
 }
 
-// everySecond finds out what the streams missed.
+// everySecond makes up for reports that the streams lost.
 func (r *Reports) everySecond() {
 	defer r.running.Done()
 	tick := time.NewTicker(time.Second)
@@ -196,7 +196,7 @@ func (r *Reports) Close() error {
 	if r.flows != nil {
 		r.flows.close()
 	}
-	r.begun.Do(func() {}) // the readers must not start any more
+	r.begun.Do(func() {}) // the readers must not start after this
 	r.running.Wait()
 	if r.flows != nil {
 		r.flows.release()
@@ -208,7 +208,7 @@ func (r *Reports) Close() error {
 	return errors.Join(errs...)
 }
 
-// Track tells the readers about a box, or its new plan.
+// Track adds a box, or updates its plan.
 func (r *Reports) Track(b Box) {
 	t := &tracked{Box: b}
 	r.mu.Lock()
@@ -220,7 +220,7 @@ func (r *Reports) Track(b Box) {
 	}
 }
 
-// Untrack drops a box once its outstanding events have arrived.
+// Untrack removes a box after its outstanding events have arrived.
 func (r *Reports) Untrack(id policy.BoxID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,7 +246,7 @@ func (r *Reports) dropGone(now time.Time) {
 	}
 }
 
-// forget needs mu.
+// forget removes a box immediately. The caller holds mu.
 func (r *Reports) forget(id policy.BoxID) {
 	if t := r.byID[id]; t != nil {
 		r.drop(t)
@@ -254,7 +254,7 @@ func (r *Reports) forget(id policy.BoxID) {
 	}
 }
 
-// drop removes a box, except what another box has taken over in the meantime. mu is held.
+// drop removes a box from the indices, except entries that another box has taken over. The caller holds mu.
 func (r *Reports) drop(t *tracked) {
 	if r.byIndex[t.Index] == t {
 		delete(r.byIndex, t.Index)
@@ -266,7 +266,7 @@ func (r *Reports) drop(t *tracked) {
 	}
 }
 
-// explain asks the policy about a destination, if possible.
+// explain returns the policy's decision about a destination; false without a policy.
 func (r *Reports) explain(e audit.Event) (policy.Decision, bool) {
 	if r.cfg.Explain == nil {
 		return policy.Decision{}, false

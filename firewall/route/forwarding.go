@@ -7,7 +7,7 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// SetForwarding switches forwarding on.
+// SetForwarding enables forwarding.
 func (h *Host) SetForwarding() error {
 	return namespace.Do(h.ns, func() error {
 		if err := keepRouterAdvertisements(); err != nil {
@@ -17,7 +17,7 @@ func (h *Host) SetForwarding() error {
 			return err
 		}
 		return namespace.WriteSysctls([]namespace.Sysctl{
-			// Reverse path checks must look up with the packet's mark, or the routing gate refuses them.
+			// Reverse path checks must look up with the packet's mark, otherwise the routing gate refuses them.
 			{Path: "ipv4/conf/all/src_valid_mark", Value: "1"},
 			{Path: "ipv4/ip_forward", Value: "1"},
 			{Path: "ipv6/conf/all/forwarding", Value: "1"},
@@ -27,8 +27,8 @@ func (h *Host) SetForwarding() error {
 	})
 }
 
-// reportConnections makes the kernel report connections if it was configured not to, or the log would miss all that it
-// forwards. Other values are kept, since with them the kernel reports to anyone who listens.
+// reportConnections makes the kernel report connections if that was disabled; otherwise the log would miss all forwarded
+// connections. Other values are kept, since with them the kernel reports to any listener.
 func reportConnections() error {
 	const path = "netfilter/nf_conntrack_events"
 	if have, err := namespace.ReadSysctl(path); err != nil || have != "0" {
@@ -37,8 +37,8 @@ func reportConnections() error {
 	return namespace.WriteSysctls([]namespace.Sysctl{{Path: path, Value: "1"}})
 }
 
-// keepRouterAdvertisements lets uplinks keep IPv6 routes that they have from router advertisements: a host that
-// forwards ignores advertisements (and drops the routes) where accept_ra is 1, but not where it is 2.
+// keepRouterAdvertisements lets uplinks keep IPv6 routes from router advertisements: a host that forwards ignores
+// advertisements (and drops the routes) where accept_ra is 1, but not where it is 2.
 func keepRouterAdvertisements() error {
 	if on, err := namespace.ReadSysctl("ipv6/conf/all/forwarding"); err != nil || on == "1" {
 		return err

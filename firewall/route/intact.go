@@ -8,7 +8,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Intact reports whether all our routing rules are in place. If they cannot be read, they are not.
+// Intact reports whether all our routing rules exist. If the rules cannot be read, it returns false.
 func (h *Host) Intact() bool {
 	for _, fam := range network.Families {
 		present := map[int]uint32{} // priority → mark
@@ -28,7 +28,7 @@ func (h *Host) Intact() bool {
 	return true
 }
 
-// PoolIntact reports whether the route of the pool is there. If it cannot be read, it is not.
+// PoolIntact reports whether the route of the pool exists. If the routes cannot be read, it returns false.
 func (h *Host) PoolIntact(pool netip.Prefix) bool {
 	routes, err := h.nl.RouteListFiltered(network.RouteFamily(network.FamilyOf(pool.Addr())), h.poolRoute(network.FamilyOf(pool.Addr())),
 		netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)

@@ -14,8 +14,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Leftovers are what gateways have put into the routing of a network namespace, recognised by themselves and not by the
-// configuration, which may have had other pools then.
+// Leftovers are the routing objects that gateways left in a network namespace. They are recognized by their own properties,
+// since the configuration may have had other pools then.
 type Leftovers struct {
 	nl        *netlink.Handle
 	rules     []netlink.Rule
@@ -23,8 +23,8 @@ type Leftovers struct {
 	addresses []netlink.Addr // on lo
 }
 
-// FindLeftovers looks for them in the namespace that the handle is in. The gateway's own addresses are known by the pools that
-// are found, and those of an interrupted start by the pools given.
+// FindLeftovers looks for them in the namespace that the handle is in. The gateway's own addresses are recognized by the
+// pools that are found, or, after an interrupted start, by the given pools.
 func FindLeftovers(h *netlink.Handle, pools ...netip.Prefix) (*Leftovers, error) {
 	l := &Leftovers{nl: h}
 	for _, fam := range network.Families {
@@ -54,12 +54,12 @@ func (l *Leftovers) findRules(fam network.Family) error {
 			l.rules = append(l.rules, r)
 		}
 	}
-	// The kernel refuses to delete what another rule leads to, so those that lead go first.
+	// The kernel refuses to delete the target of another rule, so rules with a target go first.
 	slices.SortStableFunc(l.rules, func(a, b netlink.Rule) int { return cmp.Compare(target(a), target(b)) })
 	return nil
 }
 
-// target is 0 for a rule that leads to another one.
+// target returns 0 for a rule that jumps to another rule, 1 for others.
 func target(r netlink.Rule) int {
 	if r.Goto >= 0 {
 		return 0
@@ -80,7 +80,7 @@ func (l *Leftovers) findRoutes(fam network.Family) error {
 	return nil
 }
 
-// pools are those of the rules and routes that were found.
+// pools returns the pools of the rules and routes that were found.
 func (l *Leftovers) pools() []netip.Prefix {
 	pools := ownPools(l.routes)
 	for _, r := range l.rules {
@@ -111,7 +111,7 @@ func (l *Leftovers) findAddresses(pools []netip.Prefix) error {
 	return nil
 }
 
-// Names says what was found, for people.
+// Names describes the leftovers for people.
 func (l *Leftovers) Names() (rules, routes, addresses []string) {
 	for _, r := range l.rules {
 		rules = append(rules, fmt.Sprintf("%s%d", family(r.Family), r.Priority))
@@ -132,7 +132,7 @@ func family(f int) string {
 	return "IPv4 "
 }
 
-// Remove takes them away: the kernel's own rule for local addresses gets its place back first.
+// Remove removes them. Before that it restores the position of the kernel's own rule for local addresses.
 func (l *Leftovers) Remove() error {
 	h := Host{nl: l.nl}
 	if len(l.rules) > 0 {

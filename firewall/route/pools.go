@@ -14,16 +14,15 @@ import (
 	"boxgate/firewall/network"
 )
 
-// poolPriority is the metric of the routes of a pool, by which they are recognised.
+// poolPriority is the metric of the routes of a pool, which identifies them.
 const poolPriority = 1 << 20
 
-// defaultBits is the longest prefix that counts as a default route: some hosts use halves (0.0.0.0/1) or 2000::/3
-// instead.
+// defaultBits is the longest prefix that counts as a default route: some hosts use halves (0.0.0.0/1) or 2000::/3 instead.
 const defaultBits = 3
 
-// Overlaps returns which of the pools overlap a network or an address that the host of the calling thread uses itself: their
-// packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count.
-// What is said of a pool names the network and its interface; err is that of reading what the host uses.
+// Overlaps returns the pools that overlap a network or an address of the host of the calling thread: packets for that
+// network would go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count. The
+// error of a pool names the network and its interface; err means that the host's networks could not be read.
 func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -33,7 +32,7 @@ func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
 	return overlaps(h, pools)
 }
 
-// CheckPools returns an error if one of the gateway's pools does.
+// CheckPools returns an error if one of the gateway's pools overlaps.
 func (h *Host) CheckPools() error {
 	found, err := overlaps(h.nl, []netip.Prefix{h.PoolV4, h.PoolV6})
 	return errors.Join(err, found[h.PoolV4], found[h.PoolV6])
@@ -50,7 +49,7 @@ func overlaps(h *netlink.Handle, pools []netip.Prefix) (found map[netip.Prefix]e
 		}
 		routes = append(routes, of...)
 	}
-	links, err := namespace.Whole(h.LinkList) // after the routes: no route leads to one that is not there yet
+	links, err := namespace.Whole(h.LinkList) // after the routes: no route leads to an interface that does not exist yet
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
@@ -71,7 +70,8 @@ func overlaps(h *netlink.Handle, pools []netip.Prefix) (found map[netip.Prefix]e
 	return found, nil
 }
 
-// overlap says what a pool overlaps, if anything; isGateways reports whether a network on lo is an address of the gateway.
+// overlap returns an error if a pool overlaps a network. isGateways reports whether a network on lo is an address of the
+// gateway.
 func overlap(pool netip.Prefix, routes []netlink.Route, links map[int]*netlink.LinkAttrs, isGateways func(netip.Prefix) bool) error {
 	for _, r := range routes {
 		dst, used := usedBy(r)
@@ -79,7 +79,7 @@ func overlap(pool netip.Prefix, routes []netlink.Route, links map[int]*netlink.L
 			continue
 		}
 		link := links[r.LinkIndex]
-		if link == nil { // gone meanwhile, and its routes with it
+		if link == nil { // deleted since, and its routes with it
 			continue
 		}
 		ofBox, ofGateway := network.IsLinkGroup(link.Group), r.LinkIndex == 1 && isGateways(dst)
@@ -90,8 +90,8 @@ func overlap(pool netip.Prefix, routes []netlink.Route, links map[int]*netlink.L
 	return nil
 }
 
-// isFirst reports whether an address is the gateway's or the sink of a pool. An interrupted start has set them before
-// there are routes to the pool, but after its table exists.
+// isFirst reports whether an address is the gateway's or the sink of a pool. An interrupted start has set them before there
+// are routes to the pool, but after its table exists.
 func isFirst(a netip.Addr, pool netip.Prefix) bool {
 	gateway := pool.Addr().Next()
 	return a == gateway || a == gateway.Next()
@@ -118,8 +118,8 @@ func ownPools(routes []netlink.Route) []netip.Prefix {
 	return out
 }
 
-// usedBy returns the destination of a route to an actual network. Default routes do not count, nor do unreachable
-// routes and the like.
+// usedBy returns the destination of a route to an actual network. Default routes do not count, nor do unreachable routes
+// and the like.
 func usedBy(r netlink.Route) (netip.Prefix, bool) {
 	p, ok := prefixOf(r)
 	switch r.Type {

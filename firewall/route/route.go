@@ -16,15 +16,15 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Host is the gateway's part of the routing in its network namespace: the gate, the route to the transparent proxy,
-// the pools, its own addresses, and forwarding.
+// Host manages the gateway's routing in its network namespace: the gate, the route to the transparent proxy, the pools, its
+// own addresses, and forwarding.
 type Host struct {
 	network.Addresses
 	ns netns.NsHandle
 	nl *netlink.Handle
 }
 
-// New returns the routing of the namespace that the handle is in. Both stay the caller's.
+// New returns the routing of the namespace that the handle is in. Both remain owned by the caller.
 func New(ns netns.NsHandle, handle *netlink.Handle, addresses network.Addresses) *Host {
 	return &Host{Addresses: addresses, ns: ns, nl: handle}
 }
@@ -32,9 +32,9 @@ func New(ns netns.NsHandle, handle *netlink.Handle, addresses network.Addresses)
 // ProxyTable is the routing table that delivers to local sockets, whatever the destination.
 const ProxyTable = 45253
 
-// Preferences of the routing rules. They precede every other rule, so the kernel's own rule for local addresses, which
-// is first by default, is moved after them; nothing changes for other traffic. It is moved by adding it before deleting
-// the old one, so that it is always there.
+// Priorities of the routing rules. They precede every other rule, so the kernel's own rule for local addresses, which is
+// first by default, is moved after them; nothing changes for other traffic. The new rule is added before the old one is
+// deleted, so that there always is one.
 const (
 	prefHost    = 1 + iota // the host's own packets: as usual
 	prefProxy              // assigned to the transparent proxy: to its socket
@@ -47,8 +47,8 @@ const (
 	prefRest               // everything else: as usual
 )
 
-// routingRules are the gate: a packet of a box is routed only with a mark of judge. When the table is flushed there is
-// no such mark, and boxes reach neither the internet nor the host.
+// routingRules returns the gate: a packet of a box is routed only with a mark of the judge chain. When the table is
+// flushed, packets have no such mark, and boxes reach neither the internet nor the host.
 func (h *Host) routingRules(fam network.Family) []*netlink.Rule {
 	pool := h.Pool(fam)
 	rule := func(pref int, change func(*netlink.Rule)) *netlink.Rule {
@@ -105,12 +105,12 @@ func (h *Host) proxyRoute(fam network.Family) *netlink.Route {
 		Dst: network.IPNet(all), Protocol: network.KernelProtocol}
 }
 
-// poolRoute makes addresses of the pool that no box has unreachable, instead of routing them to the uplink.
+// poolRoute makes unused addresses of the pool unreachable, instead of routing them to the uplink.
 func (h *Host) poolRoute(fam network.Family) *netlink.Route {
 	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: network.IPNet(h.Pool(fam)), Protocol: network.KernelProtocol, Priority: poolPriority}
 }
 
-// deleteOldPools removes the gate of a pool that the configuration no longer names.
+// deleteOldPools removes the gate of a pool that the configuration no longer contains.
 func (h *Host) deleteOldPools(fam network.Family) error {
 	return h.deleteRule(fam, func(r netlink.Rule) bool {
 		gate := r.Priority == prefSource || r.Priority == prefDest
@@ -143,7 +143,7 @@ func (h *Host) deleteRule(fam network.Family, which func(netlink.Rule) bool) err
 	return nil
 }
 
-// Uninstall moves the kernel's rule for local addresses back to its place, then removes ours.
+// Uninstall restores the position of the kernel's rule for local addresses, then removes our rules.
 func (h *Host) Uninstall() error {
 	for _, fam := range network.Families {
 		if err := h.restoreLocal(fam); err != nil {
@@ -163,7 +163,7 @@ func (h *Host) Uninstall() error {
 	return nil
 }
 
-// restoreLocal puts the kernel's rule for local addresses where it is without a gateway.
+// restoreLocal restores the kernel's rule for local addresses at its usual position.
 func (h *Host) restoreLocal(fam network.Family) error {
 	local := netlink.NewRule()
 	local.Family, local.Priority, local.Table, local.Protocol = network.RouteFamily(fam), 0, unix.RT_TABLE_LOCAL, network.KernelProtocol
@@ -190,9 +190,10 @@ func (h *Host) SetAddresses() error {
 	return nil
 }
 
-// AwaitAddresses waits until the gateway's addresses work, so that servers can answer from them, a minute at most. It needs the routing.
+// AwaitAddresses waits, for at most a minute, until the gateway's addresses work, so that servers can answer from them. It
+// needs the routing.
 func (h *Host) AwaitAddresses(ctx context.Context) error {
-	const settleTimeout = time.Minute // the kernel installs them when it gets to it, and network namespaces that end keep it busy
+	const settleTimeout = time.Minute // the kernel installs them asynchronously, and namespaces that are being deleted keep it busy
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for _, a := range h.Gateways() {
@@ -207,7 +208,7 @@ func gatewayAddr(a netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: network.HostNet(a), Flags: unix.IFA_F_NODAD, Scope: unix.RT_SCOPE_UNIVERSE}
 }
 
-// UnsetAddresses takes the gateway's addresses off lo.
+// UnsetAddresses removes the gateway's addresses from lo.
 func (h *Host) UnsetAddresses() error {
 	lo, err := h.nl.LinkByIndex(1)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 // nfgenmsg (linux/netfilter/nfnetlink.h) precedes the attributes of an nftables event: family, version, resource.
 const nfgenmsgLen = 4
 
-// attrTable is the attribute that names the table in events about tables, chains, rules, sets, elements and objects
-// alike (NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, …).
+// attrTable is the attribute that names the table in events about tables, chains, rules, sets, elements and objects alike
+// (NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, …).
 const attrTable = 1
 
-// tableChanged notes that another program's transaction touched our table.
+// tableChanged records damage if another program's transaction touched our table.
 func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 	for _, m := range batch {
 		if len(m.Data) < nfgenmsgLen || m.Data[0] != unix.NFPROTO_INET || w.table.IsOwn(m.Header.PID) {
@@ -26,7 +26,7 @@ func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 		}
 		attrs, err := netlink.NewAttributeDecoder(m.Data[nfgenmsgLen:])
 		if err != nil {
-			d.all() // what cannot be parsed might be anything
+			d.all() // an event that cannot be parsed might be anything
 			return
 		}
 		for attrs.Next() {
@@ -38,8 +38,8 @@ func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 	}
 }
 
-// routingChanged notes state that boxes depend on and that is no longer right. It checks the current state, because the
-// event may be about a step of our own.
+// routingChanged records damage to routing state that boxes depend on. It checks the current state, because the event may
+// be about a step of our own.
 func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 	for _, m := range batch {
 		switch uint16(m.Header.Type) {
@@ -54,7 +54,7 @@ func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 		case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 			w.routeChanged(m.Data, m.Header.Type == unix.RTM_DELROUTE, d)
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			// A box can take its end down and up as fast as it likes, which must not keep a repair waiting.
+			// A box can take its end down and up as fast as it likes, which must not delay a repair.
 			if !w.ifBroken(indexAt(m.Data, 4), d, w.linkIntact) {
 				d.uplinkChanged()
 			}
@@ -66,7 +66,7 @@ func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 	}
 }
 
-// isGatewayAddr reads an ifaddrmsg (rtnetlink(7)) and reports whether it is about an address of the gateway.
+// isGatewayAddr parses an ifaddrmsg (rtnetlink(7)) and reports whether it is about an address of the gateway.
 func (w *Watcher) isGatewayAddr(data []byte) bool {
 	if len(data) < unix.SizeofIfAddrmsg {
 		return true
@@ -83,8 +83,8 @@ func (w *Watcher) isGatewayAddr(data []byte) bool {
 	return false
 }
 
-// routeChanged reads an rtmsg (rtnetlink(7)) about a route that was deleted or replaced: those of the transparent proxy,
-// of the pools and of the boxes are ours.
+// routeChanged parses an rtmsg (rtnetlink(7)) about a route that was deleted or replaced. The routes of the transparent
+// proxy, the pools and the boxes are ours.
 func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	if len(data) < unix.SizeofRtMsg {
 		d.all()
@@ -97,7 +97,7 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	}
 	var table uint32
 	var dst netip.Addr
-	var out int // the interface it leads to
+	var out int // its outgoing interface
 	for attrs.Next() {
 		switch attrs.Type() {
 		case unix.RTA_TABLE:
@@ -117,15 +117,15 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 		d.all()
 	case table == unix.RT_TABLE_MAIN && dst.IsValid() && prefix.IsSingleIP():
 		w.owner.BoxOf(dst, func(b Box) {
-			if deleted || out != b.Index { // else it leads where it should, as after a change of our own
+			if deleted || out != b.Index { // otherwise it is right, as after our own change
 				d.suspectRoute(dst)
 			}
 		})
 	}
 }
 
-// checkRoutes checks the routes to boxes' addresses that events have put in doubt: all of them at once, since the kernel
-// lists every route that there is, and when the events have ended.
+// checkRoutes checks the routes to boxes' addresses that events have put in doubt. It does so for all of them together,
+// when the events have ended, because the kernel can only list all routes.
 func (w *Watcher) checkRoutes(d *damage) {
 	suspects := d.takeSuspects()
 	if len(suspects) == 0 {
@@ -144,7 +144,7 @@ func (w *Watcher) checkRoutes(d *damage) {
 
 func (w *Watcher) isPool(p netip.Prefix) bool { return p == w.routing.PoolV4 || p == w.routing.PoolV6 }
 
-// indexAt reads an interface index of a message's header; 0 if there is none.
+// indexAt reads an interface index from a message's header; 0 if it is too short.
 func indexAt(data []byte, offset int) int {
 	if len(data) < offset+4 {
 		return 0
@@ -152,8 +152,8 @@ func indexAt(data []byte, offset int) int {
 	return int(int32(binary.NativeEndian.Uint32(data[offset:])))
 }
 
-// ifBroken notes the box whose host-side interface has the index, if the interface is not intact. It reports whether there is
-// such a box.
+// ifBroken records damage to the box whose host-side interface has the index, if the interface is not intact. It reports
+// whether there is such a box.
 func (w *Watcher) ifBroken(index int, d *damage, intact func(Box) bool) (isBoxes bool) {
 	w.owner.BoxAt(index, func(b Box) {
 		isBoxes = true
@@ -179,7 +179,7 @@ const (
 	netconfStrictRPF = 1
 )
 
-// netconfChanged notes that forwarding was switched off, for all or for a box, or the reverse path check of a box.
+// netconfChanged records that forwarding was disabled, globally or for a box, or the reverse path check of a box.
 func (w *Watcher) netconfChanged(data []byte, d *damage) {
 	if len(data) < netconfHeader {
 		return

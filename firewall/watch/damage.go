@@ -8,14 +8,14 @@ import (
 	"boxgate/policy"
 )
 
-// damage is what was changed and is not repaired yet.
+// damage is the set of changes that have not been repaired yet.
 type damage struct {
-	wake chan struct{} // holds one
+	wake chan struct{} // capacity 1
 
 	mu       sync.Mutex // guards the following
-	whole    bool       // damage to what all boxes share
+	whole    bool       // damage to the part that all boxes share
 	boxes    map[policy.BoxID]bool
-	suspects map[netip.Addr]bool // routes there may be damaged: see checkRoutes
+	suspects map[netip.Addr]bool // destinations of routes that may be damaged, see checkRoutes
 	uplink   bool                // the uplink may have changed
 }
 
@@ -23,10 +23,10 @@ func newDamage() *damage {
 	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}, suspects: map[netip.Addr]bool{}}
 }
 
-// all notes that everything must be rewritten.
+// all records that everything must be rewritten.
 func (d *damage) all() { d.add(true) }
 
-// add notes damage and wakes the repair.
+// add records damage and wakes the repair.
 func (d *damage) add(whole bool, boxes ...policy.BoxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -37,7 +37,7 @@ func (d *damage) add(whole bool, boxes ...policy.BoxID) {
 	d.wakeUp()
 }
 
-// suspectRoute notes that the route to an address must be checked, and wakes the repair.
+// suspectRoute records that the route to an address must be checked, and wakes the repair.
 func (d *damage) suspectRoute(a netip.Addr) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,7 +45,7 @@ func (d *damage) suspectRoute(a netip.Addr) {
 	d.wakeUp()
 }
 
-// uplinkChanged notes that the uplink may have changed.
+// uplinkChanged records that the uplink may have changed.
 func (d *damage) uplinkChanged() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,7 +53,7 @@ func (d *damage) uplinkChanged() {
 	d.wakeUp()
 }
 
-// takeUplink reports whether the uplink may have changed since it was last called.
+// takeUplink reports whether the uplink may have changed since the last call.
 func (d *damage) takeUplink() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,7 +69,7 @@ func (d *damage) wakeUp() {
 	}
 }
 
-// takeSuspects returns the addresses to which routes must be checked and resets them.
+// takeSuspects returns the addresses whose routes must be checked, and resets them.
 func (d *damage) takeSuspects() map[netip.Addr]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -87,7 +87,7 @@ func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
 	return whole, boxes
 }
 
-// settle waits until the changes have ended: a flush of the rules is many events, and one repair is enough for all.
+// settle waits until there are no more changes: a flush of the rules causes many events, and one repair is enough for all.
 func (d *damage) settle() {
 	const quiet = 5 * time.Millisecond
 	for {

@@ -1,2 +1,2 @@
-// Package watch notices when other programs change the table, the routing or the boxes' links, and has it put back.
+// Package watch detects when other programs change the table, the routing or the boxes' links, and has them restored.
 package watch

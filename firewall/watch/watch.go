@@ -20,7 +20,7 @@ import (
 	"boxgate/policy"
 )
 
-// Watcher hears what other programs change of the table, the routing and the boxes' links.
+// Watcher detects changes by other programs to the table, the routing and the boxes' links.
 type Watcher struct {
 	table   *nft.Table
 	routing *route.Host
@@ -31,34 +31,35 @@ type Watcher struct {
 	nft, route *netlink.Conn
 }
 
-// Box is what must stay as it is.
+// Box is the part of a box that must not change.
 type Box struct {
 	ID    policy.BoxID
 	Link  string // its interface on the host
-	Index int    // of that
+	Index int    // of Link
 }
 
-// Owner knows the boxes and puts back what is damaged.
+// Owner knows the boxes and restores them.
 type Owner interface {
-	// BoxAt visits the box whose interface on the host has the index, and BoxOf the one with the address, if there is
-	// one. It does not change meanwhile: what a change has done by half would be taken for damage.
+	// BoxAt visits the box whose interface on the host has the index, and BoxOf the box with the address, if it exists. The
+	// box does not change during the visit: a half-finished change would be taken for damage.
 	BoxAt(index int, visit func(Box))
 	BoxOf(a netip.Addr, visit func(Box))
-	// BoxesOf visits the boxes that have the addresses. None changes until all have been visited.
+	// BoxesOf visits the boxes with the addresses. No box changes until all have been visited.
 	BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, Box))
-	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if what they share could not
-	// be restored.
+	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if the shared part could not be
+	// restored.
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
-	// RestoreBoxes restores some boxes, unless they were removed since. It returns those that it restored, and the errors.
+	// RestoreBoxes restores some boxes, unless they have been removed. It returns the restored boxes, and the errors of the
+	// others.
 	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) ([]policy.BoxID, map[policy.BoxID]error)
-	// FollowUplink has the boxes' links take the MTU of the uplink, which may have changed.
+	// FollowUplink sets the MTU of the uplink, which may have changed, on the boxes' links.
 	FollowUplink()
-	// IsGone reports whether the problem is that there is nothing left of the box to repair.
+	// IsGone reports whether the problem means that no part of the box is left to repair.
 	IsGone(id policy.BoxID, problem error) bool
 }
 
-// Open opens the sockets that receive changes, in the network namespace. It is called once the table is written, so
-// that nothing is missed before Run begins to read.
+// Open opens the sockets that receive changes in the network namespace. It is called after the table is written; changes
+// between Open and Run are buffered.
 func Open(ns netns.NsHandle, table *nft.Table, routing *route.Host, links *link.Links, owner Owner, log *zap.Logger) (*Watcher, error) {
 	w := &Watcher{table: table, routing: routing, links: links, owner: owner, log: log}
 	var err error
@@ -75,7 +76,7 @@ func Open(ns netns.NsHandle, table *nft.Table, routing *route.Host, links *link.
 	return w, nil
 }
 
-// Close ends Run: it sees no changes any more.
+// Close makes Run return.
 func (w *Watcher) Close() {
 	for _, c := range []*netlink.Conn{w.nft, w.route} {
 		if c != nil {
@@ -90,8 +91,8 @@ const (
 	lastRetry  = 10 * time.Second
 )
 
-// Run has what others change put back, until ctx ends. What cannot be put back is tried again. It returns an error when it
-// can no longer see changes. Call it once.
+// Run has changes by other programs repaired, until ctx ends. Failed repairs are retried. It returns an error when it can
+// no longer see changes. Call it once.
 func (w *Watcher) Run(ctx context.Context) error {
 	d := newDamage()
 	failed := make(chan error, 2)
@@ -132,7 +133,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// repair restores what is damaged and returns what has to be retried.
+// repair repairs the damage and returns the part to be retried.
 func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []policy.BoxID) {
 	whole, damaged := d.take()
 	if !whole && len(damaged) == 0 {
@@ -162,13 +163,13 @@ func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []po
 	case len(problems) > 0:
 	case whole:
 		w.log.Warn("kernel rules were changed by another program and have been restored")
-	case len(restored) > 0: // else the boxes were removed, and that was the change: one that fails to start goes with its namespace
+	case len(restored) > 0: // otherwise the boxes were removed, and that was the change: a box that fails to start goes with its namespace
 		w.log.Warn("kernel rules were changed by another program and have been restored", zap.Any("boxes", restored))
 	}
 	return false, boxes
 }
 
-// follow notes changes by others, and lost events as damage to everything, until the socket is closed.
+// follow records changes, and lost events as damage to everything, until the socket is closed.
 func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage) error {
 	for {
 		batch, err := c.Receive()
@@ -189,7 +190,7 @@ func subscribe(ns netns.NsHandle, family int, groups ...uint32) (*netlink.Conn, 
 	if err != nil {
 		return nil, fmt.Errorf("firewall: watch: %w", err)
 	}
-	_ = c.SetReadBuffer(namespace.SocketBuffer) // a larger buffer only makes losses, and the full restore that follows, less likely
+	_ = c.SetReadBuffer(namespace.SocketBuffer) // a larger buffer only makes losses, and the full restore after them, less likely
 	for _, g := range groups {
 		if err := c.JoinGroup(g); err != nil {
 			return nil, errors.Join(fmt.Errorf("firewall: watch: %w", err), c.Close())
