@@ -81,7 +81,7 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	return namespace.ForgetClaims(ctx)
 }
 
-// takeOff stops a box and has the effects of a reboot: it unmounts the box's disk and releases its user IDs.
+// takeOff stops a box, unmounts its disk and releases its user IDs, as a reboot would.
 func (l *Launcher) takeOff(ctx context.Context, id policy.BoxID) error {
 	if err := l.Stop(ctx, id); err != nil {
 		return err

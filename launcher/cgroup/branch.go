@@ -18,22 +18,23 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// Branch is a control group below that of a box, for one command and all that it starts. The limits of the box bind its members as
-// before, and none of them can leave it: the box sees control groups read-only, and they belong to the host's root. With it
-// the CPU time of a command can be told from that of its neighbours, and all that it started can be killed.
+// Branch is a control group below that of a box, for one command and all its descendants. The limits of the box still apply
+// to its members, and no member can leave it: the box sees control groups read-only, and they belong to the host's root. It
+// allows measuring the CPU time of one command and killing all its descendants.
 type Branch struct {
 	path string // below the root of every hierarchy
 	dirs []string
 	args []string
-	// One of the two is used: that of version 2 or that of version 1.
+	// Only unified (version 2) or cpuacct and freezer (version 1) are set.
 	unified, cpuacct string
 	freezer          freezer
 }
 
-// BranchPrefix is what the names of branches begin with.
+// BranchPrefix is the prefix of the names of branches.
 const BranchPrefix = "run-"
 
-// NewBranch makes a control group of that name below the group of a box. It is nil where the host or the runtime has none.
+// NewBranch creates a control group with that name below the group of a box. It returns nil if the host or the runtime does
+// not support that.
 func (g Group) NewBranch(name string, flag oci.CgroupFlag) (*Branch, error) {
 	h, err := mounted()
 	if err != nil {
@@ -59,7 +60,7 @@ func (g Group) NewBranch(name string, flag oci.CgroupFlag) (*Branch, error) {
 	return b, nil
 }
 
-// branch is the branch of that name, which may not exist; nil where the host has none.
+// branch returns the branch with that name, which need not exist; nil if the host does not support branches.
 func (g Group) branch(h hierarchies, name string) *Branch {
 	under := Group(filepath.Join(string(g), name))
 	b := &Branch{path: string(under), freezer: h.freezerOf(under)}
@@ -76,7 +77,7 @@ func (g Group) branch(h hierarchies, name string) *Branch {
 	return b
 }
 
-// Args are what the runtime's exec is told.
+// Args returns the arguments for the runtime's exec.
 func (b *Branch) Args() []string {
 	if b == nil {
 		return nil
@@ -84,7 +85,7 @@ func (b *Branch) Args() []string {
 	return b.args
 }
 
-// CPU is the CPU time that all its members, past and present, have used; 0 if that is not known.
+// CPU returns the CPU time used by all members, past and present; 0 if unknown.
 func (b *Branch) CPU() time.Duration {
 	switch {
 	case b == nil:
@@ -100,7 +101,7 @@ func (b *Branch) CPU() time.Duration {
 	return time.Duration(ns)
 }
 
-// usageOf reads the CPU time in a file cpu.stat of version 2.
+// usageOf reads the CPU time from a cpu.stat file of version 2.
 func usageOf(file string) time.Duration {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -115,7 +116,7 @@ func usageOf(file string) time.Duration {
 	return 0
 }
 
-// Remove removes the group, which must have no members. What a command has left running keeps it.
+// Remove removes the group. It fails while the group has members, such as background processes of the command.
 func (b *Branch) Remove() error {
 	if b == nil {
 		return nil
@@ -129,7 +130,7 @@ func (b *Branch) Remove() error {
 	return errors.Join(errs...)
 }
 
-// Signal sends a signal to every member. A process that is being started meanwhile may not get it.
+// Signal sends a signal to every member. It may miss a process that is being started.
 func (b *Branch) Signal(sig unix.Signal) error {
 	pids, err := b.Members()
 	if err != nil {
@@ -141,7 +142,7 @@ func (b *Branch) Signal(sig unix.Signal) error {
 	return nil
 }
 
-// signal sends a signal to one process, unless its ID has passed to a process that is no member.
+// signal sends a signal to one process, unless its ID has been reused by a process outside the branch.
 func (b *Branch) signal(pid int, sig unix.Signal) {
 	handle, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -165,7 +166,7 @@ func (b *Branch) Has(pid int) bool {
 // is reports whether a line of /proc/PID/cgroup names this group.
 func (b *Branch) is(line string) bool { return strings.HasSuffix(line, b.path) }
 
-// Members are the processes of the group. A branch has no groups below it: nothing in a box can make one.
+// Members returns the processes of the group. A branch has no subgroups, because a box cannot create any.
 func (b *Branch) Members() ([]int, error) {
 	if b == nil {
 		return nil, nil
@@ -183,18 +184,19 @@ func (b *Branch) Members() ([]int, error) {
 	return pids, err
 }
 
-// Kill kills every member, also those that start others meanwhile.
+// Kill kills every member, including members that start others during the call.
 func (b *Branch) Kill() error {
 	if b == nil {
 		return nil
 	}
 	if b.unified != "" {
 		err := os.WriteFile(filepath.Join(b.unified, "cgroup.kill"), []byte("1"), 0)
-		if !errors.Is(err, fs.ErrNotExist) { // Linux 5.14
+		if !errors.Is(err, fs.ErrNotExist) { // before Linux 5.14
 			return err
 		}
 	}
-	// So that none of them starts another, or passes its ID on. Members that do not stop in time are killed all the same.
+	// Freeze first, so that no member starts another process or exits, which would let its ID be reused. Members that do
+	// not freeze in time are killed as well.
 	ctx, cancel := context.WithTimeout(context.Background(), killMost)
 	defer cancel()
 	_ = b.freezer.stop(ctx, false)
@@ -202,5 +204,5 @@ func (b *Branch) Kill() error {
 	return b.Signal(unix.SIGKILL)
 }
 
-// killMost bounds the wait for members to stop before they are killed.
+// killMost bounds the wait for members to freeze before they are killed.
 const killMost = 2 * time.Second

@@ -17,8 +17,8 @@ import (
 // Group is a control group: its path below the root of every hierarchy.
 type Group string
 
-// Dirs returns the directories of the group in the hierarchies this host has mounted: one with
-// version 2, one for each controller with version 1, both on a hybrid host.
+// Dirs returns the directories of the group in the hierarchies that this host has mounted: one with version 2, one for each
+// controller with version 1, both on a hybrid host.
 func (g Group) Dirs() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -39,7 +39,7 @@ func (g Group) Dirs() ([]string, error) {
 	return dirs, nil
 }
 
-// Join moves a process into the group, in every hierarchy. Without a group there is nothing to join: the box has ended.
+// Join moves a process into the group, in every hierarchy. It fails if the group does not exist: the box has ended.
 func (g Group) Join(pid int) error {
 	dirs, err := g.Dirs()
 	if err != nil {
@@ -56,8 +56,8 @@ func (g Group) Join(pid int) error {
 	return nil
 }
 
-// Clear kills what is still in the group and removes it. The runtime normally does so itself; this is for a runtime
-// that was killed.
+// Clear kills the remaining members of the group and removes it. The runtime normally does that itself; Clear is for a
+// runtime that was killed.
 func (g Group) Clear(ctx context.Context) error {
 	for {
 		dirs, err := g.Dirs()
@@ -80,16 +80,16 @@ func (g Group) Clear(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("processes of the control group %s do not exit: %w", string(g), context.Cause(ctx))
-		case <-time.After(5 * time.Millisecond): // version 1 has nothing to wait on
+		case <-time.After(5 * time.Millisecond): // version 1 has no event to wait for
 		}
 	}
 }
 
-// Kill kills what is in the group. Frozen processes are killed before they are thawed, so that they never run again.
+// Kill kills the members of the group. Frozen processes are killed before they are thawed, so that they never run again.
 func (g Group) Kill() error {
 	dirs, err := g.Dirs()
 	if err != nil {
-		return nil //nolint:nilerr // without a group of ours, the runtime ends the processes
+		return nil // without a control group, the runtime ends the processes
 	}
 	for _, dir := range dirs {
 		if err := killAll(dir); err != nil {
@@ -100,8 +100,8 @@ func (g Group) Kill() error {
 	return nil
 }
 
-// thaw lets frozen processes run, because only then do they notice that they were killed. Also a group below may be
-// frozen: that of a command whose kill was cut short.
+// thaw thaws frozen processes, because only then do they receive the kill signal. Subgroups may be frozen as well, such as
+// the branch of a command whose kill was interrupted.
 func thaw(dir string) {
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
@@ -112,7 +112,7 @@ func thaw(dir string) {
 	})
 }
 
-// killAll kills the members of a control group and of those below it.
+// killAll kills the members of a control group and its subgroups.
 func killAll(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +123,7 @@ func killAll(dir string) error {
 		}
 		data, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			return nil // gone by now
+			return nil // already removed
 		}
 		if err != nil {
 			return err
@@ -137,7 +137,7 @@ func killAll(dir string) error {
 	})
 }
 
-// removeCgroup removes a control group with those below it; it must be empty of processes.
+// removeCgroup removes a control group and its subgroups, which must not have members.
 func removeCgroup(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

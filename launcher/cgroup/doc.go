@@ -1,2 +1,2 @@
-// Package cgroup freezes, measures and kills what is in the control groups of boxes, in all hierarchies that the host has.
+// Package cgroup freezes, measures and kills the processes in the control groups of boxes, in all hierarchies of the host.
 package cgroup

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoFreezer: nothing can be frozen on this host.
+// errNoFreezer means that this host cannot freeze control groups.
 var errNoFreezer = errors.New("this host has no freezer for control groups: mount /sys/fs/cgroup/freezer, or version 2")
 
-// freezer is how the members of one group, and of those below it, are stopped and let go.
+// freezer freezes and thaws the members of one group and its subgroups.
 type freezer struct {
-	dir     string // of the group, in the hierarchy that freezes
-	unified bool   // that is version 2
+	dir     string // directory of the group in the hierarchy with the freezer
+	unified bool   // the hierarchy is version 2
 }
 
-// freezerOf is that of a group; without a directory if the host has none.
+// freezerOf returns the freezer of a group; its dir is empty if the host has none.
 func (h hierarchies) freezerOf(g Group) freezer {
 	if h.unified != "" {
 		return freezer{below(h.unified, g), true}
@@ -30,7 +30,7 @@ func (h hierarchies) freezerOf(g Group) freezer {
 	return freezer{below(h.freezer, g), false}
 }
 
-// ask asks the kernel to stop all members, or to let them go. They have not all stopped when it returns.
+// ask requests the kernel to freeze or thaw all members. It does not wait for them.
 func (f freezer) ask(stop bool) error {
 	file, text := "freezer.state", "THAWED"
 	switch {
@@ -44,7 +44,7 @@ func (f freezer) ask(stop bool) error {
 	return os.WriteFile(filepath.Join(f.dir, file), []byte(text), 0)
 }
 
-// state reports whether the kernel was asked to stop the members, and whether all of them have.
+// state reports whether a freeze was requested, and whether all of them are frozen.
 func (f freezer) state() (asked, stopped bool, err error) {
 	if !f.unified {
 		data, err := os.ReadFile(filepath.Join(f.dir, "freezer.state"))
@@ -58,12 +58,12 @@ func (f freezer) state() (asked, stopped bool, err error) {
 	return bytes.Equal(data, []byte("1\n")), bytes.Contains(events, []byte("frozen 1\n")), err
 }
 
-// stop returns once all members have stopped, or with the reason why they have not.
+// stop waits until all members are frozen. On failure the error is the reason.
 //
-// Version 1 (kernel/cgroup/legacy_freezer.c) stops each process once, at the next point where it can be stopped. One that begins
-// to wait for a child of vfork at that moment is not counted as stopped before the kernel is asked again. And a thread that calls
-// execve waits for the others of its process to end, which they do not if they have stopped first: from time to time, all
-// are let go for a moment if lets is set.
+// Version 1 (kernel/cgroup/legacy_freezer.c) stops each process once, at its next freezing point. A process that begins to
+// wait for a child of vfork at that moment does not count as frozen before the next request. And a thread that
+// calls execve waits for the other threads of its process to end, which never happens if they are frozen first: if lets is
+// set, stop thaws all members for a moment from time to time.
 func (f freezer) stop(ctx context.Context, lets bool) error {
 	left, next := triesFirst, 2*triesFirst
 	for {
@@ -83,13 +83,13 @@ func (f freezer) stop(ctx context.Context, lets bool) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(wait): // version 1 has nothing to wait on
+		case <-time.After(wait): // version 1 has no event to wait for
 		}
 	}
 }
 
-// How often version 1 is asked to stop a group before its members are let go: more and more often, as many members take longer
-// to stop. How long between, and for how long they are let go.
+// With version 1: how many freeze requests a group gets before its members are thawed, growing from triesFirst to triesMost
+// since many members take longer; the interval between attempts; and how long the members are thawed.
 const (
 	triesFirst = 10
 	triesMost  = 80
@@ -97,11 +97,11 @@ const (
 	letGo      = 10 * time.Millisecond
 )
 
-// freezeMost bounds the wait for processes to stop: one that waits for a disk does so when the disk has answered.
+// freezeMost bounds the wait for processes to freeze: one that waits for a disk freezes only when the disk has answered.
 const freezeMost = 10 * time.Second
 
-// Freeze stops everything in the group and returns once nothing in it moves. If that cannot be had, everything goes on, and
-// the error says why. What joins the group later is stopped as well.
+// Freeze freezes all members of the group and returns when none of them moves. On failure it thaws all of them and returns
+// the reason. Processes that join the group later are frozen as well.
 func (g Group) Freeze(ctx context.Context) error {
 	f, err := g.freezer()
 	if err != nil {
@@ -116,30 +116,30 @@ func (g Group) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// Thaw lets everything in the group go on. A group that is not frozen, or gone, is left as it is.
+// Thaw thaws all members of the group. For a group that is not frozen, or does not exist, it is a no-op.
 func (g Group) Thaw() error {
 	f, err := g.freezer()
 	if err != nil {
-		return nil //nolint:nilerr // where nothing can be frozen, nothing is
+		return nil // without a freezer no group is frozen
 	}
 	return gone(f.ask(false))
 }
 
-// Stopping reports whether the group was stopped and not let go since, even if some of its members still move.
+// Stopping reports whether the group is frozen or freezing; some members may still move.
 func (g Group) Stopping() (bool, error) {
 	f, err := g.freezer()
 	if err != nil {
-		return false, nil //nolint:nilerr // where nothing can be frozen, nothing is
+		return false, nil // without a freezer no group is frozen
 	}
 	asked, _, err := f.state()
 	return asked && err == nil, gone(err)
 }
 
-// Settle finishes a Freeze that was cut short, as by the end of a process. Groups that are not being frozen are left as they are.
+// Settle completes a Freeze that was interrupted, for example by the end of the gateway. For other groups it is a no-op.
 func (g Group) Settle(ctx context.Context) error {
 	f, err := g.freezer()
 	if err != nil {
-		return nil //nolint:nilerr // where nothing can be frozen, nothing is
+		return nil // without a freezer no group is frozen
 	}
 	asked, stopped, err := f.state()
 	if err != nil || !asked || stopped {
@@ -148,7 +148,7 @@ func (g Group) Settle(ctx context.Context) error {
 	return g.Freeze(ctx)
 }
 
-// freezer is how the group is stopped on this host.
+// freezer returns the group's freezer on this host.
 func (g Group) freezer() (freezer, error) {
 	h, err := mounted()
 	if err != nil {
@@ -160,7 +160,7 @@ func (g Group) freezer() (freezer, error) {
 	return freezer{}, errNoFreezer
 }
 
-// gone returns an error unless it says that the group is gone.
+// gone returns nil if the error means that the group does not exist, and the error otherwise.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil

@@ -8,18 +8,18 @@ import (
 	"sync"
 )
 
-// hierarchies are the control group hierarchies of this host, as far as groups of commands use them.
+// hierarchies are the control group hierarchies of this host that this package uses.
 type hierarchies struct {
-	unified string // where version 2 is mounted with its controllers; empty on hosts with version 1 and on hybrid ones
-	cpuacct string // where version 1 counts CPU time; empty if it does not
-	freezer string // where version 1 freezes; empty if it does not
-	memory  string // where version 1 counts memory; empty if it does not
-	// The controllers that share the mounts above, as /proc/self/cgroup has them. A runtime is told about all of them, or it
-	// may move a process back by one that it was not told about.
+	unified string // mount point of version 2 with its controllers; empty on hosts with version 1 and on hybrid ones
+	cpuacct string // mount point of version 1's cpuacct; empty if there is none
+	freezer string // mount point of version 1's freezer; empty if there is none
+	memory  string // mount point of version 1's memory; empty if there is none
+	// The controllers that share the mounts above, as in /proc/self/cgroup. The runtime must be given all of them;
+	// otherwise it may move a process back through one that it was not given.
 	cpuacctNames, freezerNames string
 }
 
-// mounted reads the host's hierarchies once: they do not change while it is up.
+// mounted reads the host's hierarchies once, since they do not change until a reboot.
 var mounted = sync.OnceValues(func() (hierarchies, error) {
 	info, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -32,7 +32,7 @@ var mounted = sync.OnceValues(func() (hierarchies, error) {
 	return parseHierarchies(string(info), string(own)), nil
 })
 
-// parseHierarchies reads /proc/self/mountinfo and /proc/self/cgroup.
+// parseHierarchies parses /proc/self/mountinfo and /proc/self/cgroup.
 func parseHierarchies(mountinfo, own string) hierarchies {
 	var h hierarchies
 	for line := range strings.Lines(mountinfo) {
@@ -67,7 +67,7 @@ func parseHierarchies(mountinfo, own string) hierarchies {
 	return h
 }
 
-// below is where a group of version 1 lies, or empty if there is no such hierarchy.
+// below returns the directory of a group below a mount point; empty without one.
 func below(mount string, g Group) string {
 	if mount == "" {
 		return ""

@@ -8,20 +8,21 @@ import (
 	"sync"
 )
 
-// Remains are the branches of commands that have ended and left processes behind. They are removed once these have ended, too. There
-// are no more of them than a box may have processes.
+// Remains are the branches of ended commands that still have background processes. They are removed when these have ended.
+// Their number is bounded by the process limit of the box.
 type Remains struct {
-	// Bound is a directory with an empty file named after each branch whose command ends with this process.
+	// Bound is a directory with an empty file for each branch whose command must end with this process.
 	Bound string
 
 	mu   sync.Mutex
 	left map[Group][]*Branch // guarded by mu
 }
 
-// sweepAtOnce is how many branches the end of a command tries to remove.
+// sweepAtOnce is how many branches End tries to remove.
 const sweepAtOnce = 64
 
-// Bind notes that a command ends with this process: [Remains.Recover] of the next one kills what is in its branch.
+// Bind records that a command must end with this process: [Remains.Recover] in the next process kills the members of its
+// branch.
 func (r *Remains) Bind(b *Branch) error {
 	if b == nil {
 		return nil
@@ -29,7 +30,7 @@ func (r *Remains) Bind(b *Branch) error {
 	return os.WriteFile(r.note(b), nil, 0o600)
 }
 
-// Release takes back what Bind noted. What the command of the branch has left running may then outlive this process.
+// Release undoes Bind. Background processes of the branch's command may then outlive this process.
 func (r *Remains) Release(b *Branch) {
 	if b != nil {
 		_ = os.Remove(r.note(b))
@@ -38,7 +39,7 @@ func (r *Remains) Release(b *Branch) {
 
 func (r *Remains) note(b *Branch) string { return filepath.Join(r.Bound, filepath.Base(b.path)) }
 
-// End removes the branch of a command of a box, now or when its last member has ended.
+// End removes the branch of a command of a box, now or after its last member has ended.
 func (r *Remains) End(box Group, b *Branch) {
 	if b == nil {
 		return
@@ -58,7 +59,7 @@ func (r *Remains) End(box Group, b *Branch) {
 			kept = append(kept, old)
 		}
 	}
-	r.setLocked(box, append(list[tried:], kept...)) // those that stay come last next time
+	r.setLocked(box, append(list[tried:], kept...)) // branches that stay are tried last next time
 }
 
 func (r *Remains) setLocked(box Group, list []*Branch) {
@@ -72,15 +73,15 @@ func (r *Remains) setLocked(box Group, list []*Branch) {
 	r.left[box] = list
 }
 
-// Drop forgets the branches of a box, which go with its group.
+// Drop forgets the branches of a box, which are removed with its group.
 func (r *Remains) Drop(box Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.left, box)
 }
 
-// Recover looks after the branches that an earlier gateway made below the group of a box: commands that were bound to it and had not
-// ended are killed, and what has no members any more is removed, now or later.
+// Recover takes over the branches that an earlier gateway created below the group of a box: running commands that were
+// bound to it are killed, and branches without members are removed, now or later.
 func (r *Remains) Recover(box Group) error {
 	h, err := mounted()
 	if err != nil {
@@ -90,7 +91,7 @@ func (r *Remains) Recover(box Group) error {
 	for _, mount := range []string{h.unified, h.cpuacct, h.freezer} {
 		entries, err := os.ReadDir(below(mount, box))
 		if err != nil {
-			continue // no such hierarchy, or no such group since the host restarted
+			continue // no such hierarchy, or no such group since a reboot
 		}
 		for _, e := range entries {
 			names[e.Name()] = e.IsDir() && strings.HasPrefix(e.Name(), BranchPrefix)
@@ -105,10 +106,10 @@ func (r *Remains) Recover(box Group) error {
 		if _, err := os.Lstat(r.note(b)); err == nil {
 			if err := b.Kill(); err != nil {
 				errs = append(errs, err)
-				continue // and remains noted
+				continue // the note stays
 			}
 		}
-		_ = b.freezer.ask(false) // a kill may have been cut short
+		_ = b.freezer.ask(false) // a kill may have been interrupted
 		r.End(box, b)
 	}
 	return errors.Join(errs...)

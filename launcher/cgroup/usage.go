@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what the members of a group, past and present, have used since it was made.
+// Usage is the resource usage of a group's members, past and present, since the group was created.
 type Usage struct {
-	// Life identifies the group: one that is made anew under the same name counts from zero.
+	// Life identifies the group: a new one with the same name counts from zero.
 	Life       string
 	CPU        time.Duration
-	Memory     int64 // now
-	PeakMemory int64 // 0 if the kernel does not say (version 2 before Linux 5.19)
+	Memory     int64 // current
+	PeakMemory int64 // 0 if the kernel does not report it (version 2 before Linux 5.19)
 	OOMKills   uint64
 }
 
-// ErrGone: there is no such group.
+// ErrGone means that the group does not exist.
 var ErrGone = errors.New("there is no such control group")
 
-// Usage reads what the group has used. A group that is frozen or idle uses no CPU time.
+// Usage reads the usage of the group. A frozen or idle group uses no CPU time.
 func (g Group) Usage() (Usage, error) {
 	h, err := mounted()
 	if err != nil {
@@ -47,13 +47,14 @@ func (g Group) Usage() (Usage, error) {
 		u.CPU = time.Duration(numberIn(cpu, "cpuacct.usage"))
 		u.Memory, u.PeakMemory = numberIn(memory, "memory.usage_in_bytes"), numberIn(memory, "memory.max_usage_in_bytes")
 	}
-	if again, err := lifeOf(cpu); err != nil || again != u.Life { // it was replaced meanwhile
+	if again, err := lifeOf(cpu); err != nil || again != u.Life { // the group was replaced during the call
 		return Usage{}, errors.Join(ErrGone, err)
 	}
 	return u, nil
 }
 
-// OOMKills is how many processes of the group, or below it, the kernel has killed because the group's memory ran out.
+// OOMKills returns how many processes in the group and its subgroups the kernel has killed because the group ran out of
+// memory.
 func (g Group) OOMKills() uint64 {
 	h, err := mounted()
 	if err != nil {
@@ -86,7 +87,7 @@ func oomKills(h hierarchies, dir string) uint64 {
 	return 0
 }
 
-// lifeOf identifies a group among all that this boot of the host has had.
+// lifeOf identifies a group among all groups since boot.
 func lifeOf(dir string) (string, error) {
 	if dir == "" {
 		return "", ErrGone

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Writes are what the members of a group write to disks.
+// Writes counts the disk writes of a group's members.
 type Writes struct {
 	Pending int64 // bytes in memory that are still to be written
-	Total   int64 // bytes written since the group was made, or by processes that there are now
+	Total   int64 // bytes written since the group was created, or by its current processes
 }
 
-// Writes reads what the members of the group write. What the kernel does not say is 0.
+// Writes reads the disk writes of the group's members. Values that the kernel does not report are 0.
 func (g Group) Writes() (w Writes) {
 	h, err := mounted()
 	if err != nil {
@@ -24,11 +24,11 @@ func (g Group) Writes() (w Writes) {
 		dir := below(h.unified, g)
 		return Writes{Pending: fields(dir, "memory.stat", "file_dirty", "file_writeback"), Total: max(written(dir, "io.stat"), ofProcesses(dir))}
 	}
-	dir := below(h.memory, g) // version 1 does not count what is written to disks unless it is to be limited
+	dir := below(h.memory, g) // version 1 only counts disk writes that are throttled
 	return Writes{Pending: fields(dir, "memory.stat", "total_dirty", "total_writeback"), Total: ofProcesses(dir)}
 }
 
-// ofProcesses adds up what the processes of a group, and of those below it, have written.
+// ofProcesses adds up the bytes written by the processes of a group and its subgroups.
 func ofProcesses(dir string) (sum int64) {
 	if dir == "" {
 		return 0
@@ -39,7 +39,7 @@ func ofProcesses(dir string) (sum int64) {
 		}
 		pids, err := os.ReadFile(path)
 		if err != nil {
-			return nil // the group has gone
+			return nil // the group was removed
 		}
 		for pid := range strings.Lines(string(pids)) {
 			sum += fields(filepath.Join("/proc", strings.TrimSpace(pid)), "io", "write_bytes:")
@@ -49,7 +49,7 @@ func ofProcesses(dir string) (sum int64) {
 	return sum
 }
 
-// fields adds up lines of a file by their names.
+// fields adds up the values of named lines of a file.
 func fields(dir, file string, names ...string) (sum int64) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if dir == "" || err != nil {
@@ -66,7 +66,7 @@ func fields(dir, file string, names ...string) (sum int64) {
 	return sum
 }
 
-// written adds up what was written to all disks.
+// written adds up the bytes written to all disks.
 func written(dir, file string) (sum int64) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if dir == "" || err != nil {

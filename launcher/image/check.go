@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// Check says why the image of that name cannot be had, as far as that can be known soon: one that is there, or whose file
-// is there, can. A registry is asked whether it has the image.
+// Check returns why the image cannot be used, as far as that can be found out quickly. An image that exists, or whose file
+// exists, can be used. For a reference, it asks the registry whether it has the image.
 func (s Store) Check(ctx context.Context, imageName string) error {
 	src, err := s.source(imageName)
 	if err != nil {

@@ -16,31 +16,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
-// a directory of its own, since running boxes may still use the older one.
+// debianKey is the directory of the debian image. Its number is incremented when the build changes: the new image gets
+// another directory, since running boxes may still use the old one.
 const debianKey = "debian-7"
 
-// debianSuite is the release boxes get.
+// debianSuite is the Debian release of boxes.
 const debianSuite = "bookworm"
 
-// debianPackages is what the image has in addition to the essential packages: what most commands of an agent need (npm
-// comes from elsewhere, see npmRelease; ssh is for git; esbuild is for TypeScript), and openssl, ip, ping and ps for debugging.
+// debianPackages are installed in addition to the essential packages: programs that most commands of an agent need (npm
+// comes from elsewhere, see npmRelease; ssh is for git; esbuild is for TypeScript), and openssl, ip, ping and ps for
+// debugging.
 const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,openssh-client,iproute2,iputils-ping,procps"
 
-// debianEnv lets commands find what the box's user installs for itself. Its directory comes last, so that it replaces no
-// program of the system for root.
+// debianEnv lets commands find programs that the box's user installs. That directory comes last, so that it cannot shadow
+// programs of the system for root.
 var debianEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/workspace/home/.local/bin"}
 
-// pipConfig lets pip install packages outside of virtual environments, as in the images that Python's makers publish: the
-// box has no other use.
+// pipConfig lets pip install packages outside of virtual environments, as in the official Python images: a box serves a
+// single purpose.
 const pipConfig = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 
-// debianKeyring verifies the packages; Debian hosts have it, others install it.
+// debianKeyring verifies the packages. Debian hosts have it; on others it can be installed.
 const debianKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 var errNoMmdebstrap = errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
 
-// buildDebian fills rootfs with a minimal Debian. Nothing is trusted that Debian's archive keys have not signed.
+// buildDebian fills rootfs with a minimal Debian. It accepts only files signed by Debian's archive keys, except npm, see
+// npmRelease.
 func buildDebian(ctx context.Context, rootfs string, progress func(string)) error {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		return errNoMmdebstrap
@@ -59,7 +61,7 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 	}
 	args := []string{
 		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + packages,
-		// The image directory is only accessible to root, and so not to the user apt would download as.
+		// Only root can access the image directory, so apt cannot switch to its unprivileged user for downloads.
 		`--aptopt=APT::Sandbox::User "root"`,
 		"--dpkgopt=path-exclude=/usr/share/man/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -89,8 +91,8 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 	return installNpm(ctx, root, npm)
 }
 
-// runWithProgress runs a command and passes on each line that it writes. The error contains its last lines. When ctx
-// ends the whole process group is killed, so that nothing keeps writing to a directory about to be removed.
+// runWithProgress runs a command and passes each line of its standard error to progress. The error contains the last lines.
+// When ctx ends the whole process group is killed, so that no process keeps writing to a directory about to be removed.
 func runWithProgress(ctx context.Context, progress func(string), name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
@@ -132,7 +134,7 @@ func forwardLines(r io.Reader, progress func(string)) (last []string) {
 	return last
 }
 
-// tidyDebian removes from the image what came from this host, and configures pip.
+// tidyDebian removes traces of this host from the image, and configures pip.
 func tidyDebian(root *os.Root) error {
 	for _, p := range []string{
 		"etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
@@ -154,8 +156,8 @@ func tidyDebian(root *os.Root) error {
 	return tidySources(root)
 }
 
-// withoutFileCapabilities makes a program run with what the box has: the kernel refuses to run one whose file demands
-// a capability that no box can have, such as CAP_NET_RAW for ping, which needs none (net.ipv4.ping_group_range).
+// withoutFileCapabilities removes a program's file capabilities: the kernel refuses to run a program whose file demands a
+// capability that boxes cannot have, such as CAP_NET_RAW for ping, which does not need it (net.ipv4.ping_group_range).
 func withoutFileCapabilities(root *os.Root, name string) error {
 	f, err := root.Open(name)
 	if err != nil {
@@ -166,10 +168,10 @@ func withoutFileCapabilities(root *os.Root, name string) error {
 	if err != nil && !errors.Is(err, unix.ENODATA) {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return f.Chmod(0o755) // where the file system holds no capabilities, the package makes it set-user-ID
+	return f.Chmod(0o755) // on file systems without capabilities, the package makes it set-user-ID
 }
 
-// tidySources keeps the package sources that the image was built from, except those whose URL has a password.
+// tidySources keeps the package sources that the image was built from, except URLs with a password.
 func tidySources(root *os.Root) error {
 	const file = "etc/apt/sources.list"
 	data, err := root.ReadFile(file)
@@ -185,8 +187,8 @@ func tidySources(root *os.Root) error {
 	return root.WriteFile(file, []byte(kept.String()), 0o644)
 }
 
-// hostDebianMirrors returns apt lines for the suite as this host is configured to fetch it, so that a mirror set up on
-// the host serves the image too; none on a host that has no sources for it, in which case mmdebstrap uses Debian's own.
+// hostDebianMirrors returns apt lines for the suite as configured on this host, so that a mirror set up on the host serves
+// the image too. It returns nil if the host has no sources for the suite; mmdebstrap then uses Debian's own.
 func hostDebianMirrors(ctx context.Context) []string {
 	const format = "$(CREATED_BY)|$(ORIGIN)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", format).Output()
@@ -223,8 +225,8 @@ func hostDebianMirrors(ctx context.Context) []string {
 	return mirrors
 }
 
-// hostAptProxies returns the proxies apt on this host uses, as apt options: mmdebstrap does not read the host's apt
-// configuration by itself.
+// hostAptProxies returns the proxies of apt on this host, as apt options, because mmdebstrap does not read the host's apt
+// configuration.
 func hostAptProxies(ctx context.Context) []string {
 	out, err := exec.CommandContext(ctx, "apt-config", "dump", "Acquire").Output()
 	if err != nil {

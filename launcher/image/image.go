@@ -20,17 +20,17 @@ import (
 	"boxgate/launcher/files"
 )
 
-// Image is one unpacked image in the image directory, or a root file system used where it is.
+// Image is one unpacked image in the image directory, or a root file system used in place.
 type Image struct {
 	Source string   `json:"source"`
-	Env    []string `json:"env,omitempty"`   // of the image's own configuration
-	Bytes  int64    `json:"bytes,omitempty"` // on disk; 0 if not known
+	Env    []string `json:"env,omitempty"`   // from the image's configuration
+	Bytes  int64    `json:"bytes,omitempty"` // on disk; 0 if unknown
 
-	Rootfs string `json:"-"` // where it is; never written to
-	Key    string `json:"-"` // its directory in the image directory; empty if it is used where it is
+	Rootfs string `json:"-"` // path; never written to
+	Key    string `json:"-"` // its directory in the image directory; empty if it is used in place
 }
 
-// imageKind says how a source becomes a root file system.
+// imageKind is how a source becomes a root file system.
 type imageKind int
 
 const (
@@ -41,7 +41,7 @@ const (
 	kindReference                  // pulled from a registry
 )
 
-// imageSource is an image as the operator named it.
+// imageSource is an image as named by the operator.
 type imageSource struct {
 	text string
 	kind imageKind
@@ -51,21 +51,21 @@ type imageSource struct {
 // Store keeps unpacked images in a directory, which several launchers may share.
 type Store struct {
 	Dir   string
-	Names map[string]string // name → image; the entry "default" is used when none is named
+	Names map[string]string // name → image; the entry "default" is used for an empty name
 	// Reserve is how many bytes are kept free on the disk of Dir.
 	Reserve int64
 
-	impatient bool // for tests: a registry that is silent for a second has stalled, and is asked again soon
+	impatient bool // for tests: much shorter timeouts for stalled downloads and retries
 }
 
-// room returns why there is no room for n more bytes.
+// room returns nil if n more bytes fit without using the reserve.
 func (s Store) room(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
 
-// roomPace is how often it is looked whether there is room for an image that is being built.
+// roomPace is how often the disk is checked while an image is built.
 const roomPace = 100 * time.Millisecond
 
-// whileRoom returns a context that ends once what is built uses the disk that is kept for others, with a [*disk.FullError] as its
-// cause. Call done when it is built.
+// whileRoom returns a context that is cancelled when the disk has only the reserve left, with a [*disk.FullError] as its
+// cause. Call done when the build has ended.
 func (s Store) whileRoom(ctx context.Context) (_ context.Context, done func(), err error) {
 	if err := s.room(0); err != nil {
 		return nil, nil, err
@@ -89,11 +89,11 @@ func (s Store) whileRoom(ctx context.Context) (_ context.Context, done func(), e
 	return ctx, func() { cancel(nil); watch.Wait() }, nil
 }
 
-// blobs is where the downloaded layers of an image are until it is unpacked.
+// blobs returns the directory of an image's downloaded layers until they are unpacked.
 func (s Store) blobs(key string) string { return filepath.Join(s.Dir, "."+key+".layers") }
 
-// Ensure makes the image of that name ready for Find: it is built, pulled or unpacked once and kept. progress is called
-// with one line for each step. Builders of the same image take turns, across processes.
+// Ensure makes the image ready for Find: it is built, pulled or unpacked once and kept. progress is called with one line
+// per step. Builders of the same image are serialized, across processes.
 func (s Store) Ensure(ctx context.Context, name string, progress func(string)) error {
 	src, err := s.source(name)
 	if err != nil {
@@ -116,7 +116,7 @@ func (s Store) Ensure(ctx context.Context, name string, progress func(string)) e
 	}
 	defer unlock()
 	if _, err := s.open(src); err == nil {
-		return nil // the other builder finished it
+		return nil // another process has built it
 	}
 	if err := s.build(ctx, src, progress); err != nil {
 		return fmt.Errorf("image %s: %w", src.text, err)
@@ -124,7 +124,7 @@ func (s Store) Ensure(ctx context.Context, name string, progress func(string)) e
 	return nil
 }
 
-// staleImageTime bounds the removal of what is left of a failed build.
+// staleImageTime bounds the removal of a failed build's files.
 const staleImageTime = 2 * time.Minute
 
 // build fills a temporary directory and renames it once it is complete and on disk.
@@ -136,7 +136,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 			return err
 		}
 	}
-	defer func() { // the next build removes what is left
+	defer func() { // the next build removes the rest
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTime)
 		defer cancel()
 		_ = files.RemoveTree(cctx, temp)
@@ -175,12 +175,12 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	return os.Rename(temp, final)
 }
 
-// fill makes the root file system of an image, in a directory of its own, and returns the image's environment.
+// fill creates the root file system of an image and returns the image's environment.
 func (s Store) fill(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(filepath.Dir(rootfs), 0o700); err != nil { // nobody may run set-user-ID programs of an image
+	if err := os.Chmod(filepath.Dir(rootfs), 0o700); err != nil { // no other user may run set-user-ID programs of an image
 		return nil, err
 	}
 	switch src.kind {
@@ -196,7 +196,7 @@ func (s Store) fill(ctx context.Context, src imageSource, rootfs string, progres
 	return nil, errors.New("an image of an unknown kind")
 }
 
-// Find returns the image of that name, which Ensure has made ready.
+// Find returns an image that Ensure has made ready.
 func (s Store) Find(name string) (Image, error) {
 	src, err := s.source(name)
 	if err != nil {
@@ -205,7 +205,7 @@ func (s Store) Find(name string) (Image, error) {
 	return s.open(src)
 }
 
-// source finds out what an image name refers to.
+// source determines the source that an image name refers to.
 func (s Store) source(name string) (imageSource, error) {
 	text := name
 	if text == "" {
@@ -226,8 +226,8 @@ func (s Store) source(name string) (imageSource, error) {
 	}
 }
 
-// pathSource checks what is at a path. The key of an archive changes with the file, so that a changed one is unpacked
-// again.
+// pathSource determines the kind of a path. The key of an archive depends on the file's size and time, so that a changed
+// file is unpacked again.
 func pathSource(path string) (imageSource, error) {
 	path = filepath.Clean(path)
 	fi, err := os.Stat(path)
@@ -247,7 +247,7 @@ func pathSource(path string) (imageSource, error) {
 
 var notInKey = regexp.MustCompile(`[^a-z0-9]+`)
 
-// imageKey is a recognisable and unique directory name for an image.
+// imageKey returns a recognizable and unique directory name for an image.
 func imageKey(text, stamp string) string {
 	sum := sha256.Sum256([]byte(stamp))
 	slug := strings.Trim(notInKey.ReplaceAllString(strings.ToLower(text), "-"), "-")
@@ -257,7 +257,7 @@ func imageKey(text, stamp string) string {
 	return strings.TrimLeft(slug, "-") + "-" + hex.EncodeToString(sum[:6])
 }
 
-// open returns an image that is ready, or an error if it is not.
+// open returns an image that is ready, or an error.
 func (s Store) open(src imageSource) (Image, error) {
 	if src.kind == kindDirectory {
 		if !looksLikeRoot(src.text) {
@@ -288,7 +288,7 @@ func looksLikeRoot(dir string) bool {
 	return false
 }
 
-// syncTree writes the file system that holds dir to disk, so that a rename that survives a power cut names whole files.
+// syncTree writes the file system of dir to disk, so that after a power failure a renamed directory has complete files.
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

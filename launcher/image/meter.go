@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// meter shows how far a download is: one line for each twentieth of it.
+// meter reports the progress of a download, with one line per 5 percent.
 type meter struct {
 	say   func(string)
 	total int64
 
 	mu    sync.Mutex
 	done  int64 // guarded by mu
-	lines int64 // guarded by mu; twentieths shown
+	lines int64 // guarded by mu; 5 percent steps reported
 }
 
 func (m *meter) add(n int64) {
@@ -27,7 +27,7 @@ func (m *meter) add(n int64) {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// counted shows what is written to it on a meter.
+// counted counts written bytes on a meter.
 type counted struct {
 	meter *meter
 	n     int64

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// npmRelease is npm as its makers publish it: one archive of 3 MB, where Debian's npm consists of hundreds of packages.
-// It is the newest that runs with the suite's Node. Only an archive with this digest is used, wherever it comes from.
+// npmRelease is npm as published by its makers: one archive of 3 MB, where Debian's npm consists of hundreds of packages.
+// It is the newest that runs with the suite's Node. Only an archive with this digest is used, from whatever registry.
 var npmRelease = struct{ path, digest string }{
 	path:   "npm/-/npm-10.9.4.tgz",
 	digest: "OnUG836FwboQIbqtefDNlyR0gTHzIfwRfE3DuiNewBvnMnWEpB0VEXwBlFVgqpNzIgYo/MHh3d2Hel/pszapAA==", // SHA-512
@@ -27,14 +27,14 @@ const (
 	npmTimeout  = time.Minute
 	maxNpmBytes = 32 << 20
 	npmDir      = "usr/local/lib/node_modules/npm"
-	// npmConfig lets users who may not write /usr/local install packages for themselves.
+	// npmConfig lets users who cannot write to /usr/local install packages for themselves.
 	npmConfig = "prefix=${HOME}/.local\n"
 )
 
-// errNpmDigest: the registry serves something else under the name of the release.
+// errNpmDigest: the registry serves another file under the name of the release.
 var errNpmDigest = errors.New("npm's archive is not the one that was published: its digest differs")
 
-// fetchNpm downloads npm from the registry that the environment names as npm itself would have it, or from npm's own.
+// fetchNpm downloads npm from the registry in npm's environment variables, or from npm's own.
 func fetchNpm(ctx context.Context) ([]byte, error) {
 	registry := npmRegistry
 	for _, variable := range []string{"npm_config_registry", "NPM_CONFIG_REGISTRY"} {

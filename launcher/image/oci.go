@@ -23,7 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// platform is what boxes of this host can run.
+// platform is the platform of boxes on this host.
 var platform = v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
 
 // referenceSource parses an OCI reference. A tag is pulled once and then not updated.
@@ -36,7 +36,7 @@ func referenceSource(text string) (imageSource, error) {
 	return imageSource{text: text, kind: kindReference, key: imageKey(text, ref.Name())}, nil
 }
 
-// unpackLayout unpacks the image of this host's platform from an OCI layout directory.
+// unpackLayout unpacks the image for this host's platform from an OCI layout directory.
 func unpackLayout(ctx context.Context, dir, rootfs string, progress func(string)) ([]string, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
@@ -49,7 +49,7 @@ func unpackLayout(ctx context.Context, dir, rootfs string, progress func(string)
 	return unpackImage(ctx, img, layers, rootfs, progress)
 }
 
-// pickImage finds the image for this host in an index, which may hold further indexes.
+// pickImage finds the image for this host in an index, which may contain further indexes.
 func pickImage(index v1.ImageIndex) (v1.Image, error) {
 	manifest, err := index.IndexManifest()
 	if err != nil {
@@ -75,7 +75,7 @@ func pickImage(index v1.ImageIndex) (v1.Image, error) {
 	return nil, fmt.Errorf("holds no image for %s/%s", platform.OS, platform.Architecture)
 }
 
-// allLayers are the layers of an image in a layout or archive.
+// allLayers returns the layers of an image in a layout or archive.
 func allLayers(img v1.Image, err error) (v1.Image, []v1.Layer, error) {
 	if err != nil {
 		return nil, nil, err
@@ -84,8 +84,8 @@ func allLayers(img v1.Image, err error) (v1.Image, []v1.Layer, error) {
 	return img, layers, err
 }
 
-// unpackImage applies the layers of an image in order and returns the environment of the image's configuration. What the
-// layers contain must be what the configuration says, and the configuration what the manifest says.
+// unpackImage applies the layers of an image in order and returns the environment of the image's configuration. The layers
+// must have the digests in the configuration, and the configuration the digest in the manifest.
 func unpackImage(ctx context.Context, img v1.Image, layers []v1.Layer, rootfs string, progress func(string)) ([]string, error) {
 	config, err := verifiedConfig(img)
 	if err != nil {
@@ -109,8 +109,7 @@ func unpackImage(ctx context.Context, img v1.Image, layers []v1.Layer, rootfs st
 	return config.Config.Env, nil
 }
 
-// verifiedConfig returns the configuration of an image, which must have the digest that the manifest gives and be for
-// this host.
+// verifiedConfig returns the configuration of an image, which must have the digest in the manifest and be for this host.
 func verifiedConfig(img v1.Image) (*v1.ConfigFile, error) {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -148,7 +147,7 @@ func unpackLayer(ctx context.Context, u *unpacker, l v1.Layer, want v1.Hash) err
 	if err := u.layer(ctx, content); err != nil {
 		return err
 	}
-	if _, err = io.Copy(io.Discard, content); err != nil { // what follows the archive counts too
+	if _, err = io.Copy(io.Discard, content); err != nil { // the digest includes bytes after the end of the archive
 		return err
 	}
 	if got := hex.EncodeToString(digest.Sum(nil)); want.Algorithm != "sha256" || got != want.Hex {
@@ -157,7 +156,7 @@ func unpackLayer(ctx context.Context, u *unpacker, l v1.Layer, want v1.Hash) err
 	return nil
 }
 
-// unpackArchive unpacks a tar, which may be gzipped: what `docker save` writes, an OCI layout, or a root file system.
+// unpackArchive unpacks a tar, which may be gzipped: the output of `docker save`, an OCI layout, or a root file system.
 func unpackArchive(ctx context.Context, file, rootfs string, progress func(string)) ([]string, error) {
 	open := func() (io.ReadCloser, error) { return openArchive(file) }
 	kind, err := archiveKind(open)
@@ -201,8 +200,7 @@ func unpackTar(ctx context.Context, open tarball.Opener, dir string) error {
 	return (&unpacker{root: root}).layer(ctx, r)
 }
 
-// archiveKind returns the file that identifies the kind of a tar: manifest.json, oci-layout, or "" for a root file
-// system.
+// archiveKind returns the file that identifies the kind of a tar: manifest.json, oci-layout, or "" for a root file system.
 func archiveKind(open tarball.Opener) (string, error) {
 	r, err := open()
 	if err != nil {

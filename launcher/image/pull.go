@@ -21,11 +21,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// How layers are downloaded.
+// Parameters of layer downloads.
 const (
 	layersAtOnce   = 3
 	layerAttempts  = 4
-	stallTime      = time.Minute // without a byte, after which a download begins anew
+	stallTime      = time.Minute // without a byte, before the download is restarted
 	firstRetryWait = time.Second // doubled each time
 	answerTime     = 15 * time.Second
 )
@@ -35,12 +35,12 @@ var (
 	errNoAnswer = errors.New("the registry does not answer")
 )
 
-// pull is the download of one image. Layers are kept as files, so that an interrupted pull continues with those that are
-// missing.
+// pull is the download of one image. Layers are kept as files, so that an interrupted pull later downloads only the missing
+// ones.
 type pull struct {
 	ref    name.Reference
 	puller *remote.Puller
-	blobs  string // where the layers are kept until the image is unpacked
+	blobs  string // directory of the layers until the image is unpacked
 	shown  *meter
 	stall  time.Duration
 	wait   time.Duration
@@ -55,7 +55,7 @@ func (s Store) newPuller() (*remote.Puller, error) {
 	return remote.NewPuller(options...)
 }
 
-// pullReference downloads an image from its registry and unpacks it. Every layer must have the digest that the manifest gives.
+// pullReference downloads an image from its registry and unpacks it. Every layer must have the digest in the manifest.
 func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
 	ref, err := name.ParseReference(src.text)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string
 		return nil, explainPull(ref, err)
 	}
 	env, err := unpackImage(ctx, img, layers, rootfs, progress)
-	if ctx.Err() == nil { // interrupted, it continues with what is there
+	if ctx.Err() == nil { // after an interruption, the next pull continues with these files
 		err = errors.Join(err, os.RemoveAll(p.blobs))
 	}
 	return env, err
@@ -97,7 +97,7 @@ func imageAt(ctx context.Context, puller *remote.Puller, ref name.Reference) (v1
 	return found.Image()
 }
 
-// download fetches the layers that are not there yet.
+// download fetches the missing layers.
 func (p *pull) download(ctx context.Context, manifest *v1.Manifest) ([]v1.Layer, error) {
 	if err := os.MkdirAll(p.blobs, 0o700); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (p *pull) download(ctx context.Context, manifest *v1.Manifest) ([]v1.Layer,
 	return layers, group.Wait()
 }
 
-// layer returns one layer as a file, and downloads it if it is not there.
+// layer returns one layer as a file, and downloads it if necessary.
 func (p *pull) layer(ctx context.Context, d v1.Descriptor) (v1.Layer, error) {
 	file := filepath.Join(p.blobs, d.Digest.Algorithm+"-"+d.Digest.Hex)
 	stored := partial.CompressedLayer(&storedLayer{file: file, Descriptor: d})
@@ -148,7 +148,7 @@ func (p *pull) layer(ctx context.Context, d v1.Descriptor) (v1.Layer, error) {
 	}
 }
 
-// fetch downloads one layer, and gives it its name once it is whole and has the right digest.
+// fetch downloads one layer, and renames it to its final name once it is complete and has the right digest.
 func (p *pull) fetch(ctx context.Context, d v1.Descriptor, file string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -158,7 +158,7 @@ func (p *pull) fetch(ctx context.Context, d v1.Descriptor, file string) error {
 	if err != nil {
 		return stalledError(ctx, err)
 	}
-	body, err := layer.Compressed() // compares the digest at the end
+	body, err := layer.Compressed() // verifies the digest at the end
 	if err != nil {
 		return stalledError(ctx, err)
 	}
@@ -180,7 +180,7 @@ func (p *pull) fetch(ctx context.Context, d v1.Descriptor, file string) error {
 	return os.Rename(out.Name(), file)
 }
 
-// atEnd requires that nothing follows, which is when the digest is compared.
+// atEnd returns an error unless r is at EOF. Reading EOF also verifies the digest.
 func atEnd(r io.Reader) error {
 	n, err := io.ReadFull(r, make([]byte, 1))
 	switch {
@@ -192,7 +192,7 @@ func atEnd(r io.Reader) error {
 	return err
 }
 
-// stalledError says why a download was given up, if it was us who did so.
+// stalledError returns errStalled if that is why the download was cancelled, and err otherwise.
 func stalledError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errStalled) {
 		return cause
@@ -200,13 +200,13 @@ func stalledError(ctx context.Context, err error) error {
 	return err
 }
 
-// isRefusal reports whether the registry will say the same again.
+// isRefusal reports whether a retry would get the same answer.
 func isRefusal(err error) bool {
 	var answer *transport.Error
 	return errors.As(err, &answer) && answer.StatusCode/100 == 4 && answer.StatusCode != http.StatusTooManyRequests
 }
 
-// explainPull adds to the error of a pull what can be done about it.
+// explainPull adds a remedy to the error of a pull.
 func explainPull(ref name.Reference, err error) error {
 	host := ref.Context().RegistryStr()
 	var answer *transport.Error

@@ -23,14 +23,14 @@ const (
 	maxImagePath    = unix.PathMax - 1 // no program can open a longer path; resolving one takes quadratic time
 )
 
-// unpacker applies the layers of an image to a directory. Entries can name nothing outside it: paths with ".." are
-// refused, absolute ones are taken from the directory, links on the way are followed as if the directory were the root,
-// and os.Root enforces all that. Devices, sockets and pipes are left out: a box gets its own /dev.
+// unpacker applies the layers of an image to a directory. Entries cannot escape from it: paths with ".." are refused,
+// absolute paths are relative to the directory, links on the way are followed as if the directory were the root, and
+// os.Root enforces all that. Devices, sockets and pipes are left out: a box gets its own /dev.
 type unpacker struct {
 	root    *os.Root
 	bytes   int64
 	entries int
-	times   []dirTime // of directories, set last: writing into one changes its time
+	times   []dirTime // of directories, set last, because creating entries changes them
 }
 
 type dirTime struct {
@@ -38,9 +38,9 @@ type dirTime struct {
 	hdr  *tar.Header
 }
 
-// layer applies one layer: its whiteouts remove what lower layers added, never what this layer added.
+// layer applies one layer. Its whiteouts remove entries of lower layers, never its own.
 func (u *unpacker) layer(ctx context.Context, r io.Reader) error {
-	own := map[string]bool{} // what this layer added, with parents
+	own := map[string]bool{} // entries of this layer, with parents
 	for tr := tar.NewReader(r); ; {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
@@ -116,7 +116,7 @@ func (u *unpacker) place(name string) (string, error) {
 
 var errTooLong = errors.New("refused: its path is longer than Linux allows")
 
-// remove removes what is at a resolved path, if anything.
+// remove removes a resolved path; a missing one is not an error.
 func (u *unpacker) remove(ctx context.Context, name string) error {
 	parent, err := u.root.Open(path.Dir(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -129,7 +129,7 @@ func (u *unpacker) remove(ctx context.Context, name string) error {
 	return files.RemoveEntry(ctx, parent, path.Base(name))
 }
 
-// clear removes from a directory what lower layers added.
+// clear removes the entries of lower layers from a directory.
 func (u *unpacker) clear(ctx context.Context, dir string, own map[string]bool) error {
 	d, err := u.root.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,7 +151,7 @@ func (u *unpacker) clear(ctx context.Context, dir string, own map[string]bool) e
 	return err
 }
 
-// create replaces what is at a path by one file, directory or link.
+// create replaces a path by one file, directory or link.
 func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, content io.Reader) error {
 	old, err := u.root.Lstat(name)
 	if err == nil && (!old.IsDir() || hdr.Typeflag != tar.TypeDir) {
@@ -177,12 +177,12 @@ func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, con
 	case tar.TypeLink:
 		return u.link(name, hdr.Linkname)
 	default:
-		return nil // a device, a pipe, or something else that is left out
+		return nil // a device, a pipe, or another type that is left out
 	}
 	return u.attributes(name, hdr)
 }
 
-// link makes a hard link to an earlier entry, which must be a file; a symbolic link is copied.
+// link creates a hard link to an earlier entry, which must be a file; a symbolic link is copied.
 func (u *unpacker) link(name, target string) error {
 	old, err := u.place(target)
 	if err != nil {
@@ -234,7 +234,7 @@ func (w whileWanted) Read(p []byte) (int, error) {
 	return w.r.Read(p)
 }
 
-// attributes sets owner, mode and, for files, time. The owner is set first: changing it clears the set-user-ID bit.
+// attributes sets owner, mode and, for files, time. The owner comes first, because changing it clears the set-user-ID bit.
 func (u *unpacker) attributes(name string, hdr *tar.Header) error {
 	if err := u.root.Lchown(name, hdr.Uid, hdr.Gid); err != nil {
 		return err
@@ -249,7 +249,7 @@ func (u *unpacker) attributes(name string, hdr *tar.Header) error {
 	return u.root.Chtimes(name, hdr.ModTime, hdr.ModTime)
 }
 
-// finishDirs sets the times of directories, except those that a later entry replaced.
+// finishDirs sets the times of directories, except directories that a later entry replaced.
 func (u *unpacker) finishDirs() error {
 	for _, d := range u.times {
 		if fi, err := u.root.Lstat(d.name); err != nil || !fi.IsDir() {

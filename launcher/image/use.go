@@ -19,18 +19,18 @@ import (
 	"boxgate/launcher/files"
 )
 
-// ErrInUse: boxes or snapshots need the image.
+// ErrInUse means that boxes or snapshots need the image.
 var ErrInUse = errors.New("the image is in use")
 
-// ErrUnknown: there is no such image in the image directory.
+// ErrUnknown means that the image directory does not contain the image.
 var ErrUnknown = errors.New("no such image")
 
-// A holder is a directory, of a box or a snapshot, that needs an image for as long as it exists. The image directory has
-// one file per holder, which survives all processes; several gateways may share the directory.
+// A holder is the directory of a box or a snapshot that needs an image for as long as it exists. The image directory has
+// one file per holder, which is independent of processes; several gateways may share the directory.
 
 func (s Store) holders(key string) string { return filepath.Join(s.Dir, "."+key+".holders") }
 
-// Use returns the image of that name, and keeps it from being removed while the directory holder exists.
+// Use returns the image, and protects it from removal while the directory holder exists.
 func (s Store) Use(name, holder string) (Image, error) {
 	src, err := s.source(name)
 	if err != nil {
@@ -51,7 +51,7 @@ func (s Store) Use(name, holder string) (Image, error) {
 	return img, s.hold(src.key, holder)
 }
 
-// Hold does the same for an image that was in use before.
+// Hold does the same for an image that is already in use.
 func (s Store) Hold(img Image, holder string) error {
 	if img.Key == "" {
 		return nil
@@ -64,7 +64,8 @@ func (s Store) Hold(img Image, holder string) error {
 	return s.hold(img.Key, holder)
 }
 
-// At returns the image with that key, whatever its name means by now; rootfs says where it is if it has no key.
+// At returns the image with that key, even if its name now refers to another image. Without a key, it returns the one at
+// rootfs.
 func (s Store) At(key, rootfs string) (Image, error) {
 	if key == "" {
 		return s.open(imageSource{text: rootfs, kind: kindDirectory})
@@ -83,16 +84,16 @@ func (s Store) hold(key, holder string) error {
 	return os.WriteFile(filepath.Join(s.holders(key), holderFile(holder)), []byte(text), 0o600)
 }
 
-// holderSeparator stands between the path of a holder and the file system that it is on.
+// holderSeparator separates the path of a holder from the ID of its file system.
 const holderSeparator = "\x00"
 
-// exists reports whether a holder is there, or may be: its directory is missing, and what is there instead is not known
-// to be the file system that it was on. That may not be mounted.
+// exists reports whether a holder exists or may exist: if its directory is missing, its file system may not be mounted. So
+// it is gone only if the path is on the same file system as before.
 func exists(holder, on string) (bool, error) {
 	if _, err := os.Lstat(holder); !errors.Is(err, fs.ErrNotExist) {
 		return err == nil, err
 	}
-	if on == "" { // it was noted by an older version
+	if on == "" { // recorded by an older version
 		_, err := os.Lstat(filepath.Dir(holder))
 		return errors.Is(err, fs.ErrNotExist), nil
 	}
@@ -100,7 +101,7 @@ func exists(holder, on string) (bool, error) {
 	return !ok || at != on, nil
 }
 
-// fileSystemAt identifies the file system that a path, which may not exist, is on or would be made on.
+// fileSystemAt identifies the file system of a path, or of its closest existing parent.
 func fileSystemAt(path string) (id string, ok bool) {
 	var st unix.Statfs_t
 	for {
@@ -120,15 +121,15 @@ func holderFile(holder string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Release says that a holder is gone, of whichever image.
+// Release removes a holder from all images.
 func (s Store) Release(holder string) {
-	held, _ := filepath.Glob(filepath.Join(s.Dir, ".*.holders", holderFile(holder))) // the pattern is right
+	held, _ := filepath.Glob(filepath.Join(s.Dir, ".*.holders", holderFile(holder))) // the pattern is valid
 	for _, file := range held {
-		_ = os.Remove(file) // what is left is found to be stale
+		_ = os.Remove(file) // a remaining file is recognized as stale
 	}
 }
 
-// share keeps an image from being removed or replaced until unlock is called.
+// share protects an image from being removed or replaced until unlock is called.
 func (s Store) share(key string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(s.Dir, "."+key+".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -149,7 +150,7 @@ func (s Store) share(key string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// users returns the holders of an image that still exist, as far as that is known, and forgets the others.
+// users returns the holders of an image that exist or may exist, and removes the files of the others.
 func (s Store) users(key string) ([]string, error) {
 	entries, err := os.ReadDir(s.holders(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -173,7 +174,7 @@ func (s Store) users(key string) ([]string, error) {
 		case there:
 			users = append(users, holder)
 		case os.Remove(file) != nil:
-			// it is forgotten another time
+			// removed another time
 		}
 	}
 	return users, nil
@@ -188,7 +189,7 @@ type Stored struct {
 	Holders []string // directories of boxes and snapshots that use it
 }
 
-// List returns the images of the image directory, by key.
+// List returns the images in the image directory, by key.
 func (s Store) List() ([]Stored, error) {
 	found, err := filepath.Glob(filepath.Join(s.Dir, "*", "image.json"))
 	if err != nil {
@@ -198,14 +199,14 @@ func (s Store) List() ([]Stored, error) {
 	for _, file := range found {
 		key := filepath.Base(filepath.Dir(file))
 		if strings.HasPrefix(key, ".") {
-			continue // not complete
+			continue // incomplete
 		}
 		data, err := os.ReadFile(file)
 		if err != nil {
-			continue // removed meanwhile
+			continue // removed during the call
 		}
 		var img Image
-		_ = json.Unmarshal(data, &img) // a damaged one is listed, to be removed
+		_ = json.Unmarshal(data, &img) // a damaged image is listed, so that it can be removed
 		users, err := s.users(key)
 		if err != nil {
 			return nil, err
@@ -219,8 +220,8 @@ func (s Store) List() ([]Stored, error) {
 	return list, nil
 }
 
-// Remove removes an image, given its key, its source or its name, or what an interrupted pull of it has left. One that is
-// in use is ErrInUse, one that is not there ErrUnknown.
+// Remove removes an image, or the layers of an interrupted pull. name is its key, source or name. It returns ErrInUse for
+// an image in use, and ErrUnknown for a missing one.
 func (s Store) Remove(ctx context.Context, name string) error {
 	key, err := s.keyOf(name)
 	if err != nil {
@@ -238,7 +239,7 @@ func (s Store) Remove(ctx context.Context, name string) error {
 	if len(users) > 0 {
 		return fmt.Errorf("%s: %w by %s", key, ErrInUse, strings.Join(users, ", "))
 	}
-	gone := filepath.Join(s.Dir, "."+key+".building") // the next build removes what is left of it
+	gone := filepath.Join(s.Dir, "."+key+".building") // the next build removes remains
 	if err := files.RemoveTree(ctx, gone); err != nil {
 		return err
 	}
@@ -253,7 +254,7 @@ func (s Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// keyOf finds the image that is meant among those that are there.
+// keyOf returns the key of an existing image.
 func (s Store) keyOf(name string) (string, error) {
 	list, err := s.List()
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// item is an entry of the tree as it was when the box stood still, in the words of the layer.
+// item is an entry of the tree at the moment of the freeze, with the IDs and attributes of the layer.
 type item struct {
-	Leave    bool   // no entry: the end of those of a directory
+	Leave    bool   // marks the end of a directory; the other fields are empty
 	Name     string // "" for the top
 	Mode     uint32
 	Rdev     uint64
@@ -22,13 +22,13 @@ type item struct {
 	Modified unix.Timespec
 	Attrs    []attr
 	Target   string // of a symbolic link
-	Body     string // of a file, which has all of the above already
+	Body     string // name of the file's body, which already has all of the above
 	Shared   bool   // it has other names
 }
 
 func (it item) isDir() bool { return it.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// list writes the entries of a tree to a file: a box may have more than should be kept in memory.
+// list writes the entries of a tree to a file, because a box may have too many to keep in memory.
 type list struct {
 	file *os.File
 	buf  *bufio.Writer
@@ -50,7 +50,7 @@ func (l *list) add(it item) error { return l.enc.Encode(it) }
 
 func (l *list) close() error { return errors.Join(l.buf.Flush(), l.file.Close()) }
 
-// assemble puts the tree together from the list and the bodies.
+// assemble builds the tree from the list and the bodies.
 func (c *capture) assemble(ctx context.Context) error {
 	f, err := openAt(c.to, listFile, 0)
 	if err != nil {
@@ -75,13 +75,13 @@ func (c *capture) assemble(ctx context.Context) error {
 	}
 }
 
-// assembly is a tree being put together: the directories that are open, each in the one before.
+// assembly is a tree being built: the stack of open directories.
 type assembly struct {
 	dirs   []place
 	bodies *os.File
 }
 
-// place is a directory to which entries are being added, and what it will be like in the end.
+// place is a directory that is being filled, and its final attributes.
 type place struct {
 	dir *os.File
 	it  item
@@ -110,7 +110,7 @@ func (a *assembly) add(it item) error {
 	return finish(linkPath(dir, it.Name), it)
 }
 
-// enter makes a directory; the entries that follow are in it.
+// enter creates a directory; the following entries are in it.
 func (a *assembly) enter(dir *os.File, it item) error {
 	if it.Name == "" {
 		it.Name = treeDir
@@ -126,7 +126,7 @@ func (a *assembly) enter(dir *os.File, it item) error {
 	return nil
 }
 
-// leave completes a directory: its time is that before its entries were added.
+// leave completes a directory. Its time is set last, because adding entries changes it.
 func (a *assembly) leave() error {
 	last := a.dirs[len(a.dirs)-1]
 	a.dirs = a.dirs[:len(a.dirs)-1]
@@ -134,8 +134,8 @@ func (a *assembly) leave() error {
 	return finish(linkPath(a.dirs[len(a.dirs)-1].dir, last.it.Name), last.it)
 }
 
-// place gives a body its name. One with other names stays for these, until a file can have no more of them: then the one
-// that it has as a body is missing for the last.
+// place moves a body to its name. A body with other names is linked, so that it stays for these. If the file system's limit
+// of links is reached, this is the last name of the original, and the body itself is moved.
 func (a *assembly) place(dir *os.File, it item) error {
 	if it.Shared {
 		err := unix.Linkat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name, 0)
@@ -146,7 +146,7 @@ func (a *assembly) place(dir *os.File, it item) error {
 	return unix.Renameat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name)
 }
 
-// makeNode makes what is neither a file nor a directory.
+// makeNode creates an entry that is neither a file nor a directory.
 func makeNode(dir *os.File, it item) error {
 	if it.Mode&unix.S_IFMT == unix.S_IFLNK {
 		return unix.Symlinkat(it.Target, int(dir.Fd()), it.Name)
@@ -154,7 +154,7 @@ func makeNode(dir *os.File, it item) error {
 	return unix.Mknodat(int(dir.Fd()), it.Name, it.Mode, int(it.Rdev))
 }
 
-// finish gives an entry its owner, mode, attributes and time.
+// finish sets the owner, mode, attributes and time of an entry.
 func finish(path string, it item) error {
 	if err := unix.Lchown(path, int(it.UID), int(it.GID)); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// attr is one extended attribute as it is in a layer.
+// attr is one extended attribute as stored in a layer.
 type attr struct {
 	Name  string
 	Value []byte
@@ -25,15 +25,15 @@ const (
 	overlay    = "trusted.overlay."
 )
 
-// kept are the attributes of overlayfs that mean something in a lower layer. The others refer to what was below the
-// upper directory, or count.
+// kept are the attributes of overlayfs that have a meaning in a lower layer. The others refer to the former lower
+// directories, or are counters.
 var kept = []string{overlay + "opaque", overlay + "whiteout"}
 
-// unsafeHere are attributes by which overlayfs would look for the file elsewhere. Boxes are mounted so that it makes none.
+// unsafeHere are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it creates none.
 var unsafeHere = []string{overlay + "redirect", overlay + "metacopy"}
 
-// readAttrs returns the attributes of what a path names, which a link is not followed for unless it is one of /proc/self/fd
-// itself, for a layer.
+// readAttrs returns the attributes of a path, with values as stored in a layer. It does not follow links, except a path
+// directly in /proc/self/fd.
 func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 	names, err := attrNames(path)
 	var attrs []attr
@@ -59,7 +59,7 @@ func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 	return attrs, err
 }
 
-// keeps reports whether an attribute belongs into a layer.
+// keeps reports whether an attribute belongs in a layer.
 func keeps(name string) (bool, error) {
 	for _, u := range unsafeHere {
 		if name == u {
@@ -74,7 +74,7 @@ func keeps(name string) (bool, error) {
 	return name == capability || strings.HasPrefix(name, "user.") || strings.HasPrefix(name, aclPrefix), nil
 }
 
-// follows reports whether the path is that of an open file rather than of an entry of an open directory.
+// follows reports whether the path is an open file in /proc/self/fd, rather than an entry of an open directory.
 func follows(path string) bool {
 	return strings.Count(path, "/") == strings.Count("/proc/self/fd/0", "/")
 }
@@ -120,7 +120,7 @@ func attrValue(path, name string) ([]byte, error) {
 	}
 }
 
-// writeAttrs gives what a path names attributes.
+// writeAttrs sets the attributes of a path.
 func writeAttrs(path string, attrs []attr) error {
 	set := unix.Lsetxattr
 	if follows(path) {
@@ -134,7 +134,7 @@ func writeAttrs(path string, attrs []attr) error {
 	return nil
 }
 
-// storedValue is the value of an attribute with the user IDs as the box sees them.
+// storedValue converts user IDs in an attribute to IDs of the box.
 func storedValue(name string, value []byte, ids namespace.IDs) ([]byte, error) {
 	switch {
 	case name == capability:
@@ -145,7 +145,7 @@ func storedValue(name string, value []byte, ids namespace.IDs) ([]byte, error) {
 	return value, nil
 }
 
-// Layouts of linux/capability.h: revision 3 ends with the user ID of the root that the capabilities are for.
+// Layouts of linux/capability.h. Revision 3 ends with the user ID of root in the namespace that the capabilities apply to.
 const (
 	capRevisionMask = 0xff000000
 	capRevision2    = 0x02000000
@@ -154,8 +154,8 @@ const (
 	capSize3        = 24
 )
 
-// storedCapability makes file capabilities that only count below the box's root those of a file of an image, whose owners
-// each box maps.
+// storedCapability converts file capabilities of the box's user namespace to the form without a namespace, as in an image,
+// whose owners each box maps.
 func storedCapability(value []byte, ids namespace.IDs) []byte {
 	if len(value) != capSize3 || binary.LittleEndian.Uint32(value)&capRevisionMask != capRevision3 {
 		return value
@@ -169,7 +169,7 @@ func storedCapability(value []byte, ids namespace.IDs) []byte {
 	return out
 }
 
-// storedACL maps the IDs of an access control list, of linux/posix_acl_xattr.h: a version, and entries of a tag, permissions
+// storedACL maps the IDs of an access control list (linux/posix_acl_xattr.h): a version, and entries of a tag, permissions
 // and an ID.
 func storedACL(value []byte, ids namespace.IDs) ([]byte, error) {
 	const head, size, user, group = 4, 8, 0x02, 0x08
@@ -186,11 +186,11 @@ func storedACL(value []byte, ids namespace.IDs) ([]byte, error) {
 	return out, nil
 }
 
-// nobody owns in a layer what nobody in the box owned.
+// nobody is the owner in a layer of files whose owner has no ID in the box.
 const nobody = 65534
 
-// unmapped is what a user or group ID of the host is in the box. Root of the host, which owns whiteouts, is no more than
-// anybody else.
+// unmapped converts a user or group ID of the host to the ID in the box. Root of the host, which owns whiteouts, becomes
+// nobody as well.
 func unmapped(ids namespace.IDs, host uint32) uint32 {
 	if id, ok := ids.Inside(int(host)); ok {
 		return uint32(id)

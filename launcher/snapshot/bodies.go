@@ -11,16 +11,16 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// errMoved is returned for a file that changed while it was copied, or is another by now.
+// errMoved is returned for a file that changed while it was copied, or was replaced.
 var errMoved = errors.New("the file has changed")
 
-// bodies are copies of files, complete with owner, mode, times and attributes, each named after the inode and the state
-// that it is a copy of.
+// bodies are copies of files, complete with owner, mode, times and attributes, each named after the inode and state of the
+// original.
 type bodies struct {
 	dir   *os.File
 	ids   namespace.IDs
 	clone bool                // the file system may be able to share blocks between files
-	room  func(n int64) error // asked before n more bytes are written
+	room  func(n int64) error // called before n more bytes are written
 }
 
 // bodyName names a file in one state: any change of contents, owner, mode or attributes changes the time.
@@ -33,11 +33,11 @@ func (b *bodies) has(name string) bool {
 	return unix.Fstatat(int(b.dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
-// take copies the file of that name, or returns errMoved if it is not in the state that the entry says, before and after.
+// take copies the file of an entry. It returns errMoved if the file is not in the entry's state both before and after.
 func (b *bodies) take(ctx context.Context, dir *os.File, e entry) error {
 	name := bodyName(e.stat)
 	if b.has(name) {
-		return nil // another name of it
+		return nil // copied under another name
 	}
 	from, err := openAt(dir, e.name, 0)
 	if err != nil {
@@ -64,7 +64,7 @@ func (b *bodies) take(ctx context.Context, dir *os.File, e entry) error {
 	return nil
 }
 
-// inState reports whether an open file is the one, and in the state, that a body is named after.
+// inState reports whether an open file is the original of a body, in the same state.
 func inState(f *os.File, name string) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && bodyName(st) == name
@@ -78,7 +78,7 @@ func (b *bodies) create(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// fill makes one file a copy of another.
+// fill copies contents, owner, mode, attributes and time of a file.
 func (b *bodies) fill(ctx context.Context, to, from *os.File, st unix.Stat_t) error {
 	if err := b.contents(ctx, to, from, st.Size); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (b *bodies) fill(ctx context.Context, to, from *os.File, st unix.Stat_t) er
 	if err := unix.Fchown(fd, int(unmapped(b.ids, st.Uid)), int(unmapped(b.ids, st.Gid))); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil { // after the owner, which takes the set-user-ID bit
+	if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil { // after the owner, which clears the set-user-ID bit
 		return err
 	}
 	if err := writeAttrs(fdPath(to), attrs); err != nil {
@@ -100,7 +100,7 @@ func (b *bodies) fill(ctx context.Context, to, from *os.File, st unix.Stat_t) er
 	return unix.UtimesNanoAt(unix.AT_FDCWD, fdPath(to), []unix.Timespec{st.Mtim, st.Mtim}, 0)
 }
 
-// contents copies what is in a file: by sharing its blocks where the file system can, else all but the holes.
+// contents copies the contents of a file: by sharing its blocks if the file system can, otherwise all but the holes.
 func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) error {
 	if size == 0 {
 		return nil
@@ -135,7 +135,7 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 	return nil
 }
 
-// roomFor asks for what a file takes.
+// roomFor calls room for the blocks of a file.
 func (b *bodies) roomFor(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -144,7 +144,7 @@ func (b *bodies) roomFor(f *os.File) error {
 	return b.room(st.Blocks * 512)
 }
 
-// copyChunk is how much is copied between two looks at whether somebody still wants it.
+// copyChunk is how many bytes are copied between two checks of the context.
 const copyChunk = 16 << 20
 
 // copyRange copies bytes within the kernel.
@@ -178,7 +178,7 @@ func (b *bodies) copyRange(ctx context.Context, to, from *os.File, begin, end in
 	return nil
 }
 
-// copyBytes copies some of a range by way of this process, between file systems that do not do it themselves.
+// copyBytes copies part of a range through this process, for file systems without copy_file_range.
 func copyBytes(to, from *os.File, begin, end int64) (int, error) {
 	buf := make([]byte, min(end-begin, 1<<20))
 	n, err := unix.Pread(int(from.Fd()), buf, begin)

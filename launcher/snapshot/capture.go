@@ -15,30 +15,31 @@ import (
 )
 
 const (
-	// fewBytes and fewFiles bound what is copied while the box stands still without having been copied before: for so
-	// little it is not worth having the disk synchronised first.
+	// fewBytes and fewFiles bound the first copy that may happen with the box frozen: for so little it is not worth syncing
+	// the disk first.
 	fewBytes = 8 << 20
 	fewFiles = 500
-	// maxRounds is how often a running box is copied before it has to stand still.
+	// maxRounds is how many rounds of copying are done before a running box is frozen.
 	maxRounds = 3
-	// hardlyBytes and hardlyFiles are so little that the box need not be copied once more for it.
+	// hardlyBytes and hardlyFiles are so little that another round is not worth it.
 	hardlyBytes = 1 << 20
 	hardlyFiles = 50
-	// slack is the age that a file's last change must have to be told from the next one: clocks of files tick slowly.
+	// slack is the minimum age of a file's last change that distinguishes it from the next one: file timestamps have a
+	// coarse clock.
 	slack = 100 * time.Millisecond
 )
 
-// Terms say what a capture takes at most: a box may make its tree as it likes, and change it meanwhile. The zero value
-// allows nothing.
+// Terms bound a capture, because a box controls its tree and can change it during the capture. The zero value allows
+// nothing.
 type Terms struct {
-	Entries int64         // of the tree
-	Frozen  time.Duration // how long the box may stand still
-	Without string        // the name of an entry at the top that is left out with all below it; "": none
-	// Grow is asked before n more bytes are written, and its error ends the capture. nil: nothing bounds them.
+	Entries int64         // in the tree
+	Frozen  time.Duration // how long the box may stay frozen
+	Without string        // an entry of the top directory that is left out with everything below it; "": no entry
+	// Grow is called before n more bytes are written, and its error ends the capture. nil: unlimited.
 	Grow func(n int64) error
 }
 
-// room asks for n more bytes.
+// room calls Grow.
 func (t Terms) room(n int64) error {
 	if t.Grow == nil || n == 0 {
 		return nil
@@ -46,15 +47,15 @@ func (t Terms) room(n int64) error {
 	return t.Grow(n)
 }
 
-// Report says what a capture found and took.
+// Report describes a finished capture.
 type Report struct {
-	Size   int64         // bytes on disk, in the layer
+	Size   int64         // bytes on disk of the layer
 	Files  int64         // entries of the layer
-	Frozen time.Duration // how long the box stood still
+	Frozen time.Duration // how long the box was frozen
 }
 
-// Capture copies the tree at upper into the directory to, which must not exist, as to/tree. frozen calls a function once
-// while nothing changes the tree. When Capture fails, what it made is left for the caller to remove.
+// Capture copies the tree at upper to to/tree. The directory to must not exist. frozen must call its argument once, while
+// the tree cannot change. When Capture fails, the caller removes to.
 func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, most Terms, frozen func(func() error) error) (Report, error) {
 	c, err := newCapture(upper, ids, to, most)
 	if err != nil {
@@ -83,21 +84,21 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, mo
 	return c.report, errors.Join(os.Remove(filepath.Join(to, listFile)), syncDisk(to))
 }
 
-// errTooStill is why a capture was given up: too much is left to be copied when the box stands still.
+// errTooStill is the cause when a capture is cancelled because it would keep the box frozen for too long.
 var errTooStill = errors.New("the box stood still for too long, and has been let go on: the host is overloaded, or the box changes large files all the time; " +
 	"have it write less, or pause it, and take another snapshot")
 
-// What a layer consists of. Only the tree is left when it is complete.
+// Contents of a layer. A complete one has only the tree.
 const (
-	treeDir   = "tree"   // what boxes stack
+	treeDir   = "tree"   // the directory that boxes stack
 	bodiesDir = "bodies" // files that have no name in the tree yet
 	listFile  = "list"   // the entries of the tree
 )
 
-// Tree is the directory of a layer that boxes stack.
+// Tree returns the directory of a layer that boxes stack.
 func Tree(layer string) string { return filepath.Join(layer, treeDir) }
 
-// capture is one capture under way.
+// capture is a running capture.
 type capture struct {
 	ids    namespace.IDs
 	upper  *os.File
@@ -118,7 +119,7 @@ func newCapture(upper string, ids namespace.IDs, to string, most Terms) (c *capt
 		return nil, err
 	}
 	for _, dir := range []string{to, filepath.Join(to, bodiesDir)} {
-		if err = os.Mkdir(dir, 0o700); err != nil { // nobody may run set-user-ID programs of a box
+		if err = os.Mkdir(dir, 0o700); err != nil { // no other user may run set-user-ID programs of a box
 			return nil, err
 		}
 	}
@@ -141,16 +142,16 @@ func (c *capture) close() {
 	}
 }
 
-// ahead copies files while the box runs. What it copies counts only if the file is still in the same state when the box
-// stands still; so nothing that goes wrong here matters, but for a full disk.
+// ahead copies files while the box runs. A copy counts only if the file is still in the same state when the box is frozen,
+// so errors here do not matter, except a full disk.
 func (c *capture) ahead(ctx context.Context) error {
 	if little, err := c.little(ctx); little || err != nil {
 		return err
 	}
 	for range maxRounds {
 		begun := time.Now()
-		// A page of a file that a process maps and writes again and again changes the file's time only the first time
-		// after it was written to disk. So only those files count whose last change lies before this.
+		// A memory-mapped page that a process writes again and again changes the file's time only on the first write after
+		// a sync. So only files whose last change is before this sync can be trusted.
 		if err := syncDisk(c.upper.Name()); err != nil {
 			return err
 		}
@@ -159,7 +160,7 @@ func (c *capture) ahead(ctx context.Context) error {
 			return err
 		}
 		select {
-		case <-time.After(slack): // then the next round can tell
+		case <-time.After(slack): // so that the next round can distinguish changes
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -167,7 +168,7 @@ func (c *capture) ahead(ctx context.Context) error {
 	return nil
 }
 
-// little reports whether there is so little to copy that it can be done while the box stands still.
+// little reports whether there is so little to copy that it can all be done with the box frozen.
 func (c *capture) little(ctx context.Context) (bool, error) {
 	errEnough := errors.New("enough")
 	var s sizes
@@ -183,7 +184,7 @@ func (c *capture) little(ctx context.Context) (bool, error) {
 	return true, err
 }
 
-// round copies every file that was last changed before that time, and returns which it has left.
+// round copies the files last changed before a time, and returns the sizes of the others.
 func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err error) {
 	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(dir *os.File, e entry) error {
 		if !e.regular() {
@@ -203,7 +204,7 @@ func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err
 	return fresh, err
 }
 
-// still lists the tree of a box that stands still, and copies the files that have not been.
+// still lists the tree of a frozen box, and copies the files that have no body yet.
 func (c *capture) still(ctx context.Context) error {
 	w, err := newList(c.to)
 	if err != nil {
@@ -226,17 +227,16 @@ func (c *capture) still(ctx context.Context) error {
 	return errors.Join(err, w.close())
 }
 
-// entryBytes is what an entry takes at least, which has an inode and a name.
+// entryBytes is the minimum size of an entry, for its inode and name.
 const entryBytes = 512
 
 // sizes adds up entries.
 type sizes struct {
 	bytes, entries int64
-	linked         map[uint64]bool // files with several names that are counted already
+	linked         map[uint64]bool // files with several names that were already counted
 }
 
-// mostLinked is how many files with several names are told apart. Of those that are seen when there are as many, each name
-// counts for its share.
+// mostLinked is how many files with several names are tracked. Beyond that, each name of a file counts for its share.
 const mostLinked = 1 << 16
 
 func (s *sizes) add(e entry) {
@@ -257,7 +257,7 @@ func (s *sizes) add(e entry) {
 	s.bytes += bytes
 }
 
-// itemOf is an entry as it is listed. A file has its body by then.
+// itemOf returns the list item of an entry. It copies the body of a file first.
 func (c *capture) itemOf(ctx context.Context, dir *os.File, e entry) (item, error) {
 	if !e.regular() {
 		return describe(dir, e, c.ids)
@@ -266,7 +266,7 @@ func (c *capture) itemOf(ctx context.Context, dir *os.File, e entry) (item, erro
 	return it, c.bodies.take(ctx, dir, e)
 }
 
-// describe describes an entry in the words of a layer.
+// describe converts an entry to the IDs and attributes of a layer.
 func describe(dir *os.File, e entry, ids namespace.IDs) (item, error) {
 	it := item{
 		Name: e.name, Mode: e.stat.Mode, Rdev: e.stat.Rdev, UID: unmapped(ids, e.stat.Uid), GID: unmapped(ids, e.stat.Gid), Modified: e.stat.Mtim,
@@ -286,7 +286,7 @@ func describe(dir *os.File, e entry, ids namespace.IDs) (item, error) {
 	return it, err
 }
 
-// syncDisk writes the file system that holds a directory to disk.
+// syncDisk writes the file system of a directory to disk.
 func syncDisk(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -15,13 +15,13 @@ import (
 	"boxgate/launcher/image"
 )
 
-// Layers is the directory of the layers of a host.
+// Layers is the directory of the snapshot layers of a host.
 type Layers struct {
 	Dir    string
-	Images image.Store // that they lie on
+	Images image.Store // the images below the layers
 }
 
-// record says what a layer lies on.
+// record describes the image below a layer.
 type record struct {
 	ImageKey string   `json:"image_key,omitempty"`
 	Rootfs   string   `json:"rootfs"`
@@ -29,15 +29,15 @@ type record struct {
 	Size     int64    `json:"size"`           // of the layer alone
 }
 
-// partial is the suffix of the name of a layer that is not complete.
+// partial is the name suffix of an incomplete layer.
 const partial = ".partial"
 
 var validName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
-// Path is where a layer is.
+// Path returns the directory of a layer.
 func (l Layers) Path(layer string) string { return filepath.Join(l.Dir, layer) }
 
-// Claim returns where a new layer is to be made, or an error if its name cannot be one or is taken.
+// Claim returns the directory for a new layer, or an error if its name is invalid or taken.
 func (l Layers) Claim(layer string) (work string, err error) {
 	if !validName.MatchString(layer) {
 		return "", fmt.Errorf("%q is no name of a layer", layer)
@@ -48,7 +48,7 @@ func (l Layers) Claim(layer string) (work string, err error) {
 	return l.Path(layer + partial), nil
 }
 
-// Complete gives a layer that is on disk its name, and keeps its image from being removed.
+// Complete renames a layer that is on disk to its final name, and protects its image from removal.
 func (l Layers) Complete(layer string, img image.Image, size int64) error {
 	work := l.Path(layer + partial)
 	r := record{ImageKey: img.Key, Rootfs: img.Rootfs, Base: img.Env, Size: size}
@@ -84,7 +84,7 @@ func (l Layers) load(layer string) (r record, err error) {
 	return r, nil
 }
 
-// Size is how much layers take on disk together.
+// Size returns the total size of layers on disk in bytes.
 func (l Layers) Size(layers []string) (sum int64, err error) {
 	for _, layer := range layers {
 		r, err := l.load(layer)
@@ -96,8 +96,8 @@ func (l Layers) Size(layers []string) (sum int64, err error) {
 	return sum, nil
 }
 
-// Image returns the image that layers lie on, all on the same, and keeps it from being removed while the directory holder
-// exists.
+// Image returns the image below the layers, which must have the same one, and protects it from removal while the directory
+// holder exists.
 func (l Layers) Image(layers []string, holder string) (img image.Image, err error) {
 	for i, layer := range layers {
 		r, err := l.load(layer)
@@ -115,7 +115,7 @@ func (l Layers) Image(layers []string, holder string) (img image.Image, err erro
 	return img, l.Images.Hold(img, holder)
 }
 
-// Trees are the directories that a box stacks for layers.
+// Trees returns the directories that a box stacks for layers.
 func (l Layers) Trees(layers []string) (trees []string) {
 	for _, layer := range layers {
 		trees = append(trees, Tree(l.Path(layer)))
@@ -123,7 +123,8 @@ func (l Layers) Trees(layers []string) (trees []string) {
 	return trees
 }
 
-// Unneeded returns the directories of the layers, complete or not, for which needed returns false; their images may go.
+// Unneeded returns the directories of the layers, complete or not, for which needed returns false, and releases their
+// images.
 func (l Layers) Unneeded(needed func(layer string) bool) (dirs []string, err error) {
 	entries, err := os.ReadDir(l.Dir)
 	for _, e := range entries {

@@ -13,9 +13,9 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// Merge makes one layer of several, the lowest first, in the directory to, which must not exist. Over the image it means
-// the same as all of them. It shares the files with them, which nobody ever writes to. grow is asked before n more bytes are
-// written, and its error ends the merge; nil: nothing bounds them. When Merge fails, what it made is left for the caller to remove.
+// Merge merges layers, the lowest first, into one layer in the directory to, which must not exist. Over the image it is
+// equivalent to all of them. It shares their files, which are never written to. grow is called before n more bytes are
+// written, and its error ends the merge; nil: unlimited. When Merge fails, the caller removes to.
 func Merge(ctx context.Context, image string, layers []string, to string, grow func(n int64) error) (Report, error) {
 	for _, dir := range []string{to, Tree(to)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -61,21 +61,21 @@ func measure(ctx context.Context, tree string) (r Report, err error) {
 	return Report{Size: s.bytes, Files: s.entries}, err
 }
 
-// merge is one merge under way.
+// merge is a running merge.
 type merge struct {
 	ctx  context.Context
-	room func(n int64) error // asked before n more bytes are written
+	room func(n int64) error // called before n more bytes are written
 }
 
-// below is where in the tree an entry is.
+// below is the position of an entry in the tree.
 type below struct {
 	depth int
-	// image is the same directory of the image. Where it has none, there is nothing for whiteouts to hide, and overlayfs
-	// would show them.
+	// image is the corresponding directory of the image; nil if there is none: then whiteouts have nothing to hide, and
+	// overlayfs would show them.
 	image *os.File
 }
 
-// directory puts a directory over what is there. What is hidden by either stays hidden.
+// directory merges a directory over an existing entry. Entries hidden by either stay hidden.
 func (m merge) directory(src, dst *os.File, name string, at below) error {
 	e := entry{name: name}
 	if err := unix.Fstatat(int(src.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -85,7 +85,7 @@ func (m merge) directory(src, dst *os.File, name string, at below) error {
 	if err != nil {
 		return err
 	}
-	if err := m.room(max(entryBytes, e.stat.Blocks*512)); err != nil { // its names are written anew
+	if err := m.room(max(entryBytes, e.stat.Blocks*512)); err != nil { // its names are written again
 		return err
 	}
 	hides := slices.ContainsFunc(it.Attrs, func(a attr) bool { return a.Name == opaque.Name })
@@ -97,7 +97,7 @@ func (m merge) directory(src, dst *os.File, name string, at below) error {
 		hides = xerr == nil
 		err = dropAttrs(linkPath(dst, name), opaque.Name)
 	case err == nil:
-		if !hides { // as the file that it replaces did
+		if !hides { // like the file that it replaces
 			hides, it.Attrs = true, append(it.Attrs, opaque)
 		}
 		err = errors.Join(files.RemoveEntry(m.ctx, dst, name), unix.Mkdirat(int(dst.Fd()), name, 0o700))
@@ -118,7 +118,7 @@ func (m merge) directory(src, dst *os.File, name string, at below) error {
 	return finish(linkPath(dst, name), it)
 }
 
-// step returns a directory of the image, or nil.
+// step returns a subdirectory of the image, or nil.
 func (at below) step(name string) *os.File {
 	if at.image == nil {
 		return nil
@@ -133,7 +133,7 @@ func (at below) step(name string) *os.File {
 	return dir
 }
 
-// opaque is the attribute of a directory with which overlayfs merges no lower one.
+// opaque is the attribute that keeps overlayfs from merging a directory with lower ones.
 var opaque = attr{Name: overlay + "opaque", Value: []byte("y")}
 
 // dropAttrs removes all attributes but one.
@@ -147,7 +147,7 @@ func dropAttrs(path, but string) error {
 	return err
 }
 
-// into merges the entries of a directory that both have.
+// into merges the entries of a directory that exists in both.
 func (m merge) into(src, dst *os.File, name string, at below) error {
 	from, err := openAt(src, name, unix.O_DIRECTORY)
 	if err != nil {
@@ -176,7 +176,7 @@ func (m merge) into(src, dst *os.File, name string, at below) error {
 	return nil
 }
 
-// one puts an entry over what is there.
+// one merges an entry over an existing one.
 func (m merge) one(src, dst *os.File, name string, at below) error {
 	e := entry{name: name}
 	if err := unix.Fstatat(int(src.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth is how deep directories may be nested: each level costs a descriptor while it is read.
+// maxDepth is how deep directories may be nested: each level needs a descriptor while it is read.
 const maxDepth = 256
 
-// errTooDeep is told to whoever wanted the snapshot.
+// errTooDeep is reported to the client that requested the snapshot.
 var errTooDeep = fmt.Errorf("the box has directories nested more than %d deep, which a snapshot cannot hold", maxDepth)
 
 // entry is one name in a directory.
@@ -27,16 +27,16 @@ func (e entry) regular() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFREG }
 
 func (e entry) isDir() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// whiteout reports whether overlayfs put it there to hide a file of a lower layer.
+// whiteout reports whether overlayfs created the entry to hide a file of a lower layer.
 func (e entry) whiteout() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFCHR && e.stat.Rdev == 0 }
 
-// visitor is told of the entries of a tree.
+// visitor receives the entries of a tree.
 type visitor struct {
-	entry   func(dir *os.File, e entry) error // of the top itself with a nil dir first, and of a directory before its entries
-	leave   func() error                      // after the entries of a directory; may be nil
-	without string                            // the name of an entry of the top that is passed over; "": none
-	loose   bool                              // the tree changes meanwhile: what has gone is left out
-	most    int64                             // how many entries there may be
+	entry   func(dir *os.File, e entry) error // called for the top directory first, and for a directory before its entries
+	leave   func() error                      // called after the entries of a directory; may be nil
+	without string                            // an entry of the top directory to skip; "": no entry
+	loose   bool                              // the tree may change: vanished entries are skipped
+	most    int64                             // maximum number of entries
 	seen    *int64                            // set by walk
 }
 
@@ -83,10 +83,10 @@ func (v visitor) below(ctx context.Context, parent *os.File, name string, dev ui
 	return v.leave()
 }
 
-// namesAtOnce is how many names of a directory are held in memory: a box may have made millions of them.
+// namesAtOnce is how many names of a directory are held in memory: a box may have created millions.
 const namesAtOnce = 1024
 
-// namesIn yields the names in a directory. An error is the last that it yields.
+// namesIn yields the names in a directory. After an error it stops.
 func namesIn(dir *os.File) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for {
@@ -107,7 +107,7 @@ func namesIn(dir *os.File) iter.Seq2[string, error] {
 	}
 }
 
-// one visits one entry, and those below it.
+// one visits one entry and everything below it.
 func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
 	if *v.seen++; *v.seen > v.most {
 		return fmt.Errorf("the box has written more than %d files and directories, which a snapshot cannot hold", v.most)
@@ -125,7 +125,7 @@ func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64,
 	return v.below(ctx, dir, name, dev, depth+1)
 }
 
-// excuse forgives that an entry has gone or become another, if the tree changes meanwhile.
+// excuse ignores that an entry has vanished or been replaced, if the tree may change.
 func (v visitor) excuse(err error) error {
 	for _, gone := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE} {
 		if v.loose && errors.Is(err, gone) {
@@ -135,7 +135,7 @@ func (v visitor) excuse(err error) error {
 	return err
 }
 
-// openAt opens an entry of a directory to read it, through no link and in the same mount. It blocks on no pipe.
+// openAt opens an entry of a directory for reading. It follows no link, crosses no mount point and does not block on pipes.
 func openAt(dir *os.File, name string, flags uint64) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_NOATIME | unix.O_CLOEXEC | flags,
@@ -157,7 +157,7 @@ func linkPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
 
-// readLink returns where a symbolic link points.
+// readLink returns the target of a symbolic link.
 func readLink(dir *os.File, name string) (string, error) {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(dir.Fd()), name, buf)
