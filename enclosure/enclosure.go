@@ -1,9 +1,9 @@
-// Package enclosure runs one command of the host in namespaces of its own (network, processes, mounts, System V IPC), with the
-// files of the host and as the user who asked for it, but without any privilege over the host. The network namespace has
-// nothing but a loopback interface: whoever starts the command puts an interface there, or the command has no network.
+// Package enclosure runs one command of the host in its own namespaces (network, processes, mounts, System V IPC), with the
+// host's files and as the user who requested it, but without any privilege over the host. The network namespace has only a
+// loopback interface: without an interface from the caller, the command has no network.
 //
-// Nothing is kept anywhere but in the kernel's own count of who uses what: when this process ends, in whatever way, the command
-// and everything that it started are killed, and namespaces and mounts are gone.
+// The kernel alone tracks all state: when this process ends, in whatever way, it kills the command and all its descendants,
+// and removes namespaces and mounts.
 package enclosure
 
 import (
@@ -22,24 +22,26 @@ import (
 	"boxgate/enclosure/inside"
 )
 
-// Process is a command in its namespaces: first on its way, then running. Its methods are for one goroutine, other than Signal.
+// Process is a command in its namespaces, from before its start to its end. Its methods are not safe for concurrent use,
+// except Signal.
 type Process struct {
-	// Refused, unless nil, is called by Wait with the path of a Unix socket of the host that the command tried to connect to, once for each.
+	// Refused, if not nil, is called by Wait with the path of each Unix socket of the host that the command was refused a
+	// connection to, once per path.
 	Refused func(path string)
 
 	cmd     *exec.Cmd
 	orders  *os.File
 	reports *os.File
-	tty     *os.File // the terminal that the command gets; nil: none
+	tty     *os.File // the command's terminal, or nil
 
 	patience time.Duration
 	closed   sync.Once
 	closeErr error
 }
 
-// Start makes the namespaces, with a process in them that waits for [Process.Run]. Its standard input is the given file, or none
-// (/dev/null) if that is nil; output and errors are those of this process. The calling goroutine must stay on the thread for as long as the process is to live: the kernel kills it when the
-// thread ends.
+// Start makes the namespaces, with a process in them that waits for [Process.Run]. Its standard input is stdin, or
+// /dev/null if that is nil; output and errors are those of this process. The calling goroutine must stay on its thread
+// until the process ends: the kernel kills the process when the thread ends.
 func Start(stdin *os.File) (*Process, error) {
 	runtime.LockOSThread()
 	ordersIn, orders, err := os.Pipe()
@@ -69,11 +71,11 @@ func Start(stdin *os.File) (*Process, error) {
 	return &Process{cmd: cmd, orders: orders, reports: reports, tty: foregroundTerminal(), patience: endPatience}, nil
 }
 
-// PID is a process in the namespaces.
+// PID returns the ID of a process in the namespaces.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Run starts the command, and returns once it runs or cannot be started. An error that is an *[ExitError] has the status that
-// shells use for that.
+// Run starts the command, and returns when it runs or has failed to start. An *[ExitError] has the exit status that shells
+// use for the failure.
 func (p *Process) Run(s inside.Spec) error {
 	s.Foreground = p.tty != nil
 	if err := inside.Send(p.orders, s); err != nil {
@@ -89,7 +91,7 @@ func (p *Process) Run(s inside.Spec) error {
 	return nil
 }
 
-// ExitError says that the command could not be started.
+// ExitError reports that the command could not be started.
 type ExitError struct {
 	Status int
 	Why    string
@@ -98,11 +100,11 @@ type ExitError struct {
 // Error implements error.
 func (e *ExitError) Error() string { return e.Why }
 
-// Signal sends the command a signal. It may have ended.
+// Signal sends the command a signal. A command that has ended is not an error.
 func (p *Process) Signal(sig syscall.Signal) { _, _ = p.orders.Write([]byte{byte(sig)}) }
 
-// Wait returns the exit status of the command, 128+n if signal n killed it. It stops this process while the command is
-// stopped, so that the shell that started it can go on.
+// Wait returns the exit status of the command, 128+n if signal n killed it. While the command is stopped, Wait stops this
+// process, so that the shell regains control.
 func (p *Process) Wait() (int, error) {
 	for {
 		rep, err := inside.ReadReport(p.reports)
@@ -124,10 +126,10 @@ func (p *Process) Wait() (int, error) {
 	}
 }
 
-// pause stops this process until it is continued, with the terminal back in the hands of its own process group meanwhile.
+// pause stops this process until it is continued. Until then its own process group has the terminal.
 func (p *Process) pause() {
 	if p.tty == nil {
-		return // who has stopped the command continues it
+		return // whoever stopped the command continues it
 	}
 	p.takeBack()
 	stopHere()
@@ -138,21 +140,22 @@ func (p *Process) pause() {
 	p.Signal(syscall.SIGCONT) // in the background: it is stopped again if it reads
 }
 
-// stopHere stops this process, and does not return before it is continued. A signal for the process could be taken by another
-// thread, and this one would run on for a moment.
+// stopHere stops this process, and returns when it is continued. It signals its own thread, because another thread could
+// take a signal to the process, and this one would run on for a moment.
 func stopHere() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
-// endPatience is how long the end of processes that were killed is waited for.
+// endPatience is how long Close waits for killed processes to end.
 const endPatience = 10 * time.Second
 
-// ErrNotEnded says that processes were killed and have not ended.
+// ErrNotEnded means that processes were killed but have not ended.
 var ErrNotEnded = errors.New("what the command has left was killed, but does not end: it waits for a file system that does not answer, and ends when that does or is unmounted (umount -f)")
 
-// Close kills what is left, waits for it, and takes the terminal back. If it is [ErrNotEnded], the command does nothing any more.
+// Close kills the remaining processes, waits for their end, and takes the terminal back. After [ErrNotEnded] the command
+// does nothing more.
 func (p *Process) Close() error {
 	p.closed.Do(func() { p.closeErr = p.close() })
 	return p.closeErr
@@ -178,7 +181,7 @@ func (p *Process) close() error {
 	return errors.Join(err, p.orders.Close(), p.reports.Close())
 }
 
-// OwnsTerminal reports whether the command is in the foreground of a terminal: keys become signals for it, not for this
+// OwnsTerminal reports whether the command is in the foreground of a terminal, so that keys signal the command and not this
 // process.
 func (p *Process) OwnsTerminal() bool { return p.tty != nil }
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// HostSockets returns the paths of the Unix sockets that processes in the network namespace of this one have bound: those by which
-// a command could ask them to do what it may not. Sockets with relative paths, and those of other network namespaces, cannot be found
-// so.
+// HostSockets returns the paths of the Unix sockets bound in this process's network namespace, through which a command
+// could make processes of the host act for it. Sockets with relative paths, and sockets of other network namespaces, cannot
+// be found in this way.
 func HostSockets() ([]string, error) {
 	data, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -17,7 +17,7 @@ func HostSockets() ([]string, error) {
 	}
 	var out []string
 	for line := range strings.Lines(string(data)) {
-		// Num: RefCount Protocol Flags Type St Inode Path, of which the last may have spaces
+		// Num: RefCount Protocol Flags Type St Inode Path; the path may contain spaces
 		_, path, ok := strings.Cut(line, " /")
 		if !ok {
 			continue

@@ -9,8 +9,8 @@ import (
 	"boxgate/enclosure/inside"
 )
 
-// foregroundTerminal opens the terminal of this process if it is in the foreground there, and alone: in a pipeline, another
-// program may need the terminal as well.
+// foregroundTerminal opens the terminal of this process if the process is in the foreground and not part of a pipeline, in
+// which another program may need the terminal as well.
 func foregroundTerminal() *os.File {
 	if !term.IsTerminal(0) || !term.IsTerminal(1) {
 		return nil
@@ -31,7 +31,7 @@ func isForeground(tty *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// SharesTerminal reports whether keys that become signals reach this process and the command alike, as in a pipeline on a
+// SharesTerminal reports whether keys that send signals affect both this process and the command, as in a pipeline on a
 // terminal.
 func (p *Process) SharesTerminal() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)

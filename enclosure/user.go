@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// User is who the command runs as.
+// User is the user that the command runs as.
 type User struct {
 	UID, GID int
 	Groups   []int
-	Name     string // "" if the user database has none
+	Name     string // "" if the user is not in the user database
 	Home     string
 }
 
-// Caller is the user who asked: the one who called sudo, or else the user of this process.
+// Caller returns the user who called sudo, or otherwise the user of this process.
 func Caller() (User, error) {
 	uid, gid := os.Getuid(), os.Getgid()
 	if name := os.Getenv("SUDO_UID"); name != "" && uid == 0 {
@@ -36,12 +36,12 @@ func Caller() (User, error) {
 	u := User{UID: uid, GID: gid, Groups: []int{gid}}
 	known, err := user.LookupId(strconv.Itoa(uid))
 	if err != nil { // not in the database
-		return u, nil //nolint:nilerr // the command runs with these IDs all the same
+		return u, nil // the command still runs with these IDs
 	}
 	u.Name, u.Home = known.Username, known.HomeDir
 	ids, err := known.GroupIds()
 	if err != nil {
-		return u, nil //nolint:nilerr // it has its first group
+		return u, nil // it has its first group
 	}
 	for _, id := range ids {
 		if n, err := strconv.Atoi(id); err == nil && !slices.Contains(u.Groups, n) {
@@ -51,11 +51,11 @@ func Caller() (User, error) {
 	return u, nil
 }
 
-// sudoVariables are what sudo adds. A command that runs as its caller was not started by sudo.
+// sudoVariables are set by sudo. They are removed, because the command runs as the caller.
 var sudoVariables = []string{"SUDO_UID", "SUDO_GID", "SUDO_USER", "SUDO_COMMAND"}
 
-// Environment returns the variables for a command of the user: those given, but with the user's own home and name where sudo has
-// put those of root.
+// Environment returns the environment for a command of the user: the given one, but under sudo with the user's own home and
+// name instead of root's.
 func (u User) Environment(given []string) []string {
 	bySudo := slices.ContainsFunc(given, func(kv string) bool { return strings.HasPrefix(kv, "SUDO_UID=") })
 	if !bySudo {
@@ -77,12 +77,12 @@ func (u User) Environment(given []string) []string {
 	return out
 }
 
-// Create opens a file for writing with the rights of the user, empty.
+// Create creates or truncates a file with the rights of the user, and opens it for writing.
 func (u User) Create(path string) (f *os.File, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with its identity
+		runtime.LockOSThread() // never unlocked: the thread ends with its identity
 		if err = asUser(u); err == nil {
 			f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 		}
@@ -91,13 +91,13 @@ func (u User) Create(path string) (f *os.File, err error) {
 	return f, err
 }
 
-// asUser makes the calling thread look up files as the user does. No capability is left to it for that.
+// asUser gives the calling thread the user's rights to files, without capabilities that override them.
 func asUser(u User) error {
 	groups := make([]uint32, len(u.Groups))
 	for i, g := range u.Groups {
 		groups[i] = uint32(g)
 	}
-	// The raw calls change the thread alone; the package's own change every thread.
+	// The raw calls change only this thread; the functions of package unix change all threads.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0); errno != 0 {
 		return errno
 	}

@@ -11,17 +11,17 @@ import (
 
 // Config configures [New].
 type Config struct {
-	// Defaults are the limits of each holder that has none of its own. 0: there is no such limit.
+	// Defaults are the limits of holders without their own. 0: no limit.
 	Defaults Limits
-	// Totals bound the usage of all holders together. Holders other than the operator share three quarters of each; the operator is
-	// held to the total of [Memory] alone. 0: there is no such limit.
+	// Totals bound the usage of all holders together. Holders other than the operator share three quarters of each; the
+	// operator is only limited by the total of [Memory]. 0: no limit.
 	Totals Limits
-	// Now is the time of rates. nil: time.Now.
+	// Now returns the time for rates. nil: time.Now.
 	Now func() time.Time
 }
 
-// Book records the usage of each holder. Create it with [New]. Safe for concurrent use. It forgets holders without usage, so its size
-// is bounded by the current usage and the limits given to [Book.Set].
+// Book records the usage of each holder. Create it with [New]. Safe for concurrent use. It forgets holders without usage,
+// so its size is bounded by the current usage and the limits given to [Book.Set].
 type Book struct {
 	defaults, totals Limits
 	now              func() time.Time
@@ -30,10 +30,10 @@ type Book struct {
 	own     map[id]Limits // limits that differ from the defaults, by holder
 	held    map[id]*account
 	all     Limits // usage of all holders
-	others  Limits // usage of all but the operator
+	others  Limits // usage of all except the operator
 	refused Limits
 	counts  [kinds]func(Holder) int64
-	shared  [kinds]*rate.Limiter // of all that are not the operator
+	shared  [kinds]*rate.Limiter // of all except the operator
 	waiters waiters
 }
 
@@ -49,7 +49,7 @@ type account struct {
 	rates  [kinds]*rate.Limiter
 }
 
-// New makes a book without holders.
+// New creates an empty book.
 func New(cfg Config) *Book {
 	b := &Book{defaults: cfg.Defaults, totals: cfg.Totals, now: cfg.Now, own: map[id]Limits{}, held: map[id]*account{}}
 	if b.now == nil {
@@ -58,8 +58,8 @@ func New(cfg Config) *Book {
 	return b
 }
 
-// Set gives a holder limits of its own; where they set none, the defaults hold. Usage above a lower limit stays until it is
-// released. Zero limits remove the holder's own.
+// Set sets the limits of a holder; the defaults apply where a limit is 0. Usage above a lower limit stays until it is
+// released. Zero limits remove the holder's own limits.
 func (b *Book) Set(h Holder, own Limits) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +76,7 @@ func (b *Book) Set(h Holder, own Limits) {
 	}
 }
 
-// Limit returns a holder's limit; 0: it has none.
+// Limit returns a holder's limit; 0: no limit.
 func (b *Book) Limit(h Holder, k Kind) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,15 +93,15 @@ func (b *Book) limitLocked(h Holder, k Kind) int64 {
 	return b.defaults[k]
 }
 
-// Count sets the function that counts the usage of a kind from state, for [Book.Use]. It is not called while the book is locked.
+// Count sets the function that counts the usage of a kind from state, for [Book.Use]. It is called without the book's lock.
 func (b *Book) Count(k Kind, count func(Holder) int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.counts[k] = count
 }
 
-// Take takes n of a kind for a holder until release is called, which does nothing when it is called again. It fails with an
-// [*Error] and takes nothing if the holder would have more than its limit, or if there is no room in the total.
+// Take takes n of a kind for a holder until release is called; further calls of release have no effect. If the holder would
+// exceed its limit, or the total is used up, Take fails with an [*Error].
 func (b *Book) Take(h Holder, k Kind, n int64) (release func(), err error) {
 	if err := b.take(h, k, n); err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (b *Book) take(h Holder, k Kind, n int64) error {
 	return nil
 }
 
-// force takes n without looking at the limits.
+// force takes n without checking limits.
 func (b *Book) force(h Holder, k Kind, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -175,15 +175,15 @@ func (b *Book) forgetLocked(a *account) {
 	delete(b.held, a.holder.key())
 }
 
-// scarce is the fraction of the remainder that one holder may have once less than a quarter of the share is left: the threshold sinks
-// with the remainder, so that a late holder finds some.
+// scarce determines how much one holder may have when less than a quarter of the share is left: this fraction of the
+// remainder. The threshold sinks with the remainder, so that a late holder still gets something.
 const scarce = 16
 
-// roomLocked reports whether a holder that has so much of a kind may have n more.
+// roomLocked returns nil if a holder that already has some of a kind may have n more.
 func (b *Book) roomLocked(h Holder, k Kind, has, n int64) error {
 	refusal := &Error{Holder: h, Kind: k, Used: has, Limit: b.limitLocked(h, k), After: time.Second}
 	if k.Counted() {
-		refusal.After = time.Minute // nothing ends by itself
+		refusal.After = time.Minute // it takes an action to free some
 	}
 	if refusal.Limit != 0 && has+n > refusal.Limit {
 		return refusal
@@ -194,7 +194,7 @@ func (b *Book) roomLocked(h Holder, k Kind, has, n int64) error {
 	}
 	refusal.Shared, refusal.Limit = true, total
 	if h.Operator {
-		if k == Memory && b.all[k]+n > total { // beyond it the process is killed
+		if k == Memory && b.all[k]+n > total { // beyond the total the process is killed
 			return refusal
 		}
 		return nil
@@ -211,9 +211,9 @@ func (b *Book) roomLocked(h Holder, k Kind, has, n int64) error {
 // shareOf returns the part of a total for holders other than the operator.
 func shareOf(total int64) int64 { return max(1, total/4*3) }
 
-// Reserve asks for n more of a kind that is counted from state. count says how much the holder has; it is called while the book is
-// locked and must not use it. Until done is called, n is added to the result of count: call it once
-// count includes the new ones, or they have failed. Further calls of done do nothing.
+// Reserve requests n more of a kind that is counted from state. count returns the usage of the holder; it is called with
+// the book locked and must not call the book. n is added to the result of count until done is called: call it once count
+// includes the new objects, or their creation has failed. Further calls of done have no effect.
 func (b *Book) Reserve(h Holder, k Kind, n int64, count func() int64) (done func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -225,8 +225,8 @@ func (b *Book) Reserve(h Holder, k Kind, n int64, count func() int64) (done func
 	return sync.OnceFunc(func() { b.release(h, k, n) }), nil
 }
 
-// Rate counts one more of a kind that is a rate, and fails with an [*Error] if that exceeds the holder's limit in an hour, or
-// three quarters of the total if it is not the operator.
+// Rate counts one more of a kind that is a rate. It fails with an [*Error] if that exceeds the holder's limit per hour, or,
+// except for the operator, three quarters of the total.
 func (b *Book) Rate(h Holder, k Kind) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +255,7 @@ func (b *Book) Rate(h Holder, k Kind) error {
 	return nil
 }
 
-// limiterLocked returns the limiter of a holder's rate; nil: it has no limit.
+// limiterLocked returns the limiter of a holder's rate; nil: no limit.
 func (b *Book) limiterLocked(h Holder, k Kind) *rate.Limiter {
 	limit := b.limitLocked(h, k)
 	if limit == 0 {
@@ -268,7 +268,7 @@ func (b *Book) limiterLocked(h Holder, k Kind) *rate.Limiter {
 	return a.rates[k]
 }
 
-// sharedLocked returns the limiter of all holders but the operator; nil: there is no limit.
+// sharedLocked returns the limiter of all holders except the operator; nil: no limit.
 func (b *Book) sharedLocked(k Kind) *rate.Limiter {
 	if b.shared[k] == nil && b.totals[k] != 0 {
 		b.shared[k] = perHour(shareOf(b.totals[k]))
@@ -280,7 +280,7 @@ func perHour(n int64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(float64(n)/window.Seconds()), int(n))
 }
 
-// sweepLocked forgets holders whose rates are whole again, a few each time: more than one rate can add.
+// sweepLocked forgets some holders whose rates have recovered. It checks more holders than one call of Rate can add.
 func (b *Book) sweepLocked() {
 	n := 0
 	for _, a := range b.held {
@@ -291,12 +291,12 @@ func (b *Book) sweepLocked() {
 	}
 }
 
-// sweep is how many holders are looked at when a rate adds one.
+// sweep is how many holders sweepLocked checks.
 const sweep = 8
 
 // Use is the usage of one kind.
 type Use struct {
-	Used, Limit int64 // Limit 0: it has none
+	Used, Limit int64 // Limit 0: no limit
 }
 
 // Uses is the usage of each kind.
@@ -333,8 +333,8 @@ type Held struct {
 	Uses   Uses
 }
 
-// Holders returns those of some holders, the ones that hold something for a time and those of also, that have most of one of their
-// quotas, most first, no more than most of them.
+// Holders returns the usage of at most most holders, those that have used the highest fraction of one of their quotas
+// first. It considers the holders of a kind that have taken something, and also.
 func (b *Book) Holders(what string, most int, also ...Holder) []Held {
 	var out []Held
 	known := map[id]bool{}
@@ -362,7 +362,7 @@ func (b *Book) holders(what string) (out []Holder) {
 	return out
 }
 
-// ratio is how much of a quota the holder has of which it has most.
+// ratio returns the highest fraction of a quota that the holder has used.
 func (h *Held) ratio() float64 {
 	most := 0.0
 	for _, u := range h.Uses {
@@ -373,8 +373,8 @@ func (h *Held) ratio() float64 {
 	return most
 }
 
-// Shared returns the usage of all holders but the operator with its limit (0: there is none), and how
-// often more was refused to anybody.
+// Shared returns the usage of all holders except the operator with its limit (0: no limit), and how often a request of any
+// holder was refused.
 func (b *Book) Shared(k Kind) (use Use, refused int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

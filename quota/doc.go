@@ -1,6 +1,6 @@
-// Package quota accounts for the use of the gateway by each holder: an API key, a box, a network of strangers. A [Book] has
-// the limits of each holder and of all of them together, and refuses with an [*Error] that names the quota, its limit and the
-// remedy.
+// Package quota accounts for the use of the gateway by each holder: an API key, a box, or a network of unauthenticated
+// clients. A [Book] has the limits of each holder and of all of them together, and refuses with an [*Error] that contains
+// the quota, its limit and the remedy.
 //
 // Connections, requests, commands and memory are taken and released:
 //
@@ -22,8 +22,9 @@
 //	}
 //	defer done() // once the new box is counted, or has failed
 //
-// A rate is asked for each time: book.Rate(holder, quota.Certificates).
+// A rate is counted on each use: book.Rate(holder, quota.Certificates).
 //
-// Holders other than the operator (the admin keys) share three quarters of each total, so a quarter is always left for the operator.
-// One holder gets at most half of that share, and little of its last quarter: a late holder finds some.
+// Holders other than the operator (the admin keys) share three quarters of each total, so a quarter is always left for the
+// operator. One holder gets at most half of that share, and little of its last quarter, so that a late holder still gets
+// something.
 package quota

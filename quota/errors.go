@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// What holders are.
+// Values of [Holder].What.
 const (
 	APIKey  = "API key"
 	Box     = "box"
-	Network = "network" // of strangers
+	Network = "network" // of unauthenticated clients
 )
 
-// Holder is who has quotas. Two holders are the same if What and ID are; the rest may change.
+// Holder is an owner of quotas. Two holders are the same if What and ID are equal; the other fields may change.
 type Holder struct {
-	What string // such as APIKey; each has IDs of its own
+	What string // such as APIKey; a namespace for IDs
 	ID   string
 	Name string // for messages; empty: the ID
-	// Operator holders have no limits of their own.
+	// Operator: the holder has no individual limits.
 	Operator bool
 }
 
@@ -30,18 +30,18 @@ func (h Holder) String() string {
 	return h.What + " " + name
 }
 
-// Error refuses what a quota does not allow. The API answers it with 429.
+// Error reports that a quota is used up. The API answers it with 429.
 type Error struct {
 	Holder Holder
 	Kind   Kind
 	Used   int64 // the usage of the holder
-	Limit  int64 // of the holder; with Shared of all holders that are not the operator, or of all if the holder is
+	Limit  int64 // of the holder; with Shared of all holders except the operator, or of all if the holder is the operator
 	Shared bool  // the total is used up, not the quota of the holder
-	// After is when to try again: a guess where others have to release something.
+	// After is when to try again: an estimate if other holders have to release something.
 	After time.Duration
 }
 
-// Error says which quota refuses, its limit and the remedy.
+// Error returns the quota, its limit and the remedy.
 func (e *Error) Error() string {
 	t := traitsOf[e.Kind]
 	if e.Shared {

@@ -6,32 +6,32 @@ import (
 	"time"
 )
 
-// Kind is something that a holder has a quota of.
+// Kind is a resource that holders have quotas of.
 type Kind uint8
 
-// The kinds. Those up to Commands are taken for a time and released by whoever took them. Those up to Schedules are counted from
-// state whenever it is to grow. Certificates is a rate.
+// The kinds. Kinds up to Commands are taken and released. Kinds up to Schedules are counted from state when a request would
+// increase them. Certificates is a rate.
 const (
-	Connections   Kind = iota // open connections to the admin API that have shown a key
+	Connections   Kind = iota // open connections to the admin API that have presented a key
 	Memory                    // bytes of bodies that are read whole, and of answers that are buffered
-	Requests                  // requests under way, streams and sessions among them
-	Commands                  // commands under way in boxes
+	Requests                  // running requests, including streams and sessions
+	Commands                  // running commands in boxes
 	Boxes                     // boxes that exist
 	Snapshots                 // snapshots that exist
 	SnapshotBytes             // their size on disk
 	URLs                      // public URLs that exist
 	Domains                   // own domains of public URLs
 	Schedules                 // schedules that exist
-	Certificates              // certificates ordered in an hour
+	Certificates              // certificates ordered per hour
 	kinds
 )
 
-// traits is how a kind is written and spoken of.
+// traits describe a kind in texts.
 type traits struct {
 	name string // in the configuration, the API and the metrics
 	noun string // after a number
-	way  string // the remedy for a refused caller
-	unit string // "bytes" where the number is one of bytes
+	way  string // the remedy for a refused client
+	unit string // "bytes" for a number of bytes
 }
 
 var traitsOf = [kinds]traits{
@@ -48,7 +48,7 @@ var traitsOf = [kinds]traits{
 	Certificates:  {"certificates_per_hour", "certificates ordered within an hour", "wait", ""},
 }
 
-// String returns the name of a kind, as the configuration, the API and the metrics have it.
+// String returns the name of a kind in the configuration, the API and the metrics.
 func (k Kind) String() string {
 	if k >= kinds {
 		return fmt.Sprintf("Kind(%d)", uint8(k))
@@ -74,7 +74,7 @@ func Names() []string {
 	return names
 }
 
-// Named returns the kind of a name.
+// Named returns the kind with a name.
 func Named(name string) (Kind, bool) {
 	i := slices.IndexFunc(traitsOf[:], func(t traits) bool { return t.name == name })
 	return Kind(max(i, 0)), i >= 0
@@ -83,10 +83,10 @@ func Named(name string) (Kind, bool) {
 // InBytes reports whether a quota is a number of bytes.
 func (k Kind) InBytes() bool { return traitsOf[k].unit == "bytes" }
 
-// Counted reports whether a kind is counted from state: see [Book.Reserve].
+// Counted reports whether a kind is counted from state, see [Book.Reserve].
 func (k Kind) Counted() bool { return k >= Boxes && k <= Schedules }
 
-// Amount writes a number of a kind: bytes with a unit.
+// Amount formats a number of a kind, bytes with a unit.
 func (k Kind) Amount(n int64) string {
 	if !k.InBytes() {
 		return fmt.Sprint(n)
@@ -102,10 +102,10 @@ func (k Kind) Amount(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// Limits has a number for each kind; 0 sets none.
+// Limits has a limit for each kind; 0 means not set.
 type Limits [kinds]int64
 
-// Over returns the limits with those of lower where l sets none.
+// Over returns the limits of l, or of lower where a limit of l is not set.
 func (l Limits) Over(lower Limits) Limits {
 	for k, n := range l {
 		if n == 0 {
@@ -115,7 +115,7 @@ func (l Limits) Over(lower Limits) Limits {
 	return l
 }
 
-// Map returns the limits that are set, by name; nil if there are none.
+// Map returns the limits that are set, by name; nil if l is empty.
 func (l Limits) Map() map[string]int64 {
 	var out map[string]int64
 	for _, k := range Kinds() {
@@ -129,7 +129,7 @@ func (l Limits) Map() map[string]int64 {
 	return out
 }
 
-// FromMap is the inverse of [Limits.Map]. Names that are not known are left out: a later version may have written them.
+// FromMap is the inverse of [Limits.Map]. Unknown names are left out, because a later version may have written them.
 func FromMap(m map[string]int64) Limits {
 	var l Limits
 	for name, n := range m {
@@ -140,7 +140,7 @@ func FromMap(m map[string]int64) Limits {
 	return l
 }
 
-// Most is the largest number that can be set for a kind: anything above it must be a mistake.
+// Most is the largest limit that can be set for a kind: anything above it must be a mistake.
 func (k Kind) Most() int64 {
 	if k.InBytes() {
 		return 1 << 50
@@ -148,5 +148,5 @@ func (k Kind) Most() int64 {
 	return 1_000_000
 }
 
-// window is the time of a rate.
+// window is the period of a rate.
 const window = time.Hour

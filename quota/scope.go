@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// Scope is the usage of one request and of the work that it has started: a command goes on when its client has gone. All of it is
-// released when the last of them has ended. The methods of a nil Scope take nothing and never fail. Safe for concurrent use.
+// Scope is the usage of one request and of the work that it has started, such as a command that continues after its client
+// has disconnected. All of it is released when the last of them has ended. The methods of a nil Scope are no-ops and never
+// fail. Safe for concurrent use.
 type Scope struct {
 	book   *Book
 	holder Holder
@@ -16,13 +17,13 @@ type Scope struct {
 	has  Limits
 }
 
-// Open returns the scope of a new request; end is called when the request ends.
+// Open returns the scope of a new request. end must be called when the request ends.
 func (b *Book) Open(h Holder) (s *Scope, end func()) {
 	s = &Scope{book: b, holder: h, refs: 1}
 	return s, sync.OnceFunc(s.leave)
 }
 
-// Holder returns whose scope it is.
+// Holder returns the holder of the scope.
 func (s *Scope) Holder() Holder {
 	if s == nil {
 		return Holder{}
@@ -38,14 +39,14 @@ func (s *Scope) Book() *Book {
 	return s.book
 }
 
-// Keep makes the scope last until end is called, also beyond the end of its request.
+// Keep extends the scope until end is called, even beyond the end of its request.
 func (s *Scope) Keep() (end func()) {
 	if s == nil {
 		return func() {}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.refs++; s.refs == 1 { // the request ended before the work could say that it goes on
+	if s.refs++; s.refs == 1 { // the request ended before the work called Keep
 		for k, n := range s.has {
 			if n != 0 {
 				s.book.force(s.holder, Kind(k), n)
@@ -78,7 +79,7 @@ func (s *Scope) Take(k Kind, n int64) error {
 	if err := s.book.take(s.holder, k, n); err != nil {
 		return err
 	}
-	if s.has[k] += n; s.refs == 0 { // it has ended: nothing would release it
+	if s.has[k] += n; s.refs == 0 { // the scope has ended, so release now
 		s.book.release(s.holder, k, n)
 	}
 	return nil
@@ -99,7 +100,7 @@ func (s *Scope) Release(k Kind, n int64) {
 
 type scopeKey struct{}
 
-// WithScope returns a context of a request that has a scope.
+// WithScope returns a context with a scope.
 func WithScope(ctx context.Context, s *Scope) context.Context {
 	return context.WithValue(ctx, scopeKey{}, s)
 }

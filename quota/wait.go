@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// How many requests may wait for room at a time, all together and of one holder.
+// How many requests may wait at the same time, in total and per holder.
 const (
 	mostWaiters      = 64
 	mostWaitersOfOne = 8
 )
 
-// waiters are the requests that wait for room. Guarded by the book's mu.
+// waiters counts the waiting requests. Guarded by the book's mu.
 type waiters struct {
 	all   int
 	of    map[id]int
-	freed chan struct{} // closed when something is released; nil: nothing waits
+	freed chan struct{} // closed when something is released; nil: no request waits
 }
 
-// enter notes one more of a holder, unless there are as many as may wait.
+// enter counts one more request of a holder; false if too many wait already.
 func (w *waiters) enter(h id) bool {
 	if w.all >= mostWaiters || w.of[h] >= mostWaitersOfOne {
 		return false
@@ -44,7 +44,7 @@ func (w *waiters) leave(h id) {
 	}
 }
 
-// wake has all of them look for room again.
+// wake makes all waiting requests check again.
 func (w *waiters) wake() {
 	if w.freed != nil {
 		close(w.freed)
@@ -52,8 +52,8 @@ func (w *waiters) wake() {
 	}
 }
 
-// TakeWithin is [Scope.Take] for a request that can wait for others to release something, until ctx is done. It fails at once if no
-// release would be enough, or if too many wait already.
+// TakeWithin is [Scope.Take] for a request that can wait for others to release something, until ctx is done or patience is
+// over. It fails immediately if no release would be enough, or if too many requests wait already.
 func (s *Scope) TakeWithin(ctx context.Context, patience time.Duration, k Kind, n int64) error {
 	if s == nil || n == 0 {
 		return nil
@@ -66,13 +66,13 @@ func (s *Scope) TakeWithin(ctx context.Context, patience time.Duration, k Kind, 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.has[k] += n; s.refs == 0 { // it has ended: nothing would release it
+	if s.has[k] += n; s.refs == 0 { // the scope has ended, so release now
 		s.book.release(s.holder, k, n)
 	}
 	return nil
 }
 
-// takeWithin takes n for a request that has own of the kind already.
+// takeWithin takes n for a request that already has own of the kind.
 func (b *Book) takeWithin(ctx context.Context, patience time.Duration, h Holder, k Kind, own, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -89,8 +89,7 @@ func (b *Book) takeWithin(ctx context.Context, patience time.Duration, h Holder,
 	return nil
 }
 
-// waitLocked waits until there is room for n more, and returns why there is none if that takes too long. It gives up the lock
-// meanwhile.
+// waitLocked waits until n more fit. If that takes too long it returns why they do not. It unlocks the book while it waits.
 func (b *Book) waitLocked(ctx context.Context, patience time.Duration, h Holder, k Kind, n int64) error {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -112,7 +111,7 @@ func (b *Book) waitLocked(ctx context.Context, patience time.Duration, h Holder,
 	}
 }
 
-// fitsAloneLocked reports whether there would be room if nothing else had any of the kind.
+// fitsAloneLocked reports whether n would fit if no other request used any of the kind.
 func (b *Book) fitsAloneLocked(h Holder, k Kind, n int64) bool {
 	limit, total := b.limitLocked(h, k), b.totals[k]
 	if !h.Operator {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrange makes the files what the command is to see, in the mount namespace of this process alone.
+// arrange sets up the command's view of the file system, in the mount namespace of this process.
 func arrange(s Spec) error {
 	files, err := resolved(s)
 	if err != nil {
@@ -52,7 +52,7 @@ func arrange(s Spec) error {
 	return nil
 }
 
-// hideDevices covers devices by every mount that shows them, such as one for a chroot.
+// hideDevices covers devices in every mount that shows them, such as one for a chroot.
 func hideDevices(paths []string) error {
 	for _, path := range paths {
 		if err := hideEverywhere(path); err != nil {
@@ -62,11 +62,12 @@ func hideDevices(paths []string) error {
 	return nil
 }
 
-// hiddenDevices do what the filter of system calls refuses, for whoever may open them: root, and users of groups such as kvm. A virtual
-// machine's end of vsock reaches the host's, a virtual keyboard types into the host's terminals, and userfaultfd has a device too.
+// hiddenDevices allow users with access to them (root, and members of groups such as kvm) to bypass the filter of system
+// calls. A virtual machine's end of vsock reaches the host's, a virtual keyboard types into the host's terminals, and
+// userfaultfd has a device too.
 var hiddenDevices = []string{"/dev/vhost-vsock", "/dev/uinput", "/dev/uhid", "/dev/userfaultfd"}
 
-// resolved follows symbolic links while all of the host's files are there, and drops what the host has not.
+// resolved resolves symbolic links before any of the host's files are hidden, and drops files that the host lacks.
 func resolved(s Spec) ([]File, error) {
 	var out []File
 	seen := map[string]bool{}
@@ -88,8 +89,8 @@ func resolved(s Spec) ([]File, error) {
 	return out, nil
 }
 
-// hideOtherProcesses replaces /proc, and every other view of processes: through that, the command could change processes of
-// its user that are outside. What root could change of the kernel is read-only.
+// hideOtherProcesses replaces /proc, and covers every other mount of that type: through them the command could change other
+// processes of its user. Files that let root change the kernel become read-only.
 func hideOtherProcesses() error {
 	others, err := mountsOf("proc")
 	if err != nil {
@@ -117,7 +118,7 @@ func hideOtherProcesses() error {
 	return nil
 }
 
-// hideQueues replaces every view of the host's POSIX message queues by one of the command's own, which its namespace has.
+// hideQueues replaces every mount of the host's POSIX message queues by the queues of the command's own namespace.
 func hideQueues() error {
 	views, err := mountsOf("mqueue")
 	for _, at := range views {
@@ -128,7 +129,7 @@ func hideQueues() error {
 	return err
 }
 
-// freeze makes a file or directory read-only, if it is there.
+// freeze makes a file or directory read-only. A missing one is not an error.
 func freeze(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -139,7 +140,7 @@ func freeze(path string) error {
 	return unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
-// mountsOf returns where file systems of a type are mounted.
+// mountsOf returns the mount points of a type of file system.
 func mountsOf(kind string) ([]string, error) {
 	all, err := mounts()
 	var out []string
@@ -151,7 +152,7 @@ func mountsOf(kind string) ([]string, error) {
 	return out, err
 }
 
-// unescape reads the octal escapes of mountinfo.
+// unescape decodes the octal escapes of mountinfo.
 func unescape(path string) string {
 	var b strings.Builder
 	for i := 0; i < len(path); i++ {

@@ -6,22 +6,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept are the capabilities of a command that runs as root: those that concern files and users, none that concern the
-// network, processes of others, devices or the kernel. Other users have none.
+// kept are the capabilities of a command that runs as root: they concern files and users, but not the network, processes of
+// others, devices or the kernel. Other users have no capabilities.
 var kept = map[int]bool{
 	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
 	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_NET_BIND_SERVICE: true,
 }
 
-// confine takes from the calling thread what the command must not have. What is left are the capabilities by which the
-// command is made its user's; they go with that, or at the latest with execve. The descriptor that it returns notifies of the command's
-// calls of connect(2).
+// confine removes privileges of the calling thread. The remaining capabilities are needed to switch to the command's user,
+// and disappear with that, or at the latest with execve. listener notifies of the command's calls of connect(2).
 func confine(uid int) (listener int, err error) {
 	for c := range unix.CAP_LAST_CAP + 1 {
 		if uid == 0 && kept[c] {
 			continue
 		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL { // one that this kernel does not know
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL { // EINVAL: unknown to this kernel
 			return 0, fmt.Errorf("dropping capability %d: %w", c, err)
 		}
 	}
@@ -31,7 +30,7 @@ func confine(uid int) (listener int, err error) {
 	if err := dropInheritable(); err != nil {
 		return 0, fmt.Errorf("dropping inheritable capabilities: %w", err)
 	}
-	// sudo and other setuid programs would give privileges back.
+	// Otherwise sudo and other setuid programs would restore privileges.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("no_new_privs: %w", err)
 	}

@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This process has every privilege, and covers files in directories that others can write to: whoever exchanges a name for a link
-// meanwhile must not decide what it changes. So a file is opened once, and everything after that goes by the descriptor. What
-// is mounted gets its owner and mode as it is mounted: nothing of the host is ever changed.
+// This process has every privilege, and covers files in directories that others can write to. A user who replaces a name by
+// a link must not be able to choose the file that is changed. So a file is opened once, and everything after that uses the
+// descriptor. Mounts get their owner and mode when they are mounted: no file of the host is ever changed.
 
-// nothing is what is seen in the place of a hidden file: it is empty, and only root can open it.
+// nothing is shown instead of a hidden file: it is empty, and only root can open it.
 const nothing = Private + "/nothing"
 
-// place is a file or directory of the host, held open whatever becomes of its name.
+// place is a file or directory of the host, held open even if its name changes.
 type place struct {
-	path string // that it was found by
+	path string // original path
 	fd   int
 	stat unix.Stat_t
 }
 
-// openPlace opens a path from a directory; flags are those of open(2) besides O_PATH.
+// openPlace opens a path relative to a directory. flags are flags of open(2) in addition to O_PATH.
 func openPlace(dir int, path string, flags int) (place, error) {
 	p := place{path: path}
 	for {
@@ -32,7 +32,7 @@ func openPlace(dir int, path string, flags int) (place, error) {
 		if p.fd, err = unix.Openat(dir, path, unix.O_PATH|unix.O_CLOEXEC|flags, 0); err == nil {
 			break
 		}
-		if err != unix.EINTR { // which the runtime's own signals cause in file systems of users
+		if err != unix.EINTR { // EINTR: the runtime's own signals cause it in FUSE file systems
 			return place{}, err
 		}
 	}
@@ -47,13 +47,13 @@ func (p place) close() { _ = unix.Close(p.fd) }
 
 func (p place) is(kind uint32) bool { return p.stat.Mode&unix.S_IFMT == kind }
 
-// name leads to it, and to nothing that has taken its path.
+// name returns a path that leads to the place, even if its original path leads elsewhere.
 func (p place) name() string { return "/proc/self/fd/" + strconv.Itoa(p.fd) }
 
 // cover hides a file.
 func (p place) cover() error { return unix.Mount(nothing, p.name(), "", unix.MS_BIND, "") }
 
-// hide covers a file or a directory, if it is there.
+// hide covers a file or a directory. A missing one is not an error.
 func hide(path string) error {
 	p, err := openPlace(unix.AT_FDCWD, path, 0)
 	switch {
@@ -66,15 +66,15 @@ func hide(path string) error {
 	return p.hide()
 }
 
-// hideSocket covers a socket, if it is there still, so that programs of the command look for none, and begin their own. What keeps them
-// from connecting to one is package connect. Where root may not look, as in a file system that belongs to a user (FUSE) or
-// comes from another host (NFS), the user of the command may: then that one looks.
+// hideSocket covers a socket, if it still exists, so that programs of the command do not find it and start their own
+// server. It is package connect that prevents connections. If root may not look, as in a file system that belongs to a user
+// (FUSE) or comes from another host (NFS), hideSocket looks as the command's user.
 func hideSocket(s Spec, path string) error {
 	h, err := holdSocket(path)
 	if err != nil && !isGone(err) && s.UID != 0 {
 		err = asUser(s, func() (err error) { h, err = holdSocket(path); return err })
 		if errors.Is(err, unix.EACCES) {
-			return nil // nor can the command reach it, which has the same rights
+			return nil // the command, with the same rights, cannot reach it either
 		}
 	}
 	switch {
@@ -93,13 +93,14 @@ func hideSocket(s Spec, path string) error {
 	default:
 		err = h.cover()
 	}
-	if err != nil && !errors.Is(err, unix.ENOENT) { // removed by now
+	if err != nil && !errors.Is(err, unix.ENOENT) { // ENOENT: removed since
 		return fmt.Errorf("%q: %w", path, err)
 	}
 	return nil
 }
 
-// among reports whether one of the paths leads to the socket, and whether one leads to another in the same directory.
+// among reports whether one of the paths leads to the socket, and whether one leads to another socket in the same
+// directory.
 func (h heldSocket) among(paths []string) (named, beside bool) {
 	for _, path := range paths {
 		var socket, dir unix.Stat_t
@@ -112,18 +113,18 @@ func (h heldSocket) among(paths []string) (named, beside bool) {
 	return named, beside
 }
 
-// isGone reports whether a path leads to nothing, for anybody: also because its links lead in a circle, as the owner of a socket can have
-// them do.
+// isGone reports whether the error means that a path leads nowhere, for any user. That includes links in a circle, which
+// the owner of a socket can create.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// heldSocket is a socket and the directory that it is in.
+// heldSocket is a socket and its directory.
 type heldSocket struct{ dir, socket place }
 
-// holdSocket returns what is at a path. What is there but is no socket counts as not there.
+// holdSocket opens the socket at a path. A file of another type counts as missing.
 func holdSocket(path string) (h heldSocket, err error) {
-	dir, name := filepath.Split(path) // which leaves ".." as it is, after what may be a link
+	dir, name := filepath.Split(path) // unlike filepath.Dir, Split keeps "..", which may follow a link
 	if h.dir, err = openPlace(unix.AT_FDCWD, dir, unix.O_DIRECTORY); err != nil {
 		return h, err
 	}
@@ -144,16 +145,16 @@ func (h heldSocket) close() {
 	h.dir.close()
 }
 
-// cover hides the socket. A directory that has nothing but sockets, as those of tmux, ssh-agent and X11, is covered whole: what
-// is made there later is not the host's.
+// cover hides the socket. A directory that contains only sockets, as for tmux, ssh-agent and X11, is covered as a
+// whole, so that the command can create its own sockets there.
 func (h heldSocket) cover() error {
-	if h.dir.stat.Mode&unix.S_ISVTX != 0 || !h.dir.hasOnlySockets() { // everybody's, such as /tmp, or with files
+	if h.dir.stat.Mode&unix.S_ISVTX != 0 || !h.dir.hasOnlySockets() { // shared like /tmp, or with files
 		return h.socket.cover()
 	}
 	return h.dir.coverAlike()
 }
 
-// coverAlike covers a directory by an empty one of the same owner and mode.
+// coverAlike covers a directory by an empty one with the same owner and mode.
 func (p place) coverAlike() error {
 	options := fmt.Sprintf("mode=%o,uid=%d,gid=%d,size=1m", p.stat.Mode&0o7777, p.stat.Uid, p.stat.Gid)
 	return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options)

@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file keeps from the command what no namespace keeps from it: to type into the terminal of the shell that started it
-// (TIOCSTI, TIOCLINUX), and sockets of families that lead past a network namespace, to a hypervisor (AF_VSOCK) or to
-// devices. io_uring could open them unseen. What connect(2) may reach is decided by package connect; a Unix socket of datagrams would
-// name its destination where no filter sees it, and is refused. For a key, the kernel asks a program of root's in the namespaces of the host
-// (/sbin/request-key), which may ask a name server; and keyrings are the user's, whatever the namespace. User namespaces can be made, but not
-// entered: whoever has made one on the host, as rootless containers do, has every capability over it, and by that enters the network
-// namespace beside it, which leads past the gateway. The command may see it where it is mounted, or open it by a file handle (since Linux
-// 6.18). The rest are calls
-// that containers are refused by default: those that have the kernel run or trace for their caller.
+// This file blocks access of the command that no namespace blocks: typing into the terminal of the shell that started it
+// (TIOCSTI, TIOCLINUX), and sockets of families that bypass network namespaces, to a hypervisor (AF_VSOCK) or to devices.
+// io_uring could open them without the filter. Package connect decides what connect(2) may reach; a Unix datagram socket
+// has its destination where no filter can see it, and is refused. For a key, the kernel runs a program of root's in the
+// namespaces of the host (/sbin/request-key), which may query a name server; and keyrings belong to the user, regardless of
+// the namespace. User namespaces can be created, but not entered: the creator of a user namespace on the host, as of
+// rootless containers, has every capability over it, and could then enter the network namespace that belongs to it, which
+// bypasses the gateway. The command may see that where it is mounted, or open it by a file handle (since Linux 6.18). The
+// other calls are refused to containers by default: they make the kernel run or trace code for the caller.
 
-// families are those whose sockets belong to a network namespace, or lead nowhere, besides Unix sockets.
+// families are the families of sockets, in addition to Unix sockets, that belong to a network namespace or lead nowhere.
 var families = []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_ALG}
 
 // table has the numbers of system calls for one architecture.
@@ -28,7 +28,7 @@ type table struct {
 	arch                      uint32
 	ioctl, socket, socketpair uint32
 	connect, setns            uint32
-	refused                   []uint32 // whatever their arguments
+	refused                   []uint32 // with any arguments
 }
 
 const (
@@ -46,7 +46,7 @@ var (
 	refusedARM = []uint32{309, 310, 311, 386, 364, 388, uringSetup, uringEnter, uringRegister}
 )
 
-// tables are the machine's own one, and that of the 32-bit programs that it runs too.
+// tables returns the tables of the machine's architecture and of its 32-bit programs.
 func tables() ([]table, error) {
 	own := table{
 		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR, connect: unix.SYS_CONNECT, setns: unix.SYS_SETNS,
@@ -66,7 +66,7 @@ func tables() ([]table, error) {
 	return nil, fmt.Errorf("gateway run does not know the system calls of %s", runtime.GOARCH)
 }
 
-// Offsets in struct seccomp_data; arguments are of 64 bits, little-endian, and the kernel reads 32 of these.
+// Offsets in struct seccomp_data. Arguments have 64 bits, little-endian, and the kernel reads the lower 32.
 const (
 	atNumber = 0
 	atArch   = 4
@@ -95,7 +95,7 @@ func program() ([]bpf.Instruction, error) {
 	return append(out, deny(unix.ENOSYS)), nil
 }
 
-// calls judges the calls of one architecture, and ends with allowing.
+// calls returns the filter for one architecture. It ends with allow.
 func (t table) calls() []bpf.Instruction {
 	out := []bpf.Instruction{bpf.LoadAbsolute{Off: atNumber, Size: 4}}
 	when := func(number uint32, then ...bpf.Instruction) {
@@ -126,7 +126,7 @@ func (t table) calls() []bpf.Instruction {
 	family = append(family, deny(unix.EAFNOSUPPORT))
 	when(t.socket, family...)
 	when(t.socketpair, family...)
-	when(t.setns, bpf.LoadAbsolute{Off: atSecond, Size: 4}, // a type of 0 is any
+	when(t.setns, bpf.LoadAbsolute{Off: atSecond, Size: 4}, // type 0 is any
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.CLONE_NEWUSER, SkipTrue: 1},
 		allow, deny(unix.EPERM))
@@ -134,7 +134,7 @@ func (t table) calls() []bpf.Instruction {
 	return append(out, allow)
 }
 
-// filterCalls puts the filter on the calling thread, for all that is forked from it, and returns the descriptor that notifies of its
+// filterCalls installs the filter on the calling thread, also for all processes forked from it. listener notifies of their
 // calls of connect(2).
 func filterCalls() (listener int, err error) {
 	instructions, err := program()

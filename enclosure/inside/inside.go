@@ -1,6 +1,6 @@
-// Package inside is the first process in the namespaces of a command that `gateway run` runs. It waits until the network is
-// there, arranges the files as the command is to see them, starts the command without any privilege over the host, reaps
-// orphans, and passes signals on. When it ends, in whatever way, the kernel kills everything in its PID namespace. A second process, the
+// Package inside is the first process in the namespaces of a command that `gateway run` runs. It waits for the network,
+// sets up the command's view of the file system, starts the command without any privilege over the host, reaps orphans, and
+// forwards signals. When it ends, in whatever way, the kernel kills everything in its PID namespace. A second process, the
 // supervisor, makes the connections of the command (package connect).
 package inside
 
@@ -16,13 +16,13 @@ import (
 	"boxgate/enclosure/inside/connect"
 )
 
-// The descriptors that the process outside gives to this one.
+// Descriptors from the process outside.
 const (
-	orders  = 3 // a Spec, then orders; it ends with the process outside
+	orders  = 3 // a Spec, then orders; EOF when the process outside ends
 	reports = 4
 )
 
-// Main runs the command that is described to it, and returns the exit status of this process.
+// Main reads a Spec, runs the command, and returns the exit status of this process.
 func Main() int {
 	if isSupervisor() {
 		return supervise()
@@ -53,7 +53,7 @@ func Main() int {
 	go func() {
 		c.obey(in)
 		killAll()
-		os.Exit(1) // the process outside is gone, and with this one ends the command
+		os.Exit(1) // the process outside is gone, and the end of this one ends the command
 	}()
 	c.await(out)
 	killAll()
@@ -62,14 +62,14 @@ func Main() int {
 
 // killAll kills every other process in the PID namespace, as the kernel does when this process ends.
 func killAll() {
-	if os.Getpid() == 1 { // or it would be everybody's
+	if os.Getpid() == 1 { // otherwise it would kill processes of the host
 		_ = unix.Kill(-1, unix.SIGKILL)
 	}
 }
 
-// reporter reports what the command is refused, once it was reported that the command has started.
+// reporter reports refused connections of the command, after the report that it has started.
 type reporter struct {
-	out     io.Writer // a pipe, which takes a short message whole
+	out     io.Writer // a pipe, to which short messages are written atomically
 	started chan struct{}
 }
 
@@ -78,8 +78,8 @@ func (r *reporter) refused(path string) {
 	Report{Kind: Refused, Text: path}.send(r.out)
 }
 
-// start arranges everything and starts the command. On failure nothing of the command has run. refused is called with the path of
-// a socket that the command was refused.
+// start sets everything up and starts the command. On failure the command has not run. refused is called with the path of
+// each socket that the command was refused.
 func start(s Spec, refused func(path string)) (*command, error) {
 	if err := checkStandardFiles(); err != nil {
 		return nil, err
@@ -94,8 +94,9 @@ func start(s Spec, refused func(path string)) (*command, error) {
 	return launch(s, func(listener int) (*supervisor, error) { return startSupervisor(listener, reach, refused) })
 }
 
-// checkStandardFiles refuses sockets with which the command could connect past its network namespace, or name a destination: as
-// standard input, output or error it would inherit them. A connected stream of Unix sockets leads to its peer alone.
+// checkStandardFiles refuses sockets as standard input, output or error, because the command would inherit them: it could
+// connect past its network namespace, or name a destination. A connected Unix stream socket is allowed, since it leads only
+// to its peer.
 func checkStandardFiles() error {
 	for fd, name := range []string{"standard input", "standard output", "standard error"} {
 		family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
@@ -117,7 +118,7 @@ func checkStandardFiles() error {
 	return nil
 }
 
-// obey passes orders on until there is nobody to give any.
+// obey executes orders until the process outside ends.
 func (c *command) obey(in io.ByteReader) {
 	for {
 		order, err := in.ReadByte()
@@ -132,7 +133,7 @@ func (c *command) obey(in io.ByteReader) {
 	}
 }
 
-// await reaps what ends until the command does, and reports about it.
+// await reaps processes until the command ends, and reports its state changes.
 func (c *command) await(out io.Writer) {
 	for {
 		var status unix.WaitStatus

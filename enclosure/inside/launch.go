@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// command is the command that runs.
+// command is a running command.
 type command struct {
 	pid        int
 	supervisor *supervisor
-	terminal   *os.File // nil unless the command has it
+	terminal   *os.File // nil unless the command has the terminal
 }
 
-// launch starts the command, as its user and without a way to more. The supervisor answers its calls of connect(2).
+// launch starts the command as its user, without a way to gain privileges. The supervisor answers its calls of connect(2).
 func launch(s Spec, supervise func(listener int) (*supervisor, error)) (*command, error) {
 	c := &command{}
 	attr := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID), Groups: groups(s.Groups)}}
@@ -33,7 +33,7 @@ func launch(s Spec, supervise func(listener int) (*supervisor, error)) (*command
 	if err != nil {
 		return nil, err
 	}
-	// What is given up is the thread's, and the command is forked from it.
+	// Privileges are dropped for the thread only, and the command is forked from it.
 	runtime.LockOSThread()
 	listener, err := confine(s.UID)
 	if err != nil {
@@ -57,7 +57,7 @@ func groups(ids []int) []uint32 {
 	return out
 }
 
-// find looks the program up as execvp(3) does. A path that is not absolute is taken from the directory of the command.
+// find looks the program up as execvp(3) does. A relative path is relative to the directory of the command.
 func find(s Spec) (string, error) {
 	if info, err := os.Stat(s.Dir); err != nil || !info.IsDir() {
 		return "", notStarted(126, "the directory %s is not there for the command: start it in another", s.Dir)
@@ -84,7 +84,7 @@ func find(s Spec) (string, error) {
 	return "", notStarted(127, "there is no program %q in PATH", name)
 }
 
-// resume lets a command go on that was stopped, with the terminal if it had that.
+// resume continues a stopped command, in the foreground if it had the terminal.
 func (c *command) resume() {
 	if c.terminal == nil {
 		_ = unix.Kill(c.pid, unix.SIGCONT)
@@ -94,15 +94,15 @@ func (c *command) resume() {
 	_ = unix.Kill(-c.pid, unix.SIGCONT)
 }
 
-// TakeTerminal makes a process group the one that the terminal belongs to. The caller may be in the background, where the
-// kernel would stop it for that.
+// TakeTerminal makes a process group the foreground of a terminal. The caller may be in the background, where the kernel
+// would otherwise stop it for that.
 func TakeTerminal(terminal *os.File, group int) error {
 	return WithoutStopping(func() error {
 		return unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPGRP, group)
 	})
 }
 
-// WithoutStopping runs f on a thread that the terminal does not stop, however it is set.
+// WithoutStopping runs f on a thread that the terminal cannot stop, whatever its settings.
 func WithoutStopping(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

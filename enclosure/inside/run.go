@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Most daemons have their sockets below /run, and make them anew when they are restarted. So the command gets an empty /run of
-// its own, with what it is told to keep, and what programs expect of the directory itself.
+// Most daemons have their sockets below /run, and create them again when they restart. So the command gets an empty /run,
+// with the files to keep, and the directories that programs expect there.
 
-// runOptions bound what the command can write there.
+// runOptions limit how much the command can write there.
 const runOptions = "mode=0755,size=20%,nr_inodes=100k"
 
-// keptTree is a file or directory of the host's /run, held while that is covered.
+// keptTree is a file or directory of the host's /run, held open while /run is covered.
 type keptTree struct {
 	path string
 	fd   int
@@ -55,13 +55,13 @@ func hideRun(s Spec) error {
 	return nil
 }
 
-// makeUserDir makes what XDG_RUNTIME_DIR usually names.
+// makeUserDir makes the usual directory of XDG_RUNTIME_DIR.
 func makeUserDir(s Spec) error {
 	dir := filepath.Join("/run/user", strconv.Itoa(s.UID))
 	return errors.Join(os.MkdirAll("/run/user", 0o755), os.Mkdir(dir, 0o700), os.Chown(dir, s.UID, s.GID))
 }
 
-// linksIn returns the symbolic links of a directory.
+// linksIn returns the symbolic links in a directory.
 func linksIn(dir string) map[string]string {
 	out := map[string]string{}
 	entries, _ := os.ReadDir(dir)
@@ -82,7 +82,7 @@ func holdTrees(paths []string) ([]keptTree, error) {
 		}
 		info, err := os.Lstat(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && info.Mode().Type() == os.ModeSymlink {
-			continue // links stay anyway
+			continue // links are copied anyway
 		}
 		if err != nil {
 			return nil, err
@@ -96,7 +96,7 @@ func holdTrees(paths []string) ([]keptTree, error) {
 	return out, nil
 }
 
-// put shows it where it was.
+// put mounts the tree at its original path.
 func (k keptTree) put() error {
 	defer unix.Close(k.fd)
 	if err := makePlace(k.path, k.dir); err != nil {
@@ -105,7 +105,7 @@ func (k keptTree) put() error {
 	return unix.MoveMount(k.fd, "", unix.AT_FDCWD, k.path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// makePlace makes an empty file or directory, unless there is one.
+// makePlace makes an empty file or directory, unless it exists.
 func makePlace(path string, dir bool) error {
 	if dir {
 		return os.MkdirAll(path, 0o755)
@@ -123,7 +123,7 @@ func makePlace(path string, dir bool) error {
 // isBelow reports whether a path is in a directory.
 func isBelow(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
-// show puts a file of the command's own in the place of the host's.
+// show replaces a file of the host by a file with other content.
 func show(f File, i int) error {
 	if isBelow(f.Path, "/run") {
 		if err := makePlace(f.Path, false); err != nil {

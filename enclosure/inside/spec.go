@@ -11,38 +11,39 @@ import (
 // Command is the hidden command of the gateway that runs [Main].
 const Command = "run-inside"
 
-// Spec is what the process inside is to do. It comes over a pipe: neither its arguments nor its environment show any of it.
+// Spec describes the command and its environment. It is sent over a pipe, so that it is not visible in arguments or the
+// environment of the process inside.
 type Spec struct {
 	Args       []string
 	Env        []string
 	Dir        string
 	UID, GID   int
 	Groups     []int
-	Foreground bool // the command gets the terminal, in a process group of its own
+	Foreground bool // the command gets the terminal, in its own process group
 
-	Files   []File   // shown in the place of the host's
-	Hidden  []string // files and directories that the command does not see
-	Sockets []string // Unix sockets of the host, likewise
+	Files   []File   // shown instead of the host's
+	Hidden  []string // files and directories to hide
+	Sockets []string // Unix sockets of the host to hide
 	Reach   []string // Unix sockets of the host that the command may connect to; absolute and without links
-	Keep    []string // what else stays of /run
-	State   string   // a mount of the process outside, to be let go of
+	Keep    []string // further parts of /run that stay
+	State   string   // a mount of the process outside, to be unmounted
 }
 
 // File is a file that only the command sees.
 type File struct {
 	Path    string // symbolic links are followed
 	Content []byte
-	// Always says that the file is made where the host has none; below [Private] alone.
+	// Always: the file is created even if the host has none. Only below [Private].
 	Always bool
 }
 
 // Private is a directory that only the command sees.
 const Private = "/run/boxgate"
 
-// maxSpec bounds what is read as a Spec.
+// maxSpec is the maximum size of an encoded Spec.
 const maxSpec = 64 << 20
 
-// Send writes a Spec, with its length before it.
+// Send writes a Spec, preceded by its length.
 func Send(w io.Writer, s Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -68,27 +69,27 @@ func receive(r io.Reader) (s Spec, err error) {
 	return s, json.Unmarshal(data, &s)
 }
 
-// Kind says what a [Report] is about.
+// Kind is the kind of a [Report].
 type Kind byte
 
-// The kinds.
+// The kinds of reports.
 const (
 	Started Kind = 'r' // the command runs
 	Stopped Kind = 's' // by a signal, such as Ctrl-Z
 	Exited  Kind = 'x' // with a status
 	Killed  Kind = 'k' // by a signal
-	Refused Kind = 'n' // to connect to a Unix socket; Text is its path
-	Failed  Kind = 'f' // it could not be started; Text says why, and Value is the exit status for that
+	Refused Kind = 'n' // a connection to a Unix socket; Text is its path
+	Failed  Kind = 'f' // it could not be started; Text is the reason, and Value is the exit status
 )
 
-// Report is what the process inside says about the command.
+// Report is a message of the process inside about the command.
 type Report struct {
 	Kind  Kind
 	Value byte
 	Text  string
 }
 
-// ReadReport reads the next one.
+// ReadReport reads the next report.
 func ReadReport(r io.Reader) (rep Report, err error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -101,13 +102,13 @@ func ReadReport(r io.Reader) (rep Report, err error) {
 	return Report{Kind(head[0]), head[1], string(text)}, nil
 }
 
-// maxText leaves a report short enough that a pipe takes it whole (PIPE_BUF).
+// maxText keeps a report short enough that writing it to a pipe is atomic (PIPE_BUF).
 const maxText = 4092
 
 func (rep Report) send(w io.Writer) {
 	text := rep.Text[:min(len(rep.Text), maxText)]
 	head := binary.BigEndian.AppendUint16([]byte{byte(rep.Kind), rep.Value}, uint16(len(text)))
-	_, _ = w.Write(append(head, text...)) // whoever does not read it is gone, and so is this process soon
+	_, _ = w.Write(append(head, text...)) // without a reader, this process ends soon, too
 }
 
 // startError is why a command could not be started, with the exit status that shells use for that.
@@ -122,5 +123,6 @@ func notStarted(status byte, format string, args ...any) error {
 	return &startError{status, fmt.Errorf(format, args...)}
 }
 
-// Resume is the order to go on after the command was stopped. Every other order is the number of a signal for the command.
+// Resume is the order to continue after the command was stopped. Every other order is the number of a signal for the
+// command.
 const Resume = 0

@@ -14,26 +14,26 @@ import (
 	"boxgate/enclosure/inside/connect"
 )
 
-// The supervisor of a command's connections is a process of its own. A file system in user space that never answers can keep it from
-// ending, even when it is killed; the first process always ends, and with that the command is killed.
+// The supervisor of a command's connections is a separate process. A file system in user space that never answers can keep
+// it from ending, even when it is killed. The first process can always end, and that kills the command.
 
-// The descriptors that the first process gives to the supervisor, after standard input, output and error, which lead nowhere.
+// Descriptors of the supervisor, after standard input, output and error, which are /dev/null.
 const (
 	listenerOfCalls = 3
 	toFirst         = 4 // reports: Started or Failed, then Refused
-	reachable       = 5 // []connect.Object, to its end
+	reachable       = 5 // []connect.Object as JSON, until EOF
 )
 
-// supervisor is that process, for the first one.
+// supervisor is the first process's handle of the supervisor.
 type supervisor struct {
 	pid     int
-	reports *os.File      // what is written here comes after its reports
-	flushed chan struct{} // closed when everything until then was passed on
+	reports *os.File      // the write end of its reports, to append a message
+	flushed chan struct{} // closed when all earlier reports were passed on
 }
 
-// startSupervisor starts the supervisor of the calls that a filter notifies of, and returns once it answers them. refused is called with the
-// path of each socket that the command is refused. The supervisor has the rights of this process, not of the calling thread, which is
-// confined. When it ends, so does the first process.
+// startSupervisor starts the supervisor for the calls that the listener reports, and returns when it answers them. refused
+// is called with the path of each socket that the command is refused. The supervisor has the rights of this process, not
+// of the calling thread, which is confined. When it ends, so does the first process.
 func startSupervisor(listener int, reach []connect.Object, refused func(path string)) (*supervisor, error) {
 	defer unix.Close(listener)
 	data, err := json.Marshal(reach)
@@ -71,7 +71,7 @@ func startSupervisor(listener int, reach []connect.Object, refused func(path str
 	return s, nil
 }
 
-// forkUnconfined starts this program with descriptors, of which the first comes after standard error, on a thread that is not confined.
+// forkUnconfined starts this program with descriptors after standard error, on a thread that is not confined.
 func forkUnconfined(descriptors ...int) (pid int, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -91,7 +91,7 @@ func forkUnconfined(descriptors ...int) (pid int, err error) {
 	return pid, err
 }
 
-// passOn passes the reports of the supervisor on until flush ends that.
+// passOn passes on the reports of the supervisor until flush.
 func (s *supervisor) passOn(from io.Reader, refused func(path string)) {
 	defer close(s.flushed)
 	for {
@@ -103,7 +103,7 @@ func (s *supervisor) passOn(from io.Reader, refused func(path string)) {
 	}
 }
 
-// flush returns once everything was passed on that the command was refused until now.
+// flush returns when all refusals up to now have been passed on.
 func (s *supervisor) flush() {
 	Report{Kind: Exited}.send(s.reports)
 	<-s.flushed
@@ -115,7 +115,7 @@ func isSupervisor() bool {
 	return err == nil && strings.HasPrefix(to, "anon_inode:seccomp") && os.Getppid() == 1
 }
 
-// supervise answers the calls of the command for as long as it lasts.
+// supervise answers the calls of the command until this process is killed.
 func supervise() int {
 	for _, fd := range []int{listenerOfCalls, toFirst, reachable} {
 		unix.CloseOnExec(fd)

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asUser runs f on a thread that is the command's user in every respect (FUSE looks at more than the IDs for files), without any
-// capability.
+// asUser runs f on a thread that has the command's user in every respect (FUSE checks more than the file system IDs),
+// without capabilities.
 func asUser(s Spec, f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // on another: it is the first thread that is killed with the process outside, until its user changes
+		if unix.Gettid() == os.Getpid() { // switch threads: the parent-death signal of the first thread is lost when its user changes
 			defer runtime.UnlockOSThread()
 			done <- asUser(s, f)
 			return
 		}
-		err := become(s) // and never unlocked: the thread ends with its identity
+		err := become(s) // never unlocked: the thread ends with its identity
 		if err == nil {
 			err = f()
 		}
@@ -30,7 +30,7 @@ func asUser(s Spec, f func() error) error {
 	return <-done
 }
 
-// become makes the calling thread, and no other, the user's. The package's own calls change every thread.
+// become switches only the calling thread to the user. The functions of package unix change all threads.
 func become(s Spec) error {
 	ids, uid, gid := groups(s.Groups), uintptr(s.UID), uintptr(s.GID)
 	_, _, noGroups := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(ids)), uintptr(unsafe.Pointer(unsafe.SliceData(ids))), 0)
@@ -42,7 +42,7 @@ func become(s Spec) error {
 	return nil
 }
 
-// errno is nil for 0.
+// errno converts 0 to nil.
 func errno(e unix.Errno) error {
 	if e == 0 {
 		return nil

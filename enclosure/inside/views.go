@@ -16,14 +16,14 @@ import (
 type mount struct {
 	id       int
 	dev      string // of the file system, as MAJOR:MINOR
-	root, at string // the directory or file of the file system that it shows, and where
+	root, at string // the directory or file of the file system that is mounted, and the mount point
 	kind     string
 }
 
 // MountPoint is a mounted file system.
 type MountPoint struct{ At, Kind string }
 
-// MountPoints returns the mounts that a file of the format of mountinfo(5) lists.
+// MountPoints returns the mounts in a file in the format of mountinfo(5).
 func MountPoints(mountinfo string) ([]MountPoint, error) {
 	all, err := mountsIn(mountinfo)
 	var out []MountPoint
@@ -59,8 +59,8 @@ func mountsIn(mountinfo string) ([]mount, error) {
 	return out, lines.Err()
 }
 
-// hideEverywhere covers a file or a directory, if it is there, in every mount that shows it. A file that has another name (a hard link)
-// is refused: where that is cannot be found out.
+// hideEverywhere covers a file or a directory in every mount that shows it. A missing one is not an error. A file with
+// several names (hard links) is refused, because the other names cannot be found.
 func hideEverywhere(path string) error {
 	p, err := openPlace(unix.AT_FDCWD, path, 0)
 	switch {
@@ -103,7 +103,7 @@ func hideEverywhere(path string) error {
 	return nil
 }
 
-// mount returns the one that the place was found by.
+// mount returns the mount through which the place was opened.
 func (p place) mount(all []mount) (mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(p.fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
@@ -117,9 +117,9 @@ func (p place) mount(all []mount) (mount, error) {
 	return mount{}, errors.New("its mount is not in /proc/self/mountinfo, as in a chroot, so that other views of it cannot be found: start gateway run outside of that")
 }
 
-// hideIn covers the place, given its path in the file system, in one mount of that file system. A mount that shows only a part of a
-// directory is covered whole. It reports whether the mount showed the place itself. A mount below another at the same path is skipped:
-// the command cannot reach it either.
+// hideIn covers the place in one mount of its file system; path is its path in the file system. A mount of a part of the
+// directory is covered as a whole. hideIn reports whether the mount showed the place itself. A mount hidden below another
+// one at the same path is skipped: the command cannot reach it either.
 func (p place) hideIn(m mount, path string) (bool, error) {
 	at, part := m.at, false
 	switch rest, ok := strings.CutPrefix(path, strings.TrimSuffix(m.root, "/")); {
@@ -149,7 +149,7 @@ func (p place) hideIn(m mount, path string) (bool, error) {
 	return !part, shown.hide()
 }
 
-// hide covers the place by an empty file, or an empty directory.
+// hide covers the place by an empty file or directory.
 func (p place) hide() error {
 	if p.is(unix.S_IFDIR) {
 		return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")

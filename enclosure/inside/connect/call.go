@@ -14,7 +14,7 @@ type notification struct {
 	id     uint64
 	thread uint32 // its ID in the PID namespace of the supervisor
 	_      uint32 // flags
-	_      int32  // number of the system call: connect is the only one that the filter notifies of
+	_      int32  // number of the system call: always connect
 	_      uint32 // architecture
 	_      uint64 // instruction
 	args   [6]uint64
@@ -28,7 +28,8 @@ type response struct {
 	flags uint32
 }
 
-// ioctl calls ioctl(2). The pointer becomes a number in the very call: the stack, where it may point to, can move before that.
+// ioctl calls ioctl(2). The conversion to uintptr must be in the call itself, because arg may point to the stack, which can
+// move.
 func ioctl(fd int, request uint, arg unsafe.Pointer) error {
 	for {
 		switch _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(arg)); errno {
@@ -44,34 +45,34 @@ func ioctl(fd int, request uint, arg unsafe.Pointer) error {
 // receive waits for the next call.
 func (s *Supervisor) receive() (notification, error) {
 	for {
-		n := notification{} // which the kernel wants zeroed
+		n := notification{} // the kernel requires zeroes
 		err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n))
-		if err != unix.ENOENT { // the caller was killed in between
+		if err != unix.ENOENT { // ENOENT: the caller was killed in between
 			return n, err
 		}
 	}
 }
 
-// call is one call of connect(2). Its fields are those of whoever works on it: a thread, or a goroutine that waits.
+// call is one call of connect(2). Its fields belong to the current worker: a thread, or a goroutine that waits.
 type call struct {
 	notification
 	s       *Supervisor
 	t       *thread
-	process int // PIDFD of the thread or its process; 0: not open
+	process int // pidfd of the thread or its process; 0: not open
 	dir     int // its directory in /proc; 0: not open
 	socket  int // the command's socket; 0: not open
-	file    int // that a Unix socket is connected to, once it was judged; 0: none
+	file    int // target of a Unix socket, after it was judged; 0: none
 	cookie  uint64
 	family  int
 	address []byte // to connect to
-	caller  status // of a caller that connects a Unix socket
+	caller  status // credentials of a caller that connects a Unix socket
 	tried   bool   // the socket may have been connected
-	noted   bool   // that was done by an earlier call, whose answer this one gets
-	waited  wait   // while the connection is under way
+	noted   bool   // a previous call made the attempt, and this one returns its result
+	waited  wait   // while the connection is pending
 
-	before *call         // of the same thread, which has not ended; with mu
-	turn   chan struct{} // closed when a thread works on it
-	gone   chan struct{} // closed when the thread of the command has made another call
+	before *call         // an unfinished call of the same thread; with mu
+	turn   chan struct{} // closed when a thread takes the call
+	gone   chan struct{} // closed when the command's thread has made another call
 	ended  bool          // with mu
 	group  int           // process of the thread; with mu; 0: not looked up, -1: unknown
 }
@@ -79,12 +80,13 @@ type call struct {
 // maxAddress is the size of struct sockaddr_storage.
 const maxAddress = 128
 
-// underWay says that a connection is neither made nor refused yet, and that the caller waits for that. The kernel returns no such number.
+// underWay means that the connection is pending, and that the caller waits for it. The kernel does not use this error
+// number.
 const underWay = unix.Errno(4096)
 
-// connect performs the call, and returns its error for the command; 0 on success.
+// connect performs the call, and returns the errno for the command; 0 on success.
 func (c *call) connect() unix.Errno {
-	if c.socket > 0 { // it was under way
+	if c.socket > 0 { // the connection was pending
 		return c.connectAgain()
 	}
 	if errno := c.read(); errno != 0 {
@@ -123,7 +125,7 @@ func (c *call) connectAgain() unix.Errno {
 	return c.t.as(c.caller.identity, func() unix.Errno { return c.connectTo(address) })
 }
 
-// read takes the socket and the address from the caller. Later changes to either have no effect.
+// read copies the socket and the address from the caller. Later changes to either have no effect.
 func (c *call) read() unix.Errno {
 	var err error
 	if c.process, err = unix.PidfdOpen(int(c.thread), pidfdThread); err != nil {
@@ -140,7 +142,7 @@ func (c *call) read() unix.Errno {
 	}
 	c.socket, err = unix.PidfdGetfd(c.process, int(int32(c.args[0])), 0)
 	if !c.waits() {
-		return unix.EINTR // the caller is gone, and its ID may be another thread's by now: the kernel drops the answer
+		return unix.EINTR // the caller is gone, and its ID may have been reused: the kernel drops the answer
 	}
 	switch {
 	case err != nil:
@@ -155,7 +157,7 @@ func (c *call) read() unix.Errno {
 // pidfdThread is PIDFD_THREAD, since Linux 6.9.
 const pidfdThread = unix.O_EXCL
 
-// openProcess opens the process of a thread. Its descriptors are the thread's unless that has unshared them.
+// openProcess opens the process of a thread. Its descriptors are those of the thread, unless the thread has unshared them.
 func (c *call) openProcess() (int, error) {
 	if err := c.readStatus(); err != nil {
 		return 0, err
@@ -175,12 +177,12 @@ func (c *call) copyAddress() unix.Errno {
 	return 0
 }
 
-// waits reports whether the caller still waits for the answer, so that its ID is not another thread's.
+// waits reports whether the caller still waits for the answer, so that its ID cannot have been reused.
 func (c *call) waits() bool {
 	return ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&c.id)) == nil
 }
 
-// path returns the path that the address has for a Unix socket, if the kernel would look one up.
+// path returns the path in the address of a Unix socket; false if the kernel would not look up a path.
 func (c *call) path() (string, bool) {
 	const family = 2 // bytes before the path
 	if len(c.address) <= family || uint16(c.address[0])|uint16(c.address[1])<<8 != unix.AF_UNIX || c.address[family] == 0 {
@@ -190,7 +192,7 @@ func (c *call) path() (string, bool) {
 	return string(path), len(c.address) <= unix.SizeofSockaddrUnix
 }
 
-// connectPath connects the command's socket to a file, if it is a socket that the command may reach.
+// connectPath connects the command's socket to a file, if that is a socket that the command may reach.
 func (c *call) connectPath(path string) unix.Errno {
 	file, errno := c.open(path)
 	if errno != 0 {
@@ -203,12 +205,12 @@ func (c *call) connectPath(path string) unix.Errno {
 	}
 	if kind == unix.S_IFSOCK && !c.mayReach(at) {
 		c.s.refuse(c.t.nameOf(file))
-		return unix.EACCES // ECONNREFUSED would have ssh take the socket for a stale one, and remove it
+		return unix.EACCES // with ECONNREFUSED, ssh would take the socket for a stale one and remove it
 	}
 	return c.connectAgain()
 }
 
-// open opens a file as the caller would.
+// open opens a file with the caller's rights.
 func (c *call) open(path string) (file int, errno unix.Errno) {
 	root, err := open(c.dir, "root", unix.O_DIRECTORY)
 	if err != nil {
@@ -216,7 +218,7 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 	}
 	defer unix.Close(root)
 	from, path := c.begin(path)
-	dir := root // where an absolute path begins; the caller's own directory may let in its user alone (FUSE)
+	dir := root // for absolute paths; the caller's own directory may be accessible only to its user (FUSE)
 	if !strings.HasPrefix(path, "/") {
 		if dir, err = open(c.s.proc, from, unix.O_DIRECTORY); err != nil {
 			return 0, errnoOf(err)
@@ -240,8 +242,9 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 	return file, errno
 }
 
-// begin returns the directory that a path is looked up from, below /proc, and the path from there: in a /proc of a PID namespace that the
-// command has made, the links to the caller's own directory lead the supervisor nowhere.
+// begin returns the directory below /proc from which a path is looked up, and the path from there. It replaces links to the
+// caller's own directory, because they do not work for the supervisor in a /proc of a PID namespace that the command has
+// made.
 func (c *call) begin(path string) (dir, rest string) {
 	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(c.caller.process)
 	for _, own := range [][2]string{{"/proc/self/", process}, {"/proc/thread-self/", thread}, {"/dev/fd/", process + "/fd"}} {
@@ -261,7 +264,7 @@ func (c *call) close() {
 	}
 }
 
-// closeProcess closes what is only needed until the connection is under way.
+// closeProcess closes the descriptors that a pending connection does not need.
 func (c *call) closeProcess() {
 	for _, fd := range []*int{&c.process, &c.dir} {
 		if *fd > 0 {
@@ -290,7 +293,7 @@ func errnoOf(err error) unix.Errno {
 	if err == nil {
 		return 0
 	}
-	if errno, ok := err.(unix.Errno); ok { //nolint:errorlint // as system calls return them
+	if errno, ok := err.(unix.Errno); ok { // errors of system calls
 		return errno
 	}
 	return unix.EACCES

@@ -11,16 +11,16 @@ import (
 // mostLinks is how many links the kernel follows in a path.
 const mostLinks = 40
 
-// lookUp opens the file at a path, on a thread that has the caller's root, directory and rights. To the links of /proc, that thread is not
-// the caller: "self" is another process, and the supervisor's own descriptors are open to it. So a path that needs a link whose target has no
-// name, as those in /proc/PID have, is looked up part by part.
+// lookUp opens the file at a path, on a thread that has the caller's root, directory and rights. In /proc, however, that
+// thread differs from the caller: "self" is another process, and the supervisor's own descriptors are accessible. So a path
+// with magic links, such as links in /proc/PID, is looked up part by part.
 func (c *call) lookUp(path string) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
 	for {
 		fd, err := unix.Openat2(unix.AT_FDCWD, path, &how)
 		switch err {
 		case unix.EINTR:
-		case unix.ELOOP: // or too many links
+		case unix.ELOOP: // a magic link, or too many links
 			return c.walk(path)
 		default:
 			return fd, err
@@ -48,7 +48,7 @@ func (c *call) walk(path string) (at int, err error) {
 		}
 		part, rest, deeper := strings.Cut(path, "/")
 		if rest = strings.TrimLeft(rest, "/"); deeper && rest == "" {
-			rest = "." // what is before is a directory
+			rest = "." // the part before is a directory
 		}
 		to, err := c.step(&at, part)
 		if err != nil {
@@ -68,8 +68,8 @@ func (c *call) walk(path string) (at int, err error) {
 	return at, nil
 }
 
-// step goes on from a directory to a part of a path, or returns where that leads if it is a link. Links whose target has no name are followed,
-// except the supervisor's own.
+// step opens one part of a path and replaces *at, or returns the target if the part is a symbolic link. It follows magic
+// links, except the supervisor's own.
 func (c *call) step(at *int, part string) (link string, err error) {
 	next, err := open(*at, part, unix.O_NOFOLLOW)
 	if err != nil {
@@ -108,10 +108,10 @@ func (c *call) isProc(dir int) bool {
 	return err == nil && failed == nil && at == proc
 }
 
-// levels are those of a directory such as PID/task/TID/fd, in which links are.
+// levels is the depth of a directory with links such as PID/task/TID/fd.
 const levels = 4
 
-// isOwn reports whether a directory is the supervisor's in /proc, or one below it with links.
+// isOwn reports whether a directory is the supervisor's in /proc, or one with links below it.
 func (c *call) isOwn(dir int) bool {
 	proc, err := statAt(c.s.proc, ".")
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *call) isOwn(dir int) bool {
 	return false
 }
 
-// replace opens a file in the place of another.
+// replace opens a file and replaces another descriptor with it.
 func replace(fd *int, dir int, path string, flags int) error {
 	next, err := open(dir, path, flags)
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Object is a file, whatever its names.
+// Object identifies a file independently of its names.
 type Object struct{ Dev, Ino uint64 }
 
-// open opens a file without its content.
+// open opens a file with O_PATH.
 func open(dir int, path string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat(dir, path, unix.O_PATH|unix.O_CLOEXEC|flags, 0)
@@ -44,15 +44,15 @@ func readlink(dir int, path string) (string, error) {
 	return string(buf[:max(n, 0)]), err
 }
 
-// bound is a listening Unix socket that is bound to a file, as the kernel lists them. The kernel gives the file's number in 32 bits, and
-// not the device that stat(2) gives: the file can be another.
+// bound is a listening Unix socket that is bound to a file, as listed by the kernel. The kernel reports the inode number
+// truncated to 32 bits, and a device number other than that of stat(2), so the file can be another one.
 type bound struct {
 	inode  uint32 // of the socket, as in /proc/PID/fd
-	cookie uint64 // of the socket: no other ever has it
+	cookie uint64 // of the socket, never reused
 	file   uint32
 }
 
-// The message formats are those of linux/unix_diag.h.
+// The message formats of linux/unix_diag.h.
 const (
 	diagRequestSize = 24
 	diagMessageSize = 16
@@ -66,8 +66,8 @@ func dial() (int, error) {
 	return unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 }
 
-// listening lists the Unix sockets that listen. The calls are made here because the poller of package netlink takes several times as long,
-// for each connection of the command.
+// listening lists the listening Unix sockets. It makes the calls itself, because package netlink's poller takes several
+// times as long, for each connection of the command.
 func listening(conn int) ([]bound, error) {
 	request := make([]byte, unix.SizeofNlMsghdr+diagRequestSize)
 	binary.NativeEndian.PutUint32(request, uint32(len(request)))
@@ -87,7 +87,7 @@ func listening(conn int) ([]bound, error) {
 			return nil, err
 		}
 		if sender, ok := from.(*unix.SockaddrNetlink); err != nil || !ok || sender.Pid != 0 {
-			continue // not the kernel's
+			continue // not from the kernel
 		}
 		messages, err := syscall.ParseNetlinkMessage(buf[:n])
 		if err != nil {
@@ -107,7 +107,7 @@ func listening(conn int) ([]bound, error) {
 	}
 }
 
-// boundOf reads a message about a socket, if it is bound to a file.
+// boundOf parses a message about a socket; false if the socket is not bound to a file.
 func boundOf(data []byte) (b bound, ok bool) {
 	if len(data) < diagMessageSize {
 		return b, false
@@ -122,13 +122,13 @@ func boundOf(data []byte) (b bound, ok bool) {
 	return b, ok
 }
 
-// mayReach reports whether a file is the socket of one that the caller has named, or was bound by the command: a process of the command has
-// it open, and it is of the command's network namespace, or of one that a process of the command is in.
+// mayReach reports whether a file is one of the allowed sockets, or was bound by the command: a process of the command has
+// the socket open, and the socket is in the command's network namespace, or in one that a process of the command is in.
 func (c *call) mayReach(at Object) bool {
 	if slices.Contains(c.s.reach, at) {
 		return true
 	}
-	for range 2 { // a long list may leave one out while others change
+	for range 2 { // a long list may miss a socket while others change
 		list, err := listening(c.t.diag)
 		if err != nil {
 			return false
@@ -142,8 +142,8 @@ func (c *call) mayReach(at Object) bool {
 	return c.s.isBoundElsewhere(at)
 }
 
-// isKnown reports whether a file was found to be bound by a socket that is still there: as long as it is, no other file can have
-// the same number.
+// isKnown reports whether the file is known to be bound by a socket that still exists: as long as it does, the inode number
+// cannot be reused.
 func (s *Supervisor) isKnown(at Object, cookie uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +151,8 @@ func (s *Supervisor) isKnown(at Object, cookie uint64) bool {
 	return ok && known == cookie
 }
 
-// isBoundBy looks for a socket among the descriptors of the command's processes, and asks the kernel which file it is bound to.
+// isBoundBy looks for a socket among the descriptors of the command's processes, and asks the kernel for the file that it
+// is bound to.
 func (s *Supervisor) isBoundBy(b bound, at Object) bool {
 	link := "socket:[" + strconv.FormatUint(uint64(b.inode), 10) + "]"
 	return s.hasSocket(func(to string, pid, fd int) bool {
@@ -171,8 +172,8 @@ func (s *Supervisor) isBoundBy(b bound, at Object) bool {
 	})
 }
 
-// isBoundElsewhere looks for a socket that is bound to a file, of a network namespace that a process of the command has entered. It can
-// enter none but its own and those that the command has made.
+// isBoundElsewhere looks for a socket bound to the file in a network namespace that a process of the command has entered. A
+// process can only enter its own namespace and namespaces that the command has made.
 func (s *Supervisor) isBoundElsewhere(at Object) bool {
 	made := map[Object]bool{}
 	for _, pid := range entries(s.proc, ".") {
@@ -208,13 +209,14 @@ func (s *Supervisor) isBoundElsewhere(at Object) bool {
 	})
 }
 
-// descriptor is one of a process of the command. It is no proof of anything: what it leads to is asked each time.
+// descriptor is a descriptor of a process of the command. It is only a hint: its socket is checked each time.
 type descriptor struct{ pid, fd int }
 
-// hasSocket reports whether a function says so of a socket that a process of the command has open, given what its link in /proc says.
+// hasSocket calls is for the sockets that processes of the command have open, with their links in /proc, and reports
+// whether it returned true for one.
 func (s *Supervisor) hasSocket(is func(link string, pid, fd int) bool) bool {
 	for _, pid := range entries(s.proc, ".") {
-		if pid == os.Getpid() { // it has sockets of the command only while it connects them
+		if pid == os.Getpid() { // the supervisor has sockets of the command only while it connects them
 			continue
 		}
 		for _, fd := range entries(s.proc, strconv.Itoa(pid)+"/fd") {
@@ -227,7 +229,7 @@ func (s *Supervisor) hasSocket(is func(link string, pid, fd int) bool) bool {
 	return false
 }
 
-// entries returns the numbers among the names of a directory.
+// entries returns the numeric names in a directory.
 func entries(dir int, path string) (out []int) {
 	fd, err := unix.Openat(dir, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -244,7 +246,7 @@ func entries(dir int, path string) (out []int) {
 	return out
 }
 
-// ioctls of sockets, of linux/un.h and linux/sockios.h.
+// ioctls of sockets, from linux/un.h and linux/sockios.h.
 const (
 	openBoundFile        = 0x89e0 // SIOCUNIXFILE
 	openNetworkNamespace = 0x894c // SIOCGSKNS
@@ -268,7 +270,7 @@ func boundTo(pid, fd int) (file, netns Object, err error) {
 	return file, netns, err
 }
 
-// opened identifies what an ioctl opens.
+// opened identifies the file that an ioctl opens.
 func opened(socket int, request uint) (Object, error) {
 	fd, err := unix.IoctlRetInt(socket, request)
 	if err != nil {

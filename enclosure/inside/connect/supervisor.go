@@ -1,19 +1,21 @@
-// Package connect makes the connections of a command for it. The kernel hands every connect(2) of the command to a [Supervisor]
-// (seccomp user notification), which reads the address once, finds the object that it leads to, judges that, and connects the
-// command's own socket to it with the command's own rights. So a Unix socket is judged as an object, whatever it was called when
-// it was bound, whenever that was, and by whatever path or mount it is seen. The command reaches the sockets that its own processes
-// have bound, and the ones that its caller has named.
+// Package connect makes the connections of a command for it. The kernel passes every connect(2) of the command to a
+// [Supervisor] (seccomp user notification), which reads the address once, finds and judges the object that it leads to, and
+// connects the command's own socket to it with the command's own rights. So a Unix socket is judged as an object,
+// regardless of its name and time of binding, and of the path or mount by which it is seen. The command can reach sockets
+// that its own processes have bound, and sockets that its caller has allowed.
 //
-// The kernel is never told to go on with a call that was looked at (SECCOMP_USER_NOTIF_FLAG_CONTINUE): another thread of the command
-// could exchange the address or the descriptor in between. That is why connections over IP are made here, too.
+// The supervisor never lets the kernel continue a call that it has examined (SECCOMP_USER_NOTIF_FLAG_CONTINUE): another
+// thread of the command could exchange the address or the descriptor in between. That is why connections over IP are made
+// here, too.
 //
-// Nothing that a call waits for holds up the others. No thread waits for a connection: sockets are connected without blocking, and who
-// waits for the rest is a goroutine. A thread can be kept by files alone, whose file system may be in user space (FUSE) and never answer: a
-// path, or memory that is a file. A process of the command can have few threads kept, and calls for which there is no thread fail. Such a
-// thread cannot even be killed; that is why the supervisor is a process of its own, without which the rest ends.
+// A blocked call must not delay others. No thread waits for a connection: sockets are connected without blocking, and a
+// goroutine waits for the rest. Only files can block a thread, if their file system is in user space (FUSE) and never
+// answers: a path, or memory that is mapped from a file. The number of threads that a process of the command can block is
+// limited, and calls for which there is no thread fail. A blocked thread cannot even be killed; that is why the supervisor
+// is a separate process: everything else can end without it.
 //
-// Datagrams name their destination in sendmsg(2), behind a pointer that no filter can follow: the filter refuses Unix sockets
-// of that kind instead.
+// Datagrams have their destination in sendmsg(2), behind a pointer that a filter cannot follow: the filter refuses Unix
+// sockets of that kind instead.
 package connect
 
 import (
@@ -27,60 +29,61 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supervisor answers the calls of one command. It must be in the PID, network, mount and user namespaces that the command begins in,
-// as root.
+// Supervisor answers the calls of one command. It must run as root in the PID, network, mount and user namespaces in which
+// the command starts.
 type Supervisor struct {
-	listener      int // that the kernel has returned for the filter
+	listener      int // of the seccomp filter
 	proc          int // /proc
-	root          int // where the supervisor's own paths begin
+	root          int // root directory for the supervisor's own paths
 	netns, userns Object
-	reach         []Object // that the caller has named; their files are held open by the process that has opened them
+	reach         []Object // allowed by the caller; the process that opened them keeps their files open
 	onRefused     func(path string)
 	poller        *poller
 
 	mu          sync.Mutex
-	changed     sync.Cond // with mu: a call has ended, was interrupted, or has let go of a socket
+	changed     sync.Cond // with mu: a call has ended, was interrupted, or has released a socket
 	calls       map[uint32]*call
-	working     map[*call]bool // those that have a thread
-	waiting     map[int]int    // connections under way, by process of the command
+	working     map[*call]bool // calls that have a thread
+	waiting     map[int]int    // pending connections, by process of the command
 	allWaiting  int
 	connecting  map[uint64]bool       // sockets, by cookie
 	receivers   int                   // threads that wait for calls
 	helpers     int                   // threads that wait for tasks
 	total       int                   // threads
 	tasks       chan *call            // for helpers
-	queue       []*call               // that wait for a thread
-	known       map[Object]uint64     // files that the command has bound: the cookie of the socket
+	queue       []*call               // calls that wait for a thread
+	known       map[Object]uint64     // files that the command has bound, with the socket's cookie
 	elsewhere   map[Object]descriptor // files that the command has bound in other network namespaces
 	undelivered map[uint32]result     // by thread of the command
-	connected   map[uint32]result     // the last connection that was made for each thread
+	connected   map[uint32]result     // the last successful connection of each thread
 	refused     map[string]bool
 }
 
 // Bounds on the resources that a command can make the supervisor use.
 const (
 	mostThreads     = 256 // of the supervisor
-	mostOfProcess   = 16  // threads that calls of one process of the command keep
+	mostOfProcess   = 16  // threads that calls of one process of the command occupy
 	idleThreads     = 4
-	mostWaiting     = 4096 // connections under way that a thread of the command waits for
+	mostWaiting     = 4096 // pending connections that threads of the command wait for
 	mostWaitingOf   = 1024 // of one process
 	mostKnown       = 1024
 	mostUndelivered = 1024
 	mostRefused     = 256
 )
 
-// patience is how long a call waits for a thread. Then it fails with EAGAIN.
+// patience is how long a call waits for a thread before it fails with EAGAIN.
 const patience = 5 * time.Second
 
-// result is the end of a call that was interrupted by a signal before it got its answer. The kernel makes most such calls again.
+// result is the result of a call that was interrupted by a signal before it got its answer. The kernel restarts most such
+// calls.
 type result struct {
 	socket  uint64 // its cookie
 	address string
 	errno   unix.Errno
 }
 
-// Open opens the Unix sockets at the given paths, and keeps them open, so that another socket that takes such a path later is another
-// object.
+// Open opens the Unix sockets at the given paths, and keeps them open, so that a socket that takes over such a path later
+// is another object.
 func Open(reach []string) (out []Object, err error) {
 	for _, path := range reach {
 		fd, err := open(unix.AT_FDCWD, path, 0)
@@ -99,8 +102,8 @@ func Open(reach []string) (out []Object, err error) {
 	return out, nil
 }
 
-// Start answers the calls that a filter notifies of until this process ends. The command may reach the given sockets, besides its own.
-// onRefused is called once for each path of a socket that was refused, concurrently.
+// Start answers the calls that the filter's listener reports, until this process ends. In addition to its own sockets, the
+// command may reach the given ones. onRefused is called once for each path of a socket that was refused, concurrently.
 func Start(listener int, reach []Object, onRefused func(path string)) (err error) {
 	s := &Supervisor{
 		listener: listener, reach: reach, onRefused: onRefused,
@@ -141,7 +144,7 @@ func Start(listener int, reach []Object, onRefused func(path string)) (err error
 	return <-ready
 }
 
-// needTracing says if the host's configuration keeps the command's descriptors from everybody, root included.
+// needTracing fails if the host's configuration makes the command's descriptors inaccessible even to root.
 func needTracing() error {
 	data, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
 	if err == nil && strings.TrimSpace(string(data)) == "3" {
@@ -150,7 +153,7 @@ func needTracing() error {
 	return nil
 }
 
-// keep notes the result of a call that could not be delivered.
+// keep records a result that could not be delivered.
 func (s *Supervisor) keep(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +163,7 @@ func (s *Supervisor) keep(thread uint32, r result) {
 	s.undelivered[thread] = r
 }
 
-// kept returns the result of the same call by the same thread, if it was not delivered, once.
+// kept returns and removes the undelivered result of the same call by the same thread.
 func (s *Supervisor) kept(thread uint32, socket uint64, address []byte) (unix.Errno, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +172,7 @@ func (s *Supervisor) kept(thread uint32, socket uint64, address []byte) (unix.Er
 	return r.errno, ok && r.socket == socket && r.address == string(address)
 }
 
-// keepConnected notes a connection that was made for a thread.
+// keepConnected records a successful connection of a thread.
 func (s *Supervisor) keepConnected(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +182,7 @@ func (s *Supervisor) keepConnected(thread uint32, r result) {
 	s.connected[thread] = r
 }
 
-// hasConnected reports, once, whether the last connection that was made for a thread was that of a socket to an address.
+// hasConnected reports, once, whether the last successful connection of a thread was of that socket to that address.
 func (s *Supervisor) hasConnected(thread uint32, socket uint64, address []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +191,7 @@ func (s *Supervisor) hasConnected(thread uint32, socket uint64, address []byte) 
 	return ok && r.socket == socket && r.address == string(address)
 }
 
-// refuse notes that a socket was refused.
+// refuse reports the refusal of a socket, once per path.
 func (s *Supervisor) refuse(path string) {
 	s.mu.Lock()
 	first := !s.refused[path] && len(s.refused) < mostRefused

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// thread is a thread of the supervisor, which can look up paths and connect as a thread of the command does: from its root and
-// directory, with its IDs and its capabilities. Its real and saved user stays root: no process of the command can signal or
-// trace it meanwhile.
+// thread is a thread of the supervisor that can look up paths and connect like a thread of the command: with its root and
+// directory, its IDs and its capabilities. Its real and saved user stays root, so that no process of the command can signal
+// or trace it.
 type thread struct {
-	root int // where it returns to
-	fds  int // its directory of descriptors in /proc
-	diag int // lists the sockets of that namespace
+	root int // its normal root directory
+	fds  int // its descriptors in /proc
+	diag int // lists the sockets of its network namespace
 	all  capabilities
 	now  identity
 }
 
-// identity decides about access to files. The server at a Unix socket sees its user and group (SO_PEERCRED), with the process ID of
-// the supervisor.
+// identity determines access to files. The server at a Unix socket sees its user and group (SO_PEERCRED), with the process
+// ID of the supervisor.
 type identity struct {
 	uid, gid     int
 	groups       []uint32
@@ -34,7 +34,7 @@ type identity struct {
 
 type capabilities uint64
 
-// newThread makes the calling thread one.
+// newThread turns the calling thread into one.
 func (s *Supervisor) newThread() (*thread, error) {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (t *thread) close() {
 	}
 }
 
-// as runs f with the rights of another, unless that fails.
+// as runs f with the rights of another identity.
 func (t *thread) as(who identity, f func() unix.Errno) unix.Errno {
 	if err := t.become(who); err != nil {
 		return errnoOf(err)
@@ -79,7 +79,7 @@ func (t *thread) as(who identity, f func() unix.Errno) unix.Errno {
 	return t.with(who.capabilities&t.all, f)
 }
 
-// without runs f without capabilities, for calls that depend on no other rights.
+// without runs f without capabilities, for calls that need no other rights.
 func (t *thread) without(f func() unix.Errno) unix.Errno { return t.with(0, f) }
 
 func (t *thread) with(effective capabilities, f func() unix.Errno) unix.Errno {
@@ -88,12 +88,12 @@ func (t *thread) with(effective capabilities, f func() unix.Errno) unix.Errno {
 	}
 	errno := f()
 	if err := t.setEffective(t.all); err != nil {
-		os.Exit(1) // it never fails: the capabilities are permitted
+		os.Exit(1) // cannot fail: the capabilities are permitted
 	}
 	return errno
 }
 
-// become changes the IDs of this thread, and of no other. The package's own calls change every thread.
+// become changes the IDs of this thread only. The functions of package unix change all threads.
 func (t *thread) become(who identity) error {
 	if who.uid == t.now.uid && who.gid == t.now.gid && slices.Equal(who.groups, t.now.groups) {
 		return nil
@@ -117,7 +117,7 @@ func (t *thread) setEffective(set capabilities) error {
 	return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])
 }
 
-// move has the thread look up paths from a root and a directory.
+// move sets the thread's root and working directory.
 func (t *thread) move(root, dir int) error {
 	if err := unix.Fchdir(root); err != nil {
 		return err
@@ -128,15 +128,15 @@ func (t *thread) move(root, dir int) error {
 	return unix.Fchdir(dir)
 }
 
-// leave has it look up paths from the supervisor's root, and from its own descriptors.
+// leave returns to the supervisor's root, with the thread's descriptors as working directory.
 func (t *thread) leave() error { return t.move(t.root, t.fds) }
 
-// addressOf is the address of an open file, in the directory of descriptors.
+// addressOf returns the address of an open file, relative to the directory of descriptors.
 func (t *thread) addressOf(file int) []byte {
 	return append(append([]byte{unix.AF_UNIX, 0}, strconv.Itoa(file)...), 0)
 }
 
-// nameOf is the path of an open file.
+// nameOf returns the path of an open file.
 func (t *thread) nameOf(file int) string {
 	path, err := readlink(t.fds, strconv.Itoa(file))
 	if err != nil {
@@ -145,13 +145,13 @@ func (t *thread) nameOf(file int) string {
 	return path
 }
 
-// status is the part of /proc/TID/status that is needed here.
+// status is the required part of /proc/TID/status.
 type status struct {
 	process  int
 	identity identity
 }
 
-// readStatus reads that of the caller.
+// readStatus reads the caller's status.
 func (c *call) readStatus() error {
 	if err := c.procDir(); err != nil {
 		return err
@@ -173,7 +173,7 @@ func (c *call) readStatus() error {
 	return nil
 }
 
-// statusIn reads the status of a thread, given its directory in /proc.
+// statusIn reads the status of a thread from its directory in /proc.
 func statusIn(dir int) (status, error) {
 	fd, err := unix.Openat(dir, "status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -196,7 +196,7 @@ func parseStatus(data []byte) (st status, err error) {
 		switch {
 		case key == "Tgid" && len(fields) == 1:
 			st.process, err = strconv.Atoi(fields[0])
-		case key == "Uid" && len(fields) == 4: // real, effective, saved, of file systems
+		case key == "Uid" && len(fields) == 4: // real, effective, saved, file system
 			st.identity.uid, err = strconv.Atoi(fields[1])
 		case key == "Gid" && len(fields) == 4:
 			st.identity.gid, err = strconv.Atoi(fields[1])

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serve receives calls and answers them, on a thread that has a root, a directory and an identity of its own. ready, unless nil, gets the
-// error with which that fails, or nil.
+// serve receives and answers calls, on a thread with its own root, directory and identity. ready, if not nil, receives the
+// error of the setup, or nil.
 func (s *Supervisor) serve(ready chan<- error) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with its identity
+	runtime.LockOSThread() // never unlocked: the thread ends with its identity
 	if unix.Gettid() == os.Getpid() {
 		go s.serve(ready)
 		select {} // the first thread cannot end before the process, and its root and user are shown as the process's
@@ -28,14 +28,14 @@ func (s *Supervisor) serve(ready chan<- error) {
 	s.end(t)
 }
 
-// serveNext receives a call. It reports whether the thread is to go on.
+// serveNext receives a call and handles it. It reports whether the thread should continue.
 func (s *Supervisor) serveNext(t *thread) bool {
 	s.mu.Lock()
 	s.receivers++
 	s.mu.Unlock()
 	n, err := s.receive()
 	if err != nil {
-		os.Exit(1) // with this process ends the command, whose calls would get no answer
+		os.Exit(1) // the end of this process ends the command, whose calls would get no answer
 	}
 	c := &call{s: s, notification: n, gone: make(chan struct{})}
 	if s.admit(c) {
@@ -48,8 +48,8 @@ func (s *Supervisor) serveNext(t *thread) bool {
 	return s.receivers < idleThreads
 }
 
-// admit takes in a call, and reports whether the thread that has received it may work on it, so that another receives the next one. An
-// earlier call of the same thread was interrupted; it ends before this one begins.
+// admit registers a call, starts another receiver if necessary, and reports whether the calling thread may work on the
+// call. An earlier call of the same thread was interrupted; it ends before this one begins.
 func (s *Supervisor) admit(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Supervisor) admit(c *call) bool {
 	switch {
 	case before == nil:
 		s.calls[c.thread] = c
-	case int64(c.id-before.id) < 0: // that one came later, and was received by another thread: this one was interrupted
+	case int64(c.id-before.id) < 0: // before is newer, and was received by another thread: c was interrupted
 		close(c.gone)
 	default:
 		close(before.gone)
@@ -81,8 +81,8 @@ func (s *Supervisor) admit(c *call) bool {
 	return true
 }
 
-// mayWork reports whether a call may have a thread: its process keeps few. counts are the calls that work, by process; nil: not counted yet.
-// It needs mu.
+// mayWork reports whether a call may have a thread, since each process may only occupy a few. counts are the working calls
+// by process; nil: not counted yet. The caller holds mu.
 func (s *Supervisor) mayWork(c *call, counts map[int]int) bool {
 	if len(s.working) < mostOfProcess {
 		return true
@@ -93,7 +93,7 @@ func (s *Supervisor) mayWork(c *call, counts map[int]int) bool {
 	return counts[s.groupOf(c)] < mostOfProcess
 }
 
-// countWorking counts the calls that work, by process. It needs mu.
+// countWorking counts the working calls by process. The caller holds mu.
 func (s *Supervisor) countWorking() map[int]int {
 	counts := map[int]int{}
 	for c := range s.working {
@@ -102,7 +102,7 @@ func (s *Supervisor) countWorking() map[int]int {
 	return counts
 }
 
-// groupOf returns the process of a call. It needs mu.
+// groupOf returns the process of a call. The caller holds mu.
 func (s *Supervisor) groupOf(c *call) int {
 	if c.group == 0 {
 		c.group = -1
@@ -139,12 +139,12 @@ func (c *call) waitForTurn() {
 		c.s.queue = slices.Delete(c.s.queue, at, at+1)
 	}
 	c.s.mu.Unlock()
-	if at >= 0 { // else it has got its turn just now
+	if at >= 0 { // otherwise it has just got its turn
 		c.finish(errno)
 	}
 }
 
-// giveTurns hands calls that wait to helpers, the longest waiting first. It needs mu.
+// giveTurns passes waiting calls to helpers, the longest waiting first. The caller holds mu.
 func (s *Supervisor) giveTurns() {
 	if len(s.queue) == 0 {
 		return
@@ -168,21 +168,21 @@ func (s *Supervisor) giveTurns() {
 	})
 }
 
-// hand gives a call to a helper, of which one is idle or can be started. It needs mu.
+// hand passes a call to a helper; one is idle or can be started. The caller holds mu.
 func (s *Supervisor) hand(c *call) {
 	s.working[c] = true
 	if s.helpers > 0 {
 		s.helpers--
-		s.tasks <- c // which has room for every helper
+		s.tasks <- c // the channel has capacity for every helper
 		return
 	}
 	s.total++
 	go s.help(c)
 }
 
-// help works on a call, and on further ones, like [Supervisor.serve].
+// help works on a call, and on further calls, like [Supervisor.serve].
 func (s *Supervisor) help(c *call) {
-	runtime.LockOSThread() // and never unlocked
+	runtime.LockOSThread() // never unlocked
 	if unix.Gettid() == os.Getpid() {
 		go s.help(c)
 		select {}
@@ -198,7 +198,7 @@ func (s *Supervisor) help(c *call) {
 	s.end(t)
 }
 
-// nextTask waits for a call; nil: there are enough helpers.
+// nextTask waits for a call. It returns nil if there are enough helpers.
 func (s *Supervisor) nextTask() *call {
 	s.mu.Lock()
 	if s.helpers >= idleThreads {
@@ -211,7 +211,7 @@ func (s *Supervisor) nextTask() *call {
 	return <-s.tasks
 }
 
-// end ends a thread.
+// end closes a thread's descriptors and frees its slot.
 func (s *Supervisor) end(t *thread) {
 	t.close()
 	s.mu.Lock()
@@ -220,7 +220,7 @@ func (s *Supervisor) end(t *thread) {
 	s.giveTurns()
 }
 
-// work works on a call with a thread, until it is done or the connection is under way.
+// work works on a call with a thread, until it is done or the connection is pending.
 func (c *call) work(t *thread) {
 	c.t = t
 	errno := unix.EINTR
@@ -235,8 +235,8 @@ func (c *call) work(t *thread) {
 	go c.await()
 }
 
-// isNext waits until the call that was before this one on the same thread of the command has ended, so that its result is known if it could
-// not be delivered. It returns false if this one was interrupted too.
+// isNext waits until the previous call of the same thread of the command has ended, so that its undelivered result is
+// known. It returns false if this call was interrupted too.
 func (c *call) isNext() bool {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
@@ -261,9 +261,9 @@ func (c *call) isGone() bool {
 
 // finish answers a call. If the caller is gone, the kernel drops the answer.
 func (c *call) finish(errno unix.Errno) {
-	c.closeSocket() // before the command learns of the result: its own close is to be the last one
+	c.closeSocket() // before the command gets the result: the command's own close must be the last one
 	r := response{id: c.id, errno: -int32(errno)}
-	if c.tried && !c.noted && errno == 0 { // before the caller can ask again
+	if c.tried && !c.noted && errno == 0 { // before the caller can make another call
 		c.s.keepConnected(c.thread, result{c.cookie, string(c.address), 0})
 	}
 	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && c.tried { // interrupted

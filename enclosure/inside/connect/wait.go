@@ -10,19 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wait is what is known of a connection that is under way.
+// wait is the state of a pending connection.
 type wait struct {
-	counted bool      // among those of its process
-	until   time.Time // when the command's socket gives up (SO_SNDTIMEO); zero: never
+	counted bool      // included in the counts of pending connections
+	until   time.Time // when the command's socket times out (SO_SNDTIMEO); zero: never
 	pause   time.Duration
 }
 
-// A server whose queue is full lets nobody know when it has room: it is tried again, after pauses that double up to the longest, which
-// grows with the number of connections that wait: all together are tried some 1,300 times a second at most.
+// A server with a full queue gives no notice when it accepts again. So the connection is tried again, after pauses that
+// double up to a maximum. The maximum grows with the number of waiting connections: all together make some 1,300 attempts a
+// second at most.
 const (
 	firstPause   = time.Millisecond
 	longestPause = 50 * time.Millisecond
-	atOnce       = 64 // connections that wait with that pause
+	atOnce       = 64 // number of waiting connections up to which longestPause applies
 )
 
 func (s *Supervisor) longestPause() time.Duration {
@@ -31,16 +32,16 @@ func (s *Supervisor) longestPause() time.Duration {
 	return longestPause * time.Duration(max(s.allWaiting, atOnce)) / atOnce
 }
 
-// lookEvery is how often a call under way looks whether its caller still waits: the kernel does not tell.
+// lookEvery is how often a pending call checks that its caller still waits, since the kernel does not notify.
 const lookEvery = time.Second
 
-// connectTo connects the command's socket without waiting, whether it blocks or not. If it does, the error is underWay instead of that of a
-// socket that does not block. While that is tried, the socket does not block for others that have it either, which takes some microseconds.
+// connectTo connects the command's socket without blocking. For a blocking socket, it returns underWay where a non-blocking
+// one would get its error. During the attempt, the socket is non-blocking for its other users too, for some microseconds.
 func (c *call) connectTo(address []byte) unix.Errno {
 	errno := c.connectUnlessConnected(address)
 	if errno == unix.EISCONN && c.s.hasConnected(c.thread, c.cookie, c.address) {
 		c.noted = true
-		return 0 // the caller had the answer in the same moment as a signal, which the kernel preferred, so that it asks again
+		return 0 // the answer arrived together with a signal, which the kernel preferred, so the caller repeats the call
 	}
 	return errno
 }
@@ -65,7 +66,7 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 	}
 	errno := c.withoutBlocking(flags, func() unix.Errno {
 		errno := c.try(address)
-		if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most are made by now, or soon
+		if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most connections are complete now, or soon
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(c.socket), Events: unix.POLLOUT}}, 1)
 			if errno = c.try(address); errno == unix.EISCONN {
 				errno = 0
@@ -82,11 +83,11 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 	return errno
 }
 
-// longestTry is how long a connect(2) that does not block may take before it is looked at.
+// longestTry is how long a non-blocking connect(2) may take before it is interrupted.
 const longestTry = 100 * time.Millisecond
 
-// withoutBlocking runs f, which connects the socket, while that does not block. The command can have it block again at any moment, by another
-// descriptor of it: then the call that hangs is made again without that.
+// withoutBlocking runs f, which connects the socket, while the socket is non-blocking. The command can make it block again
+// at any time, through another descriptor: then the hanging call is interrupted, and restarted without blocking.
 func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
 	dontBlock := func() error {
 		_, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags|unix.O_NONBLOCK)
@@ -100,7 +101,7 @@ func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	thread := unix.Gettid()
-	var mu sync.Mutex // guards running, and is held while anything is done about f
+	var mu sync.Mutex // guards running, and is held while f may be interrupted
 	running := true
 	var look *time.Timer
 	mu.Lock()
@@ -109,7 +110,7 @@ func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
 		defer mu.Unlock()
 		if running {
 			_ = dontBlock()
-			_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // as the runtime does for goroutines; the kernel begins the call anew
+			_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // as the runtime does for goroutines; the kernel restarts the call
 			look.Reset(longestTry)
 		}
 	})
@@ -127,7 +128,7 @@ func (c *call) try(address []byte) unix.Errno {
 	pointer := unsafe.Pointer(unsafe.SliceData(address))
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.socket), uintptr(pointer), uintptr(len(address)))
-		if errno != unix.EINTR { // which signals of the runtime cause
+		if errno != unix.EINTR { // caused by signals of the Go runtime
 			return errno
 		}
 	}
@@ -150,7 +151,7 @@ func (c *call) unlock() {
 	c.s.changed.Broadcast()
 }
 
-// await waits for a connection that is under way, and answers the call.
+// await waits for a pending connection, and answers the call.
 func (c *call) await() {
 	if !c.count() {
 		c.finish(unix.EAGAIN)
@@ -180,9 +181,9 @@ func (c *call) await() {
 	c.finish(errno)
 }
 
-// count begins to wait: the thread is free for others. It reports whether not too many calls wait.
+// count registers a pending connection and frees the thread. It returns false if too many calls wait.
 func (c *call) count() bool {
-	c.closeProcess() // so that a call that waits keeps few descriptors
+	c.closeProcess() // so that a pending call keeps few descriptors
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	delete(c.s.working, c)
@@ -204,9 +205,9 @@ func (c *call) count() bool {
 	return true
 }
 
-// waitUntil waits until a channel has something, and returns underWay then; timedOut if the command's socket gives up before.
+// waitUntil waits for a channel and returns underWay, or timedOut if the command's socket times out before.
 func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno {
-	c.tried = false // since nothing was tried whose result could be lost
+	c.tried = false // no attempt has been made whose result could be lost
 	var giveUp <-chan time.Time
 	if !c.waited.until.IsZero() {
 		timer := time.NewTimer(time.Until(c.waited.until))
@@ -231,7 +232,7 @@ func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno
 	}
 }
 
-// poller says when sockets that connect are ready.
+// poller reports when connecting sockets are ready.
 type poller struct {
 	fd int
 
@@ -256,7 +257,7 @@ func (p *poller) run() {
 		p.mu.Lock()
 		for _, e := range events[:max(n, 0)] {
 			select {
-			case p.ready[e.Fd] <- time.Time{}: // or of another socket that has the number now, which tries and waits on
+			case p.ready[e.Fd] <- time.Time{}: // or of another socket with the same number, which tries again and waits on
 			default:
 			}
 		}
@@ -264,7 +265,7 @@ func (p *poller) run() {
 	}
 }
 
-// add returns a channel that gets a value when a socket is connected or refused, once.
+// add returns a channel that receives once, when a socket is connected or refused.
 func (p *poller) add(socket int) (<-chan time.Time, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
