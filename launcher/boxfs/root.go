@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenRoot opens the root of the process with that ID, if it is in the pinned user namespace: another process may have
-// got the ID of one that ended. marker is a file that the root of a box has; a runtime whose boxes are not in the host's
-// file system has it nowhere.
+// OpenRoot opens the root of a process, if the process is in the pinned user namespace: its ID may have been reused by
+// another process. marker is a file that the root of every box has; it is missing with runtimes that keep boxes outside the
+// host's file system.
 func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 	process, err := os.OpenFile(fmt.Sprintf("/proc/%d", pid), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -34,7 +34,7 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 	return root, nil
 }
 
-// Inhabits reports whether the process with that ID is in the pinned user namespace.
+// Inhabits reports whether a process is in the pinned user namespace.
 func Inhabits(pid int, userPin string) bool {
 	process, err := os.OpenFile(fmt.Sprintf("/proc/%d", pid), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -44,7 +44,7 @@ func Inhabits(pid int, userPin string) bool {
 	return inhabits(process, userPin) == nil
 }
 
-// inhabits returns why a process, given by its directory in /proc, is not in the pinned user namespace.
+// inhabits returns an error unless a process, given by its directory in /proc, is in the pinned user namespace.
 func inhabits(process *os.File, userPin string) error {
 	var ours, pinned unix.Stat_t
 	if err := errors.Join(unix.Fstatat(int(process.Fd()), "ns/user", &ours, 0), unix.Stat(userPin, &pinned)); err != nil {
@@ -56,10 +56,11 @@ func inhabits(process *os.File, userPin string) error {
 	return nil
 }
 
-// ErrElsewhere is returned for boxes whose files the host cannot see.
+// ErrElsewhere is returned for boxes whose files are invisible to the host.
 var ErrElsewhere = errors.New("the files of this box are not in a file system of the host")
 
-// IsFileOrMissing reports whether a path in the root of a box leads to a file, or to nothing. Nothing is opened on the way.
+// IsFileOrMissing reports whether a path in the root of a box is a regular file or does not exist. It opens nothing except
+// with O_PATH.
 func IsFileOrMissing(root *os.File, name string) bool {
 	fd, err := unix.Openat2(int(root.Fd()), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
 	if err != nil {

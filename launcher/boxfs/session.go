@@ -15,17 +15,17 @@ import (
 	"boxgate/launcher/boxfs/worker"
 )
 
-// Config says whose files a session works on.
+// Config configures a session.
 type Config struct {
 	Root     *os.File // the root of the box; the session does not close it
-	UID, GID int      // of the box's user, as the host knows it; never 0
-	// Join puts a process into the control groups of the box. It is called before the process does anything.
+	UID, GID int      // of the box's user, on the host; never 0
+	// Join puts a process into the control groups of the box. It is called before the process does any work.
 	Join func(pid int) error
 }
 
 // Session works on the files of one box, one call at a time. It ends with its context. The caller must call Close.
 //
-// A call fails with a *[worker.Failure] if the file is why; any other error, also of a content reader, is the end of the
+// A call fails with a *[worker.Failure] if the file is the reason. Any other error, also of a content reader, ends the
 // session.
 type Session struct {
 	ctx   context.Context
@@ -37,10 +37,10 @@ type Session struct {
 	close func()
 	ended chan struct{}
 
-	patience time.Duration // closeTime, but for tests
+	patience time.Duration // closeTime, except in tests
 }
 
-// closeTime is how long a worker may take to clean up after a request that was cut short.
+// closeTime is how long a worker may take to clean up after an interrupted request.
 const closeTime = 5 * time.Second
 
 // Open starts a session.
@@ -58,7 +58,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// start starts the worker. It waits for its first request.
+// start starts the worker, which waits for its first request.
 func (s *Session) start(cfg Config) error {
 	itsIn, in, err := os.Pipe()
 	if err != nil {
@@ -85,17 +85,17 @@ func (s *Session) start(cfg Config) error {
 	return nil
 }
 
-// hangUp closes the streams: the worker ends as soon as it notices.
+// hangUp closes the streams, which makes the worker end.
 func (s *Session) hangUp() {
 	s.in.Close()
 	s.out.Close()
 }
 
-// Close ends the session and waits until its process is gone. It does not wait for one that is frozen, which ends when
-// the box is thawed; Ended is closed then.
+// Close ends the session and waits for the end of its process. It does not wait for a frozen process, which ends when the
+// box is thawed; Ended is closed then.
 func (s *Session) Close() { s.close() }
 
-// Ended is closed once the process of the session is gone, after Close.
+// Ended returns a channel that is closed when the session's process has ended, after Close.
 func (s *Session) Ended() <-chan struct{} { return s.ended }
 
 func (s *Session) end() {
@@ -105,7 +105,7 @@ func (s *Session) end() {
 	s.hangUp()
 	go func() {
 		defer close(s.ended)
-		_ = s.cmd.Wait() // how it ended no longer matters
+		_ = s.cmd.Wait() // its exit status no longer matters
 	}()
 	for _, step := range []func(){func() { _ = s.cmd.Process.Kill() }, func() {}} {
 		select {
@@ -117,10 +117,10 @@ func (s *Session) end() {
 	}
 }
 
-// Pid is the ID of the session's process.
+// Pid returns the ID of the session's process.
 func (s *Session) Pid() int { return s.cmd.Process.Pid }
 
-// Do makes one call that has no content.
+// Do makes one call without content.
 func (s *Session) Do(req worker.Request) (worker.Answer, error) {
 	if err := worker.Send(s.in, req); err != nil {
 		return worker.Answer{}, s.broken(err)
@@ -128,8 +128,8 @@ func (s *Session) Do(req worker.Request) (worker.Answer, error) {
 	return s.answer()
 }
 
-// Read returns up to length bytes of a file from an offset on. Other calls come once the reader has returned io.EOF; any
-// other error means that the content is not complete.
+// Read returns up to length bytes of a file from an offset on. The next call must wait until the reader has returned
+// io.EOF; any other error means that the content is incomplete.
 func (s *Session) Read(path string, offset, length int64) (worker.Info, io.Reader, error) {
 	a, err := s.Do(worker.Request{Op: worker.OpRead, Path: []byte(path), Offset: offset, Length: length})
 	if err != nil {
@@ -141,8 +141,8 @@ func (s *Session) Read(path string, offset, length int64) (worker.Info, io.Reade
 	return *a.Info, &worker.ContentReader{R: s.out}, nil
 }
 
-// Pack returns a directory as a tar archive. Once the reader has returned io.EOF, Skipped says how many files are missing
-// in it.
+// Pack returns a directory as a tar archive. After the reader has returned io.EOF, Skipped returns how many files are
+// missing in it.
 func (s *Session) Pack(path string) (io.Reader, error) {
 	if _, err := s.Do(worker.Request{Op: worker.OpPack, Path: []byte(path)}); err != nil {
 		return nil, err
@@ -150,13 +150,14 @@ func (s *Session) Pack(path string) (io.Reader, error) {
 	return &worker.ContentReader{R: s.out}, nil
 }
 
-// Skipped is how many files [Session.Pack] had to leave out.
+// Skipped returns how many files [Session.Pack] had to leave out.
 func (s *Session) Skipped() (int, error) {
 	a, err := s.answer()
 	return a.Skipped, err
 }
 
-// Send makes a call that content follows. If the content ends with an error, that is returned and nothing is changed.
+// Send makes a call with content after the request. If reading the content fails, Send returns that error and no file is
+// changed.
 func (s *Session) Send(req worker.Request, content io.Reader) error {
 	if err := worker.Send(s.in, req); err != nil {
 		return s.broken(err)
@@ -171,14 +172,14 @@ func (s *Session) Send(req worker.Request, content io.Reader) error {
 	if err == nil {
 		err = w.Close()
 	}
-	_, failed := s.answer() // a worker that does not want the rest has said why
+	_, failed := s.answer() // a worker that stopped reading has sent the reason
 	if err != nil && failed == nil {
 		return s.broken(err)
 	}
 	return failed
 }
 
-// source tells errors of the reader from those of the writer.
+// source distinguishes errors of the reader from errors of the writer.
 type source struct {
 	r   io.Reader
 	err error
@@ -203,7 +204,7 @@ func (s *Session) answer() (worker.Answer, error) {
 	return a, nil
 }
 
-// broken explains why a session cannot go on.
+// broken returns why the session cannot continue.
 func (s *Session) broken(err error) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
@@ -212,7 +213,7 @@ func (s *Session) broken(err error) error {
 	return fmt.Errorf("the process that works on the box's files ended: %w: %s", err, s.says)
 }
 
-// head keeps the beginning of what a worker writes to its standard error.
+// head keeps the beginning of a worker's standard error.
 type head struct {
 	mu   sync.Mutex
 	text []byte

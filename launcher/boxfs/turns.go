@@ -7,21 +7,21 @@ import (
 	"boxgate/policy"
 )
 
-// PerBox is how many sessions a box has at a time.
+// PerBox is the maximum number of concurrent sessions of a box.
 const PerBox = 8
 
-// Turns bounds the sessions of each box. The zero value is ready.
+// Turns limits the sessions of each box. The zero value is ready to use.
 type Turns struct {
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*turns // guarded by mu
 }
 
 type turns struct {
-	free  chan struct{} // a token for each session that runs
+	free  chan struct{} // a token for each running session
 	users int           // holders and waiters
 }
 
-// Take waits for a turn. The caller must call done.
+// Take waits for a free session. The caller must call done.
 func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err error) {
 	t.mu.Lock()
 	if t.boxes == nil {

@@ -2,17 +2,17 @@ package container
 
 import specs "github.com/opencontainers/runtime-spec/specs-go"
 
-// Command is what the configuration of one command in a box depends on.
+// Command describes one command in a box.
 type Command struct {
 	Args     []string
 	Env      []string
 	Cwd      string
 	UID, GID int // in the box
 	Limits   Limits
-	Terminal *specs.Box // the size of its terminal; nil: none
+	Terminal *specs.Box // the size of its terminal, or nil
 }
 
-// Process is the runtime's configuration of the command. Only root gets capabilities.
+// Process returns the runtime's configuration of the command. Only root gets capabilities.
 func (c Command) Process() *specs.Process {
 	caps := &specs.LinuxCapabilities{Bounding: capabilities}
 	if c.UID == 0 {

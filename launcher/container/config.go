@@ -7,15 +7,14 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// capabilities are what root in a box can do inside it: Docker's default without NET_RAW, so that no box forges
-// packets.
+// capabilities are the capabilities of root in a box: Docker's default without NET_RAW, so that boxes cannot forge packets.
 var capabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// maskedPaths and readonlyPaths are files of /proc and /sys that reveal or affect the host: Docker's, and with version 1 of control
-// groups the directory that theirs are in.
+// maskedPaths and readonlyPaths are files of /proc and /sys that reveal or affect the host: Docker's, and the parent
+// directory of version 1 control groups.
 var maskedPaths = []string{
 	"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 	"/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats",
@@ -27,27 +26,27 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 // oomScore makes the kernel kill processes of boxes before the host's services when memory runs out.
 const oomScore = 500
 
-// Box is what the configuration of a box's container depends on.
+// Box describes a box's container.
 type Box struct {
-	Root          string // where its root file system is mounted
+	Root          string // mount point of its root file system
 	Init          string // the first process, in the box
 	UserNS, NetNS string // pinned namespaces; without a user namespace the runtime makes one
 	Cgroup        string
 	Hostname      string
 	IDs           []specs.LinuxIDMapping
 	Limits        Limits
-	NoDiskLimit   bool // nothing limits the bytes that it takes of the disk
+	NoDiskLimit   bool // the box's disk usage is not limited
 }
 
-// Config is the runtime's configuration of a box.
+// Config returns the runtime's configuration of a box.
 func (b Box) Config() (*specs.Spec, error) {
 	config := &specs.Spec{
 		Version: "1.0.2",
 		Root:    &specs.Root{Path: b.Root},
 		Process: &specs.Process{
 			Args: []string{b.Init}, Cwd: "/", NoNewPrivileges: true,
-			Env:          []string{"HOME=/"},         // or the runtime looks it up in a file of the box
-			Capabilities: &specs.LinuxCapabilities{}, // the first process needs none
+			Env:          []string{"HOME=/"},         // otherwise the runtime looks it up in a file of the box
+			Capabilities: &specs.LinuxCapabilities{}, // the first process has no capabilities
 			OOMScoreAdj:  new(oomScore),
 			Rlimits:      specRlimits(b.Limits),
 		},
@@ -79,7 +78,7 @@ func boundTo(caps []string) *specs.LinuxCapabilities {
 	return &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 }
 
-// mounts are what a box sees in addition to its root. None of them comes from the host.
+// mounts returns the mounts of a box in addition to its root. No mount comes from the host.
 func mounts(lim Limits) []specs.Mount {
 	tmpfs := func(at string, opts ...string) specs.Mount {
 		return specs.Mount{Destination: at, Type: "tmpfs", Source: "tmpfs", Options: append(opts, "nosuid", "nodev")}
@@ -93,11 +92,11 @@ func mounts(lim Limits) []specs.Mount {
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
-		tmpfs("/tmp", "mode=1777", fmt.Sprintf("size=%d", lim.Memory/2)), // counts as the box's memory
+		tmpfs("/tmp", "mode=1777", fmt.Sprintf("size=%d", lim.Memory/2)), // counts as memory of the box
 	}
 }
 
-// resources are the limits of a box. Only harmless devices are allowed; a box cannot create device nodes anyway.
+// resources returns the limits of a box. Only harmless devices are allowed; a box cannot create device nodes anyway.
 func resources(lim Limits) *specs.LinuxResources {
 	period := uint64(100_000) // microseconds, the kernel's default
 	r := &specs.LinuxResources{
@@ -113,7 +112,7 @@ func resources(lim Limits) *specs.LinuxResources {
 	return r
 }
 
-// blockIO is nil if nothing is limited.
+// blockIO returns nil if no limit is set.
 func blockIO(io IO) *specs.LinuxBlockIO {
 	b, limited := &specs.LinuxBlockIO{}, false
 	for _, l := range []struct {
@@ -135,7 +134,7 @@ func blockIO(io IO) *specs.LinuxBlockIO {
 	return b
 }
 
-// canLimitSwap reports whether the kernel accounts swap; with v1 control groups that is a kernel option.
+// canLimitSwap reports whether the kernel accounts swap; with version 1 control groups that is a kernel option.
 func canLimitSwap() bool {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		return true

@@ -1,3 +1,3 @@
-// Package container writes the OCI runtime's configuration of boxes and of the commands in them: privileges, seccomp
-// profile and limits. This is what confines a box.
+// Package container writes the OCI runtime's configuration of boxes and of commands in them: privileges, seccomp profile
+// and limits. It determines how a box is confined.
 package container

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of returns the limits for the disk that has a directory. Limits are set for whole disks, not partitions.
+// Of returns the limits for the disk of a directory. The kernel limits whole disks, not partitions.
 func (io IO) Of(dir string) (IO, error) {
 	if io == (IO{}) {
 		return io, nil

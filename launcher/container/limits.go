@@ -1,6 +1,6 @@
 package container
 
-// Limits bound what a box uses of the host.
+// Limits bound the resources of a box.
 type Limits struct {
 	CPUs   int64
 	Memory int64 // bytes
@@ -8,7 +8,7 @@ type Limits struct {
 	IO     IO
 }
 
-// IO bounds what a box reads from and writes to one disk, per second; 0 is no limit.
+// IO bounds reads and writes of a box on one disk, per second; 0 is no limit.
 type IO struct {
 	Major, Minor          int64 // of the disk
 	ReadBytes, WriteBytes int64

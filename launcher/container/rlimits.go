@@ -12,18 +12,18 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// maxPtys is how many terminals a box has. The host has kernel.pty.max of them (4,096) for all.
+// maxPtys is how many terminals a box may have. The host has kernel.pty.max of them (4,096) in total.
 const maxPtys = 64
 
-// rlimit is one limit of the processes of a box.
+// rlimit is one resource limit of the processes of a box.
 type rlimit struct {
-	name       string // as the runtime calls it
+	name       string // name in the runtime's configuration
 	resource   int
 	soft, hard uint64
 }
 
-// rlimits bound the kernel resources of each process and each user of a box. Nothing in a box can raise a hard limit.
-// Core dumps are off, because boxes must not feed the host's crash handler.
+// rlimits returns the resource limits for each process and each user of a box. Processes of a box cannot raise a hard
+// limit. Core dumps are off, because boxes must not feed the host's crash handler.
 func rlimits(lim Limits) []rlimit {
 	pids := uint64(lim.Pids)
 	list := []rlimit{
@@ -34,7 +34,7 @@ func rlimits(lim Limits) []rlimit {
 		{"RLIMIT_MEMLOCK", unix.RLIMIT_MEMLOCK, 8 << 20, 8 << 20},         // bytes; the kernel's default
 		{"RLIMIT_CORE", unix.RLIMIT_CORE, 0, 0},
 	}
-	for i, r := range list { // raising them above those of this process takes CAP_SYS_RESOURCE
+	for i, r := range list { // a hard limit above this process's needs CAP_SYS_RESOURCE
 		var own unix.Rlimit
 		if err := unix.Getrlimit(r.resource, &own); err == nil {
 			list[i].hard = min(r.hard, own.Max)
@@ -44,7 +44,7 @@ func rlimits(lim Limits) []rlimit {
 	return list
 }
 
-// specRlimits are the limits in the runtime's format. The runtime sets them from outside the box, for which it needs
+// specRlimits returns the limits in the runtime's format. The runtime sets them from outside the box, which needs
 // CAP_SYS_RESOURCE. Without that, the processes of a box inherit their limits, see [StartLimited].
 func specRlimits(lim Limits) []specs.POSIXRlimit {
 	if !canSetRlimits() {
@@ -64,10 +64,10 @@ func canSetRlimits() bool {
 	return unix.Capget(&header, &caps[0]) == nil && caps[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// StartLimited starts the runtime with the limits of a box, which everything that it starts in the box inherits. The
-// runtime is under ptrace until it has them, so that it stops before its first instruction.
+// StartLimited starts the runtime with the limits of a box, which all processes that it starts in the box inherit. The
+// runtime is under ptrace until the limits are set, so that it stops before its first instruction.
 func StartLimited(cmd *exec.Cmd, lim Limits) error {
-	return namespace.OnThread(func() error { // the tracer is a thread
+	return namespace.OnThread(func() error { // a thread can be a tracer; all ptrace calls must come from it
 		cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
 		if err := emptyKeyring(); err != nil {
 			return err
@@ -84,8 +84,9 @@ func StartLimited(cmd *exec.Cmd, lim Limits) error {
 	})
 }
 
-// emptyKeyring gives the thread, and what it starts, an anonymous session keyring of root's instead of this process's. A box is
-// made with --no-new-keyring, so that neither it nor a command in it takes one of the few keys that its user may have.
+// emptyKeyring gives the thread, and processes that it starts, an anonymous session keyring owned by root instead of this
+// process's. A box is created with --no-new-keyring, so that neither it nor its commands use up the few keys that the box's
+// user may have.
 func emptyKeyring() error {
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if errors.Is(err, unix.ENOSYS) { // a kernel without keys

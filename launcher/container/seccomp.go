@@ -8,22 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withheld are system calls that the default profile allows but boxes may not use. The contexts of io_setup are limited
-// for the whole host (fs.aio-max-nr), and a single process can use them all.
+// withheld are system calls that the default profile allows but boxes may not use. The contexts of io_setup are limited for
+// the whole host (fs.aio-max-nr), and a single process can use them all.
 var withheld = []string{"io_setup"}
 
-// allocation takes space on the disk without a write. Where nothing limits the disk of a box, its writes tell that it fills the disk
-// (cgroup.Writes); posix_fallocate of the C library then writes instead.
+// allocation is the system call that takes disk space without a write. If the disk of a box is not limited, its usage is
+// watched through its writes (cgroup.Writes), so this call is refused; posix_fallocate of the C library then writes
+// instead.
 const allocation = "fallocate"
 
-// seccompProfile is the default profile of the runtimes without what is withheld. Programs get ENOSYS for those calls,
-// for which they are prepared. With writesOnly, space on the disk cannot be taken otherwise.
+// seccompProfile returns the default profile of the runtimes without the withheld calls, for which programs get ENOSYS, as
+// they expect from old kernels. With writesOnly, disk space can only be taken by writes.
 //
-// x32 is left out: the filter then kills a thread that makes a call by its numbers. Few kernels are built with it, and it has had
-// holes of its own (CVE-2014-0038). It was also a third of what compiling the filter costs, which the runtime does anew for each
-// command.
+// x32 is left out: the filter then kills a thread that makes an x32 call. Few kernels support x32, and it has had its own
+// vulnerabilities (CVE-2014-0038). It was also a third of the cost of compiling the filter, which the runtime does again
+// for each command.
 func seccompProfile(config *specs.Spec, writesOnly bool) (*specs.LinuxSeccomp, error) {
-	// The profile depends on capabilities, so it is computed with those of commands.
+	// The profile depends on capabilities, so it is computed with the capabilities of commands.
 	forProfile := *config
 	forProfile.Process = &specs.Process{Capabilities: boundTo(capabilities)}
 	profile, err := seccomp.GetDefaultProfile(&forProfile)

@@ -1,3 +1,3 @@
-// Package disk bounds what a box can write to its root: by project quotas of the file system that has it, or by a file system
-// of its own in a file, mounted through a loop device.
+// Package disk bounds the writable layer of a box: with project quotas, or with a separate file system in a file, mounted
+// through a loop device.
 package disk

@@ -8,30 +8,31 @@ import (
 	"path/filepath"
 )
 
-// The modes: how what boxes write to their roots is limited. An empty one is Off.
+// The modes of disk limits. An empty one is Off.
 const (
-	Auto      = "auto"    // by project quotas, if the state directory has them; else not at all
+	Auto      = "auto"    // by project quotas if the state directory has them, otherwise no limit
 	ByProject = "project" // by project quotas
-	Loop      = "loop"    // by a file system of its own for each box, in a file
+	Loop      = "loop"    // by a separate file system for each box, in a file
 	Off       = "off"
 )
 
-// Limits limit what boxes write to their roots.
+// Limits limit the writable layers of boxes.
 type Limits struct {
 	Mode  string
 	Bytes map[string]int64 // by the size of the box
 	Files int64
 }
 
-// Of returns the limit of a box of that size.
+// Of returns the limit for a box of that size.
 func (d Limits) Of(size string) Limit { return Limit{Bytes: d.Bytes[size], Files: d.Files} }
 
-// ErrUnlimited: what boxes write is not limited, since the state directory has no project quotas.
+// ErrUnlimited means that disks are not limited, because the state directory has no project quotas.
 var ErrUnlimited = errors.New("what boxes write to their roots is not limited: one box can fill the disk of state_dir, which stops the others and " +
 	"keeps the gateway from storing changes. Mount state_dir with project quotas (xfs: mount -o prjquota; ext4: tune2fs -O project,quota and " +
 	"mount -o prjquota), or set launcher.disk.mode to loop, or to off if that is meant")
 
-// Check says what keeps the limits from being enforced in a state directory: ErrUnlimited, if they are not but need not be.
+// Check returns why the limits cannot be enforced in a state directory. It returns ErrUnlimited if they are not enforced
+// and the mode permits that.
 func (d Limits) Check(stateDir string) error {
 	switch d.Mode {
 	case ByProject, Auto:
@@ -53,7 +54,7 @@ func (d Limits) Check(stateDir string) error {
 	return nil
 }
 
-// existing is the nearest directory that exists.
+// existing returns the nearest existing parent directory.
 func existing(dir string) string {
 	for dir != "/" {
 		if _, err := os.Stat(dir); err == nil {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's interface for quotas: see quotactl(2), and FS_IOC_FSSETXATTR in ioctl_xfs_fsgetxattr(2).
+// The kernel's interface for quotas, see quotactl(2), and FS_IOC_FSSETXATTR in ioctl_xfs_fsgetxattr(2).
 const (
 	getQuota      = 0x800007
 	setQuota      = 0x800008
@@ -38,7 +38,7 @@ type attributes struct {
 	_                                            [8]byte
 }
 
-// ErrNoProjects: the file system counts no projects.
+// ErrNoProjects means that the file system has no project quotas.
 var ErrNoProjects = errors.New("the file system has no project quotas")
 
 // HasProjects returns nil if the file system of a directory enforces project quotas.
@@ -55,10 +55,10 @@ func HasProjects(dir string) error {
 	return nil
 }
 
-// Project is what the file system counts together. 0 is none.
+// Project is the ID of a quota project; 0: no project.
 type Project uint32
 
-// NewProject finds a project that counts nothing, and limits it.
+// NewProject finds an unused project, and sets its limits.
 func NewProject(dir string, l Limit) (Project, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -68,7 +68,7 @@ func NewProject(dir string, l Limit) (Project, error) {
 	for {
 		var random [4]byte
 		_, _ = rand.Read(random[:])
-		p := Project(binary.LittleEndian.Uint32(random[:])>>2 | 1<<30) // above those that people choose
+		p := Project(binary.LittleEndian.Uint32(random[:])>>2 | 1<<30) // above IDs that people choose
 		var q quota
 		if err := quotactl(f, getQuota, p, &q); err != nil {
 			return 0, fmt.Errorf("%w (%w)", ErrNoProjects, err)
@@ -79,7 +79,7 @@ func NewProject(dir string, l Limit) (Project, error) {
 	}
 }
 
-// Free takes the limits of a project away, so that the file system forgets it once it has no files.
+// Free removes the limits of a project, so that the file system forgets it when it has no files.
 func (p Project) Free(dir string) error {
 	if p == 0 {
 		return nil
@@ -101,8 +101,8 @@ func limit(f *os.File, p Project, l Limit) error {
 	return nil
 }
 
-// Own makes an empty directory, and all that will be made in it, part of a project. Nothing in a user namespace can change
-// that again.
+// Own makes an empty directory, and everything that will be created in it, part of a project. This cannot be undone from
+// within a user namespace.
 func (p Project) Own(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -122,7 +122,7 @@ func (p Project) Own(dir string) error {
 
 func quotactl(f *os.File, command uint32, p Project, q *quota) error {
 	_, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, f.Fd(), uintptr(command<<8|quotaProject), uintptr(p), uintptr(unsafe.Pointer(q)), 0, 0)
-	if errno != 0 && (command != getQuota || errno != unix.ENOENT) { // xfs has no record of what counts nothing
+	if errno != 0 && (command != getQuota || errno != unix.ENOENT) { // xfs has no record of a project without usage
 		return errno
 	}
 	return nil

@@ -6,24 +6,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reserve is what is kept free of a file system: boxes, snapshots, images and the history of decisions must stop before it is used, so
-// that the gateway can still store changes. The zero value keeps nothing.
+// Reserve is the space kept free on a file system. Boxes, snapshots, images and the audit history must stop before it is
+// used, so that the gateway can still store changes. The zero value reserves nothing.
 type Reserve struct {
 	Dir   string // on the file system
-	Bytes int64  // of a small file system no more than a tenth is kept
+	Bytes int64  // at most a tenth of a small file system
 }
 
-// fewFiles is how many files a file system must have room for besides.
+// fewFiles is how many inodes must also stay free.
 const fewFiles = 2000
 
-// FullError says that something would use what is kept free.
+// FullError means that an operation would use the reserve.
 type FullError struct {
 	Dir        string
 	Free, Kept int64 // bytes
-	Files      bool  // it is room for files that is missing
+	Files      bool  // inodes are missing, not bytes
 }
 
-// Error says how much is left, and the remedy.
+// Error returns how much is left, and the remedy.
 func (e *FullError) Error() string {
 	what := fmt.Sprintf("%d MiB left, of which %d MiB are kept for the gateway (launcher.reserve)", e.Free>>20, e.Kept>>20)
 	if e.Files {
@@ -32,7 +32,7 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("the disk of %s has %s; delete boxes, snapshots or images, or enlarge it", e.Dir, what)
 }
 
-// Left returns how many bytes are free; 0 if that is not known.
+// Left returns how many bytes are free; 0 if unknown.
 func (r Reserve) Left() int64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
@@ -41,7 +41,7 @@ func (r Reserve) Left() int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
-// Kept returns how many bytes are kept free; 0 if that is not known.
+// Kept returns how many bytes are kept free; 0 if unknown.
 func (r Reserve) Kept() int64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
@@ -50,12 +50,12 @@ func (r Reserve) Kept() int64 {
 	return r.kept(st)
 }
 
-// kept is [Reserve.Kept] for a file system of that size.
+// kept is [Reserve.Kept] for a given file system.
 func (r Reserve) kept(st unix.Statfs_t) int64 {
 	return min(max(r.Bytes, 0), int64(st.Blocks)*st.Bsize/10)
 }
 
-// Room returns a [*FullError] unless n more bytes leave the reserve free.
+// Room returns a [*FullError] if n more bytes do not fit without the reserve.
 func (r Reserve) Room(n int64) error {
 	if r.Bytes <= 0 {
 		return nil

@@ -20,13 +20,13 @@ type Limit struct{ Bytes, Files int64 }
 // Formatter is the program that makes the file system of a volume.
 const Formatter = "mkfs.ext4"
 
-// Volume is a file system of its own in a sparse file, which takes on the disk what is in it.
+// Volume is a separate file system in a sparse file, which only takes the used space on disk.
 type Volume struct {
 	File string // the file
-	At   string // where it is mounted
+	At   string // mount point
 }
 
-// Make makes the volume and mounts it. The file must not exist.
+// Make creates the volume and mounts it. The file must not exist.
 func (v Volume) Make(ctx context.Context, l Limit) error {
 	f, err := os.OpenFile(v.File, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -39,7 +39,7 @@ func (v Volume) Make(ctx context.Context, l Limit) error {
 	if err != nil {
 		return fmt.Errorf("the file of the box's disk: %w", err)
 	}
-	// Inodes are written when they are first used: see noinit_itable.
+	// Inodes are written on first use, see noinit_itable.
 	format := exec.CommandContext(ctx, Formatter, "-q", "-F", "-m", "0", "-J", "size=16", "-N", strconv.FormatInt(l.Files, 10),
 		"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", v.File)
 	if out, err := format.CombinedOutput(); err != nil {
@@ -51,8 +51,8 @@ func (v Volume) Make(ctx context.Context, l Limit) error {
 	return v.Mount()
 }
 
-// Mount mounts the volume unless it is mounted. Programs that it has are nobody's to run but the box's, to which its files are
-// shown by an overlay.
+// Mount mounts the volume unless it is already mounted. MS_NOSUID keeps users of the host from running the box's
+// set-user-ID programs; the box itself sees the files through an overlay.
 func (v Volume) Mount() error {
 	if mounted, err := v.mounted(); err != nil || mounted {
 		return err
@@ -61,7 +61,7 @@ func (v Volume) Mount() error {
 	if err != nil {
 		return fmt.Errorf("a loop device for the box's disk: %w", err)
 	}
-	defer device.Close() // it is released when the file system is unmounted
+	defer device.Close() // the loop device is released when the file system is unmounted
 	err = unix.Mount(device.Name(), v.At, "ext4", unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, "noinit_itable,discard,errors=remount-ro")
 	if err != nil {
 		return fmt.Errorf("the box's disk cannot be mounted: %w", err)
@@ -69,7 +69,7 @@ func (v Volume) Mount() error {
 	return nil
 }
 
-// mounted reports whether something is mounted where the volume belongs.
+// mounted reports whether there is a mount at the volume's mount point.
 func (v Volume) mounted() (bool, error) {
 	var at, above unix.Stat_t
 	if err := errors.Join(unix.Lstat(v.At, &at), unix.Lstat(filepath.Dir(v.At), &above)); err != nil {
@@ -78,7 +78,7 @@ func (v Volume) mounted() (bool, error) {
 	return at.Dev != above.Dev, nil
 }
 
-// Unmount takes the volume off the host, if it is mounted. The loop device goes with the last process that uses it.
+// Unmount unmounts the volume, if it is mounted. The loop device disappears with the last process that uses it.
 func (v Volume) Unmount() error {
 	for {
 		mounted, err := v.mounted()
@@ -94,7 +94,7 @@ func (v Volume) Unmount() error {
 	}
 }
 
-// attach gives a file a loop device, which goes when it is closed and not mounted.
+// attach attaches a file to a loop device, which is released when it is closed and not mounted.
 func attach(file string) (*os.File, error) {
 	backing, err := os.OpenFile(file, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -122,13 +122,13 @@ func attach(file string) (*os.File, error) {
 			return device, nil
 		}
 		device.Close()
-		if !errors.Is(err, unix.EBUSY) { // somebody else was faster
+		if !errors.Is(err, unix.EBUSY) { // EBUSY: another process was faster
 			return nil, err
 		}
 	}
 }
 
-// openLoop opens a loop device, whose node not every /dev has.
+// openLoop opens a loop device. Not every /dev has its node.
 func openLoop(n int) (*os.File, error) {
 	path := "/dev/loop" + strconv.Itoa(n)
 	device, err := os.OpenFile(path, os.O_RDWR, 0)

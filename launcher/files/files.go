@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteJSON atomically replaces a file by the value's JSON.
+// WriteJSON atomically replaces a file with the JSON of v.
 func WriteJSON(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -35,8 +35,8 @@ func WriteJSON(path string, v any) error {
 	return os.Rename(f.Name(), path)
 }
 
-// Lock takes an exclusive lock across processes, waiting for it until ctx ends. waiting is called once if another
-// process holds it. The lock is released when the process ends, in whatever way.
+// Lock takes an exclusive lock across processes, waiting for it until ctx ends. waiting is called once if another process
+// holds it. The lock is released when the process ends, in whatever way.
 func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -47,7 +47,7 @@ func Lock(ctx context.Context, path string, waiting func()) (unlock func(), err 
 		if err == nil && isAt(f, path) {
 			return func() { f.Close() }, nil
 		}
-		if err == nil { // its holder has removed it: others lock what is there now
+		if err == nil { // its holder has removed the file: others lock the new one
 			f.Close()
 			return Lock(ctx, path, waiting)
 		}

@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// maxOpenDirs is how deep a removal goes with a descriptor for each level; deeper directories are lifted first.
+	// maxOpenDirs is how deep a removal goes with one descriptor per level; deeper directories are lifted first.
 	maxOpenDirs = 32
 	// maxLifted is how many lifted directories are remembered by name; others are found again by reading.
 	maxLifted = 64
 )
 
-// RemoveTree removes what is at a path, if anything. The tree may have been made by a box, and have any shape:
-// os.RemoveAll holds one descriptor for each level, so that a box could make a tree that cannot be removed, and exhaust
-// the descriptors of this process. RemoveTree renames deep directories to the top of the tree, so that descriptors and
-// memory are bounded and no path is ever longer than one name.
+// RemoveTree removes a path; a missing one is not an error. The tree may have been made by a box, and have any shape:
+// os.RemoveAll holds one descriptor per level, so that a box could make a tree that cannot be removed, and exhaust the
+// descriptors of this process. RemoveTree renames deep directories to the top of the tree, so that descriptors and memory
+// are bounded and no path is ever longer than one name.
 //
-// Links are removed, not followed, and nothing is removed through a mount. What cannot be removed stays, with the
-// directories it is in, and is reported as the error; the rest is removed anyway. When ctx ends first the error is
-// ctx's, and a second call continues from there. Nothing else may move directories of the tree in the meantime.
+// Links are removed, not followed, and mount points are not entered. Entries that cannot be removed stay, with their parent
+// directories, and are reported in the error; the rest is still removed. When ctx ends first the error is ctx's, and a
+// second call continues from there. No one else may move directories of the tree during the call.
 func RemoveTree(ctx context.Context, path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
@@ -40,7 +40,7 @@ func RemoveTree(ctx context.Context, path string) error {
 	return RemoveEntry(ctx, parent, filepath.Base(path))
 }
 
-// RemoveEntry is removeTree for an entry of an open directory.
+// RemoveEntry is RemoveTree for an entry of an open directory.
 func RemoveEntry(ctx context.Context, parent *os.File, name string) error {
 	for r := (treeRemoval{ctx: ctx}); ; {
 		err := unlink(parent, name)
@@ -67,10 +67,10 @@ type treeRemoval struct {
 	top    *os.File
 	lifted []string // directories renamed to top and not removed yet
 	done   int      // entries removed or lifted
-	kept   error    // the first error of this pass that keeps an entry
+	kept   error    // the first error of this pass that prevented a removal
 }
 
-// pass removes what is in the top directory, including what it lifts there. Its error is ctx's.
+// pass removes the entries of the top directory, including those that it lifts there. An error is ctx's.
 func (r *treeRemoval) pass(parent *os.File, name string) error {
 	top, err := openBelow(parent, name)
 	if err != nil {
@@ -93,8 +93,7 @@ func (r *treeRemoval) pass(parent *os.File, name string) error {
 	return nil
 }
 
-// remove removes an entry of a directory if it can; depth is how many directories of the tree are open. Its error is
-// ctx's.
+// remove removes an entry of a directory if it can; depth is how many directories of the tree are open. An error is ctx's.
 func (r *treeRemoval) remove(dir *os.File, name string, depth int) error {
 	for {
 		if r.ctx.Err() != nil {
@@ -139,8 +138,8 @@ func (r *treeRemoval) keep(name string, err error) {
 	}
 }
 
-// empty reads a directory once and removes the entries. It only reads names, not types: a directory is recognised when
-// it cannot be unlinked.
+// empty reads a directory once and removes the entries. It reads only names, not types: a directory is recognized when it
+// cannot be unlinked.
 func (r *treeRemoval) empty(dir *os.File, depth int) error {
 	for {
 		names, err := dir.Readdirnames(256)
@@ -159,8 +158,8 @@ func (r *treeRemoval) empty(dir *os.File, depth int) error {
 	}
 }
 
-// lift renames a directory to the top of the tree under an unused name. It creates no directory for that, which would
-// fail on a full disk; if the top has no room for another name, it will once the rest is gone.
+// lift renames a directory to the top of the tree under an unused name. It creates no directory for that, which would fail
+// on a full disk. If the top directory cannot hold another name, it can after the rest has been removed.
 func (r *treeRemoval) lift(dir *os.File, name string) {
 	for {
 		fresh := rand.Text()
@@ -202,7 +201,7 @@ func unlinkat(dir *os.File, name string, flags int) error {
 	}
 }
 
-// openBelow opens a directory in another one, in the same mount and through no link.
+// openBelow opens a subdirectory. It follows no link and crosses no mount point.
 func openBelow(parent *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,

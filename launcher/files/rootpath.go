@@ -12,10 +12,10 @@ import (
 // maxLinks is how many symbolic links a path may have, as in the kernel.
 const maxLinks = 40
 
-// Resolve follows the symbolic links of a path the way a process whose root is that directory would: an absolute link
-// starts again at the root and ".." stops there. The result has no links in it and may not exist yet; it is relative to
-// the root. os.Root alone refuses absolute links, of which images have many; with their targets resolved here it only
-// gets plain paths, and still refuses whatever this function gets wrong.
+// Resolve resolves the symbolic links of a path like a process whose root is that directory: an absolute link starts again
+// at the root and ".." stops there. The result has no links, may not exist yet, and is relative to the root. os.Root alone
+// refuses absolute links, which are common in images; with links resolved here it only gets plain paths, and still catches
+// any mistake of this function.
 func Resolve(root *os.Root, name string) (string, error) {
 	todo := strings.Split(path.Clean("/"+name), "/")
 	done := "."
@@ -49,7 +49,7 @@ func Resolve(root *os.Root, name string) (string, error) {
 	return done, nil
 }
 
-// linkTarget returns where a symbolic link points, and "" for everything else, including missing files.
+// linkTarget returns the target of a symbolic link; "" for everything else, including missing files.
 func linkTarget(root *os.Root, name string) (string, error) {
 	fi, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -64,7 +64,7 @@ func linkTarget(root *os.Root, name string) (string, error) {
 	return root.Readlink(name)
 }
 
-// ResolveParent resolves all of a path but its last element.
+// ResolveParent resolves all of a path except its last element.
 func ResolveParent(root *os.Root, name string) (string, error) {
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
 	if clean == "" {

@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what a tree takes on its file system.
+// Usage is the disk usage of a tree.
 type Usage struct {
 	Bytes  int64
 	Inodes int64
-	Whole  bool // false: the tree has more entries or levels than were looked at
+	Whole  bool // false: the tree has more entries or levels than were counted
 }
 
-// The tree may have been made by a box, and may be changing: beyond these limits nothing is counted.
+// The tree may have been made by a box, and may be changing. Entries beyond these limits are not counted.
 const (
 	maxUsageDepth   = 256 // one descriptor per level
 	maxUsageEntries = 4 << 20
 )
 
-// DiskUsage adds up what is below a directory, which may belong to a box that is running: no link is followed, no other mount
-// entered, and descriptors and memory are bounded. A file with several names counts as one if all of them are in the tree.
-// What disappears meanwhile is not counted.
+// DiskUsage adds up everything below a directory, which may belong to a running box: it follows no link, crosses no mount
+// point, and uses bounded descriptors and memory. A file with several names counts once if all of them are in the tree.
+// Entries that disappear during the call are not counted.
 func DiskUsage(ctx context.Context, path string) (Usage, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -72,7 +72,7 @@ func (w *usageWalk) entry(d *os.File, name string, depth int) error {
 	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil //nolint:nilerr // it is gone
+		return nil // it has been removed
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		w.blocks += st.Blocks / max(int64(st.Nlink), 1)
@@ -87,7 +87,7 @@ func (w *usageWalk) entry(d *os.File, name string, depth int) error {
 	}
 	below, err := openBelow(d, name)
 	if err != nil {
-		return nil //nolint:nilerr // it is gone, or something else by now
+		return nil // it has been removed or replaced
 	}
 	return w.dir(below, depth+1)
 }

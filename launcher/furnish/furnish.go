@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The user commands run as, and where.
+// The user and directories of commands.
 const (
 	User      = "boxuser"
 	UID       = 1000
@@ -17,17 +17,18 @@ const (
 	Home      = "/workspace/home"
 )
 
-// Identity is what differs between the roots of boxes.
+// Identity has the individual settings of a box's root.
 type Identity struct {
 	Hostname string
-	DNS      []netip.Addr // its resolvers; empty: none
+	DNS      []netip.Addr // its resolvers; may be empty
 	Git      GitIdentity
-	CA       []byte // PEM certificates that it trusts in addition to the public roots; may be empty
-	Roots    []byte // PEM certificates that it trusts as it does the public roots; may be empty
-	Restored bool   // the root has the files of another box, which is not trusted any more
+	CA       []byte // PEM certificates trusted in addition to the public roots; may be empty
+	Roots    []byte // PEM certificates trusted like public roots; may be empty
+	Restored bool   // the root has the files of another box, whose CA must be removed
 }
 
-// Furnish writes the files of a box into a fresh root, in which nothing runs: its names, its user, its first process and what it trusts.
+// Furnish writes the files of a box into a fresh root without running processes: its names, its user, its first process and
+// its certificates.
 func (b *Root) Furnish(is Identity) error {
 	for _, step := range []struct {
 		what string
@@ -47,13 +48,13 @@ func (b *Root) Furnish(is Identity) error {
 	return nil
 }
 
-// mountPoints are the directories that the runtime mounts on. It makes them as the mapped root; an image may lack them.
+// mountPoints are the directories that the runtime mounts on. An image may lack them.
 var mountPoints = []string{"/proc", "/sys", "/dev", "/tmp"}
 
 func (b *Root) makeHome(restored bool) error {
 	for _, d := range []string{workspace, Home} {
 		if restored && b.isDir(d) {
-			continue // with the mode that it had
+			continue // keep its mode
 		}
 		if err := b.mkdir(d, 0o755, UID); err != nil {
 			return err
@@ -69,8 +70,8 @@ func (b *Root) makeHome(restored bool) error {
 	return nil
 }
 
-// addUser puts boxuser first in the image's user database, so that user ID 1000 is shown as boxuser even if the image
-// has another name for it.
+// addUser puts boxuser first in the image's user database, so that user ID 1000 is shown as boxuser even if the image has
+// another name for it.
 func (b *Root) addUser() error {
 	shell := "/bin/sh"
 	if b.isFile("/bin/bash") {
@@ -89,8 +90,8 @@ func (b *Root) addUser() error {
 	return b.prepend("/etc/group", fmt.Sprintf("%s:x:%d:\n", User, UID), "root:x:0:\n", 0o644)
 }
 
-// prepend puts an entry at the head of a user database, removing one of the same name. missing is the rest of the file
-// if the image has none.
+// prepend puts an entry at the head of a user database, and removes an existing one of the same name. missing is the rest
+// of the file if the image has none.
 func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
 	old, err := b.read(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,8 +126,8 @@ func (b *Root) writeNames(is Identity) error {
 	return nil
 }
 
-// resolvConf names the resolvers. The C library reads three at most. Without any, it would ask 127.0.0.1, where nothing
-// answers.
+// resolvConf lists the resolvers. The C library reads three at most. Without any, it would query 127.0.0.1, where no server
+// runs.
 func resolvConf(servers []netip.Addr) string {
 	var s strings.Builder
 	for i, a := range servers {

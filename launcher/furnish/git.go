@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// GitIdentity is who makes the commits in a box, unless a user's or a repository's configuration says otherwise.
+// GitIdentity is the author of commits in a box, unless the configuration of a user or repository sets another.
 type GitIdentity struct{ Name, Email string }
 
 const (
@@ -15,8 +15,7 @@ const (
 	gitEnd    = "# End of what the gateway wrote\n"
 )
 
-// writeGit writes the identity into the system's configuration of git, in place of an earlier one. What the image has
-// there stays.
+// writeGit writes the identity into git's system configuration, and replaces an earlier one. The rest of the file stays.
 func (b *Root) writeGit(is GitIdentity) error {
 	old, err := b.read(gitConfig)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

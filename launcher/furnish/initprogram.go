@@ -8,13 +8,13 @@ import (
 	"runtime"
 )
 
-// InitPath is where the first process of a box is in its root.
+// InitPath is the path of a box's first process in its root.
 const InitPath = "/.boxgate-init"
 
-// The first process of a box only has to exist: it ignores SIGCHLD, so that the kernel reaps every orphan of the box by
-// itself, and sleeps forever. It must run in any image, so it cannot be a program of the image, and there is one in
-// every box, so it should not take megabytes, as a Go program would. It is a dozen instructions, which the launcher
-// writes itself:
+// The first process of a box only has to exist: it ignores SIGCHLD, so that the kernel reaps every orphan of the box
+// automatically, and sleeps forever. It must run in any image, so it cannot be a program of the image, and there is one in
+// every box, so it should not take megabytes, as a Go program would. It has a dozen instructions, which the launcher writes
+// itself:
 //
 //	rt_sigaction(SIGCHLD, {SIG_IGN}, NULL, 8)
 //	for { pause() }
@@ -62,7 +62,7 @@ func instructions(words ...uint32) []byte {
 	return code
 }
 
-// ignoreAction is a struct sigaction as the kernel reads it: handler SIG_IGN, no flags, no restorer, no mask.
+// ignoreAction is a struct sigaction in the kernel's layout: handler SIG_IGN, no flags, no restorer, no mask.
 var ignoreAction = []byte{1, 31: 0}
 
 // initProgram returns the program as a static ELF executable for a GOARCH.

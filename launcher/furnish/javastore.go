@@ -12,7 +12,7 @@ import (
 	"unicode/utf16"
 )
 
-// javaStores are where Java runtimes keep their roots: Debian's and Fedora's shared stores, then stores of single
+// javaStores are the root stores of Java runtimes: the shared stores of Debian and Fedora, then stores of single
 // installations (as patterns).
 var (
 	javaStores   = []string{"/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"}
@@ -30,10 +30,10 @@ func (b *Root) trustJava(bundle []byte) error {
 	}
 	for _, pattern := range javaPatterns {
 		dir, rest, _ := strings.Cut(pattern, "/*/")
-		err := b.eachIn(dir, func(name string) (err error) { // a directory that a box has filled has millions of names, which are not kept
+		err := b.eachIn(dir, func(name string) (err error) { // names are not kept, since a box may have filled the directory with millions
 			store := path.Join(dir, name, rest)
 			if !b.isFile(store) {
-				return nil // the name may be that of a file, or of a link to itself: there, the store cannot even be looked for
+				return nil // name may be a file, or a link to itself, where the store cannot even be looked up
 			}
 			if stores, err = b.addFile(stores, store); err == nil && len(stores) > maxJavaStores {
 				err = fmt.Errorf("the image has more than %d trust stores of Java", maxJavaStores)
@@ -56,8 +56,8 @@ func (b *Root) trustJava(bundle []byte) error {
 	return nil
 }
 
-// javaKeyStore encodes certificates as a JKS of trusted certificates, which every Java since 1.2 reads, protected by
-// the password all of Java's own stores have.
+// javaKeyStore encodes certificates as a JKS of trusted certificates, which every Java since 1.2 reads, protected by the
+// default password of Java's stores.
 func javaKeyStore(bundle []byte, now time.Time) []byte {
 	const (
 		magic       = 0xfeedfeed

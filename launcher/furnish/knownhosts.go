@@ -10,11 +10,11 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 )
 
-// knownHostsPath is where OpenSSH looks for the keys of hosts, for all users.
+// knownHostsPath is OpenSSH's system-wide file of host keys.
 const knownHostsPath = "/etc/ssh/ssh_known_hosts"
 
-// KnownHosts returns the lines of ssh_known_hosts by which a box that trusts a CA, given in PEM, knows its gateway, whichever
-// host it believes to talk to.
+// KnownHosts returns the lines of ssh_known_hosts with which a box that trusts a CA, given in PEM, accepts its gateway as
+// any host.
 func KnownHosts(ca []byte) ([]byte, error) {
 	certs, err := parseCA(ca)
 	if err != nil {
@@ -35,7 +35,8 @@ func knownHosts(certs []*x509.Certificate) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// knowHosts makes the clients of SSH in the box take the gateway for any host. The key of a box whose files these were goes.
+// knowHosts makes SSH clients in the box accept the gateway as any host. It removes the key of an earlier box with these
+// files.
 func (b *Root) knowHosts(certs []*x509.Certificate) error {
 	lines, err := knownHosts(certs)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"boxgate/launcher/files"
 )
 
-// Refurnish writes into the root of a box that has run before what it needs to start again. The rest is the box's to change. What
-// the box has put where the runtime needs a file or a directory is moved aside: a pipe, a link that leads nowhere. Nothing runs in
-// the root.
+// Refurnish writes the files that a box needs to start again. The box may change all others. If the box has put something
+// else (a pipe, a dangling link) where the runtime needs a file or a directory, that is moved aside. No process runs in the
+// root.
 func (b *Root) Refurnish() error {
 	for _, step := range []struct {
 		what string
@@ -38,7 +38,7 @@ func (b *Root) reinstallInit() error {
 	return b.installInit()
 }
 
-// remakeMountPoints makes the directories that the runtime mounts on. It refuses those that are links.
+// remakeMountPoints makes the directories that the runtime mounts on, and replaces links.
 func (b *Root) remakeMountPoints() error {
 	for _, name := range mountPoints {
 		if fi, err := b.root.Lstat(name[1:]); err == nil && fi.IsDir() {
@@ -63,7 +63,7 @@ func (b *Root) remakeHome() error {
 	return nil
 }
 
-// remake makes a directory in place of what has its name.
+// remake makes a directory, and moves an existing file of that name aside.
 func (b *Root) remake(name string, owner int) error {
 	if err := b.putAside(name); err != nil {
 		return err
@@ -71,14 +71,14 @@ func (b *Root) remake(name string, owner int) error {
 	return b.mkdir(name, 0o755, owner)
 }
 
-// userDatabases are those of a box that has put something else in their place.
+// userDatabases are the databases for a box that has replaced its own by something other than a file.
 var userDatabases = map[string]string{
 	"/etc/passwd": fmt.Sprintf("%s:x:%d:%d:%s:%s:/bin/sh\nroot:x:0:0:root:/root:/bin/sh\n", User, UID, UID, User, Home),
 	"/etc/group":  fmt.Sprintf("%s:x:%d:\nroot:x:0:\n", User, UID),
 }
 
-// reopenUsers makes sure that nothing but a file is where the runtime looks for the users and groups of a box: it would wait for
-// ever for a writer to a pipe. A box without them is started as well.
+// reopenUsers makes sure that the user databases that the runtime reads are files: it would wait for ever for a writer to a
+// pipe. A box without them can be started as well.
 func (b *Root) reopenUsers() error {
 	for name, entries := range userDatabases {
 		if b.isFile(name) {
@@ -86,7 +86,7 @@ func (b *Root) reopenUsers() error {
 		}
 		p, err := files.ResolveParent(b.root, name)
 		if err != nil {
-			continue // then the runtime finds nothing either
+			continue // then the runtime does not find it either
 		}
 		if _, err := b.root.Lstat(p); err != nil {
 			continue
@@ -101,7 +101,7 @@ func (b *Root) reopenUsers() error {
 	return nil
 }
 
-// putAside gives what has a name another one beside it, if there is anything.
+// putAside renames a file to another name in its directory. A missing one is not an error.
 func (b *Root) putAside(name string) error {
 	p, err := files.ResolveParent(b.root, name)
 	if err != nil {

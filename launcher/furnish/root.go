@@ -14,8 +14,8 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// Root writes into the root of a box that is being created. Links in the image are followed as the box would follow
-// them and never lead out of it; what is written belongs to a user of the box.
+// Root writes into the root of a box that is being created. Links in the image are followed as the box would follow them
+// and never lead out of it. Written files belong to a user of the box.
 type Root struct {
 	root *os.Root
 	ids  namespace.IDs
@@ -36,7 +36,7 @@ func (b *Root) Close() error { return b.root.Close() }
 // maxRead is the largest file of an image that is read: user databases and certificates are far smaller.
 const maxRead = 16 << 20
 
-// read returns a file's content; fs.ErrNotExist if there is none.
+// read returns the content of a file, or fs.ErrNotExist.
 func (b *Root) read(name string) ([]byte, error) {
 	p, err := files.Resolve(b.root, name)
 	if err != nil {
@@ -65,11 +65,11 @@ func (b *Root) readAt(p string) ([]byte, error) {
 	return data, err
 }
 
-// openFile opens a regular file at a resolved path. What runs in the root may exchange it for something else at any time: a pipe is
-// not waited for, and what was opened is looked at again.
+// openFile opens a regular file at a resolved path. Processes in the root may replace it at any time, so it does not block
+// on pipes, and checks the type after opening.
 func (b *Root) openFile(p string, flags int, mode fs.FileMode) (*os.File, error) {
 	f, err := b.root.OpenFile(p, flags|unix.O_NONBLOCK, mode)
-	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or no device
+	if errors.Is(err, unix.ENXIO) { // a pipe without a reader, or a device that does not exist
 		return nil, notAFile(p)
 	}
 	if err != nil {
@@ -99,7 +99,7 @@ func (b *Root) mkdir(name string, mode fs.FileMode, owner int) error {
 	return b.own(p, mode, owner)
 }
 
-// parents makes what is missing above a resolved path.
+// parents makes the missing parents of a resolved path.
 func (b *Root) parents(p string) error {
 	dir := path.Dir(p)
 	if dir == "." {
@@ -124,7 +124,7 @@ func (b *Root) own(p string, mode fs.FileMode, owner int) error {
 	return b.root.Chmod(p, mode)
 }
 
-// write replaces the content of a file, wherever links lead to it, owned by the box's root.
+// write replaces the content of a file, following links; the file will be owned by the box's root.
 func (b *Root) write(name string, data []byte, mode fs.FileMode) error {
 	p, err := files.Resolve(b.root, name)
 	if err != nil {
@@ -133,13 +133,13 @@ func (b *Root) write(name string, data []byte, mode fs.FileMode) error {
 	return b.writeAt(p, data, mode)
 }
 
-// Replace puts a plain file where anything else may have been, but a directory that is not empty.
+// Replace writes a plain file in place of anything except a directory that is not empty.
 func (b *Root) Replace(name string, data []byte, mode fs.FileMode) error {
 	return b.replace(name, data, mode)
 }
 
-// replace puts a plain file where a link may have been: a link of the image that only makes sense on another system,
-// such as /etc/resolv.conf pointing into /run. A directory in its place is refused unless it is empty.
+// replace writes a plain file in place of a possible link: images have links that only make sense on another system, such
+// as /etc/resolv.conf pointing into /run. A directory is refused unless it is empty.
 func (b *Root) replace(name string, data []byte, mode fs.FileMode) error {
 	p, err := files.ResolveParent(b.root, name)
 	if err != nil {
@@ -165,7 +165,7 @@ func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
 	return errors.Join(b.fill(f, data, mode), f.Close())
 }
 
-// fill replaces the content of an open file, owned by the box's root.
+// fill replaces the content of an open file; the file will be owned by the box's root.
 func (b *Root) fill(f *os.File, data []byte, mode fs.FileMode) error {
 	if err := f.Truncate(0); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (b *Root) fill(f *os.File, data []byte, mode fs.FileMode) error {
 	return f.Chmod(mode)
 }
 
-// symlink makes a link in place of whatever was there.
+// symlink makes a link, and replaces an existing file.
 func (b *Root) symlink(target, name string) error {
 	p, err := files.ResolveParent(b.root, name)
 	if err != nil {

@@ -7,21 +7,21 @@ import (
 	"io/fs"
 )
 
-// profilePath is read by every login shell, through /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd
-// and cron, which start with an empty environment.
+// profilePath is read by every login shell, through /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd and
+// cron, which start with an empty environment.
 const (
 	profilePath     = "/etc/profile.d/boxgate.sh"
 	environmentPath = "/etc/environment"
 )
 
-// mainProfile reads the directory of profiles, in images whose /etc/profile does not.
+// mainProfile reads the directory of profiles, for images without /etc/profile.
 const mainProfile = `for file in /etc/profile.d/*.sh; do
   [ -r "$file" ] && . "$file"
 done
 unset file
 `
 
-// trustInShells sets the variables for programs that start without the environment of [environment]. A variable that is
+// trustInShells sets the variables for programs that do not inherit the environment of a command. A variable that is
 // already set is kept.
 func (b *Root) trustInShells() error {
 	profile := bytes.NewBufferString("# The box's certificates, for programs that do not use the system's store.\n")
@@ -47,6 +47,6 @@ func (b *Root) trustInShells() error {
 	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
 		old = append(old, '\n')
 	}
-	old = bytes.TrimPrefix(old, lines.Bytes())                            // of the box whose files these were
+	old = bytes.TrimPrefix(old, lines.Bytes())                            // of an earlier box with these files
 	return b.write(environmentPath, append(lines.Bytes(), old...), 0o644) // the image's own lines come last, and win
 }

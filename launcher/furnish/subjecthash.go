@@ -16,12 +16,12 @@ type attribute struct {
 	Value asn1.RawValue
 }
 
-// relativeName is one RelativeDistinguishedName; the SET suffix tells encoding/asn1 to encode it as a SET OF.
+// relativeName is one RelativeDistinguishedName. The suffix SET makes encoding/asn1 encode it as a SET OF.
 type relativeNameSET []attribute
 
-// subjectHash is the hash by which OpenSSL names the files of a certificate directory (X509_NAME_hash): the first four
-// bytes, least significant first, of SHA-1 over the subject in canonical form. Canonical means: every string in UTF-8,
-// lower case, without outer white space and with single spaces inside, and the outermost SEQUENCE header left out.
+// subjectHash returns the hash in OpenSSL's file names of a certificate directory (X509_NAME_hash): the first four bytes,
+// least significant first, of SHA-1 over the subject in canonical form: every string in UTF-8, lower case, without outer
+// white space and with single spaces inside, and without the outermost SEQUENCE header.
 func subjectHash(rawSubject []byte) (uint32, error) {
 	var name []relativeNameSET
 	if rest, err := asn1.Unmarshal(rawSubject, &name); err != nil || len(rest) > 0 {
@@ -42,11 +42,11 @@ func subjectHash(rawSubject []byte) (uint32, error) {
 		}
 		canonical = append(canonical, der...)
 	}
-	sum := sha1.Sum(canonical) // OpenSSL's choice; it names a file, nothing is authenticated by it
+	sum := sha1.Sum(canonical) // OpenSSL's choice; it is only a file name and authenticates nothing
 	return binary.LittleEndian.Uint32(sum[:4]), nil
 }
 
-// stringValue decodes the string types OpenSSL canonicalises.
+// stringValue decodes the string types that OpenSSL canonicalizes.
 func stringValue(v asn1.RawValue) (string, bool) {
 	if v.Class != asn1.ClassUniversal {
 		return "", false
@@ -71,7 +71,7 @@ func stringValue(v asn1.RawValue) (string, bool) {
 	}
 }
 
-// canonicalText folds ASCII only, as OpenSSL does: letters and white space beyond ASCII are kept.
+// canonicalText folds ASCII only, like OpenSSL: letters and white space beyond ASCII are kept.
 func canonicalText(s string) string {
 	words := bytes.FieldsFunc([]byte(s), func(r rune) bool {
 		return strings.ContainsRune(" \t\n\v\f\r", r)

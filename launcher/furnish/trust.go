@@ -19,10 +19,10 @@ import (
 	"boxgate/launcher/files"
 )
 
-// anchorPath is where Debian's update-ca-certificates looks for local CAs: a box that runs it keeps its CA.
+// anchorPath is where Debian's update-ca-certificates looks for local CAs, so that a box that runs it keeps its CA.
 const anchorPath = "/usr/local/share/ca-certificates/boxgate.crt"
 
-// otherBundles are the stores of other distributions; those an image has get the box's CA too.
+// otherBundles are the stores of other distributions. Existing ones get the box's CA too.
 var otherBundles = []string{
 	"/etc/ssl/cert.pem",                                 // Alpine, OpenBSD's libressl
 	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora, RHEL
@@ -34,10 +34,10 @@ var otherBundles = []string{
 // otherAnchors are directories from which other distributions rebuild their bundles.
 var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/anchors"}
 
-// hostBundles hold the public roots of this host, for images that have none.
+// hostBundles are the possible files of this host's public roots, for images without roots.
 var hostBundles = []string{BundlePath, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
-// Trust makes a root that is not of a box trust a CA, and further roots, in addition to the public ones.
+// Trust adds a CA and further roots to the public roots of a root file system that is not a box's.
 func (b *Root) Trust(ca, extra []byte) error { return b.trust(ca, extra) }
 
 // trust makes the box trust a CA, and further roots, in addition to the public ones.
@@ -78,7 +78,7 @@ func (b *Root) trust(ca, roots []byte) error {
 	return b.trustJava(bundle)
 }
 
-// parseCA reads the CA certificates; anything else in the PEM is refused, a private key above all.
+// parseCA parses CA certificates; anything else in the PEM is refused, above all a private key.
 func parseCA(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for rest := bytes.TrimSpace(data); len(rest) > 0; rest = bytes.TrimSpace(rest) {
@@ -98,7 +98,7 @@ func parseCA(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// bundle returns the public roots, of the image or else of the host, followed by what the box trusts in addition.
+// bundle returns the public roots, of the image or otherwise of the host, followed by the box's certificates.
 func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
 	for _, name := range append([]string{BundlePath}, otherBundles...) {
 		roots, err := b.read(name)
@@ -126,7 +126,7 @@ func PublicRoots() ([]byte, error) {
 	return nil, errors.New("this host has no public root certificates: apt-get install ca-certificates")
 }
 
-// extendOthers adds the CA to those stores of other distributions that are files of their own.
+// extendOthers adds the CA to the stores of other distributions that are separate files.
 func (b *Root) extendOthers(certs []*x509.Certificate) error {
 	main, err := files.Resolve(b.root, BundlePath)
 	if err != nil {
@@ -148,7 +148,7 @@ func (b *Root) extendOthers(certs []*x509.Certificate) error {
 	return nil
 }
 
-// filesAt returns the files that the names lead to in the box, each once and without those of the second list.
+// filesAt returns the files that the names lead to in the box, each once and without the files in except.
 func (b *Root) filesAt(names []string, except ...string) ([]string, error) {
 	var found []string
 	for _, name := range names {
@@ -160,7 +160,7 @@ func (b *Root) filesAt(names []string, except ...string) ([]string, error) {
 	return found, nil
 }
 
-// addFile appends the file that a name leads to in the box, unless there is none, or it is there already or excepted.
+// addFile appends the file that a name leads to in the box, if it exists and is not in found or except.
 func (b *Root) addFile(found []string, name string, except ...string) ([]string, error) {
 	p, err := files.Resolve(b.root, name)
 	if err == nil && b.isFile(p) && !slices.Contains(found, p) && !slices.Contains(except, p) {
@@ -169,8 +169,8 @@ func (b *Root) addFile(found []string, name string, except ...string) ([]string,
 	return found, err
 }
 
-// anchors puts the CA where stores are rebuilt from, and where OpenSSL looks up single certificates: in the directory
-// of the store, by a link named after the hash of the subject.
+// anchors writes the CA to the directories from which stores are rebuilt, and to the directory in which OpenSSL looks up
+// single certificates, with a link named after the hash of the subject.
 func (b *Root) anchors(certs []*x509.Certificate) error {
 	all := appendCerts(nil, certs)
 	if err := b.write(anchorPath, all, 0o644); err != nil {
@@ -203,7 +203,7 @@ func (b *Root) anchors(certs []*x509.Certificate) error {
 	return nil
 }
 
-// dropHashNames removes the links to the CA of the box whose files these were.
+// dropHashNames removes the links to the CA of an earlier box with these files.
 func (b *Root) dropHashNames(dir string) error {
 	p, err := files.Resolve(b.root, dir)
 	if err != nil {
@@ -228,14 +228,14 @@ func (b *Root) dropHashNames(dir string) error {
 	return err
 }
 
-// maxHashNames is how many links to its certificates a box has at most.
+// maxHashNames is the maximum number of links to certificates of boxes.
 const maxHashNames = 4096
 
-// hashName matches the names by which OpenSSL looks for certificates.
+// hashName matches OpenSSL's names of certificate links.
 var hashName = regexp.MustCompile(`^[0-9a-f]{8}\.[0-9]+$`)
 
-// eachIn calls do for the name of each entry of a directory of the root, until it fails. The directory may be of any size, or
-// missing, or none.
+// eachIn calls do for the name of each entry of a directory of the root, until it fails. The directory may have any size. A
+// missing one, or a file, has no entries.
 func (b *Root) eachIn(dir string, do func(name string) error) error {
 	p, err := files.Resolve(b.root, dir)
 	if err != nil {
@@ -282,8 +282,8 @@ func (b *Root) freeHashName(dir string, hash uint32) string {
 	}
 }
 
-// withoutBoxes returns a bundle without the CAs of boxes. A snapshot has that of the box it was taken of, and the box that
-// is made from it has its own.
+// withoutBoxes returns a bundle without the CAs of boxes. A snapshot has the CA of its original box, and a box created from
+// it gets another one.
 func withoutBoxes(bundle []byte) []byte {
 	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	var out []byte
@@ -308,7 +308,7 @@ func withoutBoxes(bundle []byte) []byte {
 	return out
 }
 
-// isBoxCA reports whether a PEM block is the CA that a gateway has made for a box.
+// isBoxCA reports whether a PEM block is the CA that a gateway has created for a box.
 func isBoxCA(text []byte) bool {
 	block, _ := pem.Decode(text)
 	if block == nil || !bytes.Contains(block.Bytes, []byte(boxCAName)) {
@@ -318,17 +318,17 @@ func isBoxCA(text []byte) bool {
 	return err == nil && slices.Contains(c.Subject.Organization, "boxgate") && strings.HasPrefix(c.Subject.CommonName, boxCAName)
 }
 
-// boxCAName is how the names of boxes' CAs begin.
+// boxCAName is the prefix of the names of boxes' CAs.
 const boxCAName = "boxgate box "
 
-// appendMissing is appendCerts for those that the bundle lacks: a snapshot has the roots of the box that it was taken of.
+// appendMissing appends the certificates that the bundle lacks: a snapshot already has the roots of its original box.
 func appendMissing(bundle []byte, certs []*x509.Certificate) []byte {
 	return appendCerts(bundle, slices.DeleteFunc(slices.Clone(certs), func(c *x509.Certificate) bool {
 		return bytes.Contains(bundle, bytes.TrimSpace(appendCerts(nil, []*x509.Certificate{c})))
 	}))
 }
 
-// appendCerts adds certificates to a bundle, on a line of their own.
+// appendCerts appends certificates to a bundle, on a new line.
 func appendCerts(bundle []byte, certs []*x509.Certificate) []byte {
 	out := bytes.TrimRight(bytes.Clone(bundle), "\n")
 	if len(out) > 0 {

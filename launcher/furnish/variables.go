@@ -1,17 +1,17 @@
 package furnish
 
-// BundlePath is the trust store of Debian, Ubuntu, Alpine and most others; the launcher makes it in images without one.
+// BundlePath is the trust store of Debian, Ubuntu, Alpine and most others; the launcher creates it in images without one.
 const BundlePath = "/etc/ssl/certs/ca-certificates.crt"
 
-// TrustVariables are read by programs that do not use the system's store. Most of them replace the program's own roots,
-// so they name a bundle that has the public roots as well as the box's CA. AWS_CA_BUNDLE is not among them: with it AWS's SDK for
-// Go refuses to work in programs that give it an HTTP client of their own, and its other SDKs need none but these.
+// TrustVariables are for programs that do not use the system's store. Most of them replace the program's own roots, so they
+// point to a bundle with the public roots and the box's CA. AWS_CA_BUNDLE is missing: with it AWS's SDK for Go fails in
+// programs that pass it a custom HTTP client, and the other AWS SDKs work with these variables.
 var TrustVariables = []string{
 	"SSL_CERT_FILE",                    // OpenSSL, Go, Ruby, PHP, Bun
 	"CURL_CA_BUNDLE",                   // curl, requests
 	"REQUESTS_CA_BUNDLE",               // requests, boto3, AWS's command line
 	"PIP_CERT",                         // pip
-	"NODE_EXTRA_CA_CERTS",              // Node, which reads no store of the system's
+	"NODE_EXTRA_CA_CERTS",              // Node, which does not read the system's store
 	"GIT_SSL_CAINFO",                   // git
 	"CARGO_HTTP_CAINFO",                // cargo
 	"NPM_CONFIG_CAFILE",                // npm

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Archive makes a tar of entries; a header without a size gets that of its content.
+// Archive returns a tar of entries. Their sizes are set from the contents.
 func Archive(t testing.TB, entries ...Entry) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -41,20 +41,20 @@ type Entry struct {
 	Content string
 }
 
-// File is a file.
+// File returns an entry for a file.
 func File(name, content string) Entry { return Entry{tar.Header{Name: name}, content} }
 
-// Dir is a directory.
+// Dir returns an entry for a directory.
 func Dir(name string) Entry {
 	return Entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
 }
 
-// Link is a symbolic link.
+// Link returns an entry for a symbolic link.
 func Link(name, target string) Entry {
 	return Entry{tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeSymlink}, ""}
 }
 
-// Hardlink is a second name of a file.
+// Hardlink returns an entry for another name of a file.
 func Hardlink(name, target string) Entry {
 	return Entry{tar.Header{Name: name, Linkname: target, Typeflag: tar.TypeLink}, ""}
 }

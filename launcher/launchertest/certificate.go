@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Certificate makes a CA's certificate, or with a parent a server's.
+// Certificate creates a CA certificate, or a server certificate if parent is not nil.
 func Certificate(t testing.TB, subject pkix.Name, parent *x509.Certificate, signer *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -37,7 +37,7 @@ func Certificate(t testing.TB, subject pkix.Name, parent *x509.Certificate, sign
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key
 }
 
-// CA returns a CA's certificate.
+// CA returns a CA certificate.
 func CA(t testing.TB) []byte {
 	ca, _ := Certificate(t, pkix.Name{CommonName: "Test CA"}, nil, nil)
 	return ca

@@ -1,2 +1,2 @@
-// Package launchertest makes what the launcher's tests need: archives and certificates.
+// Package launchertest creates archives and certificates for tests.
 package launchertest

@@ -1,2 +1,2 @@
-// Package motion keeps commands from being started in boxes that stand still: some runtimes refuse that, with others it hangs.
+// Package motion keeps commands from being started in frozen boxes: some runtimes refuse that, others hang.
 package motion

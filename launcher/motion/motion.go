@@ -9,28 +9,28 @@ import (
 	"boxgate/policy"
 )
 
-// startingMost is how long a box that is to be frozen waits for commands that are being started. A box can hold up their
-// start for ever, and must not hold up more than that.
+// startingMost is how long the freeze of a box waits for commands that are being started. A box can stall their start for
+// ever, and must not stall its freeze.
 const startingMost = 5 * time.Second
 
-// ErrStill refuses what needs a box that is not paused.
+// ErrStill is returned for operations on a paused box that need a running one.
 var ErrStill = errors.New("the box is paused")
 
-// Boxes says which boxes stand still. The zero value knows none. Safe for concurrent use.
+// Boxes tracks which boxes are frozen. The zero value is ready to use. Safe for concurrent use.
 type Boxes struct {
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*moving
 }
 
-// moving is what is known of a box that stands still, or in which commands are being started.
+// moving is the state of a box that is frozen, or in which commands are being started.
 type moving struct {
-	still    bool          // it is frozen, or about to be
-	briefly  bool          // it goes on by itself
-	changed  chan struct{} // closed when anything here changes
+	still    bool          // the box is frozen, or about to be
+	briefly  bool          // it will be thawed automatically
+	changed  chan struct{} // closed when any field changes
 	starting int
 }
 
-// change changes what is known of a box.
+// change updates the state of a box.
 func (m *Boxes) change(id policy.BoxID, f func(*moving)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,8 +49,8 @@ func (m *Boxes) change(id policy.BoxID, f func(*moving)) {
 	}
 }
 
-// Begin waits for a box that stands still briefly, and then keeps it from being frozen, for a while, until the command has
-// started. The error of a paused box is [ErrStill].
+// Begin waits for a briefly frozen box, and then delays a freeze until started is called, for at most startingMost. For a
+// paused box it returns [ErrStill].
 func (m *Boxes) Begin(ctx context.Context, id policy.BoxID) (started func(), err error) {
 	for {
 		var now moving
@@ -72,7 +72,7 @@ func (m *Boxes) Begin(ctx context.Context, id policy.BoxID) (started func(), err
 	}
 }
 
-// Stop keeps commands from being started, and waits for those that are.
+// Stop prevents further starts of commands, and waits for the current ones.
 func (m *Boxes) Stop(ctx context.Context, id policy.BoxID, briefly bool) {
 	m.change(id, func(b *moving) { b.still, b.briefly = true, briefly })
 	ctx, cancel := context.WithTimeout(ctx, startingMost)
@@ -80,12 +80,12 @@ func (m *Boxes) Stop(ctx context.Context, id policy.BoxID, briefly bool) {
 	_ = m.await(ctx, id, func(b *moving) bool { return b.starting == 0 })
 }
 
-// Stay notes that a box that stands still will not go on by itself.
+// Stay records that a frozen box will not be thawed automatically.
 func (m *Boxes) Stay(id policy.BoxID) {
 	m.change(id, func(b *moving) { b.briefly = false })
 }
 
-// GoOn lets commands be started.
+// GoOn allows commands to be started.
 func (m *Boxes) GoOn(id policy.BoxID) {
 	m.change(id, func(b *moving) { b.still, b.briefly = false, false })
 }

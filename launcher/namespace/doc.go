@@ -1,2 +1,3 @@
-// Package namespace gives each box user IDs of the host and the namespaces that its processes run in, pinned to files.
+// Package namespace allocates user IDs of the host to boxes, and creates the namespaces for their processes, pinned to
+// files.
 package namespace

@@ -15,43 +15,43 @@ import (
 	"boxgate/launcher/files"
 )
 
-// Every box has 65536 user and group IDs of the host to itself, from 0x70000000 up: above what distributions give to
-// users (/etc/subuid) and what systemd-nspawn picks from, below the sign bit that some file systems trip over.
+// Every box has its own 65536 user and group IDs of the host, from 0x70000000 up: above the ranges that distributions give
+// to users (/etc/subuid) and that systemd-nspawn picks from, below the sign bit that some file systems cannot handle.
 const (
 	firstID   = 0x70000000
 	idsPerBox = 1 << 16
 	maxBoxes  = 4096
 )
 
-// IDs is the range of one box: its root is base on the host.
+// IDs is the range of one box. base is its root on the host.
 type IDs struct{ base int }
 
-// IDsAt is the range of that index, which [ClaimIDs] returned.
+// IDsAt returns the range with an index from [ClaimIDs].
 func IDsAt(index int) IDs { return IDs{firstID + index*idsPerBox} }
 
-// IDsFrom is the range of a sandbox of others whose root is base on the host.
+// IDsFrom returns the range of an attached sandbox whose root is base on the host.
 func IDsFrom(base int) IDs { return IDs{base} }
 
-// Host returns what an ID inside the box is outside.
+// Host converts an ID inside the box to the host's.
 func (r IDs) Host(id int) int { return r.base + id }
 
-// Inside returns what an ID of the host is inside the box, if the box has it.
+// Inside converts an ID of the host to the box's, if it is in the range.
 func (r IDs) Inside(host int) (id int, ok bool) {
 	id = host - r.base
 	return id, id >= 0 && id < idsPerBox
 }
 
-// Mapping is the range in the words of the runtime.
+// Mapping returns the range in the runtime's format.
 func (r IDs) Mapping() []specs.LinuxIDMapping {
 	return []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(r.base), Size: idsPerBox}}
 }
 
-// Claims is the directory in which launchers of this host agree who has which range: a symbolic link for each range,
-// named by its index and pointing at the box's directory.
+// Claims is the directory in which the launchers of this host allocate ranges: a symbolic link for each range, named by its
+// index and pointing at the box's directory.
 const Claims = "/run/boxgate-ids"
 
-// ClaimIDs takes a free range for the box in dir, whatever launcher of this host the others belong to. A claim whose box
-// directory is gone is free again.
+// ClaimIDs claims a free range for the box in dir, across all launchers of this host. A claim is free again when its box
+// directory no longer exists.
 func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
 	unlock, err := lockClaims(ctx)
 	if err != nil {
@@ -66,7 +66,7 @@ func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
 				return i, nil
 			}
 			if _, err := os.Stat(owner); !errors.Is(err, fs.ErrNotExist) {
-				continue // taken; or not to be told, which counts as taken
+				continue // taken; or unknown, which counts as taken
 			}
 			if err := os.Remove(claim); err != nil {
 				return 0, err
@@ -80,7 +80,7 @@ func ClaimIDs(ctx context.Context, dir string) (index int, err error) {
 	return 0, fmt.Errorf("all %d ranges of user IDs on this host are taken by boxes", maxBoxes)
 }
 
-// lockClaims makes the directory and takes its lock. Between the two a launcher that is uninstalled may remove it.
+// lockClaims makes the directory and takes its lock. It retries if another launcher removes the directory in between.
 func lockClaims(ctx context.Context) (unlock func(), err error) {
 	for {
 		if err := os.MkdirAll(Claims, 0o700); err != nil {
@@ -93,17 +93,17 @@ func lockClaims(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// claimTimeout is how long giving back waits for launchers that look for a range.
+// claimTimeout is how long FreeIDs waits for launchers that look for a range.
 const claimTimeout = time.Minute
 
-// FreeIDs gives back what the box in dir has claimed. It looks at the claims themselves: the box's record may be lost.
+// FreeIDs releases the claims of the box in dir. It examines the claims themselves, because the box's record may be lost.
 func FreeIDs(dir string) error {
 	if _, err := os.Stat(Claims); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), claimTimeout)
 	defer cancel()
-	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil) // or a claim that was just made in place of it would go
+	unlock, err := files.Lock(ctx, filepath.Join(Claims, ".lock"), nil) // otherwise it could remove a claim that has just replaced it
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func FreeIDs(dir string) error {
 	return nil
 }
 
-// ForgetClaims removes the directory of the claims unless a launcher of this host has some.
+// ForgetClaims removes the directory of the claims unless it has claims.
 func ForgetClaims(ctx context.Context) error {
 	unlock, err := lockClaims(ctx)
 	if err != nil {
@@ -136,7 +136,7 @@ func ForgetClaims(ctx context.Context) error {
 	return os.RemoveAll(Claims)
 }
 
-// HoldIDs claims a box's range again, which a reboot has made forget. It fails if another box has it by now.
+// HoldIDs claims a box's range again after a reboot, which clears the claims. It fails if another box has the range.
 func HoldIDs(ctx context.Context, index int, dir string) error {
 	unlock, err := lockClaims(ctx)
 	if err != nil {

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsSettings are set inside a new network namespace: commands that are not root may bind low ports and ping, since a
-// box has its ports to itself and no raw sockets.
+// netnsSettings are set inside a new network namespace: unprivileged commands may bind low ports and ping, since a box has
+// its own ports and no raw sockets.
 var netnsSettings = map[string]string{
 	"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
 	"/proc/sys/net/ipv4/ping_group_range":           "0 2147483647",
 }
 
-// New makes a user namespace with a range of IDs and a network namespace that belongs to it, and pins both to
-// files. The network namespace has to belong to the box's user namespace, because the runtime enters that one first when
-// it starts a command and could not enter a network namespace of the host's from there. Root of the box still has no say
-// in its network: it never has CAP_NET_ADMIN or CAP_NET_RAW.
+// New creates a user namespace with a range of IDs and a network namespace owned by it, and pins both to files. The box's
+// user namespace must own the network namespace, because the runtime enters the user namespace first when it starts a
+// command, and could not enter a network namespace of the host from there. Root of the box still has no control over its
+// network: it never has CAP_NET_ADMIN or CAP_NET_RAW.
 func New(ids IDs, netPin, userPin string) error {
-	err := OnThread(func() error { // the tracer is a thread
+	err := OnThread(func() error { // a thread can be a tracer; all ptrace calls must come from it
 		child, err := startInNamespaces(ids)
 		if err != nil {
 			return fmt.Errorf("cannot make a user and a network namespace: %w (is user.max_user_namespaces 0?)", err)
@@ -50,12 +50,12 @@ func New(ids IDs, netPin, userPin string) error {
 	})
 }
 
-// startInNamespaces starts a process in new namespaces. Only a process can make a user namespace; this one is under
+// startInNamespaces starts a process in new namespaces. Only a process can create a user namespace. This one is under
 // ptrace, so that it stops before its first instruction, and is killed once the namespaces are pinned.
 //
-// The box's own root makes them. The kernel charges what the processes of a user namespace take of inotify instances,
-// timers, message queues and the like to whoever made it: were that root, boxes would take them from each other and from
-// the host.
+// It is started by the box's own root. The kernel charges inotify instances, timers, message queues and the like of a user
+// namespace to the namespace's creator: if that were root of the host, boxes would take them from each other and from the
+// host.
 func startInNamespaces(ids IDs) (child *os.Process, err error) {
 	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: ids.base, Size: idsPerBox}}
 	err = asUser(ids.Host(0), func() error {
@@ -64,7 +64,7 @@ func startInNamespaces(ids IDs) (child *os.Process, err error) {
 				Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
 				UidMappings: mapping,
 				GidMappings: mapping,
-				// su and apt drop their groups. The range is the box's own, so there is no group of the host's to drop.
+				// su and apt drop their groups. The range is the box's own, so these are never groups of the host.
 				GidMappingsEnableSetgroups: true,
 				Ptrace:                     true,
 				Pdeathsig:                  syscall.SIGKILL,
@@ -75,7 +75,7 @@ func startInNamespaces(ids IDs) (child *os.Process, err error) {
 	return child, err
 }
 
-// Pin keeps a namespace alive under the name of a file.
+// Pin keeps a namespace alive by mounting it on a file.
 func Pin(ns, pin string) error {
 	f, err := os.OpenFile(pin, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o400)
 	if err != nil {
@@ -88,7 +88,7 @@ func Pin(ns, pin string) error {
 	return nil
 }
 
-// InNetNS runs f on a thread that is in the pinned namespace.
+// InNetNS runs f on a thread in the pinned namespace.
 func InNetNS(pin string, f func() error) error {
 	ns, err := os.Open(pin)
 	if err != nil {
@@ -103,8 +103,8 @@ func InNetNS(pin string, f func() error) error {
 	})
 }
 
-// OnThread runs f on a thread of its own and puts that thread's network namespace back afterwards. Should that fail, the
-// thread stays locked and ends with its goroutine: no other goroutine is ever scheduled on it.
+// OnThread runs f on a separate thread and restores the thread's network namespace afterwards. If that fails, the thread
+// stays locked and ends with its goroutine, so that no other goroutine runs on it.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -125,13 +125,13 @@ func OnThread(f func() error) error {
 	return <-done
 }
 
-// IsPinned tells a pinned namespace from a file left over after a reboot.
+// IsPinned reports whether pin is a pinned namespace and not a file left over after a reboot.
 func IsPinned(pin string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(pin, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// Unpin releases a namespace. Processes in it would keep it alive, so there must be none.
+// Unpin releases a namespace. Processes in it would keep it alive, so there must not be any.
 func Unpin(pin string) error {
 	for {
 		err := unix.Unmount(pin, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

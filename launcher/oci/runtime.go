@@ -1,6 +1,6 @@
-// Package oci describes how the OCI runtimes that boxes run under differ from each other: how they are called, how they
-// freeze and limit a box, which parts of a box the host can reach, and what users miss. Each runtime is one [Runtime] in
-// runtimes.go; the rest of the gateway asks for its fields and never compares names.
+// Package oci describes the differences between the OCI runtimes for boxes: how they are called, how they freeze and limit
+// a box, which parts of a box the host can reach, and what users miss. Each runtime is one [Runtime] in runtimes.go; the
+// rest of the gateway uses its fields and never compares names.
 package oci
 
 import (
@@ -9,38 +9,40 @@ import (
 	"strings"
 )
 
-// Runtime is what one OCI runtime does differently from others. The zero value calls a program with runc's basic command
-// line that uses the host's kernel and network. Runtimes are shared and must not be modified.
+// Runtime describes one OCI runtime. The zero value is a program with runc's basic command line that uses the host's kernel
+// and network. Runtimes are shared and must not be modified.
 type Runtime struct {
-	Name    string // of its program, by which launcher.runtime selects it
+	Name    string // of its program, selected by launcher.runtime
 	Title   string // its name in messages
-	Package string // Debian's package; "" if Debian has no package of it
+	Package string // Debian's package; "" if there is none
 	Install string // how to install it
 
 	Args       []string   // flags before every command
 	CreateArgs []string   // flags of create
 	CgroupFlag CgroupFlag // how exec puts a command into a control group below the box's
 
-	// OwnNetwork: a box has a network stack besides the kernel's, which takes the addresses off the interface when it starts. From
-	// then on the gateway must leave the inside of the network namespace alone, and processes of the host there have no network.
+	// OwnNetwork: a box has a network stack in addition to the kernel's, which removes the addresses from the interface
+	// when it starts. From then on the gateway must not change the inside of the network namespace, and processes of the
+	// host in it have no network.
 	OwnNetwork bool
-	// OwnProcesses: commands run in a kernel that only the runtime can signal. Their IDs inside come from
-	// exec --internal-pid-file, and kill takes them with --pid or --pgid.
+	// OwnProcesses: commands run in a guest kernel, and only the runtime can signal them. Their IDs inside come from exec
+	// --internal-pid-file, and kill takes them with --pid or --pgid.
 	OwnProcesses bool
 	// OwnFiles: the host cannot open the files of a box.
 	OwnFiles bool
-	// OwnLimits: the runtime enforces the limits of processes in a box itself, and its own processes on the host, of which there
-	// are several for each one in the box, would run into them.
+	// OwnLimits: the runtime enforces the limits of processes in a box itself. Its own processes on the host, several for
+	// each one in the box, would hit them.
 	OwnLimits bool
-	// OwnPause: a box is paused, and its state known, only by the runtime's own commands. For all others the launcher uses the
-	// freezer of the box's control group: crun's pause does not wait for the kernel, and crun reports a box as running while one
-	// process still moves; runc reports an empty group that is frozen as a paused box.
+	// OwnPause: only the runtime's own commands can pause a box and report its state. For other runtimes the launcher uses
+	// the freezer of the box's control group: crun's pause does not wait for the kernel, and crun reports a box as running
+	// while one process still moves; runc reports an empty frozen group as a paused box.
 	OwnPause bool
-	// OwnUserNS: the runtime makes the user namespace of a box, since it cannot enter an existing one.
+	// OwnUserNS: the runtime creates the user namespace of a box, since it cannot enter an existing one.
 	OwnUserNS bool
 	// RefusesHybrid: the runtime starts no box on a host with controllers in control groups of both versions.
 	RefusesHybrid bool
-	// LateTerminalSize: exec does not set the size of a command's terminal; the launcher sets it just after the command began.
+	// LateTerminalSize: exec does not set the size of a command's terminal; the launcher sets it just after the command
+	// began.
 	LateTerminalSize bool
 	// NamelessTerminal: a terminal has no path in a box.
 	NamelessTerminal bool
@@ -51,7 +53,7 @@ type Runtime struct {
 	halfStarted func(comm string, inBox func() bool) bool
 }
 
-// CgroupFlag is the form of exec's flag --cgroup that a runtime has. The group is below that of the box.
+// CgroupFlag is the form of the runtime's exec flag --cgroup. The group is below that of the box.
 type CgroupFlag int
 
 // The forms of the flag.
@@ -64,8 +66,8 @@ const (
 // Default is the runtime if launcher.runtime is not set.
 const Default = "runc"
 
-// ByName returns the runtime that a program is, given by its name or path. A program with another name gets a runtime
-// that has runc's basic command line only.
+// ByName returns the runtime of a program, given by name or path. A program with an unknown name gets a runtime with only
+// runc's basic command line.
 func ByName(program string) *Runtime {
 	name := filepath.Base(program)
 	for _, r := range tested {
@@ -76,7 +78,7 @@ func ByName(program string) *Runtime {
 	return untested(name)
 }
 
-// Names are the runtimes that boxgate is tested with.
+// Names returns the runtimes that boxgate is tested with.
 func Names() []string {
 	var names []string
 	for _, r := range tested {
@@ -85,12 +87,12 @@ func Names() []string {
 	return names
 }
 
-// HostNetworked are the tested runtimes whose containers use the network stack of the host's kernel.
+// HostNetworked returns the tested runtimes whose containers use the network stack of the host's kernel.
 func HostNetworked() []string {
 	return slices.DeleteFunc(Names(), func(name string) bool { return ByName(name).OwnNetwork })
 }
 
-// Lacks returns what users miss under the runtime on a host whose control groups are mounted at a path, with a way out. It
+// Lacks returns what users miss under the runtime on a host whose control groups are mounted at a path, with a remedy. It
 // returns "" if boxes are complete.
 func (r *Runtime) Lacks(cgroups string) string {
 	if r.lacks == nil {
@@ -99,7 +101,7 @@ func (r *Runtime) Lacks(cgroups string) string {
 	return r.lacks(cgroups)
 }
 
-// StateFiles are files that the runtime keeps of a container beside root/id, which all runtimes have.
+// StateFiles returns the files that the runtime keeps of a container in addition to root/id, which all runtimes have.
 func (r *Runtime) StateFiles(root, id string) []string {
 	if r.stateMark == "" {
 		return nil
@@ -109,7 +111,7 @@ func (r *Runtime) StateFiles(root, id string) []string {
 }
 
 // ContainerOf returns the ID of the container that an entry of a runtime's root is named after; "" for an entry that
-// belongs to no container. It knows the names of all runtimes, since launcher.runtime may have changed.
+// belongs to no container. It checks the names of all runtimes, since launcher.runtime may have changed.
 func ContainerOf(entry string) string {
 	for _, r := range tested {
 		if r.stateMark != "" {
@@ -122,7 +124,7 @@ func ContainerOf(entry string) string {
 	return entry
 }
 
-// Namespaces are the paths of network namespaces that any of the runtimes may have left mounted in its root.
+// Namespaces returns the paths of network namespaces that any of the runtimes may have left mounted in its root.
 func Namespaces(root string) []string {
 	var paths []string
 	for _, r := range tested {
@@ -133,9 +135,9 @@ func Namespaces(root string) []string {
 	return paths
 }
 
-// HalfStarted reports whether a child of the gateway with this name is a process that a runtime has not turned into the command of a
-// box yet. inBox reports whether the process is in a PID namespace below the gateway's. All runtimes are asked: a runtime that
-// is called by another name still names its processes the same.
+// HalfStarted reports whether a child of the gateway with this name is a process that a runtime has not turned into the
+// command of a box yet. inBox reports whether the process is in a PID namespace below the gateway's. It checks all
+// runtimes: a runtime whose program was renamed still names its processes the same.
 func HalfStarted(comm string, inBox func() bool) bool {
 	return slices.ContainsFunc(tested, func(r *Runtime) bool { return r.halfStarted != nil && r.halfStarted(comm, inBox) })
 }

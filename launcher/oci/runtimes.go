@@ -11,8 +11,8 @@ import (
 // tested are the runtimes that boxgate is tested with, by e2e/runtimes.
 var tested = []*Runtime{runc, crun, gvisor}
 
-// noKeyring keeps a runtime from making a session keyring for the box and for each of its commands: the kernel charges them to
-// the box's user, who may have 200. They inherit the one that the launcher makes when it starts the runtime.
+// noKeyring keeps a runtime from creating a session keyring for the box and for each of its commands: the kernel charges
+// them to the box's user, who may have 200. They inherit the keyring that the launcher creates when it starts the runtime.
 const noKeyring = "--no-new-keyring"
 
 // runc is the reference: boxes are complete under it.
@@ -24,7 +24,8 @@ var runc = &Runtime{
 	halfStarted: func(comm string, _ func() bool) bool { return strings.HasPrefix(comm, "runc:[") },
 }
 
-// crun's exec has no control groups for commands with version 1, and it refuses a host that has controllers in both versions.
+// crun's exec has no control groups for commands with version 1, and it refuses a host that has controllers in both
+// versions.
 var crun = &Runtime{
 	Name: "crun", Title: "crun", Package: "crun", Install: "apt-get install crun",
 	CreateArgs: []string{noKeyring},
@@ -34,8 +35,8 @@ var crun = &Runtime{
 	LateTerminalSize: true,
 
 	lacks: crunLacks,
-	// A process that crun has not turned into a command has crun's own name, and so have the ones that the gateway calls on the host:
-	// those are in no PID namespace below the gateway's.
+	// A process that crun has not turned into a command has crun's own name, and so have calls of crun on the host, which
+	// are in no PID namespace below the gateway's.
 	halfStarted: func(comm string, inBox func() bool) bool { return comm == "crun" && inBox() },
 }
 
@@ -55,8 +56,8 @@ func crunLacks(cgroups string) string {
 // gvisor runs boxes in a kernel in user space, the sandbox. The host sees the sandbox's processes, not the box's.
 var gvisor = &Runtime{
 	Name: "runsc", Title: "gVisor", Install: "make runsc builds it; or see https://gvisor.dev/docs/user_guide/install/",
-	// Files are shared with the host, and written to the box's layer rather than to the sandbox's memory: that is where a snapshot
-	// and a restart of the host find them.
+	// Files are shared with the host, and written to the box's layer instead of the sandbox's memory: snapshots and
+	// restarts of the host need them there.
 	Args: []string{"--network=sandbox", "--overlay2=none", "--file-access=shared", "--host-uds=none", "--platform=systrap"},
 
 	OwnNetwork:       true,
@@ -76,7 +77,7 @@ var gvisor = &Runtime{
 	},
 }
 
-// untested is a runtime of which only the name is known.
+// untested returns a runtime of which only the name is known.
 func untested(name string) *Runtime {
 	return &Runtime{
 		Name: name, Title: name, Install: "apt-get install " + name,

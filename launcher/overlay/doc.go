@@ -1,2 +1,2 @@
-// Package overlay mounts the root of a box: what it writes over an image that all boxes share.
+// Package overlay mounts the root of a box: its writable layer over an image that all boxes share.
 package overlay

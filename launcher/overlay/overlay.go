@@ -14,25 +14,25 @@ import (
 // Layers are the directories that the root of a box is made of.
 type Layers struct {
 	Image   string   // the root file system of the image; read-only
-	Stack   []string // layers over the image, the lowest first; read-only, as the image
-	UserPin string   // the box's user namespace, as which the image's owners are mapped
-	Upper   string   // what the box has written
+	Stack   []string // layers over the image, the lowest first; read-only, like the image
+	UserPin string   // the box's user namespace, which maps the image's owners
+	Upper   string   // the box's writable layer
 	Work    string   // overlayfs's own
-	Mounts  string   // holds the two mount points that follow
+	Mounts  string   // directory of the following two mount points
 	Lower   string   // the image with mapped owners
 	Root    string   // the root of the box
 }
 
-// Mount mounts a box's writable layer, which may have been there before, over the image. owner is the box's root as the host sees it. The mounts are
-// needed while the box is created: its runtime copies them into the box's mount namespace, and then [Unmount] removes
-// them from the host.
+// Mount mounts a box's writable layer, which may already exist, over the image. owner is the box's root on the host. The
+// mounts are needed while the box is created: the runtime copies them into the box's mount namespace, and then [Unmount]
+// removes them from the host.
 func (l Layers) Mount(owner int) error {
 	for _, dir := range []struct {
 		path  string
 		mode  os.FileMode
 		owner int
-		stays bool // it may be there from an earlier time, as the box left it
-	}{ // the mapped root goes in; other boxes' do not
+		stays bool // it may exist, as the box left it
+	}{ // accessible to the mapped root, but not to other boxes'
 		{l.Mounts, 0o700, owner, false}, {l.Lower, 0o755, 0, false}, {l.Root, 0o755, 0, false}, {l.Upper, 0o755, owner, true}, {l.Work, 0o755, 0, true},
 	} {
 		err := os.Mkdir(dir.path, dir.mode)
@@ -53,7 +53,7 @@ func (l Layers) Mount(owner int) error {
 	return mountOverlay(lowers, l.Upper, l.Work, l.Root)
 }
 
-// mountLowers mounts everything that is read-only, and returns where, the highest first.
+// mountLowers mounts the read-only layers, and returns their mount points, the highest first.
 func (l Layers) mountLowers() ([]string, error) {
 	lowers := []string{l.Lower}
 	if err := mountIDMapped(l.Image, l.Lower, l.UserPin); err != nil {
@@ -72,8 +72,8 @@ func (l Layers) mountLowers() ([]string, error) {
 	return lowers, nil
 }
 
-// mountIDMapped shows a directory at another place, read-only and with its owners as the user namespace maps them: the
-// image's root is the box's root there. Nothing on disk changes.
+// mountIDMapped mounts a directory at another path, read-only and with its owners mapped by the user namespace: the image's
+// root is the box's root there. The disk does not change.
 func mountIDMapped(from, to, userPin string) error {
 	ns, err := os.Open(userPin)
 	if err != nil {
@@ -99,9 +99,9 @@ func mountIDMapped(from, to, userPin string) error {
 	return nil
 }
 
-// mountOverlay mounts the layers by file descriptor: a box can read the options of its root in /proc/self/mountinfo, and
-// the host's paths are none of its business. Nothing in an upper directory refers to another layer by a path or handle, so
-// that it can be a layer itself.
+// mountOverlay mounts the layers by file descriptor, because a box can read the options of its root in
+// /proc/self/mountinfo, and must not see paths of the host. With these options an upper directory contains no path or
+// handle of another layer, so that it can become a layer itself.
 func mountOverlay(lowers []string, upper, work, at string) error {
 	var paths []string
 	for _, dir := range append([]string{upper, work}, lowers...) {
@@ -122,7 +122,7 @@ func mountOverlay(lowers []string, upper, work, at string) error {
 	return nil
 }
 
-// Unmount takes everything off the host that is mounted at or below a directory, last mounted first.
+// Unmount removes all mounts at or below a directory from the host, last mounted first.
 func Unmount(dir string) error {
 	mounts, err := MountsBelow(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// MountsBelow lists the mount points at or below a directory in the order they were mounted.
+// MountsBelow lists the mount points at or below a directory in the order in which they were mounted.
 func MountsBelow(dir string) ([]string, error) {
 	data, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {

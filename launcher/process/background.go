@@ -14,24 +14,24 @@ import (
 	"boxgate/policy"
 )
 
-// maxBackground bounds the streams of one box that are read for nobody.
+// maxBackground bounds the abandoned streams of one box that are read and discarded.
 const maxBackground = 64
 
-// Background reads the output that commands have left open to processes of the box, and throws it away: a process
-// writing to a closed stream would die of it. Each stream costs a descriptor and a goroutine, and one process of a box
-// can hold open as many as there were commands, so the oldest are closed when they become too many.
+// Background reads and discards the output that ended commands have left open to other processes of the box, because a
+// write to a closed pipe would kill those. Each stream costs a descriptor and a goroutine, and one process of a box can
+// hold open as many as there were commands, so the oldest are closed when there are too many.
 //
 // Reading costs the gateway CPU time, so the rate of a box is limited: after a burst its processes block on their output.
 type Background struct {
 	mu    sync.Mutex
 	open  map[policy.BoxID][]*os.File    // guarded by mu; oldest first
-	waste map[policy.BoxID]*rate.Limiter // guarded by mu; of those boxes of which something was thrown away
+	waste map[policy.BoxID]*rate.Limiter // guarded by mu; of boxes with discarded output
 }
 
-// Limits of the unread output of all commands of a box.
+// Limits of the discarded output of all commands of a box.
 const (
-	wasteRate  = 4 << 20  // bytes a second
-	wasteBurst = 64 << 20 // bytes before that
+	wasteRate  = 4 << 20  // bytes per second
+	wasteBurst = 64 << 20 // bytes before the rate limit applies
 )
 
 // Waste blocks until n more bytes of a box may be discarded.
@@ -42,7 +42,7 @@ func (b *Background) Waste(id policy.BoxID, n int) {
 	}
 	l := b.waste[id]
 	if l == nil {
-		maps.DeleteFunc(b.waste, func(_ policy.BoxID, l *rate.Limiter) bool { return l.Tokens() >= wasteBurst }) // as good as new
+		maps.DeleteFunc(b.waste, func(_ policy.BoxID, l *rate.Limiter) bool { return l.Tokens() >= wasteBurst }) // equivalent to a new one
 		l = rate.NewLimiter(wasteRate, wasteBurst)
 		b.waste[id] = l
 	}
@@ -61,7 +61,7 @@ func (w wasteOf) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Swallow takes a stream over and reads it to its end.
+// Swallow takes over a stream and reads it to its end.
 func (b *Background) Swallow(id policy.BoxID, r *os.File) {
 	_ = r.SetReadDeadline(time.Time{})
 	b.mu.Lock()
@@ -76,7 +76,7 @@ func (b *Background) Swallow(id policy.BoxID, r *os.File) {
 	}
 	b.open[id] = list
 	go func() {
-		_, _ = io.Copy(wasteOf{b, id}, onlyReader{r}) // until its writers are gone, or it is closed here
+		_, _ = io.Copy(wasteOf{b, id}, onlyReader{r}) // until its writers are gone, or it is closed by Swallow or Drop
 		r.Close()
 		b.forget(id, r)
 	}()
@@ -95,7 +95,7 @@ func (b *Background) forget(id policy.BoxID, r *os.File) {
 	}
 }
 
-// Drop closes what is left of a box.
+// Drop closes the remaining streams of a box.
 func (b *Background) Drop(id policy.BoxID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

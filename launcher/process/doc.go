@@ -1,3 +1,3 @@
-// Package process looks after the commands of boxes, which the OCI runtime leaves to this process: it hands on their streams,
-// waits for them and kills them.
+// Package process manages the commands of boxes, which become children of this process when the OCI runtime exits: it
+// copies their streams, waits for them and kills them.
 package process

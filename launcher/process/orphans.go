@@ -14,11 +14,11 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// ReapOrphans reaps the processes that a runtime which has failed, or was killed, left to us as their reaper: it has told
-// nobody their IDs. The first process of a box does not end before all of its PID namespace are reaped, so that such a box
-// would neither run nor end. They are those of our children that are half started, or that belong to the start that failed.
+// ReapOrphans reaps the processes that a runtime which has failed, or was killed, has left to this process as their reaper;
+// their IDs are unknown. The first process of a box does not end before its PID namespace is reaped completely, so the box
+// would neither run nor end. ReapOrphans selects children that are half started, or for which belongs returns true.
 //
-// Those that are still dying are waited for in the background, and so is what they leave to us in turn.
+// Processes that are still dying are waited for in the background, and so are children that they leave in turn.
 func ReapOrphans(belongs func(pid int) bool) {
 	if found := orphans(belongs); len(found) > 0 {
 		go func() {
@@ -51,7 +51,7 @@ func reapAll(found []orphan) bool {
 	return true
 }
 
-// waitUnreaped blocks until the process has ended, and leaves it to be reaped.
+// waitUnreaped blocks until the process has ended, without reaping it.
 func (o *Process) waitUnreaped() error {
 	raw, err := o.handle.SyscallConn()
 	if err != nil {
@@ -63,13 +63,13 @@ func (o *Process) waitUnreaped() error {
 	})
 }
 
-// orphan is a child of ours that may be such a process.
+// orphan is a child of this process that may have to be reaped.
 type orphan struct {
 	pid     int
-	certain bool // else it may still become a command of a box, which somebody waits for
+	certain bool // false: it may still become a command of a box, which another goroutine waits for
 }
 
-// orphans returns those of our children that are such processes.
+// orphans returns the children of this process that may have to be reaped.
 func orphans(belongs func(pid int) bool) []orphan {
 	var found []orphan
 	stats, _ := filepath.Glob("/proc/[0-9]*")
@@ -87,7 +87,7 @@ func orphans(belongs func(pid int) bool) []orphan {
 	return found
 }
 
-// read returns the name of a child of ours. It is not ok if that is no child, or none any more.
+// read returns the name of a child of this process. ok is false for other processes.
 func read(id int) (pid int, comm string, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", id))
 	if err != nil {
@@ -96,8 +96,8 @@ func read(id int) (pid int, comm string, ok bool) {
 	return child(string(stat), os.Getpid())
 }
 
-// halfStarted reports whether a process has the name of one that a runtime has not made the command of a box yet. A command
-// that takes such a name only loses its own exit status.
+// halfStarted reports whether a process has the name of a process that a runtime has not turned into the command of a box
+// yet. A command that takes such a name only loses its own exit status.
 func halfStarted(pid int, comm string, ok bool) bool {
 	return ok && oci.HalfStarted(comm, func() bool { return inBox(pid) })
 }
@@ -111,7 +111,7 @@ func inBox(pid int) bool {
 	return len(innerIDs(string(status))) > 1
 }
 
-// child reads a process's stat (proc_pid_stat(5)), and reports whether it is a child of parent.
+// child parses a process's stat (proc_pid_stat(5)), and reports whether it is a child of parent.
 func child(stat string, parent int) (pid int, comm string, ok bool) {
 	id, rest, _ := strings.Cut(stat, " (")
 	end := strings.LastIndex(rest, ") ")

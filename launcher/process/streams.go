@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Streams are the three standard streams of a command: pipes where the caller wants them, /dev/null where not. Their
-// far ends go to the runtime, which hands them to the command; they belong to the command's user, so that it can open
-// /dev/stdout.
+// Streams are the three standard streams of a command: pipes, or /dev/null where the caller does not need them. The runtime
+// passes the far ends to the command; they belong to the command's user, so that it can open /dev/stdout.
 type Streams struct {
-	far [3]*os.File // what the command gets
-	in  *os.File    // our end of standard input; nil: none
-	out [2]*os.File // our ends of standard output and error; nil: none
-	tty *os.File    // the master of the terminal that takes the place of all three; nil: none
+	far [3]*os.File // the command's ends
+	in  *os.File    // our end of standard input, or nil
+	out [2]*os.File // our ends of standard output and error, or nil
+	tty *os.File    // the master side of the terminal that replaces all three, or nil
 }
 
 // Stdio are the caller's ends of the three streams. nil: standard input is empty, output is discarded.
@@ -27,7 +26,7 @@ type Stdio struct {
 	Out, Err io.Writer
 }
 
-// Open opens the streams a command needs; owner is the command's user as the host sees it.
+// Open opens the streams for a command; owner is the command's user on the host.
 func Open(ends Stdio, owner int) (_ *Streams, err error) {
 	s := &Streams{}
 	defer func() {
@@ -60,22 +59,22 @@ func Open(ends Stdio, owner int) (_ *Streams, err error) {
 	return s, nil
 }
 
-// OverTerminal opens nothing but /dev/null: the command's streams are those of a terminal, which [Streams.Attach] adds.
+// OverTerminal opens only /dev/null: the streams of the command are a terminal, which [Streams.Attach] adds.
 func OverTerminal() (*Streams, error) { return Open(Stdio{}, 0) }
 
-// Attach makes the master of a terminal our end of standard input and output.
+// Attach makes the master side of a terminal our end of standard input and output.
 func (s *Streams) Attach(master *os.File) { s.in, s.out[0], s.tty = master, master, master }
 
-// Connect makes the far ends those of a command that is to be started.
+// Connect makes the far ends the streams of a command to be started.
 func (s *Streams) Connect(cmd *exec.Cmd) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
 }
 
-// CloseFar lets go of the far ends.
+// CloseFar closes the far ends.
 func (s *Streams) CloseFar() {
 	for _, f := range s.far {
 		if f != nil {
-			f.Close() // a second time does nothing
+			f.Close() // closing again is harmless
 		}
 	}
 }
@@ -90,9 +89,9 @@ func (s *Streams) Abandon() {
 	}
 }
 
-// Pump moves data between the caller's streams and the command's. The function it returns is called when the command
-// has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
-// to leave. waste is called with the number of bytes to discard after a writer has failed, and may block.
+// Pump copies data between the caller's streams and the command's. finish must be called when the command has ended; it
+// returns when all output of the command has been copied, and passes the streams that are still open to leave. waste is
+// called with the number of bytes to discard after a writer has failed, and may block.
 func (s *Streams) Pump(ends Stdio, leave func(*os.File), waste func(n int)) (finish func()) {
 	if s.in != nil && ends.In != nil {
 		go func() {
@@ -111,7 +110,7 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File), waste func(n int)) (fin
 		s.stopInput()
 		for _, r := range s.out {
 			if r != nil {
-				_ = r.SetReadDeadline(time.Now()) // what is in the pipe now is all the command wrote
+				_ = r.SetReadDeadline(time.Now()) // the pipe contains the rest of the command's output
 			}
 		}
 		copies.Wait()
@@ -127,10 +126,10 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File), waste func(n int)) (fin
 	}
 }
 
-// endOfInput is what is typed to end the input of a program that reads lines.
+// endOfInput is the character that ends the input of a program that reads lines.
 const endOfInput = 0x04
 
-// endInput tells the command that there is no more input. A terminal stays open for output.
+// endInput signals the end of input to the command. A terminal stays open for output.
 func (s *Streams) endInput() {
 	if s.tty != nil {
 		_, _ = s.tty.Write([]byte{endOfInput})
@@ -139,7 +138,7 @@ func (s *Streams) endInput() {
 	s.in.Close()
 }
 
-// stopInput ends a write of input that the command does not take any more.
+// stopInput interrupts a write of input that the command does not read.
 func (s *Streams) stopInput() {
 	switch {
 	case s.tty != nil:
@@ -149,14 +148,14 @@ func (s *Streams) stopInput() {
 	}
 }
 
-// handOn copies a stream to a writer until it ends (false) or its deadline comes, and then what the pipe still holds. A
-// writer that fails does not stop the command: the rest is thrown away, for which it waits.
+// handOn copies a stream to a writer until the stream ends (false) or its deadline expires, and then the remaining content
+// of the pipe. A writer that fails does not stop the command: the rest is discarded at the rate of waste.
 func handOn(w io.Writer, r *os.File, waste func(n int)) (open bool) {
 	sink := &stickyWriter{w: w, waste: waste}
 	if _, err := io.Copy(sink, onlyReader{r}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
-	for left := pipeSize(r); left > 0; { // no more, or a background process could keep us here
+	for left := pipeSize(r); left > 0; { // no more than that, or a background process could keep this going
 		buf := make([]byte, min(left, 32<<10))
 		n, open := readNow(r, buf)
 		if n <= 0 {
@@ -170,7 +169,7 @@ func handOn(w io.Writer, r *os.File, waste func(n int)) (open bool) {
 	return true
 }
 
-// readNow reads what a pipe holds without waiting. n 0 with open true: it is empty; with open false: it has ended.
+// readNow reads from a pipe without waiting. n == 0 means that it is empty (open) or has ended (not open).
 func readNow(r *os.File, buf []byte) (n int, open bool) {
 	raw, err := r.SyscallConn()
 	if err != nil {
@@ -207,7 +206,7 @@ func pipeSize(r *os.File) int {
 	return size
 }
 
-// stickyWriter swallows what its writer does not take, after the first failure everything.
+// stickyWriter discards everything after the first failure of its writer.
 type stickyWriter struct {
 	w      io.Writer
 	waste  func(n int) // called before bytes are discarded
@@ -225,6 +224,6 @@ func (s *stickyWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// onlyReader and onlyWriter hide the methods by which io.Copy would bypass deadlines with splice.
+// onlyReader and onlyWriter hide the methods with which io.Copy would bypass deadlines with splice.
 type onlyReader struct{ io.Reader }
 type onlyWriter struct{ io.Writer }

@@ -13,23 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a process the runtime left to us: it is our child, so its ID stays its own until we have waited for it.
+// Process is a child that the runtime has left to this process. Its ID cannot be reused before we have waited for it.
 type Process struct {
 	pid    int
 	tree   Tree
 	handle *os.File // a pidfd, readable once the process has ended
 
 	mu    sync.Mutex
-	ended bool // guarded by mu; from then on the kernel may give pid to another process
+	ended bool // guarded by mu; from then on the kernel may reuse pid
 }
 
-// Tree is a process with all that it has started.
+// Tree is a process with all its descendants.
 type Tree interface {
 	Signal(sig unix.Signal) error
 	Kill() error
 }
 
-// Adopt takes charge of a process the runtime started. Without a tree, its process group stands for what it has started.
+// Adopt wraps a process that the runtime started. Without a tree, its process group stands for its descendants.
 func Adopt(pid int, tree Tree) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -38,8 +38,8 @@ func Adopt(pid int, tree Tree) (*Process, error) {
 	return &Process{pid: pid, tree: tree, handle: os.NewFile(uintptr(fd), "pidfd")}, nil
 }
 
-// wait blocks until the process has ended and returns its exit status: its own, or 128 and the signal that killed it.
-// The goroutine sleeps in Go's poller, so a waiting command costs no thread.
+// wait blocks until the process has ended and returns its exit status, or 128 plus the signal that killed it. The goroutine
+// sleeps in Go's poller, so a waiting command costs no thread.
 func (o *Process) wait() (int, error) {
 	defer o.handle.Close()
 	raw, err := o.handle.SyscallConn()
@@ -61,7 +61,7 @@ func (o *Process) wait() (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// poll asks once whether the process has ended.
+// poll checks whether the process has ended, and reaps it.
 func (o *Process) poll(status *unix.WaitStatus) (done bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -75,7 +75,7 @@ func (o *Process) poll(status *unix.WaitStatus) (done bool, err error) {
 	}
 }
 
-// Kill ends the process and all that it has started, unless the process has ended.
+// Kill kills the process and all its descendants, unless the process has ended.
 func (o *Process) Kill() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -90,7 +90,7 @@ func (o *Process) Kill() {
 	_ = unix.Kill(o.pid, unix.SIGKILL)
 }
 
-// Signal sends a signal to the process and all that it has started, unless the process has ended.
+// Signal sends a signal to the process and all its descendants, unless the process has ended.
 func (o *Process) Signal(sig unix.Signal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -103,18 +103,18 @@ func (o *Process) Signal(sig unix.Signal) {
 	}
 }
 
-// signalGroup sends a signal to the process group of the process, which the runtime may have made before the process: crun does. The
-// group is not that of another as long as we have not waited for the process. The caller holds mu.
+// signalGroup sends a signal to the process group of the process, which the runtime may have created before the process, as
+// crun does. The group ID cannot be reused before we have waited for the process. The caller holds mu.
 func (o *Process) signalGroup(sig unix.Signal) {
 	group, err := unix.Getpgid(o.pid)
-	if err != nil || group <= 1 || group == unix.Getpgrp() { // it has none apart from us
+	if err != nil || group <= 1 || group == unix.Getpgrp() { // it shares our group
 		_ = unix.Kill(o.pid, sig)
 		return
 	}
 	_ = unix.Kill(-group, sig)
 }
 
-// Inner is the ID of the process in its own PID namespace. It has one until [Process.Await] has returned.
+// Inner returns the ID of the process in its own PID namespace. It is available until [Process.Await] has returned.
 func (o *Process) Inner() (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.pid))
 	if err != nil {
@@ -126,8 +126,7 @@ func (o *Process) Inner() (int, error) {
 	return 0, fmt.Errorf("process %d has no ID in its namespace", o.pid)
 }
 
-// innerIDs are the IDs of a process in our PID namespace and in each of those below it that it is in, from its status
-// (proc_pid_status(5)).
+// innerIDs returns the IDs of a process in our PID namespace and in each nested one, from its status (proc_pid_status(5)).
 func innerIDs(status string) []string {
 	for line := range strings.Lines(status) {
 		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
@@ -147,8 +146,8 @@ func Bury(pid int) error {
 	return nil
 }
 
-// Await waits for a process, or kills it when ctx ends. A killed process that does not end, because its box is
-// paused, is waited for behind the caller's back.
+// Await waits for a process, and kills it when ctx ends. If a killed process does not end, because its box is paused, Await
+// returns and it is reaped in the background.
 func (o *Process) Await(ctx context.Context) (int, error) {
 	type result struct {
 		status int

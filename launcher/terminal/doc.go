@@ -1,2 +1,2 @@
-// Package terminal takes over the pseudo-terminals that the OCI runtime opens in boxes.
+// Package terminal receives the pseudo-terminals that the OCI runtime opens in boxes.
 package terminal

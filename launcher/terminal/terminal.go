@@ -13,10 +13,10 @@ import (
 // Size is the size of a terminal in characters.
 type Size struct{ Rows, Cols uint16 }
 
-// Socket is where a runtime sends the master of a terminal that it has opened in a box.
+// Socket is the socket to which a runtime sends the master side of a terminal that it has opened in a box.
 type Socket struct{ ln *net.UnixListener }
 
-// Listen makes a socket at a path that only the gateway and the runtime can reach.
+// Listen creates a socket at a path that only the gateway and the runtime can reach.
 func Listen(path string) (*Socket, error) {
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -28,10 +28,10 @@ func Listen(path string) (*Socket, error) {
 // Close removes the socket.
 func (s *Socket) Close() error { return s.ln.Close() }
 
-// receiveMost bounds the wait for what a runtime has sent by the time it has ended.
+// receiveMost bounds the wait for the terminal, which the runtime sends before it exits.
 const receiveMost = 5 * time.Second
 
-// Receive returns the master of the terminal. It is to be called when the runtime has started the command.
+// Receive returns the master side of the terminal. Call it after the runtime has started the command.
 func (s *Socket) Receive() (*os.File, error) {
 	end := time.Now().Add(receiveMost)
 	if err := s.ln.SetDeadline(end); err != nil {
@@ -64,7 +64,7 @@ func (s *Socket) Receive() (*os.File, error) {
 	return pollable(files[0])
 }
 
-// filesIn are the descriptors in a control message.
+// filesIn returns the descriptors in a control message.
 func filesIn(control []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -89,8 +89,9 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// check refuses what is not the master of a terminal: /dev in a box belongs to its root, who may have put something else where the
-// runtime opens one. The device is the kernel's multiplexer wherever its node is: gVisor opens the host's, which need not be on devpts.
+// check refuses anything but the master side of a terminal: /dev in a box belongs to its root, who may have replaced the
+// device that the runtime opens. It checks the device number and not the file system: gVisor opens the host's multiplexer,
+// which need not be on devpts.
 func check(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -99,11 +100,11 @@ func check(fd int) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 5 || unix.Minor(st.Rdev) != 2 {
 		return errors.New("what the runtime opened in the box is no terminal: /dev/ptmx has been replaced there")
 	}
-	_, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN) // it has a terminal
+	_, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN) // fails unless it has a terminal
 	return err
 }
 
-// pollable makes a file whose reads and writes wait in Go's poller and can be interrupted.
+// pollable returns a file whose reads and writes wait in Go's poller and can be interrupted.
 func pollable(f *os.File) (*os.File, error) {
 	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -117,7 +118,7 @@ func pollable(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "terminal"), nil
 }
 
-// Resize sets the size of a terminal; the processes in its foreground are sent SIGWINCH.
+// Resize sets the size of a terminal. The kernel sends SIGWINCH to its foreground processes.
 func Resize(master *os.File, s Size) error {
 	raw, err := master.SyscallConn()
 	if err != nil {

@@ -1,2 +1,2 @@
-// Package trash removes the files of deleted boxes in the background, however many they are.
+// Package trash removes the files of deleted boxes in the background, even if there are millions.
 package trash

@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// trashWorkers is how many boxes' files are removed at once.
+	// trashWorkers is how many boxes are removed concurrently.
 	trashWorkers = 2
-	// trashRetry is when removal of files that could not be removed is retried.
+	// trashRetry is the interval between attempts to remove files that could not be removed.
 	trashRetry = time.Minute
 )
 
-// Trash tracks what is being removed. What has to be removed is what is in the directory.
+// Trash removes the entries of a directory. The directory itself is the list of pending removals.
 type Trash struct {
 	dir  string
 	log  *zap.Logger
-	wake chan struct{} // holds one
+	wake chan struct{} // capacity 1
 
 	mu       sync.Mutex
-	underWay map[string]bool // guarded by mu
-	failed   map[string]bool // guarded by mu; those of the last attempt
+	underWay map[string]bool // being removed; guarded by mu
+	failed   map[string]bool // failed at the last attempt; guarded by mu
 }
 
 // New returns the trash in an existing directory.
@@ -41,8 +41,8 @@ func New(dir string, log *zap.Logger) *Trash {
 	return &Trash{dir: dir, log: log, wake: make(chan struct{}, 1), underWay: map[string]bool{}, failed: map[string]bool{}}
 }
 
-// Take moves a directory into the trash, which takes the same time however much is in it, if it exists.
-// [Trash.KeepEmpty] removes it.
+// Take moves a directory into the trash, in constant time. A missing directory is not an error. [Trash.KeepEmpty] removes
+// it.
 func (t *Trash) Take(dir string) error {
 	err := os.Rename(dir, filepath.Join(t.dir, filepath.Base(dir)+"-"+rand.Text()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -55,8 +55,8 @@ func (t *Trash) Take(dir string) error {
 	return nil
 }
 
-// KeepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and at a
-// lower CPU and disk priority than everything else. Failures are logged once, and retried from time to time. Call it once.
+// KeepEmpty removes the files of deleted boxes, also of earlier runs, until ctx ends: a few at a time, with a lower CPU and
+// disk priority than everything else. Failures are logged once and retried from time to time. Call it once.
 func (t *Trash) KeepEmpty(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -86,7 +86,7 @@ func (t *Trash) KeepEmpty(ctx context.Context) {
 	}
 }
 
-// Empty removes the files of deleted boxes and returns when none is left, or why some are.
+// Empty removes the files of all deleted boxes. The error says why some remain.
 func (t *Trash) Empty(ctx context.Context) error {
 	names, err := t.names()
 	errs := []error{err}
@@ -96,7 +96,7 @@ func (t *Trash) Empty(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Count returns how many deleted boxes still have files, and how many of them have some that could not be removed.
+// Count returns how many deleted boxes still have files, and for how many of them a removal failed.
 func (t *Trash) Count() (boxes, failed int) {
 	names, _ := t.names()
 	t.mu.Lock()
@@ -121,7 +121,7 @@ func (t *Trash) names() ([]string, error) {
 	return names, nil
 }
 
-// shred removes one entry of the trash, unless that is already under way.
+// shred removes one entry of the trash, unless another goroutine is removing it.
 func (t *Trash) shred(ctx context.Context, name string) {
 	if !t.begin(name) {
 		return
@@ -136,7 +136,7 @@ func (t *Trash) shred(ctx context.Context, name string) {
 	}
 }
 
-// begin reports whether an entry was not under way.
+// begin marks an entry as being removed; false if it already is.
 func (t *Trash) begin(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,7 +147,7 @@ func (t *Trash) begin(name string) bool {
 	return true
 }
 
-// end reports whether an entry failed that had not failed before.
+// end records the end of a removal. It reports whether the entry failed for the first time.
 func (t *Trash) end(name string, failed bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,21 +161,21 @@ func (t *Trash) end(name string, failed bool) bool {
 	return first
 }
 
-// atLowPriority runs f on a thread that gives way to others, for the CPU and the disk. The thread ends with f, so that
-// nothing else runs on it.
+// atLowPriority runs f on a thread with low CPU and disk priority. The thread ends with f, so that no other goroutine runs
+// on it.
 //
-// It does not give way altogether: with a nice value of 19 or the idle class of the disk, a busy host would never get
-// around to it, and boxes could fill the disk with what they left. Whoever waits for the file system's journal would
-// also wait for a thread that holds it and is not scheduled.
+// The priority is not the lowest one: with a nice value of 19 or the idle class of the disk, a busy host would never finish
+// removals, and boxes could fill the disk with removed files. Also, processes that need the file system's journal would
+// have to wait for a thread that holds it and is not scheduled.
 func atLowPriority(f func() error) error {
 	const (
-		niceness         = 5               // a third of what others get, by sched_prio_to_weight of the kernel
+		niceness         = 5               // a third of the weight of others, by sched_prio_to_weight of the kernel
 		ioprioWhoProcess = 1               // linux/ioprio.h; 0 is the calling thread
-		ioprioLow        = 2<<13 | (8 - 1) // class IOPRIO_CLASS_BE, the last of its levels
+		ioprioLow        = 2<<13 | (8 - 1) // class IOPRIO_CLASS_BE, the lowest of its levels
 	)
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness)
 		_, _, _ = unix.RawSyscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioLow)
 		done <- f()

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pack sends a directory as a tar archive: directories, regular files and symbolic links, with their permissions. What
-// cannot be read, and what is none of these, is left out and counted.
+// pack sends a directory as a tar archive: directories, regular files and symbolic links, with their permissions.
+// Unreadable files and other types are left out and counted.
 func (s *server) pack(dir string) error {
 	err := os.Chdir(dir)
 	defer leave()
@@ -38,7 +38,7 @@ func (s *server) pack(dir string) error {
 	return s.answer(Answer{Skipped: p.skipped}, nil)
 }
 
-// leave goes back to the root: the working directory of a process cannot be unmounted.
+// leave changes to the root: the working directory of a process cannot be unmounted.
 func leave() { _ = os.Chdir("/") }
 
 type packer struct {
@@ -46,7 +46,7 @@ type packer struct {
 	skipped int
 }
 
-// addAll adds entries of a directory. Its error is one of the stream.
+// addAll adds entries of a directory. An error is an error of the stream.
 func (p *packer) addAll(dir string, entries []fs.DirEntry) error {
 	for _, d := range entries {
 		if err := p.add(path.Join(dir, d.Name()), d); err != nil {
@@ -56,7 +56,7 @@ func (p *packer) addAll(dir string, entries []fs.DirEntry) error {
 	return nil
 }
 
-// add adds an entry, and those below it.
+// add adds an entry and everything below it.
 func (p *packer) add(name string, d fs.DirEntry) error {
 	switch {
 	case d.IsDir():
@@ -70,7 +70,7 @@ func (p *packer) add(name string, d fs.DirEntry) error {
 	return nil
 }
 
-// addDir adds a directory with what is in it, if that can be read.
+// addDir adds a directory with its entries, if it can be read.
 func (p *packer) addDir(name string, d fs.DirEntry) error {
 	if err := p.addEmpty(name, d); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (p *packer) addDir(name string, d fs.DirEntry) error {
 	return p.addAll(name, entries)
 }
 
-// addEmpty adds what has no content.
+// addEmpty adds a directory or symbolic link.
 func (p *packer) addEmpty(name string, d fs.DirEntry) error {
 	fi, err := d.Info()
 	to := ""
@@ -93,12 +93,12 @@ func (p *packer) addEmpty(name string, d fs.DirEntry) error {
 	if err == nil {
 		return p.w.WriteHeader(headerOf(fi, name, to))
 	}
-	p.skipped++ // it has gone in the meantime
+	p.skipped++ // it has been removed
 	return nil
 }
 
-// addFile adds a file with as many bytes as it had when it was opened: an archive says so before they come. If it shrinks
-// meanwhile, zeros follow.
+// addFile adds a file with its size when it was opened, since the size comes first in the archive. If the file shrinks,
+// zeros follow.
 func (p *packer) addFile(name string) error {
 	f, fi, err := openRegular(name, os.O_RDONLY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -120,7 +120,7 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// headerOf describes a file without its owner, whose number means nothing elsewhere.
+// headerOf describes a file without its owner, whose ID has no meaning elsewhere.
 func headerOf(fi fs.FileInfo, name, link string) *tar.Header {
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Linkname: link, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime()}
 	switch {
@@ -134,9 +134,9 @@ func headerOf(fi fs.FileInfo, name, link string) *tar.Header {
 	return h
 }
 
-// unpack makes the files of a tar archive below a directory, which is made if it is missing. A name that leads out of it
-// is refused, and nothing is written through a link of the archive itself that does: such links are made last, where their
-// names led before there were any. Links that were there before are followed. What came before an error stays.
+// unpack creates the files of a tar archive below a directory, which is made if necessary. A name that leads out of it is
+// refused. Links of the archive that may lead out are created last, at the paths that their names had without them, so that
+// no other entry is written through them. Links that already exist are followed. Entries before an error stay.
 func unpack(dir string, archive io.Reader) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -162,12 +162,12 @@ func unpack(dir string, archive io.Reader) error {
 
 type unpacker struct {
 	r     *tar.Reader
-	links []late // that may lead out of the directory
-	dirs  []late // whose permissions come last: they may forbid making files
+	links []late // links that may lead out of the directory
+	dirs  []late // directories whose permissions are set last, because they may forbid creating files
 }
 
-// late is an entry that is finished when all files are there. Its path was free of links when the entry came: none that
-// the archive makes later, in place of another, can lead it elsewhere, for only links are replaced.
+// late is an entry that is finished after all others. Its path had no links when the entry was read. A later entry cannot
+// redirect it, because the archive can only replace links by links.
 type late struct {
 	at   string
 	mode fs.FileMode // of a directory
@@ -199,7 +199,7 @@ func (u *unpacker) one(h *tar.Header) error {
 	return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("%q in the archive is neither a file, a directory nor a symbolic link", h.Name)}
 }
 
-// realDir makes a directory if it is missing, and returns a path of it that has no links.
+// realDir makes a directory if necessary, and returns its path without links.
 func realDir(at string) (string, error) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return "", err
@@ -207,7 +207,7 @@ func realDir(at string) (string, error) {
 	return filepath.EvalSymlinks(at)
 }
 
-// leadsOut reports whether a link may lead out of the directory that it is in.
+// leadsOut reports whether a link may lead out of its directory.
 func leadsOut(to string) bool {
 	return strings.HasPrefix(to, "/") || slices.Contains(strings.Split(to, "/"), "..")
 }
@@ -230,7 +230,7 @@ func (u *unpacker) setModes() error {
 	return nil
 }
 
-// symlink makes a symbolic link, in place of one that is there.
+// symlink makes a symbolic link, and replaces an existing one.
 func symlink(to, at string) error {
 	if parent, _ := split(at); parent != "" {
 		if err := os.MkdirAll(parent, 0o755); err != nil {

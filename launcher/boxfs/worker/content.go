@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotRegular refuses what reading could block on, or change: pipes, sockets, devices.
+// errNotRegular refuses files that could block a reader or be changed by reading: pipes, sockets, devices.
 var errNotRegular = &Failure{Errno: unix.EINVAL, Message: "not a regular file"}
 
-// openRegular opens a file for reading without waiting for it, as opening a pipe would.
+// openRegular opens a file for reading without blocking, as opening a pipe would.
 func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	if errors.Is(err, unix.ENXIO) { // a socket, or a device that is not there
+	if errors.Is(err, unix.ENXIO) { // a socket, or a device that does not exist
 		return nil, nil, errNotRegular
 	}
 	if err != nil {
@@ -41,7 +41,7 @@ func openRegular(path string, flags int) (*os.File, fs.FileInfo, error) {
 	return f, fi, nil
 }
 
-// read sends a part of a file. An error that comes up later leaves the content without its end.
+// read sends a part of a file. After a late error, the content has no end marker.
 func (s *server) read(path string, offset, length int64) error {
 	f, fi, err := openRegular(path, os.O_RDONLY)
 	if err != nil {
@@ -64,18 +64,18 @@ func (s *server) read(path string, offset, length int64) error {
 	return content.Close()
 }
 
-// onlyWriter and onlyReader hide the methods by which io.Copy would go other ways than through its buffer.
+// onlyWriter and onlyReader hide the methods with which io.Copy would bypass its buffer.
 type (
 	onlyWriter struct{ io.Writer }
 	onlyReader struct{ io.Reader }
 )
 
-// write makes a file of content, or replaces the content of one, as a shell's > would, with one difference: while the
-// content comes, it goes to a temporary file beside the target, and content that is not complete changes nothing. A link
-// at the target is followed. Missing directories are made.
+// write creates a file or replaces its content, like > in a shell, except that the content first goes to a temporary file
+// beside the target, so that incomplete content changes nothing. A link at the target is followed. Missing directories are
+// made.
 //
-// A file with other names (hard links), of another owner, with extended attributes or in a directory that is not writable
-// stays the same file: its content is overwritten once all has come.
+// A file with other names (hard links), another owner, extended attributes or an unwritable directory is not replaced: its
+// content is overwritten when all has arrived.
 func write(path string, mode fs.FileMode, content io.Reader) error {
 	target, err := follow(path)
 	if err != nil {
@@ -112,7 +112,7 @@ func write(path string, mode fs.FileMode, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Remove(temporary) }() // fails once it is renamed
+	defer func() { _ = root.Remove(temporary) }() // fails after the rename
 	if old != nil && !replaceable(target, old) {
 		return overwrite(target, root, temporary)
 	}
@@ -128,7 +128,7 @@ func write(path string, mode fs.FileMode, content io.Reader) error {
 // maxLinks is how many symbolic links a path may have, as in the kernel.
 const maxLinks = 40
 
-// follow returns the path of what the last name leads to, which may not exist.
+// follow follows links in the last element of a path. The result may not exist.
 func follow(path string) (string, error) {
 	if strings.HasSuffix(path, "/") {
 		return "", unix.EISDIR
@@ -147,7 +147,7 @@ func follow(path string) (string, error) {
 	return "", unix.ELOOP
 }
 
-// writable refuses what a shell's > would not write to, and what is no regular file. old is nil for a new file.
+// writable refuses targets that > in a shell could not write to, and anything but regular files. old is nil for a new file.
 func writable(target string, old fs.FileInfo) error {
 	_, name := split(target)
 	switch {
@@ -163,7 +163,7 @@ func writable(target string, old fs.FileInfo) error {
 	return unix.Access(target, unix.W_OK)
 }
 
-// replaceable reports whether a rename over the file loses nothing but its content.
+// replaceable reports whether a rename over the file loses only its content.
 func replaceable(path string, fi fs.FileInfo) bool {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok || st.Nlink != 1 || int(st.Uid) != os.Getuid() || int(st.Gid) != os.Getgid() {
@@ -188,7 +188,7 @@ func stage(dir *os.Root, content io.Reader) (name string, err error) {
 	return name, nil
 }
 
-// viaHome overwrites a file in a directory that is not writable: the content waits in the home directory.
+// viaHome overwrites a file in an unwritable directory. The content is staged in the home directory.
 func viaHome(target string, content io.Reader) error {
 	home, err := os.OpenRoot(Home)
 	if err != nil {
@@ -203,7 +203,7 @@ func viaHome(target string, content io.Reader) error {
 	return overwrite(target, home, temporary)
 }
 
-// overwrite copies a temporary file into a file that stays the same file.
+// overwrite copies a temporary file into an existing file.
 func overwrite(target string, dir *os.Root, temporary string) error {
 	from, err := dir.Open(temporary)
 	if err != nil {

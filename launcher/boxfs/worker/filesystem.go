@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileSystems are those of a box that hold files: its root, and memory.
+// fileSystems are the types of file systems that hold files of a box: its root, and memory.
 var fileSystems = []int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC}
 
-// errSpecial refuses what a file system of the kernel makes up, such as procfs: below /proc/sys it shows each process its own
-// namespaces, which are the host's for a worker.
+// errSpecial refuses files that the kernel generates, as in procfs: below /proc/sys it shows each process its own
+// namespaces, which for a worker are the host's.
 var errSpecial = &Failure{Errno: unix.EACCES, Message: "not a file of the box but of the kernel, as in /proc and /sys: only commands in the box can use it"}
 
-// holdsFiles fails if what is open is in a file system of the kernel.
+// holdsFiles fails if an open file is in a file system of the kernel.
 func holdsFiles(f *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -28,7 +28,7 @@ func holdsFiles(f *os.File) error {
 	return nil
 }
 
-// look describes what is at a path, without opening it for anything else.
+// look describes the file at a path. It opens it only with O_PATH.
 func look(path string, follow bool) (fs.FileInfo, error) {
 	flags := unix.O_PATH
 	if !follow {

@@ -24,7 +24,7 @@ func stat(path string, follow bool) (Answer, error) {
 	return Answer{Info: &info}, nil
 }
 
-// infoOf describes a file by what stat(2) says.
+// infoOf converts the result of stat(2).
 func infoOf(fi fs.FileInfo) Info {
 	info := Info{Name: []byte(fi.Name()), Type: "other", IsDir: fi.IsDir(), Size: fi.Size(), Mode: uint32(fi.Mode().Perm()), Time: fi.ModTime().UnixNano()}
 	switch {
@@ -41,10 +41,10 @@ func infoOf(fi fs.FileInfo) Info {
 	return info
 }
 
-// maxNames bounds the names of a list, in bytes: the answer is held in memory.
+// maxNames bounds the total length of names in a list, in bytes: the answer is held in memory.
 const maxNames = 4 << 20
 
-// list reads a directory, however large, up to a number of entries: the first ones in the directory's own order, sorted.
+// list reads up to most entries of a directory of any size: the first ones in the directory's own order, sorted.
 func list(path string, most int) (Answer, error) {
 	dir, err := openDir(path, 0)
 	if err != nil {
@@ -59,7 +59,7 @@ func list(path string, most int) (Answer, error) {
 				a.Truncated = true
 				return a, nil
 			}
-			if info, err := entry(path, e.Name()); err == nil { // else removed meanwhile
+			if info, err := entry(path, e.Name()); err == nil { // otherwise it has been removed
 				a.Entries = append(a.Entries, info)
 			}
 		}
@@ -96,7 +96,8 @@ func makeDir(path string, parents bool) error {
 	return os.Mkdir(path, 0o755)
 }
 
-// remove removes a file, an empty directory, or everything below one. Links are removed, not followed.
+// remove removes a file or an empty directory; if recursive, also a directory with everything below it. Links are removed,
+// not followed.
 func remove(path string, recursive bool) error {
 	dir, name := split(path)
 	if name == "" || name == "." || name == ".." {
@@ -119,7 +120,7 @@ func remove(path string, recursive bool) error {
 	return err
 }
 
-// split cuts a path before its last name. Unlike path.Split and path.Clean it leaves "..", which may follow a link.
+// split splits a path before its last name. Unlike path.Split with path.Clean it keeps "..", which may follow a link.
 func split(path string) (dir, name string) {
 	path = strings.TrimRight(path, "/")
 	i := strings.LastIndexByte(path, '/')

@@ -19,25 +19,25 @@ const (
 	OpMakeDir = "mkdir"
 	OpRename  = "rename"
 	OpRemove  = "remove"
-	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer that counts what was skipped
+	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer with the number of skipped files
 	OpUnpack  = "unpack" // a tar archive follows the request as content
 )
 
-// Request is one operation. Paths are bytes, since names of files need not be UTF-8, and absolute.
+// Request is one operation. Paths are bytes, because file names need not be UTF-8, and absolute.
 type Request struct {
 	Op        string
 	Path      []byte
 	To        []byte `json:",omitempty"` // of OpRename
-	Follow    bool   `json:",omitempty"` // of OpStat: what a symbolic link leads to
+	Follow    bool   `json:",omitempty"` // of OpStat: follow a symbolic link
 	Parents   bool   `json:",omitempty"` // of OpMakeDir
 	Recursive bool   `json:",omitempty"` // of OpRemove
 	Mode      uint32 `json:",omitempty"` // of OpWrite: permissions of a new file; 0: 0644
-	Most      int    `json:",omitempty"` // of OpList: how many entries to answer with
+	Most      int    `json:",omitempty"` // of OpList: maximum number of entries
 	Offset    int64  `json:",omitempty"` // of OpRead
-	Length    int64  `json:",omitempty"` // of OpRead: how much to send at most
+	Length    int64  `json:",omitempty"` // of OpRead: maximum number of bytes
 }
 
-// Answer is what came of a request.
+// Answer is the result of a request.
 type Answer struct {
 	Failure   *Failure `json:",omitempty"`
 	Info      *Info    `json:",omitempty"`
@@ -46,7 +46,7 @@ type Answer struct {
 	Skipped   int      `json:",omitempty"` // files that OpPack could not read
 }
 
-// Info describes a file. A list shows links with the size and the directory bit of what they lead to.
+// Info describes a file. In a list, a link has the size and the directory bit of its target.
 type Info struct {
 	Name  []byte
 	Type  string // file, directory, symlink or other
@@ -57,9 +57,9 @@ type Info struct {
 	Inode uint64
 }
 
-// Failure is an error on its way between processes.
+// Failure is an error that is sent to the other process.
 type Failure struct {
-	Errno   syscall.Errno // 0: Message alone says it
+	Errno   syscall.Errno // 0: unknown
 	Message string
 }
 
@@ -74,7 +74,7 @@ func (f *Failure) Unwrap() error {
 	return f.Errno
 }
 
-// Failed makes a Failure of an error: its number, without the path that the caller knows already.
+// Failed converts an error to a Failure. It drops the path, which the caller knows.
 func Failed(err error) *Failure {
 	var f *Failure
 	if err == nil || errors.As(err, &f) {
@@ -92,12 +92,12 @@ func Failed(err error) *Failure {
 	return &Failure{Message: err.Error()}
 }
 
-// A message is a length of four bytes and JSON. Content is a sequence of chunks, each with its length before it, and ends
-// with one of length 0; content without that end is not complete.
+// A message is a length of four bytes and JSON. Content is a sequence of chunks, each preceded by its length, and ends with
+// a chunk of length 0; without it the content is incomplete.
 const (
-	// MaxChunk is the size of the chunks of content.
+	// MaxChunk is the maximum size of a chunk of content.
 	MaxChunk = 128 << 10
-	// maxMessage bounds a request and an answer: above the longest list of files.
+	// maxMessage bounds a request and an answer. The longest list of files fits.
 	maxMessage = 64 << 20
 )
 
@@ -142,7 +142,7 @@ func readLength(r io.Reader, most int) (int, error) {
 	return int(n), nil
 }
 
-// ContentWriter sends content. Close ends it; content that is not closed is not complete.
+// ContentWriter sends content. Close sends the end marker, without which the content is incomplete.
 type ContentWriter struct {
 	W   io.Writer
 	buf []byte
@@ -163,20 +163,20 @@ func (c *ContentWriter) Write(b []byte) (int, error) {
 	return done, nil
 }
 
-// Close sends the end.
+// Close sends the end marker.
 func (c *ContentWriter) Close() error {
 	_, err := c.W.Write(make([]byte, 4))
 	return err
 }
 
-// ContentReader receives content: io.EOF is its proper end alone.
+// ContentReader receives content. It returns io.EOF only after the end marker.
 type ContentReader struct {
 	R    io.Reader
 	left int
 	done bool
 }
 
-// Read reads on in the chunks.
+// Read reads content.
 func (c *ContentReader) Read(b []byte) (int, error) {
 	if c.done {
 		return 0, io.EOF

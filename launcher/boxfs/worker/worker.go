@@ -12,14 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the name under which a program is started as a worker. Two arguments follow: the user and the group to become.
-// Descriptor 3 is the root of the box.
+// Name is the name under which a program is started as a worker. Two arguments follow: the IDs of the user and the group to
+// become. Descriptor 3 is the root of the box.
 const Name = "boxgate-files"
 
 const rootFD = 3
 
-// init makes this process a worker, if it is to be one, before the rest of the program is initialized: a program that is
-// started for one file should not first prepare to be a gateway.
+// init runs the worker, if this process is one, before the rest of the program is initialized, so that the start is fast.
 func init() {
 	if len(os.Args) == 3 && os.Args[0] == Name {
 		os.Exit(run())
@@ -44,8 +43,8 @@ func run() int {
 	return 0
 }
 
-// enter leaves everything of the host behind but the streams: the root, the user and groups, the capabilities. Its order
-// matters, for each step needs what a later one gives away.
+// enter gives up everything of the host except the streams: root directory, user, groups and capabilities. The order
+// matters, because each step needs privileges that a later one drops.
 func enter(uid, gid int) error {
 	if err := closeInherited(); err != nil {
 		return err
@@ -58,7 +57,7 @@ func enter(uid, gid int) error {
 	if err := enterRoot(); err != nil {
 		return err
 	}
-	if err := syscall.Setgroups(nil); err != nil { // of package syscall, which does it on every thread
+	if err := syscall.Setgroups(nil); err != nil { // package syscall applies it to every thread
 		return err
 	}
 	if err := syscall.Setresgid(gid, gid, gid); err != nil {
@@ -71,8 +70,8 @@ func enter(uid, gid int) error {
 	return powerless()
 }
 
-// closeInherited closes the descriptors that the gateway was started with and this process inherited, if any. Those of
-// the Go runtime are marked to be closed on exec, which inherited ones are not.
+// closeInherited closes inherited descriptors that the gateway itself was started with. The Go runtime's descriptors are
+// marked close-on-exec; inherited ones are not.
 func closeInherited() error {
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -114,7 +113,7 @@ func powerless() error {
 	return nil
 }
 
-// serve answers requests until there are no more. An error of the streams ends it; one of a file is an answer.
+// serve answers requests until the input ends. It returns errors of the streams; errors of files are sent as answers.
 func serve(in io.Reader, out io.Writer) error {
 	s := server{in: bufio.NewReaderSize(in, 64<<10), out: out}
 	for {
@@ -168,13 +167,13 @@ func (s *server) answer(a Answer, err error) error {
 	return Send(s.out, a)
 }
 
-// take serves a request that content follows. If f fails before it has read all of it, there is no next request: the
-// process ends with the answer, so that the rest is not sent for nothing.
+// take serves a request with content. If f fails before it has read all content, the process ends after the answer, so that
+// the rest is not sent in vain.
 func (s *server) take(f func(io.Reader) error) error {
 	content := &ContentReader{R: s.in}
 	err := f(content)
 	if err == nil {
-		_, err = io.Copy(io.Discard, content) // the padding of an archive
+		_, err = io.Copy(io.Discard, content) // padding of an archive
 	}
 	if sent := s.answer(Answer{}, err); sent != nil || content.done {
 		return sent
