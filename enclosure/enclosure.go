@@ -155,7 +155,7 @@ const endPatience = 10 * time.Second
 var ErrNotEnded = errors.New("what the command has left was killed, but does not end: it waits for a file system that does not answer, and ends when that does or is unmounted (umount -f)")
 
 // Close kills the remaining processes, waits for their end, and takes the terminal back. After [ErrNotEnded] the command
-// does nothing more.
+// is inactive.
 func (p *Process) Close() error {
 	p.closed.Do(func() { p.closeErr = p.close() })
 	return p.closeErr

@@ -25,7 +25,7 @@ type Config struct {
 	GatewayV4, GatewayV6 netip.Addr   // the gateway's own addresses inside the pools, put on lo
 	SinkV4, SinkV6       netip.Addr   // returned by DNS for names that a box may not reach; inside the pools, on no interface
 
-	// The gateway's listeners must have IP_TRANSPARENT, which tells them apart from another program's.
+	// The gateway's listeners must have IP_TRANSPARENT, which distinguishes them from another program's.
 	DNSPort      uint16 // UDP and TCP on the gateway addresses; port 53 of any server is redirected here
 	ProxyPort    uint16 // transparent TCP listener on 127.0.0.1 and ::1
 	ExplicitPort uint16 // explicit HTTP proxy on the gateway addresses

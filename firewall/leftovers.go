@@ -27,7 +27,7 @@ type Leftovers struct {
 // ErrRunning is returned if a gateway runs in the network namespace.
 var ErrRunning = errors.New("a gateway runs in this network namespace")
 
-// FindLeftovers returns the objects that gateways left in the network namespace of the calling thread. pools are those of
+// FindLeftovers returns the objects that gateways left in the network namespace of the calling thread. pools are the pools of
 // the configuration.
 func FindLeftovers(pools ...netip.Prefix) (found Leftovers, err error) {
 	err = withLeftovers(pools, func(h *netlink.Handle, routing *route.Leftovers) error {

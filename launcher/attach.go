@@ -22,7 +22,7 @@ func (l *Launcher) AttachNamespace(id policy.BoxID, ns *os.File) (string, error)
 // ErrNamespaceGone is returned for an attached box whose network namespace is no longer pinned.
 var ErrNamespaceGone = errors.New("its network namespace is gone")
 
-// AttachedNamespace returns the pin of an attached box, or [ErrNamespaceGone] if there is none, as after a reboot.
+// AttachedNamespace returns the pin of an attached box, or [ErrNamespaceGone] if it is missing, as after a reboot.
 func (l *Launcher) AttachedNamespace(id policy.BoxID) (string, error) {
 	if err := checkID(id); err != nil {
 		return "", err

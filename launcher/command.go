@@ -27,7 +27,7 @@ import (
 type Command struct {
 	proc   *process.Process
 	branch *cgroup.Branch
-	tty    *os.File // master side of its terminal; nil: none
+	tty    *os.File // master side of its terminal, or nil
 	inner  int
 	// Called in this order after the command has ended; its background processes keep running.
 	release, finish, ended func()

@@ -8,7 +8,7 @@ import (
 	"boxgate/launcher/furnish"
 )
 
-// PublicRoots returns the public root certificates of this host in PEM, for boxes whose image has none.
+// PublicRoots returns the public root certificates of this host in PEM, for boxes whose image lacks them.
 func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
 
 // TrustVariables returns the environment variables that point programs to their trusted certificates.

@@ -48,10 +48,10 @@ type Config struct {
 	Runtime string // OCI runtime binary; default [oci.Default]
 	// AttachOnly: the launcher starts no boxes and only pins the namespaces of attached ones. It needs no runtime.
 	AttachOnly bool
-	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
-	Disk       DiskLimits        // limits of the boxes' disks; default: none
-	Reserve    int64             // bytes kept free on the disks of StateDir and ImageDir; default: none
-	IO         IOLimits          // per box, on the disk of StateDir, which New looks up; default: none
+	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec has no image
+	Disk       DiskLimits        // limits of the boxes' disks; default: no limits
+	Reserve    int64             // bytes kept free on the disks of StateDir and ImageDir; default: 0
+	IO         IOLimits          // per box, on the disk of StateDir, which New looks up; default: no limits
 	Log        *zap.Logger       // default: silent
 	// TakesOver: the previous process is still running and still waits for commands in the boxes.
 	TakesOver bool
@@ -65,7 +65,7 @@ type IOLimits = container.IO
 type Launcher struct {
 	cfg        Config
 	dirs       dirs
-	tag        string       // distinguishes the control groups of this state directory from those of others
+	tag        string       // distinguishes the control groups of this state directory from control groups of others
 	runtime    *oci.Runtime // the differences between OCI runtimes
 	runc       *runc.Runc   // runs the OCI runtime
 	log        *zap.Logger

@@ -106,7 +106,7 @@ func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, wo
 	return os.Rename(merged, work)
 }
 
-// KeepLayers removes every layer, complete or not, for which needed returns false. needed must return true for the layers
+// KeepLayers removes every layer, complete or not, that needed returns false for. needed must return true for the layers
 // of boxes, and for layers that are being captured.
 func (l *Launcher) KeepLayers(needed func(layer string) bool) error {
 	dirs, err := l.layers.Unneeded(needed)

@@ -24,7 +24,7 @@ type record struct {
 	Env      map[string]string `json:"env,omitempty"`     // of Spec
 	Base     []string          `json:"base,omitempty"`    // of the image
 	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
-	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: none
+	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: no quota
 	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 

@@ -40,7 +40,7 @@ func (d dirs) volume(id policy.BoxID) disk.Volume {
 	return disk.Volume{File: filepath.Join(d.box(id), "disk"), At: d.limited(id)}
 }
 
-// limitDisk limits the writable layer of a new box, before that is made. project is the quota project; 0 if there is none.
+// limitDisk limits the writable layer of a new box, before that is made. project is the quota project; 0 without one.
 func (d dirs) limitDisk(ctx context.Context, id policy.BoxID, size string, limits DiskLimits) (project uint32, err error) {
 	limit := limits.Of(cmp.Or(size, string(SizeSmall)))
 	switch limits.Mode {

@@ -45,7 +45,7 @@ type Spec struct {
 	Size     Size              // empty: small
 	Env      map[string]string // set for every command; wins over the launcher's own variables
 	Hostname string            // empty: the ID
-	CA       []byte            // PEM certificates of the gateway, trusted by the box in addition to the public roots, also for SSH; may be empty
+	CA       []byte            // PEM certificates of the gateway, trusted in addition to public roots, also for SSH; may be empty
 	Roots    []byte            // PEM certificates trusted by the box like public roots; may be empty
 	Git      GitIdentity       // written to git's system configuration
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
@@ -104,7 +104,7 @@ type Status struct {
 	Image string
 	Size  Size
 	NetNS string // path of the pinned network namespace
-	Pid   int    // host process ID of its first process; 0 if none
+	Pid   int    // host process ID of its first process; 0 if it has ended
 }
 
 var (

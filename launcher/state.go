@@ -122,7 +122,7 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	return list, nil
 }
 
-// status combines the record, the runtime's state (nil: none) and the launcher's own state.
+// status combines the record, the runtime's state (nil if it has no state) and the launcher's own state.
 func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
 	if c != nil && !l.runtime.OwnPause && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {

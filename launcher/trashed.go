@@ -20,7 +20,7 @@ func (l *Launcher) discard(id policy.BoxID) error {
 // and disk priority than everything else. Failures are logged once and retried from time to time. Call it once.
 func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
 
-// EmptyTrash removes the files of all deleted boxes. The error says why some remain.
+// EmptyTrash removes the files of all deleted boxes. On failure it continues, and returns the errors.
 func (l *Launcher) EmptyTrash(ctx context.Context) error { return l.trash.Empty(ctx) }
 
 // Trash returns how many deleted boxes still have files, and for how many of them a removal failed.

@@ -333,8 +333,8 @@ type Held struct {
 	Uses   Uses
 }
 
-// Holders returns the usage of at most most holders, those that have used the highest fraction of one of their quotas
-// first. It considers the holders of a kind that have taken something, and also.
+// Holders returns the usage of holders with the given Holder.What that have taken something, and of also. They are ordered by
+// the highest fraction of a quota that they have used, highest first, and at most most are returned.
 func (b *Book) Holders(what string, most int, also ...Holder) []Held {
 	var out []Held
 	known := map[id]bool{}

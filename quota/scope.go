@@ -105,7 +105,7 @@ func WithScope(ctx context.Context, s *Scope) context.Context {
 	return context.WithValue(ctx, scopeKey{}, s)
 }
 
-// ScopeOf returns the scope of a request; nil if it has none.
+// ScopeOf returns the scope of a request; nil if it has no scope.
 func ScopeOf(ctx context.Context) *Scope {
 	s, _ := ctx.Value(scopeKey{}).(*Scope)
 	return s

@@ -14,7 +14,7 @@ import (
 // a link must not be able to choose the file that is changed. So a file is opened once, and everything after that uses the
 // descriptor. Mounts get their owner and mode when they are mounted: no file of the host is ever changed.
 
-// nothing is shown instead of a hidden file: it is empty, and only root can open it.
+// nothing replaces a hidden file: it is empty, and only root can open it.
 const nothing = Private + "/nothing"
 
 // place is a file or directory of the host, held open even if its name changes.

@@ -69,7 +69,7 @@ func killAll() {
 
 // reporter reports refused connections of the command, after the report that it has started.
 type reporter struct {
-	out     io.Writer // a pipe, to which short messages are written atomically
+	out     io.Writer // a pipe; writes of short messages are atomic
 	started chan struct{}
 }
 

@@ -33,7 +33,7 @@ type Spec struct {
 type File struct {
 	Path    string // symbolic links are followed
 	Content []byte
-	// Always: the file is created even if the host has none. Only below [Private].
+	// Always: the file is created even if it is missing on the host. Only below [Private].
 	Always bool
 }
 

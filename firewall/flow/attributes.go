@@ -27,7 +27,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// child returns the first attribute of a kind in b; nil if there is none.
+// child returns the first attribute of a kind in b; nil if there is no such attribute.
 func child(b []byte, kind uint16) []byte {
 	for k, value := range attributes(b) {
 		if k == kind {

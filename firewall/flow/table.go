@@ -37,7 +37,7 @@ func (t *Table) Each(w Which, handle func(*Entry)) error {
 	return t.with(func(c *netlink.Conn) error { return each(c, w, handle) })
 }
 
-// Remove removes the selected entries for which unwanted returns true, after it has read all of them. Their connections are
+// Remove removes the selected entries that unwanted returns true for, after it has read all of them. Their connections are
 // cut, or begin again with the next packet. If an entry cannot be removed, Remove continues and returns the first error. It
 // needs memory of some hundred bytes per removed entry.
 func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {

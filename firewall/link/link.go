@@ -148,7 +148,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	return at, fault.At(ctx, "link: host's end up")
 }
 
-// findLink returns the host side of a pair whose other end is in this very namespace; nil if there is none. A pair to
+// findLink returns the host side of a pair whose other end is in this very namespace, or nil. A pair to
 // another namespace is left from an earlier box with this ID and is deleted.
 func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlink.Link, error) {
 	host, err := l.linkNamed(b.name(), v)

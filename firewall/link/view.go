@@ -75,7 +75,7 @@ func (v *View) conf(name string) confs {
 	return v.confs[name]
 }
 
-// linkNamed returns the host's link with that name; nil if there is none.
+// linkNamed returns the host's link with that name, or nil.
 func (l *Links) linkNamed(name string, v *View) (netlink.Link, error) {
 	if v != nil {
 		return v.links[name], nil

@@ -79,7 +79,7 @@ func WriteSysctls(values []Sysctl) error {
 	return s.Write(values)
 }
 
-// Sysctls keeps the directories open in which it has written sysctls: to resolve such a path, the kernel searches the
+// Sysctls keeps the directories of written sysctls open: to resolve such a path, the kernel searches the
 // directories with the same name of all namespaces. The zero value is ready to use. Use it from threads in one namespace
 // only, one at a time.
 type Sysctls struct{ dirs map[string]*os.Root }

@@ -129,7 +129,7 @@ func (t *txn) judgeOwn(c *Config) {
 	}
 }
 
-// writeTargets writes the chains in which an accepted packet ends.
+// writeTargets writes the final chains of accepted packets.
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
 	t.rule(chainGateway, "", admit(network.MarkLocal))
@@ -202,7 +202,7 @@ func transparentSocket() match {
 	return match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}
 }
 
-// toSocket assigns the packet to the listener on loopback, or ends the rule if there is none.
+// toSocket assigns the packet to the listener on loopback, or ends the rule if there is no listener.
 func toSocket(f network.Family, port uint16) match {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	if f == network.V6 {

@@ -300,7 +300,7 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c, boxesMap())
 		led := !slices.ContainsFunc(moves, func(m move) bool { return targets[m.Link] != m.to.chain })
-		// Elements that did not change prove nothing.
+		// Elements that did not change are no proof.
 		return led && slices.ContainsFunc(moves, func(m move) bool { return m.Chain() != m.to.chain }), err
 	})
 	for _, m := range moves {

@@ -22,7 +22,7 @@ type freezer struct {
 	unified bool   // the hierarchy is version 2
 }
 
-// freezerOf returns the freezer of a group; its dir is empty if the host has none.
+// freezerOf returns the freezer of a group; its dir is empty if the host has no freezer.
 func (h hierarchies) freezerOf(g Group) freezer {
 	if h.unified != "" {
 		return freezer{below(h.unified, g), true}
@@ -100,7 +100,7 @@ const (
 // freezeMost bounds the wait for processes to freeze: one that waits for a disk freezes only when the disk has answered.
 const freezeMost = 10 * time.Second
 
-// Freeze freezes all members of the group and returns when none of them moves. On failure it thaws all of them and returns
+// Freeze freezes all members of the group and returns when no member moves. On failure it thaws all of them and returns
 // the reason. Processes that join the group later are frozen as well.
 func (g Group) Freeze(ctx context.Context) error {
 	f, err := g.freezer()

@@ -11,9 +11,9 @@ import (
 // hierarchies are the control group hierarchies of this host that this package uses.
 type hierarchies struct {
 	unified string // mount point of version 2 with its controllers; empty on hosts with version 1 and on hybrid ones
-	cpuacct string // mount point of version 1's cpuacct; empty if there is none
-	freezer string // mount point of version 1's freezer; empty if there is none
-	memory  string // mount point of version 1's memory; empty if there is none
+	cpuacct string // mount point of version 1's cpuacct; empty if not mounted
+	freezer string // mount point of version 1's freezer; empty if not mounted
+	memory  string // mount point of version 1's memory; empty if not mounted
 	// The controllers that share the mounts above, as in /proc/self/cgroup. The runtime must be given all of them;
 	// otherwise it may move a process back through one that it was not given.
 	cpuacctNames, freezerNames string

@@ -99,7 +99,7 @@ func lifeOf(dir string) (string, error) {
 	return strconv.FormatUint(st.Ino, 10), nil
 }
 
-// numberIn reads a file with one number; 0 if there is none.
+// numberIn reads a file with one number; 0 if it is missing.
 func numberIn(dir, file string) int64 {
 	if dir == "" {
 		return 0

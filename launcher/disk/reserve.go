@@ -7,7 +7,7 @@ import (
 )
 
 // Reserve is the space kept free on a file system. Boxes, snapshots, images and the audit history must stop before it is
-// used, so that the gateway can still store changes. The zero value reserves nothing.
+// used, so that the gateway can still store changes. The zero value has no reserve.
 type Reserve struct {
 	Dir   string // on the file system
 	Bytes int64  // at most a tenth of a small file system

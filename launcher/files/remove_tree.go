@@ -70,7 +70,7 @@ type treeRemoval struct {
 	kept   error    // the first error of this pass that prevented a removal
 }
 
-// pass removes the entries of the top directory, including those that it lifts there. An error is ctx's.
+// pass removes the entries of the top directory, including directories that it lifts there. An error is ctx's.
 func (r *treeRemoval) pass(parent *os.File, name string) error {
 	top, err := openBelow(parent, name)
 	if err != nil {

@@ -91,7 +91,7 @@ func (b *Root) addUser() error {
 }
 
 // prepend puts an entry at the head of a user database, and removes an existing one of the same name. missing is the rest
-// of the file if the image has none.
+// of the file if the image lacks it.
 func (b *Root) prepend(name, entry, missing string, mode fs.FileMode) error {
 	old, err := b.read(name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -42,7 +42,7 @@ func subjectHash(rawSubject []byte) (uint32, error) {
 		}
 		canonical = append(canonical, der...)
 	}
-	sum := sha1.Sum(canonical) // OpenSSL's choice; it is only a file name and authenticates nothing
+	sum := sha1.Sum(canonical) // OpenSSL's choice; it is only used as a file name, not for authentication
 	return binary.LittleEndian.Uint32(sum[:4]), nil
 }
 

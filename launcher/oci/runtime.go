@@ -14,7 +14,7 @@ import (
 type Runtime struct {
 	Name    string // of its program, selected by launcher.runtime
 	Title   string // its name in messages
-	Package string // Debian's package; "" if there is none
+	Package string // Debian's package; "" if it is not packaged
 	Install string // how to install it
 
 	Args       []string   // flags before every command

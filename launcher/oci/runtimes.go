@@ -77,7 +77,7 @@ var gvisor = &Runtime{
 	},
 }
 
-// untested returns a runtime of which only the name is known.
+// untested returns an unknown runtime with that name.
 func untested(name string) *Runtime {
 	return &Runtime{
 		Name: name, Title: name, Install: "apt-get install " + name,

@@ -137,7 +137,7 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// MountsBelow lists the mount points at or below a directory in the order in which they were mounted.
+// MountsBelow lists the mount points at or below a directory in mount order.
 func MountsBelow(dir string) ([]string, error) {
 	data, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // ReapOrphans reaps the processes that a runtime which has failed, or was killed, has left to this process as their reaper;
 // their IDs are unknown. The first process of a box does not end before its PID namespace is reaped completely, so the box
-// would neither run nor end. ReapOrphans selects children that are half started, or for which belongs returns true.
+// would neither run nor end. ReapOrphans selects children that are half started, or that belongs returns true for.
 //
 // Processes that are still dying are waited for in the background, and so are children that they leave in turn.
 func ReapOrphans(belongs func(pid int) bool) {

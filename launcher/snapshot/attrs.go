@@ -29,7 +29,7 @@ const (
 // directories, or are counters.
 var kept = []string{overlay + "opaque", overlay + "whiteout"}
 
-// unsafeHere are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it creates none.
+// unsafeHere are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it does not create them.
 var unsafeHere = []string{overlay + "redirect", overlay + "metacopy"}
 
 // readAttrs returns the attributes of a path, with values as stored in a layer. It does not follow links, except a path

@@ -123,7 +123,7 @@ func (l Layers) Trees(layers []string) (trees []string) {
 	return trees
 }
 
-// Unneeded returns the directories of the layers, complete or not, for which needed returns false, and releases their
+// Unneeded returns the directories of the layers, complete or not, that needed returns false for, and releases their
 // images.
 func (l Layers) Unneeded(needed func(layer string) bool) (dirs []string, err error) {
 	entries, err := os.ReadDir(l.Dir)

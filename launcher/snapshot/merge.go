@@ -70,7 +70,7 @@ type merge struct {
 // below is the position of an entry in the tree.
 type below struct {
 	depth int
-	// image is the corresponding directory of the image; nil if there is none: then whiteouts have nothing to hide, and
+	// image is the corresponding directory of the image; nil if it does not exist: then whiteouts have nothing to hide, and
 	// overlayfs would show them.
 	image *os.File
 }

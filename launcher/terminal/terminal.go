@@ -13,7 +13,7 @@ import (
 // Size is the size of a terminal in characters.
 type Size struct{ Rows, Cols uint16 }
 
-// Socket is the socket to which a runtime sends the master side of a terminal that it has opened in a box.
+// Socket receives from a runtime the master side of a terminal that it has opened in a box.
 type Socket struct{ ln *net.UnixListener }
 
 // Listen creates a socket at a path that only the gateway and the runtime can reach.

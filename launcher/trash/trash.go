@@ -86,7 +86,7 @@ func (t *Trash) KeepEmpty(ctx context.Context) {
 	}
 }
 
-// Empty removes the files of all deleted boxes. The error says why some remain.
+// Empty removes the files of all deleted boxes. On failure it continues, and returns the errors.
 func (t *Trash) Empty(ctx context.Context) error {
 	names, err := t.names()
 	errs := []error{err}

@@ -61,7 +61,7 @@ type call struct {
 	process int // pidfd of the thread or its process; 0: not open
 	dir     int // its directory in /proc; 0: not open
 	socket  int // the command's socket; 0: not open
-	file    int // target of a Unix socket, after it was judged; 0: none
+	file    int // target of a Unix socket, after it was judged; 0: not open
 	cookie  uint64
 	family  int
 	address []byte // to connect to
@@ -157,7 +157,7 @@ func (c *call) read() unix.Errno {
 // pidfdThread is PIDFD_THREAD, since Linux 6.9.
 const pidfdThread = unix.O_EXCL
 
-// openProcess opens the process of a thread. Its descriptors are those of the thread, unless the thread has unshared them.
+// openProcess opens the process of a thread. It shares the thread's descriptors, unless the thread has unshared them.
 func (c *call) openProcess() (int, error) {
 	if err := c.readStatus(); err != nil {
 		return 0, err
@@ -242,7 +242,7 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 	return file, errno
 }
 
-// begin returns the directory below /proc from which a path is looked up, and the path from there. It replaces links to the
+// begin returns the directory below /proc where the lookup of a path starts, and the path from there. It replaces links to the
 // caller's own directory, because they do not work for the supervisor in a /proc of a PID namespace that the command has
 // made.
 func (c *call) begin(path string) (dir, rest string) {

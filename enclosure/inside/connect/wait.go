@@ -23,7 +23,7 @@ type wait struct {
 const (
 	firstPause   = time.Millisecond
 	longestPause = 50 * time.Millisecond
-	atOnce       = 64 // number of waiting connections up to which longestPause applies
+	atOnce       = 64 // longestPause applies up to this number of waiting connections
 )
 
 func (s *Supervisor) longestPause() time.Duration {
