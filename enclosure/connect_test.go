@@ -24,11 +24,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// somebody is the user that commands run as. It is in no database.
+// somebody is the user that commands run as. No user database lists it.
 const somebody = 47110
 
-// python runs a script as a command of a user, in a directory that is the user's, and returns its output and the sockets that it was
-// refused.
+// python runs a script as a command of a user, in a directory owned by the user, and returns its output and the sockets
+// that it was refused.
 func python(t *testing.T, uid int, dir, script string) (out string, refused []string) {
 	t.Helper()
 	path, result := filepath.Join(dir, "script.py"), filepath.Join(dir, "out")
@@ -39,7 +39,7 @@ func python(t *testing.T, uid int, dir, script string) (out string, refused []st
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
-	go func() { // a goroutine of its own, which is locked to its thread
+	go func() { // a separate goroutine, which is locked to its thread
 		defer close(done)
 		var p *Process
 		if p, err = Start(nil); err != nil {
@@ -64,7 +64,7 @@ func python(t *testing.T, uid int, dir, script string) (out string, refused []st
 	return string(data), refused
 }
 
-// common is at the beginning of every script. connect returns the error number, 0 on success.
+// common is the beginning of every script. connect returns the error number, 0 on success.
 const common = `
 import ctypes, errno, signal, socket, struct, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -76,7 +76,7 @@ def connect(fd, buffer, length):
     return 0 if libc.connect(fd, buffer, length) == 0 else ctypes.get_errno()
 `
 
-// host is a server of the host at a Unix socket, which counts its connections.
+// host is a server of the host at a Unix socket. It counts its connections.
 type host struct {
 	path  string
 	count atomic.Int64
@@ -106,7 +106,7 @@ func serve(t *testing.T, path string) *host {
 	return h
 }
 
-// reachable checks that the server is reached without a gateway, so that the test shows something.
+// reachable checks that the server can be reached without a gateway, so that a refusal proves something.
 func (h *host) reachable(t *testing.T) {
 	t.Helper()
 	c, err := net.Dial("unix", h.path)
@@ -134,8 +134,8 @@ func userDir(t *testing.T) string {
 	return dir
 }
 
-// TestAttackWhatIsConnectedIsExchanged: while a command connects, another thread or process of it exchanges the file at the path, the
-// path in memory, or the descriptor.
+// TestAttackWhatIsConnectedIsExchanged: while a command connects, one of its threads or processes exchanges the file at the
+// path, the path in memory, or the descriptor.
 func TestAttackWhatIsConnectedIsExchanged(t *testing.T) {
 	t.Parallel()
 	for name, attack := range map[string]string{
@@ -188,8 +188,9 @@ print(sum(found.values()) > 50, found)
 	}
 }
 
-// TestAttackFileOfTheSameNumber: the kernel lists sockets by 32 bits of the number of their file, and by another device than stat(2)
-// shows. A command binds a socket to a file of the same number as the host's, in another file system.
+// TestAttackFileOfTheSameNumber: the kernel lists sockets with the lower 32 bits of the inode number of their file, and
+// with another device number than stat(2). A command binds a socket to a file with the same inode number as the host's, in
+// another file system.
 func TestAttackFileOfTheSameNumber(t *testing.T) {
 	t.Parallel()
 	dir := userDir(t)
@@ -218,8 +219,8 @@ c = socket.socket(socket.AF_UNIX); a, n = address("shared/host"); print("host", 
 	}
 }
 
-// TestConnectsWithTheRightsOfTheCaller: a socket or directory that the caller must not use stays closed to it, and the server gets
-// to know the caller's user.
+// TestConnectsWithTheRightsOfTheCaller: the caller cannot connect to a socket that its permissions forbid, or below such a
+// directory, and the server sees the caller's user.
 func TestConnectsWithTheRightsOfTheCaller(t *testing.T) {
 	t.Parallel()
 	out, _ := python(t, 0, userDir(t), `
@@ -242,7 +243,7 @@ os.chmod("socket", 0o777); print(as_user(47110, 47111, [], "socket"), as_user(47
 	}
 }
 
-// TestConnectAndSignals: a signal interrupts a connect that waits, and no other fails for one.
+// TestConnectAndSignals: a signal interrupts a waiting connect, and no other connect fails because of one.
 func TestConnectAndSignals(t *testing.T) {
 	t.Parallel()
 	out, _ := python(t, somebody, userDir(t), `
@@ -266,8 +267,8 @@ signal.setitimer(signal.ITIMER_REAL, 0); print(failed)
 	}
 }
 
-// TestConnectIsRepeated: a socket that is connected is not connected again, and the command is told so. The first of its further calls may be
-// taken for one that the kernel makes anew.
+// TestConnectIsRepeated: a second connect of a connected socket fails with EISCONN. Only the first repetition may be taken
+// for a call that the kernel restarts.
 func TestConnectIsRepeated(t *testing.T) {
 	t.Parallel()
 	out, _ := python(t, somebody, userDir(t), `
@@ -283,7 +284,7 @@ for family, (a, n) in (socket.AF_UNIX, address("s")), (socket.AF_INET, (internet
 	}
 }
 
-// TestAttack32BitCalls: calls by the interface of 32-bit programs are judged like others.
+// TestAttack32BitCalls: calls of the 32-bit interface are judged like others.
 func TestAttack32BitCalls(t *testing.T) {
 	t.Parallel()
 	if runtime.GOARCH != "amd64" {
@@ -309,7 +310,8 @@ print(call(359, socket.AF_UNIX, socket.SOCK_DGRAM, 0), call(102, 1, at, 0))
 	}
 }
 
-// TestCloseIsTheLast: once a program knows that it is connected, its own close ends the connection, as nobody else has the socket.
+// TestCloseIsTheLast: when a program knows that it is connected, its own close ends the connection, because no other
+// process has the socket.
 func TestCloseIsTheLast(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -333,8 +335,8 @@ print("late", late)
 	}
 }
 
-// TestAttackDescriptorsOfTheSupervisor: to the supervisor, links of /proc that lead to descriptors are its own. One process of a command
-// uses them to get past a directory that is closed to it, by a link, a path and a directory that it is in.
+// TestAttackDescriptorsOfTheSupervisor: for the supervisor, links to descriptors in /proc are its own. A process of the
+// command uses them to get past a directory that it may not enter, by a link, a path and its working directory.
 func TestAttackDescriptorsOfTheSupervisor(t *testing.T) {
 	t.Parallel()
 	out, _ := python(t, 0, userDir(t), inConnect+`

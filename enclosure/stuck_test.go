@@ -18,7 +18,7 @@ import (
 	"boxgate/enclosure/inside"
 )
 
-// inConnect has the script wait until so many of its threads are in connect(2).
+// inConnect lets a script wait until a number of its threads are in connect(2).
 const inConnect = `
 def in_connect(n, of="self", number={"x86_64": "42", "aarch64": "203"}[os.uname().machine]):
     end = time.time() + 60
@@ -37,8 +37,8 @@ def bounded(f):
 threading.stack_size(1 << 16); import faulthandler; faulthandler.dump_traceback_later(150, exit=True, file=sys.stdout)
 `
 
-// TestAttackConnectsThatWaitHoldUpNoOthers: hundreds of connects to servers that accept nothing, and to ports that do not answer, keep
-// other connects of the same command from nothing. They go on once the server accepts.
+// TestAttackConnectsThatWaitHoldUpNoOthers: hundreds of connects to servers that never accept, and to ports that do not
+// answer, do not delay other connects of the same command. They complete once the server accepts.
 func TestAttackConnectsThatWaitHoldUpNoOthers(t *testing.T) {
 	t.Parallel()
 	out, _ := python(t, somebody, userDir(t), `
@@ -75,7 +75,7 @@ print([sum(c.family == f for c, _ in results) for f in (socket.AF_UNIX, socket.A
 	}
 }
 
-// silent is a file system in user space that takes requests and answers none. Its end lets go of whatever waits for it.
+// silent is a FUSE file system that reads requests and never answers. Its end releases all waiting processes.
 type silent struct {
 	at     string
 	device int
@@ -98,10 +98,10 @@ func mountSilent(t *testing.T, at string) *silent {
 	return s
 }
 
-// end has the kernel fail all requests, and the next one to be read.
+// end makes the kernel fail all requests, and the next read of one.
 func (s *silent) end() { _ = unix.Unmount(s.at, unix.MNT_FORCE) }
 
-// serve answers the first request (FUSE_INIT) alone.
+// serve answers only the first request (FUSE_INIT).
 func (s *silent) serve() {
 	defer unix.Close(s.device)
 	request := make([]byte, 1<<20)
@@ -109,7 +109,7 @@ func (s *silent) serve() {
 		switch _, err := unix.Read(s.device, request); {
 		case err == unix.ENODEV:
 			return
-		case err != nil: // such as that of a request that was withdrawn
+		case err != nil: // such as the error of a withdrawn request
 			continue
 		}
 		s.taken.Add(1)
@@ -122,13 +122,13 @@ func (s *silent) serve() {
 		copy(reply[8:16], request[8:16])
 		binary.NativeEndian.PutUint32(reply[16:], 7)
 		binary.NativeEndian.PutUint32(reply[20:], 31)
-		binary.NativeEndian.PutUint32(reply[36:], 1<<16) // the most that is written at once
+		binary.NativeEndian.PutUint32(reply[36:], 1<<16) // maximum size of a write
 		_, _ = unix.Write(s.device, reply)
 	}
 }
 
-// TestAttackFileSystemThatNeverAnswers: threads of a process that connect to paths there fail after a while, and hold up no other process;
-// and the processes of the command are killed with the gateway although the supervisor cannot end.
+// TestAttackFileSystemThatNeverAnswers: threads of a process that connect to paths there fail after a while, and do not
+// delay other processes; and the processes of the command are killed with the gateway although the supervisor cannot end.
 func TestAttackFileSystemThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	dir := userDir(t)
@@ -157,7 +157,7 @@ time.sleep(1000)
 	killed, waited := make(chan struct{}), make(chan error, 1)
 	var first func() error
 	started := make(chan error)
-	go func() { // a goroutine of its own, which is locked to its thread
+	go func() { // a separate goroutine, which is locked to its thread
 		p, err := Start(nil)
 		if err == nil {
 			err = p.Run(inside.Spec{Args: []string{"/usr/bin/python3", filepath.Join(dir, mark)}, Dir: dir, UID: somebody, GID: somebody})
@@ -199,7 +199,7 @@ time.sleep(1000)
 	fuse.end()
 }
 
-// eventually waits until f is true, and returns what it says then.
+// eventually waits until f returns true, and returns its text.
 func eventually(t *testing.T, what string, f func() (string, bool)) string {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -213,7 +213,7 @@ func eventually(t *testing.T, what string, f func() (string, bool)) string {
 	}
 }
 
-// processes returns those of the host that have an argument with a text. What has been killed has none.
+// processes returns the processes of the host that have an argument with a text. Killed processes have no arguments.
 func processes(text string) (out []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range all {
@@ -226,7 +226,8 @@ func processes(text string) (out []int) {
 	return out
 }
 
-// TestSocketsOfNamespacesThatTheCommandHasMade are reached from its other namespaces, and a socket of the host from none.
+// TestSocketsOfNamespacesThatTheCommandHasMade: they can be reached from the command's other namespaces; a socket of the
+// host cannot.
 func TestSocketsOfNamespacesThatTheCommandHasMade(t *testing.T) {
 	t.Parallel()
 	dir := userDir(t)

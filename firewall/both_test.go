@@ -10,8 +10,8 @@ import (
 	"boxgate/policy"
 )
 
-// The table and the routing rules are deleted together, in either order, and not restored for a while: nothing from a
-// box leaves, under any source address. Neighbour entries stay, or some packets would only wait for those.
+// The table and the routing rules are deleted together, in either order, and not restored for a while: no packet from a box
+// leaves, with any source address. Neighbour entries stay, because otherwise some packets would only wait for them.
 func TestNothingIsForwardedWithoutTableAndRoutingRules(t *testing.T) {
 	const rules = "for f in -4 -6; do ip $f rule flush; ip $f rule add pref 0 table local; ip $f rule add pref 32766 table main; done"
 	for name, damage := range map[string]string{
@@ -31,7 +31,7 @@ func TestNothingIsForwardedWithoutTableAndRoutingRules(t *testing.T) {
 			for range 10 {
 				w.shell(w.gateway, damage)
 				w.forge(victims)
-				w.shell(w.gateway, "ip -6 route get 2001:db8:2::7; ip route get 198.51.100.7") // the host itself goes on
+				w.shell(w.gateway, "ip -6 route get 2001:db8:2::7; ip route get 198.51.100.7") // the host itself is not affected
 				time.Sleep(20 * time.Millisecond)
 				w.must(w.fw.Restore(t.Context()))
 			}
@@ -60,7 +60,7 @@ func (w *world) arrivedFrom(src netip.Addr) bool {
 	return w.wire.find(func(p seenPacket) bool { return p.src == src })
 }
 
-// forge sends from the box under sources that are not its own.
+// forge sends from the box with sources that are not its own.
 func (w *world) forge(to []netip.Addr) {
 	w.t.Helper()
 	for _, a := range to {

@@ -18,8 +18,8 @@ import (
 	"boxgate/policy"
 )
 
-// A flood on a flow that is under way does not keep it open: nothing that a box sends after its flow was cut arrives,
-// and nothing that stays allowed is lost. Each round closes addresses of its own, for good.
+// A flood on an existing flow does not keep the flow open: no packet that the box sends after its flow was cut arrives, and
+// no packet of an allowed flow is lost. Each round closes other addresses, for good.
 func TestAFloodDoesNotKeepAFlowOpen(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -52,15 +52,15 @@ func TestAFloodDoesNotKeepAFlowOpen(t *testing.T) {
 // talk is a flood of datagrams on flows that the other side answers.
 type talk struct {
 	w         *world
-	forbidden atomic.Bool // what is sent from now on must not arrive
+	forbidden atomic.Bool // packets to the closed addresses must not arrive from now on
 	done      atomic.Bool
 	senders   sync.WaitGroup
 	sent      []*atomic.Uint64 // to each address
 	answers   []*atomic.Uint64 // of each address
-	late      atomic.Uint64    // arrivals of what was forbidden
+	late      atomic.Uint64    // packets that arrived although forbidden
 }
 
-// talk begins a flood to servers that answer, one flow to each address.
+// talk starts a flood to servers that answer, one flow per address.
 func (w *world) talk(id policy.BoxID, to []netip.Addr) *talk {
 	w.t.Helper()
 	f := &talk{w: w}
@@ -87,7 +87,7 @@ func (w *world) talk(id policy.BoxID, to []netip.Addr) *talk {
 	return f
 }
 
-// serve answers what arrives at an address, and counts what was forbidden.
+// serve answers packets to an address, and counts forbidden ones.
 func (f *talk) serve(at netip.AddrPort) {
 	f.w.t.Helper()
 	var pc net.PacketConn
@@ -110,10 +110,10 @@ func (f *talk) serve(at netip.AddrPort) {
 	}()
 }
 
-// awaitAnswers waits until every flow has been answered since the call: all of them are established.
+// awaitAnswers waits until every flow has been answered since the call: all are established.
 func (f *talk) awaitAnswers() { f.await("answers of every server", f.answers, 1) }
 
-// awaitSent waits until as many datagrams have been sent on every flow since the call.
+// awaitSent waits until n datagrams have been sent on every flow since the call.
 func (f *talk) awaitSent(n uint64) { f.await("the flood", f.sent, n) }
 
 func (f *talk) await(what string, counts []*atomic.Uint64, n uint64) {
@@ -124,7 +124,7 @@ func (f *talk) await(what string, counts []*atomic.Uint64, n uint64) {
 	}
 }
 
-// check fails the test if something has arrived that was forbidden.
+// check fails the test if a forbidden packet has arrived.
 func (f *talk) check() {
 	f.w.t.Helper()
 	if late := f.late.Load(); late > 0 {

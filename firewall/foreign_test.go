@@ -14,8 +14,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// A box that controls its own network, deletes its end and keeps the new one from coming up delays nothing: not the
-// policy of another box, not a later box, and not the start of the gateway.
+// A box that controls its own network, deletes its end and keeps the new one from coming up delays nothing: neither the
+// policy of another box, nor a later box, nor the start of the gateway.
 func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	w := newWorld(t)
 	hostile := w.addBox("one", 10)
@@ -41,7 +41,7 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	w.must(w.fw.AddBox(t.Context(), hostile)) // as when the gateway starts again
+	w.must(w.fw.AddBox(t.Context(), hostile)) // as on a restart of the gateway
 	w.addBox("three", 12)
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the hostile box and one that comes after took %v", took)
@@ -51,7 +51,7 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	w.wait("another box has a network", func() bool { return w.reaches("three", netip.AddrPortFrom(outside4, server.Port())) })
 }
 
-// A namespace belongs to one box, whatever happened to its interface: two boxes would enforce two policies on it.
+// A namespace belongs to one box, whatever happened to its interface: otherwise two policies would be enforced on it.
 func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
 	w := newWorld(t)
 	first := w.addBox("one", 10)
@@ -77,7 +77,7 @@ func TestNamespaceOfABoxIsNotAttachedAgain(t *testing.T) {
 	w.wait("its own network", func() bool { return w.reaches("one", netip.AddrPortFrom(outside4, server.Port())) })
 }
 
-// A tunnel that was moved into the namespace still sends from the one it came from, once it is up.
+// A tunnel that was moved into the namespace still sends from its original one, once it is up.
 func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	t.Parallel()
 	own, moved := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
@@ -90,8 +90,8 @@ func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	}
 }
 
-// A box that gives itself thousands of addresses does not make the gateway remove them one by one while every box is
-// closed. What it sends from them is dropped as forged.
+// For a box that gives itself thousands of addresses, the gateway does not remove them one by one while every box is
+// closed. Packets from them are dropped as forged.
 func TestBoxWithThousandsOfAddressesDoesNotKeepOthersClosed(t *testing.T) {
 	const many = 2000
 	w := newWorld(t)

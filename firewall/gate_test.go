@@ -49,7 +49,7 @@ func TestFlushedRulesetLeavesBoxesClosed(t *testing.T) {
 		}
 		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(from, netip.AddrPortFrom(to, 9)) }))
 	}
-	// The gateway's own packet, sent afterwards, shows that everything before it has had its chance to arrive.
+	// The gateway's own packet, sent afterwards, proves that everything before it has had its chance to arrive.
 	w.flushWireFrom(w.gateway)
 	for _, a := range []string{"198.51.100.8", "2001:db8:2::8", "198.51.100.9", "2001:db8:2::9"} {
 		to := netip.MustParseAddr(a)
@@ -110,7 +110,7 @@ func TestChangedInterfaceIsClosed(t *testing.T) {
 	}
 }
 
-// The rules for other traffic of the host stay as they were.
+// The rules for other traffic of the host do not change.
 func TestHostRoutingIsNotDisturbed(t *testing.T) {
 	w := newWorld(t)
 	server := w.serveTCP(w.outside, ":0", nil)
@@ -150,7 +150,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// snapshot is everything that the firewall changes of the gateway's namespace.
+// snapshot returns everything in the gateway's namespace that the firewall changes.
 func (w *world) snapshot() string {
 	w.t.Helper()
 	var out []byte
@@ -162,7 +162,7 @@ func (w *world) snapshot() string {
 	return string(out)
 }
 
-// A connection was allowed before its destination became an address of the host: the host is not reached by it.
+// A connection was allowed before its destination became an address of the host: it does not reach the host.
 func TestAForwardedConnectionDoesNotReachTheHost(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -191,7 +191,7 @@ func TestAForwardedConnectionDoesNotReachTheHost(t *testing.T) {
 		return nil
 	}))
 	for range 20 {
-		_, _ = c.Write([]byte("host")) // what comes back of one does not matter
+		_, _ = c.Write([]byte("host")) // an error does not matter
 	}
 	w.flushWire("one")
 	if n := reached.Load(); n > 0 {

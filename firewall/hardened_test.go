@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// On a hardened host, what a box is allowed still works, in both families, and everything else stays closed.
+// On a hardened host, allowed traffic still works, in both families, and everything else stays closed.
 func TestHardenedHostKeepsWhatIsAllowed(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.in(w.gateway, func() error {

@@ -12,7 +12,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// manyAddresses gives lo of a namespace n addresses, of which the kernel tells in several parts.
+// manyAddresses adds n addresses to lo of a namespace, so many that the kernel lists them in several parts.
 func manyAddresses(t *testing.T, ns netns.NsHandle, n uint32) (h *netlink.Handle, lo netlink.Link, have []netip.Addr) {
 	t.Helper()
 	h, err := netlink.NewHandleAt(ns)
@@ -33,7 +33,7 @@ func manyAddresses(t *testing.T, ns netns.NsHandle, n uint32) (h *netlink.Handle
 	return h, lo, have
 }
 
-// restless is manyAddresses of which some come and go until the test ends; it returns the others.
+// restless is manyAddresses with some addresses that come and go until the test ends; it returns the others.
 func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
 	t.Helper()
 	h, lo, have := manyAddresses(t, ns, 1000)
@@ -42,7 +42,7 @@ func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
 		defer close(stopped)
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for i := 0; ; i = (i + 1) % 100 { // those after it move up in the kernel's list
+		for i := 0; ; i = (i + 1) % 100 { // later ones move up in the kernel's list
 			select {
 			case <-stop:
 				return
@@ -61,7 +61,7 @@ func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
 	return have[100:]
 }
 
-// The addresses of a host that has many are those of one moment also where some come and go.
+// The list of a host's addresses is as of one moment, even if there are many and some come and go.
 func TestHostAddressesAreThoseOfOneMoment(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, gateway: newNamespace(t)}
@@ -84,7 +84,7 @@ func TestHostAddressesAreThoseOfOneMoment(t *testing.T) {
 	}
 }
 
-// What a gateway has left is found also where addresses come and go.
+// The leftovers of a gateway are found even if addresses come and go.
 func TestLeftoversAreFoundAmongAddressesThatChange(t *testing.T) {
 	w := newWorld(t)
 	restless(t, w.gateway)

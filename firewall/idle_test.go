@@ -10,21 +10,21 @@ import (
 	"boxgate/policy"
 )
 
-// cut ends all connections of the box and returns how many there were.
+// cut cuts all connections of the box and returns their number.
 func (w *world) cut(id policy.BoxID) (n int) {
 	w.t.Helper()
 	w.must(w.fw.CutFlows(w.t.Context(), id, func(Flow) bool { n++; return false }))
 	return n
 }
 
-// lookSoon has the firewall wait less before it looks at boxes that seem to have no connections.
+// lookSoon shortens the wait before the firewall looks at boxes that seem to have no connections.
 func (w *world) lookSoon() {
 	w.fw.mu.Lock()
 	defer w.fw.mu.Unlock()
 	w.fw.idle.wait = 100 * time.Millisecond
 }
 
-// settled waits until what was cut has been looked at.
+// settled waits until the look after a cut is done.
 func (w *world) settled(id policy.BoxID) {
 	w.t.Helper()
 	w.wait("the look at the connections", func() bool {
@@ -34,8 +34,7 @@ func (w *world) settled(id policy.BoxID) {
 	})
 }
 
-// A box that has, or may have, a connection is never taken for one that has none, whatever becomes of the gateway and of
-// its rules meanwhile.
+// A box that has, or may have, a connection is never taken for one without, whatever happens to the gateway and its rules.
 func TestConnectionsAreAlwaysFound(t *testing.T) {
 	w := newWorld(t)
 	w.lookSoon()
@@ -78,12 +77,12 @@ func TestConnectionsAreAlwaysFound(t *testing.T) {
 			}
 		}
 	}
-	w.lookSoon() // of the last that was opened
+	w.lookSoon() // for the last opened firewall
 	for range 2 {
 		begin := connect("udp", silent4)
 		begin()
 		w.cut("one")
-		begin() // before it has been looked at
+		begin() // before the look
 		w.settled("one")
 		if w.cut("one") == 0 {
 			t.Error("a connection that began before the look was not found")
@@ -92,7 +91,7 @@ func TestConnectionsAreAlwaysFound(t *testing.T) {
 	}
 }
 
-// A box without connections costs no look at the host's, and after it had some, it costs none again.
+// A box without connections causes no read of the connection table, also after earlier ones have ended.
 func TestBoxWithoutConnectionsIsNotLookedUp(t *testing.T) {
 	w := newWorld(t)
 	w.lookSoon()
@@ -114,8 +113,8 @@ func TestBoxWithoutConnectionsIsNotLookedUp(t *testing.T) {
 	}
 }
 
-// talker begins a flow from the box to a UDP server outside, and returns a function that reports whether the server still
-// reaches the box by it.
+// talker starts a flow from the box to a UDP server outside, and returns a function that reports whether the server can
+// still reach the box through it.
 func (w *world) talker(id policy.BoxID) (reaches func() bool) {
 	w.t.Helper()
 	var server net.PacketConn
@@ -135,7 +134,7 @@ func (w *world) talker(id policy.BoxID) (reaches func() bool) {
 }
 
 // A flow of an earlier run, which began before its box is known again, is cut by the next policy although the first
-// attempts to attach the box fail: a box can make them fail.
+// attempts to attach the box fail, which a box can cause.
 func TestConnectionsOfABoxThatFailsToAttach(t *testing.T) {
 	for name, attempt := range map[string]func(*world, Attachment){
 		"its namespace cannot be opened": func(w *world, a Attachment) {
@@ -176,7 +175,7 @@ func TestConnectionsOfABoxThatFailsToAttach(t *testing.T) {
 	}
 }
 
-// While another program has taken the table or the notes away, no box is taken for one without connections.
+// While the table or the notes are deleted by another program, no box is taken for one without connections.
 func TestConnectionsWhileTheRulesAreGone(t *testing.T) {
 	for name, gone := range map[string]string{"the table": "nft flush ruleset", "the notes": "nft flush set inet boxgate notes"} {
 		t.Run(name, func(t *testing.T) {
@@ -195,7 +194,7 @@ func TestConnectionsWhileTheRulesAreGone(t *testing.T) {
 	}
 }
 
-// A box that is removed while the notes are gone leaves no connection to its successor.
+// If a box is removed while the notes are gone, its connections do not pass to its successor.
 func TestConnectionsOfABoxRemovedWithoutNotes(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// However a network namespace treats new interfaces, a box that is attached to it has IPv6, and no address but those that it was given.
+// However a network namespace treats new interfaces, an attached box has IPv6, and only the addresses that it was given.
 func TestBoxHasItsOwnAddressesWhateverItsNamespaceDoes(t *testing.T) {
 	for name, set := range map[string][]namespace.Sysctl{
 		"as made":  nil,

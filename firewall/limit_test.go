@@ -10,7 +10,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// openUDP sends one datagram from each of n sockets of the box, which makes n connections for the kernel.
+// openUDP sends one datagram from each of n sockets of the box, which creates n connections in the kernel.
 func (w *world) openUDP(id policy.BoxID, to netip.AddrPort, n int) []net.Conn {
 	w.t.Helper()
 	var out []net.Conn
@@ -48,7 +48,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	server := w.serveUDP(w.outside, netip.AddrPortFrom(outside4, 0).String())
 	dns := w.serveUDP(w.gateway, netip.AddrPortFrom(w.cfg.GatewayV4, w.cfg.DNSPort).String())
 
-	// One connection may send as much as it likes, also before the first answer.
+	// One connection may send any amount, even before the first answer.
 	unanswered := w.silentUDP("198.51.100.9:0")
 	many := w.openUDP("one", unanswered, 1)[0]
 	for range 200 {
@@ -85,7 +85,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	})
 }
 
-// A port from which a box has asked for names leads to the gateway of now, not to where an earlier run has listened.
+// Lookups from a port that was used before lead to the current gateway, not to the port of an earlier run.
 func TestLookupsReachTheGatewayThatRuns(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -119,7 +119,7 @@ func TestLookupsReachTheGatewayThatRuns(t *testing.T) {
 	}
 }
 
-// A box that has all its connections to the proxy can still look up names.
+// A box that has reached its limit of connections to the proxy can still resolve names.
 func TestConnectionsToTheProxyLeaveRoomForLookups(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
@@ -168,7 +168,7 @@ func TestEveryConnectionIsReported(t *testing.T) {
 				}
 				return false
 			})
-			return total >= flows*9/10 // a port may be used twice, and that is one connection
+			return total >= flows*9/10 // a port may be used twice, which is one connection
 		})
 		if ended && bytes < total*20 {
 			t.Errorf("%d bytes for %d connections", bytes, total)

@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// transactions returns how many transactions of nftables the kernel commits in the gateway's namespace while f runs.
+// transactions returns how many nftables transactions the kernel commits in the gateway's namespace while f runs.
 func (w *world) transactions(f func()) (n int) {
 	w.t.Helper()
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(w.gateway)})
@@ -41,7 +41,7 @@ func (w *world) transactions(f func()) (n int) {
 	}
 }
 
-// attachments are n boxes with namespaces of their own.
+// attachments returns n boxes with new namespaces.
 func (w *world) attachments(n int) (list []Attachment, plans []Plan) {
 	w.t.Helper()
 	for i := range n {
@@ -54,8 +54,8 @@ func (w *world) attachments(n int) (list []Attachment, plans []Plan) {
 	return list, plans
 }
 
-// Many boxes take as many transactions as few, when they are new, at a start, and when all is restored: each is checked by the kernel against the
-// rules of all.
+// Many boxes take as many transactions as few, when they are added, at a start, and at a full restore: the kernel checks
+// each transaction against the rules of all boxes.
 func TestManyBoxesTakeFewTransactions(t *testing.T) {
 	nightly.Root(t)
 	var counts [2][3]int
@@ -91,7 +91,7 @@ func TestManyBoxesTakeFewTransactions(t *testing.T) {
 	}
 }
 
-// A box that cannot be added, or whose plan must not be put in force, keeps no other from its network.
+// A box that cannot be added, or whose plan must not be applied, does not affect the others.
 func TestOneOfManyBoxesFailsAlone(t *testing.T) {
 	w := newWorld(t)
 	list, plans := w.attachments(5)
@@ -116,7 +116,7 @@ func TestOneOfManyBoxesFailsAlone(t *testing.T) {
 	}
 }
 
-// Connections of all boxes are cut by one look at them, each by its own box's policy.
+// The connections of all boxes are cut with one read of the table, each by the policy of its own box.
 func TestConnectionsOfAllBoxesAreCut(t *testing.T) {
 	w := newWorld(t)
 	server := w.serveTCP(w.outside, ":0", nil)

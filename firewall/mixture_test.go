@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// Where the floods of these tests go. No plan in this file allows a forbidden address, before or after any change.
+// Destinations of the floods in these tests. No plan in this file allows a forbidden address, before or after any change.
 var (
 	metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 	victims  = []netip.Addr{outside4, outside6}
@@ -26,16 +26,17 @@ var (
 
 const floodPort = 4444
 
-// control shows that packets do flow.
+// control determines how a test proves that packets flow.
 type control int
 
 const (
 	itself control = iota // every change waits until a packet has passed
-	now                   // friends are allowed now and then: some of what is sent to them arrives
-	always                // friends are allowed before and after every change: nothing that is sent to them is lost
+	now                   // friends are allowed some of the time: some packets to them arrive
+	always                // friends are allowed before and after every change: no packet to them is lost
 )
 
-// A packet meets the whole old state or the whole new one: what both deny never leaves, and what both allow is never lost.
+// A packet meets the whole old state or the whole new one: packets that both deny never leave, and packets that both allow
+// are never lost.
 func TestNoPacketMeetsAMixture(t *testing.T) {
 	denyAll := policy.KernelPlan{Protected: guarded()}
 	denied := policy.KernelPlan{DefaultAllow: true, Denied: hosts(victims), Protected: guarded()}
@@ -130,7 +131,7 @@ func TestNoPacketMeetsAMixture(t *testing.T) {
 	}
 }
 
-// alternately applies one plan after the other.
+// alternately applies the plans in turn.
 func alternately(plans ...policy.KernelPlan) func(*world) func(int) {
 	return func(w *world) func(int) {
 		return func(i int) {
@@ -141,7 +142,7 @@ func alternately(plans ...policy.KernelPlan) func(*world) func(int) {
 	}
 }
 
-// repeat calls change a number of times, or for as long as it may take, but five times at least.
+// repeat calls change a number of times, or until the time is over, but at least five times.
 func repeat(most time.Duration, times int, change func(int)) int {
 	for i, end := 0, time.Now().Add(most); i < times; i++ {
 		if i >= 5 && time.Now().After(end) {
@@ -173,8 +174,8 @@ func (w *world) extraAddresses(list ...netip.Addr) {
 
 func (w *world) flushRuleset() { w.shell(w.gateway, "nft flush ruleset") }
 
-// flood sends datagrams from a box to the addresses, as fast as it can, until stop is called, which says how many were
-// sent and how many have arrived.
+// flood sends datagrams from a box to the addresses, as fast as it can, until stop is called, which returns how many were
+// sent and have arrived.
 func (w *world) flood(id policy.BoxID, to []netip.Addr) (stop func() (sent, arrived uint64)) {
 	w.t.Helper()
 	var sent, arrived atomic.Uint64
@@ -197,14 +198,14 @@ func (w *world) flood(id policy.BoxID, to []netip.Addr) (stop func() (sent, arri
 	}
 }
 
-// flowing is flood for addresses that are allowed at least now and then: some of what is sent must arrive.
+// flowing is flood for addresses that are allowed at least some of the time: some packets must arrive.
 func (w *world) flowing(id policy.BoxID, to []netip.Addr) (stop func() error) {
 	w.t.Helper()
 	end := w.flood(id, to)
 	return func() error {
 		sent, arrived := end()
 		for until := time.Now().Add(time.Minute); arrived == 0 && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
-			_, arrived = end() // the receivers may not have read what has arrived
+			_, arrived = end() // the receivers may not have read everything yet
 		}
 		if arrived == 0 {
 			return fmt.Errorf("none of %d allowed packets arrived: the flood does not flow", sent)
@@ -213,7 +214,7 @@ func (w *world) flowing(id policy.BoxID, to []netip.Addr) (stop func() error) {
 	}
 }
 
-// sender opens a socket in the box's namespace that no ICMP error disturbs.
+// sender opens a socket in the box's namespace that ignores ICMP errors.
 func (w *world) sender(id policy.BoxID, a netip.Addr) (int, unix.Sockaddr) {
 	w.t.Helper()
 	domain, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: floodPort, Addr: a.As16()})
@@ -246,8 +247,8 @@ func (w *world) countArrivals(at netip.AddrPort, n *atomic.Uint64) {
 	}()
 }
 
-// pingPong sends one datagram after another to each address and waits for each answer, until the function that it
-// returns is called, which reports the first that was lost.
+// pingPong sends one datagram after another to each address and waits for each answer, until stop is called, which reports
+// the first lost one.
 func (w *world) pingPong(id policy.BoxID, to []netip.Addr) (stop func() error) {
 	w.t.Helper()
 	var done atomic.Bool

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// mtu returns that of an interface.
+// mtu returns the MTU of an interface.
 func (w *world) mtu(ns netns.NsHandle, name string) int {
 	w.t.Helper()
 	h, err := netlink.NewHandleAt(ns)
@@ -25,7 +25,7 @@ func (w *world) mtu(ns netns.NsHandle, name string) int {
 	return l.Attrs().MTU
 }
 
-// A box's link has the MTU of the uplink from the first packet on, and follows it, but IPv6 always fits.
+// A box's link has the MTU of the uplink from the first packet on, and follows it, but is always large enough for IPv6.
 func TestLinksHaveTheMTUOfTheUplink(t *testing.T) {
 	w := newWorld(t)
 	w.shell(w.gateway, "ip link set up0 mtu 1400")
@@ -65,7 +65,7 @@ func TestLinksHaveTheMTUOfTheUplink(t *testing.T) {
 	}
 }
 
-// A box learns from the router that has the smaller link how much of a path it can use, when the kernel forwards its connection.
+// When the kernel forwards a connection, the box gets the path MTU errors of the router with the smaller link.
 func TestPathMTUErrorsReachTheBox(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -15,7 +15,7 @@ func TestProbeLeavesNothing(t *testing.T) {
 	}
 }
 
-// What another program's chain drops is reported with commands that fix it, after which it is no longer reported.
+// A chain of another program that drops packets is reported with commands that fix it; after them it is no longer reported.
 func TestOtherProgramsChainsThatDrop(t *testing.T) {
 	for name, c := range map[string]struct{ rules, want string }{
 		"forward":  {"table inet host { chain forwarding { type filter hook forward priority 0; policy drop; }; }", "the chain forwarding of the table inet host drops what the kernel forwards"},
@@ -38,7 +38,7 @@ func TestOtherProgramsChainsThatDrop(t *testing.T) {
 				t.Fatalf("got %v, want %s", err, c.want)
 			}
 			_, remedy, _ := strings.Cut(err.Error(), "allow it with: ")
-			if name == "iptables" { // what iptables makes of them, for hosts without it
+			if name == "iptables" { // the rules that iptables makes of them, for hosts without it
 				remedy = "nft insert rule ip filter FORWARD iifname 'bg*' counter accept; " +
 					"nft insert rule ip filter FORWARD oifname 'bg*' ct state established,related counter accept"
 			}

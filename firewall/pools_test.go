@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A pool that is the host's own network would cut the host off.
+// A pool that overlaps the host's own network would cut the host off.
 func TestPoolsOfTheHostsOwnNetworkAreRefused(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Uninstall(t.Context()))
@@ -62,7 +62,7 @@ func poolOf(s string) (netip.Prefix, netip.Addr, netip.Addr) {
 	return p, p.Addr().Next(), p.Addr().Next().Next()
 }
 
-// A default route does not count, nor does what the gateway itself left, even for a wider pool.
+// A default route does not count, nor do routes of an earlier run, even for a wider pool.
 func TestPoolsOfAnEarlierRunAreNoObstacle(t *testing.T) {
 	w := newWorld(t)
 	w.shell(w.gateway, "ip route add 0.0.0.0/1 via 203.0.113.10; ip route add unreachable 10.0.0.0/8")

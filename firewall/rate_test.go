@@ -14,12 +14,11 @@ import (
 	"boxgate/policy"
 )
 
-// rateTested is the limit in these tests, in bytes a second: little enough for a busy machine to exceed it many times.
+// rateTested is the limit in these tests, in bytes per second: low enough for a busy machine to exceed it many times.
 const rateTested = 256 << 10
 
-// TestRatesOfOneBoxAreLimited shows that a box sends and receives no more than it may, whether the kernel forwards it or it
-// ends at the gateway, in both families; that another box has a rate of its own; and that the limits go with the
-// configuration.
+// TestRatesOfOneBoxAreLimited: a box cannot send or receive more than its limit, whether the kernel forwards the traffic or
+// it ends at the gateway, in both families; another box has its own limit; and the limits disappear with the configuration.
 func TestRatesOfOneBoxAreLimited(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
@@ -33,7 +32,7 @@ func TestRatesOfOneBoxAreLimited(t *testing.T) {
 	for what, to := range map[string]netip.AddrPort{
 		"IPv4": w.bulk(netip.AddrPortFrom(outside4, 0).String()), "IPv6": w.bulk(netip.AddrPortFrom(outside6, 0).String()),
 	} {
-		for way, did := range map[byte]string{'u': "sent", 'd': "received"} { // a second's worth is in the bucket
+		for way, did := range map[byte]string{'u': "sent", 'd': "received"} { // the bucket holds a second's worth
 			if took := w.transfer("one", to, way, 3*rateTested/2); took < 250*time.Millisecond {
 				t.Errorf("%s: 1.5 s worth were %s in %v", what, did, took)
 			}
@@ -68,7 +67,8 @@ func TestRatesOfOneBoxAreLimited(t *testing.T) {
 	}
 }
 
-// bulk is a server outside that, by the first byte, reads to the end and answers with a byte, or sends without end.
+// bulk is a server outside that, depending on the first byte, reads to the end and answers with a byte, or sends without
+// end.
 func (w *world) bulk(listen string) netip.AddrPort {
 	w.t.Helper()
 	var l net.Listener
@@ -104,7 +104,7 @@ func (w *world) bulk(listen string) netip.AddrPort {
 	return addrPort(l.Addr())
 }
 
-// transfer has a box send ('u') or receive ('d') so many bytes, and returns how long that took.
+// transfer lets a box send ('u') or receive ('d') a number of bytes, and returns the duration.
 func (w *world) transfer(id policy.BoxID, to netip.AddrPort, way byte, size int64) time.Duration {
 	w.t.Helper()
 	c, err := w.dial(w.boxNS[id], "tcp", to)
@@ -127,8 +127,8 @@ func (w *world) transfer(id policy.BoxID, to netip.AddrPort, way byte, size int6
 	return time.Since(began)
 }
 
-// TestRatesOfOneBoxCanBeItsOwn shows that a box is held to rates of its own, lower and higher than those of all, while another box is held
-// to those of all; that they change while the box transfers; and that they outlast a restart, and go with the box.
+// TestRatesOfOneBoxCanBeItsOwn: a box can have its own rates, lower or higher than the common ones, which still apply to
+// another box; they can change during transfers, survive a restart, and disappear with the box.
 func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
@@ -146,7 +146,7 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 	}
 	held := func(id policy.BoxID, rate int64) {
 		t.Helper()
-		// A second's worth is in the bucket of what is sent, and 128 KiB in that of what is received.
+		// The bucket for sent bytes holds a second's worth, that for received bytes 128 KiB.
 		for way, size := range map[byte]int64{'u': 3 * rate / 2, 'd': 2 * rate} {
 			if took := w.transfer(id, to, way, size); took < 250*time.Millisecond {
 				t.Errorf("box %s: at %d bytes a second, %d passed in %v (%c)", id, rate, size, took, way)
@@ -189,8 +189,8 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 	}
 }
 
-// TestRateIsNeverWithoutALimit changes boxes' rates as fast as possible while they send. Rates below that of all boxes, and below a bound of
-// the box's own, never let more pass than that: a change must not fill the bucket.
+// TestRateIsNeverWithoutALimit changes boxes' rates as fast as possible while they send. A rate below the common one, and
+// below the box's own bound, never lets more pass than these: a change must not fill the bucket.
 func TestRateIsNeverWithoutALimit(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())

@@ -17,8 +17,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// refusedBy reports whether the error is what a program sees when the gateway refuses: a reset or an ICMP error, at
-// once, not a timeout.
+// refusedBy reports whether the error is what a program sees when the gateway refuses: an immediate reset or ICMP error,
+// not a timeout.
 func refusedBy(network string, to netip.Addr, err error) bool {
 	if network == "tcp" {
 		return errors.Is(err, unix.ECONNREFUSED)
@@ -163,7 +163,7 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 	}
 }
 
-// sendFrom sends one datagram with a source address of choice.
+// sendFrom sends one datagram with a chosen source address.
 func sendFrom(src netip.Addr, to netip.AddrPort) error {
 	domain := unix.AF_INET
 	var from, dst unix.Sockaddr = &unix.SockaddrInet4{Addr: as4(src)}, &unix.SockaddrInet4{Addr: as4(to.Addr()), Port: int(to.Port())}
@@ -195,7 +195,7 @@ func as4(a netip.Addr) [4]byte {
 	return [4]byte{}
 }
 
-// Hosts save their rules with nft and load them at boot: ours must not keep them from loading.
+// Hosts save their rules with nft and load them at boot: our table must not prevent that.
 func TestSavedRulesetLoadsAgain(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// checksum is that of RFC 1071.
+// checksum is the checksum of RFC 1071.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for ; len(b) > 1; b = b[2:] {

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// removeAtOnce removes boxes for callers that all come while another change is under way, so that they wait together.
+// removeAtOnce removes boxes for callers that all arrive during another change, so that they wait together.
 func (w *world) removeAtOnce(ids []policy.BoxID) error {
 	w.t.Helper()
 	errs := make([]error, len(ids))
@@ -33,7 +33,7 @@ func (w *world) removeAtOnce(ids []policy.BoxID) error {
 	return errors.Join(errs...)
 }
 
-// everything is what the kernel has of boxes, without the counts of connections, which end by themselves.
+// everything returns the kernel's state of boxes, without counts of connections, which change without us.
 func (w *world) everything() string {
 	w.t.Helper()
 	var out []byte
@@ -44,8 +44,8 @@ func (w *world) everything() string {
 	return string(out)
 }
 
-// TestManyBoxesAreRemovedTogether: in as many transactions as few boxes, their interfaces at once. Nothing of them is left, and a box that
-// stays keeps its network.
+// TestManyBoxesAreRemovedTogether: they take as many transactions as few boxes, and one deletion of interfaces. No state of
+// them remains, and another box keeps its network.
 func TestManyBoxesAreRemovedTogether(t *testing.T) {
 	nightly.Root(t)
 	var counts [2]int
@@ -89,7 +89,8 @@ func TestManyBoxesAreRemovedTogether(t *testing.T) {
 	}
 }
 
-// TestBoxesThatCannotBeRemovedTogether are removed one by one: the fault of one is no other's. An interface of somebody else is not deleted with theirs.
+// TestBoxesThatCannotBeRemovedTogether: they are removed one by one, so that the fault of one does not affect the others.
+// Another program's interface is not deleted with them.
 func TestBoxesThatCannotBeRemovedTogether(t *testing.T) {
 	nightly.Root(t)
 	w, logs := newLoggedWorld(t)

@@ -81,7 +81,8 @@ func TestEventsCarryThePolicysRule(t *testing.T) {
 	}
 }
 
-// TestRefusalsHaveTheNameOfTheAddress: the name for which DNS gave the box the address, and none that another box was given it for.
+// TestRefusalsHaveTheNameOfTheAddress: events have the name that DNS resolved to the address for the box, not a name of
+// another box.
 func TestRefusalsHaveTheNameOfTheAddress(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
@@ -148,16 +149,16 @@ func TestConnectionsOfARemovedBoxAreReported(t *testing.T) {
 	w.waitEvent("end", func(e audit.Event) bool { return e.Box == "one" && e.Phase == audit.PhaseEnd && e.BytesOut > 100 })
 }
 
-// The kernel drops reports because they come faster than they are read. Their number is logged, and open connections
-// are looked up.
+// The kernel drops reports because they come faster than they are read. Their number is logged, and open connections are
+// looked up.
 func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	w.apply("one", allow("198.51.100.0/28"))
 	to := w.silentUDP("198.51.100.7:0")
-	w.must(w.fw.reports.SetFlowBuffer(1)) // the least that the kernel allows
+	w.must(w.fw.reports.SetFlowBuffer(1)) // the minimum of the kernel
 	server := w.serveTCP(w.outside, ":0", nil)
-	w.events.mu.Lock() // the reader stands still
+	w.events.mu.Lock() // the reader blocks
 	for range 3 {
 		w.openUDP("one", to, 100)
 	}

@@ -12,13 +12,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// Addresses of the gateway's uplink besides its own.
+// Additional addresses of the gateway's uplink.
 var (
 	first  = policy.Source{V4: netip.MustParseAddr("203.0.113.21"), V6: netip.MustParseAddr("2001:db8:1::21")}
 	second = policy.Source{V4: netip.MustParseAddr("203.0.113.22"), V6: netip.MustParseAddr("2001:db8:1::22")}
 )
 
-// sourced is a plan that opens the outside, from a source.
+// sourced returns a plan that allows the outside, with a source address.
 func sourced(s policy.Source) policy.KernelPlan {
 	plan := allow("198.51.100.0/25", "2001:db8:2::/64")
 	plan.Sourced, plan.Source = true, s
@@ -37,7 +37,7 @@ func sourcedWorld(t *testing.T) *world {
 	return w
 }
 
-// aside is how an IPv6 address is added that the host itself does not choose.
+// aside returns the options to add an IPv6 address that the host itself does not choose as a source.
 func aside(a string) string {
 	if strings.Contains(a, ":") {
 		return "nodad preferred_lft 0"
@@ -45,7 +45,7 @@ func aside(a string) string {
 	return ""
 }
 
-// leavesFrom reports what servers outside see a box at, by TCP and UDP, over a family, within a time.
+// leavesFrom returns the source addresses that servers outside see for a box, by TCP and UDP, over a family.
 func (w *world) leavesFrom(id policy.BoxID, to netip.Addr, most time.Duration) map[string]bool {
 	seen := map[string]bool{}
 	for network, server := range map[string]netip.AddrPort{
@@ -65,7 +65,7 @@ func (w *world) leavesFrom(id policy.BoxID, to netip.Addr, most time.Duration) m
 
 func (w *world) expectSource(id policy.BoxID, when string, to, want netip.Addr) {
 	w.t.Helper()
-	text, most := "nothing", 200*time.Millisecond // who expects nothing looks at the wire as well
+	text, most := "nothing", 200*time.Millisecond // also checks the wire
 	if want.IsValid() {
 		text, most = want.String(), 5*time.Second
 	}
@@ -74,8 +74,9 @@ func (w *world) expectSource(id policy.BoxID, when string, to, want netip.Addr) 
 	}
 }
 
-// What the kernel forwards for a box leaves from the box's own source address, over TCP and UDP and in both families, and
-// other boxes from theirs: after a change, after a restart, and after other programs flushed the rules. Nothing of a family without an address leaves.
+// Forwarded traffic of a box leaves from the box's own source address, over TCP and UDP and in both families, and that of
+// other boxes from theirs: after a change, after a restart, and after other programs flushed the rules. In a family without
+// an address, no packet leaves.
 func TestForwardedTrafficLeavesFromTheBoxesSource(t *testing.T) {
 	w := sourcedWorld(t)
 	for id, n := range map[policy.BoxID]byte{"one": 10, "two": 11, "plain": 12} {
@@ -123,8 +124,8 @@ func TestForwardedTrafficLeavesFromTheBoxesSource(t *testing.T) {
 	w.expectSource("three", "with the address of a removed box", outside4, uplink4)
 }
 
-// A source address that the host has lost is not replaced by another: nothing leaves, not even from the lost one. Nor is one
-// whose element somebody has taken out of the map.
+// If the host has lost a source address, it is not replaced by another: no packet leaves, not even from the lost one. The
+// same if another program deleted its map element.
 func TestAttackByALostSource(t *testing.T) {
 	w := sourcedWorld(t)
 	w.addBox("one", 10)
@@ -163,7 +164,7 @@ func TestAttackByALostSource(t *testing.T) {
 	}
 }
 
-// to returns what has arrived for the addresses, without what they have sent each other: that the one who is to answer is gone.
+// to returns the packets to the addresses, without ICMP errors about them.
 func (w *wire) to(list ...netip.Addr) (n []seenPacket) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Interfaces that come and go while the gateway starts, as those of other containers do when a host boots, do not keep it from starting.
+// Interfaces that come and go while the gateway starts, such as those of containers at boot, do not keep it from starting.
 func TestLinksThatComeAndGoKeepNoGatewayFromStarting(t *testing.T) {
 	w := newWorld(t)
 	others, err := netlink.NewHandleAt(w.gateway)
@@ -53,7 +53,8 @@ func TestLinksThatComeAndGoKeepNoGatewayFromStarting(t *testing.T) {
 	}
 }
 
-// What other programs have changed of boxes' interfaces while no gateway ran is put back by a start, which reads them all at once.
+// Sysctls of boxes' interfaces that other programs changed while no gateway ran are restored at the start, which reads all
+// of them in one dump.
 func TestSysctlsThatChangedMeanwhileArePutBack(t *testing.T) {
 	w := newWorld(t)
 	boxes := []Attachment{w.addBox("one", 10), w.addBox("two", 11)}

@@ -10,14 +10,14 @@ import (
 	"boxgate/policy/name"
 )
 
-// serveProxy listens where the transparent proxy listens; its answers name the original destination.
+// serveProxy listens on the port of the transparent proxy; its answers contain the original destination.
 func (w *world) serveProxy() {
 	w.t.Helper()
 	w.serveTCP(w.gateway, "127.0.0.1:3129", transparent)
 	w.serveTCP(w.gateway, "[::1]:3129", transparent)
 }
 
-// steer is a plan where names decide on 80 and 443.
+// steer returns a plan that sends ports 80 and 443 to the proxy.
 func steer() policy.KernelPlan {
 	p := allow()
 	p.SteerOther = name.PortSet{Ports: []uint16{80, 443}}
@@ -138,7 +138,7 @@ func TestExplicitProxyPortIsOpen(t *testing.T) {
 	}
 }
 
-// The gateway itself opens connections into a box (public URLs); nobody else does.
+// Only the gateway itself opens connections into a box (public URLs).
 func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
 	w := newWorld(t)
 	a := w.addBox("one", 10)
@@ -165,8 +165,8 @@ func TestOnlyTheGatewayReachesIntoABox(t *testing.T) {
 	}
 }
 
-// When the gateway is down, another program of the host may listen on its ports, on the wildcard or the very address.
-// No box can reach it.
+// When the gateway is down, another program of the host may listen on its ports, on the wildcard or the very address. No
+// box can reach it.
 func TestAnotherProgramOnTheGatewaysPortsIsNotReached(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

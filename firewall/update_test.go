@@ -220,7 +220,7 @@ func TestAttachmentsThatAreRefused(t *testing.T) {
 	w.addBox("two", 11)
 }
 
-// Boxes come, change and go at the same time.
+// Boxes are added, changed and removed concurrently.
 func TestConcurrentUse(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("stays", 250)
@@ -252,7 +252,7 @@ func TestConcurrentUse(t *testing.T) {
 	w.flushWire("stays")
 }
 
-// A client that disconnects does not make a completed change fail, and leaves no box half removed.
+// If the client disconnects, a completed change does not fail, and no box stays half removed.
 func TestCancelledWhileItWorks(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

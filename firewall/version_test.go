@@ -15,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// versions lists the chains and sets in the table that belong to plans and protected ranges.
+// versions lists the chains and sets of plans and protected ranges in the table.
 func (w *world) versions() []string {
 	w.t.Helper()
 	var out []string
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// dieAt ends what the gateway does at the step.
+// dieAt makes the gateway die at the step.
 func (w *world) dieAt(step string, do func(context.Context)) {
 	w.t.Helper()
 	defer func() {
@@ -63,8 +63,8 @@ func (w *world) dieAt(step string, do func(context.Context)) {
 	do(context.WithValue(w.t.Context(), dying{}, step))
 }
 
-// A gateway that dies between writing a plan and deleting the previous one leaves both. The next start finds out which
-// is in force, keeps that, and deletes the other, however often it happens.
+// A gateway that dies between writing a plan and deleting the previous one leaves both. The next start finds the active
+// one, keeps it, and deletes the other, however often it happens.
 func TestWhatADeadGatewayLeftIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -116,8 +116,8 @@ func TestReplacedPlansAndRangesAreDeleted(t *testing.T) {
 	}
 }
 
-// Boxes with the same plan share what the table holds of it. It stays as it is until the last of them has another one, also
-// over a start, and what one of them may do changes for no other.
+// Boxes with the same plan share its rules. These stay until the last of the boxes has another plan, also across a restart,
+// and a change of one box does not affect the others.
 func TestBoxesWithOnePlanShareItsRules(t *testing.T) {
 	w := newWorld(t)
 	server := w.serveTCP(w.outside, ":0", nil)
@@ -160,14 +160,14 @@ func TestBoxesWithOnePlanShareItsRules(t *testing.T) {
 	w.addBox("one", 10)
 	w.addBox("two", 11)
 	w.apply("one", allow("198.51.100.32/28"))
-	expect("one has left after a start", 3*plan+2*ranges, "three") // a start writes ranges of its own
+	expect("one has left after a start", 3*plan+2*ranges, "three") // a start writes its own ranges
 	w.addBox("three", 12)
 	w.apply("two", allow("198.51.100.32/28"))
 	w.apply("three", allow("198.51.100.32/28"))
 	expect("all have left after a start", plan+ranges)
 }
 
-// Another program's rule refers to a garbage chain: that chain stays, the rest is deleted, and nothing waits for it.
+// Another program's rule refers to a garbage chain: that chain stays, the rest is deleted, and no change is delayed.
 func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -190,8 +190,8 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 	}
 }
 
-// A removal that fails half-way, however often, leaves the box closed and takes nothing from a box with the same plan. What
-// is added under its name afterwards begins with nothing.
+// A removal that fails half-way, however often, leaves the box closed and does not affect a box with the same plan. A new
+// box of that name starts closed.
 func TestARemovalThatFailsTakesAndLeavesNothing(t *testing.T) {
 	const step = "remove: link deleted"
 	for name, fail := range map[string]func(*world){
@@ -236,7 +236,7 @@ func TestARemovalThatFailsTakesAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// The same for a box of an earlier run, which nobody has added again.
+// The same for a box of an earlier run that was not added again.
 func TestAPruningThatFailsLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	to := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())

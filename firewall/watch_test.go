@@ -47,7 +47,7 @@ func (w *world) shell(ns netns.NsHandle, command string) {
 	}))
 }
 
-// reaches tries once, and not for long: a packet that a repair loses would be sent again only after a second.
+// reaches makes one short attempt: a packet lost by a repair would only be sent again after a second.
 func (w *world) reaches(id policy.BoxID, to netip.AddrPort) bool {
 	w.t.Helper()
 	err := w.in(w.boxNS[id], func() error {
@@ -101,7 +101,8 @@ func TestWatchPutsBackWhatSomebodyChanged(t *testing.T) {
 	}
 }
 
-// state is what Watch guards, without what changes by itself: counters, handles, and elements that packets add to sets.
+// state returns the state that Watch guards, without parts that change without other programs: counters, handles, and
+// elements that packets add to sets.
 func (w *world) state(names *strings.Replacer) string {
 	w.t.Helper()
 	var out []byte
@@ -118,7 +119,7 @@ func (w *world) state(names *strings.Replacer) string {
 	return string(out)
 }
 
-// A box that cannot be repaired is retried, and affects no other.
+// The repair of a box that fails is retried, and does not affect other boxes.
 func TestWatchTriesAgain(t *testing.T) {
 	w, logs := newLoggedWorld(t)
 	w.addBox("one", 10)
@@ -158,7 +159,7 @@ func TestWatchTriesAgainForAll(t *testing.T) {
 	if w.reaches("one", to) {
 		t.Error("the box is open without rules")
 	}
-	w.must(in.Close()) // its end takes its table away
+	w.must(in.Close()) // its table ends with it
 	w.must(owner.Wait())
 	w.wait("the box has its network again", func() bool { return w.reaches("one", to) })
 }
@@ -202,7 +203,7 @@ func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 	w.must(w.fw.RemoveBox(t.Context(), "one"))
 }
 
-// A box whose removal failed half-way is not given its plan back by a repair.
+// A box whose removal failed half-way does not get its plan back by a repair.
 func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
@@ -223,7 +224,7 @@ func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
 	}
 }
 
-// A box can be removed while another program has taken the table away, and does not come back with it.
+// A box can be removed while its table is deleted by another program, and a restore does not bring it back.
 func TestABoxIsRemovedWhileTheTableIsGone(t *testing.T) {
 	w := newWorld(t)
 	server := w.serveTCP(w.outside, ":0", nil)
@@ -241,7 +242,7 @@ func TestABoxIsRemovedWhileTheTableIsGone(t *testing.T) {
 	}
 }
 
-// A box that was removed since its link was found damaged is not restored, and not said to be.
+// A box that was removed after its link was found damaged is not restored, nor reported as restored.
 func TestARemovedBoxIsNotRestored(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("stays", 10)

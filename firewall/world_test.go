@@ -22,7 +22,7 @@ import (
 	"boxgate/policy"
 )
 
-// world is a gateway in a network namespace of its own, with an outside host behind it.
+// world is a gateway in a new network namespace, with an outside host behind it.
 //
 //	box (10.77.0.x, fd77::x) ── gateway (uplink 203.0.113.1) ── outside (203.0.113.10, 198.51.100.0/24, 2001:db8:2::/48)
 type world struct {
@@ -32,21 +32,21 @@ type world struct {
 	outside netns.NsHandle
 	fw      *Firewall
 	events  *recorder
-	wire    *wire // what arrives outside
+	wire    *wire // packets that arrive outside
 	nsPath  map[policy.BoxID]string
 	boxNS   map[policy.BoxID]netns.NsHandle
-	rates   map[policy.BoxID]Rates // of boxes that are added
+	rates   map[policy.BoxID]Rates // for boxes that are added
 }
 
 var (
 	outside4 = netip.MustParseAddr("198.51.100.7")
 	outside6 = netip.MustParseAddr("2001:db8:2::7")
-	marker4  = netip.MustParseAddr("198.51.100.250") // always allowed: shows that everything sent before it has passed
+	marker4  = netip.MustParseAddr("198.51.100.250") // always allowed: its arrival proves that everything sent before has passed
 	uplink4  = netip.MustParseAddr("203.0.113.1")
 	uplink6  = netip.MustParseAddr("2001:db8:1::1")
 )
 
-// guarded are the ranges that the tests' plans protect.
+// guarded returns the ranges that the tests' plans protect.
 func guarded() []netip.Prefix {
 	return prefixes("10.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "fc00::/7", "fe80::/10", "ff00::/8",
 		"198.51.100.128/28", "2001:db8:2:ff::/64")
@@ -60,7 +60,7 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-// allow is a plan for the prefixes and the marker.
+// allow returns a plan for the prefixes and the marker.
 func allow(list ...string) policy.KernelPlan {
 	return policy.KernelPlan{Version: 1, Allowed: append(prefixes(list...), netip.PrefixFrom(marker4, 32)), Protected: guarded()}
 }
@@ -91,7 +91,7 @@ func newWorld(t *testing.T) *world {
 	w.wire = w.listenWire(w.outside)
 	w.open()
 	t.Cleanup(func() {
-		if w.fw != nil { // a test opens others
+		if w.fw != nil { // a test may open others
 			_ = w.fw.Close()
 		}
 	})
@@ -139,8 +139,8 @@ func (w *world) connect() {
 	w.localRange(out, "169.254.169.254/32")
 	w.must(w.in(w.gateway, func() error {
 		return namespace.WriteSysctls([]namespace.Sysctl{
-			{Path: "ipv4/conf/up0/rp_filter", Value: "1"}, // as strict as a host can be
-			{Path: "ipv4/icmp_ratelimit", Value: "0"},     // the kernel sends few ICMP errors a second to one host
+			{Path: "ipv4/conf/up0/rp_filter", Value: "1"}, // the strictest setting of a host
+			{Path: "ipv4/icmp_ratelimit", Value: "0"},     // by default the kernel sends few ICMP errors per second to one host
 			{Path: "ipv6/icmp/ratelimit", Value: "0"},
 		})
 	}))
@@ -151,7 +151,7 @@ func (w *world) connect() {
 		w.must(gw.RouteAdd(&netlink.Route{LinkIndex: up.Attrs().Index, Gw: a.AsSlice(),
 			Dst: network.IPNet(netip.PrefixFrom(a, 0).Masked())}))
 	}
-	// The outside answers pool addresses too: a packet that leaves with one would be seen to work.
+	// The outside answers pool addresses too, so that a packet that leaves with one is noticed.
 	in, err := out.LinkByName("net0")
 	w.must(err)
 	for pool, via := range map[string]netip.Addr{"10.77.0.0/16": uplink4, "fd77::/64": uplink6} {
@@ -173,14 +173,14 @@ func (w *world) addresses(h *netlink.Handle, link string, list ...string) {
 	w.must(h.LinkSetUp(l))
 }
 
-// localRange makes every address of the range one of the host's own.
+// localRange makes every address of the range an address of the host.
 func (w *world) localRange(h *netlink.Handle, s string) {
 	w.t.Helper()
 	w.must(h.RouteAdd(&netlink.Route{LinkIndex: 1, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL,
 		Scope: unix.RT_SCOPE_HOST, Dst: network.IPNet(netip.MustParsePrefix(s))}))
 }
 
-// addBox attaches a box to a namespace of its own; n is the last part of its addresses.
+// addBox attaches a box with a new namespace; n is the last part of its addresses.
 func (w *world) addBox(id policy.BoxID, n byte) Attachment {
 	w.t.Helper()
 	if _, ok := w.boxNS[id]; !ok {
@@ -199,13 +199,13 @@ func (w *world) apply(id policy.BoxID, plan policy.KernelPlan) {
 	w.must(w.fw.Apply(context.Background(), id, plan))
 }
 
-// dial connects from a namespace. The error is what the program there sees.
+// dial connects from a namespace. The error is the one that a program there gets.
 func (w *world) dial(ns netns.NsHandle, network string, to netip.AddrPort) (net.Conn, error) {
 	w.t.Helper()
 	return w.dialWithin(5*time.Second, ns, network, to)
 }
 
-// dialWithin is dial with a time for each of the connection and its exchanges.
+// dialWithin is dial with a timeout for the connection and each exchange.
 func (w *world) dialWithin(most time.Duration, ns netns.NsHandle, network string, to netip.AddrPort) (net.Conn, error) {
 	w.t.Helper()
 	var c net.Conn
@@ -221,7 +221,7 @@ func (w *world) dialWithin(most time.Duration, ns netns.NsHandle, network string
 	return c, err
 }
 
-// ask sends a word and returns what comes back.
+// ask sends a word and returns the answer.
 func ask(c net.Conn, word string) (string, error) {
 	if _, err := c.Write([]byte(word)); err != nil {
 		return "", err
@@ -237,7 +237,7 @@ func (w *world) exchange(ns netns.NsHandle, network string, to netip.AddrPort, w
 	return w.exchangeWithin(5*time.Second, ns, network, to, word)
 }
 
-// exchangeWithin is exchange with a time for each of its two steps.
+// exchangeWithin is exchange with a timeout for each of its two steps.
 func (w *world) exchangeWithin(most time.Duration, ns netns.NsHandle, network string, to netip.AddrPort, word string) (string, error) {
 	w.t.Helper()
 	c, err := w.dialWithin(most, ns, network, to)
@@ -311,7 +311,7 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(p.Addr().Unmap(), p.Port())
 }
 
-// recorder keeps events.
+// recorder stores events.
 type recorder struct {
 	mu     sync.Mutex
 	events []audit.Event
@@ -382,7 +382,7 @@ func (w *world) listenWire(ns netns.NsHandle) *wire {
 		return err
 	}))
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50000})
-	w.must(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)) // what it drops was not seen
+	w.must(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)) // packets that it drops are not seen
 	out := &wire{}
 	stop := make(chan struct{})
 	done := make(chan struct{})
@@ -439,14 +439,14 @@ func (w *wire) find(which func(seenPacket) bool) bool {
 	return false
 }
 
-// flushWire sends the marker from the box and waits until it arrives outside: whatever was sent before has arrived, or
-// never will.
+// flushWire sends the marker from the box and waits until it arrives outside: everything sent before has arrived, or never
+// will.
 func (w *world) flushWire(id policy.BoxID) {
 	w.t.Helper()
 	w.flushWireFrom(w.boxNS[id])
 }
 
-// flushWireFrom is flushWire for a box or the gateway itself, behind whose packets those of boxes are as well.
+// flushWireFrom is flushWire for a box or for the gateway itself, whose packets follow those of boxes.
 func (w *world) flushWireFrom(ns netns.NsHandle) {
 	w.t.Helper()
 	c, err := w.dial(ns, "udp", netip.AddrPortFrom(marker4, 9))
@@ -454,7 +454,7 @@ func (w *world) flushWireFrom(ns netns.NsHandle) {
 	defer c.Close()
 	word := fmt.Sprintf("marker %d", time.Now().UnixNano())
 	w.wait("the marker arrives outside", func() bool {
-		_, _ = c.Write([]byte(word)) // again and again: behind a flood, datagrams are lost
+		_, _ = c.Write([]byte(word)) // repeatedly: after a flood, datagrams are lost
 		return w.wire.find(func(p seenPacket) bool {
 			return len(p.raw) >= len(word) && string(p.raw[len(p.raw)-len(word):]) == word
 		})

@@ -17,8 +17,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// calls are system calls by which boxes of misconfigured runtimes have got out, or which have been holes of the kernel time and
-// again. Each is made with arguments with which it would succeed, or fail for another reason, if it were allowed.
+// calls are system calls through which boxes of misconfigured runtimes have escaped, or which often had kernel
+// vulnerabilities. Their arguments are such that they would succeed, or fail for another reason, if they were allowed.
 const calls = `
 import ctypes, errno, os, platform, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -64,7 +64,7 @@ for kind in (31, 32, 33, 38, 40):  # AF_BLUETOOTH, AF_IUCV, AF_RXRPC, AF_ALG, AF
         pass
 `
 
-// What has let boxes of other gateways out by a system call is refused to everybody in a box, root included.
+// System calls that let boxes of other gateways escape are refused to every user in a box, root included.
 func TestAttackSystemCalls(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -74,7 +74,7 @@ func TestAttackSystemCalls(t *testing.T) {
 		if r.exit != 0 || r.out != "" || r.err != "" {
 			t.Errorf("%s: exit status %d\n%s%s", user, r.exit, r.out, r.err)
 		}
-		// The same calls by their other numbers: those of x32, which kernels may have been built without.
+		// The same calls through x32, which kernels may have been built without.
 		r = run(t, l, id, ExecSpec{Args: []string{"python3", "-c", "import ctypes; ctypes.CDLL(None).syscall(0x40000000 | 39)"}, User: user})
 		if runtime.GOARCH == "amd64" && r.exit != 128+int(unix.SIGSYS) {
 			t.Errorf("%s made a call of x32: exit status %d\n%s%s", user, r.exit, r.out, r.err)
@@ -82,8 +82,8 @@ func TestAttackSystemCalls(t *testing.T) {
 	}
 }
 
-// Nothing of the host is there to be written or read that would lead out: sysctls, triggers and handlers of the kernel, agents
-// of control groups, devices, sockets, descriptors of the runtime.
+// Files of the host that could lead out of the box cannot be read or written: sysctls, triggers and handlers of the kernel,
+// agents of control groups, devices, sockets, descriptors of the runtime.
 func TestAttackFilesThatLeadOut(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -110,7 +110,7 @@ func TestAttackFilesThatLeadOut(t *testing.T) {
 	}
 }
 
-// A set-user-ID program gives boxuser no other user.
+// A set-user-ID program does not change the user of boxuser.
 func TestAttackSetUserID(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -122,8 +122,8 @@ func TestAttackSetUserID(t *testing.T) {
 	want(t, sh(t, l, id, "su -c id root </dev/null 2>/dev/null; sudo -n id 2>/dev/null; true"), "")
 }
 
-// The working directory of a command is one of the box, whatever the caller names and the box has made of it: not a descriptor
-// that the runtime has open (CVE-2024-21626), nor what a link leads to outside.
+// The working directory of a command is in the box, whatever the caller names and the box has made of it: it is neither a
+// descriptor of the runtime (CVE-2024-21626), nor the target of a link outside.
 func TestAttackWorkingDirectory(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -153,7 +153,7 @@ func TestAttackWorkingDirectory(t *testing.T) {
 	}
 }
 
-// spy looks for processes that come into the box, and tries to overwrite their program and to get at what they have open.
+// spy looks for processes that enter the box, and tries to overwrite their program and to use their open files.
 const spy = `
 import os, sys, time
 print('ready', flush=True)
@@ -176,8 +176,8 @@ while not os.path.exists('/tmp/stop'):
             pass
 `
 
-// A box that replaces the program of a command by the runtime's own, or catches the runtime on its way in, cannot overwrite the
-// runtime (CVE-2019-5736) or use what it has open.
+// A box that replaces the program of a command by the runtime's own, or catches the runtime while it enters, cannot
+// overwrite the runtime (CVE-2019-5736) or use its open files.
 func TestAttackTheRuntimeOnItsWayIn(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -230,7 +230,7 @@ func hashOf(t *testing.T, program string) [sha256.Size]byte {
 	return sha256.Sum256(data)
 }
 
-// Unix sockets of the host that have a name without a file belong to its network namespace: no box reaches them.
+// Abstract Unix sockets of the host belong to its network namespace: no box reaches them.
 func TestAttackAbstractSockets(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

@@ -13,8 +13,8 @@ import (
 	"boxgate/launcher/launchertest"
 )
 
-// Where the launcher reads and writes, an image may have what nobody can read to its end, or what waits for ever. The box
-// is refused, soon, and nothing of it is left.
+// Where the launcher reads and writes, an image may have endless files, or files that block for ever. The box is refused
+// soon, and no part of it remains.
 func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -53,7 +53,7 @@ func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
 	}
 }
 
-// Copies of a trust store are written for each Java there is: an image with very many would fill the host's disk.
+// A trust store is written for each Java: an image with very many would fill the host's disk.
 func TestImageWithVeryManyTrustStores(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{"usr/bin/.keep": ""}
@@ -65,7 +65,7 @@ func TestImageWithVeryManyTrustStores(t *testing.T) {
 	}
 }
 
-// A box may fill the directories in which its trust stores are looked for before it is snapshotted.
+// A box may fill the directories in which the launcher looks for trust stores, before it is snapshotted.
 func TestImageWithVeryManyEntriesWhereTrustIsLookedFor(t *testing.T) {
 	t.Parallel()
 	image := tree(t, map[string]string{"usr/bin/.keep": "", "opt/java/jdk/lib/security/cacerts": "old", "etc/ssl/certs/.keep": ""})
@@ -81,7 +81,7 @@ func TestImageWithVeryManyEntriesWhereTrustIsLookedFor(t *testing.T) {
 	}
 }
 
-// Beside installations of Java there are files, and a box may put anything there.
+// There are other files beside installations of Java, and a box may put anything there.
 func TestImageWithOtherEntriesWhereTrustIsLookedFor(t *testing.T) {
 	t.Parallel()
 	image := tree(t, map[string]string{"usr/bin/.keep": "", "usr/lib/jvm/jdk/lib/security/cacerts": "old", "usr/lib/jvm/.jdk.jinfo": "", "opt/java": ""})
@@ -95,7 +95,7 @@ func TestImageWithOtherEntriesWhereTrustIsLookedFor(t *testing.T) {
 	}
 }
 
-// createIn has a box made of a root file system, and returns what that came to in time.
+// createIn creates a box with a root file system, and returns the error, which must come in time.
 func createIn(t *testing.T, image string, ca []byte, within time.Duration) error {
 	t.Helper()
 	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})

@@ -20,7 +20,7 @@ import (
 	"boxgate/policy"
 )
 
-// imageDir is shared by all tests, and with whoever else builds the debian image on this machine.
+// imageDir is shared by all tests, and by others who build the debian image on this machine.
 func imageDir() string {
 	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
 		return dir
@@ -41,7 +41,7 @@ var debianOnce = sync.OnceValue(func() error {
 	return l.EnsureImage(context.Background(), "debian", func(s string) { fmt.Println("debian image:", s) })
 })
 
-// newLauncher returns a launcher of its own with the debian image ready.
+// newLauncher returns a new launcher with the debian image ready.
 func newLauncher(t *testing.T) *Launcher {
 	t.Helper()
 	nightly.Root(t)
@@ -82,7 +82,7 @@ var boxCount atomic.Int64
 
 func newID() policy.BoxID { return policy.BoxID(fmt.Sprintf("t%dx%d", os.Getpid(), boxCount.Add(1))) }
 
-// newBox makes a running box.
+// newBox creates a running box.
 func newBox(t *testing.T, l *Launcher, change func(*Spec)) policy.BoxID {
 	t.Helper()
 	spec := Spec{ID: newID(), CA: launchertest.CA(t), DNS: []netip.Addr{netip.MustParseAddr("10.200.0.1"), netip.MustParseAddr("fd42:b0c5::1")}}
@@ -98,7 +98,7 @@ func newBox(t *testing.T, l *Launcher, change func(*Spec)) policy.BoxID {
 	return spec.ID
 }
 
-// result is what a command did.
+// result is the result of a command.
 type result struct {
 	exit     int
 	out, err string
@@ -130,7 +130,7 @@ func rootSh(t *testing.T, l *Launcher, id policy.BoxID, script string) result {
 	return run(t, l, id, ExecSpec{Args: []string{"sh", "-c", script}, User: "root"})
 }
 
-// want fails the test unless a script succeeds and prints exactly this.
+// want fails the test unless a command succeeded and printed exactly this.
 func want(t *testing.T, r result, out string) {
 	t.Helper()
 	if r.exit != 0 || strings.TrimSpace(r.out) != out {
@@ -175,7 +175,7 @@ func TestBoxFromCreateToDelete(t *testing.T) {
 	}
 }
 
-// nothingLeft checks that a box has left no directory, mount, namespace, control group, container or claim.
+// nothingLeft checks that a deleted box has left no directory, mount, namespace, control group, container or claim.
 func nothingLeft(t *testing.T, l *Launcher, id policy.BoxID) {
 	t.Helper()
 	for _, p := range []string{l.dirs.box(id), l.dirs.mounts(id), l.dirs.pin(id), l.containerState(id)} {

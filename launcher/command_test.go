@@ -16,11 +16,11 @@ import (
 	"boxgate/policy"
 )
 
-// busy is a command line that uses some CPU time in a process of its own.
+// busy is a command line that uses some CPU time in a child process.
 const busy = `sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'`
 
-// TestCPUTimeIsThatOfTheCommand: with all that it started and waited for, also in groups and sessions of their own; without that of others
-// at the same time and of what earlier commands left running.
+// TestCPUTimeIsThatOfTheCommand: the CPU time includes descendants that the command waited for, also in other process
+// groups and sessions, but not that of concurrent commands and of background processes of earlier ones.
 func TestCPUTimeIsThatOfTheCommand(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -32,7 +32,7 @@ func TestCPUTimeIsThatOfTheCommand(t *testing.T) {
 		}
 		return res.CPU
 	}
-	cpu("setsid sh -c 'while :; do :; done' & echo") // a neighbour that never rests
+	cpu("setsid sh -c 'while :; do :; done' & echo") // a busy neighbour
 	once, own := cpu(busy), cpu("setsid --wait "+busy)
 	if once <= 0 || own < once/4 {
 		t.Errorf("%v for a child, %v for one in a session of its own", once, own)
@@ -42,8 +42,8 @@ func TestCPUTimeIsThatOfTheCommand(t *testing.T) {
 	}
 }
 
-// TestKillLeavesNothing: whatever a command started dies with it, also what has left its process group and session, and what
-// starts others faster than one could list them.
+// TestKillLeavesNothing: killing a command kills all its descendants, also those in other process groups and sessions, and
+// those that start others faster than one could list them.
 func TestKillLeavesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -66,7 +66,7 @@ func TestKillLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestSignalReachesTheTree: a signal reaches all that a command has started, and nothing else in the box.
+// TestSignalReachesTheTree: a signal reaches all descendants of a command, and no other process in the box.
 func TestSignalReachesTheTree(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -99,8 +99,8 @@ func TestSignalReachesTheTree(t *testing.T) {
 	want(t, sh(t, l, id, `until [ "$(pgrep -c -f 'trap .echo go[t]')" = 0 ]; do sleep 0.01; done; pgrep -c -f 'sleep 900[2]'`), "1")
 }
 
-// TestBackgroundKeepsItsGroup: what a command leaves running stays where the limits of the box bind it, and its control group goes once
-// it has ended.
+// TestBackgroundKeepsItsGroup: background processes of a command stay within the limits of the box, and the command's
+// control group is removed after they have ended.
 func TestBackgroundKeepsItsGroup(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -137,7 +137,7 @@ func TestBackgroundKeepsItsGroup(t *testing.T) {
 	}
 }
 
-// branchesOf are the control groups of commands below that of a box.
+// branchesOf returns the control groups of commands below that of a box.
 func branchesOf(t *testing.T, l *Launcher, id policy.BoxID) []string {
 	t.Helper()
 	dirs, err := l.cgroup(id).Dirs()
@@ -155,8 +155,8 @@ func branchesOf(t *testing.T, l *Launcher, id policy.BoxID) []string {
 	return found
 }
 
-// TestTerminal: a command has a real terminal, of the right size from its first instruction, whose input is edited by line and can be
-// ended; what it prints arrives whole.
+// TestTerminal: a command has a real terminal with the right size from its first instruction, with line editing and end of
+// input; its output arrives complete.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -216,8 +216,8 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// TestTerminalOfAHostileBox: root in a box owns /dev there, and may put anything where a terminal is opened. The caller is told; it gets no
-// other file, and nothing is left running.
+// TestTerminalOfAHostileBox: root in a box owns /dev there, and may replace the device that is opened for a terminal. The
+// caller gets an error and no other file, and no process is left running.
 func TestTerminalOfAHostileBox(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

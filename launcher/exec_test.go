@@ -48,7 +48,7 @@ func TestExecStreams(t *testing.T) {
 	id := newBox(t, l, nil)
 
 	want(t, run(t, l, id, ExecSpec{Args: []string{"tr", "a-z", "A-Z"}, Stdin: strings.NewReader("hello")}), "HELLO")
-	want(t, run(t, l, id, ExecSpec{Args: []string{"cat"}}), "") // no input is an empty one
+	want(t, run(t, l, id, ExecSpec{Args: []string{"cat"}}), "") // without input, stdin is empty
 	r := sh(t, l, id, "echo out; echo err >&2; echo again > /dev/stdout; echo too > /dev/stderr")
 	if r.out != "out\nagain\n" || r.err != "err\ntoo\n" {
 		t.Errorf("%+v", r)
@@ -64,7 +64,7 @@ func TestExecStreams(t *testing.T) {
 	endless, w := io.Pipe()
 	defer w.Close()
 	want(t, run(t, l, id, ExecSpec{Args: []string{"echo", "done"}, Stdin: endless}), "done")
-	// A caller that stops taking output does not stop the command.
+	// A caller that stops reading output does not stop the command.
 	exit, err = exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh", "-c", "seq 1 200000; exit 3"}, Stdout: failingWriter{}})
 	if exit != 3 || err != nil {
 		t.Errorf("with a reader gone: %d, %v", exit, err)
@@ -86,7 +86,7 @@ func TestExecDoesNotWaitForTheBackground(t *testing.T) {
 		t.Errorf("took %v", took)
 	}
 	want(t, sh(t, l, id, "touch go; until [ -e wrote ]; do sleep 0.01; done; echo ok"), "ok")
-	// All that was written before the end arrives, however slow the reader.
+	// All output written before the end arrives, however slow the reader.
 	var out slowBuffer
 	exit, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"sh", "-c", "sleep 1000 & head -c 60000 /dev/zero"}, Stdout: &out})
 	if exit != 0 || err != nil || out.n != 60000 {
@@ -98,7 +98,7 @@ func TestExecDoesNotWaitForTheBackground(t *testing.T) {
 type slowBuffer struct{ n int }
 
 func (s *slowBuffer) Write(p []byte) (int, error) {
-	time.Sleep(20 * time.Millisecond) // being slow is what is tested
+	time.Sleep(20 * time.Millisecond) // the slowness is the subject of the test
 	s.n += len(p)
 	return len(p), nil
 }

@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestFrozen has nothing in a box move while f runs, and everything go on afterwards, unless the box was paused before.
+// TestFrozen: no process in a box moves while f runs, and all continue afterwards, unless the box was paused before.
 func TestFrozen(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -40,7 +40,7 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestBoxWhoseStateCannotBeTold is not taken for one that has ended: nothing is done as if nothing ran in it.
+// TestBoxWhoseStateCannotBeTold: a box in an unknown state is not treated as ended.
 func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -66,7 +66,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	l.runc.Command = runtime
 }
 
-// TestCommandsWaitForAFrozenBox has a command that comes while a box stands still for a moment start after that.
+// TestCommandsWaitForAFrozenBox: a command that arrives while a box is briefly frozen starts afterwards.
 func TestCommandsWaitForAFrozenBox(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -84,7 +84,7 @@ func TestCommandsWaitForAFrozenBox(t *testing.T) {
 		select {
 		case err := <-ended:
 			t.Errorf("the command did not wait: %v", err)
-		case <-time.After(50 * time.Millisecond): // one that does not wait ends within that
+		case <-time.After(50 * time.Millisecond): // a command that does not wait ends within that time
 		}
 		over = true
 		return nil
@@ -94,7 +94,7 @@ func TestCommandsWaitForAFrozenBox(t *testing.T) {
 	}
 }
 
-// TestFloodOfCommandsAndPauses has no command fail because of a pause but with ErrPaused.
+// TestFloodOfCommandsAndPauses: commands fail because of a pause only with ErrPaused.
 func TestFloodOfCommandsAndPauses(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -127,7 +127,7 @@ func TestFloodOfCommandsAndPauses(t *testing.T) {
 	}
 }
 
-// TestBoxGoesOnWhenTheRuntimeFails: a box that stood still is not left so because the runtime cannot tell its state.
+// TestBoxGoesOnWhenTheRuntimeFails: a frozen box is thawed even if the runtime cannot report its state.
 func TestBoxGoesOnWhenTheRuntimeFails(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -148,8 +148,8 @@ func TestBoxGoesOnWhenTheRuntimeFails(t *testing.T) {
 	}
 }
 
-// TestPausedBoxThatIsSaidToRun stays paused after a snapshot: crun calls a box a running one while one of its processes still
-// moves.
+// TestPausedBoxThatIsSaidToRun: a paused box stays paused after a snapshot, although crun reports it as running while one
+// process still moves.
 func TestPausedBoxThatIsSaidToRun(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -180,15 +180,15 @@ func TestPausedBoxThatIsSaidToRun(t *testing.T) {
 	}
 }
 
-// TestBoxThatEndsWhileItIsPaused is one that has ended, although the runtime calls a box paused whose control group is frozen,
-// whether anything is left in it or not. It can be started again.
+// TestBoxThatEndsWhileItIsPaused: a box that ended while paused is reported as ended, although the runtime reports it as
+// paused because its control group is frozen, with or without processes. It can be restarted.
 func TestBoxThatEndsWhileItIsPaused(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	var made Spec
 	id := newBox(t, l, func(s *Spec) { made = *s })
 	endFirst(t, l, id)
-	if err := l.cgroup(id).Freeze(t.Context()); err != nil { // as a pause does that has found it alive
+	if err := l.cgroup(id).Freeze(t.Context()); err != nil { // as a pause that has found the box running
 		t.Fatal(err)
 	}
 	if st, err := l.State(t.Context(), id); err != nil || st.State != StateError || st.Pid != 0 {
@@ -230,7 +230,7 @@ func endFirst(t *testing.T, l *Launcher, id policy.BoxID) {
 	}
 	ended := []unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}
 	for {
-		if _, err := unix.Poll(ended, -1); !errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+		if _, err := unix.Poll(ended, -1); !errors.Is(err, unix.EINTR) { // EINTR: a signal of Go's scheduler
 			if err != nil {
 				t.Fatal(err)
 			}

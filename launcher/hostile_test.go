@@ -68,7 +68,7 @@ func TestRecoverGoesOnPastABoxThatStays(t *testing.T) {
 	}
 }
 
-// What a command gets in its environment may be a secret. On the host it passes through a closed directory that the next
+// The environment of a command may contain a secret. On the host it passes through a private directory that the next
 // launcher empties.
 func TestEnvironmentOfCommandsIsKeptClose(t *testing.T) {
 	t.Parallel()
@@ -175,8 +175,8 @@ func killedAmongStarts(t *testing.T, l *Launcher, id policy.BoxID) {
 	}
 }
 
-// withoutUnified returns a crun that sees control groups of version 1 alone, since crun refuses a host that has controllers of
-// both.
+// withoutUnified returns a crun that only sees version 1 control groups, since crun refuses a host that has controllers in
+// both versions.
 func withoutUnified(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("crun")

@@ -25,7 +25,7 @@ import (
 	"boxgate/launcher/launchertest"
 )
 
-// Short names for what the tests below are full of.
+// Short names for the helpers that the tests use all the time.
 var (
 	archive = launchertest.Archive
 	file    = launchertest.File
@@ -33,7 +33,7 @@ var (
 	link    = launchertest.Link
 )
 
-// tinyImage has two layers, a whiteout and no program at all: what a box needs to run must come from the launcher.
+// tinyImage has two layers, a whiteout and no program at all: everything that a box needs must come from the launcher.
 func tinyImage(t *testing.T) v1.Image {
 	t.Helper()
 	img := empty.Image

@@ -222,7 +222,7 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	home, err := os.Readlink("/proc/thread-self/ns/net") // the process's first thread may be elsewhere for a while
+	home, err := os.Readlink("/proc/thread-self/ns/net") // the process's first thread may be in another namespace for a while
 	if err != nil || inside == home {
 		t.Fatalf("the prepared namespace is the caller's: %v", err)
 	}
@@ -238,7 +238,7 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 	}
 }
 
-// What a command may take of the kernel is limited, and root of the box cannot raise it.
+// The kernel resources of a command are limited, and root of the box cannot raise the limits.
 func TestLimitsOfCommandsHold(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

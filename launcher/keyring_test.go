@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// keysOf is how many keys the kernel counts as those of a box's users.
+// keysOf returns how many keys the kernel counts for a box's users.
 func keysOf(t *testing.T, l *Launcher, id policy.BoxID) int {
 	t.Helper()
 	r, err := l.load(id)
@@ -34,7 +34,7 @@ func keysOf(t *testing.T, l *Launcher, id policy.BoxID) int {
 	return total
 }
 
-// The kernel gives a user 200 keys. A command takes none of them: not while it runs, nor after it.
+// The kernel gives a user 200 keys. A command uses none of them: neither while it runs, nor afterwards.
 func TestCommandsTakeNoKeyrings(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

@@ -27,8 +27,8 @@ func capture(t *testing.T, l *Launcher, from func() (Captured, error)) []string 
 	return c.Layers
 }
 
-// TestBoxesOfASnapshot: they see what the box had written and none what another writes; each maps the owners into its own
-// range of user IDs. The snapshot outlives its box, and the layers of a long chain are merged.
+// TestBoxesOfASnapshot: boxes of a snapshot see the files of the original box but not each other's changes; each maps the
+// owners into its own range of user IDs. The snapshot survives its box, and the layers of a long chain are merged.
 func TestBoxesOfASnapshot(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -39,7 +39,7 @@ func TestBoxesOfASnapshot(t *testing.T) {
 		cp /bin/true /opt/new/set; chmod 4755 /opt/new/set
 		rm /.boxgate-init; mkdir -p /.boxgate-init/not/empty; echo ok`), "ok") // the last is where its copies have their first process
 	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "one", nil) })
-	want(t, sh(t, l, first, "cat file"), "kept") // it goes on
+	want(t, sh(t, l, first, "cat file"), "kept") // it continues
 	if err := l.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestBoxesOfASnapshot(t *testing.T) {
 	want(t, sh(t, l, last, "wc -l <file; ls /etc/issue /etc/passwd- 2>/dev/null | wc -l"), "18\n1")
 }
 
-// TestOldCAIsNotTrusted: a box of a snapshot trusts its own CA, and not that of the box whose files it has.
+// TestOldCAIsNotTrusted: a box created from a snapshot trusts its own CA, but not that of the original box.
 func TestOldCAIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -100,7 +100,7 @@ func TestOldCAIsNotTrusted(t *testing.T) {
 	want(t, sh(t, l, second, "hostname; grep -c second /etc/hosts; grep -c ^SSL_CERT_FILE /etc/environment"), "second\n1\n1")
 }
 
-// TestLayersGoWhenNobodyNeedsThem, complete or not; a capture that fails leaves nothing.
+// TestLayersGoWhenNobodyNeedsThem: unneeded layers are removed, complete or not; a failed capture leaves nothing.
 func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -113,7 +113,7 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	if err := os.Mkdir(l.layers.Path("cut.partial"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"kept", "../out"} { // one that is there, one that is no name
+	for _, name := range []string{"kept", "../out"} { // an existing layer, and an invalid name
 		if _, err := l.Capture(t.Context(), id, name, nil); err == nil {
 			t.Errorf("%q was captured", name)
 		}
@@ -136,7 +136,7 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	}
 }
 
-// TestCapturesAreGivenUp when they take too long: the box goes on, and nothing of them is left.
+// TestCapturesAreGivenUp: a capture that takes too long is cancelled: the box continues, and no layer remains.
 func TestCapturesAreGivenUp(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

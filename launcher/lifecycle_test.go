@@ -21,7 +21,7 @@ func TestPauseAndResume(t *testing.T) {
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	want(t, sh(t, l, id, "(i=0; while :; do i=$((i+1)); echo $i > n; sleep 0.001; done) >/dev/null 2>&1 & until [ -s n ]; do sleep 0.001; done; echo counting"), "counting")
-	for range 2 { // the second time changes nothing
+	for range 2 { // the second time is a no-op
 		if err := l.Pause(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
@@ -110,8 +110,8 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 	nothingLeft(t, next, id)
 }
 
-// TestNextLauncherEndsBoundCommands: a command that is bound to its launcher ends with all that it has started when the next one starts.
-// What such a command has left running when it ended goes on.
+// TestNextLauncherEndsBoundCommands: the next launcher kills a running command that is bound to its launcher, with all its
+// descendants. Background processes of a command that had ended keep running.
 func TestNextLauncherEndsBoundCommands(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -202,7 +202,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 	empty := t.TempDir()
 	broken := filepath.Join(t.TempDir(), "runtime")
 	for name, c := range map[string]struct {
-		script string // stands between the launcher and runc
+		script string // wraps runc
 		change func(*Spec)
 		says   string
 	}{

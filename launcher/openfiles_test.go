@@ -41,7 +41,8 @@ func read(s *boxfs.Session, path string) (string, error) {
 	return string(data), err
 }
 
-// TestFilesAreReachedAsTheUserOfTheBox: what boxuser may do, and no more; what is made is boxuser's.
+// TestFilesAreReachedAsTheUserOfTheBox: a session has exactly boxuser's permissions; boxuser owns the files that it
+// creates.
 func TestFilesAreReachedAsTheUserOfTheBox(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -80,7 +81,7 @@ func TestFilesAreReachedAsTheUserOfTheBox(t *testing.T) {
 	l.mustNotSeeWorkers(t, id)
 }
 
-// mustNotSeeWorkers fails if a process of the box sees the one that works on its files.
+// mustNotSeeWorkers fails if a process of the box sees a worker process.
 func (l *Launcher) mustNotSeeWorkers(t *testing.T, id policy.BoxID) {
 	t.Helper()
 	got := sh(t, l, id, `grep -al 'boxgate-file[s]' /proc/[0-9]*/cmdline; true`)
@@ -89,7 +90,7 @@ func (l *Launcher) mustNotSeeWorkers(t *testing.T, id policy.BoxID) {
 	}
 }
 
-// TestWorkersShowNothingOfTheHostsNamespaces: procfs and sysfs show a process its own, whoever's mounts they are.
+// TestWorkersShowNothingOfTheHostsNamespaces: procfs and sysfs show a process its own namespaces, whoever mounted them.
 func TestWorkersShowNothingOfTheHostsNamespaces(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -128,7 +129,7 @@ func TestWorkersShowNothingOfTheHostsNamespaces(t *testing.T) {
 	}
 }
 
-// under makes a path absolute, as seen from the home directory.
+// under makes a path absolute, relative to the home directory.
 func under(path string) string {
 	if strings.HasPrefix(path, "/") {
 		return path
@@ -136,7 +137,7 @@ func under(path string) string {
 	return furnish.Home + "/" + path
 }
 
-// TestWorkersCountAsTheBox: in every hierarchy of control groups.
+// TestWorkersCountAsTheBox: workers are in the box's control group in every hierarchy.
 func TestWorkersCountAsTheBox(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -160,13 +161,13 @@ func TestWorkersCountAsTheBox(t *testing.T) {
 	}
 }
 
-// TestWorkersHaveNoPower: another user than root, no capability, no descriptor but the streams, the box's root.
+// TestWorkersHaveNoPower: a worker is not root, has no capability, only the descriptors of its streams, and the box's root.
 func TestWorkersHaveNoPower(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	s := openFiles(t, l, id)
-	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err != nil { // it has entered by now
+	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err != nil { // it has entered the box after this
 		t.Fatal(err)
 	}
 	r, err := l.load(id)

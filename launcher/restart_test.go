@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestRestartOfAHostileRoot stops a box that has made of its root what it could, and starts it again on that: it has its files and
+// TestRestartOfAHostileRoot stops a box that has changed its root in hostile ways, and restarts it: it has its files and
 // user IDs, another network namespace, and its first process is ours.
 func TestRestartOfAHostileRoot(t *testing.T) {
 	t.Parallel()
@@ -48,8 +48,8 @@ echo made`}}), "made")
 	}
 }
 
-// TestRestartOfAnUnusableRoot starts boxes again that have put something in place of what the runtime needs in their roots: it
-// neither waits for them nor refuses them, and the files that they had there are still somewhere.
+// TestRestartOfAnUnusableRoot restarts boxes that have replaced files that the runtime needs: the restart neither blocks
+// nor fails, and the replaced files are moved aside.
 func TestRestartOfAnUnusableRoot(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -81,8 +81,8 @@ func TestRestartOfAnUnusableRoot(t *testing.T) {
 	}
 }
 
-// TestRestartOverMountPoints makes links and pipes of the directories that the runtime mounts on, which nothing can do from inside
-// while they are mounted.
+// TestRestartOverMountPoints replaces the directories that the runtime mounts on by links and pipes, which is impossible
+// from inside while they are mounted.
 func TestRestartOverMountPoints(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -106,8 +106,8 @@ func TestRestartOverMountPoints(t *testing.T) {
 	}
 }
 
-// TestBoxThatHoldsUpTheRuntime puts a pipe where the runtime looks for users: commands say so, and neither they nor the box are
-// anybody's problem for long.
+// TestBoxThatHoldsUpTheRuntime puts a pipe in place of the user database that the runtime reads: commands report that, and
+// neither they nor the box block for long.
 func TestBoxThatHoldsUpTheRuntime(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
@@ -148,7 +148,7 @@ func TestBoxThatHoldsUpTheRuntime(t *testing.T) {
 	}
 }
 
-// members is how many processes there are in control groups and those below them, at most.
+// members returns the largest number of processes in one of the control groups, including subgroups.
 func members(t *testing.T, dirs []string) int {
 	t.Helper()
 	most := 0
@@ -166,7 +166,7 @@ func members(t *testing.T, dirs []string) int {
 	return most
 }
 
-// TestDeleteWhileTheRuntimeIsHeldUp deletes a box while the runtime waits in it: what keeps it there is killed.
+// TestDeleteWhileTheRuntimeIsHeldUp deletes a box while the runtime blocks in it: the process that blocks it is killed.
 func TestDeleteWhileTheRuntimeIsHeldUp(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

@@ -11,7 +11,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestTheRunDirectoryIsNobodyElses: one that is not there, is empty or is a launcher's will do, also with other files in it.
+// TestTheRunDirectoryIsNobodyElses: a missing or empty run directory, or one that a launcher uses, is accepted, also with
+// other files in it.
 func TestTheRunDirectoryIsNobodyElses(t *testing.T) {
 	state, run := t.TempDir(), filepath.Join(t.TempDir(), "run")
 	check := func(refused bool) {
@@ -41,7 +42,8 @@ func TestTheRunDirectoryIsNobodyElses(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesTheRunDirectoryOfOthers: their files and mounts in it, when all that is the launcher's is gone.
+// TestUninstallLeavesTheRunDirectoryOfOthers: other programs' files and mounts in the run directory stay, and all of the
+// launcher's are removed.
 func TestUninstallLeavesTheRunDirectoryOfOthers(t *testing.T) {
 	nightly.Root(t)
 	run := filepath.Join(t.TempDir(), "run")

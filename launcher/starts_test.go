@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A key that starts hundreds of commands, in however many boxes, takes no more turns than there are, and another does not wait for them all.
+// A key that starts hundreds of commands, in however many boxes, gets only the existing slots, and another key does not
+// wait for all of them.
 func TestBoxesStartCommandsInTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -43,7 +44,7 @@ func TestBoxesStartCommandsInTurn(t *testing.T) {
 	})
 }
 
-// A start that is held up gives its turn up after a while, and one that no longer waits gets none.
+// A stalled start releases its slot after a while, and a start that no longer waits gets none.
 func TestATurnEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

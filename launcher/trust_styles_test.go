@@ -34,8 +34,8 @@ func tree(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// trusted furnishes a box of a root file system with a CA and returns the root as the box would see it, in which what
-// the launcher has not touched is found below the image.
+// trusted furnishes a box with a root file system and a CA, and returns a function that reads files of the root as the box
+// would see them: files that the launcher has not touched come from the image.
 func trusted(t *testing.T, image string, ca []byte) func(name string) string {
 	t.Helper()
 	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})
@@ -50,16 +50,16 @@ func trusted(t *testing.T, image string, ca []byte) func(name string) string {
 	}
 }
 
-// Each style of system gets the CA at the places where its programs look, next to the public roots it had.
+// Each style of system gets the CA in the files that its programs read, next to the existing public roots.
 func TestStoresOfEachStyle(t *testing.T) {
 	t.Parallel()
 	public, ca := string(launchertest.CA(t)), launchertest.CA(t)
 	for _, style := range []struct {
 		name     string
 		files    map[string]string
-		bundles  []string // hold the public roots, then the CA
-		anchors  []string // hold the CA alone
-		profiled string   // what /etc/profile holds if the launcher writes it
+		bundles  []string // have the public roots, then the CA
+		anchors  []string // have only the CA
+		profiled string   // content of /etc/profile if the launcher writes it
 	}{
 		{
 			name: "Debian",
@@ -70,7 +70,7 @@ func TestStoresOfEachStyle(t *testing.T) {
 			anchors: []string{"usr/local/share/ca-certificates/boxgate.crt", "etc/ssl/certs/boxgate-0.pem"},
 		},
 		{
-			name: "Alpine", // whose OpenSSL reads /etc/ssl/cert.pem, and whose wget, of busybox, asks ssl_client, which does too
+			name: "Alpine", // its OpenSSL reads /etc/ssl/cert.pem; so does ssl_client, which busybox wget uses
 			files: map[string]string{
 				"bin/busybox": "", "bin/sh": "-> /bin/busybox", "etc/alpine-release": "3.20.3\n", "etc/profile": "# Alpine's\n",
 				"etc/ssl/certs/ca-certificates.crt": public, "etc/ssl/cert.pem": "-> certs/ca-certificates.crt",
@@ -123,7 +123,7 @@ func TestStoresOfEachStyle(t *testing.T) {
 	}
 }
 
-// checkShellVariables has a shell read the profile: it must set every variable that is not set already.
+// checkShellVariables runs the profile in a shell: it must set every variable that is not set already.
 func checkShellVariables(t *testing.T, profile, environment string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", profile+"\nenv")
@@ -146,7 +146,7 @@ func checkShellVariables(t *testing.T, profile, environment string) {
 	}
 }
 
-// What the image says in /etc/environment stays, and wins.
+// The image's lines in /etc/environment stay, and win.
 func TestEnvironmentOfTheImageStays(t *testing.T) {
 	t.Parallel()
 	read := trusted(t, tree(t, map[string]string{"usr/bin/.keep": "", "etc/environment": "PIP_CERT=/mine"}), launchertest.CA(t))
@@ -156,7 +156,7 @@ func TestEnvironmentOfTheImageStays(t *testing.T) {
 	}
 }
 
-// su and apt drop the groups of root before they go on as somebody else.
+// su and apt drop the groups of root before they switch to another user.
 func TestRootMayDropItsGroups(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

@@ -15,7 +15,7 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// The CA is believed by real clients, over real TLS, next to the public roots.
+// Real clients accept the CA, over real TLS, next to the public roots.
 func TestClientsInTheBoxTrustItsCA(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)

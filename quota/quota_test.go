@@ -77,8 +77,8 @@ func TestAHolderWithLimitsOfItsOwn(t *testing.T) {
 	}
 }
 
-// Holders that take all they can leave the operator its quarter, one of them leaves others half, and one that comes after many
-// finds something.
+// Holders that take all they can leave the operator its quarter, a single holder leaves others half, and a late one still
+// gets something.
 func TestSharesOfATotal(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Totals: limits(Requests, 4000)})
@@ -112,7 +112,7 @@ func TestSharesOfATotal(t *testing.T) {
 	}
 }
 
-// The operator's bodies fit the memory of the process, beside those of others.
+// The operator's request bodies fit in the memory of the process, beside those of others.
 func TestTheOperatorHasAllOfTheMemory(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Totals: limits(Memory, 400)})
@@ -192,7 +192,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Holders are forgotten once they have nothing, and once their rates are whole again.
+// Holders are forgotten when they have no usage and their rates have recovered.
 func TestHoldersAreForgotten(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(0, 0)
@@ -223,7 +223,7 @@ func TestHoldersAreForgotten(t *testing.T) {
 	}
 }
 
-// What a request holds outlives it with the work that it has started, and no longer.
+// The usage of a request lasts as long as the work that it has started, and no longer.
 func TestScope(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Defaults: limits(Memory, 100)})
@@ -249,7 +249,7 @@ func TestScope(t *testing.T) {
 	if used(Memory) != 0 || len(b.held) != 0 {
 		t.Errorf("%d used when it has ended", used(Memory))
 	}
-	late := s.Keep() // the work began after its request had ended
+	late := s.Keep() // the work calls Keep after its request has ended
 	if used(Memory) != 50 {
 		t.Errorf("%d used by work that began late", used(Memory))
 	}
@@ -265,7 +265,7 @@ func TestScope(t *testing.T) {
 	none.Keep()()
 }
 
-// Holders are those that hold something, and those that the caller names, each once, and the one that is nearest to a limit first.
+// Holders returns the holders with usage, and those that the caller adds, each once, the one closest to a limit first.
 func TestHoldersThatHaveMost(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Defaults: limits(Commands, 4).Over(limits(Boxes, 10))})

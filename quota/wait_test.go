@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// waits opens a request that holds own bytes and asks for n more, and returns what becomes of it and how long that took.
+// waits opens a request that has own bytes and requests n more, and returns the result and its duration.
 func waits(t *testing.T, b *Book, h Holder, own, n int64) <-chan time.Duration {
 	t.Helper()
 	s, end := b.Open(h)
@@ -28,7 +28,7 @@ func waits(t *testing.T, b *Book, h Holder, own, n int64) <-chan time.Duration {
 	return took
 }
 
-// A request waits for what others release, not longer than it may, and not where that cannot help.
+// A request waits for others to release something, but not longer than it may, and not if that cannot help.
 func TestRequestsWaitForRoom(t *testing.T) {
 	t.Parallel()
 	outcome := func(took <-chan time.Duration) (time.Duration, bool) {
@@ -89,7 +89,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 	}
 }
 
-// Few wait at a time, and few of one key: the others are refused at once, and what waits holds up nothing.
+// Few requests may wait at a time, and few of one key: others are refused immediately, and waiting ones delay nothing.
 func TestFewRequestsWaitForRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestFewRequestsWaitForRoom(t *testing.T) {
 			b.force(key(name), Memory, 1)
 			want := mostWaitersOfOne
 			if name == "i" {
-				want = 0 // as many as may wait are of the other keys
+				want = 0 // all waiting requests are of the other keys
 			}
 			if got := waiting(key(name), 2*mostWaitersOfOne); got != want {
 				t.Errorf("%d requests of %s wait, not %d", got, name, want)
@@ -122,7 +122,7 @@ func TestFewRequestsWaitForRoom(t *testing.T) {
 	})
 }
 
-// A request that is given up waits no longer.
+// A cancelled request stops waiting.
 func TestWaitingEndsWithTheRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

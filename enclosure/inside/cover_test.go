@@ -15,12 +15,12 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// enclosed runs f in a mount namespace of its own that has a [Private] directory.
+// enclosed runs f in a new mount namespace with a [Private] directory.
 func enclosed(t *testing.T, f func() error) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the namespace ends with the thread
+		runtime.LockOSThread() // never unlocked: the namespace ends with the thread
 		err := unix.Unshare(unix.CLONE_NEWNS)
 		if err == nil {
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
@@ -68,8 +68,9 @@ func statOf(t *testing.T, path string) unix.Stat_t {
 	return st
 }
 
-// TestAttackDirectoryOfSocketsIsExchanged: while a directory is covered its owner puts a link to one of root's in its place. That
-// keeps its owner, mode and content, and what is covered is the directory that was looked at, by one that is its owner's too.
+// TestAttackDirectoryOfSocketsIsExchanged: while a directory is being covered, its owner replaces it by a link to a
+// directory of root's. That directory keeps its owner, mode and content: only the directory that was checked is covered, by
+// one with the same owner.
 func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -105,7 +106,7 @@ func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
 	}
 }
 
-// TestAttackSocketIsExchanged: the same with one socket beside files.
+// TestAttackSocketIsExchanged does the same with one socket beside files.
 func TestAttackSocketIsExchanged(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -130,7 +131,7 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 		if info, err := os.Lstat(path + "-moved"); err != nil || info.Mode() != 0 {
 			t.Errorf("the socket is not covered: %v (%v)", info, err)
 		}
-		if err := hideSocket(Spec{}, path); err != nil { // a link now
+		if err := hideSocket(Spec{}, path); err != nil { // it is a link now
 			return err
 		}
 		if content, err := os.ReadFile(victim); string(content) != "root's" {
@@ -140,8 +141,8 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 	})
 }
 
-// TestAttackSocketBehindALinkInACircle: whoever has a socket puts a link to itself in the place of its directory, or of the socket. That
-// keeps nobody from running commands: there is nothing to reach.
+// TestAttackSocketBehindALinkInACircle: the owner of a socket replaces its directory, or the socket, by a link to itself.
+// Commands still run: no socket can be reached there.
 func TestAttackSocketBehindALinkInACircle(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -157,7 +158,7 @@ func TestAttackSocketBehindALinkInACircle(t *testing.T) {
 	}
 }
 
-// TestAttackQueueOfTheHost: a message queue of the host is not seen where queues are mounted; those of the namespace are.
+// TestAttackQueueOfTheHost: mounts of message queues show the queues of the command's namespace, not those of the host.
 func TestAttackQueueOfTheHost(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -183,8 +184,8 @@ func TestAttackQueueOfTheHost(t *testing.T) {
 	})
 }
 
-// TestAttackSocketWhereRootMayNotLook: a file system of a user refuses root. A socket there is not taken for one that is gone, unless
-// the command's user is refused like root.
+// TestAttackSocketWhereRootMayNotLook: a file system of a user refuses root. A socket there is not taken for a missing one,
+// unless the command's user is refused as well.
 func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -198,7 +199,7 @@ func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = unix.Mount("test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=47110,group_id=47110", device.Fd()))
-	if err := errors.Join(err, device.Close()); err != nil { // nobody serves it: its user finds an error
+	if err := errors.Join(err, device.Close()); err != nil { // no server answers: its user gets an error
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
@@ -220,7 +221,7 @@ func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
 	}
 }
 
-// TestAttackDeviceByAnotherMount: a device that is kept from commands is kept from them in every mount that shows it.
+// TestAttackDeviceByAnotherMount: a hidden device is hidden in every mount that shows it.
 func TestAttackDeviceByAnotherMount(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

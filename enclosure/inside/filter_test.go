@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// judge runs the filter on a call. The machine of package bpf reads words as networks order them.
+// judge runs the filter on a call. The VM of package bpf reads words in network byte order.
 func judge(t *testing.T, arch, number uint32, first, second uint64) uint32 {
 	t.Helper()
 	filter, err := program()
@@ -80,7 +80,7 @@ func TestFilterOfCalls(t *testing.T) {
 	for arch, numbers := range map[uint32][]uint32{ // add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd
 		unix.AUDIT_ARCH_X86_64: {248, 249, 250, 321, 298, 323}, unix.AUDIT_ARCH_I386: {286, 287, 288, 357, 336, 374},
 		unix.AUDIT_ARCH_AARCH64: {217, 218, 219, 280, 241, 282}, unix.AUDIT_ARCH_ARM: {309, 310, 311, 386, 364, 388},
-	} { // those of other machines are refused as unknown
+	} { // other architectures are refused as unknown
 		for _, number := range numbers {
 			if got := judge(t, arch, number, 0, 0); got != refused(unix.ENOSYS) {
 				t.Errorf("call %d on %#x: %#x", number, arch, got)

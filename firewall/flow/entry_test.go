@@ -14,7 +14,8 @@ import (
 	"boxgate/policy"
 )
 
-// recordedEvents are what follows the header of netlink at the beginning and the end of a TCP connection and of a ping over IPv6, as Linux 6.18 tells of them.
+// recordedEvents are netlink messages (without header) of Linux 6.18 about the beginning and the end of a TCP connection
+// and of a ping over IPv6.
 var recordedEvents = []string{
 	"020000003400018014000180080001007f000001080002007f0000011c000280050001000600000006000200b1f4000006000300" +
 		"03e700003400028014000180080001007f000001080002007f0000011c00028005000100060000000600020003e7000006000300" +
@@ -38,7 +39,7 @@ var recordedEvents = []string{
 		"18ea5d64c83cf2830c00020018ea5d64f18942dd08000800800000070c001b0018ea5d64f189434b",
 }
 
-// What is used of a connection is what the kernel says.
+// Parse reads the attributes that are used.
 func TestParse(t *testing.T) {
 	t.Parallel()
 	data, err := hex.DecodeString(recordedEvents[1])
@@ -57,7 +58,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Whatever comes, Parse reads it without a panic; of what the kernel may send, it reads what the library reads.
+// Parse never panics; for messages that the kernel may send, it reads the same as the library.
 func FuzzParse(f *testing.F) {
 	for i, e := range recordedEvents {
 		data, err := hex.DecodeString(e)
@@ -82,7 +83,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// encodeFlow makes the message of a connection, in which all words are alike.
+// encodeFlow makes the message of a connection with the same value in all words.
 func encodeFlow(t *testing.T, v6 bool, proto uint8, src, dst uint16, word uint32, long uint64) []byte {
 	t.Helper()
 	encode := func(fill func(*netlink.AttributeEncoder)) []byte {
@@ -136,7 +137,7 @@ func encodeFlow(t *testing.T, v6 bool, proto uint8, src, dst uint16, word uint32
 	})...)
 }
 
-// same compares what is used.
+// same compares the parts that are used.
 func same(e *Entry, f *conntrack.Flow) bool {
 	o, r := f.TupleOrig, f.TupleReply
 	return e.Src == netip.AddrPortFrom(o.IP.SourceAddress.Unmap(), o.Proto.SourcePort) && e.Dst == netip.AddrPortFrom(o.IP.DestinationAddress.Unmap(), o.Proto.DestinationPort) &&

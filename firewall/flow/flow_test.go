@@ -10,8 +10,8 @@ import (
 	"boxgate/firewall/network"
 )
 
-// Of all connections, those end that are lookups of boxes and lead to another port of the gateway than that of now. Other programs mark
-// theirs with the same bits.
+// Only DNS lookups of boxes that lead to another port of the gateway than the current one are cut. Other programs may use
+// the same mark bits.
 func TestOnlyLookupsThatLeadElsewhereEnd(t *testing.T) {
 	t.Parallel()
 	ns, table := emptyTable(t)
@@ -20,8 +20,8 @@ func TestOnlyLookupsThatLeadElsewhereEnd(t *testing.T) {
 	type entry struct {
 		what     string
 		from, to string
-		port     uint16 // that it is for
-		leads    uint16 // to which port it leads
+		port     uint16 // destination port
+		leads    uint16 // port that it is redirected to
 		protocol uint8
 		mark     uint32
 		ends     bool

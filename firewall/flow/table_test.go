@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// All connections that the kernel forwards for boxes are read, and no others; also after a read that failed.
+// All connections that the kernel forwards for boxes are read, and no others; also after a failed read.
 func TestTheTableIsReadWhole(t *testing.T) {
 	t.Parallel()
 	ns, kernel := emptyTable(t)
@@ -60,7 +60,7 @@ func TestTheTableIsReadWhole(t *testing.T) {
 	}
 }
 
-// Connections are counted for each namespace, so that a table is not read for one that has none.
+// Connections are counted per namespace, so that the table is not read for a namespace without connections.
 func TestConnectionsOfTheNamespaceAreCounted(t *testing.T) {
 	t.Parallel()
 	emptied, none := emptyTable(t)
@@ -98,7 +98,7 @@ func TestConnectionsOfTheNamespaceAreCounted(t *testing.T) {
 	counted(0)
 }
 
-// What is removed is what is unwanted, of all protocols and families and in zones of its own, and nothing that is like it elsewhere.
+// Only unwanted entries are removed, of all protocols, families and zones; similar entries elsewhere stay.
 func TestUnwantedEntriesAreRemoved(t *testing.T) {
 	t.Parallel()
 	ns, kernel := emptyTable(t)
@@ -151,7 +151,7 @@ func TestUnwantedEntriesAreRemoved(t *testing.T) {
 	}
 }
 
-// A panic of who is told of entries, which ends one change alone, leaves nothing of the answer to be taken for the next one.
+// A panic of a callback, which ends a single change, leaves no unread answer for the next one.
 func TestNothingIsLeftAfterAPanic(t *testing.T) {
 	t.Parallel()
 	ns, kernel := emptyTable(t)
@@ -175,7 +175,7 @@ func TestNothingIsLeftAfterAPanic(t *testing.T) {
 	}
 }
 
-// The table is never in memory whole: boxes can fill it with hundreds of thousands of entries.
+// The table is never held in memory as a whole: boxes can fill it with hundreds of thousands of entries.
 func TestTheTableIsNotHeldInMemory(t *testing.T) {
 	ns, kernel := emptyTable(t)
 	const count = 20_000
@@ -210,7 +210,7 @@ func TestTheTableIsNotHeldInMemory(t *testing.T) {
 	}
 }
 
-// emptyTable returns a network namespace of its own, and the library's way to its table.
+// emptyTable returns a new network namespace, and the library's connection to its table.
 func emptyTable(t *testing.T) (netns.NsHandle, *conntrack.Conn) {
 	t.Helper()
 	nightly.Root(t)

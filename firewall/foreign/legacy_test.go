@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// legacyRule is one entry of a filter table as iptables-legacy would write it.
+// legacyRule returns one entry of a filter table as iptables-legacy would write it.
 func legacyRule(f *legacyFamily, iface string, verdict int32) []byte {
 	b := make([]byte, f.entry+40)
 	copy(b[f.inIface:], iface)
@@ -27,7 +27,7 @@ func legacyRule(f *legacyFamily, iface string, verdict int32) []byte {
 	return b
 }
 
-// setLegacy replaces the filter table of the calling thread's namespace: a rule for the interfaces in INPUT and FORWARD each,
+// setLegacy replaces the filter table of the calling thread's namespace: a rule for the interfaces in INPUT and in FORWARD,
 // and policies.
 func setLegacy(f *legacyFamily, iface string, input, forward int32) error {
 	var entries []byte
@@ -61,7 +61,7 @@ func setLegacy(f *legacyFamily, iface string, input, forward int32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	info := make([]byte, legacyInfoSize) // reading it creates the table
+	info := make([]byte, legacyInfoSize) // reading the table creates it
 	copy(info, "filter")
 	if err := getsockopt(fd, f.level, legacyGetInfo, info); err != nil {
 		return err
@@ -120,7 +120,7 @@ func TestLegacyTablesThatDrop(t *testing.T) {
 			if err := check(); err == nil || !strings.Contains(err.Error(), "INPUT") || !strings.Contains(err.Error(), f.tool+"-legacy -I FORWARD -i bg+ -j ACCEPT") {
 				t.Errorf("both, and a rule for another interface: %v", err)
 			}
-			set("bg", legacyDrop, legacyDrop) // what "-i bg+" becomes
+			set("bg", legacyDrop, legacyDrop) // iptables' "-i bg+"
 			must(check())
 		})
 	}

@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// What the kernel tells with an interface is what its files say: a value that differs is never taken for the one that it must be.
+// The sysctls in link messages equal the files: a wrong value is never taken for the required one.
 func TestConfsAreThoseOfTheFiles(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

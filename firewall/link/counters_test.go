@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// What is told of one interface, of all of them, and with everything else, is the same.
+// The counters of one interface, of all interfaces, and in link messages are the same.
 func TestTransfersAreThoseOfTheInterface(t *testing.T) {
 	nightly.Root(t)
 	ns, err := namespace.New()
@@ -60,7 +60,7 @@ func TestTransfersAreThoseOfTheInterface(t *testing.T) {
 	}
 }
 
-// What an earlier run has left is counted before it is attached.
+// Interfaces of an earlier run are counted before they are attached.
 func TestCountersOfAnEarlierRun(t *testing.T) {
 	nightly.Root(t)
 	ns, err := namespace.New()
@@ -89,7 +89,7 @@ func TestCountersOfAnEarlierRun(t *testing.T) {
 	}
 }
 
-// Messages that are cut off say nothing.
+// Truncated messages are rejected.
 func FuzzReadStats(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(make([]byte, statsHeader+4+200))

@@ -17,19 +17,19 @@ import (
 	"boxgate/firewall/network"
 )
 
-// packet is what rules can see of one.
+// packet has the properties of a packet that rules can see.
 type packet struct {
 	family           network.Family
 	src, dst         netip.Addr
 	proto            byte
-	port             uint16 // it goes to
+	port             uint16 // destination port
 	from, to         string // interfaces
 	state            uint32 // of its connection
-	answer, accepted bool   // it goes against the connection's direction; its socket is the gateway's
+	answer, accepted bool   // against the direction of the connection; to a socket of the gateway
 	mark, ctMark     uint32
 }
 
-// load returns what an expression loads of the packet.
+// load returns the value that an expression loads from the packet.
 func (p *packet) load(e expr.Any) []byte {
 	group := func(link string) uint32 {
 		if strings.HasPrefix(link, network.LinkPrefix) {
@@ -53,7 +53,7 @@ func (p *packet) load(e expr.Any) []byte {
 			expr.CtKeyMARK: native32(p.ctMark), expr.CtKeySTATUS: native32(0)}[e.Key]
 	case *expr.Payload:
 		return p.header(e)[e.Offset : e.Offset+e.Len]
-	default: // of an IPv6 extension header; the type of an address elsewhere
+	default: // an IPv6 extension header; or the type of an address elsewhere
 		return make([]byte, 4)
 	}
 }
@@ -75,7 +75,7 @@ func (p *packet) header(e *expr.Payload) []byte {
 	return h
 }
 
-// machine runs the rules of the kernel as it does, and counts.
+// machine interprets the kernel's rules like the kernel, and counts expressions.
 type machine struct {
 	t       *testing.T
 	rules   map[string][][]expr.Any
@@ -85,11 +85,11 @@ type machine struct {
 	regs    [5 * 16]byte
 }
 
-// other is an expression that the library does not read, or of which it does not matter here what it says.
+// other is an expression that the library does not decode, or whose content does not matter here.
 type other struct {
 	expr.Any
 	name  string
-	limit bool // of connections: it matches beyond that
+	limit bool // a connection limit: it matches above the limit
 }
 
 // read reads all rules from the kernel.
@@ -199,7 +199,7 @@ func (m *machine) run(chain string, p *packet) expr.VerdictKind {
 	return expr.VerdictContinue
 }
 
-// rule counts the expressions up to the one that does not match.
+// rule counts the expressions up to the first that does not match.
 func (m *machine) rule(rule []expr.Any, p *packet) expr.Verdict {
 	for _, e := range rule {
 		m.count++
@@ -282,14 +282,14 @@ func (m *machine) lookup(e *expr.Lookup) (v expr.Verdict, matches bool) {
 	return v, found != e.Invert
 }
 
-// way is what a packet passes.
+// way is the path of a packet.
 type way struct {
 	name   string
 	packet func(network.Family) packet
 	hooks  [6]string // chains, in order; empty: not passed
 }
 
-// Addresses: that the plan allows, elsewhere, and that packets have outside.
+// Addresses allowed by the plan, other addresses, and addresses of packets outside.
 var (
 	allowed   = bothFamilies("198.51.100.7", "2001:db8:2::7")
 	elsewhere = bothFamilies("203.0.113.7", "2001:db8:1::7")
@@ -300,7 +300,7 @@ func bothFamilies(v4, v6 string) map[network.Family]netip.Addr {
 	return map[network.Family]netip.Addr{network.V4: netip.MustParseAddr(v4), network.V6: netip.MustParseAddr(v6)}
 }
 
-// ways are those of most packets.
+// ways returns the paths of most packets.
 func ways(box *Entry) []way {
 	own := bothFamilies(box.Sources[0].String(), box.Sources[1].String())
 	const uplink = "up0"
@@ -333,7 +333,7 @@ func ways(box *Entry) []way {
 	}
 }
 
-// counts are how many expressions an IPv4 packet meets in each chain and in all, and one of IPv6 in all.
+// counts returns the number of expressions for an IPv4 packet per chain and in total, and for an IPv6 packet in total.
 func (m *machine) counts(w way) (out []string) {
 	m.t.Helper()
 	for _, f := range network.Families {
@@ -344,7 +344,7 @@ func (m *machine) counts(w way) (out []string) {
 			switch p.dst = inside; {
 			case chain == chainGuard && p.answer: // before its destination is translated
 				p.dst = host[f]
-			case chain == chainLeak && !p.answer: // after its source was
+			case chain == chainLeak && !p.answer: // after its source was translated
 				p.src = host[f]
 			}
 			if chain != "" && m.run(chain, &p) == expr.VerdictDrop {
@@ -364,7 +364,7 @@ func (m *machine) counts(w way) (out []string) {
 	return out
 }
 
-// What docs/architecture.md says of the expressions that packets meet is what the rules in the kernel come to.
+// docs/architecture.md lists the number of expressions per packet: the rules in the kernel agree.
 func TestExpressionsOfTheHotPaths(t *testing.T) {
 	t.Parallel()
 	tbl, box := newTable(t)

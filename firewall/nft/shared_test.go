@@ -9,8 +9,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Boxes whose plans differ in anything but the version of their policy must not share rules: a field of the plan that the
-// digest leaves out would give a box what another one may reach.
+// Boxes whose plans differ in anything except the version of their policy must not share rules: a field of the plan that
+// the digest left out would give a box access that only another one has.
 func TestDigestsDifferInEveryField(t *testing.T) {
 	t.Parallel()
 	prefixes := func(list ...string) (out []netip.Prefix) {

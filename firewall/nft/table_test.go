@@ -18,7 +18,7 @@ import (
 	"boxgate/policy"
 )
 
-// newTable writes a table with one box into a network namespace of its own.
+// newTable writes a table with one box in a new network namespace.
 func newTable(t *testing.T) (*Table, *Entry) {
 	t.Helper()
 	ns := emptyNamespace(t)
@@ -46,12 +46,12 @@ func emptyNamespace(t *testing.T) netns.NsHandle {
 	return ns
 }
 
-// opening is a plan that allows a network.
+// opening returns a plan that allows a network.
 func opening(prefix string) policy.KernelPlan {
 	return policy.KernelPlan{Allowed: parsed(prefix, "198.51.100.250/32"), Protected: parsed("10.0.0.0/8", "fc00::/7")}
 }
 
-// chainsAndSets lists what the table holds of plans and protected ranges, and where the box's packets go.
+// chainsAndSets lists the chains and sets of plans and protected ranges in the table, and the target of the box's packets.
 func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target string) {
 	t.Helper()
 	c, err := tbl.dial()
@@ -86,7 +86,7 @@ func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target
 	return there, targets[box.Link]
 }
 
-// A version that is not written completely changes nothing: the previous plan stays in force.
+// A version that is not written completely has no effect: the previous plan stays active.
 func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	tbl, box := newTable(t)
 	if err := tbl.Replace(t.Context(), Change{box, opening("198.51.100.0/28")}); err != nil {
@@ -105,8 +105,8 @@ func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	}
 }
 
-// The kernel's answer to the change is lost, and reading back fails as well: the next change finds out what is in
-// force.
+// The kernel's answer to a change is lost, and reading back fails as well: the next change finds out which version is
+// active.
 func TestALostAnswerIsFoundOut(t *testing.T) {
 	tbl, box := newTable(t)
 	replace := func() {
@@ -140,7 +140,7 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 	}
 }
 
-// A set that rules fill is as large as the boxes need, however many that are: in a full one a meter would limit nothing.
+// A set that rules fill grows with the boxes: a full meter would limit nothing.
 func TestSetsOfInterfacesGrow(t *testing.T) {
 	t.Parallel()
 	tbl, _ := newTable(t)

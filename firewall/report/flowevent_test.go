@@ -9,7 +9,7 @@ import (
 	"boxgate/firewall/flow"
 )
 
-// A connection is recorded when it begins and when it ends, not each time that something about it changes.
+// A connection is recorded when it begins and when it ends, not at every other change.
 func TestEventsOfConnections(t *testing.T) {
 	t.Parallel()
 	message := make([]byte, flow.HeaderLen)

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// Of all connections that begin and end, the gateway hears of those that the kernel forwards for boxes.
+// The gateway only receives events of connections that the kernel forwards for boxes.
 func TestOnlyForwardedConnectionsAreHeard(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

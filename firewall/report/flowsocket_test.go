@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// hear opens a socket in a network namespace of its own, with a function that makes connections begin and end there.
+// hear opens a socket in a new network namespace, and returns a function that opens and closes connections there.
 func hear(t *testing.T) (s *flowSocket, connections func(count int)) {
 	t.Helper()
 	nightly.Root(t)
@@ -45,7 +45,7 @@ func hear(t *testing.T) (s *flowSocket, connections func(count int)) {
 	}
 }
 
-// What the kernel has told before the socket is closed is recorded, more of it than one system call reads.
+// Events before the close of the socket are recorded, even more than one system call reads.
 func TestEventsBeforeTheCloseAreHeard(t *testing.T) {
 	t.Parallel()
 	s, connections := hear(t)
@@ -66,11 +66,11 @@ func TestEventsBeforeTheCloseAreHeard(t *testing.T) {
 	}
 }
 
-// Events that the kernel drops are noticed, and those that come later are heard.
+// Dropped events are noticed, and later ones are received.
 func TestDroppedEventsAreNoticed(t *testing.T) {
 	t.Parallel()
 	s, connections := hear(t)
-	if err := s.setBuffer(1); err != nil { // the least that the kernel allows
+	if err := s.setBuffer(1); err != nil { // the minimum of the kernel
 		t.Fatal(err)
 	}
 	connections(100)
@@ -88,9 +88,9 @@ func TestDroppedEventsAreNoticed(t *testing.T) {
 	}
 }
 
-// Whatever a datagram holds, it is read without a panic, and messages are passed on whole.
+// Any datagram is read without a panic, and messages are passed on whole.
 func FuzzSplit(f *testing.F) {
-	f.Add([]byte{20, 0, 0, 0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}, uint16(0x100), uint16(0x600)) // a message in another
+	f.Add([]byte{20, 0, 0, 0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}, uint16(0x100), uint16(0x600)) // a message within another
 	f.Add([]byte{2, 0, 0}, uint16(0x102), uint16(0))
 	f.Fuzz(func(t *testing.T, data []byte, kind, flags uint16) {
 		split(data, func(netlink.Message) {})

@@ -6,8 +6,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestRefusalsAreToldOnce: packets whose own reports are still under way when the kernel's counters are read are told by those
-// reports alone, and the others, that the kernel does not report, by their number.
+// TestRefusalsAreToldOnce: packets whose own reports are still on their way when the kernel's counters are read are only
+// reported by those; packets without a report are counted in one event.
 func TestRefusalsAreToldOnce(t *testing.T) {
 	r := &Reports{counts: map[countKey]*count{}}
 	box := &tracked{}

@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// A gateway that waits for its addresses, as a kernel that is busy makes it, still ends when it is told to.
+// A gateway that waits for its addresses, which a busy kernel delays, ends when its context does.
 func TestTheWaitForAddressesEnds(t *testing.T) {
 	nightly.Root(t)
 	ns, err := namespace.New()

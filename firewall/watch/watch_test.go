@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// roster restores the boxes that it has.
+// roster restores its boxes.
 type roster struct {
 	Owner
 	has []policy.BoxID
@@ -25,8 +25,8 @@ func (r roster) RestoreBoxes(_ context.Context, boxes map[policy.BoxID]bool) (re
 	return restored, nil
 }
 
-// A box that goes, as when creating it fails, takes its link with it. No other program has changed anything then, and
-// none is accused.
+// A box that is removed, as when creating it fails, takes its link with it. That is not logged as a change by another
+// program.
 func TestARemovedBoxIsNotTampering(t *testing.T) {
 	t.Parallel()
 	core, logs := observer.New(zap.DebugLevel)

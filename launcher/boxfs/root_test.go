@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOpenRoot: the root of a process is opened if that is in the user namespace of the box, and has the marker of a box.
+// TestOpenRoot: the root of a process is opened only if the process is in the user namespace of the box, and the root has
+// the marker of a box.
 func TestOpenRoot(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -61,7 +62,7 @@ func TestOpenRoot(t *testing.T) {
 	}
 }
 
-// TestSessionsOfABoxTakeTurns: one more than a box has waits, and those of other boxes do not.
+// TestSessionsOfABoxTakeTurns: one session above the limit of a box waits, and sessions of other boxes do not.
 func TestSessionsOfABoxTakeTurns(t *testing.T) {
 	t.Parallel()
 	var turns Turns
@@ -97,7 +98,7 @@ func TestSessionsOfABoxTakeTurns(t *testing.T) {
 	waits.Wait()
 	for _, end := range ends {
 		end()
-		end() // which gives back no other turn
+		end() // a second call has no effect
 	}
 	if len(turns.boxes) > 0 {
 		t.Errorf("%d boxes are remembered", len(turns.boxes))

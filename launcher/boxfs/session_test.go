@@ -17,10 +17,11 @@ import (
 	"boxgate/launcher/boxfs/worker"
 )
 
-// user is the user of the boxes of tests.
+// user is the user of the boxes in tests.
 const user = 65534
 
-// newRoot makes the root of a box in memory, which is a file system of boxes: its home and /tmp are the user's, the rest is root's.
+// newRoot makes the root of a box on a tmpfs, which is an accepted type: its home and /tmp belong to the user, the rest to
+// root.
 func newRoot(t *testing.T) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -80,7 +81,7 @@ func read(s *Session, path string) (string, error) {
 	return string(data), err
 }
 
-// TestSession: the root of the box is all that there is, and its user may do there what a user may.
+// TestSession: a session sees only the root of the box, with the permissions of the box's user.
 func TestSession(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -109,7 +110,7 @@ func TestSession(t *testing.T) {
 			t.Errorf("reading %s: %q, %v", path, got, err)
 		}
 	}
-	if err := write(s, "/shared", "new"); err != nil { // it cannot be replaced: its directory is root's
+	if err := write(s, "/shared", "new"); err != nil { // it cannot be replaced, because root owns its directory
 		t.Error(err)
 	}
 	if data, err := os.ReadFile(dir + "/shared"); string(data) != "new" || err != nil {
@@ -123,7 +124,7 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// TestArchivesOfASession: a directory is packed and unpacked, and what cannot be read is counted.
+// TestArchivesOfASession: a directory is packed and unpacked, and unreadable files are counted.
 func TestArchivesOfASession(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -163,8 +164,8 @@ func TestArchivesOfASession(t *testing.T) {
 	}
 }
 
-// TestLargeDirectoriesAreBounded: a list has as many entries as asked for and says that there are more, and removing a deep
-// tree takes no more descriptors than a worker has.
+// TestLargeDirectoriesAreBounded: a list has as many entries as requested and reports that there are more, and removing a
+// deep tree needs no more descriptors than a worker may have.
 func TestLargeDirectoriesAreBounded(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -180,7 +181,7 @@ func TestLargeDirectoriesAreBounded(t *testing.T) {
 	}
 	s := open(t, dir)
 	at := "/tmp/d"
-	for range 3000 / 300 { // a path is bounded: each part is made in one directory and moved below the next
+	for range 3000 / 300 { // paths are bounded: each part is made in one directory and moved below the next
 		part := strings.Repeat("/d", 299)
 		if _, err := s.Do(worker.Request{Op: worker.OpMakeDir, Path: []byte("/tmp/next" + part), Parents: true}); err != nil {
 			t.Fatal(err)
@@ -209,7 +210,7 @@ func TestLargeDirectoriesAreBounded(t *testing.T) {
 	}
 }
 
-// TestSessionEndsWithItsContext: whatever it is doing.
+// TestSessionEndsWithItsContext: a session ends with its context, whatever it is doing.
 func TestSessionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -240,7 +241,7 @@ func TestSessionEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel(over)
-	go func() { // the client goes on sending until it is told
+	go func() { // the client continues to send until it gets an error
 		for err := error(nil); err == nil; {
 			_, err = feed.Write([]byte("more"))
 		}
@@ -260,7 +261,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// TestSessionsThatCannotBegin: the error says why the worker has ended.
+// TestSessionsThatCannotBegin: the error contains the reason why the worker has ended.
 func TestSessionsThatCannotBegin(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
@@ -302,7 +303,7 @@ func TestSessionsThatCannotBegin(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatStandsStill: a worker that stands still is killed, and gone once Ended is closed.
+// TestAWorkerThatStandsStill: a stopped worker is killed, and has ended when Ended is closed.
 func TestAWorkerThatStandsStill(t *testing.T) {
 	t.Parallel()
 	s := open(t, newRoot(t))
@@ -320,16 +321,17 @@ func TestAWorkerThatStandsStill(t *testing.T) {
 	}
 }
 
-// TestWorkersHaveNothingOfTheGateway: no capability, no descriptor but the streams and the box's root, no environment.
+// TestWorkersHaveNothingOfTheGateway: a worker has no capability, only the descriptors of the streams and the box's root,
+// and no environment.
 func TestWorkersHaveNothingOfTheGateway(t *testing.T) {
 	t.Parallel()
 	dir := newRoot(t)
 	leaked := openDir(t, dir)
-	if _, err := unix.FcntlInt(leaked.Fd(), unix.F_SETFD, 0); err != nil { // as of a library that forgets to have it closed on exec
+	if _, err := unix.FcntlInt(leaked.Fd(), unix.F_SETFD, 0); err != nil { // like a library that forgets close-on-exec
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err != nil { // it has entered by now
+	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err != nil { // it has entered the box after this
 		t.Fatal(err)
 	}
 	of := func(name string) string {

@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestClearThawsCommands: the group of a command that was left frozen does not keep its box from being removed.
+// TestClearThawsCommands: a command's group that was left frozen does not keep its box from being removed.
 func TestClearThawsCommands(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

@@ -19,8 +19,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// replaceItself makes the test's program one of several threads that replaces itself all the time, and makes the file of that name
-// anew each time.
+// replaceItself makes the test's program, which has several threads, execute itself again and again, and create the file
+// with that name each time.
 const replaceItself = "BOXGATE_TEST_REPLACES_ITSELF"
 
 func TestMain(m *testing.M) {
@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 // tested numbers the groups of tests.
 var tested atomic.Int64
 
-// newGroup makes a group in each hierarchy and returns it with its freezers: that of the host, and that of version 2 where
-// this is mounted beside version 1.
+// newGroup creates a group in each hierarchy and returns it with its freezers: the host's, and that of version 2 if it is
+// mounted beside version 1.
 func newGroup(t *testing.T) (Group, map[string]freezer) {
 	t.Helper()
 	nightly.Root(t)
@@ -78,7 +78,7 @@ func newGroup(t *testing.T) (Group, map[string]freezer) {
 	return g, freezers
 }
 
-// work has a shell script run in the group, all that it starts included.
+// work runs a shell script, with all its descendants, in the group.
 func work(t *testing.T, g Group, script string) {
 	t.Helper()
 	shell := exec.Command("sh", "-c", "read go; "+script)
@@ -103,7 +103,7 @@ func work(t *testing.T, g Group, script string) {
 	in.Close()
 }
 
-// moves reports whether a script that makes a file anew all the time does so.
+// moves reports whether a script that repeatedly creates a file is running.
 func moves(t *testing.T, file string, within time.Duration) bool {
 	t.Helper()
 	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -117,8 +117,8 @@ func moves(t *testing.T, file string, within time.Duration) bool {
 	return false
 }
 
-// TestFreezeWhileProcessesStart freezes shells that start one process after another: each time all of them have stopped, and
-// each time they go on. A shell waits in the kernel for what it starts, and the kernel may miss it then.
+// TestFreezeWhileProcessesStart freezes shells that start one process after another: each time all of them freeze, and
+// continue afterwards. A shell waits in the kernel for its child, and the kernel may miss it then.
 func TestFreezeWhileProcessesStart(t *testing.T) {
 	t.Parallel()
 	g, freezers := newGroup(t)
@@ -153,8 +153,8 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 	}
 }
 
-// TestFreezeWhileProgramsAreReplaced freezes programs of several threads that replace themselves all the time, as runtimes do
-// when they start a command: a thread that waits in execve for the others, which have stopped, cannot stop itself.
+// TestFreezeWhileProgramsAreReplaced freezes programs of several threads that execute themselves all the time, as runtimes
+// do when they start a command: a thread that waits in execve for the other threads cannot freeze if these are frozen.
 func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 	t.Parallel()
 	g, freezers := newGroup(t)
@@ -184,7 +184,7 @@ func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 	}
 }
 
-// TestFreezeThatIsGivenUp leaves nothing frozen.
+// TestFreezeThatIsGivenUp leaves no process frozen.
 func TestFreezeThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	g, _ := newGroup(t)
@@ -216,7 +216,7 @@ func TestFreezeThatIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestSettle finishes what was begun, and begins nothing.
+// TestSettle completes an interrupted freeze, and does not start one.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	g, _ := newGroup(t)
@@ -250,7 +250,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestFreezeWithoutAGroup fails, and says that there is none; there is nothing to thaw or to settle.
+// TestFreezeWithoutAGroup: freezing a missing group fails with that reason; thawing and settling it are no-ops.
 func TestFreezeWithoutAGroup(t *testing.T) {
 	t.Parallel()
 	g := Group(fmt.Sprintf("/boxgate-test-none-%d", os.Getpid()))

@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// fill writes to a file until that fails, and returns how much was written and why it ended.
+// fill writes to a file until an error, and returns how much was written, and the error.
 func fill(t *testing.T, path string) (n int64, err error) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -71,7 +71,7 @@ func TestVolumeIsBounded(t *testing.T) {
 	}
 }
 
-// The least limits that the configuration accepts (config.Disk) are those of file systems that can be made.
+// Volumes with the smallest limits that the configuration accepts (config.Disk) can be made.
 func TestTheLeastVolumesCanBeMade(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -90,7 +90,7 @@ func TestTheLeastVolumesCanBeMade(t *testing.T) {
 	}
 }
 
-// A directory of a file system with project quotas, which this kernel may not have.
+// projects returns a directory of a file system with project quotas; it skips the test if the kernel has none.
 func projects(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -132,7 +132,8 @@ func TestProjectsAreBounded(t *testing.T) {
 	if err := errors.Join(err, HasProjects(at), os.Mkdir(own, 0o700), p.Own(own)); err != nil {
 		t.Fatal(err)
 	}
-	// Root may exceed quotas unless it has given that up, as overlayfs does for all that it writes: only the counting is tested here.
+	// Root may exceed quotas unless it drops that capability, as overlayfs does for its writes: this test only checks the
+	// counting.
 	if err := os.WriteFile(filepath.Join(own, "f"), bytes.Repeat([]byte("x"), 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// The reserve is asked for before it is used, by bytes and by files, and is no more than a tenth of a small file system.
+// The reserve is not used, in bytes and inodes, and is at most a tenth of a small file system.
 func TestReserve(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

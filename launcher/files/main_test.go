@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeInChild names a tree: a test process that finds it set removes that tree with few descriptors and ends.
+// removeInChild is an environment variable with a tree: a test process that finds it removes that tree with few descriptors
+// and ends.
 const removeInChild = "LAUNCHER_TEST_REMOVE"
 
 func TestMain(m *testing.M) {

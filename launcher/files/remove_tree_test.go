@@ -158,7 +158,7 @@ func TestRemoveTreeStopsAtAMount(t *testing.T) {
 		err := RemoveTree(t.Context(), tree)
 		_, serr := os.Stat(kept)
 		if where != "." {
-			gone(t, beside) // one thing that stays does not save the rest
+			gone(t, beside) // an entry that cannot be removed does not protect the rest
 		}
 		if uerr := unix.Unmount(at, unix.MNT_DETACH); uerr != nil {
 			t.Fatal(uerr)

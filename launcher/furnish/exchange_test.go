@@ -12,7 +12,7 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// What runs in a root exchanges a file for a pipe while it is opened: nothing waits for the other end.
+// A process in a root replaces a file by a pipe while it is opened: opening does not block.
 func TestAttackFileExchangedForAPipe(t *testing.T) {
 	t.Parallel()
 	at := t.TempDir()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzGitIdentity: git reads back what was written, an identity replaces an earlier one, and the rest stays.
+// FuzzGitIdentity: git reads back the written values, an identity replaces an earlier one, and the rest stays.
 func FuzzGitIdentity(f *testing.F) {
 	f.Add("Ann", "ann@example.com")
 	f.Add(`a "b" \c # d ; [e]`, "\t=x\n[user]\nname = other")

@@ -31,8 +31,8 @@ func TestInitProgramIsAnExecutable(t *testing.T) {
 	}
 }
 
-// TestInitProgramRuns: it ignores the ends of children, so that the kernel reaps them, and stays. Under an emulator of the
-// architecture (make arm64), which QEMU names, it runs there.
+// TestInitProgramRuns: the program ignores SIGCHLD, so that the kernel reaps its children, and does not end. With QEMU set
+// to an emulator of the architecture (make arm64), it runs there.
 func TestInitProgramRuns(t *testing.T) {
 	t.Parallel()
 	data, err := initProgram(runtime.GOARCH)

@@ -13,7 +13,8 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// A box takes its gateway for any host, besides the hosts that the image knows, and that of the box whose files it has no more.
+// A box accepts its gateway as any host, in addition to the hosts that the image knows. The key of the box that the files
+// came from is removed.
 func TestKnownHosts(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

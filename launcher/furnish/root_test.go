@@ -12,7 +12,7 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// A directory is not taken to be there because a file has its name.
+// A file is not mistaken for a directory with the same name.
 func TestDirectoryInPlaceOfAFile(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -35,7 +35,7 @@ func TestDirectoryInPlaceOfAFile(t *testing.T) {
 	}
 }
 
-// The CA of a box is taken out of a bundle however the lines of the bundle end, and nothing else is.
+// Only the CA of a box is removed from a bundle, whatever the bundle's line endings.
 func TestWithoutBoxes(t *testing.T) {
 	t.Parallel()
 	make := func(name, organization string) string {

@@ -57,7 +57,7 @@ func testImage(t *testing.T, arch string, contents ...[]byte) v1.Image {
 	return img
 }
 
-// testRegistry serves an image of three layers, unless hook has answered.
+// testRegistry serves an image of three layers, except for requests that hook answers.
 type testRegistry struct {
 	store     Store
 	reference string
@@ -156,14 +156,14 @@ func TestPullShowsItsProgress(t *testing.T) {
 	}
 }
 
-// An interrupted pull continues with the layers that are missing.
+// An interrupted pull continues with the missing layers.
 func TestPullContinues(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a"), []byte("b"), []byte("c"), []byte("d")))
 	ctx, cancel := context.WithCancel(t.Context())
 	layers := func() []string {
-		kept, _ := filepath.Glob(filepath.Join(r.store.Dir, ".*.layers", "sha256-*")) // the pattern is right
+		kept, _ := filepath.Glob(filepath.Join(r.store.Dir, ".*.layers", "sha256-*")) // the pattern is valid
 		return kept
 	}
 	r.set(func(_ http.ResponseWriter, req *http.Request) bool {
@@ -184,7 +184,7 @@ func TestPullContinues(t *testing.T) {
 		t.Error("half an image is there")
 	}
 	kept := layers()
-	var again atomic.Int32 // requests that the interrupted pull made may still arrive, but none of them is for a layer that it kept
+	var again atomic.Int32 // late requests of the interrupted pull may arrive, but not for a layer that it kept
 	r.set(func(_ http.ResponseWriter, req *http.Request) bool {
 		for _, file := range kept {
 			if strings.HasSuffix(req.URL.Path, strings.TrimPrefix(filepath.Base(file), "sha256-")) {
@@ -201,7 +201,7 @@ func TestPullContinues(t *testing.T) {
 	}
 }
 
-// A kept layer that was damaged in the meantime is not used.
+// A kept layer that has been damaged is not used.
 func TestPullVerifiesWhatItKept(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -215,7 +215,7 @@ func TestPullVerifiesWhatItKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept := filepath.Join(r.store.blobs(src.key), "sha256-"+manifest.Layers[0].Digest.Hex)
-	other := make([]byte, manifest.Layers[0].Size) // a layer that is well formed, as far as its size
+	other := make([]byte, manifest.Layers[0].Size) // a well-formed layer of the same size
 	copy(other, archive(t, dir("usr"), file("usr/other", "")))
 	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o700), os.WriteFile(kept, other, 0o600)); err != nil {
 		t.Fatal(err)
@@ -284,7 +284,7 @@ func TestPullRefuses(t *testing.T) {
 		arch  string
 		hook  hooks
 		says  string
-		check string // what is said before anything is pulled; empty: nothing
+		check string // error of Check; empty: no error
 	}{
 		"no credentials":     {runtime.GOARCH, always(http.StatusUnauthorized), "docker login", "docker login"},
 		"no such image":      {runtime.GOARCH, always(http.StatusNotFound), "has no image", "has no image"},
@@ -323,7 +323,7 @@ func TestCheckSaysThatARegistryCannotBeReached(t *testing.T) {
 	}
 }
 
-// The configuration of Docker's command line has the credentials.
+// Docker's client configuration has the credentials.
 func TestPullWithCredentials(t *testing.T) { //nolint:paralleltest // it sets a variable of the process
 	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a")))
@@ -352,7 +352,7 @@ func TestPullWithCredentials(t *testing.T) { //nolint:paralleltest // it sets a 
 	}
 }
 
-// Pulls of one image at the same time are one.
+// Concurrent pulls of one image are shared.
 func TestPullIsSharedByAll(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

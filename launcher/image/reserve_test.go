@@ -14,7 +14,7 @@ import (
 	"boxgate/launcher/disk"
 )
 
-// An image is not built once the disk has only what is kept for others, and one that is being built ends there.
+// An image is not built when the disk has only the reserve left, and a running build ends there.
 func TestAnImageEndsAtTheReserve(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// A registry says that a layer is so large that the sum of all overflows. Nothing of the image is asked for.
+// A registry declares such a large layer that the sum overflows. No layer is downloaded.
 func TestManifestOfAnEndlessImage(t *testing.T) {
 	t.Parallel()
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a"), []byte("b")))

@@ -14,10 +14,10 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// builtVariable makes this test print the modes of what it builds in the directory of that name.
+// builtVariable makes this test build in the given directory and print the modes of the result.
 const builtVariable = "BOXGATE_IMAGE_TEST_BUILD"
 
-// The service's umask leaves nothing to others: an image that it makes is the same as one made by hand.
+// The service's umask removes permissions of others: an image that it builds is the same as one built by hand.
 func TestAnImageDoesNotDependOnTheUmask(t *testing.T) {
 	if dir := os.Getenv(builtVariable); dir != "" {
 		fmt.Print(buildSmall(t, dir))
@@ -40,8 +40,8 @@ func TestAnImageDoesNotDependOnTheUmask(t *testing.T) {
 	}
 }
 
-// buildSmall makes an image of an archive whose entries have no parents, and what a Debian image has of a program, npm's
-// archive and our own files. It returns their modes.
+// buildSmall builds an image from an archive whose entries have no parents, and with parts of a Debian image: a program,
+// npm's archive and our own files. It returns their modes.
 func buildSmall(t *testing.T, dir string) string {
 	t.Helper()
 	tarball := filepath.Join(dir, "image.tar")
@@ -86,7 +86,7 @@ func buildSmall(t *testing.T, dir string) string {
 	return modes(t, unpacked.Rootfs) + modes(t, filepath.Join(debian, "by"), filepath.Join(debian, "etc"), filepath.Join(debian, "usr"), filepath.Join(debian, "var"))
 }
 
-// modes lists the mode and the path of everything below some directories.
+// modes lists the mode and path of everything below some directories.
 func modes(t *testing.T, dirs ...string) string {
 	t.Helper()
 	var list strings.Builder

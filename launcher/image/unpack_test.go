@@ -17,7 +17,7 @@ import (
 	"boxgate/launcher/launchertest"
 )
 
-// Short names for what the tests below are full of.
+// Short names for the helpers that the tests use all the time.
 var (
 	archive  = launchertest.Archive
 	file     = launchertest.File
@@ -80,7 +80,7 @@ func TestUnpackRefusesToLeave(t *testing.T) {
 		"absolute":                 {file("/victim/file", "x")},
 		"absolute link":            {link("abs", "/victim"), file("abs/file", "x")},
 	} {
-		_, err := unpackInto(t, archive(t, entries...)) // it checks what counts
+		_, err := unpackInto(t, archive(t, entries...)) // it makes the checks
 		if strings.HasPrefix(name, "dot dot") && err == nil {
 			t.Errorf("%s: not refused", name)
 		}

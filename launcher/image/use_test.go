@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// The boxes of a state directory that is not mounted need their image as well. Those of one that was removed do not.
+// Boxes of a state directory that is not mounted still need their image. Boxes of a removed one do not.
 func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -35,7 +35,7 @@ func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(s.holders("key"), holderFile(old)), []byte(old), 0o600); err != nil { // as older versions did
+	if err := os.WriteFile(filepath.Join(s.holders("key"), holderFile(old)), []byte(old), 0o600); err != nil { // like older versions
 		t.Fatal(err)
 	}
 	if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
@@ -49,7 +49,7 @@ func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 	if slices.Sort(users); err != nil || !slices.Equal(users, []string{away, old}) {
 		t.Errorf("%v, %v", users, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(old), 0o700); err != nil { // an old one whose box is known to be gone
+	if err := os.MkdirAll(filepath.Dir(old), 0o700); err != nil { // an old holder whose box is known to be gone
 		t.Fatal(err)
 	}
 	if users, err := s.users("key"); err != nil || !slices.Equal(users, []string{away}) {

@@ -30,7 +30,7 @@ func TestByName(t *testing.T) {
 	}
 }
 
-// Everything that messages and remedies are made of is there for each runtime, and the default is the first.
+// Every runtime has all parts of messages and remedies, and the default is the first.
 func TestRuntimesAreWhole(t *testing.T) {
 	t.Parallel()
 	if names := Names(); names[0] != Default || !slices.Equal(slices.Compact(slices.Sorted(slices.Values(names))), slices.Sorted(slices.Values(names))) {

@@ -31,13 +31,13 @@ func TestBackgroundOutputIsBounded(t *testing.T) {
 	}
 	defer neighbour.Close()
 	for i, w := range writers {
-		_, err := w.Write(make([]byte, 100<<10)) // more than a pipe holds: somebody reads it
+		_, err := w.Write(make([]byte, 100<<10)) // more than a pipe holds, so it is being read
 		if cut := i < 3; cut != errors.Is(err, unix.EPIPE) {
 			t.Errorf("stream %d: %v", i, err)
 		}
 	}
 	b.Drop("box")
-	for err = nil; err == nil; { // a program that another test is just starting may have it open for a moment
+	for err = nil; err == nil; { // another test that starts a program may have it open for a moment
 		_, err = writers[len(writers)-1].Write([]byte("x"))
 	}
 	if !errors.Is(err, unix.EPIPE) {
@@ -77,14 +77,14 @@ func pipeInto(b *Background, box string) (r, w *os.File, err error) {
 	return r, w, err
 }
 
-// TestWasteOfABoxIsBounded: output of a box that nobody takes is thrown away at any speed at first, and then so that reading it costs
-// next to nothing. Another box does not wait for it.
+// TestWasteOfABoxIsBounded: unread output of a box is first discarded at any speed, and then so slowly that reading it
+// costs next to nothing. Another box does not wait for it.
 func TestWasteOfABoxIsBounded(t *testing.T) {
 	t.Parallel()
 	var b Background
 	const beyond = wasteRate / 2
 	begun, passed := time.Now(), 0
-	for range 2 { // two commands share it
+	for range 2 { // two commands share the rate
 		r, w, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestWasteOfABoxIsBounded(t *testing.T) {
 	}
 }
 
-// failing takes nothing.
+// failing fails every write.
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("nobody reads") }

@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// leave starts a process that takes a name, and waits until it has ended, or has the name if it is to stay.
+// leave starts a process with a name, and waits until it has ended, or, if it stays, until it has the name.
 func leave(t *testing.T, name string, stays bool, edit ...func(*exec.Cmd)) *exec.Cmd {
 	t.Helper()
 	last := "exit"
@@ -35,7 +35,7 @@ func leave(t *testing.T, name string, stays bool, edit ...func(*exec.Cmd)) *exec
 	in[0].Close()
 	out[1].Close()
 	_, _ = out[0].Read(make([]byte, 1))                                                          // until it ends, or closes its output
-	for !stays && !strings.Contains(statOf(cmd.Process.Pid), ") Z ") && !gone(cmd.Process.Pid) { // another test may reap it at once
+	for !stays && !strings.Contains(statOf(cmd.Process.Pid), ") Z ") && !gone(cmd.Process.Pid) { // another test may reap it immediately
 		time.Sleep(time.Millisecond)
 	}
 	return cmd
@@ -61,8 +61,8 @@ func statOf(pid int) string {
 
 func gone(pid int) bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
-// What a runtime has left is reaped: what belongs to the start that failed, whatever its name, and what has the name of
-// one that is half started. The commands of others are not.
+// Processes that a runtime has left are reaped: those of the failed start, whatever their names, and those with the name of
+// a half-started process. Commands of others are not.
 func TestOrphansOfTheRuntimeAreReaped(t *testing.T) {
 	t.Parallel()
 	ours, half, other := leave(t, "crun", false), leave(t, "runc:[2:INIT]", false), leave(t, "crun", false)
@@ -73,11 +73,11 @@ func TestOrphansOfTheRuntimeAreReaped(t *testing.T) {
 	if gone(other.Process.Pid) || gone(dying.Process.Pid) {
 		t.Error("a command, or a process that has not ended, is gone")
 	}
-	_ = unix.Kill(dying.Process.Pid, unix.SIGKILL) // now it ends, and nobody looks for it again
+	_ = unix.Kill(dying.Process.Pid, unix.SIGKILL) // now it ends, and is not searched for again
 	awaitGone(t, dying)
 }
 
-// A process that is named like crun is one that crun has left only if it is in a PID namespace of its own: else it is crun.
+// A process named crun was left by crun only if it is in a nested PID namespace; otherwise it is crun itself.
 func TestHalfStartedByCrun(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -91,7 +91,7 @@ func TestHalfStartedByCrun(t *testing.T) {
 	}
 }
 
-// awaitGone waits until somebody has reaped a process.
+// awaitGone waits until a process has been reaped.
 func awaitGone(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !gone(cmd.Process.Pid); time.Sleep(time.Millisecond) {

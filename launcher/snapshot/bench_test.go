@@ -10,7 +10,7 @@ import (
 	"boxgate/launcher/files"
 )
 
-// BenchmarkCapture says how long a capture takes, and how long the box stands still for it, by what the box has written.
+// BenchmarkCapture measures how long a capture takes, and how long the box is frozen, by the size of its files.
 func BenchmarkCapture(b *testing.B) {
 	for _, c := range []struct{ files, size int }{{10, 4 << 10}, {1000, 10 << 10}, {20_000, 10 << 10}, {4, 64 << 20}} {
 		b.Run(fmt.Sprintf("%dx%dKiB", c.files, c.size>>10), func(b *testing.B) {

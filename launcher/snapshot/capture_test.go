@@ -25,7 +25,8 @@ import (
 
 var testIDs = namespace.IDsAt(7)
 
-// mountRoot mounts lower directories, the highest first, below an empty upper one, and returns where, and the upper one.
+// mountRoot mounts lower directories, the highest first, below an empty upper one, and returns the mount point and the
+// upper one.
 func mountRoot(t *testing.T, lowers ...string) (root, upper string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -47,7 +48,7 @@ func mountRoot(t *testing.T, lowers ...string) (root, upper string) {
 	return root, upper
 }
 
-// describeTree returns a line about everything that can be told of each entry of a tree.
+// describeTree returns a line with all properties of each entry of a tree.
 func describeTree(t *testing.T, root string, ids namespace.IDs) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -107,7 +108,7 @@ func equalTrees(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
-// unfrozen runs f at once: nothing changes the tree anyway.
+// unfrozen calls f directly: the tree does not change anyway.
 func unfrozen(f func() error) error { return f() }
 
 // populate makes an image with some depth.
@@ -153,7 +154,7 @@ func scribble(t *testing.T, root string, rnd *rand.Rand, changes int) {
 		case 3:
 			_ = os.MkdirAll(p, 0o750)
 		case 4:
-			if fi, err := os.Stat(filepath.Dir(p)); err == nil && fi.IsDir() { // else it may be a pipe, which is opened
+			if fi, err := os.Stat(filepath.Dir(p)); err == nil && fi.IsDir() { // otherwise it may be a pipe, which is opened
 				_ = os.RemoveAll(p)
 			}
 		case 5:
@@ -180,8 +181,8 @@ func scribble(t *testing.T, root string, rnd *rand.Rand, changes int) {
 	}
 }
 
-// TestLayersMeanTheSame has boxes change files at random, one on the snapshot of the other, and compares what the next one
-// sees: over all layers, and over one merged from them.
+// TestLayersMeanTheSame lets boxes change files at random, each on the snapshot of the previous one, and compares the files
+// that the next one sees: over all layers, and over one merged from them.
 func TestLayersMeanTheSame(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -223,7 +224,7 @@ func TestLayersMeanTheSame(t *testing.T) {
 	}
 }
 
-// relocated gives the files of a layer the owners that a box with the test's IDs sees them with, as its mount does.
+// relocated changes the owners of a layer's files to the owners that a box with the test's IDs sees, as its mount does.
 func relocated(t *testing.T, layer string) string {
 	t.Helper()
 	err := filepath.WalkDir(Tree(layer), func(path string, _ os.DirEntry, err error) error {
@@ -262,7 +263,7 @@ func TestCaptureKeepsHolesCapabilitiesAndLists(t *testing.T) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	// CAP_NET_BIND_SERVICE for root of the box alone, as the kernel stores what the box sets.
+	// CAP_NET_BIND_SERVICE for root of the box only, as the kernel stores capabilities that the box sets.
 	capabilities := binary.LittleEndian.AppendUint32(nil, capRevision3|1)
 	capabilities = binary.LittleEndian.AppendUint32(capabilities, 1<<10)
 	capabilities = append(capabilities, make([]byte, 12)...)
@@ -310,8 +311,8 @@ func TestCaptureKeepsHolesCapabilitiesAndLists(t *testing.T) {
 // fdDirPath writes a path so that a link at its end is not followed.
 func fdDirPath(path string) string { return filepath.Dir(path) + "/./././././" + filepath.Base(path) }
 
-// TestCaptureIsOfOneInstant has a program write two files without end, first one, then the other, in memory that maps them,
-// and others by calls. In the layer they must be as they were when it stood still.
+// TestCaptureIsOfOneInstant: a program writes two files without end, always one before the other, through memory maps, and
+// others with system calls. The layer has their state at the time of the freeze.
 func TestCaptureIsOfOneInstant(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -337,7 +338,7 @@ func TestCaptureIsOfOneInstant(t *testing.T) {
 		f.Close()
 		defer func() { _ = unix.Munmap(maps[i]) }()
 	}
-	var still sync.Mutex // held while nothing is written
+	var still sync.Mutex // held while no file is written
 	ctx, stop := context.WithCancel(t.Context())
 	var writer sync.WaitGroup
 	writer.Go(func() {

@@ -11,7 +11,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestCaptureOnAFullDisk fails and says why; onto another file system, which shares no blocks with the box's, it works.
+// TestCaptureOnAFullDisk: a capture fails with that reason; to another file system, which shares no blocks with the box's,
+// it works.
 func TestCaptureOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -29,7 +30,7 @@ func TestCaptureOnAFullDisk(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(Tree(filepath.Join(disk, "fits")), "small")); err != nil || fi.Size() != 1<<20 {
 		t.Errorf("%v, %v", fi, err)
 	}
-	for _, size := range []int{6 << 20, 30 << 20} { // copied while the box stands still, and ahead
+	for _, size := range []int{6 << 20, 30 << 20} { // copied while the box is frozen, and ahead
 		if err := os.WriteFile(filepath.Join(upper, "large"), make([]byte, size), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// What a capture writes is asked for before it is written: one that is refused has written no more than was allowed, and one that is
-// allowed has asked for no less than the layer takes.
+// A capture calls grow before it writes: a refused capture has written no more than was allowed, and an allowed one has
+// requested at least the size of the layer.
 func TestBytesAreAskedForBeforeTheyAreWritten(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -52,8 +52,8 @@ func TestBytesAreAskedForBeforeTheyAreWritten(t *testing.T) {
 	}
 }
 
-// TestBytesOfAMergeAreAskedFor: a merge shares the files of its layers, but writes their directories anew, and copies of files that can
-// have no more names.
+// TestBytesOfAMergeAreAskedFor: a merge shares the files of its layers, but writes their directories again, and copies
+// files that have reached the limit of links.
 func TestBytesOfAMergeAreAskedFor(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)

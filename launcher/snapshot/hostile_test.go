@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// wide are limits that the trees of these tests do not reach.
+// wide has limits that the trees of these tests do not reach.
 var wide = Terms{Entries: 1 << 20, Frozen: time.Hour}
 
 // manyFiles makes empty files.
@@ -50,7 +50,7 @@ func TestDirectoriesAreReadInPieces(t *testing.T) {
 	}
 }
 
-// What a tree weighs is known without remembering every file that has several names.
+// The size of a tree is computed without remembering every file with several names.
 func TestFilesWithSeveralNamesAreNotAllRemembered(t *testing.T) {
 	t.Parallel()
 	var s sizes
@@ -98,13 +98,13 @@ func TestCaptureOfAFileWithAllNamesThatItCanHave(t *testing.T) {
 	}
 }
 
-// A box may write more files than can be looked at, while it is copied ahead or before.
+// A box may write more files than a capture may visit, while it is copied ahead or before.
 func TestCaptureOfTooManyFiles(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
 	upper := t.TempDir()
 	manyFiles(t, upper, 2*fewFiles)
-	for _, most := range []int64{10, 2*fewFiles - 1} { // fewer and more than are looked at first
+	for _, most := range []int64{10, 2*fewFiles - 1} { // below and above the first limit
 		_, err := Capture(t.Context(), upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{Entries: most, Frozen: time.Hour}, unfrozen)
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("more than %d files", most)) {
 			t.Errorf("at most %d: %v", most, err)
@@ -118,7 +118,7 @@ func TestCaptureOfTooManyFiles(t *testing.T) {
 	}
 }
 
-// A box stands still no longer than it may, whatever is left to be copied, and nobody waits for a capture that has ended.
+// The freeze of a box is bounded, however much is left to copy, and a capture ends with its context.
 func TestCaptureEndsInTime(t *testing.T) {
 	t.Parallel()
 	upper := t.TempDir()

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestOnlyTerminalsAreTaken: of what a runtime may have opened in a box whose root has replaced /dev/ptmx, only the master of a terminal is
-// taken.
+// TestOnlyTerminalsAreTaken: if a box's root has replaced /dev/ptmx, only the master side of a terminal is accepted from
+// the runtime.
 func TestOnlyTerminalsAreTaken(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -56,7 +56,7 @@ func TestOnlyTerminalsAreTaken(t *testing.T) {
 	}
 }
 
-// receive is what arrives of files that a runtime sends.
+// receive returns the file received when a runtime sends some files.
 func receive(t *testing.T, sent []*os.File) (*os.File, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")

@@ -17,8 +17,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestBusyHostRemovesFiles checks that removing files gives way to others, and yet goes on while they take all the CPU
-// there is: else a busy host would never have the disk space of deleted boxes back.
+// TestBusyHostRemovesFiles: the removal of files gives way to others, and yet continues while they use all CPU time:
+// otherwise a busy host would never reclaim the disk space of deleted boxes.
 func TestBusyHostRemovesFiles(t *testing.T) {
 	const n = 6_000
 	dir := t.TempDir()
@@ -52,13 +52,13 @@ func TestBusyHostRemovesFiles(t *testing.T) {
 	if others > 12*own {
 		t.Errorf("a busy neighbour had %v of CPU time while the removal had %v: it would starve where there are many", others, own)
 	}
-	if nightly.Enabled() && others < own { // else a third program may have had the neighbour's
+	if nightly.Enabled() && others < own { // otherwise a third program may have taken the neighbour's share
 		t.Errorf("a busy neighbour had %v of CPU time while the removal had %v, which does not give way", others, own)
 	}
 }
 
-// oneCPUAndNeighbour keeps this process on one CPU until the test ends, and starts a process there that is always busy.
-// It returns its pid.
+// oneCPUAndNeighbour keeps this process on one CPU until the test ends, and starts a process there that is always busy. It
+// returns its pid.
 func oneCPUAndNeighbour(t *testing.T) (pid int) {
 	t.Helper()
 	var all, one unix.CPUSet
@@ -84,7 +84,7 @@ func oneCPUAndNeighbour(t *testing.T) (pid int) {
 	return busy.Process.Pid
 }
 
-// moveThreads has all threads of this process, and those that they start, run on the given CPUs.
+// moveThreads moves all threads of this process, and threads that they start, to the given CPUs.
 func moveThreads(t *testing.T, to *unix.CPUSet) {
 	t.Helper()
 	for range 2 { // a thread may have been started by one that had not been moved yet

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAttackSocketBlocksAgain: a command makes its socket block while the supervisor connects it, to a server that accepts nothing.
+// TestAttackSocketBlocksAgain: a command makes its socket block while the supervisor connects it, to a server that never
+// accepts.
 func TestAttackSocketBlocksAgain(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "full")
@@ -24,7 +25,7 @@ func TestAttackSocketBlocksAgain(t *testing.T) {
 	if err := unix.Listen(server, 0); err != nil {
 		t.Fatal(err)
 	}
-	waiting, err := net.Dial("unix", path) // which fills the queue
+	waiting, err := net.Dial("unix", path) // fills the queue
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +34,7 @@ func TestAttackSocketBlocksAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Shutdown(server, unix.SHUT_RDWR) // has every connect fail
+	defer unix.Shutdown(server, unix.SHUT_RDWR) // makes every connect fail
 	address := append(append([]byte{unix.AF_UNIX, 0}, path...), 0)
 	for _, flags := range []int{0, unix.O_NONBLOCK} {
 		c := &call{socket: socket, family: unix.AF_UNIX}

@@ -75,7 +75,7 @@ func (b *box) found(name string) string {
 	return strings.Join(names, " ")
 }
 
-// TestArchives: a directory comes back as it was, and an archive makes nothing outside of the folder.
+// TestArchives: unpacking a packed directory restores it, and an archive creates nothing outside of the folder.
 func TestArchives(t *testing.T) {
 	b := newBox(t)
 	in := func(name string) string { return filepath.Join(b.dir, name) }
@@ -86,7 +86,7 @@ func TestArchives(t *testing.T) {
 	if skipped != 3 {
 		t.Errorf("%d of 3 entries that cannot be read were counted", skipped)
 	}
-	for range 2 { // the second time over what is there
+	for range 2 { // the second time over existing files
 		if err := b.unpack("to", bytes.NewReader(data)); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func TestArchives(t *testing.T) {
 	}
 }
 
-// Nothing is made or changed where a link of the archive leads that is made late, because it leads out of the folder: not by
+// Links of an archive that lead out of the folder are created last. No file is created or changed behind them: not through
 // another such link, nor by the permissions of a directory.
 func TestArchivesDoNotFollowTheirLateLinks(t *testing.T) {
 	b := newBox(t)
@@ -150,8 +150,8 @@ func TestArchivesDoNotFollowTheirLateLinks(t *testing.T) {
 	}
 }
 
-// TestArchivesOfOtherPrograms: the comment of git archive is passed over, padding is read, and what is neither a file, a directory nor
-// a symbolic link is refused.
+// TestArchivesOfOtherPrograms: the comment of git archive is skipped, padding is read, and other entries than files,
+// directories and symbolic links are refused.
 func TestArchivesOfOtherPrograms(t *testing.T) {
 	b := newBox(t)
 	comment := tar.Header{Name: "pax_global_header", Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "0123"}}
@@ -187,7 +187,7 @@ func TestArchivesOfOtherPrograms(t *testing.T) {
 	}
 }
 
-// TestFilesThatShrink: an archive has as many bytes of a file as it had when it was opened.
+// TestFilesThatShrink: an archive has as many bytes of a file as the file had when it was opened.
 func TestFilesThatShrink(t *testing.T) {
 	var archive bytes.Buffer
 	b := newBox(t)
@@ -207,7 +207,7 @@ func TestFilesThatShrink(t *testing.T) {
 	}
 }
 
-// shrinking empties a file when the header of an archive comes.
+// shrinking empties a file when the header of an archive is written.
 type shrinking struct {
 	*bytes.Buffer
 	name string
@@ -220,7 +220,7 @@ func (s *shrinking) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// FuzzUnpack unpacks random archives: whatever they are, nothing outside of the folder is made, changed or removed.
+// FuzzUnpack unpacks random archives: nothing outside of the folder is created, changed or removed.
 func FuzzUnpack(f *testing.F) {
 	for _, entries := range [][]tar.Header{
 		{dirEntry("d", 0o755), {Name: "d/f", Typeflag: tar.TypeReg, Mode: 0o644}, linkEntry("l", "d/f")},
@@ -233,7 +233,7 @@ func FuzzUnpack(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if bytes.Contains(data, []byte("GNU.sparse")) {
-			return // a few bytes make a file as large as they say: in a box, its limit on disk holds
+			return // a few bytes can declare a huge file: in a box, the disk limit applies
 		}
 		top := newDir(t)
 		victim := filepath.Join(top, "victim", "sub")

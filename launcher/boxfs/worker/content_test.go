@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestContentThatBreaksOffChangesNothing: neither the target nor the directory.
+// TestContentThatBreaksOffChangesNothing: incomplete content changes neither the target nor the directory.
 func TestContentThatBreaksOffChangesNothing(t *testing.T) {
 	b := newBox(t)
 	if err := b.write("old", "old"); err != nil {
@@ -26,7 +26,7 @@ func TestContentThatBreaksOffChangesNothing(t *testing.T) {
 		if _, err := io.WriteString(w, strings.Repeat("x", 3<<20)); err != nil {
 			t.Fatal(err)
 		}
-		b.in.Close() // the session has ended
+		b.in.Close() // the session ends
 		if _, err := b.answer(); !errors.Is(err, io.ErrUnexpectedEOF) && (err == nil || !strings.Contains(err.Error(), "unexpected EOF")) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -48,7 +48,8 @@ func TestContentThatBreaksOffChangesNothing(t *testing.T) {
 	}
 }
 
-// TestWriteKeepsWhatAFileIs: a link at the target is followed, permissions stay, other names of the file see the content.
+// TestWriteKeepsWhatAFileIs: a link at the target is followed, permissions stay, and other names of the file show the
+// content.
 func TestWriteKeepsWhatAFileIs(t *testing.T) {
 	b := newBox(t)
 	in := func(name string) string { return filepath.Join(b.dir, name) }
@@ -83,7 +84,7 @@ func TestWriteKeepsWhatAFileIs(t *testing.T) {
 	}
 }
 
-// TestPermissionsOfNewFiles: a new file has the permissions that were asked for, 0644 if none were.
+// TestPermissionsOfNewFiles: a new file has the requested permissions, 0644 by default.
 func TestPermissionsOfNewFiles(t *testing.T) {
 	b := newBox(t)
 	for mode, want := range map[uint32]os.FileMode{0: 0o644, 0o600: 0o600, 0o755: 0o755, 0o4777: 0o777} {
@@ -104,7 +105,8 @@ func TestPermissionsOfNewFiles(t *testing.T) {
 	}
 }
 
-// TestAttributesStay: a file with extended attributes is overwritten and not replaced, for a new file would not have them.
+// TestAttributesStay: a file with extended attributes is overwritten and not replaced, because a new file would not have
+// them.
 func TestAttributesStay(t *testing.T) {
 	b := newBox(t)
 	b.must(os.WriteFile(b.dir+"/file", []byte("old"), 0o644))
@@ -121,7 +123,7 @@ func TestAttributesStay(t *testing.T) {
 	}
 }
 
-// TestOddFiles: what reading could block on is refused at once, and odd names come back as they are.
+// TestOddFiles: files that could block a reader are refused immediately, and odd names are returned unchanged.
 func TestOddFiles(t *testing.T) {
 	b := newBox(t)
 	in := func(name string) string { return b.dir + "/" + name }
@@ -168,13 +170,13 @@ func TestOddFiles(t *testing.T) {
 	}
 }
 
-// TestFilesOfTheKernel: a file system that the kernel makes up is neither described, listed nor packed, and a link into one is listed
-// as a link that leads nowhere.
+// TestFilesOfTheKernel: a file system that the kernel generates is neither described, listed nor packed, and a link into
+// one is listed like a dangling link.
 func TestFilesOfTheKernel(t *testing.T) {
 	b := newBox(t)
 	b.must(os.Symlink("/proc/sys/net", b.dir+"/link"))
 	for _, path := range []string{"/proc", "/proc/sys/kernel/hostname", "/sys", "/sys/class/net", b.dir + "/link"} {
-		for _, req := range []Request{{Op: OpList, Path: []byte(path), Most: 10}, {Op: OpStat, Path: []byte(path), Follow: true}, {Op: OpPack, Path: []byte(path)}} { // a pack of procfs would not end
+		for _, req := range []Request{{Op: OpList, Path: []byte(path), Most: 10}, {Op: OpStat, Path: []byte(path), Follow: true}, {Op: OpPack, Path: []byte(path)}} { // packing procfs would not end
 			if a, err := b.do(req); !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOTDIR) {
 				t.Fatalf("%s of %s: %+v, %v", req.Op, path, a, err)
 			}
@@ -189,7 +191,7 @@ func TestFilesOfTheKernel(t *testing.T) {
 	}
 }
 
-// TestListsAreBounded: by the number of entries, and by the bytes of their names.
+// TestListsAreBounded: lists are bounded by the number of entries, and by the length of their names.
 func TestListsAreBounded(t *testing.T) {
 	b := newBox(t)
 	b.must(os.Mkdir(b.dir+"/many", 0o755))

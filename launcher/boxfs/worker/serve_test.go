@@ -19,9 +19,9 @@ import (
 // nobody is the user that the tests of root become.
 const nobody = 65534
 
-// box is a directory that the requests of a test are about, with the server that answers them in this process. Root of the process
-// stays that of the host: that a worker is confined is tested in packages boxfs and launcher. The tests of this package do not run
-// in parallel, for a worker changes its working directory, and they its user.
+// box is a directory for the requests of a test, with a server in this process. The process keeps the host's root: packages
+// boxfs and launcher test that a worker is confined. The tests of this package do not run in parallel, because a worker
+// changes its working directory, and they change its user.
 type box struct {
 	t   *testing.T
 	dir string
@@ -39,7 +39,8 @@ func newBox(t *testing.T) *box {
 	return b
 }
 
-// newDir makes a directory in memory, which is a file system of boxes, and its owner the user of this process: never root.
+// newDir makes a directory on a tmpfs, which is an accepted type, and makes its owner, never root, the user of this
+// process.
 func newDir(t *testing.T) string {
 	t.Helper()
 	t.Chdir("/")
@@ -66,7 +67,7 @@ func newDir(t *testing.T) string {
 	return dir
 }
 
-// become makes nobody the user of this process until the test ends, and the owner of a directory.
+// become changes the user of this process to nobody until the test ends, and makes it the owner of a directory.
 func become(t *testing.T, dir string) {
 	t.Helper()
 	err := errors.Join(os.Chown(dir, nobody, nobody), syscall.Setresgid(nobody, nobody, 0), syscall.Setresuid(nobody, nobody, 0))
@@ -80,7 +81,7 @@ func become(t *testing.T, dir string) {
 	}
 }
 
-// start starts a server, as a session has another process made after one has ended.
+// start starts a server, as a session starts another process after one has ended.
 func (b *box) start() {
 	b.t.Helper()
 	itsIn, in, err := os.Pipe()
@@ -108,7 +109,7 @@ func (b *box) start() {
 	b.t.Cleanup(func() { _ = b.stop() })
 }
 
-// at is the path of a name in the box.
+// at returns the path of a name in the box.
 func (b *box) at(name string) []byte { return []byte(b.dir + "/" + name) }
 
 // do makes a request without content.
@@ -132,7 +133,7 @@ func (b *box) answer() (Answer, error) {
 	return a, nil
 }
 
-// send makes a request with content. If that is not wanted, there is another server for the next request.
+// send makes a request with content. If the server does not read all of it, another server is started for the next request.
 func (b *box) send(req Request, content io.Reader) error {
 	b.t.Helper()
 	if err := Send(b.in, req); err != nil {
@@ -177,7 +178,7 @@ func (b *box) has(name, content string) {
 	}
 }
 
-// must runs steps of the preparation of a test.
+// must fails the test if a preparation failed.
 func (b *box) must(errs ...error) {
 	b.t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -185,7 +186,7 @@ func (b *box) must(errs ...error) {
 	}
 }
 
-// TestRequests: each operation does what its name says, and its failures have the number of the error.
+// TestRequests: each operation does what its name says, and failures have the error number.
 func TestRequests(t *testing.T) {
 	b := newBox(t)
 	for _, c := range []struct {
@@ -237,7 +238,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestStreamsThatBreakOff: a request or content that is not complete ends the worker.
+// TestStreamsThatBreakOff: an incomplete request or content ends the worker.
 func TestStreamsThatBreakOff(t *testing.T) {
 	b := newBox(t)
 	message := func(v any) []byte {
@@ -281,7 +282,7 @@ type broken struct{}
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-// brokenAfter fails after some bytes.
+// brokenAfter fails after n bytes.
 type brokenAfter struct{ n int }
 
 func (b *brokenAfter) Write(p []byte) (int, error) {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// FuzzContent: what is read is what was sent, and content that breaks off anywhere never ends properly.
+// FuzzContent: content arrives as it was sent, and truncated content never ends with io.EOF.
 func FuzzContent(f *testing.F) {
 	f.Add([]byte("content"), 3)
 	f.Add([]byte{}, 0)
@@ -39,7 +39,7 @@ func FuzzContent(f *testing.F) {
 	})
 }
 
-// FuzzReceive: no bytes make it hold more than they are, or panic.
+// FuzzReceive: memory is bounded by the input's length, and no input causes a panic.
 func FuzzReceive(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x02{}"))
 	f.Add([]byte("\xff\xff\xff\xff"))
@@ -53,7 +53,7 @@ func FuzzReceive(f *testing.F) {
 	})
 }
 
-// TestFailures: an error keeps its number on the way between processes, and loses the path, which the caller knows.
+// TestFailures: an error keeps its number between processes, and loses the path, which the caller knows.
 func TestFailures(t *testing.T) {
 	_, missing := os.Open("/nonexistent/file")
 	_, outside := os.OpenInRoot("/", "../x")
@@ -80,7 +80,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestMessagesAreBounded: one that cannot be received is not sent.
+// TestMessagesAreBounded: a message that cannot be received is not sent.
 func TestMessagesAreBounded(t *testing.T) {
 	var wire bytes.Buffer
 	if err := Send(&wire, Request{Path: make([]byte, maxMessage)}); err == nil || wire.Len() > 0 {
