@@ -34,9 +34,9 @@ type Process struct {
 	reports *os.File
 	tty     *os.File // the command's terminal, or nil
 
-	patience time.Duration
-	closed   sync.Once
-	closeErr error
+	closeTimeout time.Duration
+	closed       sync.Once
+	closeErr     error
 }
 
 // Start makes the namespaces, with a process in them that waits for [Process.Run]. Its standard input is stdin, or
@@ -68,7 +68,7 @@ func Start(stdin *os.File) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("making namespaces: %w", err), orders.Close(), reports.Close())
 	}
-	return &Process{cmd: cmd, orders: orders, reports: reports, tty: foregroundTerminal(), patience: endPatience}, nil
+	return &Process{cmd: cmd, orders: orders, reports: reports, tty: foregroundTerminal(), closeTimeout: closeTimeout}, nil
 }
 
 // PID returns the ID of a process in the namespaces.
@@ -131,8 +131,8 @@ func (p *Process) pause() {
 	if p.tty == nil {
 		return // whoever stopped the command continues it
 	}
-	p.takeBack()
-	stopHere()
+	p.reclaimTerminal()
+	stopSelf()
 	if isForeground(p.tty) {
 		_, _ = p.orders.Write([]byte{inside.Resume})
 		return
@@ -140,16 +140,16 @@ func (p *Process) pause() {
 	p.Signal(syscall.SIGCONT) // in the background: it is stopped again if it reads
 }
 
-// stopHere stops this process, and returns when it is continued. It signals its own thread, because another thread could
+// stopSelf stops this process, and returns when it is continued. It signals its own thread, because another thread could
 // take a signal to the process, and this one would run on for a moment.
-func stopHere() {
+func stopSelf() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
-// endPatience is how long Close waits for killed processes to end.
-const endPatience = 10 * time.Second
+// closeTimeout is how long Close waits for killed processes to end.
+const closeTimeout = 10 * time.Second
 
 // ErrNotEnded means that processes were killed but have not ended.
 var ErrNotEnded = errors.New("what the command has left was killed, but does not end: it waits for a file system that does not answer, and ends when that does or is unmounted (umount -f)")
@@ -168,14 +168,14 @@ func (p *Process) close() error {
 	var err error
 	select {
 	case err = <-ended:
-	case <-time.After(p.patience):
+	case <-time.After(p.closeTimeout):
 		err = ErrNotEnded
 	}
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		err = nil
 	}
 	if p.tty != nil {
-		p.takeBack()
+		p.reclaimTerminal()
 		err = errors.Join(err, p.tty.Close())
 	}
 	return errors.Join(err, p.orders.Close(), p.reports.Close())

@@ -161,7 +161,7 @@ time.sleep(1000)
 		p, err := Start(nil)
 		if err == nil {
 			err = p.Run(inside.Spec{Args: []string{"/usr/bin/python3", filepath.Join(dir, mark)}, Dir: dir, UID: somebody, GID: somebody})
-			first, p.patience = p.cmd.Process.Kill, time.Second
+			first, p.closeTimeout = p.cmd.Process.Kill, time.Second
 		}
 		started <- err
 		<-killed

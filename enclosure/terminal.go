@@ -42,5 +42,5 @@ func (p *Process) SharesTerminal() bool {
 	return p.tty == nil && isForeground(tty)
 }
 
-// takeBack makes this process the foreground of its terminal again.
-func (p *Process) takeBack() { _ = inside.TakeTerminal(p.tty, unix.Getpgrp()) }
+// reclaimTerminal makes this process the foreground of its terminal again.
+func (p *Process) reclaimTerminal() { _ = inside.TakeTerminal(p.tty, unix.Getpgrp()) }

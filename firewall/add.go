@@ -21,9 +21,9 @@ func (f *Firewall) AddBox(ctx context.Context, a Attachment) error {
 	return f.AddBoxes(ctx, []Attachment{a})[0]
 }
 
-// boxesAtOnce is the maximum number of boxes per transaction. The kernel checks each transaction against the rules of all
+// boxesPerTransaction is the maximum number of boxes per transaction. The kernel checks each transaction against the rules of all
 // boxes, so there should be few transactions; but the error of a transaction does not identify the box that caused it.
-const boxesAtOnce = 100
+const boxesPerTransaction = 100
 
 // AddBoxes attaches boxes as AddBox does, and returns their errors in the same order. One transaction changes the table for
 // many boxes, and the host's links and routes are read only once. All boxes in a failed transaction get its error; added
@@ -35,12 +35,12 @@ func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 	if len(list) > 1 {
 		view, _ = f.links.Look() // without a view, links and routes are read per box
 	}
-	all := f.admit(ctx, list)
-	for chunk := range slices.Chunk(all, boxesAtOnce) {
+	all := f.checkAttachments(ctx, list)
+	for chunk := range slices.Chunk(all, boxesPerTransaction) {
 		f.register(chunk)
 		for _, j := range chunk {
 			if j.err == nil {
-				j.err = f.join(ctx, j, view)
+				j.err = f.attachLink(ctx, j, view)
 			}
 		}
 	}
@@ -67,10 +67,10 @@ type joining struct {
 // fail records why the box cannot be added.
 func (j *joining) fail(err error) { j.err = fmt.Errorf("box %s: %w", j.Box, err) }
 
-// admit prepares the boxes and refuses those with an invalid attachment or an address or namespace of another box.
-func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
+// checkAttachments prepares the boxes and refuses those with an invalid attachment or an address or namespace of another box.
+func (f *Firewall) checkAttachments(ctx context.Context, list []Attachment) []*joining {
 	var all []*joining
-	taken := places{boxes: map[policy.BoxID]bool{}, addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
+	taken := claims{boxes: map[policy.BoxID]bool{}, addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
 	for _, a := range list {
 		j := &joining{box: &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}}
 		j.SendRate = a.Rates.Send
@@ -81,7 +81,7 @@ func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 		if j.err = f.checkFree(a, taken); j.err != nil {
 			continue
 		}
-		taken.take(a)
+		taken.add(a)
 		if j.err = f.finishRemoval(ctx, a.Box); j.err != nil {
 			continue
 		}
@@ -93,14 +93,14 @@ func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 	return all
 }
 
-// places are the IDs, addresses and namespaces of the boxes in one call of AddBoxes.
-type places struct {
+// claims are the IDs, addresses and namespaces of the boxes in one call of AddBoxes.
+type claims struct {
 	boxes  map[policy.BoxID]bool
 	addrs  map[netip.Addr]policy.BoxID
 	spaces map[namespace.ID]policy.BoxID
 }
 
-func (p *places) take(a Attachment) {
+func (p *claims) add(a Attachment) {
 	p.boxes[a.Box] = true
 	p.addrs[a.V4], p.addrs[a.V6] = a.Box, a.Box
 	if ns, err := namespace.IDAt(a.NetNS); err == nil { // otherwise it cannot be attached
@@ -110,7 +110,7 @@ func (p *places) take(a Attachment) {
 
 // checkFree refuses a box that is already being added, and addresses and a namespace that another box has or is about to
 // get.
-func (f *Firewall) checkFree(a Attachment, taken places) error {
+func (f *Firewall) checkFree(a Attachment, taken claims) error {
 	if f.closed {
 		return errors.New("closed")
 	}
@@ -126,7 +126,7 @@ func (f *Firewall) checkFree(a Attachment, taken places) error {
 			return fmt.Errorf("box %s: its address belongs to box %s", a.Box, id)
 		}
 	}
-	id, held := f.holder(a.NetNS, a.Box)
+	id, held := f.namespaceOwner(a.NetNS, a.Box)
 	if ns, err := namespace.IDAt(a.NetNS); err == nil && !held {
 		id, held = taken.spaces[ns]
 	}
@@ -136,9 +136,9 @@ func (f *Firewall) checkFree(a Attachment, taken places) error {
 	return nil
 }
 
-// holder returns the box, other than but, that has the network namespace. It does not look for the interface in it, since a
+// namespaceOwner returns the box, other than but, that has the network namespace. It does not look for the interface in it, since a
 // box that controls its own network may have moved that away.
-func (f *Firewall) holder(path string, but policy.BoxID) (policy.BoxID, bool) {
+func (f *Firewall) namespaceOwner(path string, but policy.BoxID) (policy.BoxID, bool) {
 	ns, err := namespace.IDAt(path)
 	if err != nil {
 		return "", false // such a namespace cannot be attached
@@ -171,31 +171,31 @@ func (f *Firewall) register(chunk []*joining) {
 		case err != nil:
 			j.fail(err)
 		case !j.known:
-			j.noted = f.idle.noted(j.Entry)
+			j.noted = f.idle.allNoted(j.Entry)
 			f.leftover[j.Link] = j.Entry // so that RemoveBox finds it even if its link cannot be made
 		}
 	}
 }
 
-// join creates the link of a registered box.
-func (f *Firewall) join(ctx context.Context, j *joining, view *link.View) error {
+// attachLink creates the link of a registered box.
+func (f *Firewall) attachLink(ctx context.Context, j *joining, view *link.View) error {
 	at, err := f.links.Attach(ctx, &j.Attachment, view)
 	if err != nil {
 		if !j.known {
-			err = errors.Join(err, f.abandon(j))
+			err = errors.Join(err, f.undoRegister(j))
 		}
 		return fmt.Errorf("box %s: %w", j.Box, err)
 	}
-	f.boxes.put(j.box, at)
+	f.boxes.add(j.box, at)
 	delete(f.leftover, j.Link)
 	f.trackBox(j.box)
 	return nil
 }
 
-// abandon undoes the registration of a box that cannot be attached. [Firewall.RemoveBox] removes anything that remains.
-func (f *Firewall) abandon(j *joining) error {
+// undoRegister undoes the registration of a box that cannot be attached. [Firewall.RemoveBox] removes anything that remains.
+func (f *Firewall) undoRegister(j *joining) error {
 	err := f.unregister(&j.Entry)
-	f.idle.suspect(j.Entry) // the note is gone, but not the connections under an earlier run's plan
+	f.idle.markUnnoted(j.Entry) // the note is gone, but not the connections under an earlier run's plan
 	if err == nil {
 		delete(f.leftover, j.Link)
 	}

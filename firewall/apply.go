@@ -31,7 +31,7 @@ func (f *Firewall) ApplyAll(ctx context.Context, plans []Plan) []error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	errs := make([]error, 0, len(plans))
-	for chunk := range slices.Chunk(plans, boxesAtOnce) {
+	for chunk := range slices.Chunk(plans, boxesPerTransaction) {
 		errs = append(errs, f.applyChunk(ctx, chunk)...)
 	}
 	for i, p := range plans {

@@ -10,12 +10,12 @@ import (
 	"boxgate/policy"
 )
 
-// boxPatience is how long AwaitBox waits for the box's end of the link.
-const boxPatience = 3 * time.Second
+// boxTimeout is how long AwaitBox waits for the box's end of the link.
+const boxTimeout = 3 * time.Second
 
 // AwaitBox waits until packets pass the box's link both ways. The kernel brings a link up, and installs IPv6 addresses,
 // with a short delay, and silently drops packets until then. A box that controls its own network can prevent that for ever.
-// It only harms itself, so that is not an error: AwaitBox gives up after [boxPatience], and nothing else waits for the box.
+// It only harms itself, so that is not an error: AwaitBox gives up after [boxTimeout], and nothing else waits for the box.
 func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	a, ok := f.boxes.byID[id]
@@ -29,7 +29,7 @@ func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	}
 	defer func() { _ = ns.Close() }()
 	defer inside.Close()
-	patience, cancel := context.WithTimeout(ctx, boxPatience)
+	patience, cancel := context.WithTimeout(ctx, boxTimeout)
 	defer cancel()
 	for _, wait := range []func() error{
 		func() error { return namespace.AwaitCarrier(patience, f.nl, a.Link) },

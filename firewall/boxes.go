@@ -28,11 +28,11 @@ var errUnknownBox = errors.New("unknown box")
 // the same time.
 func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
 	r := &removal{box: id}
-	f.removals.add(r)
+	f.removals.enqueue(r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !r.done { // otherwise another caller has removed it
-		f.removeAll(context.WithoutCancel(ctx), f.removals.take(r, boxesAtOnce))
+		f.removeAll(context.WithoutCancel(ctx), f.removals.dequeue(r, boxesPerTransaction))
 	}
 	if r.err != nil {
 		return fmt.Errorf("firewall: remove box %s: %w", id, r.err)
@@ -53,14 +53,14 @@ type removals struct {
 	waiting []*removal
 }
 
-func (q *removals) add(r *removal) {
+func (q *removals) enqueue(r *removal) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, r)
 }
 
-// take dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued already.
-func (q *removals) take(first *removal, most int) []*removal {
+// dequeue dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued already.
+func (q *removals) dequeue(first *removal, most int) []*removal {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	list, boxes := []*removal{first}, map[policy.BoxID]bool{first.box: true}
@@ -122,7 +122,7 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 		b.noted = false // its note is erased with its entry
 		entries = append(entries, &b.Entry)
 	}
-	if err := errors.Join(linkDeleted(ctx), f.table.Unregister(f.marksBut(links), entries...)); err != nil {
+	if err := errors.Join(linkDeleted(ctx), f.table.Unregister(f.marksExcept(links), entries...)); err != nil {
 		return err
 	}
 	var err error
@@ -130,9 +130,9 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 		err = f.flows.CutAll(func(o flow.Owner, _ Flow) bool { return !busy[o] })
 	}
 	for _, b := range boxes {
-		f.forget(b.ID, b.Link)
+		f.forgetBox(b.ID, b.Link)
 		if err != nil {
-			f.idle.suspect(b.Entry)
+			f.idle.markUnnoted(b.Entry)
 		}
 	}
 	for _, r := range list {
@@ -146,8 +146,8 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 // linkDeleted is the fault point between the deletion of interfaces and of their rules.
 func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link deleted") }
 
-// forget drops the state of a removed box.
-func (f *Firewall) forget(id policy.BoxID, link string) {
+// forgetBox drops the state of a removed box.
+func (f *Firewall) forgetBox(id policy.BoxID, link string) {
 	f.untrackBox(id)
 	f.boxes.remove(id)
 	delete(f.leftover, link)
@@ -184,12 +184,12 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 		}
 		return err
 	}
-	f.forget(id, link)
+	f.forgetBox(id, link)
 	if idle {
 		return nil
 	}
 	if _, err = f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false }); err != nil {
-		f.idle.suspect(*e)
+		f.idle.markUnnoted(*e)
 	}
 	return err
 }
@@ -208,12 +208,12 @@ func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
 
 // unregister removes the box from the table.
 func (f *Firewall) unregister(e *nft.Entry) error {
-	return f.table.Unregister(f.marksBut([]string{e.Link}), e)
+	return f.table.Unregister(f.marksExcept([]string{e.Link}), e)
 }
 
-// marksBut returns all connection marks. It is true for the marks of boxes that are not on the list: boxes may share a
+// marksExcept returns all connection marks. It is true for the marks of boxes that are not on the list: boxes may share a
 // mark.
-func (f *Firewall) marksBut(links []string) map[uint32]bool {
+func (f *Firewall) marksExcept(links []string) map[uint32]bool {
 	but, marks := map[string]bool{}, map[uint32]bool{}
 	for _, link := range links {
 		but[link] = true
@@ -252,7 +252,7 @@ func (f *Firewall) Prune(ctx context.Context) error {
 // trackBox passes a box, or its new plan, to the reports.
 func (f *Firewall) trackBox(b *box) {
 	if f.reports != nil {
-		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.at.Index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
+		f.reports.Track(report.Box{ID: b.ID, Link: b.Link, Index: b.place.Index, Addrs: b.Sources, Mark: b.Mark, Version: b.plan.Version})
 	}
 }
 

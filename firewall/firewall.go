@@ -45,7 +45,7 @@ type Firewall struct {
 type box struct {
 	Attachment
 	nft.Entry
-	at    link.Place
+	place link.Place
 	plan  policy.KernelPlan
 	noted bool // all its forwarded connections have been noted, see idle
 	gone  bool // its network namespace is gone, and that has been logged

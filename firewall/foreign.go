@@ -30,7 +30,7 @@ func (f *Firewall) CheckForeign(path string) error {
 		return errors.New("it is the network namespace of the gateway itself")
 	}
 	f.mu.Lock()
-	id, held := f.holder(path, "")
+	id, held := f.namespaceOwner(path, "")
 	f.mu.Unlock()
 	if held {
 		return fmt.Errorf("it is the network namespace of box %s", id)

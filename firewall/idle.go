@@ -42,13 +42,13 @@ func (f *Firewall) cutLookups() {
 	}
 }
 
-// noted reports whether all connections that the box may have were noted.
-func (i *idle) noted(e nft.Entry) bool {
+// allNoted reports whether all connections that the box may have were noted.
+func (i *idle) allNoted(e nft.Entry) bool {
 	return i.owners != nil && !hasAny(i.owners, e)
 }
 
-// suspect records that the box may have connections that were not noted.
-func (i *idle) suspect(e nft.Entry) {
+// markUnnoted records that the box may have connections that were not noted.
+func (i *idle) markUnnoted(e nft.Entry) {
 	for _, a := range e.Sources {
 		if i.owners != nil {
 			i.owners[flow.Owner{Mark: e.Mark, Addr: a}] = true
@@ -109,12 +109,12 @@ func (f *Firewall) eraseNotes() {
 		return
 	}
 	tables := f.idle.tables
-	f.idle.timer = time.AfterFunc(f.idle.wait, func() { f.lookAt(boxes, tables) })
+	f.idle.timer = time.AfterFunc(f.idle.wait, func() { f.checkConnections(boxes, tables) })
 }
 
-// lookAt looks for connections of boxes whose notes have been erased. Connections that began before that are in the
+// checkConnections looks for connections of boxes whose notes have been erased. Connections that began before that are in the
 // kernel's table; all others are noted.
-func (f *Firewall) lookAt(boxes []*box, tables int) {
+func (f *Firewall) checkConnections(boxes []*box, tables int) {
 	owners, err := f.flows.Owners()
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -39,7 +39,7 @@ func (f *Firewall) setRates(b *box, rates Rates) error {
 		b.Rates.Send, b.Rates.SendMost = rates.Send, rates.SendMost
 	}
 	if b.Rates.Receive != rates.Receive {
-		if err := f.links.SetReceiveRate(b.at.Index, rates.Receive); err != nil {
+		if err := f.links.SetReceiveRate(b.place.Index, rates.Receive); err != nil {
 			return err
 		}
 		b.Rates.Receive = rates.Receive

@@ -36,14 +36,14 @@ type repairer struct{ *Firewall }
 func (f repairer) BoxAt(index int, visit func(watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.boxes.byIndex[index].show(visit)
+	f.boxes.byIndex[index].visit(visit)
 }
 
 // BoxOf does the same for the box with the address.
 func (f repairer) BoxOf(a netip.Addr, visit func(watch.Box)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.boxes.byAddr[a].show(visit)
+	f.boxes.byAddr[a].visit(visit)
 }
 
 // BoxesOf does the same for all boxes with the addresses.
@@ -51,14 +51,14 @@ func (f repairer) BoxesOf(addrs map[netip.Addr]bool, visit func(netip.Addr, watc
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for a := range addrs {
-		f.boxes.byAddr[a].show(func(b watch.Box) { visit(a, b) })
+		f.boxes.byAddr[a].visit(func(b watch.Box) { visit(a, b) })
 	}
 }
 
-// show calls visit with the box; for nil it is a no-op.
-func (b *box) show(visit func(watch.Box)) {
+// visit calls visit with the box; for nil it is a no-op.
+func (b *box) visit(visit func(watch.Box)) {
 	if b != nil {
-		visit(watch.Box{ID: b.Box, Link: b.Link, Index: b.at.Index})
+		visit(watch.Box{ID: b.Box, Link: b.Link, Index: b.place.Index})
 	}
 }
 
@@ -75,7 +75,7 @@ func (f repairer) FollowUplink() {
 		return
 	}
 	for id, b := range f.boxes.byID {
-		if err := f.links.Resize(&b.Attachment, b.at.Index); err != nil && !errors.Is(err, namespace.ErrGone) {
+		if err := f.links.Resize(&b.Attachment, b.place.Index); err != nil && !errors.Is(err, namespace.ErrGone) {
 			f.cfg.Log.Warn("the link of a box does not have the MTU of the uplink", zap.String("box", string(id)), zap.Error(err))
 		}
 	}
@@ -134,7 +134,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 	}
 	view, _ := f.links.Look() // without a view, links and routes are read per box
 	problems := map[policy.BoxID]error{}
-	for chunk := range slices.Chunk(slices.Collect(maps.Values(f.boxes.byID)), boxesAtOnce) {
+	for chunk := range slices.Chunk(slices.Collect(maps.Values(f.boxes.byID)), boxesPerTransaction) {
 		f.restoreChunk(ctx, chunk, view, problems)
 	}
 	f.table.Collect()
@@ -174,7 +174,7 @@ func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) err
 	if err != nil {
 		return err
 	}
-	f.boxes.put(b, at)
+	f.boxes.add(b, at)
 	f.trackBox(b)
 	return nil
 }
@@ -183,10 +183,10 @@ func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) err
 // take its link down as fast as it is restored, and would keep the gateway busy.
 var errFlapping = errors.New("it keeps changing, and is repaired at a limited rate")
 
-// A box's link can be repaired repairsAtOnce times per interval of repairsEvery.
+// A box's link can be repaired repairBurst times per repairInterval.
 const (
-	repairsAtOnce = 20
-	repairsEvery  = 10 * time.Second
+	repairBurst    = 20
+	repairInterval = 10 * time.Second
 )
 
 // repairs counts the recent repairs of one box. The zero value is ready to use.
@@ -197,9 +197,9 @@ type repairs struct {
 
 // allow reports whether one more repair is allowed, and counts it.
 func (r *repairs) allow(now time.Time) bool {
-	if now.Sub(r.since) > repairsEvery {
+	if now.Sub(r.since) > repairInterval {
 		r.since, r.n = now, 0
 	}
 	r.n++
-	return r.n <= repairsAtOnce
+	return r.n <= repairBurst
 }

@@ -16,14 +16,14 @@ type roster struct {
 	byNS    map[namespace.ID]*box
 }
 
-// put adds a box, or moves it to a new place.
-func (r *roster) put(b *box, at link.Place) {
+// add adds a box, or moves it to a new place.
+func (r *roster) add(b *box, at link.Place) {
 	if r.byID == nil {
 		r.byID, r.byAddr = map[policy.BoxID]*box{}, map[netip.Addr]*box{}
 		r.byIndex, r.byNS = map[int]*box{}, map[namespace.ID]*box{}
 	}
 	r.remove(b.Box)
-	b.at = at
+	b.place = at
 	r.byID[b.Box], r.byIndex[at.Index], r.byNS[at.Namespace] = b, b, b
 	for _, a := range b.Sources {
 		r.byAddr[a] = b
@@ -37,11 +37,11 @@ func (r *roster) remove(id policy.BoxID) {
 		return
 	}
 	delete(r.byID, id)
-	if r.byIndex[b.at.Index] == b {
-		delete(r.byIndex, b.at.Index)
+	if r.byIndex[b.place.Index] == b {
+		delete(r.byIndex, b.place.Index)
 	}
-	if r.byNS[b.at.Namespace] == b {
-		delete(r.byNS, b.at.Namespace)
+	if r.byNS[b.place.Namespace] == b {
+		delete(r.byNS, b.place.Namespace)
 	}
 	for _, a := range b.Sources {
 		if r.byAddr[a] == b {

@@ -30,16 +30,16 @@ type Command struct {
 	tty    *os.File // master side of its terminal, or nil
 	inner  int
 	// Called in this order after the command has ended; its background processes keep running.
-	release, finish, ended func()
+	releaseBranch, finishOutput, cleanUp func()
 
-	box cgroup.Group
-	oom uint64 // the box's OOM kill count when the command started
+	box       cgroup.Group
+	oomBefore uint64 // the box's OOM kill count when the command started
 }
 
 // Start starts a command in its own control group below the box's, so that its CPU time can be measured and its whole
 // process tree killed. If the command cannot be started, the error is a *StartError.
 func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*Command, error) {
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		return nil, err
 	}
@@ -64,16 +64,16 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
-	c, err := l.startInTurn(ctx, r, config, spec, streams)
+	c, err := l.startWithSlot(ctx, r, config, spec, streams)
 	if err != nil {
 		streams.Abandon()
 		end()
 		return nil, err
 	}
-	c.box, c.oom = l.cgroup(id), kills
-	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) }, func(n int) { l.background.Waste(id, n) })
-	c.release = func() { l.branches.Release(c.branch) }
-	c.ended = func() {
+	c.box, c.oomBefore = l.cgroup(id), kills
+	c.finishOutput = streams.Pump(ends, func(left *os.File) { l.background.Discard(id, left) }, func(n int) { l.background.WaitDiscard(id, n) })
+	c.releaseBranch = func() { l.branches.Release(c.branch) }
+	c.cleanUp = func() {
 		l.branches.End(l.cgroup(id), c.branch)
 		end()
 	}
@@ -104,24 +104,24 @@ func (c *Command) Resize(s terminal.Size) error {
 // discards what they write. Of such outputs, the last 64 of a box are kept open; a process that writes to an older one gets
 // EPIPE.
 func (c *Command) Wait(ctx context.Context) (Result, error) {
-	defer c.ended()
-	defer c.finish()
+	defer c.cleanUp()
+	defer c.finishOutput()
 	status, err := c.proc.Await(ctx)
-	c.release()
+	c.releaseBranch()
 	res := Result{Status: status, CPU: c.branch.CPU()}
-	res.OutOfMemory = status == signalled+int(unix.SIGKILL) && c.box.OOMKills() > c.oom
+	res.OutOfMemory = status == signalled+int(unix.SIGKILL) && c.box.OOMKills() > c.oomBefore
 	return res, err
 }
 
 // signalled is added to a signal number to form the exit status of a command killed by that signal.
 const signalled = 128
 
-// startInTurn is startCommand with a slot of [starts]. The operator needs no slot.
-func (l *Launcher) startInTurn(ctx context.Context, r record, p *specs.Process, spec ExecSpec, streams *process.Streams) (*Command, error) {
+// startWithSlot is startCommand with a slot of [startSlots]. The operator needs no slot.
+func (l *Launcher) startWithSlot(ctx context.Context, r record, p *specs.Process, spec ExecSpec, streams *process.Streams) (*Command, error) {
 	if spec.Operator {
 		return l.startCommand(ctx, r, p, spec.Bound, streams)
 	}
-	done, err := l.starts.take(ctx, starterOf(r.ID, spec))
+	done, err := l.starts.acquire(ctx, starterOf(r.ID, spec))
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
-	started, err := l.motion.Begin(ctx, r.ID)
+	started, err := l.motion.BeginStart(ctx, r.ID)
 	if err != nil {
 		return nil, fmt.Errorf("box %s: %w", r.ID, err)
 	}
@@ -316,7 +316,7 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	}
 	process.ReapOrphans(func(pid int) bool { return branch.Has(pid) || pid == files.started() })
 	if ctx.Err() != nil {
-		err = errors.Join(err, abandon(branch))
+		err = errors.Join(err, killHalfStarted(branch))
 	}
 	return whyFailed(ctx, files.log, err)
 }
@@ -339,16 +339,16 @@ func (l *Launcher) explainExec(ctx context.Context, id policy.BoxID, program str
 	}
 }
 
-// suspicious is how long a command may take to start before the launcher checks whether the box stalls it.
-const suspicious = 2 * time.Second
+// obstacleDelay is how long a command may take to start before the launcher checks whether the box stalls it.
+const obstacleDelay = 2 * time.Second
 
 // whileStarting returns a context for the start of a command in a box. If the box stalls the start, it is cancelled with
 // that cause.
 func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.Context, context.CancelFunc) {
 	ctx, giveUp := context.WithCancelCause(ctx)
-	ctx, cancel := bounded(ctx)
-	look := time.AfterFunc(suspicious, func() {
-		if err := l.obstacle(id); err != nil {
+	ctx, cancel := withRuntimeTimeout(ctx)
+	look := time.AfterFunc(obstacleDelay, func() {
+		if err := l.findObstacle(id); err != nil {
 			giveUp(err)
 		}
 	})
@@ -359,8 +359,8 @@ func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.
 	}
 }
 
-// obstacle returns an error if files of the box keep the runtime from starting commands in it.
-func (l *Launcher) obstacle(id policy.BoxID) error {
+// findObstacle returns an error if files of the box keep the runtime from starting commands in it.
+func (l *Launcher) findObstacle(id policy.BoxID) error {
 	if l.runtime.OwnFiles {
 		return nil
 	}
@@ -382,12 +382,12 @@ func (l *Launcher) obstacle(id policy.BoxID) error {
 	return nil
 }
 
-// abandon kills and reaps the processes that the runtime has started in the control group of a command. The runtime, their
+// killHalfStarted kills and reaps the processes that the runtime has started in the control group of a command. The runtime, their
 // parent, has been killed.
-func abandon(branch *cgroup.Branch) error {
+func killHalfStarted(branch *cgroup.Branch) error {
 	pids, err := branch.Members()
 	for _, pid := range pids {
-		if berr := process.Bury(pid); !errors.Is(berr, unix.ESRCH) {
+		if berr := process.ReapLater(pid); !errors.Is(berr, unix.ESRCH) {
 			err = errors.Join(err, berr)
 		}
 	}

@@ -44,7 +44,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 		}
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
-	defer l.undo(spec.ID, &err)
+	defer l.removeOnError(spec.ID, &err)
 	if err := fault.At(ctx, "launch: directory made"); err != nil {
 		return "", err
 	}
@@ -53,7 +53,7 @@ func (l *Launcher) Prepare(ctx context.Context, spec Spec) (netns string, err er
 		return "", fmt.Errorf("box %s: %w", spec.ID, err)
 	}
 	r := record{ID: spec.ID, Image: spec.Image, Size: spec.Size, Env: spec.Env, IDIndex: index}
-	if err := l.save(r); err != nil {
+	if err := l.saveRecord(r); err != nil {
 		return "", err
 	}
 	if err := l.removePins(spec.ID); err != nil { // left by a box with that ID before a reboot
@@ -73,14 +73,14 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	defer l.lock(spec.ID)()
-	r, err := l.load(spec.ID)
+	r, err := l.loadRecord(spec.ID)
 	if err != nil {
 		return fmt.Errorf("%w: Prepare comes before Create", err)
 	}
 	if r.Created {
 		return fmt.Errorf("box %s: %w", spec.ID, ErrExists)
 	}
-	defer l.undo(spec.ID, &err)
+	defer l.removeOnError(spec.ID, &err)
 	var img image.Image
 	if len(spec.Layers) > 0 {
 		img, err = l.layers.Image(spec.Layers, l.dirs.box(spec.ID))
@@ -95,24 +95,24 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if r.Project, err = l.dirs.limitDisk(ctx, r.ID, string(r.Size), l.cfg.Disk); err != nil {
 		return fmt.Errorf("box %s: %w", spec.ID, err)
 	}
-	if err := l.save(r); err != nil { // so that deleting the box removes the limit
+	if err := l.saveRecord(r); err != nil { // so that deleting the box removes the limit
 		return err
 	}
 	if err := l.launch(ctx, spec, img, r, furnishNew); err != nil {
 		return err
 	}
 	r.Created = true
-	return l.save(r)
+	return l.saveRecord(r)
 }
 
-// undo removes the box if *err is not nil.
-func (l *Launcher) undo(id policy.BoxID, err *error) {
+// removeOnError removes the box if *err is not nil.
+func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
-	if cerr := l.remove(ctx, id); cerr != nil {
+	if cerr := l.removeBox(ctx, id); cerr != nil {
 		l.log.Error("a box that could not be created could not be removed either", zap.String("box", string(id)), zap.Error(cerr))
 		*err = errors.Join(*err, cerr)
 	}
@@ -129,8 +129,8 @@ func furnishNew(root *furnish.Root, spec Spec) error {
 // furnishAgain changes only the files that the box needs to start; the rest of the root stays as the box left it.
 func furnishAgain(root *furnish.Root, _ Spec) error { return root.Refurnish() }
 
-// build mounts the box's root, writes files into it and writes the runtime's configuration.
-func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write furnisher) error {
+// buildRoot mounts the box's root, writes files into it and writes the runtime's configuration.
+func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, write furnisher) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	id := spec.ID
 	logFile := filepath.Join(l.dirs.box(id), "runtime.log")
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
-	making, cancel := bounded(ctx)
+	making, cancel := withRuntimeTimeout(ctx)
 	defer cancel()
 	args := append([]string{"create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile}, l.runtime.CreateArgs...)
 	create := l.runtimeCommand(making, logFile, append(args, string(id))...)
@@ -203,7 +203,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	if err := fault.At(ctx, "launch: container made"); err != nil {
 		return err
 	}
-	if err := process.Bury(pid); err != nil {
+	if err := process.ReapLater(pid); err != nil {
 		return err
 	}
 	if err := l.runtimeCommand(making, logFile, "start", string(id)).Run(); err != nil {

@@ -33,27 +33,27 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	defer l.lock(id)()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	return l.remove(ctx, id)
+	return l.removeBox(ctx, id)
 }
 
-// remove does the work of Delete; the caller holds the box's lock.
-func (l *Launcher) remove(ctx context.Context, id policy.BoxID) error {
-	r, _ := l.load(id) // without a record there is no disk limit to undo
-	return inTurn(id, "removed",
-		func() error { return l.clear(ctx, id) },
+// removeBox does the work of Delete; the caller holds the box's lock.
+func (l *Launcher) removeBox(ctx context.Context, id policy.BoxID) error {
+	r, _ := l.loadRecord(id) // without a record there is no disk limit to undo
+	return runSteps(id, "removed",
+		func() error { return l.removeKernelState(ctx, id) },
 		func() error { return l.dirs.freeDisk(id, r.Project) },
-		func() error { return l.discard(id) },
+		func() error { return l.moveToTrash(id) },
 		func() error { l.images.Release(l.dirs.box(id)); return nil },
 		func() error { return fault.At(ctx, "remove: files in the trash") },
 	)
 }
 
-// clear kills the processes of a box and removes all its kernel state. The caller holds the box's lock.
-func (l *Launcher) clear(ctx context.Context, id policy.BoxID) error {
-	defer l.background.Drop(id)
-	defer l.motion.GoOn(id)
+// removeKernelState kills the processes of a box and removes all its kernel state. The caller holds the box's lock.
+func (l *Launcher) removeKernelState(ctx context.Context, id policy.BoxID) error {
+	defer l.background.CloseAll(id)
+	defer l.motion.AllowStarts(id)
 	defer l.branches.Drop(l.cgroup(id))
-	return inTurn(id, "stopped",
+	return runSteps(id, "stopped",
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },
 		func() error { return l.cgroup(id).Clear(ctx) },
@@ -64,8 +64,8 @@ func (l *Launcher) clear(ctx context.Context, id policy.BoxID) error {
 	)
 }
 
-// inTurn runs the steps in order, up to the first error.
-func inTurn(id policy.BoxID, what string, steps ...func() error) error {
+// runSteps runs the steps in order, up to the first error.
+func runSteps(id policy.BoxID, what string, steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return fmt.Errorf("box %s cannot be %s: %w", id, what, err)
@@ -111,8 +111,8 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	if err := l.cgroup(id).Kill(); err != nil {
 		return err
 	}
-	if l.ending != nil {
-		l.ending(id)
+	if l.onEnd != nil {
+		l.onEnd(id)
 	}
 	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
 	if err == nil {

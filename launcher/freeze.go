@@ -44,7 +44,7 @@ func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) 
 
 // freeze freezes a box and reports whether it was frozen already. The caller holds the box's lock.
 func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (was bool, err error) {
-	was, err = l.standsStill(ctx, id)
+	was, err = l.isFrozen(ctx, id)
 	switch {
 	case errors.Is(err, ErrNotRunning):
 		return false, fmt.Errorf("box %s: %w", id, err)
@@ -53,10 +53,10 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	case was && l.runtime.OwnPause:
 		return true, nil
 	case was:
-		return true, l.cgroup(id).Settle(ctx)
+		return true, l.cgroup(id).CompleteFreeze(ctx)
 	}
-	l.motion.Stop(ctx, id, briefly)
-	if err = l.stand(ctx, id); err == nil {
+	l.motion.BlockStarts(ctx, id, briefly)
+	if err = l.freezeProcesses(ctx, id); err == nil {
 		err = fault.At(ctx, "pause: box frozen")
 	}
 	if err == nil {
@@ -68,9 +68,9 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }
 
-// standsStill reports whether a running box is frozen; if the box does not run, it returns ErrNotRunning. It asks the
+// isFrozen reports whether a running box is frozen; if the box does not run, it returns ErrNotRunning. It asks the
 // runtime, which costs at least one process, only if the launcher does not freeze boxes itself.
-func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, error) {
+func (l *Launcher) isFrozen(ctx context.Context, id policy.BoxID) (bool, error) {
 	if l.runtime.OwnPause {
 		st, err := l.State(ctx, id)
 		if err == nil && st.Pid == 0 {
@@ -78,18 +78,18 @@ func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, erro
 		}
 		return st.State == StatePaused, err
 	}
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		return false, err
 	}
-	lives, err := l.lives(id)
+	lives, err := l.isAlive(id)
 	if err == nil && !(lives && r.Created) {
 		err = ErrNotRunning
 	}
 	if err != nil {
 		return false, err
 	}
-	return l.cgroup(id).Stopping()
+	return l.cgroup(id).IsFreezing()
 }
 
 // thaw resumes a box. The caller holds the box's lock.
@@ -98,23 +98,23 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	if !l.runtime.OwnPause {
 		err = l.cgroup(id).Thaw() // even if the state of the box cannot be determined
 	}
-	still, serr := l.standsStill(ctx, id)
+	still, serr := l.isFrozen(ctx, id)
 	if err = errors.Join(err, serr); err == nil && still {
-		err = within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
+		err = callRuntime(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
 	}
 	if err != nil {
-		l.motion.Stay(id)
+		l.motion.KeepBlocked(id)
 		return fmt.Errorf("box %s cannot be resumed: %w", id, err)
 	}
-	l.motion.GoOn(id)
+	l.motion.AllowStarts(id)
 	return fault.At(ctx, "resume: box thawed")
 }
 
-// stand freezes the box, through the freezer of its control group, or through the runtime if only that can pause a box
+// freezeProcesses freezes the box, through the freezer of its control group, or through the runtime if only that can pause a box
 // ([oci.Runtime].OwnPause). It returns when no process moves.
-func (l *Launcher) stand(ctx context.Context, id policy.BoxID) error {
+func (l *Launcher) freezeProcesses(ctx context.Context, id policy.BoxID) error {
 	if l.runtime.OwnPause {
-		return within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })
+		return callRuntime(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })
 	}
 	return l.cgroup(id).Freeze(ctx)
 }

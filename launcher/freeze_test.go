@@ -50,7 +50,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	if st, err := l.State(t.Context(), id); err == nil {
 		t.Errorf("a runtime that fails tells %+v", st)
 	}
-	err := l.still(t.Context(), id, func() error {
+	err := l.whileFrozen(t.Context(), id, func() error {
 		if !l.isStopping(id) {
 			t.Error("a box that runs was taken to stand still")
 		}

@@ -99,7 +99,7 @@ func TestRootInTheBoxIsNobodyOutside(t *testing.T) {
 		t.Errorf("two boxes share their user IDs: %v", owners)
 	}
 	want(t, rootSh(t, l, a, "touch /root/f && stat -c %u:%g /root/f /etc/passwd /usr/bin/env"), "0:0\n0:0\n0:0")
-	r, err := l.load(a)
+	r, err := l.loadRecord(a)
 	if err != nil {
 		t.Fatal(err)
 	}

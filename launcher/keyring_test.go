@@ -13,7 +13,7 @@ import (
 // keysOf returns how many keys the kernel counts for a box's users.
 func keysOf(t *testing.T, l *Launcher, id policy.BoxID) int {
 	t.Helper()
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ var (
 	// ErrNotRunning: the box has no process to act on (its first process ended, or it was never created).
 	ErrNotRunning = errors.New("the box is not running")
 	// ErrPaused: the box is paused; resume it first.
-	ErrPaused = motion.ErrStill
+	ErrPaused = motion.ErrPaused
 )
 
 // Config configures a Launcher: where it keeps its files and how it runs boxes. StateDir is required.
@@ -70,7 +70,7 @@ type Launcher struct {
 	runc       *runc.Runc   // runs the OCI runtime
 	log        *zap.Logger
 	execs      execCount
-	starts     *starts
+	starts     *startSlots
 	background process.Background
 	branches   cgroup.Remains
 	trash      *trash.Trash
@@ -81,7 +81,7 @@ type Launcher struct {
 	fileTurns  boxfs.Turns
 	starting   sync.Map // the IDs of boxes whose first process the runtime is starting
 
-	ending func(policy.BoxID) // see OnEnd
+	onEnd func(policy.BoxID) // see OnEnd
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
@@ -116,13 +116,13 @@ func New(cfg Config) (*Launcher, error) {
 		dirs:   dirsOf(cfg.StateDir, cfg.RunDir),
 		tag:    stateTag(cfg.StateDir),
 		log:    cfg.Log,
-		starts: newStarts(),
+		starts: newStartSlots(),
 		trash:  trash.New(dirs{state: cfg.StateDir}.trash(), cfg.Log),
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},
 	}
 	l.branches.Bound = l.dirs.bound()
-	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, ofCaptures
+	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, defaultCaptureLimits
 	l.useRuntime(cfg.Runtime)
 	if err := CheckRunDir(cfg.StateDir, cfg.RunDir); err != nil {
 		return nil, err

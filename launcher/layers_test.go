@@ -157,6 +157,6 @@ func TestCapturesAreGivenUp(t *testing.T) {
 			t.Errorf("%q: the box is %+v, %v", want, st, err)
 		}
 	}
-	l.captures = ofCaptures
+	l.captures = defaultCaptureLimits
 	capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), id, "whole", nil) })
 }

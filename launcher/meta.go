@@ -30,8 +30,8 @@ type record struct {
 
 func (r record) ids() namespace.IDs { return namespace.IDsAt(r.IDIndex) }
 
-// load returns the record of a box, or ErrNotFound.
-func (l *Launcher) load(id policy.BoxID) (record, error) {
+// loadRecord returns the record of a box, or ErrNotFound.
+func (l *Launcher) loadRecord(id policy.BoxID) (record, error) {
 	if err := checkID(id); err != nil {
 		return record{}, err
 	}
@@ -52,7 +52,7 @@ func (l *Launcher) load(id policy.BoxID) (record, error) {
 	return r, nil
 }
 
-func (l *Launcher) save(r record) error {
+func (l *Launcher) saveRecord(r record) error {
 	if err := files.WriteJSON(l.dirs.record(r.ID), r); err != nil {
 		return fmt.Errorf("box %s: its record cannot be written: %w", r.ID, err)
 	}

@@ -20,7 +20,7 @@ var ErrNoFiles = boxfs.ErrElsewhere
 // OpenFiles opens a session that works on the files of a box as boxuser; see [boxfs.Session]. The box must not be paused
 // before the session is closed.
 func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		return nil, nil, err
 	}

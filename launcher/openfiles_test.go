@@ -170,7 +170,7 @@ func TestWorkersHaveNoPower(t *testing.T) {
 	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err != nil { // it has entered the box after this
 		t.Fatal(err)
 	}
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,26 +18,26 @@ type captureLimits struct {
 	Whole time.Duration
 }
 
-var ofCaptures = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Without: path.Base(furnish.InitPath)}, 20 * time.Minute}
+var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Without: path.Base(furnish.InitPath)}, 20 * time.Minute}
 
 // errCaptureSlow is the cause when a capture exceeds captureLimits.Whole.
 var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
 
-// runtimeMost bounds every call of the runtime. A box can stall some of them for ever: runc reads the box's /etc/passwd and
+// runtimeTimeout bounds every call of the runtime. A box can stall some of them for ever: runc reads the box's /etc/passwd and
 // /etc/group, and blocks until a writer appears if they are pipes.
-const runtimeMost = time.Minute
+const runtimeTimeout = time.Minute
 
-// errRuntimeSlow is the cause when a call of the runtime exceeds runtimeMost.
-var errRuntimeSlow = fmt.Errorf("the runtime was still at it after %v: the host is overloaded, or something in the box holds it up", runtimeMost)
+// errRuntimeSlow is the cause when a call of the runtime exceeds runtimeTimeout.
+var errRuntimeSlow = fmt.Errorf("the runtime was still at it after %v: the host is overloaded, or something in the box holds it up", runtimeTimeout)
 
-// bounded returns a context for one call of the runtime, limited to runtimeMost.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, runtimeMost, errRuntimeSlow)
+// withRuntimeTimeout returns a context for one call of the runtime, limited to runtimeTimeout.
+func withRuntimeTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, runtimeTimeout, errRuntimeSlow)
 }
 
-// within makes one call of the runtime, limited to runtimeMost.
-func within(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := bounded(ctx)
+// callRuntime makes one call of the runtime, limited to runtimeTimeout.
+func callRuntime(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := withRuntimeTimeout(ctx)
 	defer cancel()
 	err := call(ctx)
 	if err != nil && ctx.Err() != nil {

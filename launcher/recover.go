@@ -40,11 +40,11 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	var errs []error
 	stuck := map[policy.BoxID]bool{}
 	for id := range known {
-		if r, err := l.load(id); err == nil && r.Created {
+		if r, err := l.loadRecord(id); err == nil && r.Created {
 			l.renewClaim(ctx, r)
 			if !l.cfg.TakesOver {
 				errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
-				if err := l.cgroup(r.ID).Settle(ctx); err != nil { // otherwise the runtime waits for it, or reports the box as running
+				if err := l.cgroup(r.ID).CompleteFreeze(ctx); err != nil { // otherwise the runtime waits for it, or reports the box as running
 					l.log.Warn("the pause of a box was cut short, and could not be finished", zap.String("box", string(id)), zap.Error(err))
 				}
 			}
@@ -62,7 +62,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	list, err := l.List(ctx)
 	for _, s := range list {
 		if s.State == StatePaused {
-			l.motion.Stop(ctx, s.ID, false)
+			l.motion.BlockStarts(ctx, s.ID, false)
 		}
 	}
 	list = slices.DeleteFunc(list, func(s Status) bool { return stuck[s.ID] })

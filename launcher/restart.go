@@ -24,7 +24,7 @@ func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
 	defer l.lock(id)()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	return l.clear(ctx, id)
+	return l.removeKernelState(ctx, id)
 }
 
 // Renew makes and pins new namespaces for a box whose old ones are gone, as after a reboot, and returns the path of the
@@ -32,15 +32,15 @@ func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
 // box; the caller closes the network before it calls Restart. A failed Renew leaves the box stopped.
 func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, err error) {
 	defer l.lock(id)()
-	r, err := l.created(id)
+	r, err := l.createdRecord(id)
 	if err != nil {
 		return "", err
 	}
 	if err := namespace.HoldIDs(ctx, r.IDIndex, l.dirs.box(id)); err != nil {
 		return "", fmt.Errorf("box %s: %w", id, err)
 	}
-	defer l.stopped(id, &err)
-	if err := l.clear(ctx, id); err != nil {
+	defer l.stopOnError(id, &err)
+	if err := l.removeKernelState(ctx, id); err != nil {
 		return "", err
 	}
 	if err := namespace.New(r.ids(), l.dirs.pin(id), l.dirs.userPin(id)); err != nil {
@@ -56,11 +56,11 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 		return err
 	}
 	defer l.lock(spec.ID)()
-	r, err := l.created(spec.ID)
+	r, err := l.createdRecord(spec.ID)
 	if err != nil {
 		return err
 	}
-	defer l.stopped(spec.ID, &err)
+	defer l.stopOnError(spec.ID, &err)
 	spec.Layers = r.Layers
 	img := image.Image{Rootfs: r.Rootfs, Env: r.Base}
 	if r.Rootfs == "" { // made by an older version
@@ -71,9 +71,9 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 	return l.launch(ctx, spec, img, r, furnishAgain)
 }
 
-// created returns the record of a box whose creation was completed.
-func (l *Launcher) created(id policy.BoxID) (record, error) {
-	r, err := l.load(id)
+// createdRecord returns the record of a box whose creation was completed.
+func (l *Launcher) createdRecord(id policy.BoxID) (record, error) {
+	r, err := l.loadRecord(id)
 	if err == nil && !r.Created {
 		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
@@ -86,7 +86,7 @@ func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r rec
 	if !namespace.IsPinned(l.dirs.pin(id)) || !namespace.IsPinned(l.dirs.userPin(id)) {
 		return fmt.Errorf("box %s: its namespaces are gone", id)
 	}
-	if err := l.build(spec, img, r.ids(), write); err != nil {
+	if err := l.buildRoot(spec, img, r.ids(), write); err != nil {
 		return fmt.Errorf("box %s: %w", id, err)
 	}
 	if err := fault.At(ctx, "launch: root built"); err != nil {
@@ -107,14 +107,14 @@ func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r rec
 	return nil
 }
 
-// stopped stops a box if *err is not nil: starting it failed.
-func (l *Launcher) stopped(id policy.BoxID, err *error) {
+// stopOnError stops a box if *err is not nil: starting it failed.
+func (l *Launcher) stopOnError(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
-	if cerr := l.clear(ctx, id); cerr != nil {
+	if cerr := l.removeKernelState(ctx, id); cerr != nil {
 		l.log.Error("a box that could not be started could not be stopped either", zap.String("box", string(id)), zap.Error(cerr))
 	}
 }

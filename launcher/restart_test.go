@@ -23,7 +23,7 @@ echo kept > /kept; chmod 777 /; chown 1000 /kept
 rm ` + furnish.InitPath + `; ln -s /kept ` + furnish.InitPath + `
 cd /; rm -rf /workspace; ln -s /etc/../.. /workspace
 echo made`}}), "made")
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ echo made`}}), "made")
 		want(t, run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"sh", "-c", `cat /kept; stat -c %u:%g:%a /kept /; test ! -L ` + furnish.InitPath + ` && echo ours`}}),
 			"kept\n1000:0:644\n0:0:777\nours")
 	}
-	if after, err := l.load(id); err != nil || after.IDIndex != r.IDIndex {
+	if after, err := l.loadRecord(id); err != nil || after.IDIndex != r.IDIndex {
 		t.Errorf("its user IDs were %d and are %d, %v", r.IDIndex, after.IDIndex, err)
 	}
 }
@@ -196,7 +196,7 @@ func TestDeleteWhileTheRuntimeIsHeldUp(t *testing.T) {
 	if err := l.Delete(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err == nil || time.Since(begun) > runtimeMost {
+	if err := <-ended; err == nil || time.Since(begun) > runtimeTimeout {
 		t.Errorf("the restart ended with %v", err)
 	}
 	nothingLeft(t, l, id)

@@ -76,7 +76,7 @@ type ExecSpec struct {
 	Bound bool
 
 	// Starter is the API key that starts the command and shares its start slots fairly with other keys; "": the box itself
-	// is the starter. Commands of the operator need no slot. See [starts].
+	// is the starter. Commands of the operator need no slot. See [startSlots].
 	Starter  string
 	Operator bool
 }

@@ -10,15 +10,15 @@ import (
 	"boxgate/policy"
 )
 
-// startTurn is how long the start of a command may occupy a slot. A box can stall the runtime, which reads files of the
+// maxSlotTime is how long the start of a command may occupy a slot. A box can stall the runtime, which reads files of the
 // box.
-const startTurn = 500 * time.Millisecond
+const maxSlotTime = 500 * time.Millisecond
 
-// starts limits how many commands start at the same time. Each start costs some ten milliseconds of CPU in processes of the
+// startSlots limits how many commands start at the same time. Each start costs some ten milliseconds of CPU in processes of the
 // host, so a box that starts hundreds together would delay everything else, policy changes included. There are a few slots
 // per core. Waiting starters (API keys or boxes) get them round-robin, however many commands each of them has queued.
-// Create it with [newStarts]. Safe for concurrent use.
-type starts struct {
+// Create it with [newStartSlots]. Safe for concurrent use.
+type startSlots struct {
 	mu      sync.Mutex
 	free    int
 	order   []starter                     // starters that wait, each once
@@ -38,12 +38,12 @@ func starterOf(box policy.BoxID, spec ExecSpec) starter {
 	return starter{box: box}
 }
 
-func newStarts() *starts {
-	return &starts{free: 2 * runtime.GOMAXPROCS(0), waiting: map[starter][]chan<- struct{}{}}
+func newStartSlots() *startSlots {
+	return &startSlots{free: 2 * runtime.GOMAXPROCS(0), waiting: map[starter][]chan<- struct{}{}}
 }
 
-// take waits for a slot. done releases it; after startTurn it is released in any case.
-func (s *starts) take(ctx context.Context, id starter) (done func(), err error) {
+// acquire waits for a slot. done releases it; after maxSlotTime it is released in any case.
+func (s *startSlots) acquire(ctx context.Context, id starter) (done func(), err error) {
 	turn := make(chan struct{})
 	s.mu.Lock()
 	if s.free > 0 {
@@ -59,21 +59,21 @@ func (s *starts) take(ctx context.Context, id starter) (done func(), err error) 
 	select {
 	case <-turn:
 	case <-ctx.Done():
-		s.abandon(id, turn)
+		s.cancelWait(id, turn)
 		return nil, context.Cause(ctx)
 	}
-	end := sync.OnceFunc(s.end)
-	late := time.AfterFunc(startTurn, end)
+	end := sync.OnceFunc(s.release)
+	late := time.AfterFunc(maxSlotTime, end)
 	return func() { late.Stop(); end() }, nil
 }
 
-// abandon gives up waiting for a slot. A slot that was assigned in the meantime goes to the next starter.
-func (s *starts) abandon(id starter, turn chan<- struct{}) {
+// cancelWait gives up waiting for a slot. A slot that was assigned in the meantime goes to the next starter.
+func (s *startSlots) cancelWait(id starter, turn chan<- struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.Index(s.waiting[id], turn)
 	if i < 0 {
-		s.endLocked()
+		s.releaseLocked()
 		return
 	}
 	if s.waiting[id] = slices.Delete(s.waiting[id], i, i+1); len(s.waiting[id]) == 0 {
@@ -82,14 +82,14 @@ func (s *starts) abandon(id starter, turn chan<- struct{}) {
 	}
 }
 
-func (s *starts) end() {
+func (s *startSlots) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.endLocked()
+	s.releaseLocked()
 }
 
-// endLocked passes the slot to the first starter in line, which then moves to the end.
-func (s *starts) endLocked() {
+// releaseLocked passes the slot to the first starter in line, which then moves to the end.
+func (s *startSlots) releaseLocked() {
 	if len(s.order) == 0 {
 		s.free++
 		return

@@ -13,11 +13,11 @@ import (
 func TestBoxesStartCommandsInTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newStarts()
+		s := newStartSlots()
 		s.free = 2
 		got := make(chan string, 1000)
 		want := func(id string) {
-			done, err := s.take(t.Context(), starter{key: id})
+			done, err := s.acquire(t.Context(), starter{key: id})
 			if err != nil {
 				t.Error(err)
 			}
@@ -48,19 +48,19 @@ func TestBoxesStartCommandsInTurn(t *testing.T) {
 func TestATurnEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newStarts()
+		s := newStartSlots()
 		s.free = 1
-		held, err := s.take(t.Context(), starter{box: "hostile"})
+		held, err := s.acquire(t.Context(), starter{box: "hostile"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := s.take(ctx, starter{box: "impatient"}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.acquire(ctx, starter{box: "impatient"}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("one that gave up: %v", err)
 		}
 		began := time.Now()
-		done, err := s.take(t.Context(), starter{box: "other"})
+		done, err := s.acquire(t.Context(), starter{box: "other"})
 		if waited := time.Since(began); err != nil || waited > time.Second {
 			t.Fatalf("%v, after %v", err, waited)
 		}

@@ -24,14 +24,14 @@ func (l *Launcher) containerState(id policy.BoxID) string {
 
 // State returns the status of one box, or ErrNotFound.
 func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
-	r, err := l.load(id)
+	r, err := l.loadRecord(id)
 	if err != nil {
 		return Status{}, err
 	}
 	if !l.isContainer(id) {
 		return l.status(r, nil), nil
 	}
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withRuntimeTimeout(ctx)
 	defer cancel()
 	c, err := l.runc.State(ctx, string(id))
 	if ctx.Err() != nil {
@@ -39,7 +39,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	}
 	if err != nil {
 		// Either the runtime failed, as on an overloaded host, or it has no state of the box. The first process decides.
-		if lives, lerr := l.lives(id); lives || lerr != nil {
+		if lives, lerr := l.isAlive(id); lives || lerr != nil {
 			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process may run: %w", id, errors.Join(err, lerr))
 		}
 		c = nil
@@ -47,8 +47,8 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	return l.status(r, c), nil
 }
 
-// lives reports whether the first process of a box runs. An error means that this is unknown.
-func (l *Launcher) lives(id policy.BoxID) (bool, error) {
+// isAlive reports whether the first process of a box runs. An error means that this is unknown.
+func (l *Launcher) isAlive(id policy.BoxID) (bool, error) {
 	handle, err := l.FirstProcess(id)
 	if errors.Is(err, ErrNotRunning) || errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -89,7 +89,7 @@ func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
 
 // isStopping reports whether the control group of a box is frozen or freezing. On an error it returns false.
 func (l *Launcher) isStopping(id policy.BoxID) bool {
-	stopping, err := l.cgroup(id).Stopping()
+	stopping, err := l.cgroup(id).IsFreezing()
 	return err == nil && stopping
 }
 
@@ -101,7 +101,7 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	}
 	containers := map[string]*runc.Container{}
 	if len(entries) > 0 {
-		ctx, cancel := bounded(ctx)
+		ctx, cancel := withRuntimeTimeout(ctx)
 		defer cancel()
 		known, err := l.runc.List(ctx)
 		if err != nil {
@@ -113,7 +113,7 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	}
 	var list []Status
 	for _, e := range entries {
-		r, err := l.load(policy.BoxID(e.Name()))
+		r, err := l.loadRecord(policy.BoxID(e.Name()))
 		if err != nil {
 			continue // being created or deleted
 		}
@@ -127,7 +127,7 @@ func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
 	if c != nil && !l.runtime.OwnPause && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
 		c.Status = "paused" // a runtime may report "running" while one process, such as one that joins the box, is not frozen yet
-		if lives, err := l.lives(r.ID); err == nil && !lives {
+		if lives, err := l.isAlive(r.ID); err == nil && !lives {
 			c = nil // a runtime may report a box as paused whose control group is frozen and empty
 		}
 	}

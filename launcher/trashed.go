@@ -7,9 +7,9 @@ import (
 	"boxgate/policy"
 )
 
-// discard moves the files of a box to the trash, in constant time, and releases its user IDs: no process can reach the
+// moveToTrash moves the files of a box to the trash, in constant time, and releases its user IDs: no process can reach the
 // files any longer. [Launcher.KeepTrashEmpty] removes them.
-func (l *Launcher) discard(id policy.BoxID) error {
+func (l *Launcher) moveToTrash(id policy.BoxID) error {
 	if err := l.trash.Take(l.dirs.box(id)); err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 		if purge {
 			errs = append(errs, l.Delete(ctx, id))
 		} else {
-			errs = append(errs, l.takeOff(ctx, id))
+			errs = append(errs, l.stopAndRelease(ctx, id))
 		}
 	}
 	attached, err := l.AttachedBoxes()
@@ -81,8 +81,8 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	return namespace.ForgetClaims(ctx)
 }
 
-// takeOff stops a box, unmounts its disk and releases its user IDs, as a reboot would.
-func (l *Launcher) takeOff(ctx context.Context, id policy.BoxID) error {
+// stopAndRelease stops a box, unmounts its disk and releases its user IDs, as a reboot would.
+func (l *Launcher) stopAndRelease(ctx context.Context, id policy.BoxID) error {
 	if err := l.Stop(ctx, id); err != nil {
 		return err
 	}

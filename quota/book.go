@@ -26,15 +26,15 @@ type Book struct {
 	defaults, totals Limits
 	now              func() time.Time
 
-	mu      sync.Mutex
-	own     map[id]Limits // limits that differ from the defaults, by holder
-	held    map[id]*account
-	all     Limits // usage of all holders
-	others  Limits // usage of all except the operator
-	refused Limits
-	counts  [kinds]func(Holder) int64
-	shared  [kinds]*rate.Limiter // of all except the operator
-	waiters waiters
+	mu       sync.Mutex
+	own      map[id]Limits // limits that differ from the defaults, by holder
+	accounts map[id]*account
+	all      Limits // usage of all holders
+	others   Limits // usage of all except the operator
+	refused  Limits
+	counts   [kinds]func(Holder) int64
+	shared   [kinds]*rate.Limiter // of all except the operator
+	waiters  waiters
 }
 
 // id identifies a holder.
@@ -45,13 +45,13 @@ func (h Holder) key() id { return id{h.What, h.ID} }
 // account is the usage of one holder.
 type account struct {
 	holder Holder
-	has    Limits
+	used   Limits
 	rates  [kinds]*rate.Limiter
 }
 
 // New creates an empty book.
 func New(cfg Config) *Book {
-	b := &Book{defaults: cfg.Defaults, totals: cfg.Totals, now: cfg.Now, own: map[id]Limits{}, held: map[id]*account{}}
+	b := &Book{defaults: cfg.Defaults, totals: cfg.Totals, now: cfg.Now, own: map[id]Limits{}, accounts: map[id]*account{}}
 	if b.now == nil {
 		b.now = time.Now
 	}
@@ -71,7 +71,7 @@ func (b *Book) Set(h Holder, own Limits) {
 	} else {
 		b.own[h.key()] = own
 	}
-	if a := b.held[h.key()]; a != nil {
+	if a := b.accounts[h.key()]; a != nil {
 		a.rates = [kinds]*rate.Limiter{}
 	}
 }
@@ -103,16 +103,16 @@ func (b *Book) Count(k Kind, count func(Holder) int64) {
 // Take takes n of a kind for a holder until release is called; further calls of release have no effect. If the holder would
 // exceed its limit, or the total is used up, Take fails with an [*Error].
 func (b *Book) Take(h Holder, k Kind, n int64) (release func(), err error) {
-	if err := b.take(h, k, n); err != nil {
+	if err := b.acquire(h, k, n); err != nil {
 		return nil, err
 	}
 	return sync.OnceFunc(func() { b.release(h, k, n) }), nil
 }
 
-func (b *Book) take(h Holder, k Kind, n int64) error {
+func (b *Book) acquire(h Holder, k Kind, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.roomLocked(h, k, b.hasLocked(h, k), n); err != nil {
+	if err := b.checkLocked(h, k, b.usedLocked(h, k), n); err != nil {
 		b.refused[k]++
 		return err
 	}
@@ -120,8 +120,8 @@ func (b *Book) take(h Holder, k Kind, n int64) error {
 	return nil
 }
 
-// force takes n without checking limits.
-func (b *Book) force(h Holder, k Kind, n int64) {
+// addUnchecked takes n without checking limits.
+func (b *Book) addUnchecked(h Holder, k Kind, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.addLocked(h, k, n)
@@ -133,38 +133,38 @@ func (b *Book) release(h Holder, k Kind, n int64) {
 	b.addLocked(h, k, -n)
 }
 
-func (b *Book) hasLocked(h Holder, k Kind) int64 {
-	if a := b.held[h.key()]; a != nil {
-		return a.has[k]
+func (b *Book) usedLocked(h Holder, k Kind) int64 {
+	if a := b.accounts[h.key()]; a != nil {
+		return a.used[k]
 	}
 	return 0
 }
 
 func (b *Book) addLocked(h Holder, k Kind, n int64) {
 	a := b.accountLocked(h)
-	a.has[k] += n
+	a.used[k] += n
 	b.all[k] += n
 	if !h.Operator {
 		b.others[k] += n
 	}
-	b.forgetLocked(a)
+	b.forgetIdleLocked(a)
 	if n < 0 {
-		b.waiters.wake()
+		b.waiters.wakeAll()
 	}
 }
 
 func (b *Book) accountLocked(h Holder) *account {
-	a := b.held[h.key()]
+	a := b.accounts[h.key()]
 	if a == nil {
 		a = &account{holder: h}
-		b.held[h.key()] = a
+		b.accounts[h.key()] = a
 	}
 	return a
 }
 
-// forgetLocked forgets a holder without usage whose rates have recovered.
-func (b *Book) forgetLocked(a *account) {
-	if a.has != (Limits{}) {
+// forgetIdleLocked forgets a holder without usage whose rates have recovered.
+func (b *Book) forgetIdleLocked(a *account) {
+	if a.used != (Limits{}) {
 		return
 	}
 	for _, r := range a.rates {
@@ -172,15 +172,15 @@ func (b *Book) forgetLocked(a *account) {
 			return
 		}
 	}
-	delete(b.held, a.holder.key())
+	delete(b.accounts, a.holder.key())
 }
 
 // scarce determines how much one holder may have when less than a quarter of the share is left: this fraction of the
 // remainder. The threshold sinks with the remainder, so that a late holder still gets something.
 const scarce = 16
 
-// roomLocked returns nil if a holder that already has some of a kind may have n more.
-func (b *Book) roomLocked(h Holder, k Kind, has, n int64) error {
+// checkLocked returns nil if a holder that already has some of a kind may have n more.
+func (b *Book) checkLocked(h Holder, k Kind, has, n int64) error {
 	refusal := &Error{Holder: h, Kind: k, Used: has, Limit: b.limitLocked(h, k), After: time.Second}
 	if k.Counted() {
 		refusal.After = time.Minute // it takes an action to free some
@@ -217,7 +217,7 @@ func shareOf(total int64) int64 { return max(1, total/4*3) }
 func (b *Book) Reserve(h Holder, k Kind, n int64, count func() int64) (done func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.roomLocked(h, k, b.hasLocked(h, k)+count(), n); err != nil {
+	if err := b.checkLocked(h, k, b.usedLocked(h, k)+count(), n); err != nil {
 		b.refused[k]++
 		return nil, err
 	}
@@ -283,16 +283,16 @@ func perHour(n int64) *rate.Limiter {
 // sweepLocked forgets some holders whose rates have recovered. It checks more holders than one call of Rate can add.
 func (b *Book) sweepLocked() {
 	n := 0
-	for _, a := range b.held {
-		if n++; n > sweep {
+	for _, a := range b.accounts {
+		if n++; n > sweepBatch {
 			return
 		}
-		b.forgetLocked(a)
+		b.forgetIdleLocked(a)
 	}
 }
 
-// sweep is how many holders sweepLocked checks.
-const sweep = 8
+// sweepBatch is how many holders sweepLocked checks.
+const sweepBatch = 8
 
 // Use is the usage of one kind.
 type Use struct {
@@ -307,13 +307,13 @@ func (b *Book) Use(h Holder) Uses {
 	b.mu.Lock()
 	var out Uses
 	counts := b.counts
-	a := b.held[h.key()]
+	a := b.accounts[h.key()]
 	for _, k := range Kinds() {
 		out[k].Limit = b.limitLocked(h, k)
 		if a == nil {
 			continue
 		}
-		out[k].Used = a.has[k]
+		out[k].Used = a.used[k]
 		if r := a.rates[k]; r != nil {
 			out[k].Used = int64(float64(r.Burst()) - r.TokensAt(b.now()))
 		}
@@ -354,7 +354,7 @@ func (b *Book) Holders(what string, most int, also ...Holder) []Held {
 func (b *Book) holders(what string) (out []Holder) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, a := range b.held {
+	for _, a := range b.accounts {
 		if a.holder.What == what {
 			out = append(out, a.holder)
 		}

@@ -53,5 +53,5 @@ func (e *Error) Error() string {
 		most = "and may have " + e.Kind.Amount(e.Limit)
 	}
 	return fmt.Sprintf("%s has %s %s, %s (quotas.%s); %s, or have the operator raise it",
-		e.Holder, e.Kind.Amount(e.Used), t.noun, most, e.Kind, t.way)
+		e.Holder, e.Kind.Amount(e.Used), t.noun, most, e.Kind, t.remedy)
 }

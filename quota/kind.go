@@ -28,10 +28,10 @@ const (
 
 // traits describe a kind in texts.
 type traits struct {
-	name string // in the configuration, the API and the metrics
-	noun string // after a number
-	way  string // the remedy for a refused client
-	unit string // "bytes" for a number of bytes
+	name   string // in the configuration, the API and the metrics
+	noun   string // after a number
+	remedy string // the remedy for a refused client
+	unit   string // "bytes" for a number of bytes
 }
 
 var traitsOf = [kinds]traits{

@@ -204,22 +204,22 @@ func TestHoldersAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		release()
-		if len(b.held) != 0 {
+		if len(b.accounts) != 0 {
 			t.Fatal("a holder that has nothing is in the book")
 		}
 	}
 	for i := range 1000 {
 		_ = b.Rate(key(fmt.Sprint(i)), Certificates)
 	}
-	if len(b.held) != 1000 {
-		t.Errorf("%d holders", len(b.held))
+	if len(b.accounts) != 1000 {
+		t.Errorf("%d holders", len(b.accounts))
 	}
 	now = now.Add(time.Hour)
 	for range 1000 {
 		_ = b.Rate(key("x"), Certificates)
 	}
-	if len(b.held) > 20 {
-		t.Errorf("%d holders an hour later", len(b.held))
+	if len(b.accounts) > 20 {
+		t.Errorf("%d holders an hour later", len(b.accounts))
 	}
 }
 
@@ -246,7 +246,7 @@ func TestScope(t *testing.T) {
 	}
 	work()
 	work()
-	if used(Memory) != 0 || len(b.held) != 0 {
+	if used(Memory) != 0 || len(b.accounts) != 0 {
 		t.Errorf("%d used when it has ended", used(Memory))
 	}
 	late := s.Keep() // the work calls Keep after its request has ended
@@ -255,7 +255,7 @@ func TestScope(t *testing.T) {
 	}
 	late()
 	s.Release(Memory, 50)
-	if err := s.Take(Memory, 10); err != nil || used(Memory) != 0 || len(b.held) != 0 {
+	if err := s.Take(Memory, 10); err != nil || used(Memory) != 0 || len(b.accounts) != 0 {
 		t.Errorf("%v, %d used by a scope that has ended", err, used(Memory))
 	}
 	none := ScopeOf(context.Background())
@@ -301,8 +301,8 @@ func TestABookIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if use, _ := b.Shared(Commands); use.Used != 0 || len(b.held) != 0 || b.all != (Limits{}) {
-		t.Errorf("%+v are left, of %d holders", use, len(b.held))
+	if use, _ := b.Shared(Commands); use.Used != 0 || len(b.accounts) != 0 || b.all != (Limits{}) {
+		t.Errorf("%+v are left, of %d holders", use, len(b.accounts))
 	}
 }
 

@@ -14,13 +14,13 @@ type Scope struct {
 
 	mu   sync.Mutex
 	refs int
-	has  Limits
+	used Limits
 }
 
 // Open returns the scope of a new request. end must be called when the request ends.
 func (b *Book) Open(h Holder) (s *Scope, end func()) {
 	s = &Scope{book: b, holder: h, refs: 1}
-	return s, sync.OnceFunc(s.leave)
+	return s, sync.OnceFunc(s.dropRef)
 }
 
 // Holder returns the holder of the scope.
@@ -47,22 +47,22 @@ func (s *Scope) Keep() (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refs++; s.refs == 1 { // the request ended before the work called Keep
-		for k, n := range s.has {
+		for k, n := range s.used {
 			if n != 0 {
-				s.book.force(s.holder, Kind(k), n)
+				s.book.addUnchecked(s.holder, Kind(k), n)
 			}
 		}
 	}
-	return sync.OnceFunc(s.leave)
+	return sync.OnceFunc(s.dropRef)
 }
 
-func (s *Scope) leave() {
+func (s *Scope) dropRef() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refs--; s.refs > 0 {
 		return
 	}
-	for k, n := range s.has {
+	for k, n := range s.used {
 		if n != 0 {
 			s.book.release(s.holder, Kind(k), n)
 		}
@@ -76,10 +76,10 @@ func (s *Scope) Take(k Kind, n int64) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.book.take(s.holder, k, n); err != nil {
+	if err := s.book.acquire(s.holder, k, n); err != nil {
 		return err
 	}
-	if s.has[k] += n; s.refs == 0 { // the scope has ended, so release now
+	if s.used[k] += n; s.refs == 0 { // the scope has ended, so release now
 		s.book.release(s.holder, k, n)
 	}
 	return nil
@@ -92,8 +92,8 @@ func (s *Scope) Release(k Kind, n int64) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n = min(n, s.has[k])
-	if s.has[k] -= n; n != 0 && s.refs > 0 {
+	n = min(n, s.used[k])
+	if s.used[k] -= n; n != 0 && s.refs > 0 {
 		s.book.release(s.holder, k, n)
 	}
 }

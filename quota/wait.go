@@ -18,8 +18,8 @@ type waiters struct {
 	freed chan struct{} // closed when something is released; nil: no request waits
 }
 
-// enter counts one more request of a holder; false if too many wait already.
-func (w *waiters) enter(h id) bool {
+// addWaiter counts one more request of a holder; false if too many wait already.
+func (w *waiters) addWaiter(h id) bool {
 	if w.all >= mostWaiters || w.of[h] >= mostWaitersOfOne {
 		return false
 	}
@@ -34,7 +34,7 @@ func (w *waiters) enter(h id) bool {
 	return true
 }
 
-func (w *waiters) leave(h id) {
+func (w *waiters) removeWaiter(h id) {
 	w.all--
 	if w.of[h]--; w.of[h] == 0 {
 		delete(w.of, h)
@@ -44,8 +44,8 @@ func (w *waiters) leave(h id) {
 	}
 }
 
-// wake makes all waiting requests check again.
-func (w *waiters) wake() {
+// wakeAll makes all waiting requests check again.
+func (w *waiters) wakeAll() {
 	if w.freed != nil {
 		close(w.freed)
 		w.freed = make(chan struct{})
@@ -59,27 +59,27 @@ func (s *Scope) TakeWithin(ctx context.Context, patience time.Duration, k Kind, 
 		return nil
 	}
 	s.mu.Lock()
-	own := s.has[k]
+	own := s.used[k]
 	s.mu.Unlock()
-	if err := s.book.takeWithin(ctx, patience, s.holder, k, own, n); err != nil {
+	if err := s.book.acquireWithin(ctx, patience, s.holder, k, own, n); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.has[k] += n; s.refs == 0 { // the scope has ended, so release now
+	if s.used[k] += n; s.refs == 0 { // the scope has ended, so release now
 		s.book.release(s.holder, k, n)
 	}
 	return nil
 }
 
-// takeWithin takes n for a request that already has own of the kind.
-func (b *Book) takeWithin(ctx context.Context, patience time.Duration, h Holder, k Kind, own, n int64) error {
+// acquireWithin takes n for a request that already has own of the kind.
+func (b *Book) acquireWithin(ctx context.Context, patience time.Duration, h Holder, k Kind, own, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	err := b.roomLocked(h, k, b.hasLocked(h, k), n)
-	if err != nil && patience > 0 && b.fitsAloneLocked(h, k, own+n) && b.waiters.enter(h.key()) {
+	err := b.checkLocked(h, k, b.usedLocked(h, k), n)
+	if err != nil && patience > 0 && b.fitsAloneLocked(h, k, own+n) && b.waiters.addWaiter(h.key()) {
 		err = b.waitLocked(ctx, patience, h, k, n)
-		b.waiters.leave(h.key())
+		b.waiters.removeWaiter(h.key())
 	}
 	if err != nil {
 		b.refused[k]++
@@ -94,7 +94,7 @@ func (b *Book) waitLocked(ctx context.Context, patience time.Duration, h Holder,
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for over := false; ; {
-		err := b.roomLocked(h, k, b.hasLocked(h, k), n)
+		err := b.checkLocked(h, k, b.usedLocked(h, k), n)
 		if err == nil || over {
 			return err
 		}

@@ -68,7 +68,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 					t.Fatal(err)
 				}
 				if c.holder == key("b") { // the rest of the others' share is taken, too
-					b.force(key("c"), Memory, 140)
+					b.addUnchecked(key("c"), Memory, 140)
 				}
 				if c.own > 0 {
 					other.Release(Memory, c.own)
@@ -107,7 +107,7 @@ func TestFewRequestsWaitForRoom(t *testing.T) {
 			return waited
 		}
 		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"} {
-			b.force(key(name), Memory, 1)
+			b.addUnchecked(key(name), Memory, 1)
 			want := mostWaitersOfOne
 			if name == "i" {
 				want = 0 // all waiting requests are of the other keys
@@ -127,7 +127,7 @@ func TestWaitingEndsWithTheRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := New(Config{Defaults: limits(Memory, 100)})
-		b.force(key("a"), Memory, 50)
+		b.addUnchecked(key("a"), Memory, 50)
 		s, end := b.Open(key("a"))
 		defer end()
 		ctx, cancel := context.WithCancel(t.Context())

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrange sets up the command's view of the file system, in the mount namespace of this process.
-func arrange(s Spec) error {
-	files, err := resolved(s)
+// setUpFiles sets up the command's view of the file system, in the mount namespace of this process.
+func setUpFiles(s Spec) error {
+	files, err := resolveFiles(s)
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func arrange(s Spec) error {
 		return fmt.Errorf("/run: %w", err)
 	}
 	for i, f := range files {
-		if err := show(f, i); err != nil {
+		if err := showFile(f, i); err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}
 	}
@@ -67,8 +67,8 @@ func hideDevices(paths []string) error {
 // userfaultfd has a device too.
 var hiddenDevices = []string{"/dev/vhost-vsock", "/dev/uinput", "/dev/uhid", "/dev/userfaultfd"}
 
-// resolved resolves symbolic links before any of the host's files are hidden, and drops files that the host lacks.
-func resolved(s Spec) ([]File, error) {
+// resolveFiles resolves symbolic links before any of the host's files are hidden, and drops files that the host lacks.
+func resolveFiles(s Spec) ([]File, error) {
 	var out []File
 	seen := map[string]bool{}
 	for _, f := range s.Files {
@@ -108,7 +108,7 @@ func hideOtherProcesses() error {
 		}
 	}
 	for _, path := range []string{"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs"} {
-		if err := freeze(path); err != nil {
+		if err := makeReadOnly(path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -129,8 +129,8 @@ func hideQueues() error {
 	return err
 }
 
-// freeze makes a file or directory read-only. A missing one is not an error.
-func freeze(path string) error {
+// makeReadOnly makes a file or directory read-only. A missing one is not an error.
+func makeReadOnly(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept are the capabilities of a command that runs as root: they concern files and users, but not the network, processes of
+// keptCapabilities are the capabilities of a command that runs as root: they concern files and users, but not the network, processes of
 // others, devices or the kernel. Other users have no capabilities.
-var kept = map[int]bool{
+var keptCapabilities = map[int]bool{
 	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
 	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_NET_BIND_SERVICE: true,
 }
@@ -17,7 +17,7 @@ var kept = map[int]bool{
 // and disappear with that, or at the latest with execve. listener notifies of the command's calls of connect(2).
 func confine(uid int) (listener int, err error) {
 	for c := range unix.CAP_LAST_CAP + 1 {
-		if uid == 0 && kept[c] {
+		if uid == 0 && keptCapabilities[c] {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL { // EINVAL: unknown to this kernel

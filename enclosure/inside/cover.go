@@ -14,8 +14,8 @@ import (
 // a link must not be able to choose the file that is changed. So a file is opened once, and everything after that uses the
 // descriptor. Mounts get their owner and mode when they are mounted: no file of the host is ever changed.
 
-// nothing replaces a hidden file: it is empty, and only root can open it.
-const nothing = Private + "/nothing"
+// emptyFile replaces a hidden file: it is empty, and only root can open it.
+const emptyFile = Private + "/nothing"
 
 // place is a file or directory of the host, held open even if its name changes.
 type place struct {
@@ -45,13 +45,13 @@ func openPlace(dir int, path string, flags int) (place, error) {
 
 func (p place) close() { _ = unix.Close(p.fd) }
 
-func (p place) is(kind uint32) bool { return p.stat.Mode&unix.S_IFMT == kind }
+func (p place) hasType(kind uint32) bool { return p.stat.Mode&unix.S_IFMT == kind }
 
 // name returns a path that leads to the place, even if its original path leads elsewhere.
 func (p place) name() string { return "/proc/self/fd/" + strconv.Itoa(p.fd) }
 
 // cover hides a file.
-func (p place) cover() error { return unix.Mount(nothing, p.name(), "", unix.MS_BIND, "") }
+func (p place) cover() error { return unix.Mount(emptyFile, p.name(), "", unix.MS_BIND, "") }
 
 // hide covers a file or a directory. A missing one is not an error.
 func hide(path string) error {
@@ -70,9 +70,9 @@ func hide(path string) error {
 // server. It is package connect that prevents connections. If root may not look, as in a file system that belongs to a user
 // (FUSE) or comes from another host (NFS), hideSocket looks as the command's user.
 func hideSocket(s Spec, path string) error {
-	h, err := holdSocket(path)
+	h, err := openSocket(path)
 	if err != nil && !isGone(err) && s.UID != 0 {
-		err = asUser(s, func() (err error) { h, err = holdSocket(path); return err })
+		err = asUser(s, func() (err error) { h, err = openSocket(path); return err })
 		if errors.Is(err, unix.EACCES) {
 			return nil // the command, with the same rights, cannot reach it either
 		}
@@ -84,7 +84,7 @@ func hideSocket(s Spec, path string) error {
 		return fmt.Errorf("whether the command could reach the host's socket %q cannot be found out: %w; remove it, or unmount what it is in", path, err)
 	}
 	defer h.close()
-	named, beside := h.among(s.Reach)
+	named, beside := h.matchPaths(s.Reach)
 	switch {
 	case named:
 		return nil
@@ -99,9 +99,9 @@ func hideSocket(s Spec, path string) error {
 	return nil
 }
 
-// among reports whether one of the paths leads to the socket, and whether one leads to another socket in the same
+// matchPaths reports whether one of the paths leads to the socket, and whether one leads to another socket in the same
 // directory.
-func (h heldSocket) among(paths []string) (named, beside bool) {
+func (h openedSocket) matchPaths(paths []string) (named, beside bool) {
 	for _, path := range paths {
 		var socket, dir unix.Stat_t
 		if err := errors.Join(unix.Lstat(path, &socket), unix.Stat(filepath.Dir(path), &dir)); err != nil {
@@ -119,11 +119,11 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// heldSocket is a socket and its directory.
-type heldSocket struct{ dir, socket place }
+// openedSocket is a socket and its directory.
+type openedSocket struct{ dir, socket place }
 
-// holdSocket opens the socket at a path. A file of another type counts as missing.
-func holdSocket(path string) (h heldSocket, err error) {
+// openSocket opens the socket at a path. A file of another type counts as missing.
+func openSocket(path string) (h openedSocket, err error) {
 	dir, name := filepath.Split(path) // unlike filepath.Dir, Split keeps "..", which may follow a link
 	if h.dir, err = openPlace(unix.AT_FDCWD, dir, unix.O_DIRECTORY); err != nil {
 		return h, err
@@ -133,21 +133,21 @@ func holdSocket(path string) (h heldSocket, err error) {
 		return h, err
 	}
 	h.socket.path = path
-	if !h.socket.is(unix.S_IFSOCK) {
+	if !h.socket.hasType(unix.S_IFSOCK) {
 		h.close()
 		return h, unix.ENOENT
 	}
 	return h, nil
 }
 
-func (h heldSocket) close() {
+func (h openedSocket) close() {
 	h.socket.close()
 	h.dir.close()
 }
 
 // cover hides the socket. A directory that contains only sockets, as for tmux, ssh-agent and X11, is covered as a
 // whole, so that the command can create its own sockets there.
-func (h heldSocket) cover() error {
+func (h openedSocket) cover() error {
 	if h.dir.stat.Mode&unix.S_ISVTX != 0 || !h.dir.hasOnlySockets() { // shared like /tmp, or with files
 		return h.socket.cover()
 	}

@@ -29,7 +29,7 @@ func enclosed(t *testing.T, f func() error) {
 			err = unix.Mount("tmpfs", "/run", "tmpfs", 0, "")
 		}
 		if err == nil {
-			err = errors.Join(os.Mkdir(Private, 0o755), os.WriteFile(nothing, nil, 0))
+			err = errors.Join(os.Mkdir(Private, 0o755), os.WriteFile(emptyFile, nil, 0))
 		}
 		if err == nil {
 			err = f()
@@ -82,7 +82,7 @@ func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
 	}
 	before := statOf(t, victim)
 	enclosed(t, func() error {
-		h, err := holdSocket(path)
+		h, err := openSocket(path)
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	enclosed(t, func() error {
-		h, err := holdSocket(path)
+		h, err := openSocket(path)
 		if err != nil {
 			return err
 		}

@@ -34,12 +34,12 @@ func Main() int {
 	unix.CloseOnExec(orders)
 	unix.CloseOnExec(reports)
 	in, out := bufio.NewReader(os.NewFile(orders, "orders")), os.NewFile(reports, "reports")
-	spec, err := receive(in)
+	spec, err := readSpec(in)
 	if err != nil {
 		return 1 // the process outside is gone
 	}
 	r := &reporter{out: out, started: make(chan struct{})}
-	c, err := start(spec, r.refused)
+	c, err := start(spec, r.reportRefused)
 	if err != nil {
 		rep := Report{Kind: Failed, Value: 1, Text: err.Error()}
 		if failed := (*startError)(nil); errors.As(err, &failed) {
@@ -51,11 +51,11 @@ func Main() int {
 	Report{Kind: Started}.send(out)
 	close(r.started)
 	go func() {
-		c.obey(in)
+		c.runOrders(in)
 		killAll()
 		os.Exit(1) // the process outside is gone, and the end of this one ends the command
 	}()
-	c.await(out)
+	c.reapUntilExit(out)
 	killAll()
 	return 0
 }
@@ -73,7 +73,7 @@ type reporter struct {
 	started chan struct{}
 }
 
-func (r *reporter) refused(path string) {
+func (r *reporter) reportRefused(path string) {
 	<-r.started
 	Report{Kind: Refused, Text: path}.send(r.out)
 }
@@ -88,7 +88,7 @@ func start(s Spec, refused func(path string)) (*command, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := arrange(s); err != nil {
+	if err := setUpFiles(s); err != nil {
 		return nil, err
 	}
 	return launch(s, func(listener int) (*supervisor, error) { return startSupervisor(listener, reach, refused) })
@@ -118,8 +118,8 @@ func checkStandardFiles() error {
 	return nil
 }
 
-// obey executes orders until the process outside ends.
-func (c *command) obey(in io.ByteReader) {
+// runOrders executes orders until the process outside ends.
+func (c *command) runOrders(in io.ByteReader) {
 	for {
 		order, err := in.ReadByte()
 		switch {
@@ -133,8 +133,8 @@ func (c *command) obey(in io.ByteReader) {
 	}
 }
 
-// await reaps processes until the command ends, and reports its state changes.
-func (c *command) await(out io.Writer) {
+// reapUntilExit reaps processes until the command ends, and reports its state changes.
+func (c *command) reapUntilExit(out io.Writer) {
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WUNTRACED, nil)

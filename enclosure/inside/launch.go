@@ -29,7 +29,7 @@ func launch(s Spec, supervise func(listener int) (*supervisor, error)) (*command
 		}
 		attr.Setpgid, attr.Foreground, attr.Ctty = true, true, int(c.terminal.Fd())
 	}
-	program, err := find(s)
+	program, err := findProgram(s)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func groups(ids []int) []uint32 {
 	return out
 }
 
-// find looks the program up as execvp(3) does. A relative path is relative to the directory of the command.
-func find(s Spec) (string, error) {
+// findProgram looks the program up as execvp(3) does. A relative path is relative to the directory of the command.
+func findProgram(s Spec) (string, error) {
 	if info, err := os.Stat(s.Dir); err != nil || !info.IsDir() {
 		return "", notStarted(126, "the directory %s is not there for the command: start it in another", s.Dir)
 	}

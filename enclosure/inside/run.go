@@ -17,15 +17,15 @@ import (
 // runOptions limit how much the command can write there.
 const runOptions = "mode=0755,size=20%,nr_inodes=100k"
 
-// keptTree is a file or directory of the host's /run, held open while /run is covered.
-type keptTree struct {
+// clonedTree is a file or directory of the host's /run, held open while /run is covered.
+type clonedTree struct {
 	path string
 	fd   int
 	dir  bool
 }
 
 func hideRun(s Spec) error {
-	kept, err := holdTrees(append(s.Keep, s.Reach...))
+	kept, err := cloneTrees(append(s.Keep, s.Reach...))
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func hideRun(s Spec) error {
 			return err
 		}
 	}
-	if err := errors.Join(os.MkdirAll(Private, 0o755), os.WriteFile(nothing, nil, 0), os.Chmod("/run", 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(Private, 0o755), os.WriteFile(emptyFile, nil, 0), os.Chmod("/run", 0o755)); err != nil {
 		return err
 	}
 	if err := makeUserDir(s); err != nil {
@@ -48,7 +48,7 @@ func hideRun(s Spec) error {
 		return err
 	}
 	for _, k := range kept {
-		if err := k.put(); err != nil {
+		if err := k.mount(); err != nil {
 			return fmt.Errorf("%s: %w", k.path, err)
 		}
 	}
@@ -74,8 +74,8 @@ func linksIn(dir string) map[string]string {
 	return out
 }
 
-func holdTrees(paths []string) ([]keptTree, error) {
-	var out []keptTree
+func cloneTrees(paths []string) ([]clonedTree, error) {
+	var out []clonedTree
 	for _, path := range paths {
 		if !isBelow(path, "/run") {
 			continue
@@ -91,22 +91,22 @@ func holdTrees(paths []string) ([]keptTree, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		out = append(out, keptTree{path, fd, info.IsDir()})
+		out = append(out, clonedTree{path, fd, info.IsDir()})
 	}
 	return out, nil
 }
 
-// put mounts the tree at its original path.
-func (k keptTree) put() error {
+// mount mounts the tree at its original path.
+func (k clonedTree) mount() error {
 	defer unix.Close(k.fd)
-	if err := makePlace(k.path, k.dir); err != nil {
+	if err := makeMountPoint(k.path, k.dir); err != nil {
 		return err
 	}
 	return unix.MoveMount(k.fd, "", unix.AT_FDCWD, k.path, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// makePlace makes an empty file or directory, unless it exists.
-func makePlace(path string, dir bool) error {
+// makeMountPoint makes an empty file or directory, unless it exists.
+func makeMountPoint(path string, dir bool) error {
 	if dir {
 		return os.MkdirAll(path, 0o755)
 	}
@@ -123,10 +123,10 @@ func makePlace(path string, dir bool) error {
 // isBelow reports whether a path is in a directory.
 func isBelow(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
-// show replaces a file of the host by a file with other content.
-func show(f File, i int) error {
+// showFile replaces a file of the host by a file with other content.
+func showFile(f File, i int) error {
 	if isBelow(f.Path, "/run") {
-		if err := makePlace(f.Path, false); err != nil {
+		if err := makeMountPoint(f.Path, false); err != nil {
 			return err
 		}
 		return os.WriteFile(f.Path, f.Content, 0o644)

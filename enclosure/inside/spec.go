@@ -53,7 +53,7 @@ func Send(w io.Writer, s Spec) error {
 	return err
 }
 
-func receive(r io.Reader) (s Spec, err error) {
+func readSpec(r io.Reader) (s Spec, err error) {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {
 		return s, err

@@ -67,7 +67,7 @@ func startSupervisor(listener int, reach []connect.Object, refused func(path str
 	if s.reports, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", from.Fd()), os.O_WRONLY, 0); err != nil {
 		return nil, errors.Join(err, from.Close())
 	}
-	go s.passOn(from, refused)
+	go s.forwardReports(from, refused)
 	return s, nil
 }
 
@@ -91,8 +91,8 @@ func forkUnconfined(descriptors ...int) (pid int, err error) {
 	return pid, err
 }
 
-// passOn passes on the reports of the supervisor until flush.
-func (s *supervisor) passOn(from io.Reader, refused func(path string)) {
+// forwardReports passes on the reports of the supervisor until flush.
+func (s *supervisor) forwardReports(from io.Reader, refused func(path string)) {
 	defer close(s.flushed)
 	for {
 		rep, err := ReadReport(from)

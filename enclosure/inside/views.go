@@ -70,7 +70,7 @@ func hideEverywhere(path string) error {
 		return err
 	}
 	defer p.close()
-	if !p.is(unix.S_IFDIR) && p.stat.Nlink > 1 {
+	if !p.hasType(unix.S_IFDIR) && p.stat.Nlink > 1 {
 		return fmt.Errorf("the file has %d names (hard links), and the command could read it by another: use a file with one name", p.stat.Nlink)
 	}
 	all, err := mounts()
@@ -125,7 +125,7 @@ func (p place) hideIn(m mount, path string) (bool, error) {
 	switch rest, ok := strings.CutPrefix(path, strings.TrimSuffix(m.root, "/")); {
 	case ok && (rest == "" || rest[0] == '/'):
 		at = filepath.Join(m.at, rest)
-	case p.is(unix.S_IFDIR) && isBelow(m.root, path):
+	case p.hasType(unix.S_IFDIR) && isBelow(m.root, path):
 		part = true
 	default:
 		return false, nil
@@ -151,7 +151,7 @@ func (p place) hideIn(m mount, path string) (bool, error) {
 
 // hide covers the place by an empty file or directory.
 func (p place) hide() error {
-	if p.is(unix.S_IFDIR) {
+	if p.hasType(unix.S_IFDIR) {
 		return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")
 	}
 	return p.cover()

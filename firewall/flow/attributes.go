@@ -27,8 +27,8 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// child returns the first attribute of a kind in b; nil if there is no such attribute.
-func child(b []byte, kind uint16) []byte {
+// findAttribute returns the first attribute of a kind in b; nil if there is no such attribute.
+func findAttribute(b []byte, kind uint16) []byte {
 	for k, value := range attributes(b) {
 		if k == kind {
 			return value
@@ -37,18 +37,18 @@ func child(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// number reads a number in network byte order; 0 if b is empty.
-func number(b []byte) (n uint64) {
+// parseNumber reads a number in network byte order; 0 if b is empty.
+func parseNumber(b []byte) (n uint64) {
 	for _, x := range b[:min(len(b), 8)] {
 		n = n<<8 | uint64(x)
 	}
 	return n
 }
 
-// instant reads nanoseconds since 1970; zero if b is empty.
-func instant(b []byte) time.Time {
+// parseTime reads nanoseconds since 1970; zero if b is empty.
+func parseTime(b []byte) time.Time {
 	if len(b) == 0 {
 		return time.Time{}
 	}
-	return time.Unix(0, int64(number(b)))
+	return time.Unix(0, int64(parseNumber(b)))
 }

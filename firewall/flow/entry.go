@@ -55,9 +55,9 @@ type Entry struct {
 	Orig, Reply Counter
 	Start, Stop time.Time // zero if the kernel does not record timestamps
 
-	leads uint16 // source port of answers, which is the actual destination port
-	state uint8  // TCP state
-	raw   raw
+	answerPort uint16 // source port of answers, which is the actual destination port
+	state      uint8  // TCP state
+	raw        raw
 }
 
 // Counter counts the traffic in one direction. Zero if the kernel does not count.
@@ -86,15 +86,15 @@ func Parse(data []byte) (e Entry, ok bool) {
 			e.Protocol, e.Src, e.Dst = ProtocolOf(t.protocol), t.src, t.dst
 		case ctaTupleReply:
 			t := tupleIn(b)
-			e.From, e.leads = t.dst.Addr(), t.src.Port()
+			e.From, e.answerPort = t.dst.Addr(), t.src.Port()
 		case ctaStatus:
-			e.Status = uint32(number(b))
+			e.Status = uint32(parseNumber(b))
 		case ctaProtoInfo:
-			e.state = uint8(number(child(child(b, ctaProtoInfoTCP), ctaTCPState)))
+			e.state = uint8(parseNumber(findAttribute(findAttribute(b, ctaProtoInfoTCP), ctaTCPState)))
 		case AttributeMark:
-			e.Mark = uint32(number(b))
+			e.Mark = uint32(parseNumber(b))
 		case ctaID:
-			e.ID = uint32(number(b))
+			e.ID = uint32(parseNumber(b))
 		case ctaZone:
 			e.raw.zone = b
 		case ctaCountersOrig:
@@ -102,7 +102,7 @@ func Parse(data []byte) (e Entry, ok bool) {
 		case ctaCountersReply:
 			e.Reply = counterIn(b)
 		case ctaTimestamp:
-			e.Start, e.Stop = instant(child(b, ctaStart)), instant(child(b, ctaStop))
+			e.Start, e.Stop = parseTime(findAttribute(b, ctaStart)), parseTime(findAttribute(b, ctaStop))
 		}
 	}
 	return e, true
@@ -112,9 +112,9 @@ func counterIn(b []byte) (c Counter) {
 	for kind, b := range attributes(b) {
 		switch kind {
 		case ctaPackets:
-			c.Packets = number(b)
+			c.Packets = parseNumber(b)
 		case ctaBytes:
-			c.Bytes = number(b)
+			c.Bytes = parseNumber(b)
 		}
 	}
 	return c
@@ -128,7 +128,7 @@ type tuple struct {
 
 func tupleIn(b []byte) (t tuple) {
 	var src, dst netip.Addr
-	for kind, b := range attributes(child(b, ctaTupleIP)) {
+	for kind, b := range attributes(findAttribute(b, ctaTupleIP)) {
 		switch a, _ := netip.AddrFromSlice(b); kind {
 		case ctaV4Src, ctaV6Src:
 			src = a.Unmap()
@@ -137,14 +137,14 @@ func tupleIn(b []byte) (t tuple) {
 		}
 	}
 	var from, to uint16
-	for kind, b := range attributes(child(b, ctaTupleProto)) {
+	for kind, b := range attributes(findAttribute(b, ctaTupleProto)) {
 		switch kind {
 		case ctaProtoNum:
-			t.protocol = uint8(number(b))
+			t.protocol = uint8(parseNumber(b))
 		case ctaSrcPort:
-			from = uint16(number(b))
+			from = uint16(parseNumber(b))
 		case ctaDstPort:
-			to = uint16(number(b))
+			to = uint16(parseNumber(b))
 		}
 	}
 	t.src, t.dst = netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)

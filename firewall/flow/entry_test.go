@@ -47,7 +47,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, ok := Parse(data)
-	if at := netip.MustParseAddr("127.0.0.1"); !ok || e.Protocol != policy.TCP || e.Src != netip.AddrPortFrom(at, 45556) || e.Dst != netip.AddrPortFrom(at, 999) || e.From != at || e.leads != 999 {
+	if at := netip.MustParseAddr("127.0.0.1"); !ok || e.Protocol != policy.TCP || e.Src != netip.AddrPortFrom(at, 45556) || e.Dst != netip.AddrPortFrom(at, 999) || e.From != at || e.answerPort != 999 {
 		t.Errorf("%v, %+v", ok, e)
 	}
 	if e.Mark != 0x80000007 || e.ID != 0xb8b1fe22 || e.Orig.Bytes != 322 || e.Reply.Bytes != 218 || e.state != 7 || e.Stop.Sub(e.Start) != 42094868*time.Nanosecond {
@@ -141,7 +141,7 @@ func encodeFlow(t *testing.T, v6 bool, proto uint8, src, dst uint16, word uint32
 func same(e *Entry, f *conntrack.Flow) bool {
 	o, r := f.TupleOrig, f.TupleReply
 	return e.Src == netip.AddrPortFrom(o.IP.SourceAddress.Unmap(), o.Proto.SourcePort) && e.Dst == netip.AddrPortFrom(o.IP.DestinationAddress.Unmap(), o.Proto.DestinationPort) &&
-		e.From == r.IP.DestinationAddress.Unmap() && e.leads == r.Proto.SourcePort && e.Protocol == ProtocolOf(o.Proto.Protocol) &&
+		e.From == r.IP.DestinationAddress.Unmap() && e.answerPort == r.Proto.SourcePort && e.Protocol == ProtocolOf(o.Proto.Protocol) &&
 		e.Mark == f.Mark && e.ID == f.ID && e.Status == uint32(f.Status) && e.state == f.ProtoInfo.TCP.State &&
 		e.Orig == counterOf(f.CountersOrig) && e.Reply == counterOf(f.CountersReply) &&
 		e.Start.Equal(f.Timestamp.Start) && e.Stop.Equal(f.Timestamp.Stop)

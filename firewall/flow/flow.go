@@ -21,7 +21,7 @@ type Flow struct {
 // Cutter cuts connections of boxes in one network namespace. Safe for concurrent use.
 type Cutter struct {
 	cuts  *Table
-	looks *Table // for reads of the whole table, whose time grows with its size: cuts do not wait for them
+	reads *Table // for reads of the whole table, whose time grows with its size: cuts do not wait for them
 }
 
 // New returns a Cutter for the namespace, which remains owned by the caller.
@@ -67,16 +67,16 @@ func (k *Cutter) CutLookups(pools []netip.Prefix, port uint16) error {
 	toGateway := Which{Mark: network.MarkedBox, Mask: network.MarkedBox | network.FlowForwarded}
 	return k.cuts.Remove(toGateway, func(e *Entry) bool {
 		ofBox := slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(e.Src.Addr()) })
-		return ofBox && e.Dst.Port() == dnsPort && e.leads != port
+		return ofBox && e.Dst.Port() == dnsPort && e.answerPort != port
 	})
 }
 
 // Owners returns the owners of all forwarded connections.
 func (k *Cutter) Owners() (map[Owner]bool, error) {
 	owners := map[Owner]bool{}
-	err := k.looks.Each(forwarded, func(e *Entry) { owners[e.Owner()] = true })
+	err := k.reads.Each(forwarded, func(e *Entry) { owners[e.Owner()] = true })
 	return owners, err
 }
 
 // Close closes the connections to the kernel.
-func (k *Cutter) Close() error { return errors.Join(k.cuts.Close(), k.looks.Close()) }
+func (k *Cutter) Close() error { return errors.Join(k.cuts.Close(), k.reads.Close()) }

@@ -34,16 +34,16 @@ type Which struct{ Mark, Mask, Status uint32 }
 
 // Each calls handle for each selected entry. handle must not retain it.
 func (t *Table) Each(w Which, handle func(*Entry)) error {
-	return t.with(func(c *netlink.Conn) error { return each(c, w, handle) })
+	return t.withConn(func(c *netlink.Conn) error { return eachEntry(c, w, handle) })
 }
 
 // Remove removes the selected entries that unwanted returns true for, after it has read all of them. Their connections are
 // cut, or begin again with the next packet. If an entry cannot be removed, Remove continues and returns the first error. It
 // needs memory of some hundred bytes per removed entry.
 func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
-	return t.with(func(c *netlink.Conn) error {
+	return t.withConn(func(c *netlink.Conn) error {
 		var list []netlink.Message
-		err := each(c, w, func(e *Entry) {
+		err := eachEntry(c, w, func(e *Entry) {
 			if unwanted(e) {
 				list = append(list, e.removal())
 			}
@@ -73,8 +73,8 @@ func (t *Table) Close() error {
 	return c.Close()
 }
 
-// with calls do with the connection to the kernel, and closes that after an error.
-func (t *Table) with(do func(*netlink.Conn) error) error {
+// withConn calls do with the connection to the kernel, and closes that after an error.
+func (t *Table) withConn(do func(*netlink.Conn) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	done := false
@@ -110,9 +110,9 @@ func (t *Table) dial() error {
 	return c.SetReadBuffer(namespace.SocketBuffer)
 }
 
-// each reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and would
+// eachEntry reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and would
 // scan all its hundreds of thousands of buckets.
-func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
+func eachEntry(c *netlink.Conn, w Which, handle func(*Entry)) error {
 	if n, err := count(c); err == nil && n == 0 {
 		return nil
 	}
@@ -134,7 +134,7 @@ func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
 		if m.Header.Type != MessageNew {
 			continue
 		}
-		if e, ok := Parse(m.Data); ok && w.covers(&e) {
+		if e, ok := Parse(m.Data); ok && w.selects(&e) {
 			handle(&e)
 		}
 	}
@@ -162,15 +162,17 @@ func count(c *netlink.Conn) (uint64, error) {
 		return 0, err
 	}
 	if answer.Header.Type == messageStats && answer.Header.Sequence == sent.Header.Sequence && len(answer.Data) >= HeaderLen {
-		if entries := child(answer.Data[HeaderLen:], ctaStatsEntries); len(entries) == 4 {
-			return number(entries), nil
+		if entries := findAttribute(answer.Data[HeaderLen:], ctaStatsEntries); len(entries) == 4 {
+			return parseNumber(entries), nil
 		}
 	}
 	return 0, errors.New("the kernel does not say how many connections there are")
 }
 
-// covers reports whether w selects the entry. A kernel that cannot filter sends all entries.
-func (w Which) covers(e *Entry) bool { return e.Mark&w.Mask == w.Mark && e.Status&w.Status == w.Status }
+// selects reports whether w selects the entry. A kernel that cannot filter sends all entries.
+func (w Which) selects(e *Entry) bool {
+	return e.Mark&w.Mask == w.Mark && e.Status&w.Status == w.Status
+}
 
 func (w Which) request() (netlink.Message, error) {
 	e := netlink.NewAttributeEncoder()

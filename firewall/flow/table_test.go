@@ -69,7 +69,7 @@ func TestConnectionsOfTheNamespaceAreCounted(t *testing.T) {
 	t.Cleanup(func() { _ = table.Close() })
 	counted := func(want uint64) {
 		t.Helper()
-		if err := table.with(func(c *netlink.Conn) error {
+		if err := table.withConn(func(c *netlink.Conn) error {
 			n, err := count(c)
 			if n != want {
 				t.Errorf("%d connections are counted, want %d", n, want)

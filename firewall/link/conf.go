@@ -86,8 +86,8 @@ func attributes(b []byte) (list []attribute) {
 	return list
 }
 
-// hold reports whether all sysctls have the given values. It returns false if one is unknown.
-func (c confs) hold(want []namespace.Sysctl) bool {
+// haveValues reports whether all sysctls have the given values. It returns false if one is unknown.
+func (c confs) haveValues(want []namespace.Sysctl) bool {
 	for _, s := range want {
 		version, rest, _ := strings.Cut(s.Path, "/")
 		i, known := confIndex[version+rest[strings.LastIndexByte(rest, '/'):]]

@@ -33,19 +33,19 @@ func TestConfsAreThoseOfTheFiles(t *testing.T) {
 			return err
 		}
 		want := linkSysctls(name)
-		if seen()[name].hold(want) {
+		if seen()[name].haveValues(want) {
 			t.Error("a new interface has the values")
 		}
 		if err := namespace.WriteSysctls(want); err != nil {
 			return err
 		}
-		if !seen()[name].hold(want) {
+		if !seen()[name].haveValues(want) {
 			t.Error("the values are not known")
 		}
-		if !confsNamed(name).hold(want) || confsNamed("none") != nil {
+		if !confsNamed(name).haveValues(want) || confsNamed("none") != nil {
 			t.Error("the values of one interface are not known")
 		}
-		if (confs)(nil).hold(want) || seen()["peer"].hold(want) {
+		if (confs)(nil).haveValues(want) || seen()["peer"].haveValues(want) {
 			t.Error("an interface has the values of another")
 		}
 		for _, s := range want {
@@ -54,13 +54,13 @@ func TestConfsAreThoseOfTheFiles(t *testing.T) {
 			if err := os.WriteFile(path, []byte(other), 0); err != nil {
 				return err
 			}
-			if seen()[name].hold(want) {
+			if seen()[name].haveValues(want) {
 				t.Errorf("%s: %s is taken for %s", s.Path, other, s.Value)
 			}
 			if err := namespace.WriteSysctls(want); err != nil {
 				return err
 			}
-			if !seen()[name].hold(want) {
+			if !seen()[name].haveValues(want) {
 				t.Errorf("%s: the values are not known", s.Path)
 			}
 		}

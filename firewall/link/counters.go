@@ -28,10 +28,10 @@ const fewLinks = 16
 func (l *Links) Counters(names []string) (map[string]Counters, error) {
 	found := map[string]Counters{}
 	err := namespace.Do(l.ns, func() error {
-		if err := l.survey(); err != nil {
+		if err := l.findLeftLinks(); err != nil {
 			return err
 		}
-		at := l.places(names)
+		at := l.indicesOf(names)
 		var all map[int]transfer
 		if len(at) > fewLinks {
 			var err error
@@ -60,8 +60,8 @@ func (l *Links) Counters(names []string) (map[string]Counters, error) {
 	return found, nil
 }
 
-// survey finds the interfaces that an earlier run has left, once. The calling thread must be in the namespace.
-func (l *Links) survey() error {
+// findLeftLinks finds the interfaces that an earlier run has left, once. The calling thread must be in the namespace.
+func (l *Links) findLeftLinks() error {
 	l.mu.Lock()
 	surveyed := l.surveyed
 	l.mu.Unlock()
@@ -72,13 +72,13 @@ func (l *Links) survey() error {
 	if err := v.readLinks(); err != nil {
 		return err
 	}
-	l.found(v.links)
+	l.recordLinks(v.links)
 	return nil
 }
 
-// found records the interfaces in the namespace that the gateway has not attached itself. An interface that has been
+// recordLinks records the interfaces in the namespace that the gateway has not attached itself. An interface that has been
 // deleted since is treated as missing.
-func (l *Links) found(links map[string]netlink.Link) {
+func (l *Links) recordLinks(links map[string]netlink.Link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.surveyed {
@@ -92,8 +92,8 @@ func (l *Links) found(links map[string]netlink.Link) {
 	}
 }
 
-// places returns the indices of the interfaces with these names.
-func (l *Links) places(names []string) map[string]int {
+// indicesOf returns the indices of the interfaces with these names.
+func (l *Links) indicesOf(names []string) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at := make(map[string]int, len(names))

@@ -42,7 +42,7 @@ func (l *Links) GateIntact(index int) bool {
 func (l *Links) SysctlsIntact(name string) bool {
 	return namespace.Do(l.ns, func() error {
 		want := linkSysctls(name)
-		if confsNamed(name).hold(want) {
+		if confsNamed(name).haveValues(want) {
 			return nil
 		}
 		for _, s := range want { // older kernels do not include all of them in link messages

@@ -208,7 +208,7 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	want := linkSysctls(b.name())
-	if !made && v.conf(b.name()).hold(want) {
+	if !made && v.conf(b.name()).haveValues(want) {
 		return nil
 	}
 	return namespace.Do(l.ns, func() error { return l.sysctls.Write(want) })
@@ -324,8 +324,8 @@ func enableIPv6(inside *netlink.Handle, ns netns.NsHandle) error {
 	on, noAddress := []namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"}}, false
 	if err := namespace.Do(ns, func() error {
 		have := confsNamed(Inside)
-		noAddress = have.hold([]namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: strconv.Itoa(addrGenNone)}})
-		if have.hold(on) {
+		noAddress = have.haveValues([]namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: strconv.Itoa(addrGenNone)}})
+		if have.haveValues(on) {
 			return nil
 		}
 		return namespace.WriteSysctls(on)
@@ -441,7 +441,7 @@ func (l *Links) DeleteAll(names []string) error {
 	if !found {
 		return nil
 	}
-	if err := l.onlyIn(network.LinkGroupLast, names); err != nil {
+	if err := l.checkGroup(network.LinkGroupLast, names); err != nil {
 		return err
 	}
 	err := namespace.Do(l.ns, func() error {
@@ -457,8 +457,8 @@ func (l *Links) DeleteAll(names []string) error {
 	return nil
 }
 
-// onlyIn returns an error if the device group contains another interface: it belongs to another program.
-func (l *Links) onlyIn(group uint32, names []string) error {
+// checkGroup returns an error if the device group contains another interface: it belongs to another program.
+func (l *Links) checkGroup(group uint32, names []string) error {
 	links, err := namespace.Whole(l.nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("interfaces: %w", err)

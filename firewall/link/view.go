@@ -30,7 +30,7 @@ func (l *Links) Look() (*View, error) {
 	if err := namespace.Do(l.ns, v.readLinks); err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
-	l.found(v.links)
+	l.recordLinks(v.links)
 	for _, fam := range network.Families {
 		routes, err := l.nl.RouteList(nil, network.RouteFamily(fam))
 		if err != nil {

@@ -23,7 +23,7 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 		t.rule(foreign, "pool addresses belong to boxes", within(pool, true), counted(countForeign), drop())
 		t.rule(foreign, "nothing outside opens connections into the pool", within(pool, false), counted(countForeign), drop())
 	}
-	t.rule(chainGuardBox, "boxes with a rate of their own", match{meta(expr.MetaKeyIIFNAME), leadBy(s.sends)})
+	t.rule(chainGuardBox, "boxes with a rate of their own", match{meta(expr.MetaKeyIIFNAME), gotoMapped(s.sends)})
 	if c.SendRate > 0 {
 		t.rule(chainGuardBox, "bytes a second per box", perInterface(s.sent, sendOver(c.SendRate)), counted(countSent), drop())
 	}
@@ -78,7 +78,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	local := t.anonymous(nftables.TypeFIBAddr, []nftables.SetElement{{Key: native32(unix.RTN_LOCAL)},
 		{Key: native32(unix.RTN_BROADCAST)}, {Key: native32(unix.RTN_ANYCAST)}})
 	t.rule(chain, "the host's own addresses", match{destType(), lookup(local)}, refuse(name.ReasonHostPort))
-	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), leadBy(s.boxes)})
+	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), gotoMapped(s.boxes)})
 	t.rule(chain, "", refuse(name.ReasonUnknownBox))
 
 	t.judgeKnown(c, s)
@@ -92,7 +92,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 // box sent its first packet, and no forwarded connection leads back into the pool.
 func (t *txn) judgeKnown(c *Config, s *staticSets) {
 	t.rule(chainKnown, "connections that are forwarded for this box", ifaceAnd(expr.MetaKeyIIFNAME, ctMark(r2)),
-		match{lookup(s.replies), leadBy(s.boxes)})
+		match{lookup(s.replies), gotoMapped(s.boxes)})
 	t.rule(chainKnown, "connections that the proxy has accepted", tcp, transparentSocket(), admit(network.MarkProxy))
 	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
 		t.rule(chainAnswer, "answers to connections that the gateway opened", ctState(stateEstablished),
@@ -142,7 +142,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	}
 	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
 
-	forwarded := match{meta(expr.MetaKeyIIFNAME), note(s.notes), ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
+	forwarded := match{meta(expr.MetaKeyIIFNAME), addNote(s.notes), ctMark(r1), &expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4,
 		Mask: native32(^network.FlowForwarded), Xor: native32(network.FlowForwarded)},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}}
 	icmp := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6))

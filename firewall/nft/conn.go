@@ -18,9 +18,9 @@ import (
 
 // conn manages the connections to nftables in one network namespace.
 type conn struct {
-	ns   netns.NsHandle
-	open *nftables.Conn // see get; one goroutine at a time
-	asks *netlink.Conn  // see queries; one goroutine at a time
+	ns      netns.NsHandle
+	changes *nftables.Conn // see forChanges; one goroutine at a time
+	queries *netlink.Conn  // see forQueries; one goroutine at a time
 
 	portsMu sync.Mutex      // guards ports
 	ports   map[uint32]bool // netlink ports of our connections, to recognize our own changes
@@ -29,7 +29,7 @@ type conn struct {
 // dial opens a connection to nftables.
 func (k *conn) dial() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(int(k.ns)), nftables.WithSockOptions(
-		k.remember,
+		k.recordPort,
 		func(c *netlink.Conn) error { return c.SetReadBuffer(namespace.SocketBuffer) },
 		func(c *netlink.Conn) error { return c.SetWriteBuffer(namespace.SocketBuffer) }))
 	if err != nil {
@@ -38,36 +38,36 @@ func (k *conn) dial() (*nftables.Conn, error) {
 	return c, nil
 }
 
-// get returns the connection that all changes share. It stays open: closing it makes the kernel wait some 15 ms until it
+// forChanges returns the connection that all changes share. It stays open: closing it makes the kernel wait some 15 ms until it
 // has freed the objects that the last transaction replaced.
-func (k *conn) get() (*nftables.Conn, error) {
-	if k.open != nil {
-		return k.open, nil
+func (k *conn) forChanges() (*nftables.Conn, error) {
+	if k.changes != nil {
+		return k.changes, nil
 	}
 	c, err := k.dial()
-	k.open = c
+	k.changes = c
 	return c, err
 }
 
-// queries returns the connection for requests that the nftables library does not support.
-func (k *conn) queries() (*netlink.Conn, error) {
-	if k.asks != nil {
-		return k.asks, nil
+// forQueries returns the connection for requests that the nftables library does not support.
+func (k *conn) forQueries() (*netlink.Conn, error) {
+	if k.queries != nil {
+		return k.queries, nil
 	}
 	const answer = 4 << 10 // several times the size of one element
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns), MessageBufferSize: answer})
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	k.asks = c
+	k.queries = c
 	return c, nil
 }
 
-// drop closes the connection after an error, since it may have unread answers.
-func (k *conn) drop() {
-	if k.open != nil {
-		c := k.open
-		k.open = nil
+// closeAfterError closes the connection after an error, since it may have unread answers.
+func (k *conn) closeAfterError() {
+	if k.changes != nil {
+		c := k.changes
+		k.changes = nil
 		go func() { _ = c.CloseLasting() }()
 	}
 }
@@ -76,21 +76,21 @@ func (k *conn) drop() {
 // whether the transaction was committed, so transact calls committed on a new connection and returns nil if that returns
 // true.
 func (k *conn) transact(build func(*txn), committed func(*nftables.Conn) (bool, error)) error {
-	c, err := k.get()
+	c, err := k.forChanges()
 	if err != nil {
 		return err
 	}
 	t := &txn{c: c, table: table()}
 	build(t)
 	if err := errors.Join(t.errs...); err != nil {
-		k.drop()
+		k.closeAfterError()
 		return fmt.Errorf("nftables: %w", err)
 	}
 	if err = c.Flush(); err == nil {
 		return nil
 	}
-	k.drop()
-	if again, dialErr := k.get(); dialErr == nil {
+	k.closeAfterError()
+	if again, dialErr := k.forChanges(); dialErr == nil {
 		if done, readErr := committed(again); readErr == nil && done {
 			return nil
 		}
@@ -105,8 +105,8 @@ func (k *conn) isOwn(port uint32) bool {
 	return k.ports[port]
 }
 
-// remember records a netlink port as ours. There are few connections: a new one is opened only after an error.
-func (k *conn) remember(c *netlink.Conn) error {
+// recordPort records a netlink port as ours. There are few connections: a new one is opened only after an error.
+func (k *conn) recordPort(c *netlink.Conn) error {
 	k.portsMu.Lock()
 	defer k.portsMu.Unlock()
 	if k.ports == nil {

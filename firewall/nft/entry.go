@@ -27,9 +27,9 @@ type Entry struct {
 	// SendMost is a bound on SendRate whose bucket survives changes of SendRate; 0 and [policy.Unlimited]: no bound.
 	SendMost int64
 
-	live  *version // target of its element in the map of boxes; nil: it has no element
-	doubt bool     // the target of its element is unknown, see settle
-	sends bool     // it may have a chain that limits its send rate
+	live         *version // target of its element in the map of boxes; nil: it has no element
+	liveUnknown  bool     // the target of its element is unknown, see resolveDoubts
+	hasSendChain bool     // it may have a chain that limits its send rate
 }
 
 // NewEntry returns the entry of a box that is not in the table yet.
@@ -46,7 +46,7 @@ func (e *Entry) Chain() string {
 }
 
 // Forget resets the entry after the table was replaced: the box is not in the new one.
-func (e *Entry) Forget() { e.live, e.sends = nil, false }
+func (e *Entry) Forget() { e.live, e.hasSendChain = nil, false }
 
 // Registration is an entry to be added to the kernel. Old is its previous state, if any.
 type Registration struct {
@@ -58,11 +58,11 @@ type Registration struct {
 // it is closed.
 func (tbl *Table) Register(list ...Registration) error {
 	for _, r := range list {
-		r.live = closed()
+		r.live = closedVersion()
 		if r.Old.live != nil {
 			r.live = r.Old.live
 		}
-		r.sends = r.Old.sends
+		r.hasSendChain = r.Old.hasSendChain
 	}
 	err := tbl.transact(func(t *txn) {
 		s := newStaticSets()
@@ -73,7 +73,7 @@ func (tbl *Table) Register(list ...Registration) error {
 				}
 			}
 			t.register(&tbl.cfg, r.Entry)
-			t.addElements(boxesMap(), []nftables.SetElement{leadTo(r.Link, r.live.chain)})
+			t.addElements(boxesMap(), []nftables.SetElement{gotoElement(r.Link, r.live.chain)})
 		}
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c, boxesMap())
@@ -84,7 +84,7 @@ func (tbl *Table) Register(list ...Registration) error {
 	})
 	if err == nil {
 		for _, r := range list {
-			r.sends = r.SendRate != 0
+			r.hasSendChain = r.SendRate != 0
 		}
 	}
 	return err
@@ -100,12 +100,12 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 			none[a] = netip.Addr{}
 		}
 	}
-	leaves, err := tbl.leavesTo(none)
+	leaves, err := tbl.leaveChangesTo(none)
 	if err != nil { // they were deleted by another program; remains are corrected for the next box with the address
 		leaves = leaveChanges{}
 	}
 	err = tbl.transact(func(t *txn) {
-		leaves.make(t)
+		leaves.apply(t)
 		keep := map[uint32]bool{}
 		maps.Copy(keep, marks)
 		for _, e := range list {
@@ -123,8 +123,8 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 		return err
 	}
 	for _, e := range list {
-		tbl.ledTo(e, nil)
-		e.sends = false
+		tbl.setLive(e, nil)
+		e.hasSendChain = false
 	}
 	tbl.Collect()
 	return nil
@@ -142,7 +142,7 @@ func (t *txn) unregister(e *Entry, keepMark bool) {
 	for _, a := range e.Sources {
 		t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
 	}
-	if e.SendRate != 0 || e.sends {
+	if e.SendRate != 0 || e.hasSendChain {
 		t.eraseSend(e.Link)
 	}
 	t.eraseNote(e.Link)
@@ -174,8 +174,8 @@ func sourceKey(link string, a netip.Addr) nftables.SetElement {
 	return nftables.SetElement{Key: append(ifname(link), a.AsSlice()...)}
 }
 
-// leadTo returns the map element that sends the packets of an interface's box to the chain.
-func leadTo(link, chain string) nftables.SetElement {
+// gotoElement returns the map element that sends the packets of an interface's box to the chain.
+func gotoElement(link, chain string) nftables.SetElement {
 	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 

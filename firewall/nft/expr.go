@@ -125,9 +125,9 @@ func destInSet(f network.Family, set string) match {
 	return append(ofFamily(f), addr(f, false, r1), &expr.Lookup{SourceRegister: r1, SetName: set})
 }
 
-// leadBy sends the packet to the target that the map has for the interface in register 1. Without a target it ends the
+// gotoMapped sends the packet to the target that the map has for the interface in register 1. Without a target it ends the
 // rule.
-func leadBy(m *nftables.Set) *expr.Lookup {
+func gotoMapped(m *nftables.Set) *expr.Lookup {
 	return &expr.Lookup{SourceRegister: r1, DestRegister: 0, IsDestRegSet: true, SetName: m.Name, SetID: m.ID}
 }
 

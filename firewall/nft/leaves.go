@@ -22,8 +22,8 @@ func leavesMap(f network.Family) *nftables.Set {
 	return &nftables.Set{Table: table(), Name: "leaves" + suffix(f), IsMap: true, KeyType: addrType(f), DataType: addrType(f)}
 }
 
-// leave loads the address that the sender's connections leave from. Without one it ends the rule.
-func leave(f network.Family) match {
+// lookupLeave loads the address that the sender's connections leave from. Without one it ends the rule.
+func lookupLeave(f network.Family) match {
 	return match{addr(f, true, r1), &expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: leavesMap(f).Name}}
 }
 
@@ -31,7 +31,7 @@ func leave(f network.Family) match {
 func (t *txn) writeHide(c *Config, s *staticSets) {
 	t.rule(chainHide, "", marked(network.MarkForward), notToBox(), jumpTo(chainHideBox))
 	for _, f := range network.Families {
-		load := leave(f)
+		load := lookupLeave(f)
 		if to, ok := load[len(load)-1].(*expr.Lookup); ok {
 			to.SetID = s.leaves[f].ID
 		}
@@ -59,7 +59,7 @@ func (t *txn) writeLeave(d *draft) {
 	t.chain(chain)
 	for _, a := range d.from.Addrs() {
 		f := network.FamilyOf(a)
-		t.rule(chain, "it leaves from the address that the plan says", ofFamily(f), leave(f), match{eq(a.AsSlice())}, jumpTo(chainPass))
+		t.rule(chain, "it leaves from the address that the plan says", ofFamily(f), lookupLeave(f), match{eq(a.AsSlice())}, jumpTo(chainPass))
 	}
 	t.rule(chain, "no address to leave from", refuse(name.ReasonSourceAddress))
 }
@@ -69,8 +69,8 @@ type leaveChanges struct {
 	out, in map[network.Family][]nftables.SetElement
 }
 
-// make adds the changes to a transaction.
-func (l leaveChanges) make(t *txn) {
+// apply adds the changes to a transaction.
+func (l leaveChanges) apply(t *txn) {
 	for _, f := range network.Families {
 		t.deleteElements(leavesMap(f), l.out[f]...)
 		t.addElements(leavesMap(f), l.in[f])
@@ -87,12 +87,12 @@ func (tbl *Table) leaveChanges(moves []move) (l leaveChanges, err error) {
 			tbl.leaving = tbl.leaving || from.IsValid()
 		}
 	}
-	return tbl.leavesTo(want)
+	return tbl.leaveChangesTo(want)
 }
 
-// leavesTo returns the changes after which the boxes' addresses have the wanted elements; the zero Addr means no element.
+// leaveChangesTo returns the changes after which the boxes' addresses have the wanted elements; the zero Addr means no element.
 // It does not read the maps while no box has an element.
-func (tbl *Table) leavesTo(want map[netip.Addr]netip.Addr) (l leaveChanges, err error) {
+func (tbl *Table) leaveChangesTo(want map[netip.Addr]netip.Addr) (l leaveChanges, err error) {
 	if !tbl.leaving {
 		return l, nil
 	}
@@ -120,7 +120,7 @@ func (tbl *Table) leavesTo(want map[netip.Addr]netip.Addr) (l leaveChanges, err 
 
 // readLeaves returns the elements of the maps.
 func (tbl *Table) readLeaves() (map[netip.Addr]netip.Addr, error) {
-	c, err := tbl.get()
+	c, err := tbl.forChanges()
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 // Read finds the boxes that an earlier run left, by interface, and reports whether the existing table can be kept.
 func (tbl *Table) Read() (left map[string]Entry, keep bool, err error) {
 	left = map[string]Entry{}
-	c, err := tbl.get()
+	c, err := tbl.forChanges()
 	if err != nil {
 		return left, false, err
 	}
@@ -58,9 +58,9 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 			return false, nil // not written by us
 		}
 		if v == nil {
-			v = closed()
+			v = closedVersion()
 		}
-		left[link] = Entry{Link: link, live: v, sends: sends[link]}
+		left[link] = Entry{Link: link, live: v, hasSendChain: sends[link]}
 		v.users++
 	}
 	for _, v := range versions {

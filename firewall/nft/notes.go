@@ -23,8 +23,8 @@ func notesSet() *nftables.Set {
 		KeyByteOrder: binaryutil.NativeEndian}
 }
 
-// note adds the interface in register 1 to the set. If that fails it ends the rule.
-func note(s *nftables.Set) expr.Any {
+// addNote adds the interface in register 1 to the set. If that fails it ends the rule.
+func addNote(s *nftables.Set) expr.Any {
 	return &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_ADD}
 }
 
@@ -47,22 +47,22 @@ func (tbl *Table) EraseNotes(links []string) error {
 // Noted reports whether a connection was forwarded for the interface since its note was last erased or the table was made.
 // It queries a single element, so that the number of boxes does not matter.
 func (tbl *Table) Noted(link string) (bool, error) {
-	c, err := tbl.queries()
+	c, err := tbl.forQueries()
 	if err != nil {
 		return true, err
 	}
-	found, err := askedFor(c, link)
+	found, err := hasNote(c, link)
 	if err == nil && !found {
 		// The set has no note either when another program has deleted the notes or the table. In that case notesKeeper is
 		// missing as well.
-		if found, err = askedFor(c, notesKeeper); err == nil {
+		if found, err = hasNote(c, notesKeeper); err == nil {
 			return !found, nil
 		}
 	}
 	if err == nil {
 		return true, nil
 	}
-	tbl.asks = nil
+	tbl.queries = nil
 	go func() { _ = c.Close() }()
 	return true, fmt.Errorf("nftables: %w", err)
 }
@@ -71,9 +71,9 @@ func (tbl *Table) Noted(link string) (bool, error) {
 // loopback.
 const notesKeeper = "lo"
 
-// askedFor reports whether an interface is in the set.
-func askedFor(c *netlink.Conn, link string) (bool, error) {
-	request, err := askForNote(link)
+// hasNote reports whether an interface is in the set.
+func hasNote(c *netlink.Conn, link string) (bool, error) {
+	request, err := noteRequest(link)
 	if err != nil {
 		return false, err
 	}
@@ -84,8 +84,8 @@ func askedFor(c *netlink.Conn, link string) (bool, error) {
 	return err == nil, err
 }
 
-// askForNote returns the request for one element, which the nftables library lacks.
-func askForNote(link string) (netlink.Message, error) {
+// noteRequest returns the request for one element, which the nftables library lacks.
+func noteRequest(link string) (netlink.Message, error) {
 	e := netlink.NewAttributeEncoder()
 	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, network.TableName)
 	e.String(unix.NFTA_SET_ELEM_LIST_SET, notesSet().Name)

@@ -45,7 +45,7 @@ func sendOver(rate uint64) *expr.Limit {
 // limits are in sets, which survive the chain.
 func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	if e.SendRate == 0 {
-		if e.sends {
+		if e.hasSendChain {
 			t.eraseSend(e.Link)
 		}
 		return
@@ -62,21 +62,21 @@ func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 		t.rule(chain, "bytes a second per box", perInterface(&nftables.Set{Name: sentSet}, sendOver(c.SendRate)), counted(countSent), drop())
 	}
 	t.rule(chain, stamp, jumpTo(chainSource))
-	t.addElements(sendsMap(), []nftables.SetElement{leadTo(e.Link, chain)})
+	t.addElements(sendsMap(), []nftables.SetElement{gotoElement(e.Link, chain)})
 }
 
 // eraseSend removes the chain of an interface and its map element. They need not exist.
 func (t *txn) eraseSend(link string) {
 	chain := sendChain(link)
 	t.chain(chain)
-	t.addElements(sendsMap(), []nftables.SetElement{leadTo(link, chain)})
+	t.addElements(sendsMap(), []nftables.SetElement{gotoElement(link, chain)})
 	t.deleteElements(sendsMap(), nftables.SetElement{Key: ifname(link)})
 	t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
-	t.emptyMost(link)
+	t.deleteMostBucket(link)
 }
 
-// emptyMost removes the bucket of an interface's bound. It need not exist.
-func (t *txn) emptyMost(link string) {
+// deleteMostBucket removes the bucket of an interface's bound. It need not exist.
+func (t *txn) deleteMostBucket(link string) {
 	set := &nftables.Set{Table: t.table, Name: mostSet, Dynamic: true, HasTimeout: true, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
 	t.addElements(set, []nftables.SetElement{{Key: ifname(link)}})
 	t.deleteElements(set, nftables.SetElement{Key: ifname(link)})
@@ -90,7 +90,7 @@ func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 	stamp := newStamp()
 	err := tbl.transact(func(t *txn) {
 		if most != e.SendMost {
-			t.emptyMost(e.Link)
+			t.deleteMostBucket(e.Link)
 		}
 		t.writeSend(&tbl.cfg, &next, stamp)
 	}, func(c *nftables.Conn) (bool, error) {
@@ -102,7 +102,7 @@ func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 		return err == nil && !there, err
 	})
 	if err == nil {
-		e.SendRate, e.SendMost, e.sends = rate, most, rate != 0
+		e.SendRate, e.SendMost, e.hasSendChain = rate, most, rate != 0
 	}
 	return err
 }

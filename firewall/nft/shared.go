@@ -35,7 +35,7 @@ func (tbl *Table) digest(p policy.KernelPlan) digest {
 		b = append(b, flag(a.IsValid()))
 		b = append(b, a.AsSlice()...)
 	}
-	return sha256.Sum256(append(b, tbl.text(p.Protected)...))
+	return sha256.Sum256(append(b, tbl.rangesText(p.Protected)...))
 }
 
 func flag(set bool) byte {
@@ -45,26 +45,26 @@ func flag(set bool) byte {
 	return 0
 }
 
-// text returns the ranges as text. It caches the last result, because they rarely change.
-func (tbl *Table) text(ranges []netip.Prefix) string {
+// rangesText returns the ranges as text. It caches the last result, because they rarely change.
+func (tbl *Table) rangesText(ranges []netip.Prefix) string {
 	if tbl.lastText == "" || !slices.Equal(tbl.lastRanges, ranges) {
 		tbl.lastRanges, tbl.lastText = slices.Clone(ranges), fmt.Sprint(ranges)
 	}
 	return tbl.lastText
 }
 
-// ledTo records the version that the box's element points to.
-func (tbl *Table) ledTo(e *Entry, v *version) {
+// setLive records the version that the box's element points to.
+func (tbl *Table) setLive(e *Entry, v *version) {
 	if e.live != v {
-		tbl.enter(v)
-		tbl.leave(e.live)
+		tbl.addUser(v)
+		tbl.removeUser(e.live)
 	}
-	e.live, e.doubt = v, false
+	e.live, e.liveUnknown = v, false
 }
 
-// enter counts one more element that points to the version. From now on other boxes can share it: it is complete, and stays
+// addUser counts one more element that points to the version. From now on other boxes can share it: it is complete, and stays
 // as long as a box uses it.
-func (tbl *Table) enter(v *version) {
+func (tbl *Table) addUser(v *version) {
 	if v == nil || v.chain == chainClosed {
 		return
 	}
@@ -77,8 +77,8 @@ func (tbl *Table) enter(v *version) {
 	}
 }
 
-// leave counts one element less that points to the version. After the last one it becomes garbage.
-func (tbl *Table) leave(v *version) {
+// removeUser counts one element less that points to the version. After the last one it becomes garbage.
+func (tbl *Table) removeUser(v *version) {
 	if v == nil || v.chain == chainClosed {
 		return
 	}

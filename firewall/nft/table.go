@@ -37,7 +37,7 @@ type Table struct {
 
 	leaving bool // there may be elements in the maps of source addresses
 
-	lastRanges []netip.Prefix // see text
+	lastRanges []netip.Prefix // see rangesText
 	lastText   string
 }
 
@@ -67,11 +67,11 @@ func (tbl *Table) Remove() error {
 // Close closes the connections. The table stays.
 func (tbl *Table) Close() error {
 	var err error
-	if tbl.open != nil {
-		err = tbl.open.CloseLasting()
+	if tbl.changes != nil {
+		err = tbl.changes.CloseLasting()
 	}
-	if tbl.asks != nil {
-		err = errors.Join(err, tbl.asks.Close())
+	if tbl.queries != nil {
+		err = errors.Join(err, tbl.queries.Close())
 	}
 	return err
 }

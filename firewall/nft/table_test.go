@@ -96,7 +96,7 @@ func TestAPlanThatIsNotWholeIsNotPutInForce(t *testing.T) {
 	d := tbl.draft(opening("198.51.100.0/24"), map[string]*shield{})
 	d.missing = append(d.missing, &addressSet{d.chain + "_deny4", network.V4, intervals(spans(network.V4, parsed("192.0.2.0/24")))})
 	d.missing[len(d.missing)-1].elements = append(d.missing[len(d.missing)-1].elements, nftables.SetElement{Key: []byte{1}})
-	if err := tbl.build([]*draft{d}); err == nil {
+	if err := tbl.writeDrafts([]*draft{d}); err == nil {
 		t.Fatal("a malformed set was taken")
 	}
 	tbl.Collect()
@@ -119,16 +119,16 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 	replace()
 	for _, happened := range []bool{true, false} {
 		d := tbl.draft(opening("198.51.100.0/29"), map[string]*shield{})
-		if err := tbl.build([]*draft{d}); err != nil {
+		if err := tbl.writeDrafts([]*draft{d}); err != nil {
 			t.Fatal(err)
 		}
 		if old := box.live; happened {
-			if err := tbl.lead([]move{{box, d.version}}); err != nil {
+			if err := tbl.switchTo([]move{{box, d.version}}); err != nil {
 				t.Fatal(err)
 			}
-			tbl.ledTo(box, old)
+			tbl.setLive(box, old)
 		}
-		box.doubt = true
+		box.liveUnknown = true
 		tbl.Collect()
 		if there, target := chainsAndSets(t, tbl, box); !slices.Contains(there, target) {
 			t.Errorf("packets go to %s, which is not among %v", target, there)

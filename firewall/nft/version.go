@@ -45,8 +45,8 @@ type shield struct {
 	users  int    // versions that are, or may be, in the kernel
 }
 
-// closed returns the version of the static chain that refuses everything.
-func closed() *version { return &version{chain: chainClosed} }
+// closedVersion returns the version of the static chain that refuses everything.
+func closedVersion() *version { return &version{chain: chainClosed} }
 
 const (
 	versionPrefix = "plan_"      // plan_{serial}_{serial of the protected ranges}
@@ -117,14 +117,14 @@ type move struct {
 // versions.
 func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
 	drafts, there, back := tbl.drafts(changes)
-	if err := errors.Join(tbl.build(drafts), fault.At(ctx, "plan: built")); err != nil {
+	if err := errors.Join(tbl.writeDrafts(drafts), fault.At(ctx, "plan: built")); err != nil {
 		return err
 	}
-	if err := tbl.lead(there); err != nil {
+	if err := tbl.switchTo(there); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "plan: written"); err != nil {
-		return errors.Join(err, tbl.lead(back))
+		return errors.Join(err, tbl.switchTo(back))
 	}
 	return nil
 }
@@ -132,10 +132,10 @@ func (tbl *Table) Replace(ctx context.Context, changes ...Change) error {
 // Restore writes the plans of boxes and registers their interfaces. A new table contains no boxes before that.
 func (tbl *Table) Restore(changes ...Change) error {
 	drafts, there, _ := tbl.drafts(changes)
-	if err := tbl.build(drafts); err != nil {
+	if err := tbl.writeDrafts(drafts); err != nil {
 		return err
 	}
-	return tbl.lead(there, func(t *txn) {
+	return tbl.switchTo(there, func(t *txn) {
 		for _, c := range changes {
 			t.register(&tbl.cfg, c.Entry)
 		}
@@ -165,7 +165,7 @@ func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move)
 // to share.
 func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft {
 	d := &draft{plan: plan, allowed: map[network.Family]*addressSet{}, denied: map[network.Family]*addressSet{}}
-	ranges := tbl.text(plan.Protected)
+	ranges := tbl.rangesText(plan.Protected)
 	s := tbl.shields[ranges]
 	if s == nil {
 		s = made[ranges]
@@ -181,8 +181,8 @@ func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft 
 	s.users++
 	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, plan: tbl.digest(plan), sourced: plan.Sourced, from: plan.Source}
 	for _, fam := range network.Families {
-		d.allowed[fam] = d.own("_allow", fam, plan.Allowed)
-		d.denied[fam] = d.own("_deny", fam, plan.Denied)
+		d.allowed[fam] = d.addSet("_allow", fam, plan.Allowed)
+		d.denied[fam] = d.addSet("_deny", fam, plan.Denied)
 	}
 	return d
 }
@@ -192,8 +192,8 @@ func (tbl *Table) nextSerial() uint64 {
 	return tbl.serial
 }
 
-// own adds a set that belongs to the version, unless it would be empty.
-func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addressSet {
+// addSet adds a set that belongs to the version, unless it would be empty.
+func (d *draft) addSet(kind string, fam network.Family, list []netip.Prefix) *addressSet {
 	elements := intervals(spans(fam, list))
 	if len(elements) == 0 {
 		return nil
@@ -204,9 +204,9 @@ func (d *draft) own(kind string, fam network.Family, list []netip.Prefix) *addre
 	return s
 }
 
-// build writes versions that no packet can reach yet, and verifies sets that may be incomplete. A version is in
+// writeDrafts writes versions that no packet can reach yet, and verifies sets that may be incomplete. A version is in
 // Table.garbage until a box's element points to it.
-func (tbl *Table) build(drafts []*draft) error {
+func (tbl *Table) writeDrafts(drafts []*draft) error {
 	if len(drafts) == 0 {
 		return nil
 	}
@@ -253,7 +253,7 @@ func (tbl *Table) verify(sets []*addressSet) error {
 }
 
 func (tbl *Table) countElements(set string, want int) error {
-	c, err := tbl.get()
+	c, err := tbl.forChanges()
 	if err != nil {
 		return err
 	}
@@ -267,10 +267,10 @@ func (tbl *Table) countElements(set string, want int) error {
 	return nil
 }
 
-// lead switches the packets of boxes to versions. It exchanges the boxes' elements in a separate transaction, which must
+// switchTo switches the packets of boxes to versions. It exchanges the boxes' elements in a separate transaction, which must
 // not change interval sets or rules. Without another change, it skips boxes that already have their version.
-func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
-	if err := tbl.settle(moves); err != nil {
+func (tbl *Table) switchTo(moves []move, also ...func(*txn)) error {
+	if err := tbl.resolveDoubts(moves); err != nil {
 		return err
 	}
 	if len(also) == 0 {
@@ -287,13 +287,13 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 		for _, change := range also {
 			change(t)
 		}
-		leaves.make(t)
+		leaves.apply(t)
 		var before, after []nftables.SetElement
 		for _, m := range moves {
 			if m.live != nil {
 				before = append(before, nftables.SetElement{Key: ifname(m.Link)})
 			}
-			after = append(after, leadTo(m.Link, m.to.chain))
+			after = append(after, gotoElement(m.Link, m.to.chain))
 		}
 		t.deleteElements(boxesMap(), before...)
 		t.addElements(boxesMap(), after)
@@ -305,20 +305,20 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	})
 	for _, m := range moves {
 		if err != nil {
-			m.doubt = true
+			m.liveUnknown = true
 			continue
 		}
-		tbl.ledTo(m.Entry, m.to)
+		tbl.setLive(m.Entry, m.to)
 	}
 	return err
 }
 
-// settle reads where the boxes' elements point, if that is in doubt after a failure.
-func (tbl *Table) settle(moves []move) error {
-	if !slices.ContainsFunc(moves, func(m move) bool { return m.doubt }) {
+// resolveDoubts reads where the boxes' elements point, if that is in doubt after a failure.
+func (tbl *Table) resolveDoubts(moves []move) error {
+	if !slices.ContainsFunc(moves, func(m move) bool { return m.liveUnknown }) {
 		return nil
 	}
-	c, err := tbl.get()
+	c, err := tbl.forChanges()
 	if err != nil {
 		return err
 	}
@@ -327,16 +327,16 @@ func (tbl *Table) settle(moves []move) error {
 		return err
 	}
 	for _, m := range moves {
-		if m.doubt {
-			tbl.settleAs(m.Entry, targets)
+		if m.liveUnknown {
+			tbl.setLiveTarget(m.Entry, targets)
 		}
 	}
 	return nil
 }
 
-// settleAs records where the box's element points.
-func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
-	v := closed()
+// setLiveTarget records where the box's element points.
+func (tbl *Table) setLiveTarget(e *Entry, targets map[string]string) {
+	v := closedVersion()
 	for _, g := range slices.Concat(tbl.garbage, slices.Collect(maps.Values(tbl.versions)), []*version{e.live}) {
 		if g != nil && g.chain == targets[e.Link] {
 			v = g
@@ -345,7 +345,7 @@ func (tbl *Table) settleAs(e *Entry, targets map[string]string) {
 	if targets[e.Link] == "" {
 		v = nil
 	}
-	tbl.ledTo(e, v)
+	tbl.setLive(e, v)
 }
 
 // Collect deletes versions without an element. If one cannot be deleted, that is harmless and is retried at the next call.

@@ -11,10 +11,10 @@ import (
 	"boxgate/firewall/network"
 )
 
-// hearForwarded subscribes a socket to the beginning and end of connections that the kernel forwards for boxes. A filter in
+// subscribeForwarded subscribes a socket to the beginning and end of connections that the kernel forwards for boxes. A filter in
 // the kernel drops events of other connections (of the host, and those to the proxy), so they neither wake the gateway nor
 // fill the socket's buffer.
-func hearForwarded(fd int) error {
+func subscribeForwarded(fd int) error {
 	raw, err := bpf.Assemble(forwardedOnly)
 	if err != nil {
 		return err

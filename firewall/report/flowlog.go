@@ -12,9 +12,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// flow records two events for a forwarded connection: one when it begins, one with bytes and duration when it has ended.
+// recordFlowEvent records two events for a forwarded connection: one when it begins, one with bytes and duration when it has ended.
 // The recorder decides which of them are logged separately.
-func (r *Reports) flow(m netlink.Message) {
+func (r *Reports) recordFlowEvent(m netlink.Message) {
 	if c, phase := decodeFlow(m); phase != "" {
 		r.recordFlow(&c, phase)
 	}

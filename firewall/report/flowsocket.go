@@ -53,7 +53,7 @@ func openFlows(ns int) (*flowSocket, error) {
 		return os.NewSyscallError("socket", err)
 	})
 	if err == nil {
-		err = errors.Join(os.NewSyscallError("bind", unix.Bind(s.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})), hearForwarded(s.fd))
+		err = errors.Join(os.NewSyscallError("bind", unix.Bind(s.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})), subscribeForwarded(s.fd))
 	}
 	if err != nil {
 		s.release()

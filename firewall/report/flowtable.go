@@ -37,7 +37,7 @@ func (r *Reports) findFlows() {
 	r.lastRead = time.Now()
 	r.started.Store(0)
 	if missed {
-		r.tellDropped()
+		r.recordDropped()
 		r.readTable(0, everyFlow)
 		return
 	}
@@ -60,8 +60,8 @@ func (r *Reports) readTable(status uint32, wanted func(*flow.Entry) bool) {
 	}
 }
 
-// tellDropped records how many reports of connections the kernel has dropped, by its own count.
-func (r *Reports) tellDropped() {
+// recordDropped records how many reports of connections the kernel has dropped, by its own count.
+func (r *Reports) recordDropped() {
 	total, err := r.flows.dropped()
 	n := uint64(total - r.flowsDropped)
 	if err != nil || n == 0 {

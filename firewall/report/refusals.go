@@ -36,13 +36,13 @@ const (
 	attrPrefix  = 10 // NFULA_PREFIX
 )
 
-// bindPatience is how long to wait for the group of a gateway that has ended: the kernel frees it with the last descriptor,
+// bindTimeout is how long to wait for the group of a gateway that has ended: the kernel frees it with the last descriptor,
 // and a child process between fork and exec may still have one.
-const bindPatience = 10 * time.Second
+const bindTimeout = 10 * time.Second
 
-// takeLogGroup is bindLogGroup with a wait for another gateway's socket to close.
-func takeLogGroup(c *netfilter.Conn, group uint16) error {
-	for until := time.Now().Add(bindPatience); ; time.Sleep(10 * time.Millisecond) {
+// awaitLogGroup is bindLogGroup with a wait for another gateway's socket to close.
+func awaitLogGroup(c *netfilter.Conn, group uint16) error {
+	for until := time.Now().Add(bindTimeout); ; time.Sleep(10 * time.Millisecond) {
 		if err := bindLogGroup(c, group); !errors.Is(err, unix.EPERM) || time.Now().After(until) {
 			return err
 		}
@@ -68,8 +68,8 @@ func bindLogGroup(c *netfilter.Conn, group uint16) error {
 	return nil
 }
 
-// refused records the event of one refused packet.
-func (r *Reports) refused(m netlink.Message) {
+// recordRefusal records the event of one refused packet.
+func (r *Reports) recordRefusal(m netlink.Message) {
 	_, attrs, err := netfilter.UnmarshalNetlink(m)
 	if err != nil {
 		return
@@ -96,12 +96,12 @@ func (r *Reports) refused(m netlink.Message) {
 	e.Protocol, e.Addr, e.Port = p.protocol, p.dest, p.port
 	e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, reason
 	if t != nil {
-		r.count(countKey{t.Link, reason}, t).told++
+		r.markDirty(countKey{t.Link, reason}, t).reported++
 	}
 	r.mu.Unlock()
 	e = r.withName(r.withRule(e))
 	if t != nil {
-		r.explained(countKey{t.Link, reason}, e.Reason)
+		r.setReportedReason(countKey{t.Link, reason}, e.Reason)
 	}
 	r.cfg.Audit.Record(e)
 }
@@ -177,30 +177,30 @@ type countKey struct {
 
 // count compares reported packets with counted ones.
 type count struct {
-	told  uint64 // packets covered by events
-	seen  uint64 // packets that the kernel had counted at the last check
-	dirty bool   // packets arrived since the last check
-	box   *tracked
-	as    name.Reason // the policy's reason for the last refusal
+	reported   uint64 // packets covered by events
+	seen       uint64 // packets that the kernel had counted at the last check
+	dirty      bool   // packets arrived since the last check
+	box        *tracked
+	reportedAs name.Reason // the policy's reason for the last refusal
 }
 
-// count records that packets have arrived for the counter. The caller holds mu.
-func (r *Reports) count(k countKey, t *tracked) *count {
+// markDirty records that packets have arrived for the counter. The caller holds mu.
+func (r *Reports) markDirty(k countKey, t *tracked) *count {
 	c := r.counts[k]
 	if c == nil {
-		c = &count{as: k.reason}
+		c = &count{reportedAs: k.reason}
 		r.counts[k] = c
 	}
 	c.dirty, c.box = true, t
 	return c
 }
 
-// explained records the policy's reason for refusals of a counter.
-func (r *Reports) explained(k countKey, as name.Reason) {
+// setReportedReason records the policy's reason for refusals of a counter.
+func (r *Reports) setReportedReason(k countKey, as name.Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.counts[k]; c != nil {
-		c.as = as
+		c.reportedAs = as
 	}
 }
 
@@ -214,8 +214,8 @@ func (r *Reports) countSuppressed() {
 		seen, err := r.cfg.Counters.Seen(reason)
 		if err != nil {
 			r.cfg.Log.Warn("firewall: counters of refused packets", zap.Error(err))
-		} // without counters, settle drops the reason
-		for _, e := range r.settle(reason, seen) {
+		} // without counters, suppressedEvents drops the reason
+		for _, e := range r.suppressedEvents(reason, seen) {
 			r.cfg.Audit.Record(e)
 		}
 	}
@@ -227,7 +227,7 @@ func (r *Reports) countEverything() {
 	defer r.mu.Unlock()
 	for _, t := range r.byIndex {
 		for _, reason := range nft.Refusals {
-			r.count(countKey{t.Link, reason}, t)
+			r.markDirty(countKey{t.Link, reason}, t)
 		}
 	}
 }
@@ -244,10 +244,10 @@ func (r *Reports) dirtyReasons() []name.Reason {
 	return out
 }
 
-// settle returns events for packets that were counted but not reported. Their destinations are unknown, so the events have
+// suppressedEvents returns events for packets that were counted but not reported. Their destinations are unknown, so the events have
 // none. It compares the count at the last check with the reports until now: reports of packets that were counted just now
 // may still be on their way, and would be recorded twice.
-func (r *Reports) settle(reason name.Reason, seen map[string]uint64) []audit.Event {
+func (r *Reports) suppressedEvents(reason name.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []audit.Event
@@ -255,15 +255,15 @@ func (r *Reports) settle(reason name.Reason, seen map[string]uint64) []audit.Eve
 		total, counted := seen[k.link]
 		switch {
 		case k.reason != reason || !c.dirty:
-		case c.seen > c.told:
+		case c.seen > c.reported:
 			e := c.box.event()
-			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.as
-			e.Count, e.Error = c.seen-c.told, "packets that the kernel refused without logging them one by one"
-			c.told, c.seen = c.seen, max(c.seen, total)
+			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.reportedAs
+			e.Count, e.Error = c.seen-c.reported, "packets that the kernel refused without logging them one by one"
+			c.reported, c.seen = c.seen, max(c.seen, total)
 			out = append(out, e)
 		case !counted: // the table was replaced, or no packet arrived for an hour
 			delete(r.counts, k)
-		case total > c.told: // recorded at the next check, unless their own reports arrive before
+		case total > c.reported: // recorded at the next check, unless their own reports arrive before
 			c.seen = total
 		default:
 			c.dirty = false

@@ -12,9 +12,9 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 	r := &Reports{counts: map[countKey]*count{}}
 	box := &tracked{}
 	key := countKey{"", name.ReasonSpoofed}
-	report := func(packets uint64) { r.count(key, box).told += packets }
+	report := func(packets uint64) { r.markDirty(key, box).reported += packets }
 	look := func(counted uint64) (told uint64) {
-		for _, e := range r.settle(name.ReasonSpoofed, map[string]uint64{"": counted}) {
+		for _, e := range r.suppressedEvents(name.ReasonSpoofed, map[string]uint64{"": counted}) {
 			told += e.Count
 		}
 		return told
@@ -35,7 +35,7 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 	if told = look(30); told != 0 {
 		t.Errorf("told at once of %d packets, whose reports may be under way", told)
 	}
-	for _, e := range r.settle(name.ReasonSpoofed, nil) { // the table was replaced
+	for _, e := range r.suppressedEvents(name.ReasonSpoofed, nil) { // the table was replaced
 		told += e.Count
 	}
 	if told != 9 {

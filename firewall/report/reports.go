@@ -41,7 +41,7 @@ type Reports struct {
 	byID    map[policy.BoxID]*tracked // without removed ones
 	byIndex map[int]*tracked
 	byFlow  map[flow.Owner]*tracked
-	gone    []*tracked // removed boxes that late events may be about, oldest first
+	removed []*tracked // removed boxes that late events may be about, oldest first
 	counts  map[countKey]*count
 }
 
@@ -100,7 +100,7 @@ func (r *Reports) open(ns int) (err error) {
 	if r.refusals, err = netfilter.Dial(&netlink.Config{NetNS: ns}); err != nil {
 		return fmt.Errorf("kernel log: %w", err)
 	}
-	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), takeLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
+	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), awaitLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
 		return fmt.Errorf("kernel log group %d: %w", r.cfg.LogGroup, err)
 	}
 	if r.flows, err = openFlows(ns); err != nil {
@@ -144,11 +144,11 @@ func (r *Reports) readRefusals() {
 			continue
 		}
 		if err != nil {
-			r.stopped(err)
+			r.logStop(err)
 			return
 		}
 		for _, m := range messages {
-			r.refused(m)
+			r.recordRefusal(m)
 		}
 	}
 }
@@ -156,13 +156,13 @@ func (r *Reports) readRefusals() {
 // readFlows does the same for connections.
 func (r *Reports) readFlows() {
 	defer r.running.Done()
-	if err := r.flows.run(r.flow, func() { r.flowsMissed.Store(true) }); err != nil {
-		r.stopped(err)
+	if err := r.flows.run(r.recordFlowEvent, func() { r.flowsMissed.Store(true) }); err != nil {
+		r.logStop(err)
 	}
 }
 
-// stopped logs why a reader has ended, unless Close ended it.
-func (r *Reports) stopped(err error) {
+// logStop logs why a reader has ended, unless Close ended it.
+func (r *Reports) logStop(err error) {
 	select {
 	case <-r.done:
 	default:
@@ -213,7 +213,7 @@ func (r *Reports) Track(b Box) {
 	t := &tracked{Box: b}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.forget(b.ID)
+	r.removeNow(b.ID)
 	r.byID[b.ID], r.byIndex[t.Index] = t, t
 	for _, a := range t.Addrs {
 		r.byFlow[flow.Owner{Mark: t.Mark, Addr: a}] = t
@@ -227,35 +227,35 @@ func (r *Reports) Untrack(id policy.BoxID) {
 	if t := r.byID[id]; t != nil {
 		delete(r.byID, id)
 		t.removed = time.Now()
-		r.gone = append(r.gone, t)
+		r.removed = append(r.removed, t)
 	}
 }
 
 func (r *Reports) dropGone(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.gone) > 0 && now.Sub(r.gone[0].removed) > goneMemory {
-		t := r.gone[0]
-		r.drop(t)
+	for len(r.removed) > 0 && now.Sub(r.removed[0].removed) > goneMemory {
+		t := r.removed[0]
+		r.removeFromIndices(t)
 		for _, reason := range nft.Refusals {
 			if k := (countKey{t.Link, reason}); r.counts[k] != nil && r.counts[k].box == t {
 				delete(r.counts, k)
 			}
 		}
-		r.gone = r.gone[1:]
+		r.removed = r.removed[1:]
 	}
 }
 
-// forget removes a box immediately. The caller holds mu.
-func (r *Reports) forget(id policy.BoxID) {
+// removeNow removes a box immediately. The caller holds mu.
+func (r *Reports) removeNow(id policy.BoxID) {
 	if t := r.byID[id]; t != nil {
-		r.drop(t)
+		r.removeFromIndices(t)
 		delete(r.byID, id)
 	}
 }
 
-// drop removes a box from the indices, except entries that another box has taken over. The caller holds mu.
-func (r *Reports) drop(t *tracked) {
+// removeFromIndices removes a box from the indices, except entries that another box has taken over. The caller holds mu.
+func (r *Reports) removeFromIndices(t *tracked) {
 	if r.byIndex[t.Index] == t {
 		delete(r.byIndex, t.Index)
 	}

@@ -26,12 +26,12 @@ func (w *Watcher) tableChanged(batch []netlink.Message, d *damage) {
 		}
 		attrs, err := netlink.NewAttributeDecoder(m.Data[nfgenmsgLen:])
 		if err != nil {
-			d.all() // an event that cannot be parsed might be anything
+			d.addAll() // an event that cannot be parsed might be anything
 			return
 		}
 		for attrs.Next() {
 			if attrs.Type() == attrTable && attrs.String() == network.TableName {
-				d.all()
+				d.addAll()
 				return
 			}
 		}
@@ -45,11 +45,11 @@ func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 		switch uint16(m.Header.Type) {
 		case unix.RTM_DELRULE:
 			if !w.routing.Intact() {
-				d.all()
+				d.addAll()
 			}
 		case unix.RTM_DELADDR:
 			if w.isGatewayAddr(m.Data) {
-				d.all()
+				d.addAll()
 			}
 		case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 			w.routeChanged(m.Data, m.Header.Type == unix.RTM_DELROUTE, d)
@@ -87,12 +87,12 @@ func (w *Watcher) isGatewayAddr(data []byte) bool {
 // proxy, the pools and the boxes are ours.
 func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	if len(data) < unix.SizeofRtMsg {
-		d.all()
+		d.addAll()
 		return
 	}
 	attrs, err := netlink.NewAttributeDecoder(data[unix.SizeofRtMsg:])
 	if err != nil {
-		d.all()
+		d.addAll()
 		return
 	}
 	var table uint32
@@ -114,7 +114,7 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 	}
 	switch {
 	case table == route.ProxyTable && deleted, deleted && w.isPool(prefix) && !w.routing.PoolIntact(prefix):
-		d.all()
+		d.addAll()
 	case table == unix.RT_TABLE_MAIN && dst.IsValid() && prefix.IsSingleIP():
 		w.owner.BoxOf(dst, func(b Box) {
 			if deleted || out != b.Index { // otherwise it is right, as after our own change
@@ -186,7 +186,7 @@ func (w *Watcher) netconfChanged(data []byte, d *damage) {
 	}
 	attrs, err := netlink.NewAttributeDecoder(data[netconfHeader:])
 	if err != nil {
-		d.all()
+		d.addAll()
 		return
 	}
 	index, wrong := 0, false
@@ -203,7 +203,7 @@ func (w *Watcher) netconfChanged(data []byte, d *damage) {
 	switch {
 	case !wrong:
 	case index == netconfAllLinks:
-		d.all()
+		d.addAll()
 	default:
 		w.ifBroken(index, d, w.sysctlsIntact)
 	}

@@ -23,8 +23,8 @@ func newDamage() *damage {
 	return &damage{wake: make(chan struct{}, 1), boxes: map[policy.BoxID]bool{}, suspects: map[netip.Addr]bool{}}
 }
 
-// all records that everything must be rewritten.
-func (d *damage) all() { d.add(true) }
+// addAll records that everything must be rewritten.
+func (d *damage) addAll() { d.add(true) }
 
 // add records damage and wakes the repair.
 func (d *damage) add(whole bool, boxes ...policy.BoxID) {
@@ -78,8 +78,8 @@ func (d *damage) takeSuspects() map[netip.Addr]bool {
 	return suspects
 }
 
-// take returns the damage and resets it.
-func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
+// takeDamage returns the damage and resets it.
+func (d *damage) takeDamage() (whole bool, boxes map[policy.BoxID]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	whole, boxes = d.whole, d.boxes
@@ -87,8 +87,8 @@ func (d *damage) take() (whole bool, boxes map[policy.BoxID]bool) {
 	return whole, boxes
 }
 
-// settle waits until there are no more changes: a flush of the rules causes many events, and one repair is enough for all.
-func (d *damage) settle() {
+// waitQuiet waits until there are no more changes: a flush of the rules causes many events, and one repair is enough for all.
+func (d *damage) waitQuiet() {
 	const quiet = 5 * time.Millisecond
 	for {
 		select {

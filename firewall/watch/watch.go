@@ -113,7 +113,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return err
 		}
 		retry = nil
-		d.settle()
+		d.waitQuiet()
 		w.checkRoutes(d)
 		if d.takeUplink() {
 			w.owner.FollowUplink()
@@ -135,7 +135,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // repair repairs the damage and returns the part to be retried.
 func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []policy.BoxID) {
-	whole, damaged := d.take()
+	whole, damaged := d.takeDamage()
 	if !whole && len(damaged) == 0 {
 		return false, nil
 	}
@@ -175,7 +175,7 @@ func follow(c *netlink.Conn, inspect func([]netlink.Message, *damage), d *damage
 		batch, err := c.Receive()
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
-			d.all()
+			d.addAll()
 		case err != nil:
 			return fmt.Errorf("firewall: watch: %w", err)
 		default:

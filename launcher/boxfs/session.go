@@ -28,25 +28,25 @@ type Config struct {
 // A call fails with a *[worker.Failure] if the file is the reason. Any other error, also of a content reader, ends the
 // session.
 type Session struct {
-	ctx   context.Context
-	cmd   *exec.Cmd
-	in    *os.File // our end of the worker's standard input
-	out   *os.File
-	says  *head
-	stop  func() bool
-	close func()
-	ended chan struct{}
+	ctx    context.Context
+	cmd    *exec.Cmd
+	in     *os.File // our end of the worker's standard input
+	out    *os.File
+	stderr *head
+	stop   func() bool
+	close  func()
+	ended  chan struct{}
 
-	patience time.Duration // closeTime, except in tests
+	closeTimeout time.Duration // defaultCloseTimeout, except in tests
 }
 
-// closeTime is how long a worker may take to clean up after an interrupted request.
-const closeTime = 5 * time.Second
+// defaultCloseTimeout is how long a worker may take to clean up after an interrupted request.
+const defaultCloseTimeout = 5 * time.Second
 
 // Open starts a session.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	s := &Session{ctx: ctx, says: &head{}, ended: make(chan struct{}), patience: closeTime}
-	s.close = sync.OnceFunc(s.end)
+	s := &Session{ctx: ctx, stderr: &head{}, ended: make(chan struct{}), closeTimeout: defaultCloseTimeout}
+	s.close = sync.OnceFunc(s.shutDown)
 	if err := s.start(cfg); err != nil {
 		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
 	}
@@ -76,7 +76,7 @@ func (s *Session) start(cfg Config) error {
 		Path: "/proc/self/exe", Args: []string{worker.Name, strconv.Itoa(cfg.UID), strconv.Itoa(cfg.GID)},
 		// The Go runtime must not look at the control groups of the host, which takes descriptors.
 		Env: []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOTRACEBACK=none"}, Dir: "/",
-		Stdin: itsIn, Stdout: itsOut, Stderr: s.says, ExtraFiles: []*os.File{cfg.Root},
+		Stdin: itsIn, Stdout: itsOut, Stderr: s.stderr, ExtraFiles: []*os.File{cfg.Root},
 	}
 	if err := s.cmd.Start(); err != nil {
 		s.hangUp()
@@ -98,7 +98,7 @@ func (s *Session) Close() { s.close() }
 // Ended returns a channel that is closed when the session's process has ended, after Close.
 func (s *Session) Ended() <-chan struct{} { return s.ended }
 
-func (s *Session) end() {
+func (s *Session) shutDown() {
 	if s.stop != nil {
 		s.stop()
 	}
@@ -111,7 +111,7 @@ func (s *Session) end() {
 		select {
 		case <-s.ended:
 			return
-		case <-time.After(s.patience):
+		case <-time.After(s.closeTimeout):
 			step()
 		}
 	}
@@ -210,7 +210,7 @@ func (s *Session) broken(err error) error {
 		return context.Cause(s.ctx)
 	}
 	s.Close()
-	return fmt.Errorf("the process that works on the box's files ended: %w: %s", err, s.says)
+	return fmt.Errorf("the process that works on the box's files ended: %w: %s", err, s.stderr)
 }
 
 // head keeps the beginning of a worker's standard error.

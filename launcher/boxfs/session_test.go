@@ -313,7 +313,7 @@ func TestAWorkerThatStandsStill(t *testing.T) {
 	if err := unix.Kill(s.Pid(), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	s.patience = 10 * time.Millisecond
+	s.closeTimeout = 10 * time.Millisecond
 	s.Close()
 	<-s.Ended()
 	if err := unix.Kill(s.Pid(), 0); !errors.Is(err, unix.ESRCH) {

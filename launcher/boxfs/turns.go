@@ -36,14 +36,14 @@ func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err err
 	t.mu.Unlock()
 	select {
 	case b.free <- struct{}{}:
-		return sync.OnceFunc(func() { <-b.free; t.leave(id, b) }), nil
+		return sync.OnceFunc(func() { <-b.free; t.release(id, b) }), nil
 	case <-ctx.Done():
-		t.leave(id, b)
+		t.release(id, b)
 		return nil, context.Cause(ctx)
 	}
 }
 
-func (t *Turns) leave(id policy.BoxID, b *turns) {
+func (t *Turns) release(id policy.BoxID, b *turns) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if b.users--; b.users == 0 {

@@ -160,11 +160,11 @@ func (b *Branch) Has(pid int) bool {
 		return false
 	}
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	return err == nil && slices.ContainsFunc(strings.Split(string(groups), "\n"), b.is)
+	return err == nil && slices.ContainsFunc(strings.Split(string(groups), "\n"), b.matchesLine)
 }
 
-// is reports whether a line of /proc/PID/cgroup names this group.
-func (b *Branch) is(line string) bool { return strings.HasSuffix(line, b.path) }
+// matchesLine reports whether a line of /proc/PID/cgroup names this group.
+func (b *Branch) matchesLine(line string) bool { return strings.HasSuffix(line, b.path) }
 
 // Members returns the processes of the group. A branch has no subgroups, because a box cannot create any.
 func (b *Branch) Members() ([]int, error) {
@@ -197,12 +197,12 @@ func (b *Branch) Kill() error {
 	}
 	// Freeze first, so that no member starts another process or exits, which would let its ID be reused. Members that do
 	// not freeze in time are killed as well.
-	ctx, cancel := context.WithTimeout(context.Background(), killMost)
+	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
-	_ = b.freezer.stop(ctx, false)
-	defer func() { _ = b.freezer.ask(false) }()
+	_ = b.freezer.freezeAll(ctx, false)
+	defer func() { _ = b.freezer.request(false) }()
 	return b.Signal(unix.SIGKILL)
 }
 
-// killMost bounds the wait for members to freeze before they are killed.
-const killMost = 2 * time.Second
+// killTimeout bounds the wait for members to freeze before they are killed.
+const killTimeout = 2 * time.Second

@@ -30,8 +30,8 @@ func (h hierarchies) freezerOf(g Group) freezer {
 	return freezer{below(h.freezer, g), false}
 }
 
-// ask requests the kernel to freeze or thaw all members. It does not wait for them.
-func (f freezer) ask(stop bool) error {
+// request requests the kernel to freeze or thaw all members. It does not wait for them.
+func (f freezer) request(stop bool) error {
 	file, text := "freezer.state", "THAWED"
 	switch {
 	case f.unified && stop:
@@ -58,27 +58,27 @@ func (f freezer) state() (asked, stopped bool, err error) {
 	return bytes.Equal(data, []byte("1\n")), bytes.Contains(events, []byte("frozen 1\n")), err
 }
 
-// stop waits until all members are frozen. On failure the error is the reason.
+// freezeAll waits until all members are frozen. On failure the error is the reason.
 //
 // Version 1 (kernel/cgroup/legacy_freezer.c) stops each process once, at its next freezing point. A process that begins to
 // wait for a child of vfork at that moment does not count as frozen before the next request. And a thread that
 // calls execve waits for the other threads of its process to end, which never happens if they are frozen first: if lets is
 // set, stop thaws all members for a moment from time to time.
-func (f freezer) stop(ctx context.Context, lets bool) error {
+func (f freezer) freezeAll(ctx context.Context, lets bool) error {
 	left, next := triesFirst, 2*triesFirst
 	for {
-		if err := f.ask(true); err != nil {
+		if err := f.request(true); err != nil {
 			return err
 		}
 		if _, stopped, err := f.state(); err != nil || stopped {
 			return err
 		}
-		wait := askAgain
+		wait := retryInterval
 		if left--; left == 0 && lets && !f.unified {
-			if err := f.ask(false); err != nil {
+			if err := f.request(false); err != nil {
 				return err
 			}
-			left, next, wait = next, min(2*next, triesMost), letGo
+			left, next, wait = next, min(2*next, triesMost), thawTime
 		}
 		select {
 		case <-ctx.Done():
@@ -91,14 +91,14 @@ func (f freezer) stop(ctx context.Context, lets bool) error {
 // With version 1: how many freeze requests a group gets before its members are thawed, growing from triesFirst to triesMost
 // since many members take longer; the interval between attempts; and how long the members are thawed.
 const (
-	triesFirst = 10
-	triesMost  = 80
-	askAgain   = time.Millisecond
-	letGo      = 10 * time.Millisecond
+	triesFirst    = 10
+	triesMost     = 80
+	retryInterval = time.Millisecond
+	thawTime      = 10 * time.Millisecond
 )
 
-// freezeMost bounds the wait for processes to freeze: one that waits for a disk freezes only when the disk has answered.
-const freezeMost = 10 * time.Second
+// freezeTimeout bounds the wait for processes to freeze: one that waits for a disk freezes only when the disk has answered.
+const freezeTimeout = 10 * time.Second
 
 // Freeze freezes all members of the group and returns when no member moves. On failure it thaws all of them and returns
 // the reason. Processes that join the group later are frozen as well.
@@ -107,11 +107,11 @@ func (g Group) Freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeoutCause(ctx, freezeMost,
-		fmt.Errorf("some of its processes have not stopped within %v: they wait in the kernel, as for a disk", freezeMost))
+	bounded, cancel := context.WithTimeoutCause(ctx, freezeTimeout,
+		fmt.Errorf("some of its processes have not stopped within %v: they wait in the kernel, as for a disk", freezeTimeout))
 	defer cancel()
-	if err = f.stop(bounded, true); err != nil {
-		return errors.Join(err, gone(f.ask(false)))
+	if err = f.freezeAll(bounded, true); err != nil {
+		return errors.Join(err, ignoreGone(f.request(false)))
 	}
 	return nil
 }
@@ -122,28 +122,28 @@ func (g Group) Thaw() error {
 	if err != nil {
 		return nil // without a freezer no group is frozen
 	}
-	return gone(f.ask(false))
+	return ignoreGone(f.request(false))
 }
 
-// Stopping reports whether the group is frozen or freezing; some members may still move.
-func (g Group) Stopping() (bool, error) {
+// IsFreezing reports whether the group is frozen or freezing; some members may still move.
+func (g Group) IsFreezing() (bool, error) {
 	f, err := g.freezer()
 	if err != nil {
 		return false, nil // without a freezer no group is frozen
 	}
 	asked, _, err := f.state()
-	return asked && err == nil, gone(err)
+	return asked && err == nil, ignoreGone(err)
 }
 
-// Settle completes a Freeze that was interrupted, for example by the end of the gateway. For other groups it is a no-op.
-func (g Group) Settle(ctx context.Context) error {
+// CompleteFreeze completes a Freeze that was interrupted, for example by the end of the gateway. For other groups it is a no-op.
+func (g Group) CompleteFreeze(ctx context.Context) error {
 	f, err := g.freezer()
 	if err != nil {
 		return nil // without a freezer no group is frozen
 	}
 	asked, stopped, err := f.state()
 	if err != nil || !asked || stopped {
-		return gone(err)
+		return ignoreGone(err)
 	}
 	return g.Freeze(ctx)
 }
@@ -160,8 +160,8 @@ func (g Group) freezer() (freezer, error) {
 	return freezer{}, errNoFreezer
 }
 
-// gone returns nil if the error means that the group does not exist, and the error otherwise.
-func gone(err error) error {
+// ignoreGone returns nil if the error means that the group does not exist, and the error otherwise.
+func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return nil
 	}

@@ -129,22 +129,22 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 	for name, f := range freezers {
 		for range 300 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			err := f.stop(ctx, true)
+			err := f.freezeAll(ctx, true)
 			cancel()
 			if asked, stopped, serr := f.state(); err != nil || serr != nil || !asked || !stopped {
 				t.Fatalf("frozen by the freezer %s: %v, asked %t, stopped %t, %v", name, err, asked, stopped, serr)
 			}
-			if err := f.ask(false); err != nil {
+			if err := f.request(false); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := f.stop(t.Context(), true); err != nil {
+		if err := f.freezeAll(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
 		if moves(t, file, 100*time.Millisecond) {
 			t.Errorf("something moves in what was frozen by the freezer %s", name)
 		}
-		if err := f.ask(false); err != nil {
+		if err := f.request(false); err != nil {
 			t.Fatal(err)
 		}
 		if !moves(t, file, time.Minute) {
@@ -172,12 +172,12 @@ func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 				t.Fatal("nothing moves")
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			err := f.stop(ctx, true)
+			err := f.freezeAll(ctx, true)
 			cancel()
 			if _, stopped, serr := f.state(); err != nil || serr != nil || !stopped {
 				t.Fatalf("frozen by the freezer %s: %v, stopped %t, %v", name, err, stopped, serr)
 			}
-			if err := f.ask(false); err != nil {
+			if err := f.request(false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -229,13 +229,13 @@ func TestSettle(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 100 {
-		if err := g.Settle(t.Context()); err != nil {
+		if err := g.CompleteFreeze(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if asked, _, err := f.state(); asked || err != nil {
 			t.Fatalf("what was not being frozen: asked %t, %v", asked, err)
 		}
-		if err := errors.Join(f.ask(true), g.Settle(t.Context())); err != nil {
+		if err := errors.Join(f.request(true), g.CompleteFreeze(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		if _, stopped, err := f.state(); !stopped || err != nil {
@@ -257,7 +257,7 @@ func TestFreezeWithoutAGroup(t *testing.T) {
 	if err := g.Freeze(t.Context()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), string(g)) {
 		t.Errorf("freezing: %v", err)
 	}
-	if err := errors.Join(g.Thaw(), g.Settle(t.Context())); err != nil {
+	if err := errors.Join(g.Thaw(), g.CompleteFreeze(t.Context())); err != nil {
 		t.Error(err)
 	}
 }

@@ -14,8 +14,8 @@ type Remains struct {
 	// Bound is a directory with an empty file for each branch whose command must end with this process.
 	Bound string
 
-	mu   sync.Mutex
-	left map[Group][]*Branch // guarded by mu
+	mu       sync.Mutex
+	branches map[Group][]*Branch // guarded by mu
 }
 
 // sweepAtOnce is how many branches End tries to remove.
@@ -27,17 +27,17 @@ func (r *Remains) Bind(b *Branch) error {
 	if b == nil {
 		return nil
 	}
-	return os.WriteFile(r.note(b), nil, 0o600)
+	return os.WriteFile(r.noteFile(b), nil, 0o600)
 }
 
 // Release undoes Bind. Background processes of the branch's command may then outlive this process.
 func (r *Remains) Release(b *Branch) {
 	if b != nil {
-		_ = os.Remove(r.note(b))
+		_ = os.Remove(r.noteFile(b))
 	}
 }
 
-func (r *Remains) note(b *Branch) string { return filepath.Join(r.Bound, filepath.Base(b.path)) }
+func (r *Remains) noteFile(b *Branch) string { return filepath.Join(r.Bound, filepath.Base(b.path)) }
 
 // End removes the branch of a command of a box, now or after its last member has ended.
 func (r *Remains) End(box Group, b *Branch) {
@@ -48,7 +48,7 @@ func (r *Remains) End(box Group, b *Branch) {
 	gone := b.Remove() == nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := r.left[box]
+	list := r.branches[box]
 	if !gone {
 		list = append(list, b)
 	}
@@ -64,20 +64,20 @@ func (r *Remains) End(box Group, b *Branch) {
 
 func (r *Remains) setLocked(box Group, list []*Branch) {
 	if len(list) == 0 {
-		delete(r.left, box)
+		delete(r.branches, box)
 		return
 	}
-	if r.left == nil {
-		r.left = map[Group][]*Branch{}
+	if r.branches == nil {
+		r.branches = map[Group][]*Branch{}
 	}
-	r.left[box] = list
+	r.branches[box] = list
 }
 
 // Drop forgets the branches of a box, which are removed with its group.
 func (r *Remains) Drop(box Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.left, box)
+	delete(r.branches, box)
 }
 
 // Recover takes over the branches that an earlier gateway created below the group of a box: running commands that were
@@ -103,13 +103,13 @@ func (r *Remains) Recover(box Group) error {
 		if !ours || b == nil {
 			continue
 		}
-		if _, err := os.Lstat(r.note(b)); err == nil {
+		if _, err := os.Lstat(r.noteFile(b)); err == nil {
 			if err := b.Kill(); err != nil {
 				errs = append(errs, err)
 				continue // the note stays
 			}
 		}
-		_ = b.freezer.ask(false) // a kill may have been interrupted
+		_ = b.freezer.request(false) // a kill may have been interrupted
 		r.End(box, b)
 	}
 	return errors.Join(errs...)

@@ -36,7 +36,7 @@ var ErrUnlimited = errors.New("what boxes write to their roots is not limited: o
 func (d Limits) Check(stateDir string) error {
 	switch d.Mode {
 	case ByProject, Auto:
-		err := HasProjects(existing(stateDir))
+		err := HasProjects(existingParent(stateDir))
 		if d.Mode == Auto && errors.Is(err, ErrNoProjects) {
 			return ErrUnlimited
 		}
@@ -54,8 +54,8 @@ func (d Limits) Check(stateDir string) error {
 	return nil
 }
 
-// existing returns the nearest existing parent directory.
-func existing(dir string) string {
+// existingParent returns the nearest existing parent directory.
+func existingParent(dir string) string {
 	for dir != "/" {
 		if _, err := os.Stat(dir); err == nil {
 			break

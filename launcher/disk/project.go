@@ -74,7 +74,7 @@ func NewProject(dir string, l Limit) (Project, error) {
 			return 0, fmt.Errorf("%w (%w)", ErrNoProjects, err)
 		}
 		if q.Space == 0 && q.Inodes == 0 && q.BlockHard == 0 && q.InodeHard == 0 {
-			return p, limit(f, p, l)
+			return p, setLimits(f, p, l)
 		}
 	}
 }
@@ -89,10 +89,10 @@ func (p Project) Free(dir string) error {
 		return err
 	}
 	defer f.Close()
-	return limit(f, p, Limit{})
+	return setLimits(f, p, Limit{})
 }
 
-func limit(f *os.File, p Project, l Limit) error {
+func setLimits(f *os.File, p Project, l Limit) error {
 	q := quota{Valid: validLimits, BlockHard: uint64(l.Bytes) / quotaBlock, InodeHard: uint64(l.Files)}
 	q.BlockSoft, q.InodeSoft = q.BlockHard, q.InodeHard
 	if err := quotactl(f, setQuota, p, &q); err != nil {

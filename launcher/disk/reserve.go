@@ -35,7 +35,7 @@ func (e *FullError) Error() string {
 // Left returns how many bytes are free; 0 if unknown.
 func (r Reserve) Left() int64 {
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+	if err := unix.Statfs(existingParent(r.Dir), &st); err != nil {
 		return 0
 	}
 	return int64(st.Bavail) * st.Bsize
@@ -44,14 +44,14 @@ func (r Reserve) Left() int64 {
 // Kept returns how many bytes are kept free; 0 if unknown.
 func (r Reserve) Kept() int64 {
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+	if err := unix.Statfs(existingParent(r.Dir), &st); err != nil {
 		return 0
 	}
-	return r.kept(st)
+	return r.keptOf(st)
 }
 
-// kept is [Reserve.Kept] for a given file system.
-func (r Reserve) kept(st unix.Statfs_t) int64 {
+// keptOf is [Reserve.Kept] for a given file system.
+func (r Reserve) keptOf(st unix.Statfs_t) int64 {
 	return min(max(r.Bytes, 0), int64(st.Blocks)*st.Bsize/10)
 }
 
@@ -61,10 +61,10 @@ func (r Reserve) Room(n int64) error {
 		return nil
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+	if err := unix.Statfs(existingParent(r.Dir), &st); err != nil {
 		return fmt.Errorf("the room on the disk of %s: %w", r.Dir, err)
 	}
-	free, kept := int64(st.Bavail)*st.Bsize, r.kept(st)
+	free, kept := int64(st.Bavail)*st.Bsize, r.keptOf(st)
 	files := st.Files > 0 && st.Ffree < min(fewFiles, st.Files/10)
 	if free-n < kept || files {
 		return &FullError{Dir: r.Dir, Free: free, Kept: kept, Files: files && free-n >= kept}

@@ -51,35 +51,35 @@ func RemoveEntry(ctx context.Context, parent *os.File, name string) error {
 			return fmt.Errorf("cannot remove %q: %w", name, err)
 		}
 		before := r.done
-		r.kept = nil
+		r.firstError = nil
 		if err := r.pass(parent, name); err != nil {
 			return err
 		}
 		if r.done == before {
-			return fmt.Errorf("cannot remove %q: %w", name, cmp.Or(r.kept, err))
+			return fmt.Errorf("cannot remove %q: %w", name, cmp.Or(r.firstError, err))
 		}
 	}
 }
 
 // treeRemoval is one tree being removed.
 type treeRemoval struct {
-	ctx    context.Context
-	top    *os.File
-	lifted []string // directories renamed to top and not removed yet
-	done   int      // entries removed or lifted
-	kept   error    // the first error of this pass that prevented a removal
+	ctx        context.Context
+	top        *os.File
+	lifted     []string // directories renamed to top and not removed yet
+	done       int      // entries removed or lifted
+	firstError error    // the first error of this pass that prevented a removal
 }
 
 // pass removes the entries of the top directory, including directories that it lifts there. An error is ctx's.
 func (r *treeRemoval) pass(parent *os.File, name string) error {
 	top, err := openBelow(parent, name)
 	if err != nil {
-		r.keep(name, err)
+		r.recordError(name, err)
 		return nil
 	}
 	defer top.Close()
 	r.top = top
-	if err := r.empty(top, 1); err != nil {
+	if err := r.removeEntries(top, 1); err != nil {
 		return err
 	}
 	for len(r.lifted) > 0 {
@@ -105,42 +105,42 @@ func (r *treeRemoval) remove(dir *os.File, name string, depth int) error {
 			r.done++
 			return nil
 		case !notEmpty(err):
-			r.keep(name, err)
+			r.recordError(name, err)
 			return nil
 		case depth == maxOpenDirs:
 			r.lift(dir, name)
 			return nil
 		}
 		before := r.done
-		if err := r.enter(dir, name, depth); err != nil {
+		if err := r.removeDir(dir, name, depth); err != nil {
 			return err
 		}
 		if r.done == before {
-			r.keep(name, err)
+			r.recordError(name, err)
 			return nil
 		}
 	}
 }
 
-func (r *treeRemoval) enter(parent *os.File, name string, depth int) error {
+func (r *treeRemoval) removeDir(parent *os.File, name string, depth int) error {
 	dir, err := openBelow(parent, name)
 	if err != nil {
-		r.keep(name, err)
+		r.recordError(name, err)
 		return nil
 	}
 	defer dir.Close()
-	return r.empty(dir, depth+1)
+	return r.removeEntries(dir, depth+1)
 }
 
-func (r *treeRemoval) keep(name string, err error) {
-	if r.kept == nil {
-		r.kept = fmt.Errorf("%q: %w", name, err)
+func (r *treeRemoval) recordError(name string, err error) {
+	if r.firstError == nil {
+		r.firstError = fmt.Errorf("%q: %w", name, err)
 	}
 }
 
-// empty reads a directory once and removes the entries. It reads only names, not types: a directory is recognized when it
+// removeEntries reads a directory once and removes the entries. It reads only names, not types: a directory is recognized when it
 // cannot be unlinked.
-func (r *treeRemoval) empty(dir *os.File, depth int) error {
+func (r *treeRemoval) removeEntries(dir *os.File, depth int) error {
 	for {
 		names, err := dir.Readdirnames(256)
 		for _, name := range names {
@@ -152,7 +152,7 @@ func (r *treeRemoval) empty(dir *os.File, depth int) error {
 			return nil
 		}
 		if err != nil {
-			r.keep(dir.Name(), err)
+			r.recordError(dir.Name(), err)
 			return nil
 		}
 	}
@@ -168,7 +168,7 @@ func (r *treeRemoval) lift(dir *os.File, name string) {
 		case errors.Is(err, unix.EEXIST), errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			r.keep(name, err)
+			r.recordError(name, err)
 			return
 		}
 		r.done++

@@ -21,11 +21,11 @@ func (b *Root) writeGit(is GitIdentity) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return b.write(gitConfig, []byte(is.into(string(old))), 0o644)
+	return b.write(gitConfig, []byte(is.insertInto(string(old))), 0o644)
 }
 
-// into puts the identity at the end of a configuration: of several values the last one counts.
-func (is GitIdentity) into(config string) string {
+// insertInto puts the identity at the end of a configuration: of several values the last one counts.
+func (is GitIdentity) insertInto(config string) string {
 	if before, rest, ok := strings.Cut(config, gitBegin); ok {
 		_, after, _ := strings.Cut(rest, gitEnd)
 		config = before + after

@@ -18,7 +18,7 @@ func FuzzGitIdentity(f *testing.F) {
 		}
 		config := "[core]\n\tpager = less"
 		for _, is := range []GitIdentity{{"Old", "old@example.com"}, {name, email}} {
-			config = is.into(config)
+			config = is.insertInto(config)
 		}
 		file := filepath.Join(t.TempDir(), "gitconfig")
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -30,7 +30,7 @@ func FuzzGitIdentity(f *testing.F) {
 				t.Fatalf("%s is %q, %v; want %q", key, out, err, want)
 			}
 		}
-		if got := (GitIdentity{}).into(config); got != "[core]\n\tpager = less\n" {
+		if got := (GitIdentity{}).insertInto(config); got != "[core]\n\tpager = less\n" {
 			t.Fatalf("without an identity: %q", got)
 		}
 	})

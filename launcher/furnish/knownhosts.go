@@ -35,9 +35,9 @@ func knownHosts(certs []*x509.Certificate) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// knowHosts makes SSH clients in the box accept the gateway as any host. It removes the key of an earlier box with these
+// writeKnownHosts makes SSH clients in the box accept the gateway as any host. It removes the key of an earlier box with these
 // files.
-func (b *Root) knowHosts(certs []*x509.Certificate) error {
+func (b *Root) writeKnownHosts(certs []*x509.Certificate) error {
 	lines, err := knownHosts(certs)
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func TestKnownHosts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := root.knowHosts(certs); err != nil {
+		if err := root.writeKnownHosts(certs); err != nil {
 			t.Fatal(err)
 		}
 		if lines, err = KnownHosts(ca); err != nil {

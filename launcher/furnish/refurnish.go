@@ -31,7 +31,7 @@ func (b *Root) Refurnish() error {
 
 func (b *Root) reinstallInit() error {
 	if b.isDir(InitPath) {
-		if err := b.putAside(InitPath); err != nil {
+		if err := b.moveAside(InitPath); err != nil {
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func (b *Root) remakeHome() error {
 
 // remake makes a directory, and moves an existing file of that name aside.
 func (b *Root) remake(name string, owner int) error {
-	if err := b.putAside(name); err != nil {
+	if err := b.moveAside(name); err != nil {
 		return err
 	}
 	return b.mkdir(name, 0o755, owner)
@@ -91,7 +91,7 @@ func (b *Root) reopenUsers() error {
 		if _, err := b.root.Lstat(p); err != nil {
 			continue
 		}
-		if err := b.putAside(name); err != nil {
+		if err := b.moveAside(name); err != nil {
 			return err
 		}
 		if err := b.writeAt(p, []byte(entries), 0o644); err != nil {
@@ -101,8 +101,8 @@ func (b *Root) reopenUsers() error {
 	return nil
 }
 
-// putAside renames a file to another name in its directory. A missing one is not an error.
-func (b *Root) putAside(name string) error {
+// moveAside renames a file to another name in its directory. A missing one is not an error.
+func (b *Root) moveAside(name string) error {
 	p, err := files.ResolveParent(b.root, name)
 	if err != nil {
 		return err

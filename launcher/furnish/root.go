@@ -96,7 +96,7 @@ func (b *Root) mkdir(name string, mode fs.FileMode, owner int) error {
 	if err != nil && (!errors.Is(err, fs.ErrExist) || !b.isDir(p)) {
 		return err
 	}
-	return b.own(p, mode, owner)
+	return b.setOwner(p, mode, owner)
 }
 
 // parents makes the missing parents of a resolved path.
@@ -114,10 +114,10 @@ func (b *Root) parents(p string) error {
 	if err := b.root.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	return b.own(dir, 0o755, 0)
+	return b.setOwner(dir, 0o755, 0)
 }
 
-func (b *Root) own(p string, mode fs.FileMode, owner int) error {
+func (b *Root) setOwner(p string, mode fs.FileMode, owner int) error {
 	if err := b.root.Lchown(p, b.ids.Host(owner), b.ids.Host(owner)); err != nil {
 		return err
 	}
@@ -162,11 +162,11 @@ func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.fill(f, data, mode), f.Close())
+	return errors.Join(b.replaceContent(f, data, mode), f.Close())
 }
 
-// fill replaces the content of an open file; the file will be owned by the box's root.
-func (b *Root) fill(f *os.File, data []byte, mode fs.FileMode) error {
+// replaceContent replaces the content of an open file; the file will be owned by the box's root.
+func (b *Root) replaceContent(f *os.File, data []byte, mode fs.FileMode) error {
 	if err := f.Truncate(0); err != nil {
 		return err
 	}

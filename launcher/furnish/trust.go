@@ -67,11 +67,11 @@ func (b *Root) trust(ca, roots []byte) error {
 	if err := b.extendOthers(certs); err != nil {
 		return err
 	}
-	if err := b.anchors(certs); err != nil {
+	if err := b.writeAnchors(certs); err != nil {
 		return err
 	}
 	if len(own) > 0 {
-		if err := b.knowHosts(own); err != nil {
+		if err := b.writeKnownHosts(own); err != nil {
 			return err
 		}
 	}
@@ -169,9 +169,9 @@ func (b *Root) addFile(found []string, name string, except ...string) ([]string,
 	return found, err
 }
 
-// anchors writes the CA to the directories from which stores are rebuilt, and to the directory in which OpenSSL looks up
+// writeAnchors writes the CA to the directories from which stores are rebuilt, and to the directory in which OpenSSL looks up
 // single certificates, with a link named after the hash of the subject.
-func (b *Root) anchors(certs []*x509.Certificate) error {
+func (b *Root) writeAnchors(certs []*x509.Certificate) error {
 	all := appendCerts(nil, certs)
 	if err := b.write(anchorPath, all, 0o644); err != nil {
 		return err
@@ -265,7 +265,7 @@ func (b *Root) eachIn(dir string, do func(name string) error) error {
 	}
 }
 
-// anchorName matches the names that [Root.anchors] gives to single certificates.
+// anchorName matches the names that [Root.writeAnchors] gives to single certificates.
 var anchorName = regexp.MustCompile(`^boxgate-[0-9]+\.pem$`)
 
 // freeHashName returns {hash}.N for the first N not taken: subjects may share a hash.

@@ -58,16 +58,16 @@ type Store struct {
 	impatient bool // for tests: much shorter timeouts for stalled downloads and retries
 }
 
-// room returns nil if n more bytes fit without using the reserve.
-func (s Store) room(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
+// checkRoom returns nil if n more bytes fit without using the reserve.
+func (s Store) checkRoom(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
 
 // roomPace is how often the disk is checked while an image is built.
 const roomPace = 100 * time.Millisecond
 
-// whileRoom returns a context that is cancelled when the disk has only the reserve left, with a [*disk.FullError] as its
+// withRoomWatch returns a context that is cancelled when the disk has only the reserve left, with a [*disk.FullError] as its
 // cause. Call done when the build has ended.
-func (s Store) whileRoom(ctx context.Context) (_ context.Context, done func(), err error) {
-	if err := s.room(0); err != nil {
+func (s Store) withRoomWatch(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := s.checkRoom(0); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -81,7 +81,7 @@ func (s Store) whileRoom(ctx context.Context) (_ context.Context, done func(), e
 				return
 			case <-tick.C:
 			}
-			if err := s.room(0); err != nil {
+			if err := s.checkRoom(0); err != nil {
 				cancel(err)
 			}
 		}
@@ -141,7 +141,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 		defer cancel()
 		_ = files.RemoveTree(cctx, temp)
 	}()
-	building, done, err := s.whileRoom(ctx)
+	building, done, err := s.withRoomWatch(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	rootfs := filepath.Join(temp, "rootfs")
 	img := Image{Source: src.text}
 	err = underImageUmask(func() (err error) {
-		img.Env, err = s.fill(building, src, rootfs, progress)
+		img.Env, err = s.fillRootfs(building, src, rootfs, progress)
 		return err
 	})
 	if full, ok := errors.AsType[*disk.FullError](context.Cause(building)); ok {
@@ -175,8 +175,8 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 	return os.Rename(temp, final)
 }
 
-// fill creates the root file system of an image and returns the image's environment.
-func (s Store) fill(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
+// fillRootfs creates the root file system of an image and returns the image's environment.
+func (s Store) fillRootfs(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
 	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return nil, err
 	}

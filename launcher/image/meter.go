@@ -7,8 +7,8 @@ import (
 
 // meter reports the progress of a download, with one line per 5 percent.
 type meter struct {
-	say   func(string)
-	total int64
+	report func(string)
+	total  int64
 
 	mu    sync.Mutex
 	done  int64 // guarded by mu
@@ -21,7 +21,7 @@ func (m *meter) add(n int64) {
 	m.done += n
 	if now := m.done * 20 / max(m.total, 1); now > m.lines {
 		m.lines = now
-		m.say(fmt.Sprintf("pulled %s of %s", megabytes(m.done), megabytes(m.total)))
+		m.report(fmt.Sprintf("pulled %s of %s", megabytes(m.done), megabytes(m.total)))
 	}
 }
 

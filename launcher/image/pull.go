@@ -74,7 +74,7 @@ func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string
 	if err != nil {
 		return nil, explainPull(ref, err)
 	}
-	p := &pull{ref: ref, puller: puller, blobs: s.blobs(src.key), shown: &meter{say: progress}, stall: stallTime, wait: firstRetryWait}
+	p := &pull{ref: ref, puller: puller, blobs: s.blobs(src.key), shown: &meter{report: progress}, stall: stallTime, wait: firstRetryWait}
 	if s.impatient { // in tests
 		p.stall, p.wait = stallTime/60, firstRetryWait/100
 	}

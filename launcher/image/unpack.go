@@ -210,7 +210,7 @@ func (u *unpacker) file(ctx context.Context, name string, content io.Reader) err
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, io.LimitReader(whileWanted{ctx, content}, maxImageBytes-u.bytes+1))
+	n, err := io.Copy(f, io.LimitReader(contextReader{ctx, content}, maxImageBytes-u.bytes+1))
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -220,14 +220,14 @@ func (u *unpacker) file(ctx context.Context, name string, content io.Reader) err
 	return err
 }
 
-// whileWanted reads until its context ends.
-type whileWanted struct {
+// contextReader reads until its context ends.
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
 // Read implements [io.Reader].
-func (w whileWanted) Read(p []byte) (int, error) {
+func (w contextReader) Read(p []byte) (int, error) {
 	if w.ctx.Err() != nil {
 		return 0, context.Cause(w.ctx)
 	}

@@ -39,7 +39,7 @@ func (s Store) Use(name, holder string) (Image, error) {
 	if src.kind == kindDirectory {
 		return s.open(src)
 	}
-	unlock, err := s.share(src.key)
+	unlock, err := s.lockShared(src.key)
 	if err != nil {
 		return Image{}, err
 	}
@@ -48,7 +48,7 @@ func (s Store) Use(name, holder string) (Image, error) {
 	if err != nil {
 		return Image{}, err
 	}
-	return img, s.hold(src.key, holder)
+	return img, s.writeHolder(src.key, holder)
 }
 
 // Hold does the same for an image that is already in use.
@@ -56,12 +56,12 @@ func (s Store) Hold(img Image, holder string) error {
 	if img.Key == "" {
 		return nil
 	}
-	unlock, err := s.share(img.Key)
+	unlock, err := s.lockShared(img.Key)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return s.hold(img.Key, holder)
+	return s.writeHolder(img.Key, holder)
 }
 
 // At returns the image with that key, even if its name now refers to another image. Without a key, it returns the one at
@@ -73,7 +73,7 @@ func (s Store) At(key, rootfs string) (Image, error) {
 	return s.open(imageSource{text: key, kind: kindReference, key: key})
 }
 
-func (s Store) hold(key, holder string) error {
+func (s Store) writeHolder(key, holder string) error {
 	if err := os.MkdirAll(s.holders(key), 0o700); err != nil {
 		return err
 	}
@@ -129,8 +129,8 @@ func (s Store) Release(holder string) {
 	}
 }
 
-// share protects an image from being removed or replaced until unlock is called.
-func (s Store) share(key string) (unlock func(), err error) {
+// lockShared protects an image from being removed or replaced until unlock is called.
+func (s Store) lockShared(key string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(s.Dir, "."+key+".lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("image %s does not exist yet: it must be built or pulled before a box can use it", key)
@@ -150,8 +150,8 @@ func (s Store) share(key string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// users returns the holders of an image that exist or may exist, and removes the files of the others.
-func (s Store) users(key string) ([]string, error) {
+// liveHolders returns the holders of an image that exist or may exist, and removes the files of the others.
+func (s Store) liveHolders(key string) ([]string, error) {
 	entries, err := os.ReadDir(s.holders(key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -207,7 +207,7 @@ func (s Store) List() ([]Stored, error) {
 		}
 		var img Image
 		_ = json.Unmarshal(data, &img) // a damaged image is listed, so that it can be removed
-		users, err := s.users(key)
+		users, err := s.liveHolders(key)
 		if err != nil {
 			return nil, err
 		}
@@ -232,7 +232,7 @@ func (s Store) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer unlock()
-	users, err := s.users(key)
+	users, err := s.liveHolders(key)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 		if err := os.MkdirAll(holder, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.hold("key", holder); err != nil {
+		if err := s.writeHolder("key", holder); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -45,14 +45,14 @@ func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 	if err := os.RemoveAll(state); err != nil {
 		t.Fatal(err)
 	}
-	users, err := s.users("key")
+	users, err := s.liveHolders("key")
 	if slices.Sort(users); err != nil || !slices.Equal(users, []string{away, old}) {
 		t.Errorf("%v, %v", users, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(old), 0o700); err != nil { // an old holder whose box is known to be gone
 		t.Fatal(err)
 	}
-	if users, err := s.users("key"); err != nil || !slices.Equal(users, []string{away}) {
+	if users, err := s.liveHolders("key"); err != nil || !slices.Equal(users, []string{away}) {
 		t.Errorf("%v, %v", users, err)
 	}
 }

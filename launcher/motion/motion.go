@@ -9,89 +9,89 @@ import (
 	"boxgate/policy"
 )
 
-// startingMost is how long the freeze of a box waits for commands that are being started. A box can stall their start for
+// startTimeout is how long the freeze of a box waits for commands that are being started. A box can stall their start for
 // ever, and must not stall its freeze.
-const startingMost = 5 * time.Second
+const startTimeout = 5 * time.Second
 
-// ErrStill is returned for operations on a paused box that need a running one.
-var ErrStill = errors.New("the box is paused")
+// ErrPaused is returned for operations on a paused box that need a running one.
+var ErrPaused = errors.New("the box is paused")
 
 // Boxes tracks which boxes are frozen. The zero value is ready to use. Safe for concurrent use.
 type Boxes struct {
 	mu    sync.Mutex
-	boxes map[policy.BoxID]*moving
+	boxes map[policy.BoxID]*boxState
 }
 
-// moving is the state of a box that is frozen, or in which commands are being started.
-type moving struct {
-	still    bool          // the box is frozen, or about to be
-	briefly  bool          // it will be thawed automatically
+// boxState is the state of a box that is frozen, or in which commands are being started.
+type boxState struct {
+	frozen   bool          // the box is frozen, or about to be
+	brief    bool          // it will be thawed automatically
 	changed  chan struct{} // closed when any field changes
 	starting int
 }
 
-// change updates the state of a box.
-func (m *Boxes) change(id policy.BoxID, f func(*moving)) {
+// update updates the state of a box.
+func (m *Boxes) update(id policy.BoxID, f func(*boxState)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.boxes[id]
 	if b == nil {
-		b = &moving{changed: make(chan struct{})}
+		b = &boxState{changed: make(chan struct{})}
 	}
 	f(b)
 	close(b.changed)
 	b.changed = make(chan struct{})
 	if m.boxes == nil {
-		m.boxes = map[policy.BoxID]*moving{}
+		m.boxes = map[policy.BoxID]*boxState{}
 	}
-	if m.boxes[id] = b; *b == (moving{changed: b.changed}) {
+	if m.boxes[id] = b; *b == (boxState{changed: b.changed}) {
 		delete(m.boxes, id)
 	}
 }
 
-// Begin waits for a briefly frozen box, and then delays a freeze until started is called, for at most startingMost. For a
-// paused box it returns [ErrStill].
-func (m *Boxes) Begin(ctx context.Context, id policy.BoxID) (started func(), err error) {
+// BeginStart waits for a briefly frozen box, and then delays a freeze until started is called, for at most startTimeout. For a
+// paused box it returns [ErrPaused].
+func (m *Boxes) BeginStart(ctx context.Context, id policy.BoxID) (started func(), err error) {
 	for {
-		var now moving
-		m.change(id, func(b *moving) {
-			if !b.still {
+		var now boxState
+		m.update(id, func(b *boxState) {
+			if !b.frozen {
 				b.starting++
 			}
 			now = *b
 		})
-		if !now.still {
-			return sync.OnceFunc(func() { m.change(id, func(b *moving) { b.starting-- }) }), nil
+		if !now.frozen {
+			return sync.OnceFunc(func() { m.update(id, func(b *boxState) { b.starting-- }) }), nil
 		}
-		if !now.briefly {
-			return nil, ErrStill
+		if !now.brief {
+			return nil, ErrPaused
 		}
-		if err := m.await(ctx, id, func(b *moving) bool { return !b.still || !b.briefly }); err != nil {
+		if err := m.await(ctx, id, func(b *boxState) bool { return !b.frozen || !b.brief }); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// Stop prevents further starts of commands, and waits for the current ones.
-func (m *Boxes) Stop(ctx context.Context, id policy.BoxID, briefly bool) {
-	m.change(id, func(b *moving) { b.still, b.briefly = true, briefly })
-	ctx, cancel := context.WithTimeout(ctx, startingMost)
+// BlockStarts prevents further starts of commands, and waits for the current ones.
+func (m *Boxes) BlockStarts(ctx context.Context, id policy.BoxID, briefly bool) {
+	m.update(id, func(b *boxState) { b.frozen, b.brief = true, briefly })
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	_ = m.await(ctx, id, func(b *moving) bool { return b.starting == 0 })
+	_ = m.await(ctx, id, func(b *boxState) bool { return b.starting == 0 })
 }
 
-// Stay records that a frozen box will not be thawed automatically.
-func (m *Boxes) Stay(id policy.BoxID) {
-	m.change(id, func(b *moving) { b.briefly = false })
+// KeepBlocked records that a frozen box will not be thawed automatically.
+func (m *Boxes) KeepBlocked(id policy.BoxID) {
+	m.update(id, func(b *boxState) { b.brief = false })
 }
 
-// GoOn allows commands to be started.
-func (m *Boxes) GoOn(id policy.BoxID) {
-	m.change(id, func(b *moving) { b.still, b.briefly = false, false })
+// AllowStarts allows commands to be started.
+func (m *Boxes) AllowStarts(id policy.BoxID) {
+	m.update(id, func(b *boxState) { b.frozen, b.brief = false, false })
 }
 
 // await waits for a condition.
-func (m *Boxes) await(ctx context.Context, id policy.BoxID, met func(*moving) bool) error {
+func (m *Boxes) await(ctx context.Context, id policy.BoxID, met func(*boxState) bool) error {
 	for {
 		var changed chan struct{}
 		m.mu.Lock()

@@ -23,46 +23,46 @@ const maxBackground = 64
 //
 // Reading costs the gateway CPU time, so the rate of a box is limited: after a burst its processes block on their output.
 type Background struct {
-	mu    sync.Mutex
-	open  map[policy.BoxID][]*os.File    // guarded by mu; oldest first
-	waste map[policy.BoxID]*rate.Limiter // guarded by mu; of boxes with discarded output
+	mu       sync.Mutex
+	open     map[policy.BoxID][]*os.File    // guarded by mu; oldest first
+	limiters map[policy.BoxID]*rate.Limiter // guarded by mu; of boxes with discarded output
 }
 
 // Limits of the discarded output of all commands of a box.
 const (
-	wasteRate  = 4 << 20  // bytes per second
-	wasteBurst = 64 << 20 // bytes before the rate limit applies
+	discardRate  = 4 << 20  // bytes per second
+	discardBurst = 64 << 20 // bytes before the rate limit applies
 )
 
-// Waste blocks until n more bytes of a box may be discarded.
-func (b *Background) Waste(id policy.BoxID, n int) {
+// WaitDiscard blocks until n more bytes of a box may be discarded.
+func (b *Background) WaitDiscard(id policy.BoxID, n int) {
 	b.mu.Lock()
-	if b.waste == nil {
-		b.waste = map[policy.BoxID]*rate.Limiter{}
+	if b.limiters == nil {
+		b.limiters = map[policy.BoxID]*rate.Limiter{}
 	}
-	l := b.waste[id]
+	l := b.limiters[id]
 	if l == nil {
-		maps.DeleteFunc(b.waste, func(_ policy.BoxID, l *rate.Limiter) bool { return l.Tokens() >= wasteBurst }) // equivalent to a new one
-		l = rate.NewLimiter(wasteRate, wasteBurst)
-		b.waste[id] = l
+		maps.DeleteFunc(b.limiters, func(_ policy.BoxID, l *rate.Limiter) bool { return l.Tokens() >= discardBurst }) // equivalent to a new one
+		l = rate.NewLimiter(discardRate, discardBurst)
+		b.limiters[id] = l
 	}
 	b.mu.Unlock()
-	_ = l.WaitN(context.Background(), min(n, wasteBurst))
+	_ = l.WaitN(context.Background(), min(n, discardBurst))
 }
 
-// wasteOf is a writer that discards at the rate of its box.
-type wasteOf struct {
+// discardWriter is a writer that discards at the rate of its box.
+type discardWriter struct {
 	b  *Background
 	id policy.BoxID
 }
 
-func (w wasteOf) Write(p []byte) (int, error) {
-	w.b.Waste(w.id, len(p))
+func (w discardWriter) Write(p []byte) (int, error) {
+	w.b.WaitDiscard(w.id, len(p))
 	return len(p), nil
 }
 
-// Swallow takes over a stream and reads it to its end.
-func (b *Background) Swallow(id policy.BoxID, r *os.File) {
+// Discard takes over a stream and reads it to its end.
+func (b *Background) Discard(id policy.BoxID, r *os.File) {
 	_ = r.SetReadDeadline(time.Time{})
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +76,7 @@ func (b *Background) Swallow(id policy.BoxID, r *os.File) {
 	}
 	b.open[id] = list
 	go func() {
-		_, _ = io.Copy(wasteOf{b, id}, onlyReader{r}) // until its writers are gone, or it is closed by Swallow or Drop
+		_, _ = io.Copy(discardWriter{b, id}, onlyReader{r}) // until its writers are gone, or it is closed by Discard or CloseAll
 		r.Close()
 		b.forget(id, r)
 	}()
@@ -95,13 +95,13 @@ func (b *Background) forget(id policy.BoxID, r *os.File) {
 	}
 }
 
-// Drop closes the remaining streams of a box.
-func (b *Background) Drop(id policy.BoxID) {
+// CloseAll closes the remaining streams of a box.
+func (b *Background) CloseAll(id policy.BoxID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range b.open[id] {
 		r.Close()
 	}
 	delete(b.open, id)
-	delete(b.waste, id)
+	delete(b.limiters, id)
 }

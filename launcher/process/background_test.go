@@ -23,7 +23,7 @@ func TestBackgroundOutputIsBounded(t *testing.T) {
 		}
 		defer w.Close()
 		writers[i] = w
-		b.Swallow("box", r)
+		b.Discard("box", r)
 	}
 	_, neighbour, err := pipeInto(&b, "neighbour")
 	if err != nil {
@@ -36,7 +36,7 @@ func TestBackgroundOutputIsBounded(t *testing.T) {
 			t.Errorf("stream %d: %v", i, err)
 		}
 	}
-	b.Drop("box")
+	b.CloseAll("box")
 	for err = nil; err == nil; { // another test that starts a program may have it open for a moment
 		_, err = writers[len(writers)-1].Write([]byte("x"))
 	}
@@ -72,7 +72,7 @@ func TestBackgroundOutputThatEndsIsForgotten(t *testing.T) {
 
 func pipeInto(b *Background, box string) (r, w *os.File, err error) {
 	if r, w, err = os.Pipe(); err == nil {
-		b.Swallow(policy.BoxID(box), r)
+		b.Discard(policy.BoxID(box), r)
 	}
 	return r, w, err
 }
@@ -82,7 +82,7 @@ func pipeInto(b *Background, box string) (r, w *os.File, err error) {
 func TestWasteOfABoxIsBounded(t *testing.T) {
 	t.Parallel()
 	var b Background
-	const beyond = wasteRate / 2
+	const beyond = discardRate / 2
 	begun, passed := time.Now(), 0
 	for range 2 { // two commands share the rate
 		r, w, err := os.Pipe()
@@ -92,9 +92,9 @@ func TestWasteOfABoxIsBounded(t *testing.T) {
 		done := make(chan bool)
 		go func() {
 			defer close(done)
-			handOn(failing{}, r, func(n int) { b.Waste("box", n) })
+			copyOutput(failing{}, r, func(n int) { b.WaitDiscard("box", n) })
 		}()
-		for range (wasteBurst + beyond) / 2 / (32 << 10) {
+		for range (discardBurst + beyond) / 2 / (32 << 10) {
 			n, err := w.Write(make([]byte, 32<<10))
 			if passed += n; err != nil {
 				t.Fatal(err)
@@ -106,14 +106,14 @@ func TestWasteOfABoxIsBounded(t *testing.T) {
 	if took, least := time.Since(begun), time.Second/2-100*time.Millisecond; took < least {
 		t.Errorf("%d bytes were read in %v, which may not take less than %v", passed, took, least)
 	}
-	if l := b.waste["box"]; l.Tokens() > wasteBurst/2 {
+	if l := b.limiters["box"]; l.Tokens() > discardBurst/2 {
 		t.Errorf("%v bytes are left", l.Tokens())
 	}
-	b.Waste("neighbour", wasteBurst)
-	if len(b.waste) != 2 {
-		t.Errorf("%d boxes are known", len(b.waste))
+	b.WaitDiscard("neighbour", discardBurst)
+	if len(b.limiters) != 2 {
+		t.Errorf("%d boxes are known", len(b.limiters))
 	}
-	if b.Drop("box"); len(b.waste) != 1 {
+	if b.CloseAll("box"); len(b.limiters) != 1 {
 		t.Error("a deleted box is known")
 	}
 }

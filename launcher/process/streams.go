@@ -103,7 +103,7 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File), waste func(n int)) (fin
 	var left [2]bool // whether the stream was still open when the copy ended
 	for i, w := range []io.Writer{ends.Out, ends.Err} {
 		if s.out[i] != nil {
-			copies.Go(func() { left[i] = handOn(w, s.out[i], waste) })
+			copies.Go(func() { left[i] = copyOutput(w, s.out[i], waste) })
 		}
 	}
 	return func() {
@@ -148,10 +148,10 @@ func (s *Streams) stopInput() {
 	}
 }
 
-// handOn copies a stream to a writer until the stream ends (false) or its deadline expires, and then the remaining content
-// of the pipe. A writer that fails does not stop the command: the rest is discarded at the rate of waste.
-func handOn(w io.Writer, r *os.File, waste func(n int)) (open bool) {
-	sink := &stickyWriter{w: w, waste: waste}
+// copyOutput copies a stream to a writer until the stream ends (false) or its deadline expires, and then the remaining content
+// of the pipe. A writer that fails does not stop the command: the rest is discarded at the rate that waste allows.
+func copyOutput(w io.Writer, r *os.File, waste func(n int)) (open bool) {
+	sink := &stickyWriter{w: w, waitDiscard: waste}
 	if _, err := io.Copy(sink, onlyReader{r}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
@@ -208,15 +208,15 @@ func pipeSize(r *os.File) int {
 
 // stickyWriter discards everything after the first failure of its writer.
 type stickyWriter struct {
-	w      io.Writer
-	waste  func(n int) // called before bytes are discarded
-	failed bool
+	w           io.Writer
+	waitDiscard func(n int) // called before bytes are discarded
+	failed      bool
 }
 
 // Write never fails.
 func (s *stickyWriter) Write(p []byte) (int, error) {
 	if s.failed {
-		s.waste(len(p))
+		s.waitDiscard(len(p))
 	} else {
 		_, err := s.w.Write(p)
 		s.failed = err != nil

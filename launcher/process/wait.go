@@ -136,8 +136,8 @@ func innerIDs(status string) []string {
 	return nil
 }
 
-// Bury reaps a process whose exit status is not needed, so that it does not stay a zombie.
-func Bury(pid int) error {
+// ReapLater reaps a process whose exit status is not needed, so that it does not stay a zombie.
+func ReapLater(pid int) error {
 	o, err := Adopt(pid, nil)
 	if err != nil {
 		return err

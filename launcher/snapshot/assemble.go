@@ -98,11 +98,11 @@ func (a *assembly) add(it item) error {
 	dir := a.dirs[len(a.dirs)-1].dir
 	switch {
 	case it.Leave:
-		return a.leave()
+		return a.leaveDir()
 	case it.isDir():
-		return a.enter(dir, it)
+		return a.enterDir(dir, it)
 	case it.Body != "":
-		return a.place(dir, it)
+		return a.placeBody(dir, it)
 	}
 	if err := makeNode(dir, it); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (a *assembly) add(it item) error {
 	return finish(linkPath(dir, it.Name), it)
 }
 
-// enter creates a directory; the following entries are in it.
-func (a *assembly) enter(dir *os.File, it item) error {
+// enterDir creates a directory; the following entries are in it.
+func (a *assembly) enterDir(dir *os.File, it item) error {
 	if it.Name == "" {
 		it.Name = treeDir
 	}
@@ -126,17 +126,17 @@ func (a *assembly) enter(dir *os.File, it item) error {
 	return nil
 }
 
-// leave completes a directory. Its time is set last, because adding entries changes it.
-func (a *assembly) leave() error {
+// leaveDir completes a directory. Its time is set last, because adding entries changes it.
+func (a *assembly) leaveDir() error {
 	last := a.dirs[len(a.dirs)-1]
 	a.dirs = a.dirs[:len(a.dirs)-1]
 	defer last.dir.Close()
 	return finish(linkPath(a.dirs[len(a.dirs)-1].dir, last.it.Name), last.it)
 }
 
-// place moves a body to its name. A body with other names is linked, so that it stays for these. If the file system's limit
+// placeBody moves a body to its name. A body with other names is linked, so that it stays for these. If the file system's limit
 // of links is reached, this is the last name of the original, and the body itself is moved.
-func (a *assembly) place(dir *os.File, it item) error {
+func (a *assembly) placeBody(dir *os.File, it item) error {
 	if it.Shared {
 		err := unix.Linkat(int(a.bodies.Fd()), it.Body, int(dir.Fd()), it.Name, 0)
 		if !errors.Is(err, unix.EMLINK) {

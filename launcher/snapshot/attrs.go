@@ -25,9 +25,9 @@ const (
 	overlay    = "trusted.overlay."
 )
 
-// kept are the attributes of overlayfs that have a meaning in a lower layer. The others refer to the former lower
+// keptAttrs are the attributes of overlayfs that have a meaning in a lower layer. The others refer to the former lower
 // directories, or are counters.
-var kept = []string{overlay + "opaque", overlay + "whiteout"}
+var keptAttrs = []string{overlay + "opaque", overlay + "whiteout"}
 
 // unsafeHere are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it does not create them.
 var unsafeHere = []string{overlay + "redirect", overlay + "metacopy"}
@@ -38,7 +38,7 @@ func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 	names, err := attrNames(path)
 	var attrs []attr
 	for _, name := range names {
-		switch keep, err := keeps(name); {
+		switch keep, err := isKept(name); {
 		case err != nil:
 			return nil, err
 		case !keep:
@@ -59,14 +59,14 @@ func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 	return attrs, err
 }
 
-// keeps reports whether an attribute belongs in a layer.
-func keeps(name string) (bool, error) {
+// isKept reports whether an attribute belongs in a layer.
+func isKept(name string) (bool, error) {
 	for _, u := range unsafeHere {
 		if name == u {
 			return false, fmt.Errorf("overlayfs has left %s in the box: it was made by another version of the gateway; make it anew", name)
 		}
 	}
-	for _, k := range kept {
+	for _, k := range keptAttrs {
 		if name == k {
 			return true, nil
 		}

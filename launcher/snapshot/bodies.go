@@ -11,8 +11,8 @@ import (
 	"boxgate/launcher/namespace"
 )
 
-// errMoved is returned for a file that changed while it was copied, or was replaced.
-var errMoved = errors.New("the file has changed")
+// errChanged is returned for a file that changed while it was copied, or was replaced.
+var errChanged = errors.New("the file has changed")
 
 // bodies are copies of files, complete with owner, mode, times and attributes, each named after the inode and state of the
 // original.
@@ -33,8 +33,8 @@ func (b *bodies) has(name string) bool {
 	return unix.Fstatat(int(b.dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
-// take copies the file of an entry. It returns errMoved if the file is not in the entry's state both before and after.
-func (b *bodies) take(ctx context.Context, dir *os.File, e entry) error {
+// addCopy copies the file of an entry. It returns errChanged if the file is not in the entry's state both before and after.
+func (b *bodies) addCopy(ctx context.Context, dir *os.File, e entry) error {
 	name := bodyName(e.stat)
 	if b.has(name) {
 		return nil // copied under another name
@@ -45,7 +45,7 @@ func (b *bodies) take(ctx context.Context, dir *os.File, e entry) error {
 	}
 	defer from.Close()
 	if !inState(from, name) {
-		return errMoved
+		return errChanged
 	}
 	to, err := b.create(name)
 	if err != nil {
@@ -53,7 +53,7 @@ func (b *bodies) take(ctx context.Context, dir *os.File, e entry) error {
 	}
 	err = b.fill(ctx, to, from, e.stat)
 	if err == nil && !inState(from, name) {
-		err = errMoved
+		err = errChanged
 	}
 	if cerr := to.Close(); err == nil {
 		err = cerr
@@ -171,7 +171,7 @@ func (b *bodies) copyRange(ctx context.Context, to, from *os.File, begin, end in
 			return err
 		}
 		if n == 0 {
-			return errMoved // it has been truncated
+			return errChanged // it has been truncated
 		}
 		begin, paid = begin+int64(n), paid-int64(n)
 	}

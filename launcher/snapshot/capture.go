@@ -21,9 +21,9 @@ const (
 	fewFiles = 500
 	// maxRounds is how many rounds of copying are done before a running box is frozen.
 	maxRounds = 3
-	// hardlyBytes and hardlyFiles are so little that another round is not worth it.
-	hardlyBytes = 1 << 20
-	hardlyFiles = 50
+	// negligibleBytes and negligibleFiles are so little that another round is not worth it.
+	negligibleBytes = 1 << 20
+	negligibleFiles = 50
 	// slack is the minimum age of a file's last change that distinguishes it from the next one: file timestamps have a
 	// coarse clock.
 	slack = 100 * time.Millisecond
@@ -62,15 +62,15 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, mo
 		return Report{}, err
 	}
 	defer c.close()
-	if err := c.ahead(ctx); err != nil {
+	if err := c.copyRunning(ctx); err != nil {
 		return Report{}, err
 	}
 	err = frozen(func() error {
 		begun := time.Now()
 		defer func() { c.report.Frozen = time.Since(begun) }()
-		ctx, cancel := context.WithTimeoutCause(ctx, most.Frozen, errTooStill)
+		ctx, cancel := context.WithTimeoutCause(ctx, most.Frozen, errFrozenTooLong)
 		defer cancel()
-		return c.still(ctx)
+		return c.copyFrozen(ctx)
 	})
 	if err != nil {
 		return Report{}, err
@@ -84,8 +84,8 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, mo
 	return c.report, errors.Join(os.Remove(filepath.Join(to, listFile)), syncDisk(to))
 }
 
-// errTooStill is the cause when a capture is cancelled because it would keep the box frozen for too long.
-var errTooStill = errors.New("the box stood still for too long, and has been let go on: the host is overloaded, or the box changes large files all the time; " +
+// errFrozenTooLong is the cause when a capture is cancelled because it would keep the box frozen for too long.
+var errFrozenTooLong = errors.New("the box stood still for too long, and has been let go on: the host is overloaded, or the box changes large files all the time; " +
 	"have it write less, or pause it, and take another snapshot")
 
 // Contents of a layer. A complete one has only the tree.
@@ -142,10 +142,10 @@ func (c *capture) close() {
 	}
 }
 
-// ahead copies files while the box runs. A copy counts only if the file is still in the same state when the box is frozen,
+// copyRunning copies files while the box runs. A copy counts only if the file is still in the same state when the box is frozen,
 // so errors here do not matter, except a full disk.
-func (c *capture) ahead(ctx context.Context) error {
-	if little, err := c.little(ctx); little || err != nil {
+func (c *capture) copyRunning(ctx context.Context) error {
+	if little, err := c.isSmall(ctx); little || err != nil {
 		return err
 	}
 	for range maxRounds {
@@ -155,8 +155,8 @@ func (c *capture) ahead(ctx context.Context) error {
 		if err := syncDisk(c.upper.Name()); err != nil {
 			return err
 		}
-		fresh, err := c.round(ctx, begun.Add(-slack))
-		if err != nil || fresh.bytes < hardlyBytes && fresh.entries < hardlyFiles {
+		fresh, err := c.copyRound(ctx, begun.Add(-slack))
+		if err != nil || fresh.bytes < negligibleBytes && fresh.entries < negligibleFiles {
 			return err
 		}
 		select {
@@ -168,8 +168,8 @@ func (c *capture) ahead(ctx context.Context) error {
 	return nil
 }
 
-// little reports whether there is so little to copy that it can all be done with the box frozen.
-func (c *capture) little(ctx context.Context) (bool, error) {
+// isSmall reports whether there is so little to copy that it can all be done with the box frozen.
+func (c *capture) isSmall(ctx context.Context) (bool, error) {
 	errEnough := errors.New("enough")
 	var s sizes
 	err := walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(_ *os.File, e entry) error {
@@ -184,8 +184,8 @@ func (c *capture) little(ctx context.Context) (bool, error) {
 	return true, err
 }
 
-// round copies the files last changed before a time, and returns the sizes of the others.
-func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err error) {
+// copyRound copies the files last changed before a time, and returns the sizes of the others.
+func (c *capture) copyRound(ctx context.Context, before time.Time) (fresh sizes, err error) {
 	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(dir *os.File, e entry) error {
 		if !e.regular() {
 			return nil
@@ -194,8 +194,8 @@ func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err
 			fresh.add(e)
 			return nil
 		}
-		err := c.bodies.take(ctx, dir, e)
-		if errors.Is(err, errMoved) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+		err := c.bodies.addCopy(ctx, dir, e)
+		if errors.Is(err, errChanged) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
 			fresh.add(e)
 			return nil
 		}
@@ -204,8 +204,8 @@ func (c *capture) round(ctx context.Context, before time.Time) (fresh sizes, err
 	return fresh, err
 }
 
-// still lists the tree of a frozen box, and copies the files that have no body yet.
-func (c *capture) still(ctx context.Context) error {
+// copyFrozen lists the tree of a frozen box, and copies the files that have no body yet.
+func (c *capture) copyFrozen(ctx context.Context) error {
 	w, err := newList(c.to)
 	if err != nil {
 		return err
@@ -263,7 +263,7 @@ func (c *capture) itemOf(ctx context.Context, dir *os.File, e entry) (item, erro
 		return describe(dir, e, c.ids)
 	}
 	it := item{Name: e.name, Body: bodyName(e.stat), Shared: e.stat.Nlink > 1}
-	return it, c.bodies.take(ctx, dir, e)
+	return it, c.bodies.addCopy(ctx, dir, e)
 }
 
 // describe converts an entry to the IDs and attributes of a layer.

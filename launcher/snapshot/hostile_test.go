@@ -127,7 +127,7 @@ func TestCaptureEndsInTime(t *testing.T) {
 		_, err := Capture(ctx, upper, testIDs, filepath.Join(t.TempDir(), "layer"), Terms{Entries: math.MaxInt64, Frozen: frozen}, unfrozen)
 		return err
 	}
-	if err := capture(t.Context(), time.Nanosecond); !errors.Is(err, errTooStill) {
+	if err := capture(t.Context(), time.Nanosecond); !errors.Is(err, errFrozenTooLong) {
 		t.Errorf("a box that would stand still for long: %v", err)
 	}
 	errSlow := errors.New("slow")

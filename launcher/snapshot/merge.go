@@ -35,7 +35,7 @@ func Merge(ctx context.Context, image string, layers []string, to string, grow f
 	for _, layer := range layers {
 		src, err := os.Open(layer)
 		if err == nil {
-			err = merge{ctx, Terms{Grow: grow}.room}.directory(src, dst, treeDir, below{image: root})
+			err = merge{ctx, Terms{Grow: grow}.room}.mergeDir(src, dst, treeDir, position{image: root})
 			src.Close()
 		}
 		if err != nil {
@@ -67,16 +67,16 @@ type merge struct {
 	room func(n int64) error // called before n more bytes are written
 }
 
-// below is the position of an entry in the tree.
-type below struct {
+// position is the position of an entry in the tree.
+type position struct {
 	depth int
 	// image is the corresponding directory of the image; nil if it does not exist: then whiteouts have nothing to hide, and
 	// overlayfs would show them.
 	image *os.File
 }
 
-// directory merges a directory over an existing entry. Entries hidden by either stay hidden.
-func (m merge) directory(src, dst *os.File, name string, at below) error {
+// mergeDir merges a directory over an existing entry. Entries hidden by either stay hidden.
+func (m merge) mergeDir(src, dst *os.File, name string, at position) error {
 	e := entry{name: name}
 	if err := unix.Fstatat(int(src.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
@@ -107,19 +107,19 @@ func (m merge) directory(src, dst *os.File, name string, at below) error {
 	if err != nil {
 		return err
 	}
-	next := below{depth: at.depth + 1}
+	next := position{depth: at.depth + 1}
 	if !hides {
 		next.image = at.step(name)
 		defer next.image.Close()
 	}
-	if err := m.into(src, dst, name, next); err != nil {
+	if err := m.mergeEntries(src, dst, name, next); err != nil {
 		return err
 	}
 	return finish(linkPath(dst, name), it)
 }
 
 // step returns a subdirectory of the image, or nil.
-func (at below) step(name string) *os.File {
+func (at position) step(name string) *os.File {
 	if at.image == nil {
 		return nil
 	}
@@ -140,15 +140,15 @@ var opaque = attr{Name: overlay + "opaque", Value: []byte("y")}
 func dropAttrs(path, but string) error {
 	names, err := attrNames(path)
 	for _, name := range names {
-		if keep, kerr := keeps(name); kerr == nil && keep && name != but {
+		if keep, kerr := isKept(name); kerr == nil && keep && name != but {
 			err = errors.Join(err, unix.Lremovexattr(path, name))
 		}
 	}
 	return err
 }
 
-// into merges the entries of a directory that exists in both.
-func (m merge) into(src, dst *os.File, name string, at below) error {
+// mergeEntries merges the entries of a directory that exists in both.
+func (m merge) mergeEntries(src, dst *os.File, name string, at position) error {
 	from, err := openAt(src, name, unix.O_DIRECTORY)
 	if err != nil {
 		return err
@@ -169,21 +169,21 @@ func (m merge) into(src, dst *os.File, name string, at below) error {
 		if m.ctx.Err() != nil {
 			return context.Cause(m.ctx)
 		}
-		if err := m.one(from, to, n, at); err != nil {
+		if err := m.mergeEntry(from, to, n, at); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// one merges an entry over an existing one.
-func (m merge) one(src, dst *os.File, name string, at below) error {
+// mergeEntry merges an entry over an existing one.
+func (m merge) mergeEntry(src, dst *os.File, name string, at position) error {
 	e := entry{name: name}
 	if err := unix.Fstatat(int(src.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
 	if e.isDir() {
-		return m.directory(src, dst, name, at)
+		return m.mergeDir(src, dst, name, at)
 	}
 	if err := files.RemoveEntry(m.ctx, dst, name); err != nil || at.image == nil && e.whiteout() {
 		return err

@@ -50,22 +50,22 @@ func walk(ctx context.Context, top *os.File, v visitor) error {
 	if err := v.entry(top, e); err != nil {
 		return err
 	}
-	return v.below(ctx, top, ".", e.stat.Dev, 0)
+	return v.visitDir(ctx, top, ".", e.stat.Dev, 0)
 }
 
-// below visits the entries of a directory.
-func (v visitor) below(ctx context.Context, parent *os.File, name string, dev uint64, depth int) error {
+// visitDir visits the entries of a directory.
+func (v visitor) visitDir(ctx context.Context, parent *os.File, name string, dev uint64, depth int) error {
 	if depth == maxDepth {
 		return errTooDeep
 	}
 	dir, err := openAt(parent, name, unix.O_DIRECTORY)
 	if err != nil {
-		return v.excuse(err)
+		return v.ignoreVanished(err)
 	}
 	defer dir.Close()
 	for n, err := range namesIn(dir) {
 		if err != nil {
-			return v.excuse(err)
+			return v.ignoreVanished(err)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -73,7 +73,7 @@ func (v visitor) below(ctx context.Context, parent *os.File, name string, dev ui
 		if depth == 0 && n == v.without {
 			continue
 		}
-		if err := v.one(ctx, dir, n, dev, depth); err != nil {
+		if err := v.visit(ctx, dir, n, dev, depth); err != nil {
 			return err
 		}
 	}
@@ -107,14 +107,14 @@ func namesIn(dir *os.File) iter.Seq2[string, error] {
 	}
 }
 
-// one visits one entry and everything below it.
-func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
+// visit visits one entry and everything below it.
+func (v visitor) visit(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
 	if *v.seen++; *v.seen > v.most {
 		return fmt.Errorf("the box has written more than %d files and directories, which a snapshot cannot hold", v.most)
 	}
 	e := entry{name: name}
 	if err := unix.Fstatat(int(dir.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return v.excuse(err)
+		return v.ignoreVanished(err)
 	}
 	if e.stat.Dev != dev {
 		return fmt.Errorf("something is mounted at %q", name)
@@ -122,11 +122,11 @@ func (v visitor) one(ctx context.Context, dir *os.File, name string, dev uint64,
 	if err := v.entry(dir, e); err != nil || !e.isDir() {
 		return err
 	}
-	return v.below(ctx, dir, name, dev, depth+1)
+	return v.visitDir(ctx, dir, name, dev, depth+1)
 }
 
-// excuse ignores that an entry has vanished or been replaced, if the tree may change.
-func (v visitor) excuse(err error) error {
+// ignoreVanished ignores that an entry has vanished or been replaced, if the tree may change.
+func (v visitor) ignoreVanished(err error) error {
 	for _, gone := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE} {
 		if v.loose && errors.Is(err, gone) {
 			return nil

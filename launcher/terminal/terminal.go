@@ -28,12 +28,12 @@ func Listen(path string) (*Socket, error) {
 // Close removes the socket.
 func (s *Socket) Close() error { return s.ln.Close() }
 
-// receiveMost bounds the wait for the terminal, which the runtime sends before it exits.
-const receiveMost = 5 * time.Second
+// receiveTimeout bounds the wait for the terminal, which the runtime sends before it exits.
+const receiveTimeout = 5 * time.Second
 
 // Receive returns the master side of the terminal. Call it after the runtime has started the command.
 func (s *Socket) Receive() (*os.File, error) {
-	end := time.Now().Add(receiveMost)
+	end := time.Now().Add(receiveTimeout)
 	if err := s.ln.SetDeadline(end); err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func (s *Socket) Receive() (*os.File, error) {
 		err = fmt.Errorf("the runtime sent %d files instead of a terminal", len(files))
 	}
 	if err == nil {
-		err = check(int(files[0].Fd()))
+		err = checkMaster(int(files[0].Fd()))
 	}
 	if err != nil {
 		closeAll(files)
@@ -89,10 +89,10 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// check refuses anything but the master side of a terminal: /dev in a box belongs to its root, who may have replaced the
+// checkMaster refuses anything but the master side of a terminal: /dev in a box belongs to its root, who may have replaced the
 // device that the runtime opens. It checks the device number and not the file system: gVisor opens the host's multiplexer,
 // which need not be on devpts.
-func check(fd int) error {
+func checkMaster(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err

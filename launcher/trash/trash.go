@@ -32,13 +32,13 @@ type Trash struct {
 	wake chan struct{} // capacity 1
 
 	mu       sync.Mutex
-	underWay map[string]bool // being removed; guarded by mu
+	removing map[string]bool // being removed; guarded by mu
 	failed   map[string]bool // failed at the last attempt; guarded by mu
 }
 
 // New returns the trash in an existing directory.
 func New(dir string, log *zap.Logger) *Trash {
-	return &Trash{dir: dir, log: log, wake: make(chan struct{}, 1), underWay: map[string]bool{}, failed: map[string]bool{}}
+	return &Trash{dir: dir, log: log, wake: make(chan struct{}, 1), removing: map[string]bool{}, failed: map[string]bool{}}
 }
 
 // Take moves a directory into the trash, in constant time. A missing directory is not an error. [Trash.KeepEmpty] removes
@@ -74,7 +74,7 @@ func (t *Trash) KeepEmpty(ctx context.Context) {
 			}
 			workers.Go(func() {
 				defer func() { <-slots }()
-				t.shred(ctx, name)
+				t.removeEntry(ctx, name)
 			})
 		}
 		select {
@@ -121,37 +121,37 @@ func (t *Trash) names() ([]string, error) {
 	return names, nil
 }
 
-// shred removes one entry of the trash, unless another goroutine is removing it.
-func (t *Trash) shred(ctx context.Context, name string) {
-	if !t.begin(name) {
+// removeEntry removes one entry of the trash, unless another goroutine is removing it.
+func (t *Trash) removeEntry(ctx context.Context, name string) {
+	if !t.markRemoving(name) {
 		return
 	}
 	err := atLowPriority(func() error { return files.RemoveTree(ctx, filepath.Join(t.dir, name)) })
 	if ctx.Err() != nil {
 		err = nil // the next run continues
 	}
-	if t.end(name, err != nil) {
+	if t.markDone(name, err != nil) {
 		t.log.Error("files of a deleted box cannot be removed and take up space; retrying from time to time",
 			zap.String("path", filepath.Join(t.dir, name)), zap.Error(err))
 	}
 }
 
-// begin marks an entry as being removed; false if it already is.
-func (t *Trash) begin(name string) bool {
+// markRemoving marks an entry as being removed; false if it already is.
+func (t *Trash) markRemoving(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.underWay[name] {
+	if t.removing[name] {
 		return false
 	}
-	t.underWay[name] = true
+	t.removing[name] = true
 	return true
 }
 
-// end records the end of a removal. It reports whether the entry failed for the first time.
-func (t *Trash) end(name string, failed bool) bool {
+// markDone records the end of a removal. It reports whether the entry failed for the first time.
+func (t *Trash) markDone(name string, failed bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.underWay, name)
+	delete(t.removing, name)
 	if !failed {
 		delete(t.failed, name)
 		return false

@@ -56,40 +56,40 @@ func (s *Supervisor) receive() (notification, error) {
 // call is one call of connect(2). Its fields belong to the current worker: a thread, or a goroutine that waits.
 type call struct {
 	notification
-	s       *Supervisor
-	t       *thread
-	process int // pidfd of the thread or its process; 0: not open
-	dir     int // its directory in /proc; 0: not open
-	socket  int // the command's socket; 0: not open
-	file    int // target of a Unix socket, after it was judged; 0: not open
-	cookie  uint64
-	family  int
-	address []byte // to connect to
-	caller  status // credentials of a caller that connects a Unix socket
-	tried   bool   // the socket may have been connected
-	noted   bool   // a previous call made the attempt, and this one returns its result
-	waited  wait   // while the connection is pending
+	s         *Supervisor
+	t         *thread
+	process   int // pidfd of the thread or its process; 0: not open
+	dir       int // its directory in /proc; 0: not open
+	socket    int // the command's socket; 0: not open
+	file      int // target of a Unix socket, after it was judged; 0: not open
+	cookie    uint64
+	family    int
+	address   []byte       // to connect to
+	caller    status       // credentials of a caller that connects a Unix socket
+	attempted bool         // the socket may have been connected
+	isRepeat  bool         // a previous call made the attempt, and this one returns its result
+	pending   pendingState // while the connection is pending
 
-	before *call         // an unfinished call of the same thread; with mu
-	turn   chan struct{} // closed when a thread takes the call
-	gone   chan struct{} // closed when the command's thread has made another call
-	ended  bool          // with mu
-	group  int           // process of the thread; with mu; 0: not looked up, -1: unknown
+	previous    *call         // an unfinished call of the same thread; with mu
+	assigned    chan struct{} // closed when a thread takes the call
+	interrupted chan struct{} // closed when the command's thread has made another call
+	ended       bool          // with mu
+	group       int           // process of the thread; with mu; 0: not looked up, -1: unknown
 }
 
 // maxAddress is the size of struct sockaddr_storage.
 const maxAddress = 128
 
-// underWay means that the connection is pending, and that the caller waits for it. The kernel does not use this error
+// errPending means that the connection is pending, and that the caller waits for it. The kernel does not use this error
 // number.
-const underWay = unix.Errno(4096)
+const errPending = unix.Errno(4096)
 
 // connect performs the call, and returns the errno for the command; 0 on success.
 func (c *call) connect() unix.Errno {
 	if c.socket > 0 { // the connection was pending
 		return c.connectAgain()
 	}
-	if errno := c.read(); errno != 0 {
+	if errno := c.readArguments(); errno != 0 {
 		return errno
 	}
 	var err error
@@ -99,12 +99,12 @@ func (c *call) connect() unix.Errno {
 	if c.cookie, err = unix.GetsockoptUint64(c.socket, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
 		return errnoOf(err)
 	}
-	if errno, ok := c.s.kept(c.thread, c.cookie, c.address); ok {
-		c.tried, c.noted = true, true
+	if errno, ok := c.s.popUndelivered(c.thread, c.cookie, c.address); ok {
+		c.attempted, c.isRepeat = true, true
 		return errno
 	}
 	if c.family != unix.AF_UNIX {
-		return c.t.without(func() unix.Errno { return c.connectTo(c.address) })
+		return c.t.withoutCapabilities(func() unix.Errno { return c.connectTo(c.address) })
 	}
 	if err := c.readStatus(); err != nil {
 		return errnoOf(err)
@@ -122,11 +122,11 @@ func (c *call) connectAgain() unix.Errno {
 	if c.file > 0 {
 		address = c.t.addressOf(c.file)
 	}
-	return c.t.as(c.caller.identity, func() unix.Errno { return c.connectTo(address) })
+	return c.t.withIdentity(c.caller.identity, func() unix.Errno { return c.connectTo(address) })
 }
 
-// read copies the socket and the address from the caller. Later changes to either have no effect.
-func (c *call) read() unix.Errno {
+// readArguments copies the socket and the address from the caller. Later changes to either have no effect.
+func (c *call) readArguments() unix.Errno {
 	var err error
 	if c.process, err = unix.PidfdOpen(int(c.thread), pidfdThread); err != nil {
 		if c.process, err = c.openProcess(); err != nil {
@@ -141,7 +141,7 @@ func (c *call) read() unix.Errno {
 		copied = c.copyAddress()
 	}
 	c.socket, err = unix.PidfdGetfd(c.process, int(int32(c.args[0])), 0)
-	if !c.waits() {
+	if !c.isWaiting() {
 		return unix.EINTR // the caller is gone, and its ID may have been reused: the kernel drops the answer
 	}
 	switch {
@@ -177,8 +177,8 @@ func (c *call) copyAddress() unix.Errno {
 	return 0
 }
 
-// waits reports whether the caller still waits for the answer, so that its ID cannot have been reused.
-func (c *call) waits() bool {
+// isWaiting reports whether the caller still waits for the answer, so that its ID cannot have been reused.
+func (c *call) isWaiting() bool {
 	return ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&c.id)) == nil
 }
 
@@ -204,7 +204,7 @@ func (c *call) connectPath(path string) unix.Errno {
 		return errnoOf(err)
 	}
 	if kind == unix.S_IFSOCK && !c.mayReach(at) {
-		c.s.refuse(c.t.nameOf(file))
+		c.s.reportRefused(c.t.nameOf(file))
 		return unix.EACCES // with ECONNREFUSED, ssh would take the socket for a stale one and remove it
 	}
 	return c.connectAgain()
@@ -217,7 +217,7 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 		return 0, errnoOf(err)
 	}
 	defer unix.Close(root)
-	from, path := c.begin(path)
+	from, path := c.lookupStart(path)
 	dir := root // for absolute paths; the caller's own directory may be accessible only to its user (FUSE)
 	if !strings.HasPrefix(path, "/") {
 		if dir, err = open(c.s.proc, from, unix.O_DIRECTORY); err != nil {
@@ -225,27 +225,27 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 		}
 		defer unix.Close(dir)
 	}
-	if !c.waits() {
+	if !c.isWaiting() {
 		return 0, unix.EINTR
 	}
-	if err := c.t.move(root, dir); err != nil {
+	if err := c.t.setRoot(root, dir); err != nil {
 		return 0, errnoOf(err)
 	}
-	errno = c.t.as(c.caller.identity, func() unix.Errno {
+	errno = c.t.withIdentity(c.caller.identity, func() unix.Errno {
 		file, err = c.lookUp(path)
 		return errnoOf(err)
 	})
-	if err := c.t.leave(); err != nil && errno == 0 {
+	if err := c.t.resetRoot(); err != nil && errno == 0 {
 		_ = unix.Close(file)
 		return 0, errnoOf(err)
 	}
 	return file, errno
 }
 
-// begin returns the directory below /proc where the lookup of a path starts, and the path from there. It replaces links to the
+// lookupStart returns the directory below /proc where the lookup of a path starts, and the path from there. It replaces links to the
 // caller's own directory, because they do not work for the supervisor in a /proc of a PID namespace that the command has
 // made.
-func (c *call) begin(path string) (dir, rest string) {
+func (c *call) lookupStart(path string) (dir, rest string) {
 	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(c.caller.process)
 	for _, own := range [][2]string{{"/proc/self/", process}, {"/proc/thread-self/", thread}, {"/dev/fd/", process + "/fd"}} {
 		if rest, ok := strings.CutPrefix(path, own[0]); ok && rest != "" {

@@ -21,15 +21,15 @@ func (c *call) lookUp(path string) (int, error) {
 		switch err {
 		case unix.EINTR:
 		case unix.ELOOP: // a magic link, or too many links
-			return c.walk(path)
+			return c.lookUpByParts(path)
 		default:
 			return fd, err
 		}
 	}
 }
 
-// walk looks up a path part by part.
-func (c *call) walk(path string) (at int, err error) {
+// lookUpByParts looks up a path part by part.
+func (c *call) lookUpByParts(path string) (at int, err error) {
 	if at, err = open(unix.AT_FDCWD, ".", unix.O_DIRECTORY); err != nil {
 		return 0, err
 	}
@@ -50,7 +50,7 @@ func (c *call) walk(path string) (at int, err error) {
 		if rest = strings.TrimLeft(rest, "/"); deeper && rest == "" {
 			rest = "." // the part before is a directory
 		}
-		to, err := c.step(&at, part)
+		to, err := c.lookUpPart(&at, part)
 		if err != nil {
 			return at, err
 		}
@@ -68,9 +68,9 @@ func (c *call) walk(path string) (at int, err error) {
 	return at, nil
 }
 
-// step opens one part of a path and replaces *at, or returns the target if the part is a symbolic link. It follows magic
+// lookUpPart opens one part of a path and replaces *at, or returns the target if the part is a symbolic link. It follows magic
 // links, except the supervisor's own.
-func (c *call) step(at *int, part string) (link string, err error) {
+func (c *call) lookUpPart(at *int, part string) (link string, err error) {
 	next, err := open(*at, part, unix.O_NOFOLLOW)
 	if err != nil {
 		return "", err

@@ -125,7 +125,7 @@ func boundOf(data []byte) (b bound, ok bool) {
 // mayReach reports whether a file is one of the allowed sockets, or was bound by the command: a process of the command has
 // the socket open, and the socket is in the command's network namespace, or in one that a process of the command is in.
 func (c *call) mayReach(at Object) bool {
-	if slices.Contains(c.s.reach, at) {
+	if slices.Contains(c.s.allowed, at) {
 		return true
 	}
 	for range 2 { // a long list may miss a socket while others change

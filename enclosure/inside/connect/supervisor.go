@@ -36,7 +36,7 @@ type Supervisor struct {
 	proc          int // /proc
 	root          int // root directory for the supervisor's own paths
 	netns, userns Object
-	reach         []Object // allowed by the caller; the process that opened them keeps their files open
+	allowed       []Object // allowed by the caller; the process that opened them keeps their files open
 	onRefused     func(path string)
 	poller        *poller
 
@@ -71,8 +71,8 @@ const (
 	mostRefused     = 256
 )
 
-// patience is how long a call waits for a thread before it fails with EAGAIN.
-const patience = 5 * time.Second
+// threadTimeout is how long a call waits for a thread before it fails with EAGAIN.
+const threadTimeout = 5 * time.Second
 
 // result is the result of a call that was interrupted by a signal before it got its answer. The kernel restarts most such
 // calls.
@@ -106,7 +106,7 @@ func Open(reach []string) (out []Object, err error) {
 // command may reach the given ones. onRefused is called once for each path of a socket that was refused, concurrently.
 func Start(listener int, reach []Object, onRefused func(path string)) (err error) {
 	s := &Supervisor{
-		listener: listener, reach: reach, onRefused: onRefused,
+		listener: listener, allowed: reach, onRefused: onRefused,
 		calls: map[uint32]*call{}, working: map[*call]bool{}, waiting: map[int]int{}, connecting: map[uint64]bool{}, tasks: make(chan *call, mostThreads),
 		known: map[Object]uint64{}, elsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, connected: map[uint32]result{}, refused: map[string]bool{},
 	}
@@ -153,8 +153,8 @@ func needTracing() error {
 	return nil
 }
 
-// keep records a result that could not be delivered.
-func (s *Supervisor) keep(thread uint32, r result) {
+// storeUndelivered records a result that could not be delivered.
+func (s *Supervisor) storeUndelivered(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.undelivered) >= mostUndelivered {
@@ -163,8 +163,8 @@ func (s *Supervisor) keep(thread uint32, r result) {
 	s.undelivered[thread] = r
 }
 
-// kept returns and removes the undelivered result of the same call by the same thread.
-func (s *Supervisor) kept(thread uint32, socket uint64, address []byte) (unix.Errno, bool) {
+// popUndelivered returns and removes the undelivered result of the same call by the same thread.
+func (s *Supervisor) popUndelivered(thread uint32, socket uint64, address []byte) (unix.Errno, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r, ok := s.undelivered[thread]
@@ -172,8 +172,8 @@ func (s *Supervisor) kept(thread uint32, socket uint64, address []byte) (unix.Er
 	return r.errno, ok && r.socket == socket && r.address == string(address)
 }
 
-// keepConnected records a successful connection of a thread.
-func (s *Supervisor) keepConnected(thread uint32, r result) {
+// storeConnected records a successful connection of a thread.
+func (s *Supervisor) storeConnected(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.connected) >= mostUndelivered {
@@ -182,8 +182,8 @@ func (s *Supervisor) keepConnected(thread uint32, r result) {
 	s.connected[thread] = r
 }
 
-// hasConnected reports, once, whether the last successful connection of a thread was of that socket to that address.
-func (s *Supervisor) hasConnected(thread uint32, socket uint64, address []byte) bool {
+// popConnected reports, once, whether the last successful connection of a thread was of that socket to that address.
+func (s *Supervisor) popConnected(thread uint32, socket uint64, address []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r, ok := s.connected[thread]
@@ -191,8 +191,8 @@ func (s *Supervisor) hasConnected(thread uint32, socket uint64, address []byte) 
 	return ok && r.socket == socket && r.address == string(address)
 }
 
-// refuse reports the refusal of a socket, once per path.
-func (s *Supervisor) refuse(path string) {
+// reportRefused reports the refusal of a socket, once per path.
+func (s *Supervisor) reportRefused(path string) {
 	s.mu.Lock()
 	first := !s.refused[path] && len(s.refused) < mostRefused
 	if first {

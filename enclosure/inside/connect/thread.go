@@ -17,11 +17,11 @@ import (
 // directory, its IDs and its capabilities. Its real and saved user stays root, so that no process of the command can signal
 // or trace it.
 type thread struct {
-	root int // its normal root directory
-	fds  int // its descriptors in /proc
-	diag int // lists the sockets of its network namespace
-	all  capabilities
-	now  identity
+	root    int // its normal root directory
+	fds     int // its descriptors in /proc
+	diag    int // lists the sockets of its network namespace
+	all     capabilities
+	current identity
 }
 
 // identity determines access to files. The server at a Unix socket sees its user and group (SO_PEERCRED), with the process
@@ -57,9 +57,9 @@ func (s *Supervisor) newThread() (*thread, error) {
 		return nil, err
 	}
 	for _, g := range groups {
-		t.now.groups = append(t.now.groups, uint32(g))
+		t.current.groups = append(t.current.groups, uint32(g))
 	}
-	return t, t.leave()
+	return t, t.resetRoot()
 }
 
 func (t *thread) close() {
@@ -71,18 +71,18 @@ func (t *thread) close() {
 	}
 }
 
-// as runs f with the rights of another identity.
-func (t *thread) as(who identity, f func() unix.Errno) unix.Errno {
-	if err := t.become(who); err != nil {
+// withIdentity runs f with the rights of another identity.
+func (t *thread) withIdentity(who identity, f func() unix.Errno) unix.Errno {
+	if err := t.setIDs(who); err != nil {
 		return errnoOf(err)
 	}
-	return t.with(who.capabilities&t.all, f)
+	return t.withCapabilities(who.capabilities&t.all, f)
 }
 
-// without runs f without capabilities, for calls that need no other rights.
-func (t *thread) without(f func() unix.Errno) unix.Errno { return t.with(0, f) }
+// withoutCapabilities runs f without capabilities, for calls that need no other rights.
+func (t *thread) withoutCapabilities(f func() unix.Errno) unix.Errno { return t.withCapabilities(0, f) }
 
-func (t *thread) with(effective capabilities, f func() unix.Errno) unix.Errno {
+func (t *thread) withCapabilities(effective capabilities, f func() unix.Errno) unix.Errno {
 	if err := t.setEffective(effective); err != nil {
 		return errnoOf(err)
 	}
@@ -93,9 +93,9 @@ func (t *thread) with(effective capabilities, f func() unix.Errno) unix.Errno {
 	return errno
 }
 
-// become changes the IDs of this thread only. The functions of package unix change all threads.
-func (t *thread) become(who identity) error {
-	if who.uid == t.now.uid && who.gid == t.now.gid && slices.Equal(who.groups, t.now.groups) {
+// setIDs changes the IDs of this thread only. The functions of package unix change all threads.
+func (t *thread) setIDs(who identity) error {
+	if who.uid == t.current.uid && who.gid == t.current.gid && slices.Equal(who.groups, t.current.groups) {
 		return nil
 	}
 	const same = ^uintptr(0)
@@ -103,10 +103,10 @@ func (t *thread) become(who identity) error {
 	_, _, noGroup := unix.RawSyscall(unix.SYS_SETRESGID, same, uintptr(who.gid), same)
 	_, _, noUser := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(who.uid), same)
 	if noGroups|noGroup|noUser != 0 {
-		t.now = identity{uid: -1}
+		t.current = identity{uid: -1}
 		return fmt.Errorf("becoming user %d: %w", who.uid, noGroups|noGroup|noUser)
 	}
-	t.now = who
+	t.current = who
 	return nil
 }
 
@@ -117,8 +117,8 @@ func (t *thread) setEffective(set capabilities) error {
 	return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])
 }
 
-// move sets the thread's root and working directory.
-func (t *thread) move(root, dir int) error {
+// setRoot sets the thread's root and working directory.
+func (t *thread) setRoot(root, dir int) error {
 	if err := unix.Fchdir(root); err != nil {
 		return err
 	}
@@ -128,8 +128,8 @@ func (t *thread) move(root, dir int) error {
 	return unix.Fchdir(dir)
 }
 
-// leave returns to the supervisor's root, with the thread's descriptors as working directory.
-func (t *thread) leave() error { return t.move(t.root, t.fds) }
+// resetRoot returns to the supervisor's root, with the thread's descriptors as working directory.
+func (t *thread) resetRoot() error { return t.setRoot(t.root, t.fds) }
 
 // addressOf returns the address of an open file, relative to the directory of descriptors.
 func (t *thread) addressOf(file int) []byte {

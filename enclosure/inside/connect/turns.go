@@ -25,7 +25,7 @@ func (s *Supervisor) serve(ready chan<- error) {
 	}
 	for err == nil && s.serveNext(t) {
 	}
-	s.end(t)
+	s.removeThread(t)
 }
 
 // serveNext receives a call and handles it. It reports whether the thread should continue.
@@ -37,20 +37,20 @@ func (s *Supervisor) serveNext(t *thread) bool {
 	if err != nil {
 		os.Exit(1) // the end of this process ends the command, whose calls would get no answer
 	}
-	c := &call{s: s, notification: n, gone: make(chan struct{})}
-	if s.admit(c) {
-		c.work(t)
+	c := &call{s: s, notification: n, interrupted: make(chan struct{})}
+	if s.registerCall(c) {
+		c.handle(t)
 	} else {
-		go c.waitForTurn()
+		go c.waitForThread()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.receivers < idleThreads
 }
 
-// admit registers a call, starts another receiver if necessary, and reports whether the calling thread may work on the
+// registerCall registers a call, starts another receiver if necessary, and reports whether the calling thread may work on the
 // call. An earlier call of the same thread was interrupted; it ends before this one begins.
-func (s *Supervisor) admit(c *call) bool {
+func (s *Supervisor) registerCall(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.receivers--
@@ -59,12 +59,12 @@ func (s *Supervisor) admit(c *call) bool {
 	case before == nil:
 		s.calls[c.thread] = c
 	case int64(c.id-before.id) < 0: // before is newer, and was received by another thread: c was interrupted
-		close(c.gone)
+		close(c.interrupted)
 	default:
-		close(before.gone)
-		c.before = before
-		if first := before.before; first != nil && !first.ended { // before has not begun, and never will
-			c.before = first
+		close(before.interrupted)
+		c.previous = before
+		if first := before.previous; first != nil && !first.ended { // before has not begun, and never will
+			c.previous = first
 		}
 		s.calls[c.thread] = c
 		s.changed.Broadcast()
@@ -116,20 +116,20 @@ func (s *Supervisor) groupOf(c *call) int {
 	return c.group
 }
 
-// waitForTurn waits until a thread works on the call.
-func (c *call) waitForTurn() {
-	c.turn = make(chan struct{})
+// waitForThread waits until a thread works on the call.
+func (c *call) waitForThread() {
+	c.assigned = make(chan struct{})
 	c.s.mu.Lock()
 	c.s.queue = append(c.s.queue, c)
-	c.s.giveTurns()
+	c.s.assignQueued()
 	c.s.mu.Unlock()
-	late := time.NewTimer(patience)
+	late := time.NewTimer(threadTimeout)
 	defer late.Stop()
 	errno := unix.EAGAIN
 	select {
-	case <-c.turn:
+	case <-c.assigned:
 		return
-	case <-c.gone:
+	case <-c.interrupted:
 		errno = unix.EINTR
 	case <-late.C:
 	}
@@ -140,12 +140,12 @@ func (c *call) waitForTurn() {
 	}
 	c.s.mu.Unlock()
 	if at >= 0 { // otherwise it has just got its turn
-		c.finish(errno)
+		c.answer(errno)
 	}
 }
 
-// giveTurns passes waiting calls to helpers, the longest waiting first. The caller holds mu.
-func (s *Supervisor) giveTurns() {
+// assignQueued passes waiting calls to helpers, the longest waiting first. The caller holds mu.
+func (s *Supervisor) assignQueued() {
 	if len(s.queue) == 0 {
 		return
 	}
@@ -159,17 +159,17 @@ func (s *Supervisor) giveTurns() {
 		if !room || !s.mayWork(c, counts) {
 			return false
 		}
-		s.hand(c)
+		s.passToHelper(c)
 		if counts != nil {
 			counts[s.groupOf(c)]++
 		}
-		close(c.turn)
+		close(c.assigned)
 		return true
 	})
 }
 
-// hand passes a call to a helper; one is idle or can be started. The caller holds mu.
-func (s *Supervisor) hand(c *call) {
+// passToHelper passes a call to a helper; one is idle or can be started. The caller holds mu.
+func (s *Supervisor) passToHelper(c *call) {
 	s.working[c] = true
 	if s.helpers > 0 {
 		s.helpers--
@@ -177,25 +177,25 @@ func (s *Supervisor) hand(c *call) {
 		return
 	}
 	s.total++
-	go s.help(c)
+	go s.runHelper(c)
 }
 
-// help works on a call, and on further calls, like [Supervisor.serve].
-func (s *Supervisor) help(c *call) {
+// runHelper works on a call, and on further calls, like [Supervisor.serve].
+func (s *Supervisor) runHelper(c *call) {
 	runtime.LockOSThread() // never unlocked
 	if unix.Gettid() == os.Getpid() {
-		go s.help(c)
+		go s.runHelper(c)
 		select {}
 	}
 	t, err := s.newThread()
 	for err == nil && c != nil {
-		c.work(t)
+		c.handle(t)
 		c = s.nextTask()
 	}
 	if c != nil {
-		c.finish(unix.EAGAIN)
+		c.answer(unix.EAGAIN)
 	}
-	s.end(t)
+	s.removeThread(t)
 }
 
 // nextTask waits for a call. It returns nil if there are enough helpers.
@@ -206,68 +206,68 @@ func (s *Supervisor) nextTask() *call {
 		return nil
 	}
 	s.helpers++
-	s.giveTurns()
+	s.assignQueued()
 	s.mu.Unlock()
 	return <-s.tasks
 }
 
-// end closes a thread's descriptors and frees its slot.
-func (s *Supervisor) end(t *thread) {
+// removeThread closes a thread's descriptors and frees its slot.
+func (s *Supervisor) removeThread(t *thread) {
 	t.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.total--
-	s.giveTurns()
+	s.assignQueued()
 }
 
-// work works on a call with a thread, until it is done or the connection is pending.
-func (c *call) work(t *thread) {
+// handle works on a call with a thread, until it is done or the connection is pending.
+func (c *call) handle(t *thread) {
 	c.t = t
 	errno := unix.EINTR
-	if c.isNext() {
+	if c.awaitPrevious() {
 		errno = c.connect()
 	}
 	c.t = nil
-	if errno != underWay {
-		c.finish(errno)
+	if errno != errPending {
+		c.answer(errno)
 		return
 	}
-	go c.await()
+	go c.awaitConnected()
 }
 
-// isNext waits until the previous call of the same thread of the command has ended, so that its undelivered result is
+// awaitPrevious waits until the previous call of the same thread of the command has ended, so that its undelivered result is
 // known. It returns false if this call was interrupted too.
-func (c *call) isNext() bool {
+func (c *call) awaitPrevious() bool {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	for c.before != nil && !c.before.ended && !c.isGone() {
+	for c.previous != nil && !c.previous.ended && !c.isInterrupted() {
 		c.s.changed.Wait()
 	}
-	if c.isGone() {
+	if c.isInterrupted() {
 		return false
 	}
-	c.before = nil
+	c.previous = nil
 	return true
 }
 
-func (c *call) isGone() bool {
+func (c *call) isInterrupted() bool {
 	select {
-	case <-c.gone:
+	case <-c.interrupted:
 		return true
 	default:
 		return false
 	}
 }
 
-// finish answers a call. If the caller is gone, the kernel drops the answer.
-func (c *call) finish(errno unix.Errno) {
+// answer answers a call. If the caller is gone, the kernel drops the answer.
+func (c *call) answer(errno unix.Errno) {
 	c.closeSocket() // before the command gets the result: the command's own close must be the last one
 	r := response{id: c.id, errno: -int32(errno)}
-	if c.tried && !c.noted && errno == 0 { // before the caller can make another call
-		c.s.keepConnected(c.thread, result{c.cookie, string(c.address), 0})
+	if c.attempted && !c.isRepeat && errno == 0 { // before the caller can make another call
+		c.s.storeConnected(c.thread, result{c.cookie, string(c.address), 0})
 	}
-	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && c.tried { // interrupted
-		c.s.keep(c.thread, result{c.cookie, string(c.address), errno})
+	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && c.attempted { // interrupted
+		c.s.storeUndelivered(c.thread, result{c.cookie, string(c.address), errno})
 	}
 	c.close()
 	c.s.mu.Lock()
@@ -278,7 +278,7 @@ func (c *call) finish(errno unix.Errno) {
 	if c.s.calls[c.thread] == c {
 		delete(c.s.calls, c.thread)
 	}
-	if c.waited.counted {
+	if c.pending.counted {
 		c.s.allWaiting--
 		if own := c.s.groupOf(c); c.s.waiting[own] > 1 {
 			c.s.waiting[own]--
@@ -286,5 +286,5 @@ func (c *call) finish(errno unix.Errno) {
 			delete(c.s.waiting, own)
 		}
 	}
-	c.s.giveTurns()
+	c.s.assignQueued()
 }

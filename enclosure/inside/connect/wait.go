@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wait is the state of a pending connection.
-type wait struct {
+// pendingState is the state of a pending connection.
+type pendingState struct {
 	counted bool      // included in the counts of pending connections
 	until   time.Time // when the command's socket times out (SO_SNDTIMEO); zero: never
 	pause   time.Duration
@@ -35,12 +35,12 @@ func (s *Supervisor) longestPause() time.Duration {
 // lookEvery is how often a pending call checks that its caller still waits, since the kernel does not notify.
 const lookEvery = time.Second
 
-// connectTo connects the command's socket without blocking. For a blocking socket, it returns underWay where a non-blocking
+// connectTo connects the command's socket without blocking. For a blocking socket, it returns errPending where a non-blocking
 // one would get its error. During the attempt, the socket is non-blocking for its other users too, for some microseconds.
 func (c *call) connectTo(address []byte) unix.Errno {
 	errno := c.connectUnlessConnected(address)
-	if errno == unix.EISCONN && c.s.hasConnected(c.thread, c.cookie, c.address) {
-		c.noted = true
+	if errno == unix.EISCONN && c.s.popConnected(c.thread, c.cookie, c.address) {
+		c.isRepeat = true
 		return 0 // the answer arrived together with a signal, which the kernel preferred, so the caller repeats the call
 	}
 	return errno
@@ -51,24 +51,24 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 	if err != nil {
 		return errnoOf(err)
 	}
-	c.lock()
-	defer c.unlock()
+	c.lockSocket()
+	defer c.unlockSocket()
 	flags, err := unix.FcntlInt(uintptr(c.socket), unix.F_GETFL, 0)
 	if err != nil {
 		return errnoOf(err)
 	}
-	c.tried = true
+	c.attempted = true
 	switch {
 	case kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET:
-		return c.try(address)
+		return c.connectOnce(address)
 	case flags&unix.O_NONBLOCK != 0:
-		return c.withoutBlocking(flags, func() unix.Errno { return c.try(address) })
+		return c.withoutBlocking(flags, func() unix.Errno { return c.connectOnce(address) })
 	}
 	errno := c.withoutBlocking(flags, func() unix.Errno {
-		errno := c.try(address)
+		errno := c.connectOnce(address)
 		if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most connections are complete now, or soon
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(c.socket), Events: unix.POLLOUT}}, 1)
-			if errno = c.try(address); errno == unix.EISCONN {
+			if errno = c.connectOnce(address); errno == unix.EISCONN {
 				errno = 0
 			}
 		}
@@ -78,7 +78,7 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 		return errnoOf(err)
 	}
 	if errno == unix.EINPROGRESS || errno == unix.EALREADY || errno == unix.EAGAIN && c.family == unix.AF_UNIX {
-		return underWay
+		return errPending
 	}
 	return errno
 }
@@ -123,8 +123,8 @@ func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
 	return errno
 }
 
-// try calls connect(2).
-func (c *call) try(address []byte) unix.Errno {
+// connectOnce calls connect(2).
+func (c *call) connectOnce(address []byte) unix.Errno {
 	pointer := unsafe.Pointer(unsafe.SliceData(address))
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.socket), uintptr(pointer), uintptr(len(address)))
@@ -134,8 +134,8 @@ func (c *call) try(address []byte) unix.Errno {
 	}
 }
 
-// lock waits until no other call connects the same socket.
-func (c *call) lock() {
+// lockSocket waits until no other call connects the same socket.
+func (c *call) lockSocket() {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	for c.s.connecting[c.cookie] {
@@ -144,56 +144,56 @@ func (c *call) lock() {
 	c.s.connecting[c.cookie] = true
 }
 
-func (c *call) unlock() {
+func (c *call) unlockSocket() {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	delete(c.s.connecting, c.cookie)
 	c.s.changed.Broadcast()
 }
 
-// await waits for a pending connection, and answers the call.
-func (c *call) await() {
-	if !c.count() {
-		c.finish(unix.EAGAIN)
+// awaitConnected waits for a pending connection, and answers the call.
+func (c *call) awaitConnected() {
+	if !c.registerPending() {
+		c.answer(unix.EAGAIN)
 		return
 	}
 	if c.family == unix.AF_UNIX {
-		c.waited.pause = min(max(2*c.waited.pause, firstPause), c.s.longestPause())
-		if errno := c.waitUntil(time.After(c.waited.pause), unix.EAGAIN); errno != underWay {
-			c.finish(errno)
+		c.pending.pause = min(max(2*c.pending.pause, firstPause), c.s.longestPause())
+		if errno := c.waitUntil(time.After(c.pending.pause), unix.EAGAIN); errno != errPending {
+			c.answer(errno)
 			return
 		}
-		c.waitForTurn()
+		c.waitForThread()
 		return
 	}
-	errno := underWay
-	for errno == underWay {
+	errno := errPending
+	for errno == errPending {
 		ready, err := c.s.poller.add(c.socket)
 		if err != nil {
 			errno = errnoOf(err)
 			break
 		}
-		if errno = c.waitUntil(ready, unix.EINPROGRESS); errno == underWay {
+		if errno = c.waitUntil(ready, unix.EINPROGRESS); errno == errPending {
 			errno = c.connectTo(c.address)
 		}
 		c.s.poller.remove(c.socket)
 	}
-	c.finish(errno)
+	c.answer(errno)
 }
 
-// count registers a pending connection and frees the thread. It returns false if too many calls wait.
-func (c *call) count() bool {
+// registerPending registers a pending connection and frees the thread. It returns false if too many calls wait.
+func (c *call) registerPending() bool {
 	c.closeProcess() // so that a pending call keeps few descriptors
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	delete(c.s.working, c)
-	c.s.giveTurns()
-	if c.waited.counted {
+	c.s.assignQueued()
+	if c.pending.counted {
 		return true
 	}
 	timeout, err := unix.GetsockoptTimeval(c.socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
 	if err == nil && timeout.Nano() > 0 {
-		c.waited.until = time.Now().Add(time.Duration(timeout.Nano()))
+		c.pending.until = time.Now().Add(time.Duration(timeout.Nano()))
 	}
 	own := c.s.groupOf(c)
 	if c.s.allWaiting >= mostWaiting || c.s.waiting[own] >= mostWaitingOf {
@@ -201,16 +201,16 @@ func (c *call) count() bool {
 	}
 	c.s.allWaiting++
 	c.s.waiting[own]++
-	c.waited.counted = true
+	c.pending.counted = true
 	return true
 }
 
-// waitUntil waits for a channel and returns underWay, or timedOut if the command's socket times out before.
+// waitUntil waits for a channel and returns errPending, or timedOut if the command's socket times out before.
 func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno {
-	c.tried = false // no attempt has been made whose result could be lost
+	c.attempted = false // no attempt has been made whose result could be lost
 	var giveUp <-chan time.Time
-	if !c.waited.until.IsZero() {
-		timer := time.NewTimer(time.Until(c.waited.until))
+	if !c.pending.until.IsZero() {
+		timer := time.NewTimer(time.Until(c.pending.until))
 		defer timer.Stop()
 		giveUp = timer.C
 	}
@@ -219,13 +219,13 @@ func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno
 	for {
 		select {
 		case <-ready:
-			return underWay
+			return errPending
 		case <-giveUp:
 			return timedOut
-		case <-c.gone:
+		case <-c.interrupted:
 			return unix.EINTR
 		case <-look.C:
-			if !c.waits() {
+			if !c.isWaiting() {
 				return unix.EINTR
 			}
 		}

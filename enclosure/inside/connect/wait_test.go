@@ -44,7 +44,7 @@ func TestAttackSocketBlocksAgain(t *testing.T) {
 				if _, err := unix.FcntlInt(uintptr(socket), unix.F_SETFL, 0); err != nil {
 					t.Error(err)
 				}
-				return c.try(address)
+				return c.connectOnce(address)
 			})
 		}()
 		select {

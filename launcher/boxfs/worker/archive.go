@@ -19,7 +19,7 @@ import (
 // Unreadable files and other types are left out and counted.
 func (s *server) pack(dir string) error {
 	err := os.Chdir(dir)
-	defer leave()
+	defer leaveDir()
 	var entries []fs.DirEntry
 	if err == nil {
 		entries, err = entriesOf(".")
@@ -38,8 +38,8 @@ func (s *server) pack(dir string) error {
 	return s.answer(Answer{Skipped: p.skipped}, nil)
 }
 
-// leave changes to the root: the working directory of a process cannot be unmounted.
-func leave() { _ = os.Chdir("/") }
+// leaveDir changes to the root: the working directory of a process cannot be unmounted.
+func leaveDir() { _ = os.Chdir("/") }
 
 type packer struct {
 	w       *tar.Writer
@@ -144,7 +144,7 @@ func unpack(dir string, archive io.Reader) error {
 	if err := os.Chdir(dir); err != nil {
 		return err
 	}
-	defer leave()
+	defer leaveDir()
 	u := unpacker{r: tar.NewReader(archive)}
 	for {
 		h, err := u.r.Next()
@@ -152,7 +152,7 @@ func unpack(dir string, archive io.Reader) error {
 			return errors.Join(u.makeLinks(), u.setModes())
 		}
 		if err == nil {
-			err = u.one(h)
+			err = u.addEntry(h)
 		}
 		if err != nil {
 			return err
@@ -162,26 +162,26 @@ func unpack(dir string, archive io.Reader) error {
 
 type unpacker struct {
 	r     *tar.Reader
-	links []late // links that may lead out of the directory
-	dirs  []late // directories whose permissions are set last, because they may forbid creating files
+	links []deferredEntry // links that may lead out of the directory
+	dirs  []deferredEntry // directories whose permissions are set last, because they may forbid creating files
 }
 
-// late is an entry that is finished after all others. Its path had no links when the entry was read. A later entry cannot
+// deferredEntry is an entry that is finished after all others. Its path had no links when the entry was read. A later entry cannot
 // redirect it, because the archive can only replace links by links.
-type late struct {
+type deferredEntry struct {
 	at   string
 	mode fs.FileMode // of a directory
 	to   string      // of a link
 }
 
-func (u *unpacker) one(h *tar.Header) error {
+func (u *unpacker) addEntry(h *tar.Header) error {
 	if !filepath.IsLocal(h.Name) {
 		return &Failure{Errno: unix.EINVAL, Message: fmt.Sprintf("the archive names %q, which is not below the folder", h.Name)}
 	}
 	switch at := path.Clean(h.Name); h.Typeflag {
 	case tar.TypeDir:
 		real, err := realDir(at)
-		u.dirs = append(u.dirs, late{at: real, mode: fs.FileMode(h.Mode).Perm()})
+		u.dirs = append(u.dirs, deferredEntry{at: real, mode: fs.FileMode(h.Mode).Perm()})
 		return err
 	case tar.TypeReg:
 		return write(at, fs.FileMode(h.Mode).Perm(), u.r)
@@ -189,7 +189,7 @@ func (u *unpacker) one(h *tar.Header) error {
 		if leadsOut(h.Linkname) {
 			dir, name := split(at)
 			real, err := realDir(path.Clean(dir))
-			u.links = append(u.links, late{at: path.Join(real, name), to: h.Linkname})
+			u.links = append(u.links, deferredEntry{at: path.Join(real, name), to: h.Linkname})
 			return err
 		}
 		return symlink(h.Linkname, at)

@@ -28,8 +28,8 @@ func holdsFiles(f *os.File) error {
 	return nil
 }
 
-// look describes the file at a path. It opens it only with O_PATH.
-func look(path string, follow bool) (fs.FileInfo, error) {
+// statPath describes the file at a path. It opens it only with O_PATH.
+func statPath(path string, follow bool) (fs.FileInfo, error) {
 	flags := unix.O_PATH
 	if !follow {
 		flags |= unix.O_NOFOLLOW

@@ -16,7 +16,7 @@ import (
 )
 
 func stat(path string, follow bool) (Answer, error) {
-	fi, err := look(path, follow)
+	fi, err := statPath(path, follow)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -82,7 +82,7 @@ func entry(dir, name string) (Info, error) {
 	}
 	info := infoOf(fi)
 	if info.Type == "symlink" {
-		if to, err := look(path, true); err == nil {
+		if to, err := statPath(path, true); err == nil {
 			info.IsDir, info.Size = to.IsDir(), to.Size()
 		}
 	}

@@ -32,7 +32,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "no user to become:", err)
 		return 2
 	}
-	if err := enter(uid, gid); err != nil {
+	if err := enterBox(uid, gid); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot enter the box:", err)
 		return 1
 	}
@@ -43,9 +43,9 @@ func run() int {
 	return 0
 }
 
-// enter gives up everything of the host except the streams: root directory, user, groups and capabilities. The order
+// enterBox gives up everything of the host except the streams: root directory, user, groups and capabilities. The order
 // matters, because each step needs privileges that a later one drops.
-func enter(uid, gid int) error {
+func enterBox(uid, gid int) error {
 	if err := closeInherited(); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func enter(uid, gid int) error {
 		return err
 	}
 	syscall.Umask(0o022)
-	return powerless()
+	return checkNoCapabilities()
 }
 
 // closeInherited closes inherited descriptors that the gateway itself was started with. The Go runtime's descriptors are
@@ -100,8 +100,8 @@ func enterRoot() error {
 	return unix.Close(rootFD)
 }
 
-// powerless fails if a capability is left.
-func powerless() error {
+// checkNoCapabilities fails if a capability is left.
+func checkNoCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
@@ -123,7 +123,7 @@ func serve(in io.Reader, out io.Writer) error {
 			return nil
 		}
 		if err == nil {
-			err = s.one(req)
+			err = s.handle(req)
 		}
 		if err != nil {
 			return err
@@ -136,18 +136,18 @@ type server struct {
 	out io.Writer
 }
 
-// one serves a request.
-func (s *server) one(req Request) error {
+// handle serves a request.
+func (s *server) handle(req Request) error {
 	path := string(req.Path)
 	switch req.Op {
 	case OpRead:
 		return s.read(path, req.Offset, req.Length)
 	case OpWrite:
-		return s.take(func(content io.Reader) error { return write(path, os.FileMode(req.Mode), content) })
+		return s.handleContent(func(content io.Reader) error { return write(path, os.FileMode(req.Mode), content) })
 	case OpPack:
 		return s.pack(path)
 	case OpUnpack:
-		return s.take(func(content io.Reader) error { return unpack(path, content) })
+		return s.handleContent(func(content io.Reader) error { return unpack(path, content) })
 	case OpStat:
 		return s.answer(stat(path, req.Follow))
 	case OpList:
@@ -167,9 +167,9 @@ func (s *server) answer(a Answer, err error) error {
 	return Send(s.out, a)
 }
 
-// take serves a request with content. If f fails before it has read all content, the process ends after the answer, so that
+// handleContent serves a request with content. If f fails before it has read all content, the process ends after the answer, so that
 // the rest is not sent in vain.
-func (s *server) take(f func(io.Reader) error) error {
+func (s *server) handleContent(f func(io.Reader) error) error {
 	content := &ContentReader{R: s.in}
 	err := f(content)
 	if err == nil {
