@@ -33,7 +33,7 @@ func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 	defer f.mu.Unlock()
 	var view *link.View
 	if len(list) > 1 {
-		view, _ = f.links.Look() // without a view, links and routes are read per box
+		view, _ = f.links.ReadView() // without a view, links and routes are read per box
 	}
 	all := f.checkAttachments(ctx, list)
 	for chunk := range slices.Chunk(all, boxesPerTransaction) {
@@ -45,7 +45,7 @@ func (f *Firewall) AddBoxes(ctx context.Context, list []Attachment) []error {
 		}
 	}
 	if f.reports != nil && len(f.leftover) == 0 {
-		f.reports.Begin()
+		f.reports.Start()
 	}
 	errs := make([]error, len(list))
 	for i, j := range all {

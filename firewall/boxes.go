@@ -240,7 +240,7 @@ func (f *Firewall) Prune(ctx context.Context) error {
 	}
 	if f.reports != nil && !f.closed {
 		f.reports.RecoverFlows(f.cfg.LastRun)
-		f.reports.Begin()
+		f.reports.Start()
 	}
 	known := map[int]bool{}
 	for index := range f.boxes.byIndex {

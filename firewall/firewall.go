@@ -125,7 +125,7 @@ func (f *Firewall) install(keep bool) error {
 		f.leftover = map[string]nft.Entry{}
 		f.idle.tables++
 		for _, b := range f.boxes.byID {
-			b.Forget()
+			b.Reset()
 			b.noted = false
 		}
 	}
@@ -147,7 +147,7 @@ func (f *Firewall) startReports() error {
 		return err
 	}
 	if len(f.leftover) == 0 {
-		f.reports.Begin()
+		f.reports.Start()
 	}
 	return nil
 }

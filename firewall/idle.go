@@ -13,7 +13,7 @@ import (
 
 // The kernel's connection table belongs to the whole host, and reading it takes time in proportion to its size. So
 // connections of a box are only looked up if it may have any: the kernel notes the box's interface when it forwards a
-// connection ([nft.Table.Noted]). The note is erased only when the box has no connections, and the box counts as not noted
+// connection ([nft.Table.HasNote]). The note is erased only when the box has no connections, and the box counts as not noted
 // until a second look has confirmed that.
 
 // idle tracks which boxes have no forwarded connections.
@@ -61,7 +61,7 @@ func (f *Firewall) isIdle(b *box) bool {
 	if !b.noted {
 		return false
 	}
-	carries, err := f.table.Noted(b.Link)
+	carries, err := f.table.HasNote(b.Link)
 	if err != nil {
 		f.cfg.Log.Warn("firewall: the notes of forwarded connections cannot be read; the connection table is", zap.Error(err))
 	}
@@ -88,7 +88,7 @@ func (f *Firewall) verifyIdle(b *box) {
 	}
 }
 
-// eraseNotes erases the notes of boxes that seem to have no connections. Until lookAt has checked them, they count as boxes
+// eraseNotes erases the notes of boxes that seem to have no connections. Until checkConnections has checked them, they count as boxes
 // that may have some.
 func (f *Firewall) eraseNotes() {
 	f.mu.Lock()

@@ -132,7 +132,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 			return nil, fmt.Errorf("firewall: restore: %w", err)
 		}
 	}
-	view, _ := f.links.Look() // without a view, links and routes are read per box
+	view, _ := f.links.ReadView() // without a view, links and routes are read per box
 	problems := map[policy.BoxID]error{}
 	for chunk := range slices.Chunk(slices.Collect(maps.Values(f.boxes.byID)), boxesPerTransaction) {
 		f.restoreChunk(ctx, chunk, view, problems)

@@ -48,7 +48,7 @@ func TestLinksThatComeAndGoKeepNoGatewayFromStarting(t *testing.T) {
 		w.must(w.fw.Close())
 		w.open()
 		w.must(w.fw.Prune(t.Context()))
-		_, err := w.fw.links.Look()
+		_, err := w.fw.links.ReadView()
 		w.must(err)
 	}
 }

@@ -180,12 +180,12 @@ func TestWhatCannotBeDeletedBlocksNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := w.fw.table.Replaced(); n != 1 {
+	if n := w.fw.table.GarbageCount(); n != 1 {
 		t.Errorf("%d versions are left", n)
 	}
 	w.shell(w.gateway, "nft delete chain inet boxgate mine")
 	w.apply("one", allow("198.51.100.0/28"))
-	if n := w.fw.table.Replaced(); n != 0 {
+	if n := w.fw.table.GarbageCount(); n != 0 {
 		t.Errorf("%d versions are left", n)
 	}
 }
@@ -223,8 +223,8 @@ func TestARemovalThatFailsTakesAndLeavesNothing(t *testing.T) {
 			}
 			w.apply("one", allow("198.51.100.0/28"))
 			w.wait("one has a plan", func() bool { return w.reaches("one", to) })
-			if got := w.versions(); !slices.Equal(got, want) || w.fw.table.Replaced() != 0 {
-				t.Errorf("the table holds %v, of which %d are to be deleted, want %v", got, w.fw.table.Replaced(), want)
+			if got := w.versions(); !slices.Equal(got, want) || w.fw.table.GarbageCount() != 0 {
+				t.Errorf("the table holds %v, of which %d are to be deleted, want %v", got, w.fw.table.GarbageCount(), want)
 			}
 			for _, id := range []policy.BoxID{"one", "two"} {
 				w.must(w.fw.RemoveBox(t.Context(), id))
@@ -258,7 +258,7 @@ func TestAPruningThatFailsLeavesNothing(t *testing.T) {
 		t.Error("one has the plan of before its removal")
 	}
 	w.must(errors.Join(w.fw.RemoveBox(t.Context(), "one"), w.fw.RemoveBox(t.Context(), "two")))
-	if got := w.versions(); len(got) > 0 || w.fw.table.Replaced() != 0 {
-		t.Errorf("%v is left without boxes, %d to be deleted", got, w.fw.table.Replaced())
+	if got := w.versions(); len(got) > 0 || w.fw.table.GarbageCount() != 0 {
+		t.Errorf("%v is left without boxes, %d to be deleted", got, w.fw.table.GarbageCount())
 	}
 }

@@ -57,7 +57,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	ends := process.Stdio{In: spec.Stdin, Out: spec.Stdout, Err: spec.Stderr}
 	open := func() (*process.Streams, error) { return process.Open(ends, r.ids().Host(user.uid)) }
 	if spec.Terminal != nil {
-		open = process.OverTerminal
+		open = process.OpenForTerminal
 	}
 	streams, err := open()
 	if err != nil {
@@ -66,15 +66,15 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
 	c, err := l.startWithSlot(ctx, r, config, spec, streams)
 	if err != nil {
-		streams.Abandon()
+		streams.CloseAll()
 		end()
 		return nil, err
 	}
 	c.box, c.oomBefore = l.cgroup(id), kills
 	c.finishOutput = streams.Pump(ends, func(left *os.File) { l.background.Discard(id, left) }, func(n int) { l.background.WaitDiscard(id, n) })
-	c.releaseBranch = func() { l.branches.Release(c.branch) }
+	c.releaseBranch = func() { l.branches.Unbind(c.branch) }
 	c.cleanUp = func() {
-		l.branches.End(l.cgroup(id), c.branch)
+		l.branches.RemoveWhenEmpty(l.cgroup(id), c.branch)
 		end()
 	}
 	return c, nil
@@ -150,7 +150,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	}
 	defer func() {
 		if err != nil {
-			l.branches.End(l.cgroup(r.ID), branch)
+			l.branches.RemoveWhenEmpty(l.cgroup(r.ID), branch)
 		}
 	}()
 	if bound {
@@ -236,7 +236,7 @@ func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 	if err != nil {
 		return nil, err
 	}
-	inner, err := proc.Inner()
+	inner, err := proc.NamespacePID()
 	if err != nil {
 		inner = 0
 	}

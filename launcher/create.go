@@ -24,8 +24,8 @@ import (
 	"boxgate/policy"
 )
 
-// cleanupTime bounds the removal of a box, which continues even if its caller's context is cancelled.
-const cleanupTime = 30 * time.Second
+// cleanupTimeout bounds the removal of a box, which continues even if its caller's context is cancelled.
+const cleanupTimeout = 30 * time.Second
 
 // Prepare creates the box's network namespace, pins it and returns the path of the pin. It contains no processes, and only
 // a loopback interface, which is down. The caller closes the network before it calls Create. A failed Prepare leaves
@@ -98,7 +98,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := l.saveRecord(r); err != nil { // so that deleting the box removes the limit
 		return err
 	}
-	if err := l.launch(ctx, spec, img, r, furnishNew); err != nil {
+	if err := l.launch(ctx, spec, img, r, writeNewRoot); err != nil {
 		return err
 	}
 	r.Created = true
@@ -110,7 +110,7 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	if cerr := l.removeBox(ctx, id); cerr != nil {
 		l.log.Error("a box that could not be created could not be removed either", zap.String("box", string(id)), zap.Error(cerr))
@@ -118,19 +118,19 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 	}
 }
 
-// furnisher writes into the root of a box before it starts.
-type furnisher func(*furnish.Root, Spec) error
+// rootWriter writes into the root of a box before it starts.
+type rootWriter func(*furnish.Root, Spec) error
 
-func furnishNew(root *furnish.Root, spec Spec) error {
-	return root.Furnish(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: furnish.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots,
+func writeNewRoot(root *furnish.Root, spec Spec) error {
+	return root.PrepareNew(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: furnish.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots,
 		Restored: len(spec.Layers) > 0})
 }
 
-// furnishAgain changes only the files that the box needs to start; the rest of the root stays as the box left it.
-func furnishAgain(root *furnish.Root, _ Spec) error { return root.Refurnish() }
+// writeRestartedRoot changes only the files that the box needs to start; the rest of the root stays as the box left it.
+func writeRestartedRoot(root *furnish.Root, _ Spec) error { return root.PrepareRestart() }
 
 // buildRoot mounts the box's root, writes files into it and writes the runtime's configuration.
-func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, write furnisher) error {
+func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, write rootWriter) error {
 	lim, err := spec.Size.limits()
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 // record and files. So no process is left when the namespace goes, and an interrupted Delete can be repeated. Deleting a
 // box that does not exist returns nil.
 //
-// Once begun it continues even if ctx ends, for at most cleanupTime. Files are only moved to the trash, because removing
+// Once begun it continues even if ctx ends, for at most cleanupTimeout. Files are only moved to the trash, because removing
 // millions of them can take minutes.
 func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 	if err := checkID(id); err != nil {
@@ -31,7 +31,7 @@ func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
 		_ = l.cgroup(id).Kill() // frees the lock immediately, even if the box stalls the runtime
 	}
 	defer l.lock(id)()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	return l.removeBox(ctx, id)
 }
@@ -52,11 +52,11 @@ func (l *Launcher) removeBox(ctx context.Context, id policy.BoxID) error {
 func (l *Launcher) removeKernelState(ctx context.Context, id policy.BoxID) error {
 	defer l.background.CloseAll(id)
 	defer l.motion.AllowStarts(id)
-	defer l.branches.Drop(l.cgroup(id))
+	defer l.branches.Forget(l.cgroup(id))
 	return runSteps(id, "stopped",
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },
-		func() error { return l.cgroup(id).Clear(ctx) },
+		func() error { return l.cgroup(id).KillAndRemove(ctx) },
 		func() error { return overlay.Unmount(l.dirs.mounts(id)) },
 		func() error { return l.removeMountPoints(id) },
 		func() error { return l.removePins(id) },
@@ -120,7 +120,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 	}
 	// The runtime cannot delete a container whose state file it cannot read, such as one truncated by a power failure.
 	// Clearing the control group kills its processes.
-	if cerr := l.cgroup(id).Clear(ctx); cerr != nil {
+	if cerr := l.cgroup(id).KillAndRemove(ctx); cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	var errs []error

@@ -34,7 +34,7 @@ func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) 
 	}
 	if !was {
 		defer func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 			defer cancel()
 			err = errors.Join(err, l.thaw(ctx, id))
 		}()
@@ -63,7 +63,7 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 		return false, nil
 	}
 	// The freezer may have stopped some of the processes.
-	thawing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	thawing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }

@@ -63,23 +63,23 @@ type IOLimits = container.IO
 // Launcher creates, runs and removes boxes. It is safe for concurrent use; calls that change one box (Create, Delete,
 // Pause, Resume) are serialized.
 type Launcher struct {
-	cfg        Config
-	dirs       dirs
-	tag        string       // distinguishes the control groups of this state directory from control groups of others
-	runtime    *oci.Runtime // the differences between OCI runtimes
-	runc       *runc.Runc   // runs the OCI runtime
-	log        *zap.Logger
-	execs      execCount
-	starts     *startSlots
-	background process.Background
-	branches   cgroup.Remains
-	trash      *trash.Trash
-	images     image.Store
-	layers     snapshot.Layers
-	captures   captureLimits
-	motion     motion.Boxes
-	fileTurns  boxfs.Turns
-	starting   sync.Map // the IDs of boxes whose first process the runtime is starting
+	cfg          Config
+	dirs         dirs
+	tag          string       // distinguishes the control groups of this state directory from control groups of others
+	runtime      *oci.Runtime // the differences between OCI runtimes
+	runc         *runc.Runc   // runs the OCI runtime
+	log          *zap.Logger
+	execs        execCount
+	starts       *startSlots
+	background   process.Background
+	branches     cgroup.LeftBranches
+	trash        *trash.Trash
+	images       image.Store
+	layers       snapshot.Layers
+	captures     captureLimits
+	motion       motion.Boxes
+	fileSessions boxfs.Limiter
+	starting     sync.Map // the IDs of boxes whose first process the runtime is starting
 
 	onEnd func(policy.BoxID) // see OnEnd
 

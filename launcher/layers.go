@@ -40,11 +40,11 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, g
 	if err != nil {
 		return Captured{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, l.captures.Whole, errCaptureSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, l.captures.Total, errCaptureSlow)
 	defer cancel()
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.trash.Take(work), l.trash.Take(l.layers.Path(layer)))
+			err = errors.Join(err, l.trash.Move(work), l.trash.Move(l.layers.Path(layer)))
 		}
 	}()
 	c.Layers = append(append(c.Layers, r.Layers...), layer)
@@ -97,10 +97,10 @@ func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, wo
 	merged := work + "-merged"
 	report, err := snapshot.Merge(ctx, img.Rootfs, append(stack, work), merged, grow)
 	if err == nil {
-		err = l.trash.Take(work)
+		err = l.trash.Move(work)
 	}
 	if err != nil {
-		return errors.Join(err, l.trash.Take(merged))
+		return errors.Join(err, l.trash.Move(merged))
 	}
 	c.Layers, c.Report, c.Frozen = c.Layers[last:], report, frozen
 	return os.Rename(merged, work)
@@ -112,7 +112,7 @@ func (l *Launcher) KeepLayers(needed func(layer string) bool) error {
 	dirs, err := l.layers.Unneeded(needed)
 	errs := []error{err}
 	for _, dir := range dirs {
-		errs = append(errs, l.trash.Take(dir))
+		errs = append(errs, l.trash.Move(dir))
 	}
 	return errors.Join(errs...)
 }

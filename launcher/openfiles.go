@@ -24,7 +24,7 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	if err != nil {
 		return nil, nil, err
 	}
-	done, err := l.fileTurns.Take(ctx, id)
+	done, err := l.fileSessions.Acquire(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}

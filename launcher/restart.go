@@ -22,7 +22,7 @@ func (l *Launcher) Stop(ctx context.Context, id policy.BoxID) error {
 		return err
 	}
 	defer l.lock(id)()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	return l.removeKernelState(ctx, id)
 }
@@ -36,7 +36,7 @@ func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, er
 	if err != nil {
 		return "", err
 	}
-	if err := namespace.HoldIDs(ctx, r.IDIndex, l.dirs.box(id)); err != nil {
+	if err := namespace.ReclaimIDs(ctx, r.IDIndex, l.dirs.box(id)); err != nil {
 		return "", fmt.Errorf("box %s: %w", id, err)
 	}
 	defer l.stopOnError(id, &err)
@@ -68,7 +68,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 			return err
 		}
 	}
-	return l.launch(ctx, spec, img, r, furnishAgain)
+	return l.launch(ctx, spec, img, r, writeRestartedRoot)
 }
 
 // createdRecord returns the record of a box whose creation was completed.
@@ -81,7 +81,7 @@ func (l *Launcher) createdRecord(id policy.BoxID) (record, error) {
 }
 
 // launch builds the root of a box and starts its first process. On failure the caller cleans up.
-func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r record, write furnisher) error {
+func (l *Launcher) launch(ctx context.Context, spec Spec, img image.Image, r record, write rootWriter) error {
 	id := spec.ID
 	if !namespace.IsPinned(l.dirs.pin(id)) || !namespace.IsPinned(l.dirs.userPin(id)) {
 		return fmt.Errorf("box %s: its namespaces are gone", id)
@@ -112,21 +112,21 @@ func (l *Launcher) stopOnError(id policy.BoxID, err *error) {
 	if *err == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	if cerr := l.removeKernelState(ctx, id); cerr != nil {
 		l.log.Error("a box that could not be started could not be stopped either", zap.String("box", string(id)), zap.Error(cerr))
 	}
 }
 
-// claimTime bounds the wait for other launchers on this host to check their user IDs.
-const claimTime = 10 * time.Second
+// claimTimeout bounds the wait for other launchers on this host to check their user IDs.
+const claimTimeout = 10 * time.Second
 
 // renewClaim claims the user IDs of a box again after a reboot. Without them the box cannot be started.
 func (l *Launcher) renewClaim(ctx context.Context, r record) {
-	ctx, cancel := context.WithTimeout(ctx, claimTime)
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
-	if err := namespace.HoldIDs(ctx, r.IDIndex, l.dirs.box(r.ID)); err != nil {
+	if err := namespace.ReclaimIDs(ctx, r.IDIndex, l.dirs.box(r.ID)); err != nil {
 		l.log.Error("the user IDs of a box are not its own", zap.String("box", string(r.ID)), zap.Error(err))
 	}
 }

@@ -80,7 +80,7 @@ func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
 		return nil, err
 	}
 	handle := os.NewFile(uintptr(fd), "pidfd")
-	if !l.runtime.OwnUserNS && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the process ID was reused
+	if !l.runtime.OwnUserNS && !boxfs.InUserNamespace(pid, l.dirs.userPin(id)) { // the process ID was reused
 		handle.Close()
 		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}

@@ -10,7 +10,7 @@ import (
 // moveToTrash moves the files of a box to the trash, in constant time, and releases its user IDs: no process can reach the
 // files any longer. [Launcher.KeepTrashEmpty] removes them.
 func (l *Launcher) moveToTrash(id policy.BoxID) error {
-	if err := l.trash.Take(l.dirs.box(id)); err != nil {
+	if err := l.trash.Move(l.dirs.box(id)); err != nil {
 		return err
 	}
 	return namespace.FreeIDs(l.dirs.box(id))

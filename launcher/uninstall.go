@@ -78,7 +78,7 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	}
 	_ = os.Remove(l.dirs.run)               // fails if it contains files of other programs
 	_ = os.Remove(filepath.Dir(l.dirs.run)) // fails if another launcher's directory is there
-	return namespace.ForgetClaims(ctx)
+	return namespace.RemoveClaims(ctx)
 }
 
 // stopAndRelease stops a box, unmounts its disk and releases its user IDs, as a reboot would.

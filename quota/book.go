@@ -26,15 +26,15 @@ type Book struct {
 	defaults, totals Limits
 	now              func() time.Time
 
-	mu       sync.Mutex
-	own      map[id]Limits // limits that differ from the defaults, by holder
-	accounts map[id]*account
-	all      Limits // usage of all holders
-	others   Limits // usage of all except the operator
-	refused  Limits
-	counts   [kinds]func(Holder) int64
-	shared   [kinds]*rate.Limiter // of all except the operator
-	waiters  waiters
+	mu          sync.Mutex
+	own         map[id]Limits // limits that differ from the defaults, by holder
+	accounts    map[id]*account
+	all         Limits // usage of all holders
+	nonOperator Limits // usage of all except the operator
+	refused     Limits
+	counts      [kinds]func(Holder) int64
+	shared      [kinds]*rate.Limiter // of all except the operator
+	waiters     waiters
 }
 
 // id identifies a holder.
@@ -145,7 +145,7 @@ func (b *Book) addLocked(h Holder, k Kind, n int64) {
 	a.used[k] += n
 	b.all[k] += n
 	if !h.Operator {
-		b.others[k] += n
+		b.nonOperator[k] += n
 	}
 	b.forgetIdleLocked(a)
 	if n < 0 {
@@ -175,9 +175,9 @@ func (b *Book) forgetIdleLocked(a *account) {
 	delete(b.accounts, a.holder.key())
 }
 
-// scarce determines how much one holder may have when less than a quarter of the share is left: this fraction of the
+// scarceDivisor determines how much one holder may have when less than a quarter of the share is left: this fraction of the
 // remainder. The threshold sinks with the remainder, so that a late holder still gets something.
-const scarce = 16
+const scarceDivisor = 16
 
 // checkLocked returns nil if a holder that already has some of a kind may have n more.
 func (b *Book) checkLocked(h Holder, k Kind, has, n int64) error {
@@ -201,8 +201,8 @@ func (b *Book) checkLocked(h Holder, k Kind, has, n int64) error {
 	}
 	share := shareOf(total)
 	refusal.Limit = share
-	left := share - b.others[k] - n
-	if has+n > share/2 || left < 0 || left < share/4 && (has+n)*scarce > left {
+	left := share - b.nonOperator[k] - n
+	if has+n > share/2 || left < 0 || left < share/4 && (has+n)*scarceDivisor > left {
 		return refusal
 	}
 	return nil
@@ -381,6 +381,6 @@ func (b *Book) Shared(k Kind) (use Use, refused int64) {
 	if b.totals[k] != 0 {
 		use.Limit = shareOf(b.totals[k])
 	}
-	use.Used = b.others[k]
+	use.Used = b.nonOperator[k]
 	return use, b.refused[k]
 }

@@ -7,8 +7,8 @@ import (
 
 // How many requests may wait at the same time, in total and per holder.
 const (
-	mostWaiters      = 64
-	mostWaitersOfOne = 8
+	maxWaiters          = 64
+	maxWaitersPerHolder = 8
 )
 
 // waiters counts the waiting requests. Guarded by the book's mu.
@@ -20,7 +20,7 @@ type waiters struct {
 
 // addWaiter counts one more request of a holder; false if too many wait already.
 func (w *waiters) addWaiter(h id) bool {
-	if w.all >= mostWaiters || w.of[h] >= mostWaitersOfOne {
+	if w.all >= maxWaiters || w.of[h] >= maxWaitersPerHolder {
 		return false
 	}
 	if w.of == nil {

@@ -108,11 +108,11 @@ func TestFewRequestsWaitForRoom(t *testing.T) {
 		}
 		for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"} {
 			b.addUnchecked(key(name), Memory, 1)
-			want := mostWaitersOfOne
+			want := maxWaitersPerHolder
 			if name == "i" {
 				want = 0 // all waiting requests are of the other keys
 			}
-			if got := waiting(key(name), 2*mostWaitersOfOne); got != want {
+			if got := waiting(key(name), 2*maxWaitersPerHolder); got != want {
 				t.Errorf("%d requests of %s wait, not %d", got, name, want)
 			}
 		}

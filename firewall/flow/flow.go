@@ -20,8 +20,8 @@ type Flow struct {
 
 // Cutter cuts connections of boxes in one network namespace. Safe for concurrent use.
 type Cutter struct {
-	cuts  *Table
-	reads *Table // for reads of the whole table, whose time grows with its size: cuts do not wait for them
+	removals *Table
+	scans    *Table // for reads of the whole table, whose time grows with its size: cuts do not wait for them
 }
 
 // New returns a Cutter for the namespace, which remains owned by the caller.
@@ -37,12 +37,12 @@ type Owner struct {
 func (e *Entry) Owner() Owner { return Owner{e.Mark &^ network.FlowForwarded, e.Src.Addr()} }
 
 // forwarded selects the connections that the kernel forwards for boxes.
-var forwarded = Which{Mark: network.FlowForwarded, Mask: network.FlowForwarded}
+var forwarded = Filter{Mark: network.FlowForwarded, Mask: network.FlowForwarded}
 
 // Cut cuts the forwarded connections with the mark and one of the sources for which keep returns false. It returns how many
 // it kept.
 func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) (kept int, err error) {
-	err = k.cuts.Remove(Which{Mark: mark | network.FlowForwarded, Mask: ^uint32(0)}, func(e *Entry) bool {
+	err = k.removals.Remove(Filter{Mark: mark | network.FlowForwarded, Mask: ^uint32(0)}, func(e *Entry) bool {
 		if !slices.Contains(sources, e.Src.Addr()) { // another box may have the same mark
 			return false
 		}
@@ -57,15 +57,15 @@ func (k *Cutter) Cut(mark uint32, sources []netip.Addr, keep func(Flow) bool) (k
 
 // CutAll cuts the forwarded connections of all boxes for which keep returns false.
 func (k *Cutter) CutAll(keep func(Owner, Flow) bool) error {
-	return k.cuts.Remove(forwarded, func(e *Entry) bool { return e.Protocol != "" && !keep(e.Owner(), e.Flow) })
+	return k.removals.Remove(forwarded, func(e *Entry) bool { return e.Protocol != "" && !keep(e.Owner(), e.Flow) })
 }
 
 // CutLookups cuts DNS lookups from the pools to another port of the gateway than the given one: the connection table keeps
 // the redirection of a client's port for up to minutes. Other programs may use the same mark bits, but not addresses of the
 // pools.
 func (k *Cutter) CutLookups(pools []netip.Prefix, port uint16) error {
-	toGateway := Which{Mark: network.MarkedBox, Mask: network.MarkedBox | network.FlowForwarded}
-	return k.cuts.Remove(toGateway, func(e *Entry) bool {
+	toGateway := Filter{Mark: network.MarkedBox, Mask: network.MarkedBox | network.FlowForwarded}
+	return k.removals.Remove(toGateway, func(e *Entry) bool {
 		ofBox := slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(e.Src.Addr()) })
 		return ofBox && e.Dst.Port() == dnsPort && e.answerPort != port
 	})
@@ -74,9 +74,9 @@ func (k *Cutter) CutLookups(pools []netip.Prefix, port uint16) error {
 // Owners returns the owners of all forwarded connections.
 func (k *Cutter) Owners() (map[Owner]bool, error) {
 	owners := map[Owner]bool{}
-	err := k.reads.Each(forwarded, func(e *Entry) { owners[e.Owner()] = true })
+	err := k.scans.Each(forwarded, func(e *Entry) { owners[e.Owner()] = true })
 	return owners, err
 }
 
 // Close closes the connections to the kernel.
-func (k *Cutter) Close() error { return errors.Join(k.cuts.Close(), k.reads.Close()) }
+func (k *Cutter) Close() error { return errors.Join(k.removals.Close(), k.scans.Close()) }

@@ -28,19 +28,19 @@ type Table struct {
 // NewTable returns the table of the namespace, which remains owned by the caller.
 func NewTable(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 
-// Which selects the entries whose mark is Mark in the bits of Mask, and whose status has all bits of Status. The zero value
+// Filter selects the entries whose mark is Mark in the bits of Mask, and whose status has all bits of Status. The zero value
 // selects all.
-type Which struct{ Mark, Mask, Status uint32 }
+type Filter struct{ Mark, Mask, Status uint32 }
 
 // Each calls handle for each selected entry. handle must not retain it.
-func (t *Table) Each(w Which, handle func(*Entry)) error {
+func (t *Table) Each(w Filter, handle func(*Entry)) error {
 	return t.withConn(func(c *netlink.Conn) error { return eachEntry(c, w, handle) })
 }
 
 // Remove removes the selected entries that unwanted returns true for, after it has read all of them. Their connections are
 // cut, or begin again with the next packet. If an entry cannot be removed, Remove continues and returns the first error. It
 // needs memory of some hundred bytes per removed entry.
-func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
+func (t *Table) Remove(w Filter, unwanted func(*Entry) bool) error {
 	return t.withConn(func(c *netlink.Conn) error {
 		var list []netlink.Message
 		err := eachEntry(c, w, func(e *Entry) {
@@ -112,7 +112,7 @@ func (t *Table) dial() error {
 
 // eachEntry reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and would
 // scan all its hundreds of thousands of buckets.
-func eachEntry(c *netlink.Conn, w Which, handle func(*Entry)) error {
+func eachEntry(c *netlink.Conn, w Filter, handle func(*Entry)) error {
 	if n, err := count(c); err == nil && n == 0 {
 		return nil
 	}
@@ -170,11 +170,11 @@ func count(c *netlink.Conn) (uint64, error) {
 }
 
 // selects reports whether w selects the entry. A kernel that cannot filter sends all entries.
-func (w Which) selects(e *Entry) bool {
+func (w Filter) selects(e *Entry) bool {
 	return e.Mark&w.Mask == w.Mark && e.Status&w.Status == w.Status
 }
 
-func (w Which) request() (netlink.Message, error) {
+func (w Filter) request() (netlink.Message, error) {
 	e := netlink.NewAttributeEncoder()
 	e.ByteOrder = binary.BigEndian
 	if w.Mask != 0 {

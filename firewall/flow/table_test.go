@@ -36,8 +36,8 @@ func TestTheTableIsReadWhole(t *testing.T) {
 			}
 		}
 	}
-	which := func(status uint32) Which {
-		return Which{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
+	which := func(status uint32) Filter {
+		return Filter{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
 	}
 	read := func(status uint32) map[string]int {
 		seen := map[string]int{}
@@ -79,7 +79,7 @@ func TestConnectionsOfTheNamespaceAreCounted(t *testing.T) {
 			t.Error(err)
 		}
 		read := uint64(0)
-		if err := table.Each(Which{}, func(*Entry) { read++ }); err != nil || read != want {
+		if err := table.Each(Filter{}, func(*Entry) { read++ }); err != nil || read != want {
 			t.Errorf("%d connections are read, want %d: %v", read, want, err)
 		}
 	}
@@ -138,11 +138,11 @@ func TestUnwantedEntriesAreRemoved(t *testing.T) {
 		{zoned, map[bool]int{true: 6, false: 12}},
 		{unwanted, map[bool]int{false: 12}},
 	} {
-		if err := table.Remove(Which{}, c.remove); err != nil {
+		if err := table.Remove(Filter{}, c.remove); err != nil {
 			t.Fatal(err)
 		}
 		left := map[bool]int{}
-		if err := table.Each(Which{}, func(e *Entry) { left[unwanted(e)]++ }); err != nil {
+		if err := table.Each(Filter{}, func(e *Entry) { left[unwanted(e)]++ }); err != nil {
 			t.Fatal(err)
 		}
 		if !maps.Equal(left, c.left) {

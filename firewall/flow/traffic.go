@@ -22,7 +22,7 @@ type Passed struct {
 // Traffic calls each for the open connections in the table, with their traffic. Keep-alive segments do not count. DNS is
 // left out.
 func (k *Cutter) Traffic(each func(Flow, Passed)) error {
-	return k.reads.Each(Which{}, func(e *Entry) {
+	return k.scans.Each(Filter{}, func(e *Entry) {
 		if e.Protocol == "" || e.Dst.Port() == dnsPort || e.Protocol == policy.TCP && e.state != established {
 			return
 		}

@@ -38,7 +38,7 @@ const (
 	legacyGetEntries = 65 // IPT_SO_GET_ENTRIES
 	legacyInfoSize   = 84 // struct ipt_getinfo
 	legacyHead       = 40 // of struct ipt_get_entries
-	legacyMost       = 64 << 20
+	maxLegacyTable   = 64 << 20
 
 	hookInput, hookForward = 1, 2
 	// Verdicts of the standard target: netfilter's verdict, negated, less one.
@@ -89,7 +89,7 @@ func (f *legacyFamily) read(name string) (*legacyTable, error) {
 			return nil, err
 		}
 		size := binary.NativeEndian.Uint32(info[80:])
-		if size > legacyMost {
+		if size > maxLegacyTable {
 			return nil, fmt.Errorf("the table has %d bytes", size)
 		}
 		t := &legacyTable{family: f}

@@ -345,9 +345,9 @@ func enableIPv6(inside *netlink.Handle, ns netns.NsHandle) error {
 // addrGenNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const addrGenNone = 1
 
-// mostReplaced is how many addresses are removed from a box in one repair. A box that controls its own network can have any
+// maxReplaced is how many addresses are removed from a box in one repair. A box that controls its own network can have any
 // number; packets from them are dropped.
-const mostReplaced = 16
+const maxReplaced = 16
 
 func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) error {
 	have, err := inside.AddrList(link, netlink.FAMILY_ALL)
@@ -361,7 +361,7 @@ func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) 
 			right[ip] = a.IPNet.String() == network.HostNet(ip).String() && a.Flags&unix.IFA_F_PERMANENT != 0 && a.Flags&unix.IFA_F_TENTATIVE == 0
 			continue
 		}
-		if replaced < mostReplaced {
+		if replaced < maxReplaced {
 			replaced++
 			if err := inside.AddrDel(link, &a); err != nil {
 				return fmt.Errorf("address %v: %w", a.IPNet, err)

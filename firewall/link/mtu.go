@@ -14,17 +14,17 @@ import (
 
 const (
 	defaultMTU = 1500      // without an uplink
-	leastMTU   = 1280      // the minimum for IPv6 (RFC 8200, section 5)
-	mostMTU    = 1<<16 - 1 // the maximum of a veth
+	minMTU     = 1280      // the minimum for IPv6 (RFC 8200, section 5)
+	maxMTU     = 1<<16 - 1 // the maximum of a veth
 )
 
-// far are addresses that only the default route covers. No packet is sent there.
-var far = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
+// probeAddresses are addresses that only the default route covers. No packet is sent there.
+var probeAddresses = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
 
 // uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0 if there is
 // none.
 func (l *Links) uplinkMTU() (mtu int) {
-	for _, ip := range far {
+	for _, ip := range probeAddresses {
 		routes, err := l.nl.RouteGet(ip)
 		if err != nil || len(routes) == 0 {
 			continue
@@ -33,7 +33,7 @@ func (l *Links) uplinkMTU() (mtu int) {
 		if err != nil || link.Attrs().Flags&net.FlagLoopback != 0 {
 			continue
 		}
-		if m := min(max(link.Attrs().MTU, leastMTU), mostMTU); mtu == 0 || m < mtu {
+		if m := min(max(link.Attrs().MTU, minMTU), maxMTU); mtu == 0 || m < mtu {
 			mtu = m
 		}
 	}

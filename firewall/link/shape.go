@@ -14,9 +14,9 @@ const shaperHandle = 0xb0c
 // Bounds of a shaper: large enough to send segments of the largest size whole, but only a short moment of traffic, since
 // queued packets delay everything else for the box.
 const (
-	leastBurst = 128 << 10 // bytes
-	burstTime  = 200       // divides the rate: 1/200 second
-	mostQueue  = 20        // divides the rate: 1/20 second
+	minBurst     = 128 << 10 // bytes
+	burstDivisor = 200       // divides the rate: 1/200 second
+	queueDivisor = 20        // divides the rate: 1/20 second
 )
 
 // SetReceiveRate changes how many bytes per second the box of an attached interface may receive, see [Rates].
@@ -47,9 +47,9 @@ func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
 		}
 		return nil
 	}
-	burst := max(leastBurst, rate/burstTime)
+	burst := max(minBurst, rate/burstDivisor)
 	err := l.nl.QdiscReplace(&netlink.Tbf{
-		QdiscAttrs: attrs, Rate: rate, Limit: uint32(burst + max(leastBurst, rate/mostQueue)),
+		QdiscAttrs: attrs, Rate: rate, Limit: uint32(burst + max(minBurst, rate/queueDivisor)),
 		Buffer: netlink.Xmittime(rate, uint32(burst)),
 	})
 	if err != nil {

@@ -24,8 +24,8 @@ func newView() *View {
 	return &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}, confs: map[string]confs{}}
 }
 
-// Look reads the links and routes of the host.
-func (l *Links) Look() (*View, error) {
+// ReadView reads the links and routes of the host.
+func (l *Links) ReadView() (*View, error) {
 	v := newView()
 	if err := namespace.Do(l.ns, v.readLinks); err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)

@@ -45,8 +45,8 @@ func (e *Entry) Chain() string {
 	return e.live.chain
 }
 
-// Forget resets the entry after the table was replaced: the box is not in the new one.
-func (e *Entry) Forget() { e.live, e.hasSendChain = nil, false }
+// Reset resets the entry after the table was replaced: the box is not in the new one.
+func (e *Entry) Reset() { e.live, e.hasSendChain = nil, false }
 
 // Registration is an entry to be added to the kernel. Old is its previous state, if any.
 type Registration struct {

@@ -44,9 +44,9 @@ func (tbl *Table) EraseNotes(links []string) error {
 	}, func(*nftables.Conn) (bool, error) { return false, nil })
 }
 
-// Noted reports whether a connection was forwarded for the interface since its note was last erased or the table was made.
+// HasNote reports whether a connection was forwarded for the interface since its note was last erased or the table was made.
 // It queries a single element, so that the number of boxes does not matter.
-func (tbl *Table) Noted(link string) (bool, error) {
+func (tbl *Table) HasNote(link string) (bool, error) {
 	c, err := tbl.forQueries()
 	if err != nil {
 		return true, err

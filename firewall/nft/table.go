@@ -50,8 +50,8 @@ func New(ns netns.NsHandle, cfg Config) *Table {
 // program's. Safe for concurrent use.
 func (tbl *Table) IsOwn(port uint32) bool { return tbl.isOwn(port) }
 
-// Replaced returns how many replaced versions could not be deleted yet.
-func (tbl *Table) Replaced() int { return len(tbl.garbage) }
+// GarbageCount returns how many replaced versions could not be deleted yet.
+func (tbl *Table) GarbageCount() int { return len(tbl.garbage) }
 
 // Remove deletes the table.
 func (tbl *Table) Remove() error {

@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	eventsAtOnce = 64      // events per system call
-	longestEvent = 2 << 10 // several times the size of an event
-	gatherMillis = 5       // how long to gather events that follow others
-	mostReads    = 1 << 8  // reads in a row: a box that never stops must not prevent closing
+	eventsPerRead = 64      // events per system call
+	maxEventSize  = 2 << 10 // several times the size of an event
+	gatherMillis  = 5       // how long to gather events that follow others
+	maxReads      = 1 << 8  // reads in a row: a box that never stops must not prevent closing
 )
 
 // flowSocket receives events of connections that begin and end. It does not use the Go runtime's poller, which would wake
 // for every event: there can be tens of thousands per second, and handling one costs less than a wakeup. The reader's
 // thread waits for the first event; events of the next few milliseconds gather in the kernel and are read together.
 type flowSocket struct {
-	fd     int
-	closes int // an eventfd, readable once the socket is closing
+	fd         int
+	closeEvent int // an eventfd, readable once the socket is closing
 
-	events [eventsAtOnce]received
-	parts  [eventsAtOnce]unix.Iovec
-	bufs   [eventsAtOnce][longestEvent]byte
+	events [eventsPerRead]received
+	parts  [eventsPerRead]unix.Iovec
+	bufs   [eventsPerRead][maxEventSize]byte
 
 	closing sync.Once
 }
@@ -45,7 +45,7 @@ type received struct {
 func openFlows(ns int) (*flowSocket, error) {
 	s := &flowSocket{fd: -1}
 	var err error
-	if s.closes, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	if s.closeEvent, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	err = namespace.Do(netns.NsHandle(ns), func() error {
@@ -61,7 +61,7 @@ func openFlows(ns int) (*flowSocket, error) {
 	}
 	for i := range s.events {
 		s.parts[i].Base = &s.bufs[i][0]
-		s.parts[i].SetLen(longestEvent)
+		s.parts[i].SetLen(maxEventSize)
 		s.events[i].header.Iov = &s.parts[i]
 		s.events[i].header.SetIovlen(1)
 	}
@@ -103,7 +103,7 @@ func (s *flowSocket) run(handle func(netlink.Message), missed func()) error {
 
 // await waits until the socket is closing or, with events, until an event has arrived.
 func (s *flowSocket) await(events bool, millis int) (closed bool, err error) {
-	fds := []unix.PollFd{{Fd: int32(s.closes), Events: unix.POLLIN}, {Fd: int32(s.fd), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Fd: int32(s.closeEvent), Events: unix.POLLIN}, {Fd: int32(s.fd), Events: unix.POLLIN}}
 	if !events {
 		fds = fds[:1]
 	}
@@ -115,8 +115,8 @@ func (s *flowSocket) await(events bool, millis int) (closed bool, err error) {
 
 // drain handles the events that the kernel has buffered. It returns their number, and whether the kernel has dropped any.
 func (s *flowSocket) drain(handle func(netlink.Message)) (total int, lost bool, err error) {
-	for range mostReads {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.events[0])), eventsAtOnce, unix.MSG_DONTWAIT, 0, 0)
+	for range maxReads {
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.events[0])), eventsPerRead, unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 		case unix.EINTR:
@@ -133,7 +133,7 @@ func (s *flowSocket) drain(handle func(netlink.Message)) (total int, lost bool, 
 		for i := range s.events[:n] {
 			e := &s.events[i]
 			lost = lost || e.header.Flags&unix.MSG_TRUNC != 0
-			split(s.bufs[i][:min(e.size, longestEvent)], handle)
+			split(s.bufs[i][:min(e.size, maxEventSize)], handle)
 		}
 	}
 	return total, lost, nil
@@ -155,11 +155,11 @@ func split(b []byte, handle func(netlink.Message)) {
 
 // close makes run return. release closes the descriptors after that.
 func (s *flowSocket) close() {
-	s.closing.Do(func() { _, _ = unix.Write(s.closes, binary.NativeEndian.AppendUint64(nil, 1)) })
+	s.closing.Do(func() { _, _ = unix.Write(s.closeEvent, binary.NativeEndian.AppendUint64(nil, 1)) })
 }
 
 func (s *flowSocket) release() {
-	_ = unix.Close(s.closes)
+	_ = unix.Close(s.closeEvent)
 	if s.fd >= 0 {
 		_ = unix.Close(s.fd)
 	}

@@ -52,7 +52,7 @@ func TestEventsBeforeTheCloseAreHeard(t *testing.T) {
 	if err := s.setBuffer(reportBuffer); err != nil {
 		t.Fatal(err)
 	}
-	const count = 2 * eventsAtOnce
+	const count = 2 * eventsPerRead
 	connections(count)
 	s.close()
 	heard := 0

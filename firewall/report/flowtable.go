@@ -16,8 +16,8 @@ import (
 
 // Reading the connection table takes time in proportion to its size, so it is only read for a reason.
 const (
-	tableInterval = 5 * time.Second // minimum interval between reads for connections that the log may lack
-	manyStarted   = 100             // new TCP connections of all boxes that make a read worthwhile
+	tableInterval    = 5 * time.Second // minimum interval between reads for connections that the log may lack
+	startedThreshold = 100             // new TCP connections of all boxes that make a read worthwhile
 )
 
 // RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last one is
@@ -30,7 +30,7 @@ func (r *Reports) RecoverFlows(since time.Time) {
 // many that long-lived ones may not have been logged yet.
 func (r *Reports) findFlows() {
 	missed := r.flowsMissed.Swap(false)
-	many := r.started.Load() >= manyStarted && time.Since(r.lastRead) >= tableInterval
+	many := r.started.Load() >= startedThreshold && time.Since(r.lastRead) >= tableInterval
 	if !missed && !many {
 		return
 	}
@@ -48,7 +48,7 @@ func everyFlow(*flow.Entry) bool { return true }
 
 // readTable records the wanted connections of boxes in the table that have all bits of status.
 func (r *Reports) readTable(status uint32, wanted func(*flow.Entry) bool) {
-	which := flow.Which{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
+	which := flow.Filter{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
 	err := r.table.Each(which, func(c *flow.Entry) {
 		if wanted(c) {
 			r.recordFlow(c, audit.PhaseOngoing)

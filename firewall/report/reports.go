@@ -23,13 +23,13 @@ import (
 
 // Reports reads the kernel's reports about refused packets and forwarded connections, and records events.
 type Reports struct {
-	cfg      Config
-	refusals *netfilter.Conn
-	flows    *flowSocket
-	table    *flow.Table // of the existing connections
-	begun    sync.Once
-	done     chan struct{}
-	running  sync.WaitGroup
+	cfg       Config
+	refusals  *netfilter.Conn
+	flows     *flowSocket
+	table     *flow.Table // of the existing connections
+	startOnce sync.Once
+	done      chan struct{}
+	running   sync.WaitGroup
 
 	refusalsMissed atomic.Bool   // since the counters were last read
 	flowsMissed    atomic.Bool   // since the table was last read
@@ -77,15 +77,15 @@ type tracked struct {
 	removed time.Time
 }
 
-// goneMemory is how long events of a removed box are accepted: the kernel reports the end of its connections after the box
+// removedRetention is how long events of a removed box are accepted: the kernel reports the end of its connections after the box
 // is gone.
-const goneMemory = 10 * time.Second
+const removedRetention = 10 * time.Second
 
 // reportBuffer is how many bytes of reports the kernel may buffer for us: enough for the beginnings of as many connections
 // as a box may have by default.
 const reportBuffer = 16 << 20
 
-// Open opens the kernel's two streams. Reading starts with [Reports.Begin]; until then the kernel buffers the messages.
+// Open opens the kernel's two streams. Reading starts with [Reports.Start]; until then the kernel buffers the messages.
 func Open(ns netns.NsHandle, cfg Config) (*Reports, error) {
 	r := &Reports{cfg: cfg, table: flow.NewTable(ns), done: make(chan struct{}), byID: map[policy.BoxID]*tracked{}, byIndex: map[int]*tracked{},
 		byFlow: map[flow.Owner]*tracked{}, counts: map[countKey]*count{}}
@@ -115,9 +115,9 @@ func (r *Reports) open(ns int) (err error) {
 // SetFlowBuffer sets how many bytes of reports about connections the kernel may buffer for us.
 func (r *Reports) SetFlowBuffer(bytes int) error { return r.flows.setBuffer(bytes) }
 
-// Begin starts the readers. Later calls have no effect.
-func (r *Reports) Begin() {
-	r.begun.Do(func() {
+// Start starts the readers. Later calls have no effect.
+func (r *Reports) Start() {
+	r.startOnce.Do(func() {
 		select {
 		case <-r.done:
 			return
@@ -183,7 +183,7 @@ func (r *Reports) everySecond() {
 		}
 		r.countSuppressed()
 		r.findFlows()
-		r.dropGone(time.Now())
+		r.dropRemoved(time.Now())
 	}
 }
 
@@ -196,7 +196,7 @@ func (r *Reports) Close() error {
 	if r.flows != nil {
 		r.flows.close()
 	}
-	r.begun.Do(func() {}) // the readers must not start after this
+	r.startOnce.Do(func() {}) // the readers must not start after this
 	r.running.Wait()
 	if r.flows != nil {
 		r.flows.release()
@@ -231,10 +231,10 @@ func (r *Reports) Untrack(id policy.BoxID) {
 	}
 }
 
-func (r *Reports) dropGone(now time.Time) {
+func (r *Reports) dropRemoved(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.removed) > 0 && now.Sub(r.removed[0].removed) > goneMemory {
+	for len(r.removed) > 0 && now.Sub(r.removed[0].removed) > removedRetention {
 		t := r.removed[0]
 		r.removeFromIndices(t)
 		for _, reason := range nft.Refusals {

@@ -17,7 +17,7 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 		return nil, err
 	}
 	defer process.Close()
-	if err := inhabits(process, userPin); err != nil {
+	if err := checkUserNamespace(process, userPin); err != nil {
 		return nil, err
 	}
 	fd, err := unix.Openat(int(process.Fd()), "root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -34,18 +34,18 @@ func OpenRoot(pid int, userPin, marker string) (*os.File, error) {
 	return root, nil
 }
 
-// Inhabits reports whether a process is in the pinned user namespace.
-func Inhabits(pid int, userPin string) bool {
+// InUserNamespace reports whether a process is in the pinned user namespace.
+func InUserNamespace(pid int, userPin string) bool {
 	process, err := os.OpenFile(fmt.Sprintf("/proc/%d", pid), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return false
 	}
 	defer process.Close()
-	return inhabits(process, userPin) == nil
+	return checkUserNamespace(process, userPin) == nil
 }
 
-// inhabits returns an error unless a process, given by its directory in /proc, is in the pinned user namespace.
-func inhabits(process *os.File, userPin string) error {
+// checkUserNamespace returns an error unless a process, given by its directory in /proc, is in the pinned user namespace.
+func checkUserNamespace(process *os.File, userPin string) error {
 	var ours, pinned unix.Stat_t
 	if err := errors.Join(unix.Fstatat(int(process.Fd()), "ns/user", &ours, 0), unix.Stat(userPin, &pinned)); err != nil {
 		return err

@@ -40,14 +40,14 @@ func TestOpenRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := other.Process.Pid
-	if _, err := OpenRoot(pid, own, "proc"); !errors.Is(err, os.ErrNotExist) || Inhabits(pid, own) || !Inhabits(os.Getpid(), own) {
+	if _, err := OpenRoot(pid, own, "proc"); !errors.Is(err, os.ErrNotExist) || InUserNamespace(pid, own) || !InUserNamespace(os.Getpid(), own) {
 		t.Errorf("a process of another user namespace: %v", err)
 	}
 	if err := errors.Join(other.Process.Kill()); err != nil {
 		t.Error(err)
 	}
 	_ = other.Wait()
-	if _, err := OpenRoot(pid, own, "proc"); err == nil || Inhabits(pid, own) {
+	if _, err := OpenRoot(pid, own, "proc"); err == nil || InUserNamespace(pid, own) {
 		t.Error("the root of a process that is gone was opened")
 	}
 	if _, err := OpenRoot(os.Getpid(), "/nonexistent/pin", "proc"); !errors.Is(err, unix.ENOENT) {
@@ -65,10 +65,10 @@ func TestOpenRoot(t *testing.T) {
 // TestSessionsOfABoxTakeTurns: one session above the limit of a box waits, and sessions of other boxes do not.
 func TestSessionsOfABoxTakeTurns(t *testing.T) {
 	t.Parallel()
-	var turns Turns
+	var turns Limiter
 	var ends []func()
 	for range PerBox {
-		done, err := turns.Take(t.Context(), "a")
+		done, err := turns.Acquire(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,19 +77,19 @@ func TestSessionsOfABoxTakeTurns(t *testing.T) {
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(over)
-	if _, err := turns.Take(ctx, "a"); !errors.Is(err, over) {
+	if _, err := turns.Acquire(ctx, "a"); !errors.Is(err, over) {
 		t.Errorf("a caller that has gone: %v", err)
 	}
 	var waits sync.WaitGroup
 	waits.Go(func() {
-		done, err := turns.Take(t.Context(), "a")
+		done, err := turns.Acquire(t.Context(), "a")
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		done()
 	})
-	done, err := turns.Take(t.Context(), "b")
+	done, err := turns.Acquire(t.Context(), "b")
 	if err != nil {
 		t.Fatal(err)
 	}

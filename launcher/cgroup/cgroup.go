@@ -56,9 +56,9 @@ func (g Group) Join(pid int) error {
 	return nil
 }
 
-// Clear kills the remaining members of the group and removes it. The runtime normally does that itself; Clear is for a
+// KillAndRemove kills the remaining members of the group and removes it. The runtime normally does that itself; Clear is for a
 // runtime that was killed.
-func (g Group) Clear(ctx context.Context) error {
+func (g Group) KillAndRemove(ctx context.Context) error {
 	for {
 		dirs, err := g.Dirs()
 		if err != nil {

@@ -39,7 +39,7 @@ func TestClearThawsCommands(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := group.Clear(ctx); err != nil {
+	if err := group.KillAndRemove(ctx); err != nil {
 		t.Error(err)
 		_ = os.WriteFile(filepath.Join(below, file), []byte(map[string]string{"1": "0", "FROZEN": "THAWED"}[on]), 0)
 	}

@@ -65,7 +65,7 @@ func (f freezer) state() (asked, stopped bool, err error) {
 // calls execve waits for the other threads of its process to end, which never happens if they are frozen first: if lets is
 // set, stop thaws all members for a moment from time to time.
 func (f freezer) freezeAll(ctx context.Context, lets bool) error {
-	left, next := triesFirst, 2*triesFirst
+	left, next := firstTries, 2*firstTries
 	for {
 		if err := f.request(true); err != nil {
 			return err
@@ -78,7 +78,7 @@ func (f freezer) freezeAll(ctx context.Context, lets bool) error {
 			if err := f.request(false); err != nil {
 				return err
 			}
-			left, next, wait = next, min(2*next, triesMost), thawTime
+			left, next, wait = next, min(2*next, maxTries), thawTime
 		}
 		select {
 		case <-ctx.Done():
@@ -88,11 +88,11 @@ func (f freezer) freezeAll(ctx context.Context, lets bool) error {
 	}
 }
 
-// With version 1: how many freeze requests a group gets before its members are thawed, growing from triesFirst to triesMost
+// With version 1: how many freeze requests a group gets before its members are thawed, growing from firstTries to maxTries
 // since many members take longer; the interval between attempts; and how long the members are thawed.
 const (
-	triesFirst    = 10
-	triesMost     = 80
+	firstTries    = 10
+	maxTries      = 80
 	retryInterval = time.Millisecond
 	thawTime      = 10 * time.Millisecond
 )

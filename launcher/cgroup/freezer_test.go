@@ -71,7 +71,7 @@ func newGroup(t *testing.T) (Group, map[string]freezer) {
 		}
 	}
 	t.Cleanup(func() {
-		if err := g.Clear(context.Background()); err != nil {
+		if err := g.KillAndRemove(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// Remains are the branches of ended commands that still have background processes. They are removed when these have ended.
+// LeftBranches are the branches of ended commands that still have background processes. They are removed when these have ended.
 // Their number is bounded by the process limit of the box.
-type Remains struct {
+type LeftBranches struct {
 	// Bound is a directory with an empty file for each branch whose command must end with this process.
 	Bound string
 
@@ -18,33 +18,35 @@ type Remains struct {
 	branches map[Group][]*Branch // guarded by mu
 }
 
-// sweepAtOnce is how many branches End tries to remove.
-const sweepAtOnce = 64
+// sweepBatch is how many branches RemoveWhenEmpty tries to remove.
+const sweepBatch = 64
 
-// Bind records that a command must end with this process: [Remains.Recover] in the next process kills the members of its
+// Bind records that a command must end with this process: [LeftBranches.Recover] in the next process kills the members of its
 // branch.
-func (r *Remains) Bind(b *Branch) error {
+func (r *LeftBranches) Bind(b *Branch) error {
 	if b == nil {
 		return nil
 	}
 	return os.WriteFile(r.noteFile(b), nil, 0o600)
 }
 
-// Release undoes Bind. Background processes of the branch's command may then outlive this process.
-func (r *Remains) Release(b *Branch) {
+// Unbind undoes Bind. Background processes of the branch's command may then outlive this process.
+func (r *LeftBranches) Unbind(b *Branch) {
 	if b != nil {
 		_ = os.Remove(r.noteFile(b))
 	}
 }
 
-func (r *Remains) noteFile(b *Branch) string { return filepath.Join(r.Bound, filepath.Base(b.path)) }
+func (r *LeftBranches) noteFile(b *Branch) string {
+	return filepath.Join(r.Bound, filepath.Base(b.path))
+}
 
-// End removes the branch of a command of a box, now or after its last member has ended.
-func (r *Remains) End(box Group, b *Branch) {
+// RemoveWhenEmpty removes the branch of a command of a box, now or after its last member has ended.
+func (r *LeftBranches) RemoveWhenEmpty(box Group, b *Branch) {
 	if b == nil {
 		return
 	}
-	r.Release(b)
+	r.Unbind(b)
 	gone := b.Remove() == nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -52,7 +54,7 @@ func (r *Remains) End(box Group, b *Branch) {
 	if !gone {
 		list = append(list, b)
 	}
-	tried := min(sweepAtOnce, len(list))
+	tried := min(sweepBatch, len(list))
 	var kept []*Branch
 	for _, old := range list[:tried] {
 		if old.Remove() != nil {
@@ -62,7 +64,7 @@ func (r *Remains) End(box Group, b *Branch) {
 	r.setLocked(box, append(list[tried:], kept...)) // branches that stay are tried last next time
 }
 
-func (r *Remains) setLocked(box Group, list []*Branch) {
+func (r *LeftBranches) setLocked(box Group, list []*Branch) {
 	if len(list) == 0 {
 		delete(r.branches, box)
 		return
@@ -73,8 +75,8 @@ func (r *Remains) setLocked(box Group, list []*Branch) {
 	r.branches[box] = list
 }
 
-// Drop forgets the branches of a box, which are removed with its group.
-func (r *Remains) Drop(box Group) {
+// Forget forgets the branches of a box, which are removed with its group.
+func (r *LeftBranches) Forget(box Group) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.branches, box)
@@ -82,7 +84,7 @@ func (r *Remains) Drop(box Group) {
 
 // Recover takes over the branches that an earlier gateway created below the group of a box: running commands that were
 // bound to it are killed, and branches without members are removed, now or later.
-func (r *Remains) Recover(box Group) error {
+func (r *LeftBranches) Recover(box Group) error {
 	h, err := mounted()
 	if err != nil {
 		return err
@@ -110,7 +112,7 @@ func (r *Remains) Recover(box Group) error {
 			}
 		}
 		_ = b.freezer.request(false) // a kill may have been interrupted
-		r.End(box, b)
+		r.RemoveWhenEmpty(box, b)
 	}
 	return errors.Join(errs...)
 }

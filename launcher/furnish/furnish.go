@@ -27,9 +27,9 @@ type Identity struct {
 	Restored bool   // the root has the files of another box, whose CA must be removed
 }
 
-// Furnish writes the files of a box into a fresh root without running processes: its names, its user, its first process and
+// PrepareNew writes the files of a box into a fresh root without running processes: its names, its user, its first process and
 // its certificates.
-func (b *Root) Furnish(is Identity) error {
+func (b *Root) PrepareNew(is Identity) error {
 	for _, step := range []struct {
 		what string
 		do   func() error

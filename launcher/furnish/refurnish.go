@@ -9,10 +9,10 @@ import (
 	"boxgate/launcher/files"
 )
 
-// Refurnish writes the files that a box needs to start again. The box may change all others. If the box has put something
+// PrepareRestart writes the files that a box needs to start again. The box may change all others. If the box has put something
 // else (a pipe, a dangling link) where the runtime needs a file or a directory, that is moved aside. No process runs in the
 // root.
-func (b *Root) Refurnish() error {
+func (b *Root) PrepareRestart() error {
 	for _, step := range []struct {
 		what string
 		do   func() error

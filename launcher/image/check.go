@@ -39,7 +39,7 @@ func (s Store) askRegistry(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	asked, cancel := context.WithTimeoutCause(ctx, answerTime, errNoAnswer)
+	asked, cancel := context.WithTimeoutCause(ctx, answerTimeout, errNoAnswer)
 	defer cancel()
 	_, err = puller.Head(asked, ref)
 	switch {

@@ -58,22 +58,22 @@ type Store struct {
 	impatient bool // for tests: much shorter timeouts for stalled downloads and retries
 }
 
-// checkRoom returns nil if n more bytes fit without using the reserve.
-func (s Store) checkRoom(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
+// checkReserve returns nil if n more bytes fit without using the reserve.
+func (s Store) checkReserve(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
 
-// roomPace is how often the disk is checked while an image is built.
-const roomPace = 100 * time.Millisecond
+// reserveCheckInterval is how often the disk is checked while an image is built.
+const reserveCheckInterval = 100 * time.Millisecond
 
-// withRoomWatch returns a context that is cancelled when the disk has only the reserve left, with a [*disk.FullError] as its
+// withReserveWatch returns a context that is cancelled when the disk has only the reserve left, with a [*disk.FullError] as its
 // cause. Call done when the build has ended.
-func (s Store) withRoomWatch(ctx context.Context) (_ context.Context, done func(), err error) {
-	if err := s.checkRoom(0); err != nil {
+func (s Store) withReserveWatch(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := s.checkReserve(0); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		tick := time.NewTicker(roomPace)
+		tick := time.NewTicker(reserveCheckInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -81,7 +81,7 @@ func (s Store) withRoomWatch(ctx context.Context) (_ context.Context, done func(
 				return
 			case <-tick.C:
 			}
-			if err := s.checkRoom(0); err != nil {
+			if err := s.checkReserve(0); err != nil {
 				cancel(err)
 			}
 		}
@@ -124,8 +124,8 @@ func (s Store) Ensure(ctx context.Context, name string, progress func(string)) e
 	return nil
 }
 
-// staleImageTime bounds the removal of a failed build's files.
-const staleImageTime = 2 * time.Minute
+// staleImageTimeout bounds the removal of a failed build's files.
+const staleImageTimeout = 2 * time.Minute
 
 // build fills a temporary directory and renames it once it is complete and on disk.
 func (s Store) build(ctx context.Context, src imageSource, progress func(string)) error {
@@ -137,11 +137,11 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 		}
 	}
 	defer func() { // the next build removes the rest
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTime)
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), staleImageTimeout)
 		defer cancel()
 		_ = files.RemoveTree(cctx, temp)
 	}()
-	building, done, err := s.withRoomWatch(ctx)
+	building, done, err := s.withReserveWatch(ctx)
 	if err != nil {
 		return err
 	}

@@ -23,11 +23,11 @@ import (
 
 // Parameters of layer downloads.
 const (
-	layersAtOnce   = 3
+	parallelLayers = 3
 	layerAttempts  = 4
-	stallTime      = time.Minute // without a byte, before the download is restarted
+	stallTimeout   = time.Minute // without a byte, before the download is restarted
 	firstRetryWait = time.Second // doubled each time
-	answerTime     = 15 * time.Second
+	answerTimeout  = 15 * time.Second
 )
 
 var (
@@ -74,9 +74,9 @@ func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string
 	if err != nil {
 		return nil, explainPull(ref, err)
 	}
-	p := &pull{ref: ref, puller: puller, blobs: s.blobs(src.key), shown: &meter{report: progress}, stall: stallTime, wait: firstRetryWait}
+	p := &pull{ref: ref, puller: puller, blobs: s.blobs(src.key), shown: &meter{report: progress}, stall: stallTimeout, wait: firstRetryWait}
 	if s.impatient { // in tests
-		p.stall, p.wait = stallTime/60, firstRetryWait/100
+		p.stall, p.wait = stallTimeout/60, firstRetryWait/100
 	}
 	layers, err := p.download(ctx, manifest)
 	if err != nil {
@@ -110,7 +110,7 @@ func (p *pull) download(ctx context.Context, manifest *v1.Manifest) ([]v1.Layer,
 		p.shown.total += d.Size
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(layersAtOnce)
+	group.SetLimit(parallelLayers)
 	for i, d := range manifest.Layers {
 		group.Go(func() (err error) {
 			layers[i], err = p.layer(ctx, d)

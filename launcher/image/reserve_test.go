@@ -24,7 +24,7 @@ func TestAnImageEndsAtTheReserve(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	s := Store{Dir: filepath.Join(dir, "images"), Reserve: 1 << 30}
-	ctx, done, err := s.withRoomWatch(t.Context())
+	ctx, done, err := s.withReserveWatch(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -123,8 +123,8 @@ func FreeIDs(dir string) error {
 	return nil
 }
 
-// ForgetClaims removes the directory of the claims unless it has claims.
-func ForgetClaims(ctx context.Context) error {
+// RemoveClaims removes the directory of the claims unless it has claims.
+func RemoveClaims(ctx context.Context) error {
 	unlock, err := lockClaims(ctx)
 	if err != nil {
 		return err
@@ -136,8 +136,8 @@ func ForgetClaims(ctx context.Context) error {
 	return os.RemoveAll(Claims)
 }
 
-// HoldIDs claims a box's range again after a reboot, which clears the claims. It fails if another box has the range.
-func HoldIDs(ctx context.Context, index int, dir string) error {
+// ReclaimIDs claims a box's range again after a reboot, which clears the claims. It fails if another box has the range.
+func ReclaimIDs(ctx context.Context, index int, dir string) error {
 	unlock, err := lockClaims(ctx)
 	if err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 	"boxgate/policy"
 )
 
-// maxBackground bounds the abandoned streams of one box that are read and discarded.
-const maxBackground = 64
+// maxStreams bounds the abandoned streams of one box that are read and discarded.
+const maxStreams = 64
 
 // Background reads and discards the output that ended commands have left open to other processes of the box, because a
 // write to a closed pipe would kill those. Each stream costs a descriptor and a goroutine, and one process of a box can
@@ -70,7 +70,7 @@ func (b *Background) Discard(id policy.BoxID, r *os.File) {
 		b.open = map[policy.BoxID][]*os.File{}
 	}
 	list := append(b.open[id], r)
-	if len(list) > maxBackground {
+	if len(list) > maxStreams {
 		list[0].Close()
 		list = slices.Delete(list, 0, 1)
 	}

@@ -15,7 +15,7 @@ import (
 func TestBackgroundOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	var b Background
-	writers := make([]*os.File, maxBackground+3)
+	writers := make([]*os.File, maxStreams+3)
 	for i := range writers {
 		r, w, err := os.Pipe()
 		if err != nil {

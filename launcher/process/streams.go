@@ -31,7 +31,7 @@ func Open(ends Stdio, owner int) (_ *Streams, err error) {
 	s := &Streams{}
 	defer func() {
 		if err != nil {
-			s.Abandon()
+			s.CloseAll()
 		}
 	}()
 	if ends.In != nil {
@@ -59,8 +59,8 @@ func Open(ends Stdio, owner int) (_ *Streams, err error) {
 	return s, nil
 }
 
-// OverTerminal opens only /dev/null: the streams of the command are a terminal, which [Streams.Attach] adds.
-func OverTerminal() (*Streams, error) { return Open(Stdio{}, 0) }
+// OpenForTerminal opens only /dev/null: the streams of the command are a terminal, which [Streams.Attach] adds.
+func OpenForTerminal() (*Streams, error) { return Open(Stdio{}, 0) }
 
 // Attach makes the master side of a terminal our end of standard input and output.
 func (s *Streams) Attach(master *os.File) { s.in, s.out[0], s.tty = master, master, master }
@@ -79,8 +79,8 @@ func (s *Streams) CloseFar() {
 	}
 }
 
-// Abandon closes everything, for a command that did not start.
-func (s *Streams) Abandon() {
+// CloseAll closes everything, for a command that did not start.
+func (s *Streams) CloseAll() {
 	s.CloseFar()
 	for _, f := range []*os.File{s.in, s.out[0], s.out[1]} {
 		if f != nil {

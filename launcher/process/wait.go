@@ -114,8 +114,8 @@ func (o *Process) signalGroup(sig unix.Signal) {
 	_ = unix.Kill(-group, sig)
 }
 
-// Inner returns the ID of the process in its own PID namespace. It is available until [Process.Await] has returned.
-func (o *Process) Inner() (int, error) {
+// NamespacePID returns the ID of the process in its own PID namespace. It is available until [Process.Await] has returned.
+func (o *Process) NamespacePID() (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.pid))
 	if err != nil {
 		return 0, err

@@ -29,8 +29,8 @@ const (
 // directories, or are counters.
 var keptAttrs = []string{overlay + "opaque", overlay + "whiteout"}
 
-// unsafeHere are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it does not create them.
-var unsafeHere = []string{overlay + "redirect", overlay + "metacopy"}
+// redirectAttrs are attributes that make overlayfs look for the file elsewhere. Boxes are mounted so that it does not create them.
+var redirectAttrs = []string{overlay + "redirect", overlay + "metacopy"}
 
 // readAttrs returns the attributes of a path, with values as stored in a layer. It does not follow links, except a path
 // directly in /proc/self/fd.
@@ -61,7 +61,7 @@ func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 
 // isKept reports whether an attribute belongs in a layer.
 func isKept(name string) (bool, error) {
-	for _, u := range unsafeHere {
+	for _, u := range redirectAttrs {
 		if name == u {
 			return false, fmt.Errorf("overlayfs has left %s in the box: it was made by another version of the gateway; make it anew", name)
 		}

@@ -20,7 +20,7 @@ type bodies struct {
 	dir   *os.File
 	ids   namespace.IDs
 	clone bool                // the file system may be able to share blocks between files
-	room  func(n int64) error // called before n more bytes are written
+	grow  func(n int64) error // called before n more bytes are written
 }
 
 // bodyName names a file in one state: any change of contents, owner, mode or attributes changes the time.
@@ -108,7 +108,7 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 	if b.clone {
 		err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
 		if err == nil {
-			return b.roomFor(to) // the blocks become its own when the box changes the file
+			return b.growFor(to) // the blocks become its own when the box changes the file
 		}
 		b.clone = false
 	}
@@ -135,13 +135,13 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 	return nil
 }
 
-// roomFor calls room for the blocks of a file.
-func (b *bodies) roomFor(f *os.File) error {
+// growFor calls room for the blocks of a file.
+func (b *bodies) growFor(f *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	return b.room(st.Blocks * 512)
+	return b.grow(st.Blocks * 512)
 }
 
 // copyChunk is how many bytes are copied between two checks of the context.
@@ -154,7 +154,7 @@ func (b *bodies) copyRange(ctx context.Context, to, from *os.File, begin, end in
 			return context.Cause(ctx)
 		}
 		chunk := min(end-begin, copyChunk)
-		if err := b.room(max(chunk-paid, 0)); err != nil {
+		if err := b.grow(max(chunk-paid, 0)); err != nil {
 			return err
 		}
 		paid = max(paid, chunk)

@@ -34,13 +34,13 @@ const (
 type Terms struct {
 	Entries int64         // in the tree
 	Frozen  time.Duration // how long the box may stay frozen
-	Without string        // an entry of the top directory that is left out with everything below it; "": no entry
+	Exclude string        // an entry of the top directory that is left out with everything below it; "": no entry
 	// Grow is called before n more bytes are written, and its error ends the capture. nil: unlimited.
 	Grow func(n int64) error
 }
 
-// room calls Grow.
-func (t Terms) room(n int64) error {
+// callGrow calls Grow.
+func (t Terms) callGrow(n int64) error {
 	if t.Grow == nil || n == 0 {
 		return nil
 	}
@@ -104,12 +104,12 @@ type capture struct {
 	upper  *os.File
 	to     *os.File
 	bodies *bodies
-	most   Terms
+	terms  Terms
 	report Report
 }
 
 func newCapture(upper string, ids namespace.IDs, to string, most Terms) (c *capture, err error) {
-	c = &capture{ids: ids, most: most}
+	c = &capture{ids: ids, terms: most}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -130,7 +130,7 @@ func newCapture(upper string, ids namespace.IDs, to string, most Terms) (c *capt
 	if err != nil {
 		return nil, err
 	}
-	c.bodies = &bodies{dir: dir, ids: ids, clone: true, room: most.room}
+	c.bodies = &bodies{dir: dir, ids: ids, clone: true, grow: most.callGrow}
 	return c, nil
 }
 
@@ -172,7 +172,7 @@ func (c *capture) copyRunning(ctx context.Context) error {
 func (c *capture) isSmall(ctx context.Context) (bool, error) {
 	errEnough := errors.New("enough")
 	var s sizes
-	err := walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(_ *os.File, e entry) error {
+	err := walk(ctx, c.upper, visitor{changing: true, maxEntries: c.terms.Entries, exclude: c.terms.Exclude, entry: func(_ *os.File, e entry) error {
 		if s.add(e); s.bytes > fewBytes || s.entries > fewFiles {
 			return errEnough
 		}
@@ -186,7 +186,7 @@ func (c *capture) isSmall(ctx context.Context) (bool, error) {
 
 // copyRound copies the files last changed before a time, and returns the sizes of the others.
 func (c *capture) copyRound(ctx context.Context, before time.Time) (fresh sizes, err error) {
-	err = walk(ctx, c.upper, visitor{loose: true, most: c.most.Entries, without: c.most.Without, entry: func(dir *os.File, e entry) error {
+	err = walk(ctx, c.upper, visitor{changing: true, maxEntries: c.terms.Entries, exclude: c.terms.Exclude, entry: func(dir *os.File, e entry) error {
 		if !e.regular() {
 			return nil
 		}
@@ -212,7 +212,7 @@ func (c *capture) copyFrozen(ctx context.Context) error {
 	}
 	var s sizes
 	note := func(dir *os.File, e entry) error {
-		if err := c.most.room(entryBytes); err != nil {
+		if err := c.terms.callGrow(entryBytes); err != nil {
 			return err
 		}
 		it, err := c.itemOf(ctx, dir, e)
@@ -222,7 +222,7 @@ func (c *capture) copyFrozen(ctx context.Context) error {
 		s.add(e)
 		return w.add(it)
 	}
-	err = walk(ctx, c.upper, visitor{most: c.most.Entries, without: c.most.Without, entry: note, leave: func() error { return w.add(item{Leave: true}) }})
+	err = walk(ctx, c.upper, visitor{maxEntries: c.terms.Entries, exclude: c.terms.Exclude, entry: note, leave: func() error { return w.add(item{Leave: true}) }})
 	c.report.Size, c.report.Files = s.bytes, s.entries
 	return errors.Join(err, w.close())
 }
@@ -236,8 +236,8 @@ type sizes struct {
 	linked         map[uint64]bool // files with several names that were already counted
 }
 
-// mostLinked is how many files with several names are tracked. Beyond that, each name of a file counts for its share.
-const mostLinked = 1 << 16
+// maxLinked is how many files with several names are tracked. Beyond that, each name of a file counts for its share.
+const maxLinked = 1 << 16
 
 func (s *sizes) add(e entry) {
 	s.entries++
@@ -248,7 +248,7 @@ func (s *sizes) add(e entry) {
 			return
 		case s.linked == nil:
 			s.linked = map[uint64]bool{}
-		case len(s.linked) == mostLinked:
+		case len(s.linked) == maxLinked:
 			s.bytes += bytes / int64(e.stat.Nlink)
 			return
 		}

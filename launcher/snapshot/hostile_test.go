@@ -33,7 +33,7 @@ func manyFiles(t *testing.T, dir string, count int) {
 func TestDirectoriesAreReadInPieces(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
-	manyFiles(t, top, 3*namesAtOnce)
+	manyFiles(t, top, 3*namesPerRead)
 	dir, err := os.Open(top)
 	if err != nil {
 		t.Fatal(err)
@@ -45,8 +45,8 @@ func TestDirectoriesAreReadInPieces(t *testing.T) {
 		}
 		break
 	}
-	if left, err := dir.Readdirnames(-1); err != nil || len(left) < namesAtOnce {
-		t.Errorf("after the first entry %d of %d are left, %v", len(left), 3*namesAtOnce, err)
+	if left, err := dir.Readdirnames(-1); err != nil || len(left) < namesPerRead {
+		t.Errorf("after the first entry %d of %d are left, %v", len(left), 3*namesPerRead, err)
 	}
 }
 
@@ -54,7 +54,7 @@ func TestDirectoriesAreReadInPieces(t *testing.T) {
 func TestFilesWithSeveralNamesAreNotAllRemembered(t *testing.T) {
 	t.Parallel()
 	var s sizes
-	const count = mostLinked + 1000
+	const count = maxLinked + 1000
 	for range 2 { // names
 		for i := range uint64(count) {
 			s.add(entry{stat: unix.Stat_t{Ino: i, Nlink: 2, Mode: unix.S_IFREG, Blocks: 8}})
@@ -63,7 +63,7 @@ func TestFilesWithSeveralNamesAreNotAllRemembered(t *testing.T) {
 	if want := int64(count * 8 * 512); s.bytes != want {
 		t.Errorf("%d bytes, not %d", s.bytes, want)
 	}
-	if len(s.linked) > mostLinked {
+	if len(s.linked) > maxLinked {
 		t.Errorf("%d files are remembered", len(s.linked))
 	}
 }

@@ -35,7 +35,7 @@ func Merge(ctx context.Context, image string, layers []string, to string, grow f
 	for _, layer := range layers {
 		src, err := os.Open(layer)
 		if err == nil {
-			err = merge{ctx, Terms{Grow: grow}.room}.mergeDir(src, dst, treeDir, position{image: root})
+			err = merge{ctx, Terms{Grow: grow}.callGrow}.mergeDir(src, dst, treeDir, position{image: root})
 			src.Close()
 		}
 		if err != nil {
@@ -54,7 +54,7 @@ func measure(ctx context.Context, tree string) (r Report, err error) {
 	}
 	defer top.Close()
 	var s sizes
-	err = walk(ctx, top, visitor{most: math.MaxInt64, entry: func(_ *os.File, e entry) error {
+	err = walk(ctx, top, visitor{maxEntries: math.MaxInt64, entry: func(_ *os.File, e entry) error {
 		s.add(e)
 		return nil
 	}})
@@ -64,7 +64,7 @@ func measure(ctx context.Context, tree string) (r Report, err error) {
 // merge is a running merge.
 type merge struct {
 	ctx  context.Context
-	room func(n int64) error // called before n more bytes are written
+	grow func(n int64) error // called before n more bytes are written
 }
 
 // position is the position of an entry in the tree.
@@ -85,7 +85,7 @@ func (m merge) mergeDir(src, dst *os.File, name string, at position) error {
 	if err != nil {
 		return err
 	}
-	if err := m.room(max(entryBytes, e.stat.Blocks*512)); err != nil { // its names are written again
+	if err := m.grow(max(entryBytes, e.stat.Blocks*512)); err != nil { // its names are written again
 		return err
 	}
 	hides := slices.ContainsFunc(it.Attrs, func(a attr) bool { return a.Name == opaque.Name })
@@ -188,7 +188,7 @@ func (m merge) mergeEntry(src, dst *os.File, name string, at position) error {
 	if err := files.RemoveEntry(m.ctx, dst, name); err != nil || at.image == nil && e.whiteout() {
 		return err
 	}
-	if err := m.room(entryBytes); err != nil {
+	if err := m.grow(entryBytes); err != nil {
 		return err
 	}
 	err := unix.Linkat(int(src.Fd()), name, int(dst.Fd()), name, 0)
@@ -221,7 +221,7 @@ func (m merge) copyFile(src, dst *os.File, e entry) error {
 		return err
 	}
 	defer from.Close()
-	b := bodies{dir: dst, clone: true, room: m.room}
+	b := bodies{dir: dst, clone: true, grow: m.grow}
 	to, err := b.create(e.name)
 	if err != nil {
 		return err

@@ -32,12 +32,12 @@ func (e entry) whiteout() bool { return e.stat.Mode&unix.S_IFMT == unix.S_IFCHR 
 
 // visitor receives the entries of a tree.
 type visitor struct {
-	entry   func(dir *os.File, e entry) error // called for the top directory first, and for a directory before its entries
-	leave   func() error                      // called after the entries of a directory; may be nil
-	without string                            // an entry of the top directory to skip; "": no entry
-	loose   bool                              // the tree may change: vanished entries are skipped
-	most    int64                             // maximum number of entries
-	seen    *int64                            // set by walk
+	entry      func(dir *os.File, e entry) error // called for the top directory first, and for a directory before its entries
+	leave      func() error                      // called after the entries of a directory; may be nil
+	exclude    string                            // an entry of the top directory to skip; "": no entry
+	changing   bool                              // the tree may change: vanished entries are skipped
+	maxEntries int64                             // maximum number of entries
+	seen       *int64                            // set by walk
 }
 
 // walk visits a tree.
@@ -70,7 +70,7 @@ func (v visitor) visitDir(ctx context.Context, parent *os.File, name string, dev
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if depth == 0 && n == v.without {
+		if depth == 0 && n == v.exclude {
 			continue
 		}
 		if err := v.visit(ctx, dir, n, dev, depth); err != nil {
@@ -83,14 +83,14 @@ func (v visitor) visitDir(ctx context.Context, parent *os.File, name string, dev
 	return v.leave()
 }
 
-// namesAtOnce is how many names of a directory are held in memory: a box may have created millions.
-const namesAtOnce = 1024
+// namesPerRead is how many names of a directory are held in memory: a box may have created millions.
+const namesPerRead = 1024
 
 // namesIn yields the names in a directory. After an error it stops.
 func namesIn(dir *os.File) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for {
-			names, err := dir.Readdirnames(namesAtOnce)
+			names, err := dir.Readdirnames(namesPerRead)
 			for _, n := range names {
 				if !yield(n, nil) {
 					return
@@ -109,8 +109,8 @@ func namesIn(dir *os.File) iter.Seq2[string, error] {
 
 // visit visits one entry and everything below it.
 func (v visitor) visit(ctx context.Context, dir *os.File, name string, dev uint64, depth int) error {
-	if *v.seen++; *v.seen > v.most {
-		return fmt.Errorf("the box has written more than %d files and directories, which a snapshot cannot hold", v.most)
+	if *v.seen++; *v.seen > v.maxEntries {
+		return fmt.Errorf("the box has written more than %d files and directories, which a snapshot cannot hold", v.maxEntries)
 	}
 	e := entry{name: name}
 	if err := unix.Fstatat(int(dir.Fd()), name, &e.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -128,7 +128,7 @@ func (v visitor) visit(ctx context.Context, dir *os.File, name string, dev uint6
 // ignoreVanished ignores that an entry has vanished or been replaced, if the tree may change.
 func (v visitor) ignoreVanished(err error) error {
 	for _, gone := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ESTALE} {
-		if v.loose && errors.Is(err, gone) {
+		if v.changing && errors.Is(err, gone) {
 			return nil
 		}
 	}

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// trashWorkers is how many boxes are removed concurrently.
-	trashWorkers = 2
-	// trashRetry is the interval between attempts to remove files that could not be removed.
-	trashRetry = time.Minute
+	// maxWorkers is how many boxes are removed concurrently.
+	maxWorkers = 2
+	// retryInterval is the interval between attempts to remove files that could not be removed.
+	retryInterval = time.Minute
 )
 
 // Trash removes the entries of a directory. The directory itself is the list of pending removals.
@@ -41,9 +41,9 @@ func New(dir string, log *zap.Logger) *Trash {
 	return &Trash{dir: dir, log: log, wake: make(chan struct{}, 1), removing: map[string]bool{}, failed: map[string]bool{}}
 }
 
-// Take moves a directory into the trash, in constant time. A missing directory is not an error. [Trash.KeepEmpty] removes
+// Move moves a directory into the trash, in constant time. A missing directory is not an error. [Trash.KeepEmpty] removes
 // it.
-func (t *Trash) Take(dir string) error {
+func (t *Trash) Move(dir string) error {
 	err := os.Rename(dir, filepath.Join(t.dir, filepath.Base(dir)+"-"+rand.Text()))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -60,7 +60,7 @@ func (t *Trash) Take(dir string) error {
 func (t *Trash) KeepEmpty(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
-	slots := make(chan struct{}, trashWorkers)
+	slots := make(chan struct{}, maxWorkers)
 	for {
 		names, err := t.names()
 		if err != nil {
@@ -81,7 +81,7 @@ func (t *Trash) KeepEmpty(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-t.wake:
-		case <-time.After(trashRetry):
+		case <-time.After(retryInterval):
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestBusyHostRemovesFiles(t *testing.T) {
 		}
 	}
 	other := oneCPUAndNeighbour(t)
-	if err := trash.Take(full); err != nil {
+	if err := trash.Move(full); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)

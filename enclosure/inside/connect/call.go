@@ -74,7 +74,7 @@ type call struct {
 	assigned    chan struct{} // closed when a thread takes the call
 	interrupted chan struct{} // closed when the command's thread has made another call
 	ended       bool          // with mu
-	group       int           // process of the thread; with mu; 0: not looked up, -1: unknown
+	processID   int           // process of the thread; with mu; 0: not looked up, -1: unknown
 }
 
 // maxAddress is the size of struct sockaddr_storage.

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostLinks is how many links the kernel follows in a path.
-const mostLinks = 40
+// maxLinks is how many links the kernel follows in a path.
+const maxLinks = 40
 
 // lookUp opens the file at a path, on a thread that has the caller's root, directory and rights. In /proc, however, that
 // thread differs from the caller: "self" is another process, and the supervisor's own descriptors are accessible. So a path
@@ -55,7 +55,7 @@ func (c *call) lookUpByParts(path string) (at int, err error) {
 			return at, err
 		}
 		if to != "" {
-			if links++; links > mostLinks {
+			if links++; links > maxLinks {
 				return at, unix.ELOOP
 			}
 			if rest != "" {
@@ -108,8 +108,8 @@ func (c *call) isProc(dir int) bool {
 	return err == nil && failed == nil && at == proc
 }
 
-// levels is the depth of a directory with links such as PID/task/TID/fd.
-const levels = 4
+// procLinkDepth is the depth of a directory with links such as PID/task/TID/fd.
+const procLinkDepth = 4
 
 // isOwn reports whether a directory is the supervisor's in /proc, or one with links below it.
 func (c *call) isOwn(dir int) bool {
@@ -118,7 +118,7 @@ func (c *call) isOwn(dir int) bool {
 		return true
 	}
 	task := "task/" + strconv.Itoa(os.Getpid())
-	for range levels {
+	for range procLinkDepth {
 		if at, err := statAt(dir, task); err == nil && at.Dev == proc.Dev {
 			return true
 		}

@@ -147,7 +147,7 @@ func (c *call) mayReach(at Object) bool {
 func (s *Supervisor) isKnown(at Object, cookie uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known, ok := s.known[at]
+	known, ok := s.boundFiles[at]
 	return ok && known == cookie
 }
 
@@ -164,10 +164,10 @@ func (s *Supervisor) isBoundBy(b bound, at Object) bool {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(s.known) >= mostKnown {
-			clear(s.known)
+		if len(s.boundFiles) >= maxBoundFiles {
+			clear(s.boundFiles)
 		}
-		s.known[at] = b.cookie
+		s.boundFiles[at] = b.cookie
 		return true
 	})
 }
@@ -189,7 +189,7 @@ func (s *Supervisor) isBoundElsewhere(at Object) bool {
 		return err == nil && file == at && made[ns]
 	}
 	s.mu.Lock()
-	found, ok := s.elsewhere[at]
+	found, ok := s.boundElsewhere[at]
 	s.mu.Unlock()
 	if ok && is(found) {
 		return true
@@ -201,10 +201,10 @@ func (s *Supervisor) isBoundElsewhere(at Object) bool {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if len(s.elsewhere) >= mostKnown {
-			clear(s.elsewhere)
+		if len(s.boundElsewhere) >= maxBoundFiles {
+			clear(s.boundElsewhere)
 		}
-		s.elsewhere[at] = found
+		s.boundElsewhere[at] = found
 		return true
 	})
 }

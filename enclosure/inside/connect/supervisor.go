@@ -40,35 +40,35 @@ type Supervisor struct {
 	onRefused     func(path string)
 	poller        *poller
 
-	mu          sync.Mutex
-	changed     sync.Cond // with mu: a call has ended, was interrupted, or has released a socket
-	calls       map[uint32]*call
-	working     map[*call]bool // calls that have a thread
-	waiting     map[int]int    // pending connections, by process of the command
-	allWaiting  int
-	connecting  map[uint64]bool       // sockets, by cookie
-	receivers   int                   // threads that wait for calls
-	helpers     int                   // threads that wait for tasks
-	total       int                   // threads
-	tasks       chan *call            // for helpers
-	queue       []*call               // calls that wait for a thread
-	known       map[Object]uint64     // files that the command has bound, with the socket's cookie
-	elsewhere   map[Object]descriptor // files that the command has bound in other network namespaces
-	undelivered map[uint32]result     // by thread of the command
-	connected   map[uint32]result     // the last successful connection of each thread
-	refused     map[string]bool
+	mu             sync.Mutex
+	changed        sync.Cond // with mu: a call has ended, was interrupted, or has released a socket
+	calls          map[uint32]*call
+	working        map[*call]bool // calls that have a thread
+	waiting        map[int]int    // pending connections, by process of the command
+	allWaiting     int
+	connecting     map[uint64]bool       // sockets, by cookie
+	receivers      int                   // threads that wait for calls
+	helpers        int                   // threads that wait for tasks
+	total          int                   // threads
+	tasks          chan *call            // for helpers
+	queue          []*call               // calls that wait for a thread
+	boundFiles     map[Object]uint64     // files that the command has bound, with the socket's cookie
+	boundElsewhere map[Object]descriptor // files that the command has bound in other network namespaces
+	undelivered    map[uint32]result     // by thread of the command
+	connected      map[uint32]result     // the last successful connection of each thread
+	refused        map[string]bool
 }
 
 // Bounds on the resources that a command can make the supervisor use.
 const (
-	mostThreads     = 256 // of the supervisor
-	mostOfProcess   = 16  // threads that calls of one process of the command occupy
-	idleThreads     = 4
-	mostWaiting     = 4096 // pending connections that threads of the command wait for
-	mostWaitingOf   = 1024 // of one process
-	mostKnown       = 1024
-	mostUndelivered = 1024
-	mostRefused     = 256
+	maxThreads           = 256 // of the supervisor
+	maxThreadsPerProcess = 16  // threads that calls of one process of the command occupy
+	idleThreads          = 4
+	maxPending           = 4096 // pending connections that threads of the command wait for
+	maxPendingPerProcess = 1024 // of one process
+	maxBoundFiles        = 1024
+	maxUndelivered       = 1024
+	maxRefused           = 256
 )
 
 // threadTimeout is how long a call waits for a thread before it fails with EAGAIN.
@@ -107,8 +107,8 @@ func Open(reach []string) (out []Object, err error) {
 func Start(listener int, reach []Object, onRefused func(path string)) (err error) {
 	s := &Supervisor{
 		listener: listener, allowed: reach, onRefused: onRefused,
-		calls: map[uint32]*call{}, working: map[*call]bool{}, waiting: map[int]int{}, connecting: map[uint64]bool{}, tasks: make(chan *call, mostThreads),
-		known: map[Object]uint64{}, elsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, connected: map[uint32]result{}, refused: map[string]bool{},
+		calls: map[uint32]*call{}, working: map[*call]bool{}, waiting: map[int]int{}, connecting: map[uint64]bool{}, tasks: make(chan *call, maxThreads),
+		boundFiles: map[Object]uint64{}, boundElsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, connected: map[uint32]result{}, refused: map[string]bool{},
 	}
 	s.changed.L = &s.mu
 	if s.proc, err = open(unix.AT_FDCWD, "/proc", unix.O_DIRECTORY); err != nil {
@@ -157,7 +157,7 @@ func needTracing() error {
 func (s *Supervisor) storeUndelivered(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.undelivered) >= mostUndelivered {
+	if len(s.undelivered) >= maxUndelivered {
 		clear(s.undelivered)
 	}
 	s.undelivered[thread] = r
@@ -176,7 +176,7 @@ func (s *Supervisor) popUndelivered(thread uint32, socket uint64, address []byte
 func (s *Supervisor) storeConnected(thread uint32, r result) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.connected) >= mostUndelivered {
+	if len(s.connected) >= maxUndelivered {
 		clear(s.connected)
 	}
 	s.connected[thread] = r
@@ -194,7 +194,7 @@ func (s *Supervisor) popConnected(thread uint32, socket uint64, address []byte) 
 // reportRefused reports the refusal of a socket, once per path.
 func (s *Supervisor) reportRefused(path string) {
 	s.mu.Lock()
-	first := !s.refused[path] && len(s.refused) < mostRefused
+	first := !s.refused[path] && len(s.refused) < maxRefused
 	if first {
 		s.refused[path] = true
 	}

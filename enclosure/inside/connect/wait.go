@@ -21,19 +21,19 @@ type pendingState struct {
 // double up to a maximum. The maximum grows with the number of waiting connections: all together make some 1,300 attempts a
 // second at most.
 const (
-	firstPause   = time.Millisecond
-	longestPause = 50 * time.Millisecond
-	atOnce       = 64 // longestPause applies up to this number of waiting connections
+	firstPause      = time.Millisecond
+	longestPause    = 50 * time.Millisecond
+	waitersPerPause = 64 // longestPause applies up to this number of waiting connections
 )
 
 func (s *Supervisor) longestPause() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return longestPause * time.Duration(max(s.allWaiting, atOnce)) / atOnce
+	return longestPause * time.Duration(max(s.allWaiting, waitersPerPause)) / waitersPerPause
 }
 
-// lookEvery is how often a pending call checks that its caller still waits, since the kernel does not notify.
-const lookEvery = time.Second
+// callerCheckInterval is how often a pending call checks that its caller still waits, since the kernel does not notify.
+const callerCheckInterval = time.Second
 
 // connectTo connects the command's socket without blocking. For a blocking socket, it returns errPending where a non-blocking
 // one would get its error. During the attempt, the socket is non-blocking for its other users too, for some microseconds.
@@ -83,8 +83,8 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 	return errno
 }
 
-// longestTry is how long a non-blocking connect(2) may take before it is interrupted.
-const longestTry = 100 * time.Millisecond
+// maxConnectTime is how long a non-blocking connect(2) may take before it is interrupted.
+const maxConnectTime = 100 * time.Millisecond
 
 // withoutBlocking runs f, which connects the socket, while the socket is non-blocking. The command can make it block again
 // at any time, through another descriptor: then the hanging call is interrupted, and restarted without blocking.
@@ -105,13 +105,13 @@ func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
 	running := true
 	var look *time.Timer
 	mu.Lock()
-	look = time.AfterFunc(longestTry, func() {
+	look = time.AfterFunc(maxConnectTime, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if running {
 			_ = dontBlock()
 			_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // as the runtime does for goroutines; the kernel restarts the call
-			look.Reset(longestTry)
+			look.Reset(maxConnectTime)
 		}
 	})
 	mu.Unlock()
@@ -195,8 +195,8 @@ func (c *call) registerPending() bool {
 	if err == nil && timeout.Nano() > 0 {
 		c.pending.until = time.Now().Add(time.Duration(timeout.Nano()))
 	}
-	own := c.s.groupOf(c)
-	if c.s.allWaiting >= mostWaiting || c.s.waiting[own] >= mostWaitingOf {
+	own := c.s.processOf(c)
+	if c.s.allWaiting >= maxPending || c.s.waiting[own] >= maxPendingPerProcess {
 		return false
 	}
 	c.s.allWaiting++
@@ -214,7 +214,7 @@ func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno
 		defer timer.Stop()
 		giveUp = timer.C
 	}
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(callerCheckInterval)
 	defer look.Stop()
 	for {
 		select {

@@ -69,7 +69,7 @@ func (s *Supervisor) registerCall(c *call) bool {
 		s.calls[c.thread] = c
 		s.changed.Broadcast()
 	}
-	last := s.receivers == 0 && s.total >= mostThreads
+	last := s.receivers == 0 && s.total >= maxThreads
 	if s.receivers == 0 && !last {
 		s.total++
 		go s.serve(nil)
@@ -84,36 +84,36 @@ func (s *Supervisor) registerCall(c *call) bool {
 // mayWork reports whether a call may have a thread, since each process may only occupy a few. counts are the working calls
 // by process; nil: not counted yet. The caller holds mu.
 func (s *Supervisor) mayWork(c *call, counts map[int]int) bool {
-	if len(s.working) < mostOfProcess {
+	if len(s.working) < maxThreadsPerProcess {
 		return true
 	}
 	if counts == nil {
 		counts = s.countWorking()
 	}
-	return counts[s.groupOf(c)] < mostOfProcess
+	return counts[s.processOf(c)] < maxThreadsPerProcess
 }
 
 // countWorking counts the working calls by process. The caller holds mu.
 func (s *Supervisor) countWorking() map[int]int {
 	counts := map[int]int{}
 	for c := range s.working {
-		counts[s.groupOf(c)]++
+		counts[s.processOf(c)]++
 	}
 	return counts
 }
 
-// groupOf returns the process of a call. The caller holds mu.
-func (s *Supervisor) groupOf(c *call) int {
-	if c.group == 0 {
-		c.group = -1
+// processOf returns the process of a call. The caller holds mu.
+func (s *Supervisor) processOf(c *call) int {
+	if c.processID == 0 {
+		c.processID = -1
 		if dir, err := open(s.proc, strconv.Itoa(int(c.thread)), unix.O_DIRECTORY); err == nil {
 			if st, err := statusIn(dir); err == nil {
-				c.group = st.process
+				c.processID = st.process
 			}
 			_ = unix.Close(dir)
 		}
 	}
-	return c.group
+	return c.processID
 }
 
 // waitForThread waits until a thread works on the call.
@@ -150,18 +150,18 @@ func (s *Supervisor) assignQueued() {
 		return
 	}
 	var counts map[int]int
-	if len(s.working)+len(s.queue) > mostOfProcess {
+	if len(s.working)+len(s.queue) > maxThreadsPerProcess {
 		counts = s.countWorking()
 	}
 	room := true
 	s.queue = slices.DeleteFunc(s.queue, func(c *call) bool {
-		room = room && (s.helpers > 0 || s.total < mostThreads)
+		room = room && (s.helpers > 0 || s.total < maxThreads)
 		if !room || !s.mayWork(c, counts) {
 			return false
 		}
 		s.passToHelper(c)
 		if counts != nil {
-			counts[s.groupOf(c)]++
+			counts[s.processOf(c)]++
 		}
 		close(c.assigned)
 		return true
@@ -280,7 +280,7 @@ func (c *call) answer(errno unix.Errno) {
 	}
 	if c.pending.counted {
 		c.s.allWaiting--
-		if own := c.s.groupOf(c); c.s.waiting[own] > 1 {
+		if own := c.s.processOf(c); c.s.waiting[own] > 1 {
 			c.s.waiting[own]--
 		} else {
 			delete(c.s.waiting, own)

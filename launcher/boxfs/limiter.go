@@ -10,26 +10,26 @@ import (
 // PerBox is the maximum number of concurrent sessions of a box.
 const PerBox = 8
 
-// Turns limits the sessions of each box. The zero value is ready to use.
-type Turns struct {
+// Limiter limits the sessions of each box. The zero value is ready to use.
+type Limiter struct {
 	mu    sync.Mutex
-	boxes map[policy.BoxID]*turns // guarded by mu
+	boxes map[policy.BoxID]*boxSessions // guarded by mu
 }
 
-type turns struct {
+type boxSessions struct {
 	free  chan struct{} // a token for each running session
 	users int           // holders and waiters
 }
 
-// Take waits for a free session. The caller must call done.
-func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err error) {
+// Acquire waits for a free session. The caller must call done.
+func (t *Limiter) Acquire(ctx context.Context, id policy.BoxID) (done func(), err error) {
 	t.mu.Lock()
 	if t.boxes == nil {
-		t.boxes = map[policy.BoxID]*turns{}
+		t.boxes = map[policy.BoxID]*boxSessions{}
 	}
 	b := t.boxes[id]
 	if b == nil {
-		b = &turns{free: make(chan struct{}, PerBox)}
+		b = &boxSessions{free: make(chan struct{}, PerBox)}
 		t.boxes[id] = b
 	}
 	b.users++
@@ -43,7 +43,7 @@ func (t *Turns) Take(ctx context.Context, id policy.BoxID) (done func(), err err
 	}
 }
 
-func (t *Turns) release(id policy.BoxID, b *turns) {
+func (t *Limiter) release(id policy.BoxID, b *boxSessions) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if b.users--; b.users == 0 {

@@ -15,12 +15,12 @@ import (
 // is frozen.
 type captureLimits struct {
 	snapshot.Terms
-	Whole time.Duration
+	Total time.Duration
 }
 
-var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Without: path.Base(furnish.InitPath)}, 20 * time.Minute}
+var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Exclude: path.Base(furnish.InitPath)}, 20 * time.Minute}
 
-// errCaptureSlow is the cause when a capture exceeds captureLimits.Whole.
+// errCaptureSlow is the cause when a capture exceeds captureLimits.Total.
 var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
 
 // runtimeTimeout bounds every call of the runtime. A box can stall some of them for ever: runc reads the box's /etc/passwd and
