@@ -79,12 +79,12 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 func (p *Process) Run(s inside.Spec) error {
 	s.Foreground = p.tty != nil
 	if err := inside.Send(p.orders, s); err != nil {
-		return fmt.Errorf("the process that was to start the command has ended: %w", err)
+		return fmt.Errorf("the process that should start the command has ended: %w", err)
 	}
 	rep, err := inside.ReadReport(p.reports)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the process that was to start the command has ended: %w", err)
+		return fmt.Errorf("the process that should start the command has ended: %w", err)
 	case rep.Kind == inside.Failed:
 		return &ExitError{Status: int(rep.Value), Why: rep.Text}
 	}
@@ -152,7 +152,7 @@ func stopSelf() {
 const closeTimeout = 10 * time.Second
 
 // ErrNotEnded means that processes were killed but have not ended.
-var ErrNotEnded = errors.New("what the command has left was killed, but does not end: it waits for a file system that does not answer, and ends when that does or is unmounted (umount -f)")
+var ErrNotEnded = errors.New("processes of the command were killed but have not ended: they wait for a file system that does not answer, and end when it answers or is unmounted (umount -f)")
 
 // Close kills the remaining processes, waits for their end, and takes the terminal back. After [ErrNotEnded] the command
 // is inactive.

@@ -27,10 +27,10 @@ func Caller() (User, error) {
 	if name := os.Getenv("SUDO_UID"); name != "" && uid == 0 {
 		var err error
 		if uid, err = strconv.Atoi(name); err != nil || uid < 0 {
-			return User{}, fmt.Errorf("SUDO_UID is %q, which is no user ID", name)
+			return User{}, fmt.Errorf("SUDO_UID is %q, which is not a user ID", name)
 		}
 		if gid, err = strconv.Atoi(os.Getenv("SUDO_GID")); err != nil || gid < 0 {
-			return User{}, fmt.Errorf("SUDO_GID is %q, which is no group ID", os.Getenv("SUDO_GID"))
+			return User{}, fmt.Errorf("SUDO_GID is %q, which is not a group ID", os.Getenv("SUDO_GID"))
 		}
 	}
 	u := User{UID: uid, GID: gid, Groups: []int{gid}}

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrAddressesChange is returned by [HostAddresses] together with an incomplete list.
-var ErrAddressesChange = errors.New("they change faster than they can be listed")
+var ErrAddressesChange = errors.New("the addresses change faster than they can be listed")
 
 // HostAddresses returns every address of the network namespace of the calling thread. If they keep changing, it returns the
 // addresses seen so far and [ErrAddressesChange]: some may be missing, and others gone.

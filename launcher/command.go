@@ -375,8 +375,8 @@ func (l *Launcher) findObstacle(id policy.BoxID) error {
 	defer root.Close()
 	for _, name := range []string{"/etc/passwd", "/etc/group"} {
 		if !boxfs.IsFileOrMissing(root, name) {
-			return fmt.Errorf("%s in the box is not a file, so that the runtime cannot start anything in the box: it has to be replaced by one from inside, "+
-				"or the box deleted", name)
+			return fmt.Errorf("%s in the box is not a file, so the runtime cannot start commands in the box: replace it by a file from inside the box, "+
+				"or delete the box", name)
 		}
 	}
 	return nil

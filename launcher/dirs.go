@@ -120,7 +120,7 @@ func sortOut(dir string, list []string) (own, others []string, err error) {
 func CheckRunDir(stateDir, runDir string) error {
 	own, others, err := OfRun(stateDir, runDir)
 	if err == nil && len(own) == 0 && len(others) > 0 {
-		err = fmt.Errorf("launcher.run_dir: %s has files of something else, such as %s: set a directory that is the gateway's own",
+		err = fmt.Errorf("launcher.run_dir: %s contains files of another program, such as %s: set a directory that only the gateway uses",
 			dirsOf(stateDir, runDir).run, filepath.Base(others[0]))
 	}
 	return err

@@ -142,9 +142,9 @@ func TestCapturesAreGivenUp(t *testing.T) {
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	for want, most := range map[string]captureLimits{
-		"stood still for too long": {snapshot.Terms{Entries: 1 << 20, Frozen: 1}, time.Hour},
-		"took too long":            {snapshot.Terms{Entries: 1 << 20, Frozen: time.Hour}, 1},
-		"more than 1 files":        {snapshot.Terms{Entries: 1, Frozen: time.Hour}, time.Hour},
+		"was frozen for too long": {snapshot.Terms{Entries: 1 << 20, Frozen: 1}, time.Hour},
+		"took too long":           {snapshot.Terms{Entries: 1 << 20, Frozen: time.Hour}, 1},
+		"more than 1 files":       {snapshot.Terms{Entries: 1, Frozen: time.Hour}, time.Hour},
 	} {
 		l.captures = most
 		if _, err := l.Capture(t.Context(), id, "given-up", nil); err == nil || !strings.Contains(err.Error(), want) {

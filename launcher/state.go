@@ -40,7 +40,7 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	if err != nil {
 		// Either the runtime failed, as on an overloaded host, or it has no state of the box. The first process decides.
 		if lives, lerr := l.isAlive(id); lives || lerr != nil {
-			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process may run: %w", id, errors.Join(err, lerr))
+			return Status{}, fmt.Errorf("the runtime cannot report the state of box %s, whose first process may be running: %w", id, errors.Join(err, lerr))
 		}
 		c = nil
 	}

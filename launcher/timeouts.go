@@ -28,7 +28,7 @@ var errCaptureSlow = errors.New("the snapshot took too long: the box has written
 const runtimeTimeout = time.Minute
 
 // errRuntimeSlow is the cause when a call of the runtime exceeds runtimeTimeout.
-var errRuntimeSlow = fmt.Errorf("the runtime was still at it after %v: the host is overloaded, or something in the box holds it up", runtimeTimeout)
+var errRuntimeSlow = fmt.Errorf("the runtime did not finish within %v: the host is overloaded, or a file in the box blocks it", runtimeTimeout)
 
 // withRuntimeTimeout returns a context for one call of the runtime, limited to runtimeTimeout.
 func withRuntimeTimeout(ctx context.Context) (context.Context, context.CancelFunc) {

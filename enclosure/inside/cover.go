@@ -81,7 +81,7 @@ func hideSocket(s Spec, path string) error {
 	case isGone(err):
 		return nil // or covered already
 	case err != nil:
-		return fmt.Errorf("whether the command could reach the host's socket %q cannot be found out: %w; remove it, or unmount what it is in", path, err)
+		return fmt.Errorf("cannot check whether the command could reach the host's socket %q: %w; remove the socket, or unmount its file system", path, err)
 	}
 	defer h.close()
 	named, beside := h.matchPaths(s.Reach)

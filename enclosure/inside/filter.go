@@ -156,7 +156,7 @@ func filterCalls() (listener int, err error) {
 	case 0:
 		return int(fd), nil
 	case unix.EBUSY:
-		return 0, errors.New("the calls of this process are supervised already (seccomp user notification), and the kernel lets that be done once: start gateway run outside of that sandbox")
+		return 0, errors.New("this process already has a seccomp supervisor (user notification), and the kernel allows only one: start gateway run outside of that sandbox")
 	}
-	return 0, errors.Join(errors.New("the kernel takes no filter of system calls (CONFIG_SECCOMP_FILTER)"), errno)
+	return 0, errors.Join(errors.New("the kernel does not support filters of system calls (CONFIG_SECCOMP_FILTER)"), errno)
 }

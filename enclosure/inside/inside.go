@@ -112,7 +112,7 @@ func checkStandardFiles() error {
 		}
 		_, unconnected := unix.Getpeername(fd)
 		if family != unix.AF_UNIX || kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET || unconnected != nil {
-			return fmt.Errorf("%s is a socket of the host, by which the command could pass the gateway: put a pipe in between, as in `cat | gateway run … | cat`", name)
+			return fmt.Errorf("%s is a socket of the host, through which the command could bypass the gateway: put a pipe in between, as in `cat | gateway run … | cat`", name)
 		}
 	}
 	return nil

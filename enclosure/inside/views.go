@@ -71,7 +71,7 @@ func hideEverywhere(path string) error {
 	}
 	defer p.close()
 	if !p.hasType(unix.S_IFDIR) && p.stat.Nlink > 1 {
-		return fmt.Errorf("the file has %d names (hard links), and the command could read it by another: use a file with one name", p.stat.Nlink)
+		return fmt.Errorf("the file has %d names (hard links), and the command could read it under another one: use a file with a single name", p.stat.Nlink)
 	}
 	all, err := mounts()
 	if err != nil {
@@ -98,7 +98,7 @@ func hideEverywhere(path string) error {
 		covered = covered || did && m.id == own.id
 	}
 	if !covered {
-		return errors.New("it was moved while it was to be covered")
+		return errors.New("it was moved while it was being hidden")
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func (p place) mount(all []mount) (mount, error) {
 			return m, nil
 		}
 	}
-	return mount{}, errors.New("its mount is not in /proc/self/mountinfo, as in a chroot, so that other views of it cannot be found: start gateway run outside of that")
+	return mount{}, errors.New("its mount is not in /proc/self/mountinfo, as in a chroot, so other mounts of it cannot be found: start gateway run outside of the chroot")
 }
 
 // hideIn covers the place in one mount of its file system; path is its path in the file system. A mount of a part of the

@@ -129,7 +129,7 @@ func eachEntry(c *netlink.Conn, w Filter, handle func(*Entry)) error {
 			return err
 		}
 		if m.Header.Sequence != sent.Header.Sequence {
-			return errors.New("the answer to another question")
+			return errors.New("an answer with an unexpected sequence number")
 		}
 		if m.Header.Type != MessageNew {
 			continue
@@ -166,7 +166,7 @@ func count(c *netlink.Conn) (uint64, error) {
 			return parseNumber(entries), nil
 		}
 	}
-	return 0, errors.New("the kernel does not say how many connections there are")
+	return 0, errors.New("the kernel did not report the number of connections")
 }
 
 // selects reports whether w selects the entry. A kernel that cannot filter sends all entries.

@@ -465,7 +465,7 @@ func (l *Links) checkGroup(group uint32, names []string) error {
 	}
 	for _, link := range links {
 		if a := link.Attrs(); a.Group == group && !slices.Contains(names, a.Name) {
-			return fmt.Errorf("interface %s has the device group %d, and is none of a box that is removed", a.Name, group)
+			return fmt.Errorf("interface %s has the device group %d, but does not belong to a box that is being removed", a.Name, group)
 		}
 	}
 	return nil

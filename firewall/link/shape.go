@@ -43,7 +43,7 @@ func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
 		}
 		err := l.nl.QdiscDel(&netlink.Tbf{QdiscAttrs: attrs})
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("limit of what it receives: %w", err)
+			return fmt.Errorf("receive limit: %w", err)
 		}
 		return nil
 	}
@@ -53,7 +53,7 @@ func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
 		Buffer: netlink.Xmittime(rate, uint32(burst)),
 	})
 	if err != nil {
-		return fmt.Errorf("limit of what it receives (the kernel may lack CONFIG_NET_SCH_TBF): %w", err)
+		return fmt.Errorf("receive limit (the kernel may lack CONFIG_NET_SCH_TBF): %w", err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func (io IO) Of(dir string) (IO, error) {
 	device := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	at, err := filepath.EvalSymlinks(device)
 	if err != nil {
-		return io, fmt.Errorf("launcher.io: %s is on no disk whose use could be limited (no %s); leave launcher.io out, or move state_dir", dir, device)
+		return io, fmt.Errorf("launcher.io: %s is not on a disk that the kernel can limit (no %s); remove launcher.io, or move state_dir", dir, device)
 	}
 	if _, err := os.Stat(filepath.Join(at, "partition")); err == nil {
 		at = filepath.Dir(at)

@@ -27,7 +27,7 @@ type Limits struct {
 func (d Limits) Of(size string) Limit { return Limit{Bytes: d.Bytes[size], Files: d.Files} }
 
 // ErrUnlimited means that disks are not limited, because the state directory has no project quotas.
-var ErrUnlimited = errors.New("what boxes write to their roots is not limited: one box can fill the disk of state_dir, which stops the others and " +
+var ErrUnlimited = errors.New("the disks of boxes are not limited: one box can fill the disk of state_dir, which stops the others and " +
 	"keeps the gateway from storing changes. Mount state_dir with project quotas (xfs: mount -o prjquota; ext4: tune2fs -O project,quota and " +
 	"mount -o prjquota), or set launcher.disk.mode to loop, or to off if that is meant")
 

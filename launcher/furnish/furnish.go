@@ -38,7 +38,7 @@ func (b *Root) PrepareNew(is Identity) error {
 		{"its home directory", func() error { return b.makeHome(is.Restored) }},
 		{"its user", b.addUser},
 		{"its names", func() error { return b.writeNames(is) }},
-		{"who makes its commits", func() error { return b.writeGit(is.Git) }},
+		{"its git identity", func() error { return b.writeGit(is.Git) }},
 		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
 	} {
 		if err := step.do(); err != nil {

@@ -31,7 +31,7 @@ const (
 )
 
 var (
-	errStalled  = errors.New("the registry sends nothing any more")
+	errStalled  = errors.New("the registry has stopped sending")
 	errNoAnswer = errors.New("the registry does not answer")
 )
 
@@ -221,7 +221,7 @@ func explainPull(ref name.Reference, err error) error {
 		}
 	}
 	if errors.As(err, new(net.Error)) || errors.Is(err, errStalled) || errors.Is(err, errNoAnswer) {
-		return fmt.Errorf("%s cannot be pulled: let this host reach %s, name a mirror in launcher.images, or a file there that docker save has written elsewhere (%w)", ref, host, err)
+		return fmt.Errorf("%s cannot be pulled: let this host reach %s, or set launcher.images to a mirror or to a file that docker save has written on another host (%w)", ref, host, err)
 	}
 	return fmt.Errorf("%s cannot be pulled: %w", ref, err)
 }

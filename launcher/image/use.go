@@ -272,5 +272,5 @@ func (s Store) keyOf(name string) (string, error) {
 	if _, err := os.Stat(s.blobs(key)); err == nil && !strings.ContainsRune(key, '/') {
 		return key, nil
 	}
-	return "", fmt.Errorf("%q: %w: gateway image list shows those that are there", name, ErrUnknown)
+	return "", fmt.Errorf("%q: %w: gateway image list shows the existing ones", name, ErrUnknown)
 }

@@ -47,8 +47,8 @@ func crunLacks(cgroups string) string {
 			"boot with systemd.unified_cgroup_hierarchy=1, or set launcher.runtime to runc", bytes.TrimSpace(controllers))
 	}
 	if _, v2 := os.Stat(filepath.Join(cgroups, "cgroup.controllers")); v2 != nil || err == nil {
-		return "under crun, commands have control groups of their own with version 2 alone: here their CPU time is not known, " +
-			"to kill one is to kill its process group, and those of sessions outlive a gateway that was killed; set launcher.runtime to runc, or boot with systemd.unified_cgroup_hierarchy=1"
+		return "under crun, commands get control groups only with control groups version 2: on this host their CPU time is unknown, " +
+			"a kill reaches only their process group, and commands of sessions survive a gateway that is killed; set launcher.runtime to runc, or boot with systemd.unified_cgroup_hierarchy=1"
 	}
 	return ""
 }
@@ -72,7 +72,7 @@ var gvisor = &Runtime{
 	stateMark:  "_sandbox:", // ID_sandbox:ID.state and .lock
 	emptyNetNS: "null-netns",
 	lacks: func(string) string {
-		return "under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is), and those of sessions outlive a gateway that was killed; their files are read and written by exec, not by the files API; " +
+		return "under gVisor, commands have no control groups: their CPU time is unknown (only that of boxes is known), and commands of sessions survive a gateway that is killed; the files API does not work, so read and write files with exec; " +
 			"the box's loopback cannot be reached by public URLs, so applications must listen on all addresses; and gateway box selftest cannot test it"
 	},
 }

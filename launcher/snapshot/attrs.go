@@ -63,7 +63,7 @@ func readAttrs(path string, ids namespace.IDs) ([]attr, error) {
 func isKept(name string) (bool, error) {
 	for _, u := range redirectAttrs {
 		if name == u {
-			return false, fmt.Errorf("overlayfs has left %s in the box: it was made by another version of the gateway; make it anew", name)
+			return false, fmt.Errorf("overlayfs has left %s in the box: it was created by another version of the gateway; create it again", name)
 		}
 	}
 	for _, k := range keptAttrs {

@@ -85,7 +85,7 @@ func Capture(ctx context.Context, upper string, ids namespace.IDs, to string, mo
 }
 
 // errFrozenTooLong is the cause when a capture is cancelled because it would keep the box frozen for too long.
-var errFrozenTooLong = errors.New("the box stood still for too long, and has been let go on: the host is overloaded, or the box changes large files all the time; " +
+var errFrozenTooLong = errors.New("the box was frozen for too long, and has been resumed: the host is overloaded, or the box changes large files all the time; " +
 	"have it write less, or pause it, and take another snapshot")
 
 // Contents of a layer. A complete one has only the tree.

@@ -397,7 +397,7 @@ func TestCaptureRefusesWhatItCannotHold(t *testing.T) {
 		}, "nested more than"},
 		"redirected": {func(upper string) error {
 			return unix.Setxattr(upper, overlay+"redirect", []byte("/etc"), 0)
-		}, "make it anew"},
+		}, "create it again"},
 		"a device": {func(upper string) error {
 			return unix.Mknod(filepath.Join(upper, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
 		}, "which no box can make"},

@@ -40,7 +40,7 @@ func (l Layers) Path(layer string) string { return filepath.Join(l.Dir, layer) }
 // Claim returns the directory for a new layer, or an error if its name is invalid or taken.
 func (l Layers) Claim(layer string) (work string, err error) {
 	if !validName.MatchString(layer) {
-		return "", fmt.Errorf("%q is no name of a layer", layer)
+		return "", fmt.Errorf("%q is not a valid layer name", layer)
 	}
 	if _, err := os.Lstat(l.Path(layer)); !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("layer %s: %w", layer, cmp.Or(err, fs.ErrExist))
@@ -72,7 +72,7 @@ func (l Layers) Complete(layer string, img image.Image, size int64) error {
 
 func (l Layers) load(layer string) (r record, err error) {
 	if !validName.MatchString(layer) {
-		return r, fmt.Errorf("%q is no name of a layer", layer)
+		return r, fmt.Errorf("%q is not a valid layer name", layer)
 	}
 	data, err := os.ReadFile(filepath.Join(l.Path(layer), "layer.json"))
 	if err == nil {
@@ -105,7 +105,7 @@ func (l Layers) Image(layers []string, holder string) (img image.Image, err erro
 			return image.Image{}, err
 		}
 		if i > 0 && img.Rootfs != r.Rootfs {
-			return image.Image{}, fmt.Errorf("layer %s lies on another image", layer)
+			return image.Image{}, fmt.Errorf("layer %s belongs to another image", layer)
 		}
 		if img, err = l.Images.At(r.ImageKey, r.Rootfs); err != nil {
 			return image.Image{}, fmt.Errorf("the image that the snapshot was taken over: %w", err)

@@ -98,7 +98,7 @@ func checkMaster(fd int) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 5 || unix.Minor(st.Rdev) != 2 {
-		return errors.New("what the runtime opened in the box is no terminal: /dev/ptmx has been replaced there")
+		return errors.New("the runtime opened something in the box that is not a terminal: /dev/ptmx has been replaced there")
 	}
 	_, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN) // fails unless it has a terminal
 	return err

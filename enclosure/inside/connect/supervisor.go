@@ -148,7 +148,7 @@ func Start(listener int, reach []Object, onRefused func(path string)) (err error
 func needTracing() error {
 	data, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
 	if err == nil && strings.TrimSpace(string(data)) == "3" {
-		return errors.New("kernel.yama.ptrace_scope is 3, so that nobody can connect for the command: gateway run needs 2 or less, which takes a restart of the host")
+		return errors.New("kernel.yama.ptrace_scope is 3, which keeps gateway run from making connections for the command: set it to 2 or less and restart the host")
 	}
 	return nil
 }
