@@ -129,7 +129,7 @@ func (p *Process) Wait() (int, error) {
 // pause stops this process until it is continued. Until then its own process group has the terminal.
 func (p *Process) pause() {
 	if p.tty == nil {
-		return // whoever stopped the command continues it
+		return // the process that stopped the command continues it
 	}
 	p.reclaimTerminal()
 	stopSelf()

@@ -43,4 +43,4 @@ func (p *Process) SharesTerminal() bool {
 }
 
 // reclaimTerminal makes this process the foreground of its terminal again.
-func (p *Process) reclaimTerminal() { _ = inside.TakeTerminal(p.tty, unix.Getpgrp()) }
+func (p *Process) reclaimTerminal() { _ = inside.SetForeground(p.tty, unix.Getpgrp()) }

@@ -10,8 +10,8 @@
 //	link     the interface marks it "not judged" (link/gate.go)
 //	guard    is the source the box's own? fragments, IP options, extension headers are refused (before conntrack)
 //	judge    host ports, protected ranges, then the box's chain: pass, to the proxy, or refused
-//	nat      port 53 goes to the gateway's DNS server, whatever server was asked; what passes is masqueraded
-//	routing  only packets that carry a mark of judge are routed at all (route/route.go)
+//	nat      port 53 of any server goes to the gateway's DNS server; forwarded packets are masqueraded
+//	routing  only packets with a mark of the judge chain are routed (route/route.go)
 //
 // Each part has a package below: nft the table, link the interfaces, route the routing, flow the connections, report the
 // events, watch the detection of changes by other programs, foreign the check of existing rules of other programs. This

@@ -23,10 +23,10 @@ func (l *Launcher) Resume(ctx context.Context, id policy.BoxID) error {
 	return l.thaw(ctx, id)
 }
 
-// Frozen calls f while the box is frozen and returns f's error. Afterwards the box is thawed, also if f fails, unless it
+// WhileFrozen calls f while the box is frozen and returns f's error. Afterwards the box is thawed, also if f fails, unless it
 // was paused before. Commands and calls that change the box wait until then. If this process dies in f, the box stays
 // frozen: [Launcher.Recover] returns it in StatePaused.
-func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) (err error) {
+func (l *Launcher) WhileFrozen(ctx context.Context, id policy.BoxID, f func() error) (err error) {
 	defer l.lock(id)()
 	was, err := l.freeze(ctx, id, true)
 	if err != nil {

@@ -28,7 +28,7 @@ func TestFrozen(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		err := l.Frozen(t.Context(), id, func() error {
+		err := l.WhileFrozen(t.Context(), id, func() error {
 			if st, err := l.State(t.Context(), id); err != nil || st.State != StatePaused {
 				t.Errorf("%+v: %+v, %v", c, st, err)
 			}
@@ -50,7 +50,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	if st, err := l.State(t.Context(), id); err == nil {
 		t.Errorf("a runtime that fails tells %+v", st)
 	}
-	err := l.whileFrozen(t.Context(), id, func() error {
+	err := l.whileUnchanged(t.Context(), id, func() error {
 		if !l.isStopping(id) {
 			t.Error("a box that runs was taken to stand still")
 		}
@@ -73,7 +73,7 @@ func TestCommandsWaitForAFrozenBox(t *testing.T) {
 	id := newBox(t, l, nil)
 	over := false
 	ended := make(chan error, 1)
-	err := l.Frozen(t.Context(), id, func() error {
+	err := l.WhileFrozen(t.Context(), id, func() error {
 		go func() {
 			code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}})
 			if code != 0 || !over {
@@ -133,7 +133,7 @@ func TestBoxGoesOnWhenTheRuntimeFails(t *testing.T) {
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	runtime := l.runc.Command
-	if err := l.Frozen(t.Context(), id, func() error { l.runc.Command = "/bin/false"; return nil }); err != nil {
+	if err := l.WhileFrozen(t.Context(), id, func() error { l.runc.Command = "/bin/false"; return nil }); err != nil {
 		t.Errorf("a snapshot: %v", err)
 	}
 	if err := errors.Join(l.Pause(t.Context(), id), l.Resume(t.Context(), id)); err != nil {
@@ -163,7 +163,7 @@ func TestPausedBoxThatIsSaidToRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.runc.Command = says
-	err := l.Frozen(t.Context(), id, func() error { return nil })
+	err := l.WhileFrozen(t.Context(), id, func() error { return nil })
 	st, serr := l.State(t.Context(), id)
 	l.runc.Command = runtime
 	if err = errors.Join(err, serr); err != nil || st.State != StatePaused {

@@ -131,7 +131,7 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, err
 	}
 	var err error
-	if l.cfg.IO, err = cfg.IO.Of(cfg.StateDir); err != nil {
+	if l.cfg.IO, err = cfg.IO.ForDir(cfg.StateDir); err != nil {
 		return nil, err
 	}
 	return l, nil

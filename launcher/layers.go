@@ -51,7 +51,7 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, g
 	terms := l.captures.Terms
 	terms.Grow = grow
 	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, terms, func(f func() error) error {
-		return l.whileFrozen(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
+		return l.whileUnchanged(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
 	})
 	if err == nil && len(c.Layers) > maxLayers {
 		err = l.flatten(ctx, img, &c, work, grow)
@@ -74,9 +74,9 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, g
 // LayerSize returns the size of a layer on disk in bytes.
 func (l *Launcher) LayerSize(layer string) (int64, error) { return l.layers.Size([]string{layer}) }
 
-// whileFrozen calls f while the files of a box cannot change: the box is frozen, or does not run.
-func (l *Launcher) whileFrozen(ctx context.Context, id policy.BoxID, f func() error) error {
-	err := l.Frozen(ctx, id, f)
+// whileUnchanged calls f while the files of a box cannot change: the box is frozen, or does not run.
+func (l *Launcher) whileUnchanged(ctx context.Context, id policy.BoxID, f func() error) error {
+	err := l.WhileFrozen(ctx, id, f)
 	if !errors.Is(err, ErrNotRunning) {
 		return err
 	}

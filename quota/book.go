@@ -327,25 +327,25 @@ func (b *Book) Use(h Holder) Uses {
 	return out
 }
 
-// Held is a holder with its usage.
-type Held struct {
+// HolderUsage is a holder with its usage.
+type HolderUsage struct {
 	Holder Holder
 	Uses   Uses
 }
 
 // Holders returns the usage of holders with the given Holder.What that have taken something, and of also. They are ordered by
 // the highest fraction of a quota that they have used, highest first, and at most most are returned.
-func (b *Book) Holders(what string, most int, also ...Holder) []Held {
-	var out []Held
+func (b *Book) Holders(what string, most int, also ...Holder) []HolderUsage {
+	var out []HolderUsage
 	known := map[id]bool{}
 	for _, h := range append(b.holders(what), also...) {
 		if known[h.key()] {
 			continue
 		}
 		known[h.key()] = true
-		out = append(out, Held{h, b.Use(h)})
+		out = append(out, HolderUsage{h, b.Use(h)})
 	}
-	slices.SortFunc(out, func(x, y Held) int {
+	slices.SortFunc(out, func(x, y HolderUsage) int {
 		return cmp.Or(cmp.Compare(y.ratio(), x.ratio()), cmp.Compare(x.Holder.ID, y.Holder.ID))
 	})
 	return out[:min(len(out), most)]
@@ -363,7 +363,7 @@ func (b *Book) holders(what string) (out []Holder) {
 }
 
 // ratio returns the highest fraction of a quota that the holder has used.
-func (h *Held) ratio() float64 {
+func (h *HolderUsage) ratio() float64 {
 	most := 0.0
 	for _, u := range h.Uses {
 		if u.Limit > 0 {

@@ -90,13 +90,13 @@ func (c *command) resume() {
 		_ = unix.Kill(c.pid, unix.SIGCONT)
 		return
 	}
-	_ = TakeTerminal(c.terminal, c.pid)
+	_ = SetForeground(c.terminal, c.pid)
 	_ = unix.Kill(-c.pid, unix.SIGCONT)
 }
 
-// TakeTerminal makes a process group the foreground of a terminal. The caller may be in the background, where the kernel
+// SetForeground makes a process group the foreground of a terminal. The caller may be in the background, where the kernel
 // would otherwise stop it for that.
-func TakeTerminal(terminal *os.File, group int) error {
+func SetForeground(terminal *os.File, group int) error {
 	return WithoutStopping(func() error {
 		return unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPGRP, group)
 	})

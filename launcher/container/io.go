@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of returns the limits for the disk of a directory. The kernel limits whole disks, not partitions.
-func (io IO) Of(dir string) (IO, error) {
+// ForDir returns the limits for the disk of a directory. The kernel limits whole disks, not partitions.
+func (io IO) ForDir(dir string) (IO, error) {
 	if io == (IO{}) {
 		return io, nil
 	}

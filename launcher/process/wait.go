@@ -29,7 +29,7 @@ type Tree interface {
 	Kill() error
 }
 
-// Adopt wraps a process that the runtime started. Without a tree, its process group stands for its descendants.
+// Adopt wraps a process that the runtime started. Without a tree, its process group replaces it.
 func Adopt(pid int, tree Tree) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
