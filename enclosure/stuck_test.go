@@ -194,7 +194,7 @@ time.sleep(1000)
 	})
 	close(killed)
 	if err := <-waited; !errors.Is(err, ErrNotEnded) {
-		t.Errorf("what is left is not told: %v", err)
+		t.Errorf("the error does not report the remaining processes: %v", err)
 	}
 	fuse.end()
 }

@@ -83,7 +83,7 @@ func TestTunnelOfAnotherNamespaceIsNotHarmless(t *testing.T) {
 	own, moved := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
 	own.Name, moved.Name, moved.NetNsID = "sit0", "sit1", 0
 	if !harmless(&netlink.Sittun{LinkAttrs: own}) {
-		t.Error("what the kernel puts into every namespace is refused")
+		t.Error("interfaces that the kernel adds to every namespace are refused")
 	}
 	if harmless(&netlink.Sittun{LinkAttrs: moved}) {
 		t.Error("a tunnel whose packets leave from another namespace is taken for harmless")

@@ -74,7 +74,7 @@ func TestManyBoxesTakeFewTransactions(t *testing.T) {
 						w.must(w.fw.AwaitBox(t.Context(), a.Box))
 						w.wait("the way of "+string(a.Box), func() bool { return w.reaches(a.Box, netip.AddrPortFrom(outside4, server.Port())) })
 						if w.reaches(a.Box, netip.AddrPortFrom(netip.MustParseAddr("203.0.113.10"), server.Port())) {
-							t.Errorf("%s reaches what it may not", a.Box)
+							t.Errorf("%s reaches a forbidden address", a.Box)
 						}
 					}
 					w.must(w.fw.Close())

@@ -39,7 +39,7 @@ func TestRatesOfOneBoxAreLimited(t *testing.T) {
 		}
 	}
 	if w.count("send_rate") == 0 {
-		t.Error("what was dropped is not counted")
+		t.Error("dropped packets are not counted")
 	}
 
 	w.must(w.fw.Close())
@@ -159,7 +159,7 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 		w.transfer(id, to, 'u', 64*rateTested)
 		w.transfer(id, to, 'd', 64*rateTested)
 		if n := w.count("send_rate"); n != dropped {
-			t.Errorf("box %s: %d packets were dropped of what has no limit", id, n-dropped)
+			t.Errorf("box %s: %d packets were dropped without a limit", id, n-dropped)
 		}
 	}
 	set("low", rateTested/2, rateTested/2)

@@ -109,7 +109,7 @@ func TestBoxesThatCannotBeRemovedTogether(t *testing.T) {
 	}
 	left := w.everything()
 	if !strings.Contains(left, " other@") {
-		t.Error("the interface of somebody else is gone")
+		t.Error("another program's interface is gone")
 	}
 	for _, a := range []Attachment{list[0], list[2]} {
 		if strings.Contains(left, network.LinkName(a.Box)) {

@@ -152,7 +152,7 @@ func TestAttackByALostSource(t *testing.T) {
 	w.shell(w.gateway, "ip addr del 203.0.113.21/24 dev up0; ip addr del 2001:db8:1::21/64 dev up0")
 	nothing("without the addresses")
 	if w.count("absent") == 0 {
-		t.Error("what was dropped is not counted")
+		t.Error("dropped packets are not counted")
 	}
 	w.shell(w.gateway, "ip addr add 203.0.113.21/24 dev up0; ip addr add 2001:db8:1::21/64 dev up0 nodad preferred_lft 0")
 	w.expectSource("one", "with the addresses", outside4, first.V4)
@@ -160,7 +160,7 @@ func TestAttackByALostSource(t *testing.T) {
 	w.shell(w.gateway, "nft flush map inet boxgate leaves4; nft flush map inet boxgate leaves6")
 	nothing("without the elements")
 	if w.count("refused_"+string(name.ReasonSourceAddress)) == 0 {
-		t.Error("what was refused is not counted")
+		t.Error("refused packets are not counted")
 	}
 }
 

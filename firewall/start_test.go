@@ -69,7 +69,7 @@ func TestSysctlsThatChangedMeanwhileArePutBack(t *testing.T) {
 		w.must(w.in(w.gateway, func() error { return namespace.WriteSysctls([]namespace.Sysctl{{Path: path, Value: value}}) }))
 		w.open()
 		if w.fw.links.SysctlsIntact(name) {
-			t.Errorf("%s: %s is taken for what it must be", path, value)
+			t.Errorf("%s: the wrong value %s was not detected", path, value)
 		}
 		w.must(errors.Join(w.fw.AddBoxes(t.Context(), boxes)...))
 		if !w.fw.links.SysctlsIntact(name) {

@@ -134,7 +134,7 @@ func TestBoxesWithOnePlanShareItsRules(t *testing.T) {
 			if slices.Contains(reach, id) {
 				w.wait(what+": the way of "+string(id), func() bool { return w.reaches(id, to) })
 			} else if w.reaches(id, to) {
-				t.Errorf("%s: %s reaches what it may not", what, id)
+				t.Errorf("%s: %s reaches a forbidden address", what, id)
 			}
 		}
 	}

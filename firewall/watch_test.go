@@ -195,7 +195,7 @@ func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 		w.wait("repair", func() bool { return w.reaches("two", netip.AddrPortFrom(outside4, server.Port())) })
 	}
 	if n := gone(); n != 1 {
-		t.Errorf("it was said %d times", n)
+		t.Errorf("it was logged %d times", n)
 	}
 	if n := logs.FilterLevelExact(zap.ErrorLevel).Len(); n != 0 {
 		t.Errorf("errors: %v", logs.All())

@@ -48,7 +48,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	runtime := l.runc.Command
 	l.runc.Command = "/bin/false"
 	if st, err := l.State(t.Context(), id); err == nil {
-		t.Errorf("a runtime that fails tells %+v", st)
+		t.Errorf("the state from a failing runtime: %+v", st)
 	}
 	err := l.whileUnchanged(t.Context(), id, func() error {
 		if !l.isStopping(id) {
@@ -167,7 +167,7 @@ func TestPausedBoxThatIsSaidToRun(t *testing.T) {
 	st, serr := l.State(t.Context(), id)
 	l.runc.Command = runtime
 	if err = errors.Join(err, serr); err != nil || st.State != StatePaused {
-		t.Errorf("by a runtime that says it runs: %+v, %v", st, err)
+		t.Errorf("with a runtime that reports it as running: %+v, %v", st, err)
 	}
 	if st, err := l.State(t.Context(), id); err != nil || st.State != StatePaused {
 		t.Errorf("afterwards: %+v, %v", st, err)

@@ -213,7 +213,7 @@ func TestBoxIsInThePreparedNetwork(t *testing.T) {
 		t.Errorf("prepared box: %+v, %v", st, err)
 	}
 	if _, err := exitOf(t.Context(), l, spec.ID, ExecSpec{Args: []string{"true"}}); err == nil {
-		t.Error("a command ran in a box whose network nobody had closed")
+		t.Error("a command ran in a box whose network was not closed")
 	}
 	var inside string
 	if err := namespace.InNetNS(pin, func() error {

@@ -95,7 +95,7 @@ func TestSharesOfATotal(t *testing.T) {
 	}
 	for i := range 10 {
 		if n := hoard(key(fmt.Sprint("late", i))); n < 1 {
-			t.Errorf("number %d found nothing", i)
+			t.Errorf("holder %d got nothing", i)
 		}
 	}
 	_, err := b.Take(key("first"), Requests, 1)
@@ -205,7 +205,7 @@ func TestHoldersAreForgotten(t *testing.T) {
 		}
 		release()
 		if len(b.accounts) != 0 {
-			t.Fatal("a holder that has nothing is in the book")
+			t.Fatal("a holder without usage is in the book")
 		}
 	}
 	for i := range 1000 {
@@ -242,7 +242,7 @@ func TestScope(t *testing.T) {
 	end()
 	end()
 	if used(Memory) != 50 {
-		t.Errorf("%d used while the work goes on", used(Memory))
+		t.Errorf("%d used while the work continues", used(Memory))
 	}
 	work()
 	work()

@@ -26,19 +26,19 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 		told += look(20)
 	}
 	if told != 9 {
-		t.Errorf("20 packets, of which 11 were reported: told of %d more", told)
+		t.Errorf("20 packets, 11 of them reported: %d more were recorded", told)
 	}
 	if r.counts[key].dirty {
-		t.Error("counters of which everything has been told are read each second")
+		t.Error("counters are read each second although all packets were recorded")
 	}
 	report(1)
 	if told = look(30); told != 0 {
-		t.Errorf("told at once of %d packets, whose reports may be under way", told)
+		t.Errorf("%d packets were recorded immediately, although their reports may be on their way", told)
 	}
 	for _, e := range r.suppressedEvents(name.ReasonSpoofed, nil) { // the table was replaced
 		told += e.Count
 	}
 	if told != 9 {
-		t.Errorf("before the table was replaced, 10 more packets came, of which one was reported: told of %d", told)
+		t.Errorf("before the table was replaced, 10 more packets came, one of them reported: %d were recorded", told)
 	}
 }

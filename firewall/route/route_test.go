@@ -30,6 +30,6 @@ func TestTheWaitForAddressesEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := h.AwaitAddresses(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, though nobody waits any more", err)
+		t.Errorf("%v, although the context has ended", err)
 	}
 }

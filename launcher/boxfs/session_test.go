@@ -117,7 +117,7 @@ func TestSession(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 	if entries, err := os.ReadDir(dir + worker.Home); err != nil || len(entries) != 1 {
-		t.Errorf("what was on the way to a file stays: %v, %v", entries, err)
+		t.Errorf("temporary files stay: %v, %v", entries, err)
 	}
 	if err := write(s, "/new", "x"); !errors.Is(err, unix.EACCES) {
 		t.Errorf("a new file in a directory of root's: %v", err)
@@ -219,7 +219,7 @@ func TestSessionEndsWithItsContext(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := s.Do(worker.Request{Op: worker.OpStat, Path: []byte("/")}); err == nil {
-		t.Error("a session goes on after content that broke off")
+		t.Error("a session continues after incomplete content")
 	}
 	s.Close()
 	if entries, err := os.ReadDir(dir + "/tmp"); err != nil || len(entries) > 0 {

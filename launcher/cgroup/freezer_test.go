@@ -142,13 +142,13 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 			t.Fatal(err)
 		}
 		if moves(t, file, 100*time.Millisecond) {
-			t.Errorf("something moves in what was frozen by the freezer %s", name)
+			t.Errorf("a process moves in the group frozen by the freezer %s", name)
 		}
 		if err := f.request(false); err != nil {
 			t.Fatal(err)
 		}
 		if !moves(t, file, time.Minute) {
-			t.Errorf("nothing moves in what was let go by the freezer %s", name)
+			t.Errorf("no process moves in the group thawed by the freezer %s", name)
 		}
 	}
 }
@@ -169,7 +169,7 @@ func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 	for name, f := range freezers {
 		for range 40 {
 			if !moves(t, file, time.Minute) {
-				t.Fatal("nothing moves")
+				t.Fatal("no process moves")
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			err := f.freezeAll(ctx, true)
@@ -212,7 +212,7 @@ func TestFreezeThatIsGivenUp(t *testing.T) {
 		t.Errorf("asked %t, stopped %t, %v", asked, stopped, err)
 	}
 	if !moves(t, file, time.Minute) {
-		t.Error("nothing moves")
+		t.Error("no process moves")
 	}
 }
 
@@ -233,20 +233,20 @@ func TestSettle(t *testing.T) {
 			t.Fatal(err)
 		}
 		if asked, _, err := f.state(); asked || err != nil {
-			t.Fatalf("what was not being frozen: asked %t, %v", asked, err)
+			t.Fatalf("a group that was not being frozen: requested %t, %v", asked, err)
 		}
 		if err := errors.Join(f.request(true), g.CompleteFreeze(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 		if _, stopped, err := f.state(); !stopped || err != nil {
-			t.Fatalf("what was being frozen: stopped %t, %v", stopped, err)
+			t.Fatalf("a group that was being frozen: stopped %t, %v", stopped, err)
 		}
 		if err := g.Thaw(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if !moves(t, file, time.Minute) {
-		t.Error("nothing moves")
+		t.Error("no process moves")
 	}
 }
 

@@ -55,7 +55,7 @@ func (r Reserve) keptOf(st unix.Statfs_t) int64 {
 	return min(max(r.Bytes, 0), int64(st.Blocks)*st.Bsize/10)
 }
 
-// Room returns a [*FullError] if n more bytes do not fit without the reserve.
+// Room returns a [*FullError] if n more bytes do not fit without using the reserve.
 func (r Reserve) Room(n int64) error {
 	if r.Bytes <= 0 {
 		return nil

@@ -27,7 +27,7 @@ func TestBuildersTakeTurns(t *testing.T) {
 	<-waiting
 	select {
 	case <-second:
-		t.Fatal("two held the lock")
+		t.Fatal("two processes had the lock")
 	default:
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

@@ -83,7 +83,7 @@ func TestRemoveTreeNeedsFewDescriptors(t *testing.T) {
 			}
 			gone(t, tree)
 			if err := RemoveTree(t.Context(), tree); err != nil {
-				t.Errorf("removing what is not there: %v", err)
+				t.Errorf("removing a missing file: %v", err)
 			}
 		})
 	}

@@ -139,7 +139,7 @@ func (c *call) waitForThread() {
 		c.s.queue = slices.Delete(c.s.queue, at, at+1)
 	}
 	c.s.mu.Unlock()
-	if at >= 0 { // otherwise it has just got its turn
+	if at >= 0 { // otherwise it has just been assigned
 		c.answer(errno)
 	}
 }

@@ -31,7 +31,7 @@ func TestContentThatBreaksOffChangesNothing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if b.stop() == nil {
-			t.Errorf("%s: the worker goes on", name)
+			t.Errorf("%s: the worker continues", name)
 		}
 		b.start()
 	}

@@ -259,7 +259,7 @@ func TestStreamsThatBreakOff(t *testing.T) {
 		"unknown":             message(Request{Op: "chmod", Path: b.at("file")}),
 	} {
 		if err := serve(bytes.NewReader(in), io.Discard); err == nil {
-			t.Errorf("%s: the worker goes on", name)
+			t.Errorf("%s: the worker continues", name)
 		}
 	}
 	if err := serve(bytes.NewReader(message(Request{Op: OpStat, Path: b.at("")})), broken{}); !errors.Is(err, errBroken) {
