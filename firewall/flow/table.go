@@ -141,7 +141,7 @@ func eachEntry(c *netlink.Conn, w Filter, handle func(*Entry)) error {
 	return nil
 }
 
-// count returns the number of connections in the namespace, including those that are just beginning. It receives the answer
+// count returns the number of connections in the namespace, including connections that are just beginning. It receives the answer
 // itself: the kernel marks it as part of a multipart message, but sends no other part.
 func count(c *netlink.Conn) (uint64, error) {
 	sent, err := c.Send(netlink.Message{Header: netlink.Header{Type: messageStats, Flags: netlink.Request}, Data: family(unix.AF_UNSPEC)})

@@ -22,7 +22,7 @@ const gatePriority = 1
 // them as not judged, which the routing rules prohibit, and as not for this host, so that the kernel does not forward them
 // whatever the routing rules are. Only the chain that admits a packet reverts both. So when the table is gone, not even
 // packets with a forged source, which the rules on the pool's addresses do not match, are delivered; and when the routing
-// rules are gone as well, nothing is forwarded. The filter belongs to the interface: it survives the gateway and is not
+// rules are gone as well, no packet is forwarded. The filter belongs to the interface: it survives the gateway and is not
 // part of nftables.
 func (l *Links) setGate(link netlink.Link) error {
 	index := link.Attrs().Index

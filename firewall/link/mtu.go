@@ -21,8 +21,8 @@ const (
 // probeAddresses are addresses that only the default route covers. No packet is sent there.
 var probeAddresses = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
 
-// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0 if there is
-// none.
+// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0
+// without an uplink.
 func (l *Links) uplinkMTU() (mtu int) {
 	for _, ip := range probeAddresses {
 		routes, err := l.nl.RouteGet(ip)
@@ -78,7 +78,7 @@ func (l *Links) Resize(b *Attachment, index int) error {
 	return l.resize(b, host, inside)
 }
 
-// resize changes both ends in such an order that the receiving end always accepts what the other may send.
+// resize changes both ends in such an order that the receiving end always accepts any packet that the other may send.
 func (l *Links) resize(b *Attachment, host netlink.Link, inside *netlink.Handle) error {
 	box, err := inside.LinkByName(Inside)
 	if err != nil {

@@ -59,7 +59,7 @@ func checkUserNamespace(process *os.File, userPin string) error {
 // ErrElsewhere is returned for boxes whose files are invisible to the host.
 var ErrElsewhere = errors.New("the files of this box are not in a file system of the host")
 
-// IsFileOrMissing reports whether a path in the root of a box is a regular file or does not exist. It opens nothing except
+// IsFileOrMissing reports whether a path in the root of a box is a regular file or does not exist. It opens the path only
 // with O_PATH.
 func IsFileOrMissing(root *os.File, name string) bool {
 	fd, err := unix.Openat2(int(root.Fd()), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})

@@ -186,14 +186,14 @@ func storedACL(value []byte, ids namespace.IDs) ([]byte, error) {
 	return out, nil
 }
 
-// nobody is the owner in a layer of files whose owner has no ID in the box.
-const nobody = 65534
+// overflowID is the owner in a layer of files whose owner has no ID in the box.
+const overflowID = 65534
 
 // unmapped converts a user or group ID of the host to the ID in the box. Root of the host, which owns whiteouts, becomes
-// nobody as well.
+// overflowID as well.
 func unmapped(ids namespace.IDs, host uint32) uint32 {
 	if id, ok := ids.Inside(int(host)); ok {
 		return uint32(id)
 	}
-	return nobody
+	return overflowID
 }

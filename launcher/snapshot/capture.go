@@ -29,8 +29,8 @@ const (
 	slack = 100 * time.Millisecond
 )
 
-// Terms bound a capture, because a box controls its tree and can change it during the capture. The zero value allows
-// nothing.
+// Terms bound a capture, because a box controls its tree and can change it during the capture. The zero value has a
+// limit of zero entries.
 type Terms struct {
 	Entries int64         // in the tree
 	Frozen  time.Duration // how long the box may stay frozen

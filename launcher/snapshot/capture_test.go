@@ -235,7 +235,7 @@ func relocated(t *testing.T, layer string) string {
 		if err != nil || int(st.Uid) >= testIDs.Host(0) {
 			return err // another name of a file
 		}
-		if st.Uid > nobody || st.Gid > nobody {
+		if st.Uid > overflowID || st.Gid > overflowID {
 			t.Errorf("%s belongs to %d:%d", path, st.Uid, st.Gid)
 		}
 		err = os.Lchown(path, testIDs.Host(int(st.Uid)), testIDs.Host(int(st.Gid)))
