@@ -2,20 +2,20 @@ package api
 
 import "boxgate/policy"
 
-// The kinds of what is attached.
+// The kinds of an attached sandbox.
 const (
 	AttachNetNS  = "netns"  // the path of a network namespace
-	AttachPID    = "pid"    // a process in it
-	AttachDocker = "docker" // a container of Docker
+	AttachPID    = "pid"    // a process in that namespace
+	AttachDocker = "docker" // a Docker container
 )
 
-// Whose network stack uses the interface of an attached box.
+// Which network stack the interface of an attached box belongs to.
 const (
-	StackHost  = "host"  // the namespace's own
-	StackGuest = "guest" // the sandbox's: the gateway sets the interface up once and then leaves it alone
+	StackHost  = "host"  // that of the namespace
+	StackGuest = "guest" // that of the sandbox: the gateway sets the interface up once and then leaves it alone
 )
 
-// Attached says what was attached and how it was named.
+// Attached identifies the sandbox that was attached, as its caller named it.
 type Attached struct {
 	Kind  string `json:"kind" enum:"netns pid docker"` // one of the constants
 	Ref   string `json:"ref"`
@@ -28,7 +28,7 @@ type Attached struct {
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.
 type AttachRequest struct {
 	Attached
-	Name    string // "" for none
+	Name    string // may be empty
 	Labels  []string
 	Source  policy.Source // as in [Box]
 	Limits  BoxLimits     // likewise

@@ -2,23 +2,23 @@ package api
 
 import "boxgate/policy"
 
-// BoxLimits are the limits of one box: those that the operator has set, by an admin key, in the place of the configured ones, and
-// those that other keys have set, which count where they allow less.
+// BoxLimits are the limits of one box. Operator is set with an admin key and overrides the configured limits. Own is set
+// with other keys and counts only where it is lower.
 type BoxLimits struct {
 	Operator policy.Limits `json:"operator,omitzero"`
 	Own      policy.Limits `json:"own,omitzero"`
 }
 
-// LimitChange changes limits: 0 unsets one.
+// LimitChange is a change of limits. A value of 0 unsets the limit.
 type LimitChange map[policy.Limit]int64
 
-// Of returns the limits that the box is held to, beside those of the configuration.
+// Of returns the effective limits of the box, given those of the configuration.
 func (b BoxLimits) Of(host policy.Limits) policy.Limits {
 	return b.Own.Within(b.Operator.Over(host))
 }
 
-// Changed returns the limits after a change by a caller. An admin key sets them to any value. Another key lowers what the operator gives:
-// more than that is an ErrForbidden.
+// Changed returns the limits after a change by a caller. An admin key may set any value. Any other key may only go below
+// the operator's limits; more is an ErrForbidden.
 func (b BoxLimits) Changed(caller Caller, host policy.Limits, change LimitChange) (BoxLimits, error) {
 	given := b.Operator.Over(host)
 	for limit, n := range change {

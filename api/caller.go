@@ -8,40 +8,41 @@ import (
 	"boxgate/quota"
 )
 
-// Role says what an API key may do. The zero value may do nothing.
+// Role is the set of permissions of an API key. The zero value permits no call.
 type Role string
 
-// The roles. What each may do is the table of package access.
+// The roles. The table in package access lists their permissions.
 const (
 	RoleAdmin   Role = "admin"       // everything
-	RoleCreator Role = "box-creator" // creates boxes, and does everything with those that it has created
-	RoleReader  Role = "read-only"   // sees all boxes, their rules and what they do; no secret, no file, no command
-	RoleBox     Role = "one-box"     // does everything with one box, and knows of no other
+	RoleCreator Role = "box-creator" // creates boxes, and has full access to those it created
+	RoleReader  Role = "read-only"   // sees all boxes, their rules and their activity; no secret, no file, no command
+	RoleBox     Role = "one-box"     // has full access to one box and sees no other
 )
 
-// Roles lists the roles that keys can have.
+// Roles lists the roles that a key can have.
 var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox}
 
-// KeyHeader is the field of a request that has the API key. A bearer token serves as well.
+// KeyHeader is the request header with the API key. A bearer token works as well.
 const KeyHeader = "X-Box-Api-Key"
 
-// OperatorKey is the ID of the key that the gateway itself makes, for the commands on its host.
+// OperatorKey is the ID of the key that the gateway makes for commands on its own host.
 const OperatorKey = "operator"
 
-// Caller is the API key that a request came with. The zero value may do nothing and sees no box.
+// Caller is the API key of a request. The zero value has no permissions and sees no box.
 type Caller struct {
-	Key  string // its ID
+	Key  string // ID of the key
 	Name string
 	Role Role
-	Box  policy.BoxID // with RoleBox: the box
+	Box  policy.BoxID // the one box of RoleBox
 }
 
-// Holder is the key in the books of quotas. Admin keys, the operator's among them, are the operator there.
+// Holder returns the account that quotas are charged to. All admin keys, including [OperatorKey], share that of the
+// operator.
 func (c Caller) Holder() quota.Holder {
 	return quota.Holder{What: quota.APIKey, ID: c.Key, Name: c.Name, Operator: c.Role == RoleAdmin}
 }
 
-// Sees reports whether the key may know of a box.
+// Sees reports whether the key may see a box.
 func (c Caller) Sees(b Box) bool {
 	switch c.Role {
 	case RoleAdmin, RoleReader:
@@ -54,32 +55,32 @@ func (c Caller) Sees(b Box) bool {
 	return false
 }
 
-// SeesSnapshot reports whether the key may know of a snapshot, also when its box is gone.
+// SeesSnapshot reports whether the key may see a snapshot, even after its box was deleted.
 func (c Caller) SeesSnapshot(s Snapshot) bool {
 	return c.Sees(Box{ID: s.Box, CreatedBy: s.CreatedBy})
 }
 
-// callerKey is where a context has the caller.
+// callerKey is the context key of the caller.
 type callerKey struct{}
 
-// WithCaller returns a context of a request that came with a key.
+// WithCaller returns a context that carries the key of a request.
 func WithCaller(ctx context.Context, c Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerOf returns the key that a request came with; the zero value if it came with none.
+// CallerOf returns the key of a request, or the zero value if the request had none.
 func CallerOf(ctx context.Context) Caller {
 	c, _ := ctx.Value(callerKey{}).(Caller)
 	return c
 }
 
-// Key is an API key as it can be shown. The key itself cannot.
+// Key is an API key without its secret.
 type Key struct {
 	Caller
 	CreatedAt time.Time
 	ExpiresAt time.Time    // zero: never
-	LastUsed  time.Time    // to the minute; zero: not yet
-	Quotas    quota.Limits // of its own
+	LastUsed  time.Time    // to the minute; zero: never
+	Quotas    quota.Limits // set for this key
 	Uses      quota.Uses   // usage and limit of each quota; set in lists only
 }
 
@@ -87,7 +88,7 @@ type Key struct {
 type KeyRequest struct {
 	Name      string
 	Role      Role
-	Box       policy.BoxID  // with RoleBox alone
+	Box       policy.BoxID  // only with RoleBox
 	ExpiresIn time.Duration // 0: never
-	Quotas    quota.Limits  // that override the configured ones; 0: not overridden
+	Quotas    quota.Limits  // override the configured quotas; 0: not overridden
 }

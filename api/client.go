@@ -30,7 +30,7 @@ type Client struct {
 	http   *http.Client
 }
 
-// NewClient makes a client of the API at target: the path of a unix socket, or an http or https URL.
+// NewClient makes a client for the API at target: the path of a unix socket, or an http or https URL.
 func NewClient(target, key string) *Client {
 	transport := &http.Transport{} // no proxy from the environment: the key must not go there
 	c := &Client{target: target, base: strings.TrimSuffix(target, "/"), key: key, http: &http.Client{Transport: transport}}
@@ -40,30 +40,30 @@ func NewClient(target, key string) *Client {
 			return new(net.Dialer).DialContext(ctx, "unix", target)
 		}
 	}
-	// A redirect would carry the key elsewhere; the API makes none.
+	// A redirect would carry the key elsewhere; the API never redirects.
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c
 }
 
-// BoxPath is the path of a box and what is below it in the API.
+// BoxPath returns the API path of a box, or of a resource below it.
 func BoxPath(box string, below ...string) string {
 	return "/v2/box/" + url.PathEscape(box) + strings.Join(append([]string{""}, below...), "/")
 }
 
-// ResponseError is a refusal of the API.
+// ResponseError is an error response of the API.
 type ResponseError struct {
 	Status  int
 	Message string // the server's own message
 	Pointer string // to the first problem of the body, if the body was refused
 
-	Problems []document.Problem // all of them
+	Problems []document.Problem // all problems of the body
 }
 
 // Error returns the server's message.
 func (e *ResponseError) Error() string { return e.Message }
 
-// Do sends in as JSON (nil: no body) and decodes the answer into out (nil: ignored; *[]byte: undecoded). A refusal is a
-// *[ResponseError].
+// Do sends in as JSON (nil: no body) and decodes the response into out (nil: ignored; *[]byte: undecoded). An error
+// response is returned as a *[ResponseError].
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
 	resp, err := c.send(ctx, method, path, in, nil)
 	if err != nil {
@@ -109,7 +109,8 @@ func (c *Client) send(ctx context.Context, method, path string, in any, header h
 	return c.sendBody(ctx, method, path, bytes.NewReader(data), header)
 }
 
-// Stream sends a body of that media type (nil: none) as it comes, and returns an answer whose body is still to be read.
+// Stream sends a body of the given media type (nil: none) without buffering it. The caller must close the body of the
+// response.
 func (c *Client) Stream(ctx context.Context, method, path, media string, body io.Reader) (*http.Response, error) {
 	header := http.Header{}
 	if media != "" {
@@ -128,7 +129,7 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	}
 	req.Header.Set(KeyHeader, c.key)
 	if method == http.MethodPost {
-		req.Header.Set("Prefer", "wait=600") // a command line has nothing else to do
+		req.Header.Set("Prefer", "wait=600") // a command line always waits for the result
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -141,7 +142,7 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	return resp, nil
 }
 
-// Listens returns nil if something listens at the address of the API, else why it cannot be reached.
+// Listens returns nil if the address of the API accepts connections, or the reason it cannot be reached.
 func (c *Client) Listens() error {
 	ctx, cancel := context.WithTimeout(context.Background(), listensTimeout)
 	defer cancel()
@@ -162,7 +163,7 @@ func (c *Client) Listens() error {
 
 const listensTimeout = 10 * time.Second
 
-// unreachable says why there was no answer, in words for people.
+// unreachable turns a transport error into a message for people.
 func (c *Client) unreachable(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
 		err = wrapped.Err
@@ -189,7 +190,7 @@ func (c *Client) unreachable(err error) error {
 	return fmt.Errorf("%s: %w", why, err)
 }
 
-// WebSocket opens a WebSocket. A refusal is a *[ResponseError].
+// WebSocket opens a WebSocket. An error response is a *[ResponseError].
 func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
 	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{KeyHeader: {c.key}}}
 	conn, resp, err := websocket.Dial(ctx, c.base+path, opts)
@@ -203,7 +204,7 @@ func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, e
 	return nil, c.unreachable(err)
 }
 
-// mostRefusal bounds the body of a refusal, in bytes: it may name each entry of the lists of a policy.
+// mostRefusal bounds the body of an error response, in bytes. It may name every entry of a policy's lists.
 const mostRefusal = 16 << 20
 
 func readRefusal(resp *http.Response) error {
@@ -218,7 +219,7 @@ func readRefusal(resp *http.Response) error {
 	return &ResponseError{resp.StatusCode, body.Error, body.Pointer, body.Problems}
 }
 
-// Exec runs a command in a box, copies its output as it comes, and returns its exit code.
+// Exec runs a command in a box, copies its output as it arrives, and returns its exit code.
 func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, stderr io.Writer) (int, error) {
 	in := struct {
 		Command []string `json:"command"`
@@ -251,23 +252,22 @@ func (c *Client) Exec(ctx context.Context, box string, req ExecRequest, stdout, 
 	}
 }
 
-// Lines reads an NDJSON stream and calls each with every line until the stream ends, ctx ends or each fails.
+// Lines reads an NDJSON stream and calls each for every line until the stream ends, ctx ends or each fails.
 func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) error) error {
 	return c.Events(ctx, path, func(string) {}, each)
 }
 
-// longestLine is more than the longest line that a stream has: an entry of the audit trail names hundreds of entries of policies, and a
-// name can be written in a thousand bytes, which are three times as many there. A line that was too long would hide those behind it.
+// longestLine exceeds the longest line of any stream. An audit entry can name hundreds of policy entries, and a name of a
+// thousand bytes takes three times as many in JSON. A longer line would end the stream and hide every line after it.
 const longestLine = 5 << 20
 
-// Events is Lines for a stream of decisions. When the stream has begun it first calls begin with the run of the
-// gateway.
+// Events is Lines for a stream of decisions. Before the first line it calls begin with the ID of the gateway's run.
 func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
 	return c.events(ctx, path, func(h http.Header) { begin(h.Get(stream.RunHeader)) }, each)
 }
 
-// History is Events of the decisions on disk. begin is called with the time from which on none is missing; zero if the gateway is too
-// old to say.
+// History is Events for the decisions on disk. begin is called with the time since which the log is complete, or zero if
+// the gateway is too old to report it.
 func (c *Client) History(ctx context.Context, path string, begin func(whole time.Time), each func(line []byte) error) error {
 	return c.events(ctx, path, func(h http.Header) {
 		whole, _ := time.Parse(time.RFC3339Nano, h.Get(stream.WholeHeader))
@@ -286,7 +286,7 @@ func (c *Client) events(ctx context.Context, path string, begin func(http.Header
 	lines.Buffer(nil, longestLine)
 	for lines.Scan() {
 		if len(lines.Bytes()) == 0 {
-			continue // sent to keep the connection alive
+			continue // keepalive
 		}
 		if err := each(lines.Bytes()); err != nil {
 			return err

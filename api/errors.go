@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The kinds of error that the gateway may answer a call with, each with one status.
+// The kinds of error in answers of the gateway, each with its own status.
 var (
 	ErrNotFound     = errors.New("not found")                                            // 404
 	ErrConflict     = errors.New("in conflict with the current state")                   // 409
@@ -17,7 +17,7 @@ var (
 	ErrUnavailable  = errors.New("not available at the moment")                          // 503
 )
 
-// Error is an error whose message the caller of the API may see. Kind is one of the Err values of this package.
+// Error is an error with a message for the caller of the API. Kind is one of the Err values of this package.
 type Error struct {
 	Kind    error
 	Message string
@@ -30,8 +30,8 @@ func (e *Error) Error() string { return e.Message }
 // Unwrap returns the kind and the cause.
 func (e *Error) Unwrap() []error { return []error{e.Kind, e.Cause} }
 
-// Errorf makes an [Error] of the given kind. An error among args that is formatted by %w becomes the cause as well; its
-// text is shown, so format only what the caller may see.
+// Errorf makes an [Error] of the given kind. If args contain an error formatted with %w, it becomes the cause. Its text
+// is part of the message, so format only errors that the caller may see.
 func Errorf(kind error, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Kind: kind, Message: err.Error(), Cause: errors.Unwrap(err)}

@@ -2,23 +2,23 @@ package api
 
 import "time"
 
-// LeaseEntry names a lease: a box has at most one of each.
+// LeaseEntry identifies a lease. A box has at most one lease per entry.
 type LeaseEntry struct {
-	Allow bool   // else it denies
+	Allow bool   // false: deny
 	Entry string // a domain or CIDR as in a policy
 }
 
-// Lease is an entry of a policy that ends by itself.
+// Lease is a temporary policy entry.
 type Lease struct {
 	LeaseEntry
 	StartedAt, ExpiresAt time.Time
-	// Left is how much longer it lasts, on a clock that nobody sets.
+	// Left is the remaining time, measured on the monotonic clock.
 	Left time.Duration
-	// Idle says why it has no effect beside the policy; only in the answer that made it.
+	// Idle is why the lease has no effect next to the policy; only set by the call that made it.
 	Idle string
 }
 
-// LeaseRequest asks for leases. One that runs is replaced.
+// LeaseRequest asks for leases. A running lease for the same entry is replaced.
 type LeaseRequest struct {
 	Allow   bool
 	Entries []string

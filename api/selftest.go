@@ -11,9 +11,9 @@ type SelfTestVerdict string
 
 // The verdicts.
 const (
-	ProbeTight   SelfTestVerdict = "tight"   // refused as the policy says, and logged
-	ProbeHole    SelfTestVerdict = "hole"    // something got through, or the refusal was not the one promised
-	ProbeNotRun  SelfTestVerdict = "not_run" // could not be run, so nothing is known
+	ProbeTight   SelfTestVerdict = "tight"   // refused as the policy promises, and logged
+	ProbeHole    SelfTestVerdict = "hole"    // traffic got through, or the refusal was not the promised one
+	ProbeNotRun  SelfTestVerdict = "not_run" // could not be run, so the result is unknown
 	ProbeSkipped SelfTestVerdict = "skipped" // does not apply: the policy allows the target, or has no such rule
 )
 
@@ -22,11 +22,11 @@ type SelfTestProbe struct {
 	Group    string
 	Attack   string
 	Family   string // "ipv4" or "ipv6"
-	Target   string // where it was aimed: an address, an address and port, or a name
-	Expected string // what the policy in force promises
-	Seen     string // what the box saw and what was logged
+	Target   string // an address, an address and port, or a name
+	Expected string // the promise of the active policy
+	Seen     string // what the box observed and the log recorded
 	Verdict  SelfTestVerdict
-	Why      string // for every verdict but ProbeTight
+	Why      string // for every verdict except ProbeTight
 }
 
 // SelfTestReport is a scorecard.
@@ -38,8 +38,8 @@ type SelfTestReport struct {
 	Duration time.Duration
 	Probes   []SelfTestProbe
 
-	// Untestable says why the box cannot be tested from its network namespace, in which case no probe was sent; empty
-	// if it was tested.
+	// Untestable is why the box cannot be tested from its network namespace; no probe was sent then. Empty if it was
+	// tested.
 	Untestable string
 }
 
@@ -49,8 +49,8 @@ type SelfTestStatus string
 // The statuses. Only SelfTestTight is a pass.
 const (
 	SelfTestTight      SelfTestStatus = "tight"
-	SelfTestNotTight   SelfTestStatus = "not_tight"  // a hole was found, or a probe that could have found one was not run
-	SelfTestUntestable SelfTestStatus = "untestable" // nothing was tried
+	SelfTestNotTight   SelfTestStatus = "not_tight"  // a probe found a hole, or a probe that could have found one was not run
+	SelfTestUntestable SelfTestStatus = "untestable" // no probe was run
 )
 
 // Status returns the result of the scorecard.
@@ -65,7 +65,7 @@ func (r SelfTestReport) Status() SelfTestStatus {
 	}
 }
 
-// Count returns how many probes have the verdict.
+// Count returns the number of probes with the verdict.
 func (r SelfTestReport) Count(v SelfTestVerdict) int {
 	n := 0
 	for _, p := range r.Probes {
@@ -76,7 +76,7 @@ func (r SelfTestReport) Count(v SelfTestVerdict) int {
 	return n
 }
 
-// Tight reports whether every probe was run or did not apply, none found a hole, and at least one was run.
+// Tight reports whether every probe was run or did not apply, no probe found a hole, and at least one was run.
 func (r SelfTestReport) Tight() bool {
 	return r.Untestable == "" && r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
 }

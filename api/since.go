@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// wholeDays is a number of days. More than five digits would not fit into a duration.
+// wholeDays is a number of days. More than five digits could overflow a duration.
 var wholeDays = regexp.MustCompile(`^([0-9]{1,5})d$`)
 
-// errDuration is the error for a text that is no duration. Who reads the text knows what it was for, and says so.
+// errDuration is returned for text that is not a duration. Callers add what the duration was for.
 var errDuration = errors.New("not a duration such as 10m, or 7d")
 
-// ParseDuration reads a duration of zero or more: whole days (7d), or as [time.ParseDuration] has it (1h30m). It is what every
-// duration of the API and of the commands is read by that a person writes as text.
+// ParseDuration parses a non-negative duration: whole days (7d) or the syntax of [time.ParseDuration] (1h30m). All
+// durations in text form, in the API and on the command line, are parsed by it.
 func ParseDuration(text string) (time.Duration, error) {
 	if m := wholeDays.FindStringSubmatch(text); m != nil {
 		n, _ := strconv.Atoi(m[1])
@@ -27,14 +27,14 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// errSince is the error for a text that is no point in time.
+// errSince is returned for text that is not a point in time.
 var errSince = errors.New("not a time (2026-01-02T15:04:05Z), Unix seconds, or a duration back from now (10m, 7d)")
 
-// latest is the last second that RFC 3339 can write, in Unix seconds.
+// latest is the last second that RFC 3339 can express, in Unix seconds.
 var latest = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC).Unix()
 
-// ParseSince reads a point in time, as the queries since and until have it: RFC 3339, Unix seconds, or a duration back from now.
-// Its error says what would be one, and can be shown.
+// ParseSince parses a point in time from the query parameters since and until: RFC 3339, Unix seconds, or a duration back
+// from now. Its error lists these forms and may be shown to the caller.
 func ParseSince(text string, now time.Time) (time.Time, error) {
 	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
 		if seconds < 0 || seconds > latest {

@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// Snapshot is a snapshot as the API shows it.
+// Snapshot is a snapshot in the API.
 type Snapshot struct {
 	ID, Name  string
 	Box       policy.BoxID

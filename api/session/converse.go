@@ -13,8 +13,8 @@ import (
 	"boxgate/quota"
 )
 
-// converse moves frames both ways until the session or its connection ends, and decides what becomes of the session. Frames are read
-// from the first moment on, also while the box is still being made or woken.
+// converse moves frames in both directions until the session or its connection ends, then decides whether the session
+// survives. Frames are read from the start, even while the box is still being created or woken.
 func (l *line) converse(s *session, hello string, offset int64) {
 	s.attach(l)
 	told := make(chan bool, 1)
@@ -30,7 +30,8 @@ func (l *line) converse(s *session, hello string, offset int64) {
 	s.leave(l, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
 }
 
-// greet waits until the command runs and sends the first frame, or says why there is no command. It reports whether there is one.
+// greet waits until the command runs, then sends the first frame. If the command did not start, it sends the reason. It
+// reports whether the command runs.
 func (l *line) greet(s *session, hello string) bool {
 	select {
 	case <-s.started:
@@ -54,8 +55,8 @@ func (l *line) greet(s *session, hello string) bool {
 	return true
 }
 
-// acknowledge tells the client which input has been taken, beyond what it knows of. It is not the reader of frames that does so, which
-// would obey none while the client does not read.
+// acknowledge sends the client an ack for each new amount of accepted input beyond known. It is separate from the reader
+// of frames, which would otherwise stop handling frames while the client does not read.
 func (l *line) acknowledge(s *session, known int64) {
 	for {
 		taken, err := s.in.takenAfter(l.ctx, known)
@@ -66,10 +67,10 @@ func (l *line) acknowledge(s *session, known int64) {
 	}
 }
 
-// errRefused ends a session whose client has sent what is no frame.
+// errRefused ends a session whose client sent an invalid frame.
 var errRefused = errors.New("a frame was refused")
 
-// hungUp reports whether the client closed the connection, in contrast to one that broke.
+// hungUp reports whether the client closed the connection; a broken connection does not count.
 func hungUp(err error) bool { return websocket.CloseStatus(err) != -1 }
 
 // keyEnded reports whether a connection ended because its API key stopped working.
@@ -78,7 +79,7 @@ func keyEnded(cause error) bool {
 	return status == http.StatusUnauthorized
 }
 
-// tell sends the output of a session from an offset on, and at last how it ended. It reports whether the client got all.
+// tell sends the session's output from offset on, then its result. It reports whether the client received everything.
 func (l *line) tell(s *session, offset int64) (complete bool) {
 	for {
 		c, more, err := s.out.next(l.ctx, offset)
@@ -89,7 +90,7 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 			break
 		}
 		if err := l.send(toClient{Type: c.stream, Data: c.data}); err != nil {
-			if !l.spoken.Load() { // else there are some moments left for the client to learn why
+			if !l.spoken.Load() { // otherwise the client gets farewellMost to read why the connection ends
 				l.end(err)
 			}
 			return false
@@ -116,7 +117,7 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 	return err == nil || !s.reattach
 }
 
-// listen obeys the frames of the client until the connection ends, and returns why it did.
+// listen handles the client's frames until the connection ends, and returns the reason it ended.
 func (l *line) listen(s *session) error {
 	for {
 		data, release, err := l.read(l.ctx)
@@ -130,7 +131,7 @@ func (l *line) listen(s *session) error {
 		}
 		if l.spoken.Load() {
 			release()
-			continue // the session ends, or the client has no right to it any more
+			continue // the session is ending, or the client lost access to it
 		}
 		f, err := parseFrame(data)
 		if err == nil {
@@ -148,7 +149,7 @@ func (l *line) listen(s *session) error {
 	}
 }
 
-// obey does what a frame asks for.
+// obey executes a frame.
 func (l *line) obey(s *session, f *fromClient) error {
 	switch f.Type {
 	case "stdin":

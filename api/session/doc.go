@@ -1,4 +1,4 @@
-// Package session serves commands that their caller talks to while they run, over a WebSocket: input, output, a terminal, signals.
+// Package session serves interactive commands over a WebSocket: input, output, a terminal, signals.
 //
-// Frames are JSON objects in text messages. The first is the client's start; docs/boxes.md has them all.
+// Frames are JSON objects in text messages. The first is the client's start frame; docs/boxes.md describes them all.
 package session

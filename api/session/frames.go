@@ -12,16 +12,16 @@ import (
 	"boxgate/api/strict"
 )
 
-// fromClient is a frame of a client: which fields it has depends on its type.
+// fromClient is a frame from the client. Its type determines which fields are set.
 type fromClient struct {
 	Type string `json:"type"`
 
 	Argv     []string `json:"argv,omitempty"`     // start: program and arguments
-	Cmd      string   `json:"cmd,omitempty"`      // start: a line for a login shell, if there is no argv
+	Cmd      string   `json:"cmd,omitempty"`      // start: a command line for a login shell, if argv is empty
 	TTY      bool     `json:"tty,omitempty"`      // start
 	Cwd      string   `json:"cwd,omitempty"`      // start
 	Env      []string `json:"env,omitempty"`      // start: NAME=value
-	Reattach bool     `json:"reattach,omitempty"` // start: the client will acknowledge output, and may come back
+	Reattach bool     `json:"reattach,omitempty"` // start: the client acknowledges output and may reconnect
 	AckInput bool     `json:"ackInput,omitempty"` // start: acknowledge input, as with reattach
 
 	Rows    *int64 `json:"rows,omitempty"`    // start and resize
@@ -29,10 +29,10 @@ type fromClient struct {
 	Data    string `json:"data,omitempty"`    // stdin: base64
 	Signal  string `json:"signal,omitempty"`  // signal
 	GraceMS *int64 `json:"graceMs,omitempty"` // terminate
-	Offset  int64  `json:"offset,omitempty"`  // ack: how many bytes of output have arrived
+	Offset  int64  `json:"offset,omitempty"`  // ack: bytes of output received
 }
 
-// toClient is a frame of the gateway.
+// toClient is a frame from the gateway.
 type toClient struct {
 	Type    string `json:"type"`
 	Pid     int    `json:"pid,omitempty"`
@@ -40,21 +40,21 @@ type toClient struct {
 	Data    []byte `json:"data,omitempty"`
 	Code    *int   `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Offset is how many bytes of input have been taken, in attached and ack, for a client that may come back.
+	// Offset is the number of input bytes accepted, in attached and ack frames, for a client that may reconnect.
 	Offset int64 `json:"offset,omitempty"`
 }
 
-// parseFrame reads a frame of a client.
+// parseFrame parses a frame from the client.
 func parseFrame(data []byte) (fromClient, error) {
 	var f fromClient
 	err := strict.Unmarshal(data, &f)
 	return f, err
 }
 
-// loginShell runs a line in a login shell: bash, or sh where the image has no bash.
+// loginShell runs a command line in a login shell: bash, or sh if the image has no bash.
 var loginShell = []string{"sh", "-c", `command -v bash >/dev/null && exec bash -lc "$1"; exec sh -lc "$1"`, "sh"}
 
-// request is what a start frame asks for.
+// request converts a start frame into a request and the prompt for the history.
 func (f *fromClient) request() (api.SessionRequest, string, error) {
 	var p problem.List
 	req := api.SessionRequest{Command: f.Argv, Dir: path.Clean(f.Cwd)}
@@ -79,7 +79,7 @@ func (f *fromClient) request() (api.SessionRequest, string, error) {
 	return req, prompt, p.Err()
 }
 
-// checkStrings refuses what the kernel would not start.
+// checkStrings refuses arguments and directories that execve would reject.
 func checkStrings(p *problem.List, argv []string, dir string) {
 	sum := 0
 	for _, arg := range argv {
@@ -97,7 +97,7 @@ func checkStrings(p *problem.List, argv []string, dir string) {
 	}
 }
 
-// environment are the variables of a start frame. Those of the dynamic linker are dropped, as the dialect does.
+// environment returns the variables of a start frame. As in the dialect, those of the dynamic linker are dropped.
 func (f *fromClient) environment(p *problem.List) map[string]string {
 	env, sum := map[string]string{}, 0
 	for _, entry := range f.Env {
@@ -116,7 +116,7 @@ func (f *fromClient) environment(p *problem.List) map[string]string {
 	return env
 }
 
-// maxDimension bounds the size of a terminal: programs allocate by it.
+// maxDimension bounds the size of a terminal, because programs allocate memory in proportion to it.
 const maxDimension = 4096
 
 func (f *fromClient) dimension(p *problem.List, pointer string, n *int64, absent uint16) uint16 {

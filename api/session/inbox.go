@@ -9,21 +9,21 @@ import (
 	"boxgate/api/problem"
 )
 
-// How much input is kept for a command that does not read it.
+// Limits on input buffered for a command that does not read it.
 const (
-	maxUntaken = 1 << 20      // of each session
-	maxUnacked = 1 << 20      // beyond that of a client whose input is acknowledged, and which must wait for it
-	maxInput   = 64 << 20     // of a client that is told nothing: it is read further, or its signals would wait behind its input
-	maxInputs  = 4 * maxInput // of all such clients together, beyond maxUntaken of each
+	maxUntaken = 1 << 20      // per session
+	maxUnacked = 1 << 20      // on top of maxUntaken, for a client whose input is acknowledged and which must wait for that
+	maxInput   = 64 << 20     // for a client without acknowledgements: reading continues so that its signals do not wait behind its input
+	maxInputs  = 4 * maxInput // for all such clients together, on top of maxUntaken for each
 )
 
-// budget bounds what many may take together.
+// budget is a limit shared by many sessions.
 type budget struct {
 	most  int64
 	taken atomic.Int64
 }
 
-// take takes n more, or nothing. What is given back is taken with a negative n.
+// take reserves n more, or reports false. A negative n releases.
 func (b *budget) take(n int64) bool {
 	if b.taken.Add(n) <= b.most || n <= 0 {
 		return true
@@ -32,18 +32,18 @@ func (b *budget) take(n int64) bool {
 	return false
 }
 
-// inbox keeps the input of a command until it is read. Signals need not wait behind it.
+// inbox buffers the input of a command until it is read, so that signals need not wait behind it.
 type inbox struct {
-	acks   bool    // the client is told what has been taken, and sends no more than a bit beyond it
-	shared *budget // what all keep beyond maxUntaken
+	acks   bool    // input is acknowledged, and the client sends little beyond that
+	shared *budget // budget of all inboxes for input beyond maxUntaken
 
 	mu     sync.Mutex
 	moved  sync.Cond
 	buf    []byte
-	beyond int64 // how much of the shared budget it has
-	taken  int64 // how much has come from the client
-	ended  bool  // the client sends no more
-	gone   bool  // the command reads no more
+	beyond int64 // bytes reserved from the shared budget
+	taken  int64 // bytes received from the client
+	ended  bool  // the client sends no more input
+	gone   bool  // the command reads no more input
 }
 
 func newInbox(acks bool, shared *budget) *inbox {
@@ -52,8 +52,9 @@ func newInbox(acks bool, shared *budget) *inbox {
 	return i
 }
 
-// put takes input of the client. When that is more than may be kept, it waits for the command to read, unless ctx ends; a client whose
-// input is acknowledged is refused instead, as its acknowledgements of output would wait as well.
+// put adds input from the client. If the buffer is full, it waits for the command to read or for ctx to end. A client
+// whose input is acknowledged gets an error instead, because a waiting put would also hold up its acknowledgements of
+// output.
 func (i *inbox) put(ctx context.Context, b []byte) error {
 	defer i.wakeWith(ctx)()
 	i.mu.Lock()
@@ -77,7 +78,7 @@ func (i *inbox) put(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// fitsLocked takes of the shared budget what the input needs, and reports whether it may be kept.
+// fitsLocked reserves space for the input from the shared budget and reports whether that succeeded.
 func (i *inbox) fitsLocked() bool {
 	need := max(0, int64(len(i.buf))-maxUntaken)
 	if need > maxInput || !i.shared.take(need-i.beyond) {
@@ -87,7 +88,7 @@ func (i *inbox) fitsLocked() bool {
 	return true
 }
 
-// wakeWith wakes those that wait when ctx ends, until stop is called.
+// wakeWith wakes all waiters when ctx ends. stop undoes it.
 func (i *inbox) wakeWith(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		i.mu.Lock()
@@ -96,7 +97,8 @@ func (i *inbox) wakeWith(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// takenAfter waits until more input than known is acknowledged: what has come, but no more than maxUntaken beyond what the command has read.
+// takenAfter waits until more than known bytes are acknowledged. Input is acknowledged when received, up to maxUntaken
+// beyond the bytes that the command has read.
 func (i *inbox) takenAfter(ctx context.Context, known int64) (int64, error) {
 	defer i.wakeWith(ctx)()
 	i.mu.Lock()
@@ -110,14 +112,14 @@ func (i *inbox) takenAfter(ctx context.Context, known int64) (int64, error) {
 	return 0, ctx.Err()
 }
 
-// count is how much input has come.
+// count returns the number of bytes received.
 func (i *inbox) count() int64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.taken
 }
 
-// end ends the input after what has come.
+// end marks the end of the input.
 func (i *inbox) end() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -125,7 +127,7 @@ func (i *inbox) end() {
 	i.moved.Broadcast()
 }
 
-// discard ends it for a command that has ended.
+// discard drops the input of a command that has ended.
 func (i *inbox) discard() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -133,7 +135,7 @@ func (i *inbox) discard() {
 	i.keepLocked(nil)
 }
 
-// keepLocked keeps the rest of the input, and gives back what that does not need.
+// keepLocked replaces the buffer by its unread rest and releases the shared budget that this frees.
 func (i *inbox) keepLocked(rest []byte) {
 	i.buf = rest
 	if need := max(0, int64(len(rest))-maxUntaken); need < i.beyond {
@@ -156,7 +158,7 @@ func (i *inbox) Read(p []byte) (int, error) {
 	n := copy(p, i.buf)
 	rest := i.buf[n:]
 	if len(rest) == 0 {
-		rest = nil // what was kept for a while is not kept for ever
+		rest = nil // free the buffer instead of keeping its capacity
 	}
 	i.keepLocked(rest)
 	return n, nil

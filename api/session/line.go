@@ -21,10 +21,10 @@ import (
 	"boxgate/quota"
 )
 
-// startMost is how long a client may take from the handshake to its first frame.
+// startMost bounds the time from the handshake to the client's first frame.
 const startMost = 30 * time.Second
 
-// serve is GET exec-session: a new session, or another connection to one.
+// serve handles GET exec-session: a new session, or a new connection to an existing one.
 func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.boxes)
 	if err != nil {
@@ -61,7 +61,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	return rest.Reply{Written: true}, nil
 }
 
-// checkHandshake refuses a request that does not ask for a WebSocket (RFC 6455, 4.2.1), in the words of this API.
+// checkHandshake refuses a request that does not ask for a WebSocket (RFC 6455, section 4.2.1) with an error of this API.
 func checkHandshake(r *http.Request) error {
 	key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key"))
 	if err == nil && len(key) == 16 && r.ProtoMajor == 1 && r.Header.Get("Sec-WebSocket-Version") == "13" &&
@@ -72,7 +72,7 @@ func checkHandshake(r *http.Request) error {
 	return problem.Refuse(http.StatusUpgradeRequired, "this endpoint is a WebSocket of version 13: connect with exec.session of the SDK or another WebSocket client; exec runs a command by a plain request")
 }
 
-// first reads the start frame and begins a session as it asks for; leave gives its room back.
+// first reads the start frame and begins the requested session; leave releases its slot.
 func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, error) {
 	ctx, cancel := context.WithTimeout(l.ctx, startMost)
 	defer cancel()
@@ -88,7 +88,7 @@ func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, er
 	return e.begin(l.ctx, box, &f, leave)
 }
 
-// read reads a frame. The memory that it takes is claimed until release is called.
+// read reads a frame. The memory it takes is charged to the quota until release is called.
 func (l *line) read(ctx context.Context) (data []byte, release func(), err error) {
 	_, r, err := l.conn.Reader(ctx)
 	if err != nil {
@@ -102,7 +102,7 @@ func (l *line) read(ctx context.Context) (data []byte, release func(), err error
 	return data, in.Release, nil
 }
 
-// resume attaches a connection to a session whose own broke.
+// resume attaches a new connection to a session whose previous one broke.
 func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.BoxID, q query) (rest.Reply, error) {
 	s := e.open.find(box, q.Session)
 	if s == nil || !s.reattach {
@@ -121,21 +121,21 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 	return rest.Reply{Written: true}, nil
 }
 
-// line is the connection of a client.
+// line is a client's connection.
 type line struct {
 	ctx  context.Context
 	end  context.CancelCauseFunc
 	conn *websocket.Conn
-	out  *queue        // what conn writes to
-	left chan struct{} // closed when no frame of it is obeyed any more
+	out  *queue        // written to by conn
+	left chan struct{} // closed after the last frame was handled
 
-	spoken atomic.Bool // somebody says, or has said, why the connection ends
+	spoken atomic.Bool // set by the goroutine that sends the reason why the connection ends
 }
 
-// errStopping ends the sessions of a server that shuts down.
+// errStopping ends all sessions when the server shuts down.
 var errStopping = api.Errorf(api.ErrUnavailable, "the gateway is stopping")
 
-// accept answers the handshake of a request that was admitted. The connection ends when the API key stops working.
+// accept completes the handshake of an admitted request. The connection ends when the API key stops working.
 func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error) {
 	queued := &queuedWriter{ResponseWriter: w}
 	conn, err := websocket.Accept(queued, r, &websocket.AcceptOptions{
@@ -153,7 +153,7 @@ func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error
 	return l, nil
 }
 
-// watch ends the connection, and says why, when its request may not be served any longer or the server shuts down.
+// watch ends the connection, with the reason, when its request loses permission or the server shuts down.
 func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 	cause := errStopping
 	select {
@@ -167,7 +167,7 @@ func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 	}
 	time.AfterFunc(farewellMost, func() { l.end(cause) })
 	if !l.takeLastWord() {
-		return // the client is being told how its command ended
+		return // another goroutine is sending the command's result
 	}
 	_, body := problem.StatusOf(cause)
 	_ = l.write(toClient{Type: "error", Message: body.Error})
@@ -175,13 +175,14 @@ func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 	l.end(cause)
 }
 
-// farewellMost bounds how long a connection that ends stays, for its client to learn why and to answer that.
+// farewellMost bounds how long a connection stays open for the client to read why it ends and to answer.
 const farewellMost = 2 * time.Second
 
-// takeLastWord reports whether the caller is the one to say why the connection ends: the first is.
+// takeLastWord reports whether the caller is the first to call it. Only that caller sends the reason why the connection
+// ends.
 func (l *line) takeLastWord() bool { return !l.spoken.Swap(true) }
 
-// closeCode is the status with which a connection is closed (RFC 6455, 7.4.1) whose session has ended with err.
+// closeCode returns the close status (RFC 6455, section 7.4.1) for a session that ended with err.
 func closeCode(err error) websocket.StatusCode {
 	switch {
 	case errors.Is(err, errStopping):
@@ -198,11 +199,12 @@ func (l *line) close() {
 	_ = l.conn.CloseNow()
 }
 
-// pingEvery is how often a connection without traffic is pinged, which keeps it open in proxies and shows whether its other end is there.
+// pingEvery is the interval of pings on an idle connection. They keep it open in proxies and reveal whether the peer
+// still exists.
 const pingEvery = 20 * time.Second
 
-// watchPeer ends a connection whose other end has vanished. A client that merely does not read, or that is suspended and answers no
-// ping, is there as long as its kernel acknowledges what it is sent.
+// watchPeer ends the connection once its peer has vanished. A client that does not read, or is suspended and answers no
+// pings, is still considered present as long as its kernel acknowledges data.
 func (l *line) watchPeer() {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -222,7 +224,7 @@ func (l *line) watchPeer() {
 	}
 }
 
-// ping does not wait for the answer for long: nothing depends on it.
+// ping waits only briefly for the pong, because no decision depends on it.
 func (l *line) ping() {
 	ctx, cancel := context.WithTimeout(l.ctx, time.Second)
 	defer cancel()
@@ -237,7 +239,7 @@ func (l *line) send(f toClient) error {
 	return l.write(f)
 }
 
-// write sends a frame without waiting, for one that is the last.
+// write sends a frame without waiting. It is for the last frame of a connection.
 func (l *line) write(f toClient) error {
 	data, err := json.Marshal(f)
 	if err != nil {
@@ -246,7 +248,7 @@ func (l *line) write(f toClient) error {
 	return l.conn.Write(l.ctx, websocket.MessageText, data)
 }
 
-// refuse says why there is no session, and ends the connection.
+// refuse sends the reason why there is no session and closes the connection.
 func (l *line) refuse(err error) {
 	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !l.takeLastWord() {
 		return

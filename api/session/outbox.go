@@ -6,28 +6,29 @@ import (
 	"sync"
 )
 
-// How much output is kept for the client, and in how many pieces of about which size. The command that writes more waits.
+// Limits on the output buffered for the client: bytes, number of chunks and approximate size of each. At the limit, the
+// command's writes block.
 const (
 	maxUnsent = 512 << 10
 	maxChunks = 4096
 	chunkSize = 16 << 10
 )
 
-// chunk is a piece of output. Both streams are counted together.
+// chunk is a piece of output. Offsets count both streams together.
 type chunk struct {
 	stream string
 	data   []byte
-	end    int64 // how much output there is up to its end
+	end    int64 // offset of its end
 }
 
-// outbox keeps the output of a command from when it is written until the client has it.
+// outbox buffers the output of a command until the client has received it.
 type outbox struct {
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced with each change
-	chunks  []chunk       // what the client may lack; oldest first
+	changed chan struct{} // closed and replaced on each change
+	chunks  []chunk       // not yet confirmed by the client; oldest first
 	written int64
-	freed   int64 // what the client has for certain
-	closed  bool  // nothing more comes, or is taken
+	freed   int64 // confirmed by the client
+	closed  bool  // further output is discarded
 }
 
 func newOutbox() *outbox { return &outbox{changed: make(chan struct{})} }
@@ -37,7 +38,7 @@ func (o *outbox) changeLocked() {
 	o.changed = make(chan struct{})
 }
 
-// stream is the writer of one of the command's streams.
+// stream returns the writer for one of the command's streams.
 func (o *outbox) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		o.mu.Lock()
@@ -56,7 +57,7 @@ func (o *outbox) stream(name string) writerFunc {
 	}
 }
 
-// addLocked adds output, to the last chunk if that is small. Who has that chunk already sees no more of it than before.
+// addLocked appends output, to the last chunk if that is small. Copies of that chunk handed out earlier are not affected.
 func (o *outbox) addLocked(stream string, b []byte) {
 	o.written += int64(len(b))
 	if n := len(o.chunks); n > 0 && o.chunks[n-1].stream == stream && len(o.chunks[n-1].data) < chunkSize {
@@ -71,7 +72,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// close ends the output. What is there can still be read.
+// close ends the output. Buffered output can still be read.
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -79,7 +80,7 @@ func (o *outbox) close() {
 	o.changeLocked()
 }
 
-// next waits for output after an offset. more is false when there will be none.
+// next waits for output after the offset. more is false at the end of the output.
 func (o *outbox) next(ctx context.Context, after int64) (c chunk, more bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -107,7 +108,7 @@ func (o *outbox) next(ctx context.Context, after int64) (c chunk, more bool, err
 	}
 }
 
-// free notes that the client has the output up to an offset, and reports whether there is that much.
+// free records that the client has received the output up to the offset, and reports whether that much was written.
 func (o *outbox) free(upTo int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -122,7 +123,7 @@ func (o *outbox) free(upTo int64) bool {
 	return true
 }
 
-// has reports whether output from an offset on can still be sent.
+// has reports whether the output from the offset on is still available.
 func (o *outbox) has(offset int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

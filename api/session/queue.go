@@ -13,27 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How much waits to be written to a client that does not read.
+// Limits on the bytes queued for a client that does not read.
 const (
-	roomBelow   = 64 << 10  // with less, another frame is taken
-	controlMost = 128 << 10 // with more, pings of the client are not answered
-	queueMost   = 512 << 10 // more is never kept
+	roomBelow   = 64 << 10  // below this, another frame is accepted
+	controlMost = 128 << 10 // above this, pings from the client are not answered
+	queueMost   = 512 << 10 // hard limit
 )
 
-// flushMost bounds how long a connection that was closed goes on with what was written before.
+// flushMost bounds how long a closed connection keeps writing queued data.
 const flushMost = 5 * time.Second
 
-// queue is a connection whose writes are queued, so that whoever reads from it and answers pings never waits for the client to read. (The
-// WebSocket library ends a connection if a control frame cannot be written within a few seconds.)
+// queue is a connection with queued writes, so that the goroutine that reads frames and answers pings never waits for the
+// client to read. (The WebSocket library ends a connection if a control frame cannot be written within a few seconds.)
 type queue struct {
 	net.Conn
 
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced with each change
-	buf     []byte        // what is to be written
-	writing int           // how much is being written
+	changed chan struct{} // closed and replaced on each change
+	buf     []byte        // bytes to write
+	writing int           // number of bytes being written
 	closed  bool
-	err     error // why nothing can be written any more
+	err     error // why writing failed
 }
 
 func newQueue(c net.Conn) *queue {
@@ -49,7 +49,7 @@ func (q *queue) changeLocked() {
 
 var errQueueFull = errors.New("the client does not read")
 
-// Write implements [net.Conn]. It does not wait.
+// Write implements [net.Conn]. It never blocks.
 func (q *queue) Write(b []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -66,7 +66,7 @@ func (q *queue) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// flush writes what is queued, until the connection breaks or was closed and all is written.
+// flush writes the queue to the connection until the connection breaks, or is closed and the queue is empty.
 func (q *queue) flush() {
 	var err error
 	for b := q.take(nil, nil); b != nil; b = q.take(b, err) {
@@ -75,7 +75,8 @@ func (q *queue) flush() {
 	_ = q.Conn.Close()
 }
 
-// take waits for what is to be written next; nil is the end. What was written before is given back, and how that went.
+// take waits for the next bytes to write; nil means the end. written is the previous buffer, to be reused, and err the
+// result of writing it.
 func (q *queue) take(written []byte, err error) []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -95,7 +96,7 @@ func (q *queue) take(written []byte, err error) []byte {
 	return b
 }
 
-// Close implements [net.Conn]. What was written before is still sent, if the other end takes it soon.
+// Close implements [net.Conn]. Queued data is still sent if the peer takes it within flushMost.
 func (q *queue) Close() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -108,7 +109,7 @@ func (q *queue) Close() error {
 	return errors.Join(q.SetReadDeadline(now), q.SetWriteDeadline(now.Add(flushMost)))
 }
 
-// until waits for a condition on the queue. It fails when ctx ends or the connection does.
+// until waits for a condition on the queue. It fails when ctx ends or the connection is closed.
 func (q *queue) until(ctx context.Context, holds func() bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -139,7 +140,7 @@ func (q *queue) room(ctx context.Context) error {
 	return q.until(ctx, func() bool { return len(q.buf)+q.writing < roomBelow })
 }
 
-// idle reports whether nothing waits to be written.
+// idle reports whether the queue is empty.
 func (q *queue) idle() bool { return q.waiting() == 0 }
 
 // takesControl reports whether there is room for the answer to a ping.
@@ -151,7 +152,7 @@ func (q *queue) waiting() int {
 	return len(q.buf) + q.writing
 }
 
-// delivered waits until the kernel of the other end has everything that was written.
+// delivered waits until the peer's kernel has acknowledged everything written.
 func (q *queue) delivered(ctx context.Context) error {
 	if err := q.until(ctx, func() bool { return len(q.buf)+q.writing == 0 }); err != nil {
 		return err
@@ -166,7 +167,7 @@ func (q *queue) delivered(ctx context.Context) error {
 	return nil
 }
 
-// unacknowledged is how much the kernel has sent or is to send without an answer to it; 0 if that is not known.
+// unacknowledged returns the number of bytes in the kernel's send queue without an acknowledgement, or 0 if unknown.
 func (q *queue) unacknowledged() (n int) {
 	q.control(func(fd int) error {
 		var err error
@@ -176,7 +177,7 @@ func (q *queue) unacknowledged() (n int) {
 	return n
 }
 
-// lost reports whether the other end has vanished.
+// lost reports whether the peer has vanished.
 func (q *queue) lost() (lost bool) {
 	q.control(func(fd int) error {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -186,20 +187,20 @@ func (q *queue) lost() (lost bool) {
 	return lost
 }
 
-// When an end of a connection counts as vanished: it was silent for so long, and has left that many probes of its window unanswered.
+// A peer counts as vanished after silenceMost without a packet, if also data or probesMost window probes are unanswered.
 const (
 	silenceMost = 30 * time.Second
 	probesMost  = 3
 )
 
-// vanished decides by what the kernel knows. An end that does not read answers probes with a window of zero, however long that takes;
-// one that has vanished leaves them, or data that it has room for, without an answer.
+// vanished decides from the kernel's TCP state. A peer that does not read answers probes with a zero window for as long
+// as it takes; one that vanished answers neither probes nor data for which it had space.
 func vanished(info *unix.TCPInfo, silence time.Duration) bool {
 	silent := time.Duration(info.Last_ack_recv)*time.Millisecond > silence
 	return silent && (info.Unacked > 0 && info.Snd_wnd > 0 || info.Probes >= probesMost)
 }
 
-// control calls f with the descriptor of the connection, if it has one.
+// control calls f with the file descriptor of the connection, if it has one.
 func (q *queue) control(f func(fd int) error) {
 	c := q.Conn
 	if wrapped, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
@@ -214,7 +215,7 @@ func (q *queue) control(f func(fd int) error) {
 	}
 }
 
-// queuedWriter is a response whose connection, once taken over, is a queue.
+// queuedWriter is a response whose hijacked connection is a queue.
 type queuedWriter struct {
 	http.ResponseWriter
 	queue *queue

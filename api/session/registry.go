@@ -9,25 +9,26 @@ import (
 	"boxgate/policy"
 )
 
-// How many sessions there may be at once: in a box, and of all keys that are not admin keys. The operator's are bounded by box alone.
+// Limits on concurrent sessions: per box, and for all keys that are not admin keys. Sessions of admin keys are limited
+// per box only.
 const (
 	maxPerBox = 32
 	maxOthers = 1024
 )
 
-// registry counts the sessions, and finds those that a client may come back to.
+// registry counts sessions and finds a session for a client that reconnects.
 type registry struct {
 	mu     sync.Mutex
-	counts map[policy.BoxID]int // guarded by mu, as what follows
+	counts map[policy.BoxID]int // guarded by mu, as are the fields below
 	total  int
-	others int // of them, those of keys that are not admin keys
+	others int // sessions of keys that are not admin keys
 	byID   map[string]*session
-	all    map[*session]bool // that have not given their room back
-	closed bool              // there will be no more
+	all    map[*session]bool // sessions that still occupy a slot
+	closed bool              // new sessions are refused
 
-	empty chan struct{} // closed once there are none and will be none
+	empty chan struct{} // closed once closed is set and the last session is gone
 
-	input budget // of the input of all sessions beyond what each may keep
+	input budget // for input of all sessions beyond maxUntaken each
 }
 
 func newRegistry() *registry {
@@ -37,7 +38,7 @@ func newRegistry() *registry {
 	}
 }
 
-// enter makes room for a session of a caller; leave gives it back.
+// enter takes a slot for a session of the caller; leave releases it.
 func (r *registry) enter(caller api.Caller, box policy.BoxID) (leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +73,7 @@ func (r *registry) enter(caller api.Caller, box policy.BoxID) (leave func(), err
 	}), nil
 }
 
-// stop lets no more sessions in, and returns those that there are.
+// stop refuses new sessions and returns the existing ones.
 func (r *registry) stop() []*session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +84,7 @@ func (r *registry) stop() []*session {
 	return slices.Collect(maps.Keys(r.all))
 }
 
-// add has a session give its room back once it is forgotten and its command has ended. It fails if there are to be no more sessions.
+// add makes the session release its slot once it is forgotten and its command has ended. It fails after stop.
 func (r *registry) add(s *session, leave func()) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +108,7 @@ func (r *registry) add(s *session, leave func()) error {
 	return nil
 }
 
-// know makes a session known by its ID until it is forgotten, which it may be already.
+// know makes the session findable by its ID, unless it was already forgotten.
 func (r *registry) know(s *session, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,7 +118,7 @@ func (r *registry) know(s *session, id string) {
 	}
 }
 
-// find returns a session of a box, or nil.
+// find returns the session of the box with that ID, or nil.
 func (r *registry) find(box policy.BoxID, id string) *session {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,15 +12,15 @@ import (
 	"boxgate/policy"
 )
 
-// Host is what sessions need of the gateway.
+// Host starts the commands of sessions.
 type Host interface {
-	// StartSession starts a command in a box. stdin ends the command's input when it ends; the writers block the command
-	// for as long as they block. ctx is that of the session, not only of its start. A command that cannot be started is
-	// an ErrUnavailable.
+	// StartSession starts a command in a box. EOF on stdin closes the command's input, and blocked writers block the
+	// command. ctx is that of the whole session, not only of its start. A command that cannot be started is an
+	// ErrUnavailable.
 	StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error)
 }
 
-// Endpoints serves sessions. Call [New].
+// Endpoints serves sessions. Use [New].
 type Endpoints struct {
 	boxes    rest.Finder
 	host     Host
@@ -35,8 +35,8 @@ func New(boxes rest.Finder, host Host, past *history.History, bodies strict.Bodi
 	return &Endpoints{boxes: boxes, host: host, history: past, bodies: bodies, stopping: make(chan struct{}), open: newRegistry()}
 }
 
-// Stop ends all sessions, also those whose client could have come back: their commands are killed and their clients are told why. New ones
-// are refused. Call it once.
+// Stop ends all sessions, including sessions that wait for their client to reconnect: commands are killed and clients
+// receive the reason. New sessions are refused. Call it once.
 func (e *Endpoints) Stop() {
 	close(e.stopping)
 	for _, s := range e.open.stop() {
@@ -44,7 +44,7 @@ func (e *Endpoints) Stop() {
 	}
 }
 
-// Wait waits, after Stop, until all commands have ended and all clients have been told.
+// Wait waits, after Stop, until all commands have ended and all clients have received the reason.
 func (e *Endpoints) Wait(ctx context.Context) error {
 	select {
 	case <-e.open.empty:
@@ -54,7 +54,7 @@ func (e *Endpoints) Wait(ctx context.Context) error {
 	}
 }
 
-// query are the parameters of the route.
+// query is the query of the route.
 type query struct {
 	Session string `json:"session,omitempty" doc:"the session to attach to after a broken connection, by its execId; absent: a new one"`
 	Offset  int64  `json:"offset,omitempty" min:"0" doc:"how many bytes of its output have arrived"`

@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// patience is how long a session whose connection broke waits for its client.
+// patience is how long a session waits for its client to reconnect.
 const patience = time.Minute
 
 var (
@@ -20,34 +20,34 @@ var (
 	errLost   = errors.New("its client did not come back")
 )
 
-// session is a command and what passes between it and its client.
+// session is a command and the data exchanged with its client.
 type session struct {
-	id       string // the run's
+	id       string // ID of the run
 	box      policy.BoxID
 	reattach bool
 	acks     bool          // input is acknowledged
-	started  chan struct{} // closed when proc is set and the ID known to the registry
+	started  chan struct{} // closed once proc is set and the registry has the ID
 	proc     api.Session
 	in       *inbox
 	out      *outbox
 	kill     context.CancelCauseFunc
-	over     chan struct{} // closed when the command has ended and the fields below are set
+	over     chan struct{} // closed once the command has ended and the fields below are set
 	res      api.ExecResult
 	err      error
 
-	forget    func() // nobody can come back to it any more
+	forget    func() // makes the session unavailable for reconnecting
 	forgotten bool   // guarded by the registry's mu
 
 	mu         sync.Mutex
-	early      []func() // what to do once the command has started
-	begun      bool     // it has, and nothing is in early
+	early      []func() // actions to run once the command has started
+	begun      bool     // the command has started and early is empty
 	terminated bool
 	stopping   bool
-	current    *line       // its connection; nil: none
-	waiting    *time.Timer // kills the command unless a client comes; nil while one is there
+	current    *line       // nil: not connected
+	waiting    *time.Timer // kills the command unless the client reconnects; nil while connected
 }
 
-// begin begins a session: its command starts in the background. It ends with the command, but not with ctx.
+// begin creates a session and starts its command in the background. The session ends with the command, not with ctx.
 func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, leave func()) (*session, error) {
 	req, prompt, err := f.request()
 	if err != nil {
@@ -67,7 +67,7 @@ func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, 
 	return s, nil
 }
 
-// run is the command of a session from its start to its end.
+// run runs the command of a session.
 func (e *Endpoints) run(ctx context.Context, s *session, req api.SessionRequest, prompt string) {
 	defer close(s.over)
 	defer s.kill(nil)
@@ -87,7 +87,7 @@ func (e *Endpoints) run(ctx context.Context, s *session, req api.SessionRequest,
 	s.out.close()
 }
 
-// running reports whether the command has started. It may have ended since.
+// running reports whether the command has started. It may already have ended.
 func (s *session) running() bool {
 	select {
 	case <-s.started:
@@ -97,10 +97,10 @@ func (s *session) running() bool {
 	}
 }
 
-// maxEarly is how much a client may ask for before its command has started.
+// maxEarly bounds the number of actions requested before the command has started.
 const maxEarly = 64
 
-// onceStarted does something to the command, in the order in which it was asked for.
+// onceStarted runs an action as soon as the command has started. Actions run in the order of the calls.
 func (s *session) onceStarted(do func()) error {
 	s.mu.Lock()
 	if s.begun {
@@ -116,7 +116,7 @@ func (s *session) onceStarted(do func()) error {
 	return nil
 }
 
-// catchUp does what was asked for before the command had started.
+// catchUp runs the actions requested before the command started.
 func (s *session) catchUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,13 +132,13 @@ func (s *session) catchUp() {
 	s.begun = true
 }
 
-// unblocked is a context with whose end the command's output is taken, and thrown away.
+// unblocked returns ctx. When ctx ends, further output of the command is discarded, so that it does not block.
 func unblocked(ctx context.Context, out *outbox) context.Context {
 	context.AfterFunc(ctx, out.close)
 	return ctx
 }
 
-// remember copies the beginning of a run's output into the history on its way to w.
+// remember records the beginning of a run's output in the history and passes the output on to w.
 func (e *Endpoints) remember(r *history.Run, w writerFunc) writerFunc {
 	return func(b []byte) (int, error) {
 		e.history.Wrote(r, b)
@@ -146,7 +146,8 @@ func (e *Endpoints) remember(r *history.Run, w writerFunc) writerFunc {
 	}
 }
 
-// attach makes a connection that of the session. The one that it had is ended, and obeys no frame any more when attach returns.
+// attach makes l the connection of the session. A previous connection is ended; once attach returns, it handles no more
+// frames.
 func (s *session) attach(l *line) {
 	s.mu.Lock()
 	before := s.current
@@ -162,11 +163,11 @@ func (s *session) attach(l *line) {
 	}
 }
 
-// errTaken ends the connection of a session that its client has come back to on another one.
+// errTaken ends the previous connection when the client reconnects.
 var errTaken = errors.New("the session was taken over by another connection")
 
-// leave takes leave of a connection that has ended, unless another one has taken over by now. The session waits for its client to come
-// back if that may be, and ends otherwise.
+// leave removes a connection that has ended, unless another connection has replaced it. If the client may come back, the
+// session waits for it; otherwise the session ends.
 func (s *session) leave(l *line, mayComeBack bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +186,7 @@ func (s *session) leave(l *line, mayComeBack bool) {
 	})
 }
 
-// stop ends the session. Its connection, if it has one, is told by others.
+// stop ends the session. Its connection, if any, is closed by watch.
 func (s *session) stop() {
 	s.kill(errStopping)
 	s.mu.Lock()
@@ -196,7 +197,7 @@ func (s *session) stop() {
 	}
 }
 
-// terminate asks the command to end, and kills it if it has not after a while. Only the first call counts.
+// terminate sends SIGTERM to the command, and SIGKILL after the grace period. Only the first call has an effect.
 func (s *session) terminate(grace time.Duration) {
 	s.mu.Lock()
 	first := !s.terminated
@@ -213,7 +214,7 @@ func (s *session) terminate(grace time.Duration) {
 	}()
 }
 
-// last is the frame that says how the session ended; the command has ended.
+// last returns the session's final frame. The command must have ended.
 func (s *session) last() toClient {
 	if s.err != nil {
 		_, body := problem.StatusOf(s.err)
@@ -229,5 +230,5 @@ func (s *session) resize(f *fromClient) error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	return s.onceStarted(func() { _ = s.proc.Resize(size) }) // one that has ended has none
+	return s.onceStarted(func() { _ = s.proc.Resize(size) }) // an ended command has no terminal to resize
 }

@@ -1,4 +1,4 @@
-// Package client talks to commands in boxes over the session endpoint, for the command line.
+// Package client runs commands in boxes through the session endpoint, for the command line.
 package client
 
 import (
@@ -24,19 +24,19 @@ type Request struct {
 	Terminal *api.TerminalSize // nil: three streams
 }
 
-// Session is a command that runs in a box. It is killed when its connection ends. Wait is called once; everything else
-// is safe for concurrent use.
+// Session is a running command in a box. It is killed when the connection ends. Wait must be called once; all other
+// methods are safe for concurrent use.
 type Session struct {
 	ctx    context.Context
 	conn   *websocket.Conn
 	client *api.Client
-	cancel string      // the path that cancels its run
-	ahead  chan answer // what was read ahead of Wait; closed at the end, whose reason is err
+	cancel string      // API path that cancels the run
+	ahead  chan answer // frames read before Wait takes them; closed at the end, with the reason in err
 	err    error
 	window window
 }
 
-// frame is any frame of the client.
+// frame is a frame from the client, of any type.
 type frame struct {
 	Type   string   `json:"type"`
 	Argv   []string `json:"argv,omitempty"`
@@ -50,7 +50,7 @@ type frame struct {
 	Signal string   `json:"signal,omitempty"`
 }
 
-// answer is any frame of the gateway.
+// answer is a frame from the gateway, of any type.
 type answer struct {
 	Type    string `json:"type"`
 	ExecID  string `json:"execId"`
@@ -60,10 +60,10 @@ type answer struct {
 	Offset  int64  `json:"offset"`
 }
 
-// maxAnswer bounds a frame of the gateway, which sends output in smaller pieces.
+// maxAnswer bounds a frame from the gateway, which sends output in smaller pieces.
 const maxAnswer = 4 << 20
 
-// Open starts a command. When ctx ends, so does the session.
+// Open starts a command. The session ends when ctx ends.
 func Open(ctx context.Context, c *api.Client, box string, req Request) (*Session, error) {
 	conn, err := c.WebSocket(ctx, api.BoxPath(box, "exec-session"))
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Session) send(f frame) error {
 	return s.conn.Write(s.ctx, websocket.MessageText, data)
 }
 
-// receive returns the next frame. An error of the gateway is an error.
+// receive returns the next frame. An error frame is returned as an error.
 func (s *Session) receive() (answer, error) {
 	var a answer
 	_, data, err := s.conn.Read(s.ctx)
@@ -119,11 +119,11 @@ func (s *Session) receive() (answer, error) {
 	return a, nil
 }
 
-// readAhead is how many frames are read before [Session.Wait] takes them. While a reader of the output pauses, the gateway is listened to for
-// that much longer.
+// readAhead is the number of frames read before [Session.Wait] takes them, so that acknowledgements still arrive while
+// the reader of the output pauses.
 const readAhead = 64
 
-// read reads what the gateway sends until the session ends.
+// read reads frames until the session ends.
 func (s *Session) read() {
 	defer close(s.ahead)
 	defer s.window.close()
@@ -146,10 +146,11 @@ func (s *Session) read() {
 	}
 }
 
-// inputChunk is how much input a frame has at most.
+// inputChunk is the maximum number of input bytes in a frame.
 const inputChunk = 32 << 10
 
-// Write implements [io.Writer]: it sends input. It blocks while the command does not read; signals and sizes are sent nevertheless.
+// Write implements [io.Writer]: it sends input. It blocks while the command does not read; Signal and Resize do not wait
+// for it.
 func (s *Session) Write(p []byte) (n int, err error) {
 	for n < len(p) {
 		part := p[n:min(len(p), n+inputChunk)]
@@ -167,7 +168,8 @@ func (s *Session) Write(p []byte) (n int, err error) {
 // CloseWrite ends the input.
 func (s *Session) CloseWrite() error { return s.send(frame{Type: "stdin_close"}) }
 
-// Signal sends one of [api.SessionSignals] to the command and all that it has started. It does not wait for input that the command has not read.
+// Signal sends one of [api.SessionSignals] to the command and all its descendants. It does not wait for the command to
+// read pending input.
 func (s *Session) Signal(name string) error { return s.send(frame{Type: "signal", Signal: name}) }
 
 // Resize sets the size of the terminal.
@@ -175,17 +177,17 @@ func (s *Session) Resize(size api.TerminalSize) error {
 	return s.send(frame{Type: "resize", Rows: size.Rows, Cols: size.Cols})
 }
 
-// killMost bounds the kill of a command whose session ends before it.
+// killMost bounds the time to kill a command whose session failed.
 const killMost = 10 * time.Second
 
-// Wait copies the output as it comes, and returns the command's exit code. When it fails, the command is killed.
+// Wait copies the output as it arrives and returns the command's exit code. If it fails, the command is killed.
 func (s *Session) Wait(stdout, stderr io.Writer) (int, error) {
 	code, err := s.copyOutput(stdout, stderr)
 	if err == nil {
 		_ = s.conn.Close(websocket.StatusNormalClosure, "")
 		return code, nil
 	}
-	// The gateway kills the command of a connection that ends, but notices late while the command takes no input.
+	// The gateway kills the command when the connection ends, but notices that late while the command takes no input.
 	ctx, done := context.WithTimeout(context.WithoutCancel(s.ctx), killMost)
 	defer done()
 	_ = s.conn.CloseNow()

@@ -6,21 +6,21 @@ import (
 	"sync"
 )
 
-// windowSize is how much input may be on its way to the command. The gateway keeps more than that, so it reads every frame at once.
+// windowSize bounds the unacknowledged input. The gateway buffers more than that, so it reads every frame without delay.
 const windowSize = 512 << 10
 
-// window counts the input that the gateway has not acknowledged.
+// window counts the input that the gateway has not acknowledged yet.
 type window struct {
 	mu      sync.Mutex
 	sent    int64
 	acked   int64
 	closed  bool
-	changed chan struct{} // closed with each change; nil: nobody waits
+	changed chan struct{} // closed on each change; nil: no waiters
 }
 
 var errSessionEnded = errors.New("the session has ended")
 
-// take waits until n bytes may be sent.
+// take waits until n more bytes may be sent.
 func (w *window) take(ctx context.Context, n int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +46,7 @@ func (w *window) take(ctx context.Context, n int64) error {
 	return nil
 }
 
-// acknowledge notes how much input has been taken.
+// acknowledge records that the gateway has accepted the input up to the offset.
 func (w *window) acknowledge(upTo int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +54,7 @@ func (w *window) acknowledge(upTo int64) {
 	w.wakeLocked()
 }
 
-// close ends all waiting.
+// close wakes all waiters with an error.
 func (w *window) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
