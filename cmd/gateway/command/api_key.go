@@ -86,7 +86,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// parseQuotas reads quotas written as NAME=NUMBER, those in bytes with a unit if they have one.
+// parseQuotas parses quotas of the form NAME=NUMBER. Quotas in bytes may have a unit.
 func parseQuotas(list []string) (map[string]int64, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -140,7 +140,7 @@ func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// writtenQuotas writes quotas in the order of the documentation.
+// writtenQuotas formats quotas in the order of the documentation.
 func writtenQuotas(set map[string]int64) string {
 	var parts []string
 	for _, k := range quota.Kinds() {
@@ -151,7 +151,7 @@ func writtenQuotas(set map[string]int64) string {
 	return strings.Join(parts, ", ")
 }
 
-// use writes what a key has of its quotas: of those that it has something of, and of its own.
+// use formats the usage of a key's quotas: those with a usage above zero, and those set for this key.
 func (k apiKey) use() string {
 	var parts []string
 	for _, kind := range quota.Kinds() {
@@ -168,7 +168,7 @@ func (k apiKey) use() string {
 	return strings.Join(parts, ", ")
 }
 
-// sayKey prints a key alone to standard output, so that it can be piped, and what it is to standard error.
+// sayKey prints the key alone to standard output, so that it can be piped, and its description to standard error.
 func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 	until := "until it is revoked"
 	if k.ExpiresAt != "" {

@@ -60,7 +60,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// printEntry prints an entry as it is, or in columns.
+// printEntry prints an entry unchanged or in columns.
 func printEntry(w io.Writer, line []byte, asJSON bool) error {
 	var e trail.Entry
 	if asJSON || json.Unmarshal(line, &e) != nil {

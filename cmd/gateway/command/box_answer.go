@@ -8,7 +8,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// boxAnswer has the fields of a box that the commands show.
+// boxAnswer holds the fields of a box that the commands print.
 type boxAnswer struct {
 	ID, Name, Status, Size, Runtime, IPv4, IPv6, Error string
 	NetworkPolicy                                      struct{ Mode string } `json:"network_policy"`
@@ -21,7 +21,7 @@ func (b boxAnswer) row() []string {
 
 var boxHeading = []string{"ID", "NAME", "STATUS", "SIZE", "POLICY", "IPV4", "IPV6"}
 
-// newBoxAnswer prints a box that cmd made, and the warnings about it.
+// newBoxAnswer prints a box that cmd created, and the warnings about it.
 func newBoxAnswer(cmd *cobra.Command) cli.Render {
 	return cli.Decoded(func(w io.Writer, b boxAnswer) error {
 		cli.PrintWarnings(cmd, b.Warnings)

@@ -12,13 +12,13 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// sandbox holds the flags that say what to attach.
+// sandbox holds the flags that select the sandbox to attach.
 type sandbox struct {
 	netns, container string
 	pid              int
 }
 
-// add defines them.
+// add defines the flags.
 func (s *sandbox) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
@@ -26,7 +26,7 @@ func (s *sandbox) add(cmd *cobra.Command) {
 	f.StringVar(&s.container, "container", "", "ID or name of a Docker container, started with --network none")
 }
 
-// body is what the API calls them.
+// body returns the flags as fields of the API.
 func (s *sandbox) body() boxBody {
 	body := boxBody{}
 	body.setText(map[string]string{"netns": s.netns, "container": s.container})

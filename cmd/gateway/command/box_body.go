@@ -13,7 +13,7 @@ type boxBody map[string]any
 // sentByBox maps members of the request for a new box to flags, for commands that create boxes.
 var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit="}
 
-// setText sets the fields that the command line gives.
+// setText sets the fields that are not empty.
 func (b boxBody) setText(fields map[string]string) {
 	for key, value := range fields {
 		if value != "" {
@@ -22,17 +22,17 @@ func (b boxBody) setText(fields map[string]string) {
 	}
 }
 
-// sourceHelp describes a flag.
+// sourceHelp is the help text of --source.
 const sourceHelp = "address of network.sources that its traffic leaves from; once for IPv4, once for IPv6"
 
-// setSources sets the source addresses, if the command line gives any.
+// setSources sets the source addresses, if the command line contains any.
 func (b boxBody) setSources(list []string) {
 	if len(list) > 0 {
 		b["source_addresses"] = list
 	}
 }
 
-// setLimits sets the limits, if the command line gives any.
+// setLimits sets the limits, if the command line contains any.
 func (b boxBody) setLimits(args []string) error {
 	limits, err := limitsOf(args)
 	if len(limits) > 0 {
@@ -41,7 +41,7 @@ func (b boxBody) setLimits(args []string) error {
 	return err
 }
 
-// setNetwork sets the policy and the header rules, if the command line gives them.
+// setNetwork sets the policy and the header rules, if the command line contains them.
 func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
 	if policy != "" {
 		data, err := cli.PolicyArgument(policy, cli.BoxPolicyHelp, stdin)

@@ -52,7 +52,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// cutBox reads BOX:PATH. A colon after a slash belongs to a local name.
+// cutBox parses BOX:PATH. With a slash before the colon, the argument is a local name.
 func cutBox(arg string) (box, file string, ok bool) {
 	box, file, ok = strings.Cut(arg, ":")
 	return box, file, ok && box != "" && !strings.Contains(box, "/")
@@ -65,7 +65,7 @@ type boxCopy struct {
 	recursive, json bool
 }
 
-// copied is what --json prints.
+// copied is the output of --json.
 type copied struct {
 	Path    string `json:"path"`
 	Bytes   int64  `json:"bytes"`
@@ -79,7 +79,7 @@ func (c *boxCopy) done(what copied) error {
 	return nil
 }
 
-// kind is the type of a file in the box; "" if there is none.
+// kind returns the type of a file in the box, or "" if it does not exist.
 func (c *boxCopy) kind(box, file string) (string, error) {
 	var stat struct{ Type string }
 	query := url.Values{"path": {cmp.Or(file, ".")}, "follow": {"true"}}
@@ -122,7 +122,7 @@ func (c *boxCopy) in(local, box, file string) error {
 	return c.done(copied{Path: file, Bytes: body.Count()})
 }
 
-// tree copies what is in a local directory.
+// tree copies the contents of a local directory.
 func (c *boxCopy) tree(local, box, folder string) error {
 	body := copying.Pack(local)
 	defer body.Close()
@@ -169,7 +169,7 @@ func (c *boxCopy) out(box, file, local string) error {
 	return c.done(copied{Path: local, Bytes: n})
 }
 
-// unpack makes the files of an archive that a box sent.
+// unpack extracts an archive sent by a box.
 func (c *boxCopy) unpack(resp *http.Response, local string) error {
 	n, err := copying.Unpack(local, resp.Body)
 	if err != nil {

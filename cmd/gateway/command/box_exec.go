@@ -9,7 +9,7 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 )
 
-// boxExec is one run of exec.
+// boxExec holds the flags of `gateway box exec`.
 type boxExec struct {
 	dir           string
 	input, useTTY bool
@@ -55,7 +55,7 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 	return exited(status, err)
 }
 
-// exited is how a command ended, as an error.
+// exited turns the outcome of a command into an error.
 func exited(status int, err error) error {
 	if err == nil && status != 0 {
 		err = cli.CommandExit{Status: status}

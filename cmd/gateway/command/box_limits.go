@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// limitHelp describes a flag.
+// limitHelp is the help text of --limit.
 const limitHelp = "LIMIT=NUMBER of the box's own, such as connections=100 or memory=64MiB; may be repeated (docs/limits.md)"
 
 // newBoxLimits is `gateway box limits`.
@@ -38,7 +38,7 @@ func newBoxLimits(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// limitsOf reads LIMIT=NUMBER arguments. Bytes can have a unit, as in the configuration.
+// limitsOf parses LIMIT=NUMBER arguments. Limits in bytes may have a unit, as in the configuration.
 func limitsOf(args []string) (map[string]any, error) {
 	set := map[string]any{}
 	for _, arg := range args {

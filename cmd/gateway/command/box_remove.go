@@ -53,7 +53,7 @@ func (r *boxRemove) remove(cmd *cobra.Command, box string) error {
 	return nil
 }
 
-// removeAll removes the boxes there are, and goes on after a failure.
+// removeAll removes all boxes and continues after a failure.
 func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 	client, err := r.o.Client()
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 	return errors.Join(errs...)
 }
 
-// agreed asks at a terminal whether to remove the boxes; elsewhere nobody can be asked.
+// agreed asks at a terminal whether to remove the boxes. Without a terminal, --yes is required.
 func (r *boxRemove) agreed(cmd *cobra.Command, boxes []boxAnswer) error {
 	if r.yes {
 		return nil

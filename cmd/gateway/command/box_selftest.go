@@ -11,7 +11,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// selfTestCard is the scorecard as the commands read it.
+// selfTestCard is the scorecard as the API returns it.
 type selfTestCard struct {
 	Box, Mode     string
 	Tight         bool
@@ -58,7 +58,7 @@ func newBoxSelfTest(o *cli.Options) *cobra.Command {
 	}
 }
 
-// failure is what the command fails with: nil only for a box that was tested and is tight.
+// failure returns the command's error: nil only for a box that was tested and is tight.
 func (c *selfTestCard) failure(box string) error {
 	if c.Status == api.SelfTestUntestable {
 		return cli.StatusError{Status: cli.ExitUntestable, Err: fmt.Errorf("box %s cannot be tested from here", box)}
@@ -69,7 +69,7 @@ func (c *selfTestCard) failure(box string) error {
 	return nil
 }
 
-// verdictWords are the verdicts as printed: those that need attention are in capitals.
+// verdictWords maps verdicts to their printed form. Verdicts that need attention are in capitals.
 var verdictWords = map[string]string{"tight": "tight", "hole": "HOLE", "not_run": "NOT RUN", "skipped": "-"}
 
 // printCard prints a line for each probe, then a summary.
@@ -92,7 +92,7 @@ func printCard(w io.Writer, card selfTestCard) error {
 	return err
 }
 
-// rows are the probes, below a heading.
+// rows returns the probes below a heading.
 func (c *selfTestCard) rows() [][]string {
 	rows := [][]string{{"VERDICT", "GROUP", "ATTACK", "FAMILY", "TARGET", "EXPECTED", "SEEN"}}
 	for _, p := range c.Probes {

@@ -17,11 +17,11 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 )
 
-// passedOn are the signals that a command in a box gets when this process does, by their name in the API.
+// passedOn lists the signals forwarded to the command in the box, with their names in the API.
 var passedOn = map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP", syscall.SIGQUIT: "QUIT"}
 
-// patience is how many signals are passed on. The next one ends the session, also when the command reads no input and
-// nothing gets through to it any more.
+// patience is the number of signals forwarded. The next one ends the session, even if the command reads no input and
+// signals no longer reach it.
 const patience = 2
 
 // talk runs a command in a box with the standard streams of this process, in its terminal if tty is not nil.
@@ -40,7 +40,7 @@ func talk(cmd *cobra.Command, client *api.Client, box string, req session.Reques
 		}
 	}
 	s, err := session.Open(ctx, client, box, req)
-	interrupted() // from here on, signals are for the command
+	interrupted() // signals now go to the command
 	if err != nil {
 		return err
 	}
@@ -57,8 +57,8 @@ func talk(cmd *cobra.Command, client *api.Client, box string, req session.Reques
 	return exited(s.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr()))
 }
 
-// obey passes the first signals on, unless the command has a terminal, and ends the session by the next one. A terminal
-// sends its keys as input: a signal is meant for this process.
+// obey forwards the first signals to the command and ends the session on the next one. If the command has a terminal, any
+// signal ends the session: keys such as Ctrl-C arrive as input there, so a signal is meant for this process.
 func obey(ctx context.Context, end context.CancelCauseFunc, s *session.Session, signals <-chan os.Signal, tty bool) {
 	for n := 0; ; n++ {
 		select {
@@ -68,21 +68,22 @@ func obey(ctx context.Context, end context.CancelCauseFunc, s *session.Session, 
 				end(cli.StatusError{Status: 128 + int(number), Err: fmt.Errorf("%s: the session was closed, and the command killed", sig)})
 				return
 			}
-			go func() { _ = s.Signal(passedOn[sig]) }() // it may wait behind input that is not read
+			go func() { _ = s.Signal(passedOn[sig]) }() // may wait behind input that the command does not read
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// feed sends the input. A command must not take an input that could not be read to its end for a whole one.
+// feed sends standard input. A read error ends the session, so that the command does not mistake truncated input for
+// complete input.
 func feed(end context.CancelCauseFunc, s *session.Session, in io.Reader) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := in.Read(buf)
 		if n > 0 {
 			if _, err := s.Write(buf[:n]); err != nil {
-				return // Wait says why
+				return // Wait returns the reason
 			}
 		}
 		switch {

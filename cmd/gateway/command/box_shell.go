@@ -8,7 +8,7 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 )
 
-// shell starts a login shell: bash, or sh where the image has no bash.
+// shell starts a login shell: bash, or sh if the image has no bash.
 var shell = []string{"sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l"}
 
 // newBoxShell is `gateway box shell`.

@@ -17,13 +17,14 @@ import (
 	"boxgate/launcher"
 )
 
-// caAnswer is what `gateway ca --json` prints.
+// caAnswer is the output of `gateway ca --json`.
 type caAnswer struct {
-	PEM      string    `json:"pem"` // with --bundle also the public roots, before the CA
+	PEM      string    `json:"pem"` // with --bundle, preceded by the public roots
 	Subject  string    `json:"subject"`
-	SHA256   string    `json:"sha256"` // of the CA alone: what tools show as its fingerprint
+	SHA256   string    `json:"sha256"` // fingerprint of the CA certificate alone
 	NotAfter time.Time `json:"not_after"`
-	// KnownHosts is the line of ssh_known_hosts by which a box knows the gateway; empty for the CA of the public URLs.
+	// KnownHosts is the line of ssh_known_hosts with which a box recognizes the gateway; empty for the CA of the public
+	// URLs.
 	KnownHosts string `json:"known_hosts,omitempty"`
 }
 
@@ -52,7 +53,7 @@ func newCACommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// printCA prints a CA in the form asked for.
+// printCA prints a CA in the requested form.
 func printCA(w io.Writer, o *cli.Options, answer caAnswer, bundle, ssh bool) error {
 	if bundle {
 		roots, err := launcher.PublicRoots()
@@ -72,7 +73,7 @@ func printCA(w io.Writer, o *cli.Options, answer caAnswer, bundle, ssh bool) err
 	return err
 }
 
-// fetchCA asks for the CA of a box, or of the public URLs if box is empty.
+// fetchCA fetches the CA of a box, or of the public URLs if box is empty.
 func fetchCA(ctx context.Context, o *cli.Options, box string) (caAnswer, error) {
 	path := "/v2/ca"
 	if box != "" {

@@ -19,7 +19,7 @@ import (
 	"boxgate/store"
 )
 
-// serveFindings checks everything that `gateway serve` needs, before it opens anything. Each error says what to do.
+// serveFindings checks everything that `gateway serve` needs before it opens anything. Each error includes the fix.
 func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 	return append(preflight.Check(cfg),
 		found("state directory", needStateDir(cfg)),
@@ -38,10 +38,10 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 
 func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
 
-// hostError returns what keeps the gateway from working as one error, or nil.
+// hostError joins all errors that keep the gateway from working, or returns nil.
 func hostError(ctx context.Context, cfg config.Config) error {
 	if err := preflight.NeedRoot(); err != nil {
-		return err // without which nothing else can be found out
+		return err // the other checks need root
 	}
 	var errs []error
 	for _, f := range serveFindings(ctx, cfg) {
@@ -64,14 +64,14 @@ func newCheckCommand(o *cli.Options) *cobra.Command {
 	}
 }
 
-// configurationOf names the file that the configuration is read from.
+// configurationOf returns the name of the configuration file.
 func configurationOf(o *cli.Options) string { return cmp.Or(o.File(), "(no file)") }
 
-// runningFinding is about a gateway that runs already.
+// runningFinding is the finding for a gateway that is already running.
 const runningFinding = "gateway"
 
-// allFindings checks the configuration and the host. The valid parts of an invalid configuration are checked too, so
-// that one mistake does not hide the next, but its sockets are not opened.
+// allFindings checks the configuration and the host. The valid parts of an invalid configuration are also checked, so
+// that one mistake does not hide the next; only its sockets are not opened.
 func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	cfg, err := o.Load()
 	findings := append([]preflight.Finding{found("configuration "+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
@@ -94,7 +94,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	return findings
 }
 
-// printFindings prints every finding and fails if a check failed. Warnings do not count.
+// printFindings prints every finding and returns an error if a check failed. Warnings are not failures.
 func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding) error {
 	var failed int
 	rows := [][]string{}
@@ -129,8 +129,8 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 	return err
 }
 
-// checkListen opens every TCP and UDP socket of the configuration and closes it again. It does not open the Unix
-// socket, because that would leave a directory behind, or remove the socket of a gateway that was killed.
+// checkListen opens and closes every TCP and UDP socket of the configuration. It does not open the Unix socket, because
+// that would leave a directory behind, or remove the socket of a gateway that was killed.
 func checkListen(ctx context.Context, cfg config.Config) error {
 	a, err := config.AddressesOf(cfg.Network)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"boxgate/preflight"
 )
 
-// needCertificate requires what the certificates of the public URLs come from.
+// needCertificate requires a working source for the certificates of the public URLs.
 func needCertificate(cfg config.Config) error {
 	switch cfg.Ingress.TLS.Mode {
 	case "acme":
@@ -30,15 +30,15 @@ func needCertificate(cfg config.Config) error {
 	return nil
 }
 
-// mostShown bounds how many certificates are listed one by one.
+// mostShown bounds the number of certificates listed individually.
 const mostShown = 20
 
-// certificateFindings tells how long certificates are still valid, those first that expire first. Those of the internal CA
-// are made anew by each run of the gateway.
+// certificateFindings reports how long the stored certificates remain valid, the earliest expiry first. Certificates of
+// the internal CA are not stored: each run of the gateway issues its own.
 func certificateFindings(ctx context.Context, cfg config.Config, now time.Time) []preflight.Finding {
 	expiries, err := storedCertificates(ctx, cfg)
 	if err != nil {
-		return nil // needCertificate reports that
+		return nil // reported by needCertificate
 	}
 	subjects := slices.SortedFunc(maps.Keys(expiries), func(a, b string) int { return expiries[a].Compare(expiries[b]) })
 	var findings []preflight.Finding
@@ -51,7 +51,7 @@ func certificateFindings(ctx context.Context, cfg config.Config, now time.Time) 
 	return append(findings, reachFinding(cfg)...)
 }
 
-// storedCertificates returns when certificates expire, by their subject.
+// storedCertificates returns the expiry of each certificate, by subject.
 func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time.Time, error) {
 	switch cfg.Ingress.TLS.Mode {
 	case "acme":
@@ -74,7 +74,7 @@ func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time
 	return nil, nil
 }
 
-// soon is how many days before its expiry a certificate should have been replaced.
+// soon is the number of days before its expiry by which a certificate should have been renewed.
 const soon = 7
 
 func certificateFinding(subject string, expires, now time.Time) preflight.Finding {
@@ -89,7 +89,7 @@ func certificateFinding(subject string, expires, now time.Time) preflight.Findin
 	return found(what, nil)
 }
 
-// reachFinding says what issuers must reach, which nobody can find out from here.
+// reachFinding lists the ports that certificate issuers must be able to reach, which cannot be checked from this host.
 func reachFinding(cfg config.Config) []preflight.Finding {
 	if cfg.Ingress.TLS.Mode != "acme" {
 		return nil

@@ -19,16 +19,16 @@ import (
 	"boxgate/store"
 )
 
-// checkSecrets checks the sources without running commands.
+// checkSecrets checks the sources of secrets without running their commands.
 func checkSecrets(ctx context.Context, cfg config.Config) error {
 	return errors.Join(secrets.Check(ctx, cfg.Secrets.Sources), cfg.Secrets.Exposed())
 }
 
-// needStateDir requires a state directory that is private, as the store does, and has room for the store.
+// needStateDir requires a private state directory, as the store does, with enough space for the store.
 func needStateDir(cfg config.Config) error {
 	err := store.CheckDir(cfg.StateDir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		err = nil // the nearest directory is looked at
+		err = nil // the nearest existing parent is checked
 	}
 	if err != nil {
 		return fmt.Errorf("state_dir: %w", err)
@@ -37,22 +37,22 @@ func needStateDir(cfg config.Config) error {
 		return err
 	}
 	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); err == nil {
-		return nil // a gateway whose disk has filled up starts, and says what it cannot store
+		return nil // a gateway with a full disk starts, and reports which writes fail
 	}
 	return preflight.NeedRoom("state_dir", cfg.StateDir)
 }
 
-// needStore requires a store that can be opened, or made.
+// needStore requires a store that can be opened or created.
 func needStore(cfg config.Config) error {
 	if os.Geteuid() != 0 || store.CheckDir(cfg.StateDir) != nil {
-		return nil //nolint:nilerr // what is wrong with that has been said
+		return nil //nolint:nilerr // reported by needStateDir
 	}
 	return store.Check(store.Options{
 		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(cfg.StateDir, cfg.Launcher.RunDir),
 	})
 }
 
-// needRunDir requires a place for what the launcher keeps while boxes run.
+// needRunDir requires a writable directory for the launcher's files of running boxes.
 func needRunDir(cfg config.Config) error {
 	if err := launcher.CheckRunDir(cfg.StateDir, cfg.Launcher.RunDir); err != nil {
 		return err
@@ -60,10 +60,10 @@ func needRunDir(cfg config.Config) error {
 	return preflight.NeedWritable("launcher.run_dir", launcher.RunDirOf(cfg.StateDir, cfg.Launcher.RunDir))
 }
 
-// needKernel tries every kernel feature that boxes need, in network namespaces of its own.
+// needKernel tries every kernel feature that boxes need, in temporary network namespaces.
 func needKernel(ctx context.Context) error {
 	if preflight.NeedRoot() != nil {
-		return nil //nolint:nilerr // which is reported
+		return nil //nolint:nilerr // reported by NeedRoot
 	}
 	if err := firewall.Probe(ctx); err != nil {
 		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
@@ -73,19 +73,19 @@ func needKernel(ctx context.Context) error {
 	return nil
 }
 
-// checkOtherRules finds rules of the host's own firewall that keep boxes from working.
+// checkOtherRules finds rules of the host's own firewall that would block boxes.
 func checkOtherRules() error {
 	if preflight.NeedRoot() != nil {
-		return nil //nolint:nilerr // which is reported
+		return nil //nolint:nilerr // reported by NeedRoot
 	}
 	return firewall.CheckOtherRules()
 }
 
-// needPools requires pools that are not in use elsewhere.
+// needPools requires address pools that the host does not use elsewhere.
 func needPools(cfg config.Config) error {
 	a, err := config.AddressesOf(cfg.Network)
 	if err != nil {
-		return nil //nolint:nilerr // no prefixes: validation of the configuration reports that
+		return nil //nolint:nilerr // no prefixes: reported by the validation of the configuration
 	}
 	found, err := firewall.Overlaps(a.PoolV4, a.PoolV6)
 	errs := []error{err}
@@ -97,11 +97,11 @@ func needPools(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// checkSources warns of addresses that boxes can be given to leave from and that the host does not have.
+// checkSources warns of configured source addresses that the host does not have.
 func checkSources(cfg config.Config) error {
 	a, err := config.AddressesOf(cfg.Network)
 	if err != nil || len(a.Sources) == 0 {
-		return nil //nolint:nilerr // validation of the configuration reports that
+		return nil //nolint:nilerr // reported by the validation of the configuration
 	}
 	has, err := firewall.HostAddresses()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package command is the command line of the gateway: the table of its commands, and each command with its flags and
-// output. What they share is in package cli.
+// Package command implements the command line of the gateway: the command tree, and each command with its flags and
+// output. Package cli contains their common parts.
 package command
 
 import (
@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/buildinfo"
 )
 
-// Run executes one command line and returns its exit status: 0 on success, 1 when something was refused or failed, 2 on
-// a usage error. The first SIGINT or SIGTERM cancels the command; a second one stops the process at once.
+// Run executes a command line and returns its exit status: 0 on success, 1 on a refusal or failure, 2 on a usage error.
+// The first SIGINT or SIGTERM cancels the command; a second one stops the process immediately.
 func Run(args []string) int {
 	ctx, stop := cli.Interruptible()
 	defer stop()
@@ -25,7 +25,7 @@ func Run(args []string) int {
 	return cli.Report(os.Stderr, cmd, err, opts.JSON || wantsJSON(args))
 }
 
-// wantsJSON reports whether --json is on a command line, which may not have been read to its end.
+// wantsJSON reports whether --json is on the command line. Parsing may have stopped before it.
 func wantsJSON(args []string) bool {
 	if i := slices.Index(args, "--"); i >= 0 {
 		args = args[:i]
@@ -33,7 +33,7 @@ func wantsJSON(args []string) bool {
 	return slices.Contains(args, "--json")
 }
 
-// Tree returns all commands, for what describes them: man pages and completions.
+// Tree returns all commands, for generating man pages and completions.
 func Tree() *cobra.Command { return newRootCommand(&cli.Options{}) }
 
 // newRootCommand builds the command tree.

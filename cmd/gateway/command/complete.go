@@ -16,11 +16,11 @@ import (
 	"boxgate/policy/preset"
 )
 
-// completionTimeout is how long a shell waits for the gateway to say which boxes there are.
+// completionTimeout bounds how long a shell waits for the gateway's list of boxes.
 const completionTimeout = 2 * time.Second
 
-// complete gives every command of a tree the completion of what its usage names: BOX as an argument, and the flags for a box, a
-// policy and a reason.
+// complete adds completion to every command of a tree: for BOX arguments in its usage, and for the flags --box, --policy
+// and --reason.
 func complete(cmd *cobra.Command, o *cli.Options) {
 	for _, sub := range cmd.Commands() {
 		complete(sub, o)
@@ -36,12 +36,12 @@ func complete(cmd *cobra.Command, o *cli.Options) {
 		"reason": completeReason,
 	} {
 		if cmd.Flags().Lookup(name) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for a flag that has one
+			_ = cmd.RegisterFlagCompletionFunc(name, values) // fails if the flag already has a completion
 		}
 	}
 }
 
-// completeArguments completes the first argument with boxes, and further ones as the usage says.
+// completeArguments completes the first argument with boxes, and the others according to the usage.
 func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		switch next := usage[min(len(args)+1, len(usage)-1)]; {
@@ -57,7 +57,7 @@ func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 	}
 }
 
-// boxNames asks the gateway for its boxes, by their names where they have one.
+// boxNames fetches the boxes from the gateway. It returns their names, or the IDs of boxes without a name.
 func boxNames(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
 	client, err := o.Client()
 	if err != nil {
@@ -88,7 +88,7 @@ func namesOf(ctx context.Context, client *api.Client) []string {
 	return names
 }
 
-// completePolicy completes a policy: a mode, presets, a named policy, or the name of a file after @.
+// completePolicy completes a policy: a mode, presets, a named policy, or a file name after @.
 func completePolicy(o *cli.Options) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		switch {

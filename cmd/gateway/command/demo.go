@@ -15,8 +15,8 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// demoProgram is the name of the program that shows the tour. It is not part of the gateway, which holds keys: it contains an
-// internet of its own, with the servers and certificate authorities of an attacker.
+// demoProgram is the program that runs the tour. It is separate from the gateway, which holds keys, because it contains a
+// simulated internet with an attacker's servers and certificate authorities.
 const demoProgram = "gateway-demo"
 
 // newDemoCommand is `gateway demo`: the tour.
@@ -41,8 +41,8 @@ func newDemoCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// becomeDemo replaces this process by the demo's program in dir, the folder of the running gateway. It returns only on failure.
-// Neither PATH nor the working directory has a say in which program that is.
+// becomeDemo replaces this process with the demo program in dir, the folder of the running gateway. It returns only on
+// failure. Neither PATH nor the working directory influences which program that is.
 func becomeDemo(ctx context.Context, dir string, args []string) error {
 	owners, err := trustedOwners()
 	if err != nil {
@@ -56,16 +56,16 @@ func becomeDemo(ctx context.Context, dir string, args []string) error {
 	if err := checkDemo(folder, dir, owners); err != nil {
 		return err
 	}
-	if ctx.Err() != nil { // a signal that came before is not the demo's
+	if ctx.Err() != nil { // an earlier signal was for this process
 		return ctx.Err()
 	}
-	// By the folder that was checked, in which only trusted users can have changed anything since.
+	// Use the folder that was checked: only trusted users can have changed it since.
 	err = unix.Exec(fmt.Sprintf("/proc/self/fd/%d/%s", folder, demoProgram), args, os.Environ())
 	return fmt.Errorf("%s cannot be executed: %w; it must be of the same release as this gateway, and for this machine", filepath.Join(dir, demoProgram), err)
 }
 
-// trustedOwners returns the users whose program the demo may be: root, the caller, and the owner of the running gateway, whose
-// program the caller runs already. The last one is for `sudo make demo` after `make build`.
+// trustedOwners returns the users who may own the demo program: root, the caller, and the owner of the running gateway,
+// whose program the caller already runs. The last one allows `sudo make demo` after `make build`.
 func trustedOwners() ([]uint32, error) {
 	var self unix.Stat_t
 	if err := unix.Stat("/proc/self/exe", &self); err != nil {
@@ -74,7 +74,8 @@ func trustedOwners() ([]uint32, error) {
 	return []uint32{0, uint32(os.Geteuid()), self.Uid}, nil
 }
 
-// checkDemo requires that the demo's program is in an open folder, and that only the given users can replace or change it.
+// checkDemo requires that the open folder contains the demo program, and that only the given users can replace or change
+// it.
 func checkDemo(folder int, dir string, owners []uint32) error {
 	path := filepath.Join(dir, demoProgram)
 	var above, program unix.Stat_t
@@ -95,7 +96,7 @@ func checkDemo(folder int, dir string, owners []uint32) error {
 	return errors.Join(checkOwner(dir, above, owners), checkOwner(path, program, owners))
 }
 
-// checkOwner refuses a file or folder that is owned by any other user, or writable by group or others.
+// checkOwner rejects a file or folder owned by another user, or writable by group or others.
 func checkOwner(path string, found unix.Stat_t, owners []uint32) error {
 	if !slices.Contains(owners, found.Uid) {
 		return fmt.Errorf("%s belongs to user %d, who could have put any program there: it must belong to root or to you (`chown root %s`)", path, found.Uid, path)

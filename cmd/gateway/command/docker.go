@@ -36,7 +36,7 @@ func newDockerCommand(o *cli.Options) *cobra.Command {
 }
 
 func dockerRun(cmd *cobra.Command, o *cli.Options, args []string) error {
-	if len(args) == 0 || args[0] == "--help" || len(args) == 1 && args[0] == "-h" { // else Docker's --hostname
+	if len(args) == 0 || args[0] == "--help" || len(args) == 1 && args[0] == "-h" { // -h with arguments is Docker's --hostname
 		return cmd.Help()
 	}
 	o.JSON = o.JSON || wantsJSON(args)
@@ -74,7 +74,7 @@ func orElse(s, other string) string {
 	return s
 }
 
-// dockerGateway is the running gateway, for containers.
+// dockerGateway returns the running gateway for the container commands.
 func dockerGateway(o *cli.Options) (docker.Gateway, error) {
 	if err := preflight.NeedRoot(); err != nil {
 		return docker.Gateway{}, errors.New("the files and namespaces of containers are root's: run this with sudo")
@@ -95,7 +95,7 @@ func dockerGateway(o *cli.Options) (docker.Gateway, error) {
 	return docker.Gateway{Client: client, Resolver: addrs.GatewayV4, Roots: roots, Sockets: []string{cfg.Admin.Socket, cfg.StateDir}}, err
 }
 
-// newHoldCommand is the first process of a container that `gateway docker run` makes.
+// newHoldCommand is the first process of a container started by `gateway docker run`.
 func newHoldCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: docker.HoldCommand + " -- TOKEN COMMAND [ARG...]", Short: "Wait for the network of a container (started by `gateway docker run`)",
@@ -106,7 +106,7 @@ func newHoldCommand() *cobra.Command {
 	}
 }
 
-// prepareContainer takes a container that is to be attached off its networks.
+// prepareContainer disconnects a container from its networks before it is attached.
 func (a *boxAttach) prepareContainer(cmd *cobra.Command, o *cli.Options) error {
 	if a.container == "" {
 		if a.installCA || a.disconnect {

@@ -22,7 +22,7 @@ func newImageCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// imageCommand works on the image directory; no gateway needs to run.
+// imageCommand holds the flags of the image commands. They work on the image directory and need no running gateway.
 type imageCommand struct {
 	options *cli.Options
 	dir     string
@@ -41,7 +41,7 @@ func (i *imageCommand) load() (config.Config, error) {
 	return cfg, err
 }
 
-// kept is the image directory.
+// kept opens the image directory.
 func (i *imageCommand) kept() (launcher.Images, error) {
 	cfg, err := i.load()
 	if err != nil {
@@ -70,7 +70,7 @@ func (i *imageCommand) pull() *cobra.Command {
 	})
 }
 
-// imageView is an image in JSON.
+// imageView is the JSON output for an image.
 type imageView struct {
 	Name   string    `json:"name"`
 	Source string    `json:"source"`

@@ -52,7 +52,7 @@ func storeKeyChange(next name.Secret) keyChange {
 	}
 }
 
-// newPassphrase returns the new passphrase given to the command; empty if none.
+// newPassphrase returns the new passphrase given to the command, or an empty one.
 func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 	text := os.Getenv(config.NewPassphraseVariable)
 	if fromStdin {
@@ -90,16 +90,16 @@ func apiKeyChange(grace time.Duration) keyChange {
 	}
 }
 
-// keyChange is one change of keys, made by a request to a running gateway or in its store.
+// keyChange is a change of keys, made by a request to a running gateway or directly in its store.
 type keyChange struct {
-	path   string // of the request
+	path   string // of the API request
 	body   map[string]string
-	direct func(config.Config) error            // changes a store that no gateway has open
-	say    func(io.Writer, config.Config) error // tells people where the new key is
+	direct func(config.Config) error            // changes the store when no gateway has it open
+	say    func(io.Writer, config.Config) error // prints where the new key is
 }
 
-// changeKeys changes keys through the gateway if one is running, that is, has the store open, else in the store itself.
-// With --admin it uses the gateway there.
+// changeKeys changes keys through the running gateway, recognized by its lock on the store, or else directly in the
+// store. With --admin, it uses the gateway at that address.
 func changeKeys(cmd *cobra.Command, o *cli.Options, c keyChange) error {
 	cfg, err := o.Load()
 	if err != nil {
@@ -117,7 +117,7 @@ func changeKeys(cmd *cobra.Command, o *cli.Options, c keyChange) error {
 	return o.Call(cmd, "POST", c.path, c.body, func(w io.Writer, _ json.RawMessage) error { return c.say(w, cfg) })
 }
 
-// answer prints that the store was changed, as the gateway's answer would.
+// answer prints that the store was changed, in the format of the gateway's answer.
 func (c keyChange) answer(cmd *cobra.Command, o *cli.Options, cfg config.Config) error {
 	if o.JSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), map[string]bool{"ok": true})
@@ -125,8 +125,8 @@ func (c keyChange) answer(cmd *cobra.Command, o *cli.Options, cfg config.Config)
 	return c.say(cmd.OutOrStdout(), cfg)
 }
 
-// rotateClosedStore changes the key of a store that no gateway has open. Opening it a second time rewrites the file
-// without data encrypted with the old key.
+// rotateClosedStore changes the key of a store that no gateway has open. Opening the store a second time rewrites the
+// file, so that it contains no data encrypted with the old key.
 func rotateClosedStore(cfg config.Config, next name.Secret) error {
 	err := onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.RotateKey(next) })
 	if errors.Is(err, store.ErrPassphrase) {
@@ -138,8 +138,8 @@ func rotateClosedStore(cfg config.Config, next name.Secret) error {
 	return onClosedStore(cfg, next, func(*store.DB) error { return nil })
 }
 
-// onClosedStore opens the store of a gateway that is not running, if it exists. The passphrase is that of the
-// environment unless one is given.
+// onClosedStore opens the existing store of a gateway that is not running. An empty passphrase stands for the one in the
+// environment.
 func onClosedStore(cfg config.Config, passphrase name.Secret, do func(*store.DB) error) error {
 	_, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName))
 	if errors.Is(err, os.ErrNotExist) {

@@ -73,10 +73,11 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// mostNear bounds how many reasons are suggested.
+// mostNear bounds the number of suggested reasons.
 const mostNear = 6
 
-// nearReasons suggests reasons for a word that is none: the nearest spelling, then reasons that share a part of the word.
+// nearReasons suggests reasons for an unknown word: the nearest spelling first, then reasons that share a part of the
+// word.
 func nearReasons(word string) string {
 	word = strings.ToLower(strings.ReplaceAll(word, "-", "_"))
 	known := map[string]bool{}
@@ -89,7 +90,7 @@ func nearReasons(word string) string {
 	}
 	for _, reason := range slices.Sorted(maps.Keys(known)) {
 		shares := slices.ContainsFunc(strings.Split(word, "_"), func(part string) bool {
-			stem := strings.TrimSuffix(strings.TrimSuffix(part, "ied"), "y") // denied and deny
+			stem := strings.TrimSuffix(strings.TrimSuffix(part, "ied"), "y") // so that denied matches deny
 			return len(stem) >= 3 && strings.Contains(reason, stem)
 		})
 		if shares && !slices.Contains(near, reason) && len(near) < mostNear {
@@ -102,26 +103,26 @@ func nearReasons(word string) string {
 	return "did you mean " + strings.Join(near, ", ") + "?"
 }
 
-// logReader prints the decisions.
+// logReader prints decisions.
 type logReader struct {
 	o                 *cli.Options
 	cmd               *cobra.Command
 	path              string
 	query             url.Values
 	following, denied bool
-	reason            string // only these; "" for all
+	reason            string // only this reason; "" for all
 	patience          time.Duration
 
-	connected bool                           // to a stream, at least once
-	run       string                         // of the gateway that made these decisions
-	seq       uint64                         // of the latest decision that was printed
-	printing  error                          // the error of writing the output
-	remedied  map[name.Reason]remedy.Opening // what the first denial of each reason was said to need
+	connected bool                           // a stream was opened at least once
+	run       string                         // ID of the gateway's run that made these decisions
+	seq       uint64                         // number of the last decision printed
+	printing  error                          // error while writing the output
+	remedied  map[name.Reason]remedy.Opening // first remedy printed for each reason
 }
 
 // read prints one stream to its end.
 func (r *logReader) read(ctx context.Context) error {
-	client, err := r.o.Client() // each time, because the key may have changed
+	client, err := r.o.Client() // opened each time, because the key may have changed
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (r *logReader) read(ctx context.Context) error {
 	})
 }
 
-// search prints the decisions on disk; of a gateway that keeps none, those in memory.
+// search prints the decisions on disk, or those in memory if the gateway keeps no history on disk.
 func (r *logReader) search(ctx context.Context, host string) error {
 	query, path := r.query, r.path
 	r.query = maps.Clone(query)
@@ -156,7 +157,7 @@ func (r *logReader) search(ctx context.Context, host string) error {
 	return err
 }
 
-// readHistory prints decisions on disk, and says from when on none is missing if that is later than what was asked for.
+// readHistory prints decisions on disk. If the complete part of the history starts later than requested, it reports that.
 func (r *logReader) readHistory(ctx context.Context, since string) error {
 	client, err := r.o.Client()
 	if err != nil {
@@ -174,8 +175,8 @@ func (r *logReader) readHistory(ctx context.Context, since string) error {
 	})
 }
 
-// follow prints the decisions until ctx ends. When the stream ends because the gateway restarts, it waits for the
-// gateway and continues after the last decision it printed.
+// follow prints decisions until ctx ends. If the stream ends because the gateway restarts, it waits for the gateway and
+// continues after the last decision printed.
 func (r *logReader) follow(ctx context.Context) error {
 	const shortest, longest = 100 * time.Millisecond, 2 * time.Second
 	pause, until := shortest, time.Time{}
@@ -185,7 +186,7 @@ func (r *logReader) follow(ctx context.Context) error {
 		if ctx.Err() != nil || r.printing != nil || isFinal(err) || !r.connected && until.IsZero() {
 			return err
 		}
-		if r.connected { // but not any more
+		if r.connected { // and the stream ended since
 			pause, until = shortest, time.Now().Add(r.patience)
 			fmt.Fprintln(r.cmd.ErrOrStderr(), "gateway: the stream of decisions ended; waiting for the gateway")
 		}
@@ -202,14 +203,14 @@ func (r *logReader) follow(ctx context.Context) error {
 	}
 }
 
-// resume asks for the decisions after the last one printed.
+// resume requests the decisions after the last one printed.
 func (r *logReader) resume() {
 	if r.run != "" {
 		r.query.Set("after", r.run+"-"+strconv.FormatUint(r.seq, 10))
 	}
 }
 
-// isFinal reports whether retrying is pointless: the key is refused, or there is no such box.
+// isFinal reports whether retrying is pointless, because the key is refused or the box does not exist.
 func isFinal(err error) bool {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	return ok && refused.Status < http.StatusInternalServerError && refused.Status != http.StatusTooManyRequests
@@ -222,8 +223,8 @@ func orEnded(err error) error {
 	return err
 }
 
-// print prints one line of the stream: the JSON itself, or columns for people. A line that is not a decision (how many
-// a slow reader lost, or that some may be missing) is printed unchanged.
+// print prints a line of the stream: the JSON itself, or columns for people. A line that is not a decision (such as the
+// number of events that a slow reader lost) is printed unchanged.
 func (r *logReader) print(line []byte) error {
 	var e audit.Event
 	decision := json.Unmarshal(line, &e) == nil && !e.Time.IsZero()
@@ -243,8 +244,8 @@ func (r *logReader) print(line []byte) error {
 	return r.advise(e)
 }
 
-// advise says below the first denial of each reason what to do about it: to standard error, so that columns stay columns. A connection
-// that needs another port than the look-up before it was taken to need has its own sentence.
+// advise prints a remedy below the first denial of each reason. It goes to standard error so as not to disturb the
+// columns. A connection to a different port than assumed for the DNS look-up before it gets its own remedy.
 func (r *logReader) advise(e audit.Event) error {
 	text := remedy.For(e)
 	opening, _ := remedy.OpeningOf(e)

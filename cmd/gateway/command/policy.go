@@ -96,7 +96,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// advise says what to do about what the policy would deny, to standard error.
+// advise prints the remedy for a denial to standard error.
 func advise(cmd *cobra.Command, box, host string, answer json.RawMessage) {
 	var e audit.Event
 	if json.Unmarshal(answer, &e) != nil || e.Verdict != policy.Deny {

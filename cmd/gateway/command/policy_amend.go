@@ -63,7 +63,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 	return cmd
 }
 
-// amendEntries reads the destinations of a command line.
+// amendEntries parses the destinations of a command line.
 func amendEntries(args []string) ([]amend.Entry, error) {
 	var entries []amend.Entry
 	for _, arg := range args {
@@ -85,7 +85,7 @@ func amendEntries(args []string) ([]amend.Entry, error) {
 	return entries, nil
 }
 
-// amended is what a command did to a policy.
+// amended is the result of amending a policy.
 type amended struct {
 	Entries []amendedEntry  `json:"entries"`
 	Policy  json.RawMessage `json:"policy"`
@@ -99,8 +99,8 @@ type amendedEntry struct {
 	Message string `json:"message"`
 }
 
-// amendPolicy changes the policy of a box. It starts over for as long as other clients change the policy in between. It
-// ends, because each of them has succeeded then.
+// amendPolicy changes the policy of a box and retries while other clients change it concurrently. It terminates, because
+// every retry means that one of them succeeded.
 func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entries []amend.Entry) (amended, error) {
 	for {
 		state, err := readOwnPolicy(ctx, client, box)
@@ -144,7 +144,8 @@ func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spe
 	return spec, done, nil
 }
 
-// ineffective replaces the message of entries without effect: those that the gateway warns about, and addresses that no policy opens.
+// ineffective replaces the message of entries without effect: those with a warning from the gateway, and addresses that
+// no policy can open.
 func (a *amended) ineffective(ctx context.Context, client *api.Client, box string) {
 	for i, e := range a.Entries {
 		why := closedAddress(ctx, client, box, e.Entry)
@@ -162,7 +163,8 @@ func (a *amended) ineffective(ctx context.Context, client *api.Client, box strin
 	}
 }
 
-// closedAddress returns why the gateway refuses an address whatever the policy; "" if it does not, for names and ranges, and on errors.
+// closedAddress returns why the gateway refuses the address whatever the policy. It returns "" if the gateway does not,
+// for names and ranges, and on errors.
 func closedAddress(ctx context.Context, client *api.Client, box, entry string) string {
 	addr, err := netip.ParseAddr(entry)
 	if err != nil {
@@ -177,7 +179,7 @@ func closedAddress(ctx context.Context, client *api.Client, box, entry string) s
 	return remedy.For(e)
 }
 
-// otherWarnings returns the warnings that are not about one of the entries.
+// otherWarnings returns the warnings that do not concern one of the entries.
 func (a *amended) otherWarnings() []cli.Warning {
 	return slices.DeleteFunc(slices.Clone(a.state.warnings), func(w cli.Warning) bool {
 		return slices.ContainsFunc(a.Entries, func(e amendedEntry) bool { return e.Changed && a.state.entryAt(w.Pointer) == e.Entry })

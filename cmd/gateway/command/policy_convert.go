@@ -11,10 +11,10 @@ import (
 	"boxgate/policy/dialect"
 )
 
-// maxPolicyFile bounds what is read of a policy to convert.
+// maxPolicyFile bounds the size of a policy to convert, in bytes.
 const maxPolicyFile = 8 << 20
 
-// newPolicyConvert is `gateway policy convert`, which needs no gateway.
+// newPolicyConvert is `gateway policy convert`. It needs no running gateway.
 func newPolicyConvert() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{

@@ -39,7 +39,7 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 	}
 }
 
-// policyOrNamed reads a policy that an argument gives, or the name of which it gives.
+// policyOrNamed reads the policy in an argument, or the named policy that the argument refers to.
 func policyOrNamed(cmd *cobra.Command, client *api.Client, arg string) (policy.Spec, error) {
 	if strings.HasPrefix(arg, cli.NamedPrefix) {
 		return readNamed(cmd.Context(), client, arg)

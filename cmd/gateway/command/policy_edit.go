@@ -44,7 +44,7 @@ nobody else has changed it in between; otherwise nothing changes, and the file s
 	}
 }
 
-// policyEdit is one edit of the policy of a box.
+// policyEdit is one edit of a box's policy.
 type policyEdit struct {
 	cmd    *cobra.Command
 	client *api.Client
@@ -52,10 +52,10 @@ type policyEdit struct {
 	json   bool
 	file   string
 	before policyState
-	text   []byte // of the file before the edit
+	text   []byte // contents of the file before the edit
 }
 
-// run edits the policy. The file stays if there is something in it to lose.
+// run edits the policy. The file is kept if the edit would otherwise be lost.
 func (e *policyEdit) run(ctx context.Context) error {
 	var err error
 	if e.before, err = readOwnPolicy(ctx, e.client, e.box); err != nil {
@@ -83,7 +83,7 @@ func (e *policyEdit) run(ctx context.Context) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// edited returns the policy that the editor leaves; nil if it leaves the one there was. At a terminal, one that is not valid can
+// edited runs the editor and returns the new policy, or nil if it was not changed. At a terminal, an invalid policy can
 // be edited again.
 func (e *policyEdit) edited(ctx context.Context) (*policy.Spec, error) {
 	for {
@@ -106,7 +106,7 @@ func (e *policyEdit) edited(ctx context.Context) (*policy.Spec, error) {
 	}
 }
 
-// openEditor runs the editor, whose variable may have arguments in it, as git reads it.
+// openEditor runs the editor. Like git, it allows arguments in the variable.
 func (e *policyEdit) openEditor(ctx context.Context) error {
 	editor := os.Getenv("VISUAL")
 	if editor == "" {
@@ -115,7 +115,7 @@ func (e *policyEdit) openEditor(ctx context.Context) error {
 	if editor == "" {
 		editor = "vi"
 	}
-	signals := make(chan os.Signal, 1) // Ctrl-C is for the editor
+	signals := make(chan os.Signal, 1) // so that Ctrl-C only reaches the editor
 	signal.Notify(signals, os.Interrupt, syscall.SIGQUIT)
 	defer signal.Stop(signals)
 	run := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, editor, e.file)
@@ -129,7 +129,7 @@ func (e *policyEdit) openEditor(ctx context.Context) error {
 	return nil
 }
 
-// asksAgain says what is wrong and asks at a terminal whether to go on.
+// asksAgain prints the mistake and asks at a terminal whether to edit again.
 func (e *policyEdit) asksAgain(flaw error) bool {
 	if terminal.Of(e.cmd.InOrStdin()) == nil {
 		return false
@@ -159,7 +159,7 @@ func (e *policyEdit) apply(ctx context.Context, next policy.Spec) error {
 	return e.say("Version " + after.version.String() + " of the policy is in force.")
 }
 
-// say prints a sentence for people.
+// say prints a sentence, unless the output is JSON.
 func (e *policyEdit) say(text string) error {
 	out := e.cmd.OutOrStdout()
 	if e.json {

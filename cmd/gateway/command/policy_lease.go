@@ -14,14 +14,14 @@ import (
 	"boxgate/policy/amend"
 )
 
-// leaseAsked is what `gateway policy allow --for` and `gateway policy deny --for` ask for.
+// leaseAsked is the request of `gateway policy allow --for` and `gateway policy deny --for`.
 type leaseAsked struct {
 	box, verb string
 	entries   []amend.Entry
 	lasts     time.Duration
 }
 
-// leasesAnswer are the temporary entries of a policy as the API shows them.
+// leasesAnswer holds the temporary entries of a policy as the API returns them.
 type leasesAnswer struct {
 	Leases []struct {
 		Action    string `json:"action"`
@@ -36,7 +36,7 @@ type leasesAnswer struct {
 
 func leasesPath(box string) string { return api.BoxPath(box, "config/network-policy/leases") }
 
-// lease allows or denies for a time.
+// lease adds temporary entries to a policy.
 func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseAsked) error {
 	if asked.lasts < time.Second {
 		return cli.Usagef("--for: %q is too short; give a second or more, such as 1h", asked.lasts)
@@ -124,7 +124,7 @@ func newPolicyEnd(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// idle prefixes the reason why an entry has no effect; "" stays "".
+// idle prefixes the reason why an entry has no effect. "" is returned unchanged.
 func idle(why string) string {
 	if why == "" {
 		return ""

@@ -79,7 +79,7 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// namedAnswer is a named policy as the API shows it.
+// namedAnswer is a named policy as the API returns it.
 type namedAnswer struct {
 	Name    string          `json:"name"`
 	Policy  json.RawMessage `json:"policy"`
@@ -91,7 +91,7 @@ type namedAnswer struct {
 	Warnings []cli.Warning `json:"warnings"`
 }
 
-// namedPath is the path of a named policy in the API; "" is that of all.
+// namedPath returns the API path of a named policy, or of the list of all for "".
 func namedPath(name string) string {
 	const all = "/v2/box/settings/network-policies"
 	if name == "" {
@@ -122,7 +122,7 @@ func printNamed(w io.Writer, all []namedAnswer) error {
 	return cli.Table(w, rows...)
 }
 
-// readNamed asks for what a named policy says.
+// readNamed fetches the content of a named policy.
 func readNamed(ctx context.Context, client *api.Client, name string) (policy.Spec, error) {
 	var answer namedAnswer
 	if err := client.Get(ctx, namedPath(name), &answer); err != nil {
@@ -131,7 +131,7 @@ func readNamed(ctx context.Context, client *api.Client, name string) (policy.Spe
 	return dialect.ParseSpec(answer.Policy)
 }
 
-// namedNames asks the gateway for the names of its named policies, each after a prefix.
+// namedNames fetches the names of all named policies, each with the prefix prepended.
 func namedNames(cmd *cobra.Command, o *cli.Options, prefix string) (names []string) {
 	client, err := o.Client()
 	if err != nil {

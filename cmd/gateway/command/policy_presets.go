@@ -10,7 +10,7 @@ import (
 	"boxgate/policy/preset"
 )
 
-// newPolicyPresets is `gateway policy presets`, which needs no gateway.
+// newPolicyPresets is `gateway policy presets`. It needs no running gateway.
 func newPolicyPresets(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "presets [NAME...]", Short: "List the presets, or show the hosts of some",

@@ -14,17 +14,17 @@ import (
 	"boxgate/policy/dialect"
 )
 
-// policyState is the policy of a box as the API shows it.
+// policyState is the policy of a box as the API returns it.
 type policyState struct {
 	spec     policy.Spec
-	named    string // the named policy that the box follows; "": it has its own
+	named    string // the named policy that the box follows, if any
 	version  json.Number
 	warnings []cli.Warning
-	leases   json.RawMessage // as they are; nil: there are none
-	answer   json.RawMessage // all of it
+	leases   json.RawMessage // unparsed; nil if there are none
+	answer   json.RawMessage // the whole answer
 }
 
-// readPolicy asks for the policy of a box.
+// readPolicy fetches the policy of a box.
 func readPolicy(ctx context.Context, client *api.Client, box string) (policyState, error) {
 	var answer json.RawMessage
 	if err := client.Get(ctx, api.BoxPath(box, "config/network-policy"), &answer); err != nil {
@@ -33,7 +33,7 @@ func readPolicy(ctx context.Context, client *api.Client, box string) (policyStat
 	return parsePolicyState(answer)
 }
 
-// parsePolicyState reads an answer with a policy.
+// parsePolicyState parses an answer that contains a policy.
 func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	s := policyState{answer: answer}
 	var fields map[string]json.RawMessage
@@ -52,14 +52,14 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	if err != nil {
 		return s, err
 	}
-	// Strictly: a change based on less than the whole policy would lose the rest.
+	// Strict parsing: a change based on a partly understood policy would lose the rest.
 	if s.spec, err = dialect.ParseSpec(doc); err != nil {
 		return s, fmt.Errorf("this program does not understand all of the gateway's policy; use the version that the gateway has: %w", err)
 	}
 	return s, nil
 }
 
-// entryAt returns the allowed entry at the pointer of a warning; "" for other pointers.
+// entryAt returns the allowed entry at the pointer of a warning, or "" for other pointers.
 func (s policyState) entryAt(pointer string) string {
 	for list, entries := range map[string][]string{"/allowed_domains/": s.spec.AllowedDomains, "/allowed_cidrs/": s.spec.AllowedCIDRs} {
 		index, ok := strings.CutPrefix(pointer, list)
@@ -70,7 +70,8 @@ func (s policyState) entryAt(pointer string) string {
 	return ""
 }
 
-// readOwnPolicy asks for the policy of a box, to change it. One that other boxes may have as well is not changed for one box.
+// readOwnPolicy fetches the policy of a box in order to change it. It fails if the box follows a named policy, which
+// other boxes may share.
 func readOwnPolicy(ctx context.Context, client *api.Client, box string) (policyState, error) {
 	s, err := readPolicy(ctx, client, box)
 	if err == nil && s.named != "" {
@@ -80,12 +81,12 @@ func readOwnPolicy(ctx context.Context, client *api.Client, box string) (policyS
 	return s, err
 }
 
-// writePolicy replaces the policy of a box that is as it was read, and keeps its temporary entries. If it has another version
-// by now, nothing changes, and the error is a *[api.ResponseError] with status 412.
+// writePolicy replaces the policy of a box, provided it is still at the version that was read, and keeps its temporary
+// entries. At a different version nothing changes and the error is a *[api.ResponseError] with status 412.
 func writePolicy(ctx context.Context, client *api.Client, box string, spec policy.Spec, read policyState) (policyState, error) {
 	body := struct {
 		policy.Spec
-		Version json.Number     `json:"version"` // in the body it means what If-Match does
+		Version json.Number     `json:"version"` // like If-Match
 		Leases  json.RawMessage `json:"leases,omitempty"`
 	}{spec, read.version, read.leases}
 	var answer json.RawMessage
@@ -95,7 +96,7 @@ func writePolicy(ctx context.Context, client *api.Client, box string, spec polic
 	return parsePolicyState(answer)
 }
 
-// policyArgument reads a policy that an argument gives, in any dialect, and checks it.
+// policyArgument parses and validates the policy in an argument, in any dialect.
 func policyArgument(arg string, stdin io.Reader) (policy.Spec, error) {
 	data, err := cli.PolicyArgument(arg, cli.BoxPolicyHelp, stdin)
 	if err != nil {

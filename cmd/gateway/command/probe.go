@@ -8,7 +8,7 @@ import (
 	"boxgate/selftest"
 )
 
-// newProbeCommand is the process that a self-test starts. It reads a plan and has no secrets.
+// newProbeCommand is the process started by a self-test. It reads a plan and has no access to secrets.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    box.ProbeCommand,

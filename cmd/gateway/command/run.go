@@ -45,7 +45,7 @@ const runExample = `  sudo gateway run -- npm install
   sudo gateway run --policy @policy.json -- npm install
   sudo gateway run --policy preset:github,anthropic --headers '{"api.github.com": {"Authorization": "env:GITHUB_AUTH"}}' -- claude`
 
-// notLearned is --learn without a file.
+// notLearned is the value of --learn without a file.
 const notLearned = "-"
 
 // newRunCommand is `gateway run`.
@@ -87,7 +87,7 @@ func (r *runCommand) run(cmd *cobra.Command, args []string) error {
 	if err := preflight.NeedRoot(); err != nil {
 		return errors.New("gateway run makes namespaces and network rules: run it with sudo; the command runs as you")
 	}
-	// Descriptors that the caller has left open, such as sockets of the host's network, are not for the command.
+	// The command must not inherit descriptors that the caller left open, such as sockets of the host's network.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("closing descriptors: %w", err)
 	}
@@ -103,7 +103,7 @@ func (r *runCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	ctx := context.WithoutCancel(cmd.Context()) // signals are the command's
+	ctx := context.WithoutCancel(cmd.Context()) // signals are for the command
 	status, done, err := solo.Run(ctx, o)
 	if failed, ok := errors.AsType[*enclosure.ExitError](err); ok {
 		return cli.StatusError{Status: failed.Status, Err: failed}
@@ -135,7 +135,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		return solo.Options{}, fmt.Errorf("--socket: %w", err)
 	}
 	o := solo.Options{Config: cfg, Args: args, Reach: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
-	if r.policy != "-" && r.headers != "-" { // it could read again from the beginning what was read from a file
+	if r.policy != "-" && r.headers != "-" { // otherwise the command could seek back and read the input again, if it is a file
 		o.Stdin = os.Stdin
 	}
 	o.Policy = policy.Spec{Mode: policy.ModeDenyAll}
@@ -182,7 +182,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	return o, nil
 }
 
-// fileOf returns the file that an argument names with @, if it does.
+// fileOf returns the file named by an argument of the form @FILE.
 func fileOf(arg string) ([]string, error) {
 	name, ok := strings.CutPrefix(arg, "@")
 	if !ok {
@@ -192,13 +192,13 @@ func fileOf(arg string) ([]string, error) {
 	return []string{path}, err
 }
 
-// realPaths follows links.
+// realPaths resolves symbolic links.
 func realPaths(paths []string) ([]string, error) {
 	var out []string
 	for _, p := range paths {
 		abs, err := filepath.Abs(p)
 		if err == nil {
-			_, err = os.Stat(abs) // which says of links in a circle that they are
+			_, err = os.Stat(abs) // reports loops of links as such
 		}
 		if err == nil {
 			abs, err = filepath.EvalSymlinks(abs)
@@ -211,7 +211,8 @@ func realPaths(paths []string) ([]string, error) {
 	return out, nil
 }
 
-// openLearned opens the file for the policy as its user, before the command could put a link there.
+// openLearned creates the file for the learned policy as the calling user, before the command could put a link in its
+// place.
 func (r *runCommand) openLearned() (*os.File, error) {
 	if !r.learnGiven || r.learn == notLearned {
 		return nil, nil
@@ -227,7 +228,7 @@ func (r *runCommand) openLearned() (*os.File, error) {
 	return f, nil
 }
 
-// writeLearned writes the policy to the file, or to standard error: standard output is the command's.
+// writeLearned writes the policy to the file, or to standard error, because standard output belongs to the command.
 func writeLearned(f *os.File, spec []byte) error {
 	if f == nil {
 		_, err := fmt.Fprintf(os.Stderr, "gateway: the policy that allows what was used:\n%s", spec)

@@ -11,7 +11,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// secretAnswer is what the commands read of a secret.
+// secretAnswer is a secret as the API returns it.
 type secretAnswer struct {
 	Name      string    `json:"name"`
 	Source    string    `json:"source"`
@@ -39,7 +39,7 @@ func newSecretCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// awaited reports whether the first read of a secret has not ended yet.
+// awaited reports whether the first read of a secret is still in progress.
 func (s secretAnswer) awaited() bool { return !s.Valid && s.Error == "" && s.ReadAt.IsZero() }
 
 func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
@@ -59,7 +59,7 @@ func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 	return cli.Table(w, rows...)
 }
 
-// printRefreshed prints when a secret was read; one whose source fails is an error.
+// printRefreshed prints that a secret was read. It returns an error if the source failed.
 func printRefreshed(w io.Writer, s secretAnswer) error {
 	if s.awaited() {
 		return fmt.Errorf("secret %s is still being read, and requests that need it wait; to see how that ends: gateway secret list", s.Name)

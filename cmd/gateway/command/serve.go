@@ -31,7 +31,7 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 		Short: "Run the gateway in the foreground",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			kept := systemd.Kept() // before anything else, which could inherit them
+			kept := systemd.Kept() // first, because anything started earlier could inherit the descriptors
 			ctx := cmd.Context()
 			if untilEOF {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
@@ -55,8 +55,7 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// endsWithInput returns a context that ends when r does, so that a gateway started by a demo or a test does not outlive
-// it.
+// endsWithInput returns a context that ends with r, so that a gateway started by a demo or a test does not outlive it.
 func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -66,19 +65,19 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 	return ctx
 }
 
-// serveOptions are how to serve, besides the configuration.
+// serveOptions holds the settings of a run that are not in the configuration.
 type serveOptions struct {
-	noWatch bool     // kernel rules that other programs change are not restored
-	greet   bool     // say, once ready, where everything is
-	file    string   // of the configuration; "" for none
-	environ []string // that this process was started with
-	text    []byte   // of the configuration file
+	noWatch bool     // do not restore kernel rules that other programs change
+	greet   bool     // print the greeting once ready
+	file    string   // the configuration file; "" if there is none
+	environ []string // environment of this process at its start
+	text    []byte   // contents of the configuration file
 	before  *handover.Predecessor
-	kept    map[string]*os.File // sockets of an earlier run
+	kept    map[string]*os.File // sockets kept from an earlier run
 }
 
-// serveWith reads the configuration and serves. A process that has the place of another taken by its own program is given the
-// text that the other has read.
+// serveWith reads the configuration and serves. A process that replaces another one running the same program receives the
+// configuration that its predecessor read.
 func serveWith(ctx context.Context, opts serveOptions) error {
 	var err error
 	given := false
@@ -97,7 +96,7 @@ func serveWith(ctx context.Context, opts serveOptions) error {
 	return serve(ctx, cfg, opts)
 }
 
-// parse reads a configuration.
+// parse parses a configuration.
 func (o serveOptions) parse(text []byte) (config.Config, error) {
 	cfg, err := config.Parse(o.file, text, o.environ)
 	if cfg.Log.Format == "auto" {
@@ -109,14 +108,14 @@ func (o serveOptions) parse(text []byte) (config.Config, error) {
 	return cfg, err
 }
 
-// serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that problems with them are
-// reported before anything has been changed.
+// serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that their problems are
+// reported before anything is changed.
 func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	if err := turnCoreDumpsOff(); err != nil {
 		return err
 	}
-	// If the reader of the log exits, the gateway must go on. The signal is caught rather than ignored, because boxes
-	// would inherit that.
+	// The gateway must survive the exit of the process that reads its log. The signal is caught rather than ignored,
+	// because boxes would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if opts.before == nil && store.InUse(cfg.StateDir) {
 		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
@@ -131,7 +130,7 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	}
 	defer syncOnSignals(ctx, out)()
 	defer func() { _ = out.Sync() }()
-	// Libraries that cannot be given a logger, such as the HTTP/2 client, log lines that servers can provoke.
+	// Libraries that accept no logger, such as the HTTP/2 client, log lines that servers can provoke.
 	restore, err := zap.RedirectStdLogAt(log, zap.DebugLevel)
 	if err != nil {
 		return err
@@ -141,13 +140,13 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	if opts.greet {
 		o.Ready = func() { _, _ = out.Write([]byte(greeting(cfg))) }
 	}
-	if log.Core().Enabled(zap.InfoLevel) { // at which decisions are logged
+	if log.Core().Enabled(zap.InfoLevel) { // the level of decisions
 		o.Decisions = out
 	}
 	return runHost(ctx, o, newReplacing(cfg, opts, log), opts.kept)
 }
 
-// turnCoreDumpsOff keeps header values and keys, which a core dump would contain, out of files.
+// turnCoreDumpsOff disables core dumps, which would write header values and keys to files.
 func turnCoreDumpsOff() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("turning core dumps off: %w", err)
@@ -158,8 +157,8 @@ func turnCoreDumpsOff() error {
 	return nil
 }
 
-// runHost opens the sockets and the host, takes over the boxes of an earlier run and serves until ctx ends, or another process
-// has taken its place and what was open has ended.
+// runHost opens the sockets and the host, takes over the boxes of an earlier run, and serves until ctx ends or another
+// process has replaced this one and all connections have drained.
 func runHost(ctx context.Context, o host.Options, r *replacing, kept map[string]*os.File) error {
 	var err error
 	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {

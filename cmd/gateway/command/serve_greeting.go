@@ -9,7 +9,7 @@ import (
 	"boxgate/internal/buildinfo"
 )
 
-// greeting says where everything of a gateway is, and what to type next.
+// greeting lists the addresses and files of the gateway, and the next command to type.
 func greeting(cfg config.Config) string {
 	var admin []string
 	if cfg.Admin.Socket != "" {
@@ -30,7 +30,7 @@ func greeting(cfg config.Config) string {
 	return strings.Join(append(lines, "", "Next, in another terminal:  sudo gateway box create --name demo --policy preset:github,pypi", "", ""), "\n")
 }
 
-// publicURLs shows what the public URL of port 8000 of a box looks like.
+// publicURLs shows an example: the public URL of port 8000 of a box.
 func publicURLs(c config.Ingress) string {
 	if c.HTTPS == "" {
 		return "none (ingress.https is off)"

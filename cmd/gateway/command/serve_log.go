@@ -16,7 +16,7 @@ import (
 	"boxgate/config"
 )
 
-// openLog makes the log: what the gateway writes itself, by the logger, and through the same writer the decisions.
+// openLog opens the log. The returned logger and the decisions share the returned writer.
 func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 	level, err := zap.ParseAtomicLevel(c.Level)
 	if err != nil {
@@ -28,7 +28,7 @@ func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 	if c.Format == "console" {
 		enc, encoder = zap.NewDevelopmentEncoderConfig(), zapcore.NewConsoleEncoder
 		enc.CallerKey, enc.ConsoleSeparator = "", "  "
-		enc.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000") // as decisions have it
+		enc.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000") // like decisions
 	}
 	out := lines.New(lines.File(to))
 	log := zap.New(zapcore.NewCore(encoder(enc), out, level), zap.AddCaller())
@@ -38,13 +38,13 @@ func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 	return log, out, nil
 }
 
-// deadly are the signals that end a Go program that does not catch them, but for SIGINT and SIGTERM, and SIGHUP, which reloads.
+// deadly lists the signals that end a Go program unless caught, except for SIGINT, SIGTERM, and SIGHUP, which reloads.
 var deadly = []os.Signal{
 	syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSTKFLT, syscall.SIGSYS,
 }
 
-// syncOnSignals makes signals that end the process write the lines that are pending first. A SIGINT or SIGTERM is one of
-// them after ctx has ended: until then it asks for an orderly stop.
+// syncOnSignals writes the pending log lines before a signal ends the process. SIGINT and SIGTERM are included only after
+// ctx has ended; until then they ask for an orderly stop.
 func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	for _, s := range deadly {
@@ -62,9 +62,9 @@ func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	}
 }
 
-// syncOn writes the pending lines when a signal arrives, and lets that have its usual effect then, on a thread of its own: the
-// dump that the runtime writes after some of them has the registers of the thread that took the signal, which in any other
-// could hold part of a secret that is being copied.
+// syncOn writes the pending lines when a signal arrives, then lets the signal take its default effect. It uses a
+// dedicated thread: after some signals, the runtime dumps the registers of the thread that received them, and those of
+// any other thread might contain part of a secret that is being copied.
 func syncOn(signals <-chan os.Signal, done <-chan struct{}, out *lines.Writer) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -21,7 +21,7 @@ import (
 	"boxgate/host/systemd"
 )
 
-// predecessor returns the process that has started this one to take its place; nil if nobody has.
+// predecessor returns the process that started this one as its replacement, or nil.
 func predecessor() (*handover.Predecessor, error) {
 	fd := os.Getenv(handover.Variable)
 	if fd == "" {
@@ -35,7 +35,7 @@ func predecessor() (*handover.Predecessor, error) {
 	return handover.Greeted(n)
 }
 
-// replacing has another process take the place of this one, with the configuration as it is by then.
+// replacing replaces this process by another one, which reads the current configuration.
 type replacing struct {
 	cfg  config.Config
 	opts serveOptions
@@ -45,7 +45,7 @@ type replacing struct {
 }
 
 func newReplacing(cfg config.Config, opts serveOptions, log *zap.Logger) *replacing {
-	path, err := os.Executable() // where it was when this process started
+	path, err := os.Executable() // its path when this process started
 	if err != nil {
 		log.Warn("the path of the program is not known; upgrades run the same one", zap.Error(err))
 		path = ownProgram
@@ -53,13 +53,13 @@ func newReplacing(cfg config.Config, opts serveOptions, log *zap.Logger) *replac
 	return &replacing{cfg: cfg, opts: opts, log: log, path: path}
 }
 
-// ownProgram is the program of a process, whatever is at its path by now.
+// ownProgram is the running program, even if another file is at its path.
 const ownProgram = "/proc/self/exe"
 
-// reloaded is what became of a reload or an upgrade.
+// reloaded is the result of a reload or an upgrade.
 type reloaded struct {
-	Replaced bool                `json:"replaced"`      // another process serves
-	PID      int                 `json:"pid,omitempty"` // of that
+	Replaced bool                `json:"replaced"`      // another process serves now
+	PID      int                 `json:"pid,omitempty"` // of the new process
 	Changes  []config.Difference `json:"changes"`
 }
 
@@ -74,8 +74,8 @@ func (r *replacing) control(ctx context.Context, word string) (any, error) {
 	return nil, fmt.Errorf("this gateway does not know the request %q; it is older than your command", word)
 }
 
-// reload takes over the configuration file if it is valid and different: another process of the gateway, which has it, takes
-// the place of this one. Any mistake leaves everything as it is.
+// reload applies the configuration file if it is valid and has changed, by starting another process that replaces this
+// one. On any error, the running configuration stays.
 func (r *replacing) reload(ctx context.Context) (reloaded, error) {
 	changes, err := r.changes()
 	if err != nil {
@@ -89,7 +89,7 @@ func (r *replacing) reload(ctx context.Context) (reloaded, error) {
 	return r.replace(ctx, "reload", changes)
 }
 
-// upgrade has the program that is installed now take the place of this process.
+// upgrade replaces this process with the currently installed program.
 func (r *replacing) upgrade(ctx context.Context) (reloaded, error) {
 	changes, err := r.changes()
 	if err != nil {
@@ -99,7 +99,7 @@ func (r *replacing) upgrade(ctx context.Context) (reloaded, error) {
 	return r.replace(ctx, "upgrade", changes)
 }
 
-// changes are the differences of the configuration file from the configuration in force.
+// changes returns the differences between the running configuration and the file.
 func (r *replacing) changes() ([]config.Difference, error) {
 	text, err := config.ReadFile(r.opts.file)
 	if err != nil {
@@ -151,11 +151,11 @@ func (r *replacing) start(theirs *os.File, own bool) (*os.Process, error) {
 	return p, nil
 }
 
-// onHangup makes SIGHUP reload, until the returned function is called. On a terminal, it stops the gateway.
+// onHangup makes SIGHUP reload the configuration until stop is called. On a terminal, SIGHUP stops the gateway.
 func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
 	r.host.Store(h)
 	hangups := make(chan os.Signal, 1)
-	if signal.Ignored(syscall.SIGHUP) { // as nohup does
+	if signal.Ignored(syscall.SIGHUP) { // by nohup
 		return func() {}
 	}
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -183,7 +183,7 @@ func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
 	}
 }
 
-// environWithout returns the environment without what only a handover sets.
+// environWithout returns the environment without the variable set by a handover.
 func environWithout(environ []string) []string {
 	var out []string
 	for _, e := range environ {

@@ -12,7 +12,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// snapshotAnswer is what the commands read of a snapshot.
+// snapshotAnswer is a snapshot as the API returns it.
 type snapshotAnswer struct {
 	ID        string `json:"id"`
 	Name      string `json:"name"`
@@ -40,7 +40,7 @@ func newBoxSnapshot(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// printTaken prints the ID of a snapshot; one that failed is an error.
+// printTaken prints the ID of a snapshot. It returns an error if the snapshot failed.
 func printTaken(w io.Writer, s snapshotAnswer) error {
 	if s.Status == "error" {
 		return fmt.Errorf("snapshot %s failed: %s", s.ID, s.Error)

@@ -18,7 +18,7 @@ import (
 	"boxgate/preflight"
 )
 
-// gatewayAnswer is what the commands read of the state of the gateway.
+// gatewayAnswer is the state of the gateway as the API returns it.
 type gatewayAnswer struct {
 	Version, Revision string
 	UptimeSeconds     int64 `json:"uptime_seconds"`
@@ -41,35 +41,35 @@ type listenerAnswer struct {
 	Connections, Limit int
 }
 
-// placeAnswer is how much of something is used.
+// placeAnswer is the usage of a bounded resource.
 type placeAnswer struct {
 	Name        string
 	Used, Limit int
 }
 
-// certificateState is how long a certificate of the public URLs is valid.
+// certificateState is the remaining validity of a certificate of the public URLs.
 type certificateState struct {
 	Subject   string    `json:"subject"`
 	ExpiresAt time.Time `json:"expires_at"`
 	DaysLeft  int       `json:"days_left"`
 }
 
-// hostFinding is what is wrong with the host, or might be.
+// hostFinding is a problem of the host, or a warning about it.
 type hostFinding struct {
 	What    string `json:"what"`
 	Error   string `json:"error,omitempty"`
 	Warning string `json:"warning,omitempty"`
 }
 
-// statusReport is everything that `gateway status` shows.
+// statusReport is the output of `gateway status`.
 type statusReport struct {
 	Gateway json.RawMessage `json:"gateway"`
-	// Configuration is the file that this command reads on the gateway's host.
+	// Configuration is the file that this command reads. Empty if the gateway may be on another host.
 	Configuration string             `json:"configuration,omitempty"`
 	Secrets       json.RawMessage    `json:"secrets"`
 	Certificates  []certificateState `json:"certificates,omitempty"`
 	Host          []hostFinding      `json:"host"`
-	HostChecks    int                `json:"host_checks"` // how many were made; 0 if the gateway is not on this host
+	HostChecks    int                `json:"host_checks"` // number of checks; 0 if the gateway may be on another host
 
 	gateway gatewayAnswer
 	secrets []secretAnswer
@@ -97,7 +97,7 @@ the gateway's host.`,
 	}
 }
 
-// newStatus asks the gateway, and looks at this host if the gateway is here.
+// newStatus collects the state from the gateway and, without --admin, from this host.
 func newStatus(ctx context.Context, o *cli.Options) (*statusReport, error) {
 	client, err := o.Client()
 	if err != nil {
@@ -125,7 +125,7 @@ func (r *statusReport) lookAtHost(ctx context.Context, o *cli.Options) {
 	r.Configuration = configurationOf(o)
 	for _, f := range allFindings(ctx, o) {
 		if f.What == runningFinding || strings.HasPrefix(f.What, "certificate ") {
-			continue // shown on its own
+			continue // shown separately
 		}
 		r.HostChecks++
 		if f.Err == nil {
@@ -145,11 +145,11 @@ func (r *statusReport) lookAtHost(ctx context.Context, o *cli.Options) {
 	}
 }
 
-// certificateStates returns the certificates on disk, those first that expire first.
+// certificateStates returns the certificates on disk, the earliest expiry first.
 func certificateStates(ctx context.Context, cfg config.Config, now time.Time) []certificateState {
 	expiries, err := storedCertificates(ctx, cfg)
 	if err != nil {
-		return nil // the check reports that
+		return nil // reported by the host checks
 	}
 	var all []certificateState
 	for subject, at := range expiries {
@@ -159,7 +159,7 @@ func certificateStates(ctx context.Context, cfg config.Config, now time.Time) []
 	return all
 }
 
-// rows are the lines for people.
+// rows returns the report as lines for people.
 func (r *statusReport) rows(now time.Time) [][]string {
 	g := r.gateway
 	uptime := time.Duration(g.UptimeSeconds) * time.Second
@@ -191,7 +191,7 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	return rows
 }
 
-// held are the lines about what the gateway holds: every listener, and what is shared and in use.
+// held returns a line for every listener and for every bounded resource in use.
 func (g gatewayAnswer) held() (rows [][]string) {
 	for _, l := range g.Listeners {
 		text := fmt.Sprintf("%s at %s, %s open connections", l.Name, l.Address, used(l.Connections, l.Limit))
@@ -208,7 +208,7 @@ func (g gatewayAnswer) held() (rows [][]string) {
 	return rows
 }
 
-// used says how much is used of how much.
+// used formats a usage with its limit, if there is one.
 func used(n, limit int) string {
 	if limit <= 0 {
 		return strconv.Itoa(n)
@@ -230,7 +230,7 @@ func (r *statusReport) denials() string {
 
 func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
 
-// counted lists what there is of each kind.
+// counted lists the count of each kind, or returns none if of is empty.
 func counted[N int | uint64](of map[string]N, none string) string {
 	var parts []string
 	for _, what := range slices.Sorted(maps.Keys(of)) {
@@ -242,7 +242,7 @@ func counted[N int | uint64](of map[string]N, none string) string {
 	return strings.Join(parts, ", ")
 }
 
-// state says in a line how old a secret is.
+// state describes a secret and its age in one line.
 func (s secretAnswer) state(now time.Time) string {
 	switch {
 	case s.awaited():

@@ -36,7 +36,7 @@ func newStoreBackupCommand(o *cli.Options) *cobra.Command {
 	}
 }
 
-// backupTo copies the store through the gateway, or from the store itself if none is running.
+// backupTo copies the store through the running gateway, or directly if none is running.
 func backupTo(cmd *cobra.Command, o *cli.Options, w io.Writer) (n int64, err error) {
 	cfg, err := o.Load()
 	if err != nil {
@@ -63,7 +63,8 @@ func backupTo(cmd *cobra.Command, o *cli.Options, w io.Writer) (n int64, err err
 	return n, nil
 }
 
-// writeNew writes a file that is not there yet, readable by us alone, whole or not at all.
+// writeNew creates a file that only its owner can read. The file appears complete or not at all; an existing one is not
+// replaced.
 func writeNew(path string, write func(io.Writer) (int64, error)) (n int64, err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return 0, fmt.Errorf("%s exists already; name a new file", path)
@@ -77,7 +78,7 @@ func writeNew(path string, write func(io.Writer) (int64, error)) (n int64, err e
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return n, cli.WriteError(path, err)
 	}
-	if err := os.Link(f.Name(), path); err != nil { // fails if it is there by now
+	if err := os.Link(f.Name(), path); err != nil { // fails if the file was created in the meantime
 		return n, fmt.Errorf("%s cannot be written; name a new file on the same disk", path)
 	}
 	return n, nil

@@ -39,7 +39,7 @@ For scripts, --once looks for two seconds and prints one table, or one JSON docu
 			if once {
 				return topOnce(cmd, o, client)
 			}
-			if _, err := top.Boxes(cmd.Context(), client); err != nil { // said before the terminal is drawn on
+			if _, err := top.Boxes(cmd.Context(), client); err != nil { // reported before the terminal is drawn on
 				return err
 			}
 			return top.Run(cmd.Context(), client)
@@ -49,7 +49,7 @@ For scripts, --once looks for two seconds and prints one table, or one JSON docu
 	return cmd
 }
 
-// topOnce looks for one interval, and prints.
+// topOnce observes one interval and prints it.
 func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client) error {
 	m, err := lookOnce(cmd.Context(), client)
 	if err != nil {

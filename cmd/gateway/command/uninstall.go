@@ -56,7 +56,7 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// setEnvironment takes over the variables that the service has from a file, if there is one. What is in it is not run.
+// setEnvironment sets the variables in a file of the service's environment. The file is parsed, not executed.
 func setEnvironment(cmd *cobra.Command, o *cli.Options, file string) error {
 	if file == "" {
 		return nil
@@ -76,7 +76,7 @@ func setEnvironment(cmd *cobra.Command, o *cli.Options, file string) error {
 	return nil
 }
 
-// sayPlan says what is removed and what is not.
+// sayPlan prints the items to be removed and those to be kept.
 func sayPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool) error {
 	if asJSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), plan)
@@ -103,7 +103,7 @@ func sayItems(w io.Writer, title string, items []uninstall.Item) error {
 	return err
 }
 
-// agreesToUninstall asks at a terminal; elsewhere nobody can be asked.
+// agreesToUninstall asks for confirmation at a terminal. Without a terminal, --yes is required.
 func agreesToUninstall(cmd *cobra.Command, yes bool) error {
 	if yes {
 		return nil

@@ -88,7 +88,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 	return create
 }
 
-// urlAnswer is a public URL with its credentials, which are only shown at its creation.
+// urlAnswer is a public URL with its credentials, which are only returned on creation.
 type urlAnswer struct {
 	URL, Token, Username, Password string
 	Hostnames                      []string
