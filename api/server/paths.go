@@ -9,7 +9,7 @@ import (
 	"boxgate/api/problem"
 )
 
-// noRoute answers requests for a path or method that is not served, in JSON and with Allow where the path exists.
+// noRoute answers requests for an unknown path or method, in JSON, and with Allow if the path exists.
 func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	if why := hostedOnly(r.URL.Path); why != "" {
 		return api.Errorf(api.ErrNotSupported, "%s", why)
@@ -30,20 +30,20 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	return problem.Refuse(http.StatusMethodNotAllowed, "%s is not allowed here; use %s", problem.Clip(r.Method), strings.Join(allowed, " or "))
 }
 
-// hosted are the paths below a box that the hosted product alone serves, and what to use instead.
+// hosted maps paths below a box that only the hosted product serves to an alternative.
 var hosted = map[string]string{
 	"browser": "this gateway has no browser API; start a browser in the box with exec, and reach its port by a public URL",
 	"steps":   "this gateway runs no built-in agents, so there are no steps; see runs for the commands of a box",
 }
 
-// ofAccount are the words in the place of an ID below which the hosted product alone serves something, and what to use
-// instead. Package boxes lets no box take them as its name.
+// ofAccount maps words that replace the ID of a box in paths of the hosted product to an alternative. Package boxes
+// rejects them as names of boxes.
 var ofAccount = map[string]string{
 	"agent-credentials": "this gateway runs no built-in agents and keeps no credentials for them; have a header rule set the key in transit (config/attach-headers)",
 	"github":            "this gateway is no GitHub App; give a token as github_token when you create a box or clone, and it becomes a header rule",
 }
 
-// hostedOnly says what to use in the place of a path that the hosted product alone serves; it is empty for all others.
+// hostedOnly returns the alternative to a path that only the hosted product serves, or "" for other paths.
 func hostedOnly(path string) string {
 	below, ok := strings.CutPrefix(path, "/v2/box/")
 	if !ok {
@@ -57,7 +57,7 @@ func hostedOnly(path string) string {
 	return hosted[first]
 }
 
-// cleanPath is the form that the mux would redirect to. A redirect would lose the body, so other forms are refused.
+// cleanPath returns the path that the mux would redirect to. A redirect would lose the body, so other paths are refused.
 func cleanPath(p string) string {
 	clean := path.Clean("/" + p)
 	if strings.HasSuffix(p, "/") && clean != "/" {

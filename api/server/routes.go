@@ -30,7 +30,7 @@ type endpoints struct {
 	pkg         interface{ Routes() []rest.Route }
 }
 
-// packages returns all endpoints except the one that serves the OpenAPI document.
+// packages returns all endpoints except that of the OpenAPI document.
 func (a *API) packages() []endpoints {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
 	return []endpoints{
@@ -55,7 +55,8 @@ func (a *API) packages() []endpoints {
 	}
 }
 
-// addRoutes registers the endpoints of every package, and the OpenAPI document that describes them, which is made on first use.
+// addRoutes registers the endpoints of every package, and the OpenAPI document that describes them, which is generated on
+// first use.
 func (a *API) addRoutes() {
 	var describe func() ([]byte, error)
 	self := rest.Route{

@@ -64,36 +64,36 @@ type Services struct {
 	Authorities gateway.Authorities
 }
 
-// Config is what [New] needs. The services and FindKey are required.
+// Config configures [New]. The services and FindKey are required.
 type Config struct {
 	Services
-	// History remembers the runs and log lines of boxes. nil: one of its own.
+	// History stores the runs and log lines of boxes. nil: a new one.
 	History *history.History
-	// FindKey returns who a key belongs to, if it is valid now. It must take the same time for every wrong key.
+	// FindKey returns the caller that a valid key belongs to. It must take the same time for every invalid key.
 	FindKey access.Finder
-	// Trail takes what is changed, and what was refused. nil: nothing does, which is for tests.
+	// Trail receives changes and refusals. nil: no audit trail, for tests.
 	Trail Trail
-	// Admitted, if not nil, is called with each request that came with a valid key, before it is served. An error refuses the request,
+	// Admitted, if not nil, is called for each request with a valid key before it is served. An error refuses the request
 	// and closes its connection.
 	Admitted func(*http.Request, quota.Holder) error
-	// Quotas has what each key may have. nil: there are no quotas.
+	// Quotas holds the quotas of each key. nil: no quotas.
 	Quotas *quota.Book
-	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
+	// Hosts are additional names accepted in the Host header, next to the loopback names and the address of the listener.
 	Hosts []string
-	// HasSecret reports whether a secret exists, so that header rules may name it. nil: there are none.
+	// HasSecret reports whether a secret exists, so that header rules may refer to it. nil: there are no secrets.
 	HasSecret func(name string) bool
-	// Log receives one line per failure of the gateway. nil: nothing is logged.
+	// Log receives one line per failure of the gateway. nil: no log.
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
 	MaxBody int64
-	// BodySilence is how long a client may send nothing of a body that it has announced. 0: 10 s.
+	// BodySilence is how long a client may pause within a request body. 0: 10 s.
 	BodySilence time.Duration
-	// MaxOutput is how many bytes of each of a command's two streams the answer of exec holds; longer output is
-	// truncated and marked as such. exec-stream has no limit. 0: 16 MiB.
+	// MaxOutput is the maximum number of bytes of each output stream in the answer of exec. Longer output is truncated
+	// and marked as such. exec-stream has no limit. 0: 16 MiB.
 	MaxOutput int
-	// MaxRead is how many bytes of a file one answer of files/read holds. 0: 16 MiB.
+	// MaxRead is the maximum number of bytes of a file in an answer of files/read. 0: 16 MiB.
 	MaxRead int64
-	// MaxBuffered is how many bytes all answers that hold output or files of boxes have together. 0: 128 MiB.
+	// MaxBuffered is the maximum number of bytes of output and files in all answers together. 0: 128 MiB.
 	MaxBuffered int
 }
 
@@ -106,7 +106,7 @@ type API struct {
 	answers  rest.Answerer
 	routes   []rest.Route
 	public   map[string]bool // patterns of the routes that need no key
-	stopping chan struct{}   // closed by stop: streams end
+	stopping chan struct{}   // closed by stop, which ends streams
 	stop     func()
 	sessions *session.Endpoints
 	refusals refusals
@@ -154,11 +154,12 @@ func New(cfg Config) (*API, error) {
 	return a, nil
 }
 
-// bodies bounds the bodies of requests.
+// bodies returns the limits on request bodies.
 func (a *API) bodies() strict.Bodies { return strict.Bodies{Most: a.MaxBody, Silence: a.BodySilence} }
 
-// Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
-// the streams of decisions and the sessions at once, and waits for running commands; [API.Wait] waits for the sessions. Call it once.
+// Server returns an http.Server for a, with timeouts against slow clients that do not affect streams. Its Shutdown ends
+// the streams of decisions and the sessions immediately, and waits for running commands; [API.Wait] waits for the
+// sessions. Call it once.
 func (a *API) Server() *http.Server {
 	srv := &http.Server{
 		Handler:           a,
@@ -174,13 +175,14 @@ func (a *API) Server() *http.Server {
 	return srv
 }
 
-// EndStreams ends the streams of decisions, whose readers then ask again.
+// EndStreams ends the streams of decisions. Their readers are expected to reconnect.
 func (a *API) EndStreams() { a.stop() }
 
-// Wait waits, after the Shutdown of the server, until the commands of all sessions have ended and their clients have been told.
+// Wait waits, after the Shutdown of the server, until the commands of all sessions have ended and their clients have
+// received the results.
 func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }
 
-// ServeHTTP checks the origin of the request, then its key, then runs the route, which checks what the key may do.
+// ServeHTTP checks the origin of the request and its key, then runs the route, which checks the permissions of the key.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &rest.Writer{ResponseWriter: rw}
 	if r.Body != nil && r.Body != http.NoBody {
@@ -221,8 +223,8 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r)
 }
 
-// enter counts a request against the quotas of its key, and gives it a scope, which ends with leave or with what the request has
-// started.
+// enter charges a request to the quotas of its key and gives it a scope. The scope ends with leave, or later with the
+// work that the request started.
 func (a *API) enter(r *http.Request, holder quota.Holder) (_ *http.Request, leave func(), err error) {
 	if a.Admitted != nil {
 		if err := a.Admitted(r, holder); err != nil {
@@ -237,7 +239,7 @@ func (a *API) enter(r *http.Request, holder quota.Holder) (_ *http.Request, leav
 	return r.WithContext(quota.WithScope(r.Context(), scope)), func() { end(); done() }, nil
 }
 
-// incoming is the body of a request, which knows whether it has come whole.
+// incoming is a request body that records whether it was read to its end.
 type incoming struct {
 	io.ReadCloser
 	ended atomic.Bool

@@ -18,16 +18,16 @@ import (
 	"boxgate/quota"
 )
 
-// Trail takes the entries of the audit trail of the API.
+// Trail stores the entries of the API's audit trail.
 type Trail interface {
-	// Append returns the number of an entry once it is on the disk.
+	// Append returns the number of an entry once it is on disk.
 	Append(e trail.Entry) (uint64, error)
-	// AppendAll appends entries, and returns the number of the first once all are on the disk.
+	// AppendAll appends entries and returns the number of the first once all are on disk.
 	AppendAll(list []trail.Entry) (uint64, error)
 }
 
-// permitted serves a route to the keys that may call it, and writes what it changes to the audit trail: the call before it is
-// carried out, and how it ended before it is answered.
+// permitted serves a route to the keys that may call it. It writes calls that change anything to the audit trail: the
+// call before it executes, and its result before it is answered.
 func (a *API) permitted(rt rest.Route) http.Handler {
 	serve := a.answers.Serve(rt)
 	if rt.Public {
@@ -63,8 +63,8 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 	})
 }
 
-// takeCommand counts the command that a request runs against the quota of its key, until the command has ended. It comes before the
-// audit trail, which has a bounded number of refusals alone. Who comes back to a session runs nothing.
+// takeCommand charges the command started by a request to the quota of its key until the command ends. It runs before the
+// audit trail, which bounds only refusals. A request that reconnects to a session starts no command.
 func takeCommand(r *http.Request, route string) error {
 	if !access.Runs(route) || r.URL.Query().Get("session") != "" {
 		return nil
@@ -72,7 +72,7 @@ func takeCommand(r *http.Request, route string) error {
 	return quota.ScopeOf(r.Context()).Take(quota.Commands, 1)
 }
 
-// noteAnswer writes how a call ended.
+// noteAnswer records the result of a call.
 func (a *API) noteAnswer(e trail.Entry, call uint64, status int, change *rest.Change) error {
 	e.Kind, e.Call, e.Status, e.Time = trail.Answer, call, status, time.Time{}
 	if change == nil {
@@ -100,14 +100,14 @@ func changed(e trail.Entry, c rest.Change) trail.Entry {
 	return e
 }
 
-// entryOf is what the trail says of whom a request is from, and to what. It does not have the path or the query, in which callers
-// can put what they like.
+// entryOf returns a trail entry with the source and the route of a request. It contains neither path nor query, because
+// callers choose their content.
 func entryOf(r *http.Request, pattern string) trail.Entry {
 	caller := api.CallerOf(r.Context())
 	return trail.Entry{KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: remoteOf(r), Method: methodOf(r), Route: pattern}
 }
 
-// methodOf is the method, if it is one that the API knows.
+// methodOf returns the method if it is a known one, or "other".
 func methodOf(r *http.Request) string {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -121,12 +121,12 @@ func remoteOf(r *http.Request) string {
 		return host
 	}
 	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && at.Network() != "unix" {
-		return "unknown" // it has disconnected
+		return "unknown" // the client has disconnected
 	}
 	return "unix"
 }
 
-// boxOf returns the ID of the box that a request is about, if there is one.
+// boxOf returns the ID of the box in the path of a request, or "".
 func (a *API) boxOf(r *http.Request) policy.BoxID {
 	id := r.PathValue("id")
 	if id == "" {
@@ -139,7 +139,8 @@ func (a *API) boxOf(r *http.Request) policy.BoxID {
 	return box.ID
 }
 
-// noteRefused writes that a call was refused. What one key causes is bounded, so that it does not push out the rest.
+// noteRefused records that a call was refused. The number of entries per key is bounded, so that one key cannot displace
+// the others.
 func (a *API) noteRefused(r *http.Request, pattern string, err error) {
 	if a.Trail == nil {
 		return
@@ -156,19 +157,19 @@ func (a *API) noteRefused(r *http.Request, pattern string, err error) {
 	}
 }
 
-// refusalsMost is how many refusals of one key are written in a minute.
+// refusalsMost is the number of refusals recorded per key and minute.
 const refusalsMost = 60
 
-// refusals counts the refusals of each key in the current minute. The zero value has none. Safe for concurrent use.
+// refusals counts the refusals of each key in the current minute. The zero value is empty. Safe for concurrent use.
 type refusals struct {
 	mu    sync.Mutex
 	since time.Time
 	n     map[string]uint64
-	left  map[string]uint64 // not written, since the last that was
+	left  map[string]uint64 // suppressed since the last recorded one
 }
 
-// take reports whether one more is written, and how many of the key were left out before it. Keys that are not valid count as one,
-// so there are no more of them than keys.
+// take reports whether to record another refusal of the key, and how many were suppressed before it. All invalid keys
+// share one counter, so there are at most as many counters as keys.
 func (c *refusals) take(key string, now time.Time) (left uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,6 +1,6 @@
-// Command gateway-demo is the program that `gateway demo` runs: it shows every promise of the gateway beside it, with an
-// internet of its own, in network namespaces made for that. It is apart from the gateway, so that the program that holds keys
-// contains no part of that internet. It takes the flags of `gateway demo` and exits with the same statuses.
+// Command gateway-demo is the program behind `gateway demo`. It demonstrates every promise of the gateway next to it in
+// temporary network namespaces, with a simulated internet. It is a separate program, so that the gateway, which holds
+// keys, contains no part of that internet. It takes the flags of `gateway demo` and exits with the same statuses.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:])) }
 
-// run executes a command line and returns its exit status: 0 if every step happened, 1 if not, 2 on a usage error.
+// run executes a command line and returns its exit status: 0 if every step succeeded, 1 if not, 2 on a usage error.
 func run(args []string) int {
 	ctx, stop := cli.Interruptible()
 	defer stop()
@@ -28,7 +28,7 @@ func run(args []string) int {
 	return cli.Report(os.Stderr, cmd, cmd.ExecuteContext(ctx), asJSON)
 }
 
-// newCommand is the command line of the demo.
+// newCommand returns the command line of the demo.
 func newCommand(asJSON *bool) *cobra.Command {
 	var o demo.Options
 	var keep bool
@@ -61,7 +61,7 @@ func newCommand(asJSON *bool) *cobra.Command {
 	return cmd
 }
 
-// gatewayAt returns the absolute path of the gateway to show; "" is the one beside this program.
+// gatewayAt returns the absolute path of the gateway to show. "" stands for the gateway next to this program.
 func gatewayAt(path string) (string, error) {
 	if path == "" {
 		self, err := os.Executable()

@@ -46,7 +46,7 @@ func MinArgs(n int) cobra.PositionalArgs {
 	}
 }
 
-// Group is a command that only has subcommands.
+// Group returns a command that only has subcommands.
 func Group(use, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
@@ -59,21 +59,21 @@ func Group(use, short string) *cobra.Command {
 	}
 }
 
-// PresetPrefix begins an argument that names presets.
+// PresetPrefix is the prefix of an argument with preset names.
 const PresetPrefix = "preset:"
 
-// NamedPrefix begins an argument that names a policy which the gateway keeps for many boxes.
+// NamedPrefix is the prefix of an argument with the name of a named policy.
 const NamedPrefix = "named:"
 
 // PolicyHelp lists the forms of a policy on the command line.
 const PolicyHelp = "JSON, @FILE, -, preset:NAME,…, allow-all or deny-all"
 
-// BoxPolicyHelp lists the forms of a policy of a box of a running gateway.
+// BoxPolicyHelp lists the forms of a policy for a box of a running gateway.
 const BoxPolicyHelp = "JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all"
 
-// PolicyArgument returns the network policy that an argument gives: JSON, which may be inline, from @FILE or from
-// standard input ("-"), the names of presets, the name of a policy that the gateway keeps, or the name of a mode. forms lists
-// what the command takes: [PolicyHelp] or [BoxPolicyHelp].
+// PolicyArgument parses a network policy on the command line: JSON, which may be inline, from @FILE or from standard
+// input ("-"), a list of presets, a named policy, or a mode. forms lists the accepted forms for error messages:
+// [PolicyHelp] or [BoxPolicyHelp].
 func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error) {
 	if arg == "allow-all" || arg == "deny-all" {
 		return json.Marshal(map[string]string{"mode": arg})
@@ -101,7 +101,7 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
 }
 
-// nearPolicy returns the probable correction of a word that is no policy; "" if there is none.
+// nearPolicy returns a probable correction of a word that is not a policy, or "".
 func nearPolicy(arg string) string {
 	if arg == "" || arg == "-" || strings.ContainsAny(arg, "@{}[]\"\n") {
 		return ""
@@ -144,7 +144,7 @@ func notJSON(arg string, data []byte) string {
 	return fmt.Sprintf("%s is not JSON: line %d, column %d", what, line, len(before)-bytes.LastIndexByte(before, '\n'))
 }
 
-// RulesArgument returns the set of header rules that an argument gives, as JSON. It may be given as JSON or YAML:
+// RulesArgument parses a set of header rules on the command line and returns it as JSON. The argument is JSON or YAML:
 // inline, from @FILE or from standard input ("-").
 func RulesArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	data, err := content(arg, stdin)
@@ -152,7 +152,7 @@ func RulesArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 		return nil, err
 	}
 	if json.Valid(data) {
-		return data, nil // including duplicate keys, for the gateway to refuse
+		return data, nil // duplicate keys included: the gateway refuses them
 	}
 	var doc any
 	if yaml.Unmarshal(data, &doc) == nil {
@@ -163,7 +163,7 @@ func RulesArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	return nil, Usagef("this is not a set of rules in JSON or YAML; give the text itself, @FILE, or - for standard input")
 }
 
-// content is the argument itself, the file after "@", or standard input for "-".
+// content returns the argument itself, the file after "@", or standard input for "-".
 func content(arg string, stdin io.Reader) ([]byte, error) {
 	if arg == "-" {
 		return io.ReadAll(stdin)

@@ -29,7 +29,8 @@ func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render R
 	return o.Show(cmd, answer, render)
 }
 
-// NameTaken extends a 409 for the name of a new box: if a box has that name, it adds how to free or find it.
+// NameTaken extends a 409 for the name of a new box. If an existing box has the name, the error explains how to free or
+// find it.
 func NameTaken(ctx context.Context, client *api.Client, name string, err error) error {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	if !ok || refused.Status != http.StatusConflict || name == "" {
@@ -45,7 +46,7 @@ func NameTaken(ctx context.Context, client *api.Client, name string, err error) 
 	return fmt.Errorf("%w; see `gateway box get %s`, and choose another --name", err, name)
 }
 
-// Show prints an answer as [Options.Call] does.
+// Show prints an answer like [Options.Call].
 func (o *Options) Show(cmd *cobra.Command, answer json.RawMessage, render Render) error {
 	if o.JSON {
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(answer))
@@ -54,7 +55,7 @@ func (o *Options) Show(cmd *cobra.Command, answer json.RawMessage, render Render
 	return render(cmd.OutOrStdout(), answer)
 }
 
-// Decoded makes a [Render] of a function that prints a type.
+// Decoded makes a [Render] from a function that prints a type.
 func Decoded[T any](render func(io.Writer, T) error) Render {
 	return func(w io.Writer, data json.RawMessage) error {
 		var v T

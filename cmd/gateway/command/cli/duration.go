@@ -8,7 +8,7 @@ import (
 	"boxgate/api"
 )
 
-// Duration defines a flag for a duration, as [api.ParseDuration] reads it: 10m, or 7d.
+// Duration defines a duration flag in the syntax of [api.ParseDuration], such as 10m or 7d.
 func Duration(f *pflag.FlagSet, d *time.Duration, name string, preset time.Duration, usage string) {
 	*d = preset
 	f.Var((*duration)(d), name, usage)
@@ -28,7 +28,7 @@ func (d *duration) Set(text string) error {
 // Type implements [pflag.Value].
 func (*duration) Type() string { return "duration" }
 
-// String implements [pflag.Value]. Zero is no default that help need show.
+// String implements [pflag.Value]. It returns "" for zero, so that the help does not show it as the default.
 func (d *duration) String() string {
 	if *d == 0 {
 		return ""

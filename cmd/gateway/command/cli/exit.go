@@ -29,8 +29,8 @@ func UsageError(err error) error { return usageError{err} }
 // Usagef returns a mistake on the command line.
 func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// CommandExit is the failure of a command that ran in a box. The gateway exits with the same status and adds nothing to
-// what the command printed.
+// CommandExit is the failure of a command in a box. The gateway exits with the same status and prints no message of its
+// own.
 type CommandExit struct{ Status int }
 
 // Error implements error.
@@ -38,7 +38,7 @@ func (e CommandExit) Error() string {
 	return fmt.Sprintf("the command exited with status %d", e.Status)
 }
 
-// StatusError is an error with an exit status of its own.
+// StatusError is an error with a specific exit status.
 type StatusError struct {
 	Status int
 	Err    error
@@ -50,7 +50,7 @@ func (e StatusError) Error() string { return e.Err.Error() }
 // Unwrap returns the error without its status.
 func (e StatusError) Unwrap() error { return e.Err }
 
-// Report prints the error that cmd returned, if any, as text or as JSON, and returns the exit status.
+// Report prints the error returned by cmd, if any, as text or as JSON, and returns the exit status.
 func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	if err == nil {
 		return ExitOK
@@ -70,7 +70,8 @@ func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	return status
 }
 
-// explainedByHelp reports whether the help of the command is the next step: after a 400 or 422, or for a file that cannot be used.
+// explainedByHelp reports whether the help of the command is a useful next step: after a 400 or 422, or for an unusable
+// file.
 func explainedByHelp(err error) bool {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	_, ofFile := errors.AsType[fileError](err)
@@ -92,7 +93,7 @@ type report struct {
 	Error      string `json:"error"`
 	ExitStatus int    `json:"exit_status"`
 	HTTPStatus int    `json:"http_status,omitempty"` // of the gateway's answer
-	Pointer    string `json:"pointer,omitempty"`     // to what the gateway refused
+	Pointer    string `json:"pointer,omitempty"`     // to the refused field
 
 	Problems []document.Problem `json:"problems,omitempty"` // every mistake, if there are several
 }

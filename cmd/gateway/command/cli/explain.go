@@ -19,11 +19,11 @@ import (
 	"boxgate/policy/document"
 )
 
-// sentBy is the prefix of the annotations that [Sends] makes.
+// sentBy is the prefix of the annotations made by [Sends].
 const sentBy = "boxgate:sent:"
 
-// Sends records which flag or argument of cmd fills each part of its requests, by JSON pointer. A part without an entry belongs to
-// the flag of the same name: /expires_in to --expires-in. A flag that ends in "=" takes NAME=VALUE.
+// Sends records which flag or argument of cmd fills each field of its requests, by JSON pointer. A field without an entry
+// belongs to the flag of the same name: /expires_in to --expires-in. A flag that ends in "=" takes NAME=VALUE.
 func Sends(cmd *cobra.Command, parts map[string]string) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
@@ -33,8 +33,8 @@ func Sends(cmd *cobra.Command, parts map[string]string) {
 	}
 }
 
-// Explain returns the text of an error of cmd in terms of its command line. It lists every problem of a rejected document, each with
-// the flag or argument that it belongs to and in the unit of that flag. For a 404 it adds the command that lists the names there are.
+// Explain rewrites an error of cmd in terms of its command line. It lists every problem of a rejected document, each with
+// its flag or argument and in the unit of that flag. For a 404 it adds the command that lists the existing names.
 func Explain(cmd *cobra.Command, err error) string {
 	text := err.Error()
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
@@ -74,7 +74,7 @@ func keyRefused() string {
 	return "the gateway does not accept the API key in its state directory: is --config the configuration that it runs with? To use another key, set " + config.APIKeyVariable + remedy
 }
 
-// mostMistakes bounds the mistakes that are printed; --json prints all of them.
+// mostMistakes bounds the mistakes printed. --json prints all of them.
 const mostMistakes = 50
 
 // mistakes formats problems: a single one on the line of the error, several one per line below it.
@@ -111,7 +111,7 @@ func mistake(cmd *cobra.Command, p document.Problem) string {
 // largeNumber matches numbers of bytes that are easier to read with a unit.
 var largeNumber = regexp.MustCompile(`\b\d{4,18}\b`)
 
-// inBytes writes the numbers of a message in the syntax of flags for bytes: 16MiB.
+// inBytes rewrites the numbers of a message in the syntax of flags for bytes: 16MiB.
 func inBytes(message string) string {
 	return largeNumber.ReplaceAllStringFunc(message, func(found string) string {
 		n, err := strconv.ParseInt(found, 10, 64)
@@ -122,8 +122,8 @@ func inBytes(message string) string {
 	})
 }
 
-// origin returns the flag or argument that fills the part of the request at pointer, followed by the rest of the pointer if the flag
-// holds a whole document. Without one it returns the pointer.
+// origin returns the flag or argument that fills the field of the request at pointer, followed by the rest of the pointer
+// if the flag contains a whole document. If there is no such flag, it returns the pointer.
 func origin(cmd *cobra.Command, pointer string) string {
 	for at := pointer; at != ""; at = at[:strings.LastIndexByte(at, '/')] {
 		from, rest := cmd.Annotations[sentBy+at], pointer[len(at):]
@@ -152,7 +152,7 @@ var numbers = regexp.MustCompile(`\b(\d+)( and | to | or |)(\d*) (milliseconds|s
 // longDuration matches a whole number of hours as time.Duration prints it.
 var longDuration = regexp.MustCompile(`\b(\d+)h0m0s\b`)
 
-// inDurations writes the seconds and milliseconds of a message in the syntax of duration flags: "between 1s and 30d".
+// inDurations rewrites the seconds and milliseconds of a message in the syntax of duration flags: "between 1s and 30d".
 func inDurations(message string) string {
 	message = longDuration.ReplaceAllStringFunc(message, func(found string) string {
 		return shortDuration(strings.TrimSuffix(found, "h0m0s"), time.Hour)
@@ -173,7 +173,7 @@ func inDurations(message string) string {
 // withoutZeros matches the zeros at the end of a duration such as 1h0m0s.
 var withoutZeros = regexp.MustCompile(`([hm])(?:0m)?0s$`)
 
-// shortDuration writes n units in the syntax of duration flags: 30d, 1h30m or 1s.
+// shortDuration formats a number of units in the syntax of duration flags: 30d, 1h30m or 1s.
 func shortDuration(number string, unit time.Duration) string {
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n > int64(1<<62/unit) {
@@ -187,19 +187,20 @@ func shortDuration(number string, unit time.Duration) string {
 	return withoutZeros.ReplaceAllString(d.String(), "$1")
 }
 
-// lists maps a command, or a group of commands, to the command that lists the names its arguments can have. BOX is replaced.
+// lists maps a command, or a group of commands, to the command that lists valid names for its arguments. BOX is replaced.
 var lists = map[string]string{
 	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
 	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
 	"gateway headers": "gateway headers list --box BOX", "gateway box create": "gateway snapshot list",
 }
 
-// unknownAt maps a pointer to the command that lists the names that are valid there.
+// unknownAt maps a pointer to the command that lists the valid names for that field.
 var unknownAt = map[string]string{
 	"/named": "gateway policy named list", "/network_policy/named": "gateway policy named list", "/snapshot_id": "gateway snapshot list", "/box": "gateway box list",
 }
 
-// listFor returns the command that lists the valid names for a name that the gateway does not know; "" for other refusals.
+// listFor returns the command that lists the valid names if the gateway rejected an unknown name, or "" for other
+// refusals.
 func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
 	if refused.Status == http.StatusUnprocessableEntity {
 		if strings.HasSuffix(refused.Pointer, "/secret") {
@@ -239,7 +240,7 @@ func cutLast(path string) (before, after string, found bool) {
 	return path[:i], path[i+1:], true
 }
 
-// boxesOf returns the boxes that a command line names.
+// boxesOf returns the boxes named on the command line.
 func boxesOf(cmd *cobra.Command) (boxes []string) {
 	if f := cmd.Flags().Lookup("box"); f != nil && f.Changed {
 		return []string{f.Value.String()}

@@ -15,7 +15,7 @@ import (
 	"boxgate/config"
 )
 
-// UnknownCommand is the error for a word that is no command of cmd, with those that may have been meant.
+// UnknownCommand returns the error for an unknown subcommand of cmd, with suggestions.
 func UnknownCommand(cmd *cobra.Command, word string) error {
 	cmd.SuggestionsMinimumDistance = 2
 	text := fmt.Sprintf("unknown command %q for %q", word, cmd.CommandPath())
@@ -25,7 +25,7 @@ func UnknownCommand(cmd *cobra.Command, word string) error {
 	return Usagef("%s", text)
 }
 
-// FlagError says what is wrong with a flag in words of the command line.
+// FlagError rewrites a flag error in terms of the command line.
 func FlagError(cmd *cobra.Command, err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
 		return Usagef("unknown flag --%s%s", unknown.GetSpecifiedName(), nearestFlag(cmd, unknown.GetSpecifiedName()))
@@ -36,7 +36,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return UsageError(err)
 }
 
-// nearestFlag suggests a flag of a command that begins like the word.
+// nearestFlag suggests a flag that starts with the same letter as the word.
 func nearestFlag(cmd *cobra.Command, word string) string {
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -50,7 +50,7 @@ func nearestFlag(cmd *cobra.Command, word string) string {
 	return "; did you mean --" + config.Nearest(word, names) + "?"
 }
 
-// valueOf says what a flag takes.
+// valueOf describes the values that a flag accepts.
 func valueOf(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "uint16":
@@ -65,12 +65,12 @@ func valueOf(f *pflag.Flag) string {
 	return "a value that it takes"
 }
 
-// fileError is about a file that a person named.
+// fileError is an error about a file named by the user.
 type fileError struct{ error }
 
 func fileErrorf(format string, args ...any) error { return fileError{fmt.Errorf(format, args...)} }
 
-// WriteError says why a file that a person named cannot be written. The error may be about a temporary file beside it.
+// WriteError explains why a file named by the user cannot be written. err may be about a temporary file next to it.
 func WriteError(path string, err error) error {
 	_, ofFile := errors.AsType[*fs.PathError](err)
 	_, ofLink := errors.AsType[*os.LinkError](err)
@@ -91,7 +91,7 @@ func WriteError(path string, err error) error {
 	return fileErrorf("%s cannot be written", path)
 }
 
-// FileError says why a file that a person named cannot be used.
+// FileError explains why a file named by the user cannot be used.
 func FileError(err error) error {
 	failed, ok := errors.AsType[*fs.PathError](err)
 	switch {

@@ -1,5 +1,5 @@
-// Package cli has what the commands of the gateway share: the global flags, exit statuses and arguments, requests to
-// the admin API, and output.
+// Package cli contains the common parts of the commands of the gateway: the global flags, exit statuses and arguments,
+// requests to the admin API, and output.
 package cli
 
 import (
@@ -18,12 +18,12 @@ import (
 
 // Options are the flags of every command.
 type Options struct {
-	ConfigFile string // as named; File is the one to read
-	Admin      string // a socket path or a URL; empty for the configuration's
+	ConfigFile string // as given; File returns the one to read
+	Admin      string // a socket path or a URL; empty for that of the configuration
 	JSON       bool
 }
 
-// Register adds the flags to those of root. Their defaults come from the environment.
+// Register adds the flags to root. Their defaults come from the environment.
 func (o *Options) Register(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVar(&o.ConfigFile, "config", os.Getenv(config.FileVariable), "configuration file (default: "+config.DefaultFile+", if it exists)")
@@ -31,7 +31,7 @@ func (o *Options) Register(root *cobra.Command) {
 	f.StringVar(&o.Admin, "admin", os.Getenv(config.AdminVariable), "admin API: a socket path or a URL (default: the configuration's socket)")
 }
 
-// File returns the configuration file: the one named, else that of a packaged install if it exists, else "".
+// File returns the configuration file: the one given, or that of a packaged install if it exists, or "".
 func (o *Options) File() string {
 	if o.ConfigFile != "" {
 		return o.ConfigFile
@@ -39,14 +39,14 @@ func (o *Options) File() string {
 	if _, err := os.Lstat(config.DefaultFile); errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return ""
 	}
-	return config.DefaultFile // reading it says why it cannot be looked at
+	return config.DefaultFile // an inaccessible file is reported when it is read
 }
 
-// Load reads the configuration that the flags and the environment give.
+// Load reads the configuration according to the flags and the environment.
 func (o *Options) Load() (config.Config, error) { return config.Load(o.File(), os.Environ()) }
 
-// loadForClient is Load, but does without a file that is not named if the address and the key are given: a user with a key
-// may be barred from the host's configuration.
+// loadForClient is Load, except that it skips the default file if address and key are given: a user with a key may not be
+// allowed to read the host's configuration.
 func (o *Options) loadForClient() (config.Config, error) {
 	if o.ConfigFile == "" && o.Admin != "" && os.Getenv(config.APIKeyVariable) != "" {
 		return config.Load("", os.Environ())
@@ -54,8 +54,8 @@ func (o *Options) loadForClient() (config.Config, error) {
 	return o.Load()
 }
 
-// Client connects to the admin API of the running gateway: at the address of --admin or BOXGATE_ADMIN, else the socket
-// of the configuration; with the key of BOXGATE_API_KEY, else the one written at the first start.
+// Client returns a client of the running gateway's admin API. The address is that of --admin or BOXGATE_ADMIN, or else
+// the configured socket. The key is that of BOXGATE_API_KEY, or else the one written at the gateway's first start.
 func (o *Options) Client() (*api.Client, error) {
 	cfg, err := o.loadForClient()
 	if err != nil {
@@ -73,7 +73,7 @@ func (o *Options) Client() (*api.Client, error) {
 	return api.NewClient(o.address(cfg), key), nil
 }
 
-// noKey says how to get at a key that could not be read.
+// noKey extends the error of an unreadable key by how to get access.
 func noKey(err error) error {
 	switch {
 	case errors.Is(err, os.ErrPermission):

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Interruptible returns the context of a program, which the first SIGINT or SIGTERM cancels; a second one ends the process at
-// once. stop releases what it holds.
+// Interruptible returns a context that the first SIGINT or SIGTERM cancels. A second one ends the process immediately.
+// stop releases the signal handlers.
 func Interruptible() (ctx context.Context, stop context.CancelFunc) {
 	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)

@@ -1,5 +1,5 @@
-// Package copying has the local side of `gateway box cp`: files as forms and archives, and archives as files. An archive
-// out of a box is hostile: nothing of it is made outside of the directory it was to go to.
+// Package copying implements the local side of `gateway box cp`: it packs files into forms and archives, and unpacks
+// archives. An archive from a box is untrusted: no file is created outside the target directory.
 package copying
 
 import (
@@ -14,17 +14,17 @@ import (
 	"sync/atomic"
 )
 
-// Body is a request body that is made while it is sent.
+// Body is a request body that is produced while it is sent.
 type Body struct {
 	io.ReadCloser
 	Media string
 	count atomic.Int64
 }
 
-// Count is how many bytes of files have gone into the body.
+// Count returns the number of bytes of file content in the body.
 func (b *Body) Count() int64 { return b.count.Load() }
 
-// counted counts what is read.
+// counted counts the bytes read from r.
 func (b *Body) counted(r io.Reader) io.Reader {
 	return io.TeeReader(r, writerFunc(func(p []byte) (int, error) {
 		b.count.Add(int64(len(p)))
@@ -36,7 +36,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// Form is one file as a form for files/upload.
+// Form returns a form for files/upload with one file.
 func Form(target string, file io.Reader) *Body {
 	r, w := io.Pipe()
 	form := multipart.NewWriter(w)
@@ -58,7 +58,7 @@ func Form(target string, file io.Reader) *Body {
 	return b
 }
 
-// Pack is what a directory holds as a tar archive.
+// Pack returns the contents of a directory as a tar archive.
 func Pack(dir string) *Body {
 	r, w := io.Pipe()
 	b := &Body{ReadCloser: r, Media: "application/x-tar"}
@@ -113,7 +113,7 @@ func (b *Body) add(archive *tar.Writer, dir, at string, d fs.DirEntry) error {
 	return err
 }
 
-// Save writes a file and returns its size. What is incomplete is removed.
+// Save writes a file and returns its size. An incomplete file is removed.
 func Save(local string, content io.Reader) (int64, error) {
 	temporary, err := os.CreateTemp(filepath.Dir(local), ".boxgate-")
 	if err != nil {
@@ -127,8 +127,8 @@ func Save(local string, content io.Reader) (int64, error) {
 	return n, os.Rename(temporary.Name(), local)
 }
 
-// Unpack makes the files of an archive below a directory, which is made if it is missing, and returns how many bytes they
-// have. An [os.Root] keeps them there, whatever names and links the archive has.
+// Unpack extracts an archive into a directory, which is created if missing, and returns the number of bytes written. An
+// [os.Root] confines the files to that directory, whatever names and links the archive contains.
 func Unpack(dir string, archive io.Reader) (int64, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return 0, err
@@ -142,7 +142,7 @@ func Unpack(dir string, archive io.Reader) (int64, error) {
 	for r := tar.NewReader(archive); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, archive) // up to the trailers
+			_, err = io.Copy(io.Discard, archive) // read on to the trailers
 			return total, err
 		}
 		if err != nil {
@@ -169,7 +169,7 @@ func unpackOne(root *os.Root, h *tar.Header, content io.Reader) (int64, error) {
 		return 0, root.Chmod(name, mode|0o700)
 	case tar.TypeSymlink:
 		if fi, err := root.Lstat(name); err == nil && !fi.IsDir() {
-			_ = root.Remove(name) // else the link cannot be made, which says so
+			_ = root.Remove(name) // if this fails, Symlink reports it
 		}
 		return 0, root.Symlink(h.Linkname, name)
 	case tar.TypeReg:
@@ -177,7 +177,7 @@ func unpackOne(root *os.Root, h *tar.Header, content io.Reader) (int64, error) {
 		return 0, errors.New("neither a file, a directory nor a symbolic link")
 	}
 	if fi, err := root.Lstat(name); err == nil && !fi.IsDir() {
-		_ = root.Remove(name) // not written through: it may be a link of the archive
+		_ = root.Remove(name) // do not write through it: it may be a link from the archive
 	}
 	file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

@@ -12,10 +12,11 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// Which flags of `docker run` a container may have is an allowlist: a flag that is not known here, of a newer Docker for example, is
-// refused. After that, [container.refuse] judges the configuration that Docker has derived from the flags, its own defaults and the image.
+// The flags of `docker run` are checked against an allowlist: an unknown flag, for example of a newer Docker, is refused.
+// Afterwards [container.refuse] checks the configuration that Docker derived from the flags, its own defaults and the
+// image.
 
-// free are the flags that may have any value. They concern the container itself.
+// free lists the flags that may have any value. They affect only the container itself.
 var free = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidfile cpu-count cpu-percent cpu-period cpu-quota
 	cpu-rt-period cpu-rt-runtime cpu-shares cpus cpuset-cpus cpuset-mems detach device-read-bps device-read-iops device-write-bps
 	device-write-iops disable-content-trust dns dns-opt dns-option dns-search domainname entrypoint env env-file expose gpus group-add
@@ -24,7 +25,7 @@ var free = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidf
 	oom-score-adj pids-limit platform pull quiet read-only restart rm shm-size stop-signal stop-timeout storage-opt sysctl tmpfs tty
 	ulimit user volumes-from workdir`)
 
-// checked are the flags whose values are judged. The error is the reason for a refusal.
+// checked maps the flags with restricted values to their checks. An error is the reason for a refusal.
 var checked = map[string]func(value string) error{
 	"--cap-add":       checkCapability,
 	"--cgroupns":      oneOf("private"),
@@ -34,7 +35,7 @@ var checked = map[string]func(value string) error{
 	"--log-opt":       checkLogOption,
 	"--mount":         checkMount,
 	"--pid":           oneOf("private"),
-	"--runtime":       oneOf(append(oci.HostNetworked(), "io.containerd.runc.v2")...), // the last is Docker's own name for runc
+	"--runtime":       oneOf(append(oci.HostNetworked(), "io.containerd.runc.v2")...), // Docker's own name for runc
 	"--security-opt":  checkSecurity,
 	"--userns":        oneOf("private"),
 	"--uts":           oneOf("private"),
@@ -42,7 +43,7 @@ var checked = map[string]func(value string) error{
 	"--volume-driver": oneOf("local"),
 }
 
-// refused are flags with a reason of their own.
+// refused maps refused flags to the reason.
 var refused = map[string]string{
 	"--network": onlyNetwork, "--net": onlyNetwork, "--link": onlyNetwork, "--ip": onlyNetwork, "--ip6": onlyNetwork, "--mac-address": onlyNetwork,
 	"--link-local-ip": onlyNetwork, "--network-alias": onlyNetwork, "--net-alias": onlyNetwork,
@@ -61,7 +62,7 @@ func words(text string) map[string]bool {
 	return out
 }
 
-// allow judges a flag with its long name.
+// allow checks a flag, given by its long name.
 func allow(name, value string) error {
 	if why := refused[name]; why != "" {
 		return fmt.Errorf("%s cannot be used here: %s", name, why)
@@ -89,7 +90,8 @@ func oneOf(values ...string) func(string) error {
 	}
 }
 
-// capabilities are those by which a container leaves neither its network nor its namespaces: Docker's defaults and a few more.
+// capabilities lists the capabilities with which a container can leave neither its network nor its namespaces: Docker's
+// defaults and a few more.
 var capabilities = strings.Fields(`AUDIT_WRITE BLOCK_SUSPEND CHOWN DAC_OVERRIDE FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE MKNOD
 	NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID SYS_CHROOT SYS_NICE SYS_RESOURCE WAKE_ALARM`)
 
@@ -100,7 +102,7 @@ func checkCapability(name string) error {
 	return errors.New("a container with it can leave the gateway; allowed are " + strings.Join(capabilities, " "))
 }
 
-// devices lead to no disk, memory or network of the host.
+// devices lists path prefixes of devices that give no access to a disk, the memory or the network of the host.
 var devices = []string{"/dev/dri", "/dev/fuse", "/dev/kfd", "/dev/kvm", "/dev/nvidia", "/dev/snd"}
 
 func checkDeviceFlag(value string) error {
@@ -108,7 +110,7 @@ func checkDeviceFlag(value string) error {
 	return checkDevice(path)
 }
 
-// checkDevice judges a device of the host, or the name of one that a vendor describes (CDI).
+// checkDevice checks a device of the host, given by its path or by a CDI name.
 func checkDevice(path string) error {
 	if !filepath.IsAbs(path) {
 		vendor, _, cdi := strings.Cut(path, "=")
@@ -126,7 +128,8 @@ func checkDevice(path string) error {
 	return errors.New("the container could reach the host by the device; allowed are " + strings.Join(devices, "*, ") + "*")
 }
 
-// Docker's daemon sends logs, past the gateway. Drivers that keep them on the host are allowed.
+// checkLogDriver allows only drivers that keep logs on the host. With the others, Docker's daemon would send them past
+// the gateway.
 func checkLogDriver(value string) error {
 	if err := oneOf("json-file", "local", "journald", "none")(value); err != nil {
 		return fmt.Errorf("Docker would send the container's output past the gateway: %w", err)
@@ -139,10 +142,10 @@ func checkLogOption(value string) error {
 	return oneOf("max-size", "max-file", "compress", "labels", "labels-regex", "env", "env-regex", "tag", "mode", "max-buffer-size")(name)
 }
 
-// checkSecurity judges a security option: profiles may be replaced, not switched off.
+// checkSecurity checks a security option: profiles may be replaced, but not disabled.
 func checkSecurity(value string) error {
 	name, setting, ok := strings.Cut(value, "=")
-	if !ok { // as it was written once
+	if !ok { // the older syntax
 		name, setting, _ = strings.Cut(value, ":")
 	}
 	switch {
@@ -156,8 +159,8 @@ func checkSecurity(value string) error {
 	return errors.New("it takes a protection away; allowed are no-new-privileges, seccomp= with a profile whose defaultAction refuses, apparmor= with a profile, and label= with a level or a type of containers")
 }
 
-// refusesOthers reports whether a seccomp profile, given by its name or content, refuses the calls that it does not list. A file is judged
-// once Docker has read it.
+// refusesOthers reports whether a seccomp profile denies the calls that it does not list. profile is the content or a
+// file name; a file is checked later, after Docker has read it.
 func refusesOthers(profile string) bool {
 	if !strings.HasPrefix(strings.TrimSpace(profile), "{") {
 		return profile != "" && profile != "unconfined"
@@ -167,7 +170,7 @@ func refusesOthers(profile string) bool {
 	return err == nil && slices.Contains([]string{"", "SCMP_ACT_ERRNO", "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP"}, p.DefaultAction)
 }
 
-// checkLabel reports whether an SELinux label keeps a container confined. Types such as spc_t are as good as none.
+// checkLabel reports whether an SELinux label keeps a container confined. Types such as spc_t confine nothing.
 func checkLabel(setting string) bool {
 	name, value, _ := strings.Cut(strings.Replace(setting, ":", "=", 1), "=")
 	switch name {
@@ -182,7 +185,7 @@ func checkLabel(setting string) bool {
 func checkVolume(value string) error {
 	source, rest, mounted := strings.Cut(value, ":")
 	if !mounted || rest == "" || !strings.HasPrefix(source, "/") && !strings.HasPrefix(source, ".") && !strings.HasPrefix(source, "~") {
-		return nil // a volume of Docker's
+		return nil // a Docker volume
 	}
 	if _, options, _ := strings.Cut(rest, ":"); options != "" {
 		for option := range strings.SplitSeq(options, ",") {
@@ -194,7 +197,8 @@ func checkVolume(value string) error {
 	return checkSource(source)
 }
 
-// checkPropagation judges an option of a bind mount. What is mounted on the host later must not appear in a container that is judged now.
+// checkPropagation checks an option of a bind mount. Later mounts of the host must not appear in a container that was
+// already checked.
 func checkPropagation(option string) error {
 	switch option {
 	case "shared", "rshared", "slave", "rslave":
@@ -203,7 +207,7 @@ func checkPropagation(option string) error {
 	return nil
 }
 
-// checkMount judges --mount, which is a line of CSV.
+// checkMount checks the value of --mount, a line of CSV.
 func checkMount(value string) error {
 	fields, err := csv.NewReader(strings.NewReader(value)).Read()
 	if err != nil {

@@ -11,33 +11,34 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Line is a command line of `docker run`, taken apart.
+// Line is a parsed command line of `docker run`.
 type Line struct {
-	// Flags are those that Docker gets, each in one word with its long name: Docker reads exactly what was judged here.
+	// Flags are passed to Docker, each as a single word with its long name, so that Docker parses exactly the flags that
+	// were checked.
 	Flags       []string
 	Gateway     map[string]string // the gateway's own flags, by name; a switch has the value "true"
-	Entrypoint  *string           // nil: the image's
+	Entrypoint  *string           // nil: that of the image
 	Name        string
 	Detach      bool
 	Remove      bool
-	Interactive bool // the container reads the standard input
+	Interactive bool // the container reads standard input
 	OwnDNS      bool
 	Image       string
 	Command     []string
 }
 
-// switches are the flags of `docker run` without a value. Every other flag has one.
+// switches lists the flags of `docker run` without a value. All other flags have one.
 var switches = words(`detach disable-content-trust init interactive no-healthcheck oom-kill-disable privileged publish-all quiet read-only rm
 	sig-proxy tty use-api-socket`)
 
-// shortOf are the short names of flags.
+// shortOf maps flags to their short names.
 var shortOf = map[string]string{
 	"--attach": "a", "--cpu-shares": "c", "--detach": "d", "--env": "e", "--hostname": "h", "--interactive": "i", "--label": "l", "--memory": "m",
 	"--publish": "p", "--publish-all": "P", "--quiet": "q", "--tty": "t", "--user": "u", "--volume": "v", "--workdir": "w",
 }
 
-// Parse takes the arguments of `docker run` apart, as Docker does: with the library that Docker uses. Among the flags may be those of the
-// gateway, which are named; those in switchesOfGateway have no value.
+// Parse parses the arguments of `docker run` with the same library as Docker. The flags of the gateway listed in gateway
+// and in switchesOfGateway may be mixed in; the latter have no value.
 func Parse(args, gateway, switchesOfGateway []string) (Line, error) {
 	l := Line{Gateway: map[string]string{}}
 	fs := pflag.NewFlagSet("docker run", pflag.ContinueOnError)
@@ -70,7 +71,7 @@ func Parse(args, gateway, switchesOfGateway []string) (Line, error) {
 	return l, nil
 }
 
-// define makes a flag known. Its value is never set: [Line.take] gets it.
+// define defines a flag. [Line.take] receives its value instead of [unset.Set].
 func define(fs *pflag.FlagSet, name, short string, isSwitch bool) {
 	f := fs.VarPF(new(unset), strings.TrimPrefix(name, "--"), short, "")
 	if isSwitch {
@@ -78,7 +79,7 @@ func define(fs *pflag.FlagSet, name, short string, isSwitch bool) {
 	}
 }
 
-// unset is the value of a flag that is only taken apart.
+// unset is the value type of all flags, which ignores values.
 type unset struct{}
 
 func (*unset) String() string   { return "" }
@@ -93,7 +94,7 @@ func keysOf[T any](m map[string]T) map[string]bool {
 	return out
 }
 
-// explain says what is wrong with a flag.
+// explain turns an error of the flag library into a message about the flag.
 func explain(err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := "--" + unknown.GetSpecifiedName()
@@ -108,7 +109,8 @@ func explain(err error) error {
 	return err
 }
 
-// take notes a flag, given by its long name, if a container may have it. What the gateway decides by itself is not passed on.
+// take checks a flag, given by its long name, and adds it to the line. Flags under the gateway's control are not passed
+// to Docker.
 func (l *Line) take(name, value string) error {
 	on := true
 	if switches[name] {
@@ -121,7 +123,7 @@ func (l *Line) take(name, value string) error {
 	switch {
 	case name == "--sig-proxy": // signals are always passed on
 		return nil
-	case !on && refused[name] != "", (name == "--network" || name == "--net") && value == "none": // as it is anyway
+	case !on && refused[name] != "", (name == "--network" || name == "--net") && value == "none": // already the default
 		return nil
 	}
 	if err := allow(name, value); err != nil {

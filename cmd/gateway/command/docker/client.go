@@ -1,5 +1,5 @@
-// Package docker works on containers with Docker's own command: it makes one that waits for its network, connects those that run,
-// and installs the gateway's CA in them.
+// Package docker runs and attaches Docker containers through the docker command: it creates containers that wait for
+// their network, connects running ones, and installs the gateway's CA.
 package docker
 
 import (
@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// container is what `docker inspect` says about one.
+// container is the output of `docker inspect`.
 type container struct {
 	ID    string `json:"Id"`
 	Name  string
@@ -29,7 +29,7 @@ type container struct {
 		NetworkMode, PidMode, IpcMode, UTSMode, UsernsMode, Runtime string
 		Privileged                                                  bool
 		CapAdd, DeviceCgroupRules, SecurityOpt                      []string
-		MaskedPaths                                                 []string // not nil, but empty: those of the kernel are open
+		MaskedPaths                                                 []string // non-nil but empty: the kernel's paths are not masked
 		Devices                                                     []struct{ PathOnHost string }
 		DeviceRequests                                              []struct {
 			Driver    string
@@ -43,20 +43,20 @@ type container struct {
 	ResolvConfPath string
 }
 
-// containerMount is a volume of a container, with the directory of the host that it shows.
+// containerMount is a volume of a container. Source is its directory on the host.
 type containerMount struct {
 	Type, Name, Source, Destination, Propagation string
 	RW                                           bool
 }
 
-// image is what `docker image inspect` says about one.
+// image is the output of `docker image inspect`.
 type image struct {
 	Config struct {
 		Entrypoint, Cmd []string
 	}
 }
 
-// output runs a command of Docker's and returns what it prints.
+// output runs a docker command and returns its output.
 func output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "docker", args...)
 	var out, errout bytes.Buffer
@@ -71,7 +71,7 @@ func output(ctx context.Context, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// inspect asks about one thing; kind is "container" or "image".
+// inspect inspects one object; kind is "container" or "image".
 func inspect[T any](ctx context.Context, kind, name string) (T, error) {
 	var list []T
 	data, err := output(ctx, kind, "inspect", "--", name)
@@ -87,7 +87,7 @@ func inspect[T any](ctx context.Context, kind, name string) (T, error) {
 	return list[0], nil
 }
 
-// pulled returns what is known of an image, which is pulled if it is not there.
+// pulled inspects an image, after pulling it if it is missing.
 func pulled(ctx context.Context, name string) (image, error) {
 	found, err := inspect[image](ctx, "image", name)
 	if err == nil {

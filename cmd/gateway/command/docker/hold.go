@@ -12,18 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HoldCommand is the hidden command of the gateway that is the first in a container.
+// HoldCommand is the hidden command of the gateway that starts as the first process of a container.
 const HoldCommand = "hold"
 
-// What a container that is made here has of the gateway.
+// Paths and the interface that the gateway uses in a container created here.
 const (
-	holder    = "/.boxgate-hold/gateway" // the program itself, mounted
-	readyFile = "/.boxgate-ready-"       // and the container's token: written by the host once everything is in place
-	link      = "eth0"                   // which the gateway brings up when its rules are there
+	holder    = "/.boxgate-hold/gateway" // the mounted gateway program
+	readyFile = "/.boxgate-ready-"       // followed by the container's token; created by the host once everything is ready
+	link      = "eth0"                   // set up by the gateway once its rules are active
 )
 
-// Hold waits until the container has its network and its certificates, and then becomes its command, which follows the container's
-// token in args. Until then nothing of the image runs but its health check, which has no network.
+// Hold waits until the container has its network and certificates, then executes the container's command. args is the
+// container's token followed by that command. Until then no code of the image runs except its health check, which has no
+// network yet.
 func Hold(args []string) error {
 	token, args := args[0], args[1:]
 	if len(token) != len(rand.Text()) {
@@ -40,8 +41,8 @@ func Hold(args []string) error {
 	return fmt.Errorf("%s cannot be started: %w", args[0], unix.Exec(path, args, os.Environ()))
 }
 
-// isReady reports whether a file is there and the network is up. The name of the file has a token that was made up for the container:
-// an image cannot have it, also one that was made of another container.
+// isReady reports whether the file exists and the network is up. The file name contains a random token for this
+// container, so no image can contain it, not even one committed from another container.
 func isReady(file string) bool {
 	if _, err := os.Lstat(file); err != nil {
 		return false

@@ -13,11 +13,11 @@ import (
 	"boxgate/enclosure/inside"
 )
 
-// A bind mount of Docker's shows what is mounted below its source as well (MS_REC). So a source is judged with every mount below it, in
-// whatever directory that is.
+// Docker's bind mounts are recursive (MS_REC): they include the mounts below the source. A source is therefore checked
+// together with all mounts below it, at any depth.
 
-// kernelFiles are file systems by which the kernel is set or asked, or by which processes of the host are reached: magic numbers of
-// statfs(2).
+// kernelFiles lists file systems that expose the kernel's state or settings, or processes of the host, by their magic
+// number in statfs(2).
 var kernelFiles = map[int64]string{
 	unix.PROC_SUPER_MAGIC: "proc", unix.SYSFS_MAGIC: "sysfs", unix.CGROUP_SUPER_MAGIC: "cgroup", unix.CGROUP2_SUPER_MAGIC: "cgroup2",
 	unix.DEBUGFS_MAGIC: "debugfs", unix.TRACEFS_MAGIC: "tracefs", unix.SECURITYFS_MAGIC: "securityfs", unix.BPF_FS_MAGIC: "bpf",
@@ -34,7 +34,7 @@ const (
 	smackMagic    = 0x43415d53
 )
 
-// typesOfKernel are the types of those mounts. A mount of devices has the magic number of a tmpfs.
+// typesOfKernel are the types of these file systems in mountinfo, and devtmpfs, which has the magic number of tmpfs.
 var typesOfKernel = func() map[string]bool {
 	out := words("devtmpfs")
 	for _, kind := range kernelFiles {
@@ -43,7 +43,7 @@ var typesOfKernel = func() map[string]bool {
 	return out
 }()
 
-// checkSource judges a file or directory of the host that a container is to see.
+// checkSource checks a file or directory of the host that a container mounts.
 func checkSource(source string) error {
 	source, err := filepath.Abs(source)
 	if err != nil {
@@ -77,8 +77,8 @@ func checkSource(source string) error {
 	return nil
 }
 
-// mountsBelow returns what is mounted at a path and below, as this process and the first one of the host see it: Docker's daemon is taken to
-// have one of these views.
+// mountsBelow returns the mounts at and below a path, in the mount namespaces of this process and of the host's first
+// process. Docker's daemon is assumed to use one of them.
 func mountsBelow(path string) ([]inside.MountPoint, error) {
 	var out []inside.MountPoint
 	for _, view := range []string{"/proc/thread-self/mountinfo", "/proc/1/mountinfo"} {
@@ -98,8 +98,8 @@ func mountsBelow(path string) ([]inside.MountPoint, error) {
 	return out, nil
 }
 
-// refuseExchangeable refuses volumes whose source the container could exchange by another volume, for a link to a socket for example: Docker
-// looks sources up anew whenever it starts the container.
+// refuseExchangeable refuses volumes whose source the container could replace through another volume, for example by a
+// link to a socket: Docker resolves sources again whenever it starts the container.
 func (c container) refuseExchangeable() error {
 	for _, m := range c.Mounts {
 		if m.Source == "" {
@@ -119,7 +119,7 @@ func (c container) refuseExchangeable() error {
 	return nil
 }
 
-// isSame reports whether two paths lead to the same directory.
+// isSame reports whether two paths refer to the same directory.
 func isSame(a, b string) bool {
 	if a == b {
 		return true
@@ -132,11 +132,11 @@ func isSame(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// mostLinks is how many links the kernel follows in a path.
+// mostLinks is the number of links that the kernel follows in a path (MAXSYMLINKS).
 const mostLinks = 40
 
-// lookedUpIn returns the directories, without links, in which the kernel looks for the parts of an absolute path, those of its links
-// included: whoever writes to one decides where the path leads.
+// lookedUpIn returns the resolved directories in which the kernel looks up the components of an absolute path, including
+// those of its links. Write access to any of them determines where the path leads.
 func lookedUpIn(path string) (dirs []string, err error) {
 	at, rest := "/", strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {
@@ -151,7 +151,7 @@ func lookedUpIn(path string) (dirs []string, err error) {
 		}
 		dirs = append(dirs, at)
 		to, err := os.Readlink(filepath.Join(at, part))
-		if err != nil { // no link, or not there
+		if err != nil { // not a link, or missing
 			at = filepath.Join(at, part)
 			continue
 		}

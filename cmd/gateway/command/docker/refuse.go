@@ -13,7 +13,7 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// judge says why the gateway, whose own sockets are given, could not hold a container with its volumes.
+// judge returns why the gateway could not confine a container with its volumes. sockets are the gateway's own.
 func (c container) judge(ctx context.Context, sockets ...string) error {
 	if err := c.refuse(sockets...); err != nil {
 		return err
@@ -33,13 +33,14 @@ func (c container) judge(ctx context.Context, sockets ...string) error {
 	return nil
 }
 
-// volume is what `docker volume inspect` says about one.
+// volume is the output of `docker volume inspect`.
 type volume struct {
 	Driver  string
-	Options map[string]string // of mount(8): type, device and o
+	Options map[string]string // options of mount(8): type, device and o
 }
 
-// refuse says why a container with the volume could not be held. A volume may have been made of any directory or file system.
+// refuse returns why a container with the volume could not be confined. A volume may be backed by any directory or file
+// system.
 func (v volume) refuse(sockets ...string) error {
 	device, options := v.Options["device"], strings.Split(v.Options["o"], ",")
 	switch {
@@ -47,13 +48,13 @@ func (v volume) refuse(sockets ...string) error {
 		return fmt.Errorf("the driver %q may reach other hosts past the gateway: use one of the driver local", v.Driver)
 	case device == "":
 		return nil
-	case slices.Contains(options, "bind") || slices.Contains(options, "rbind"): // whatever the type, as for mount(2)
+	case slices.Contains(options, "bind") || slices.Contains(options, "rbind"): // for any type, as in mount(2)
 	case v.Options["type"] == "tmpfs":
 		return nil
 	default:
 		return errors.New("it is a disk, or a file system of another host past the gateway: use a volume without the option device")
 	}
-	if !filepath.IsAbs(device) || slices.Contains(strings.Split(device, "/"), "..") { // Docker takes it as it is, from its own directory
+	if !filepath.IsAbs(device) || slices.Contains(strings.Split(device, "/"), "..") { // Docker would resolve it relative to its own directory
 		return fmt.Errorf("its option device is %q: use a volume with an absolute path without ..", device)
 	}
 	if err := checkSource(device); err != nil {
@@ -65,7 +66,7 @@ func (v volume) refuse(sockets ...string) error {
 	return nil
 }
 
-// refuse says why the gateway, whose own sockets are given, could not hold a container.
+// refuse returns why the gateway could not confine a container. sockets are the gateway's own.
 func (c container) refuse(sockets ...string) error {
 	switch {
 	case c.HostConfig.Privileged:
@@ -101,7 +102,7 @@ func (c container) refuse(sockets ...string) error {
 	return c.refuseExchangeable()
 }
 
-// refuseOptions judges what a container was given by flags that can be repeated.
+// refuseOptions checks the options of a container that come from repeatable flags.
 func (c container) refuseOptions() error {
 	for _, capability := range c.HostConfig.CapAdd {
 		if err := checkCapability(capability); err != nil {
@@ -130,7 +131,7 @@ func (c container) refuseOptions() error {
 	return nil
 }
 
-// commanding are the sockets of those who start containers and services on this host, there or not.
+// commanding lists the sockets of daemons that start containers and services on this host, whether they exist or not.
 func commanding() []string {
 	all := []string{
 		"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock",
@@ -148,8 +149,8 @@ func commanding() []string {
 	return all
 }
 
-// leadsTo returns the socket that a mounted file is, under whatever name, or that a mounted directory is above, itself or by what is
-// mounted below it; "" if there is none.
+// leadsTo returns the socket that is reachable through a mounted source: the source itself under any name, or a socket
+// below it or below a mount under it. It returns "" if there is none.
 func leadsTo(source string, sockets []string) string {
 	if source == "" {
 		return ""
@@ -160,7 +161,7 @@ func leadsTo(source string, sockets []string) string {
 	source = resolved(source)
 	below, err := mountsBelow(source)
 	if err != nil {
-		return source // which may lead to any
+		return source // could lead to any socket
 	}
 	shown := []os.FileInfo{}
 	for _, m := range append(below, inside.MountPoint{At: source}) {
@@ -186,7 +187,7 @@ func leadsTo(source string, sockets []string) string {
 	return ""
 }
 
-// resolved is a path without links, as far as it exists.
+// resolved resolves the links of a path, as far as it exists.
 func resolved(path string) string {
 	path = filepath.Clean(path)
 	if to, err := filepath.EvalSymlinks(path); err == nil {

@@ -17,10 +17,10 @@ import (
 	"boxgate/launcher"
 )
 
-// openRoot opens the root file system of a container without anything that is mounted in it: no link that a container has made
-// leads from there to a directory of the host. What is written belongs to the container's root, whose ID outside is returned.
-// The process is held before again asks for the container, and lives after it; that it has not got the ID of one that Docker
-// takes to be alive is checked besides.
+// openRoot opens the root file system of a container without the mounts inside it, so that no link made by the container
+// leads to a directory of the host. It also returns the host's ID of the container's root user, to own new files. The
+// process is opened before again inspects the container and checked to be alive afterwards. A further check makes sure
+// that its PID was not reused while Docker considers the old process alive.
 func openRoot(c container, again func() (container, error)) (root *os.File, owner int, err error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d", c.State.Pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -44,20 +44,20 @@ func openRoot(c container, again func() (container, error)) (root *os.File, owne
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends in the container's mount namespace
+		runtime.LockOSThread() // never unlocked: the thread ends in the container's mount namespace
 		root, err = cloneRoot(process)
 	}()
 	<-done
 	return root, owner, err
 }
 
-// errRestarted says that a container was not the same from beginning to end.
+// errRestarted is returned if the container changed during the operation.
 var errRestarted = errors.New("the container was restarted or ended just now: try again")
 
-// errHost says that a process has the host's own files.
+// errHost is returned if the process uses the host's own files.
 var errHost = errors.New("the process that Docker names has the files of this host, not those of a container (as with virtual machines)")
 
-// openIn opens a file of a process, which has not ended.
+// openIn opens a file in the /proc directory of a process and fails if the process has ended.
 func openIn(process *os.File, name string) (*os.File, error) {
 	fd, err := unix.Openat(int(process.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -66,7 +66,7 @@ func openIn(process *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// readIn reads a file of a process, which has not ended.
+// readIn reads a file in the /proc directory of a process and fails if the process has ended.
 func readIn(process *os.File, name string) ([]byte, error) {
 	f, err := openIn(process, name)
 	if err != nil {
@@ -80,8 +80,8 @@ func readIn(process *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// isAnyOf reports whether an open file is what is at one of the paths. A first process that this one may not look at, as in some
-// containers, is passed over; anything else that cannot be looked at is an error.
+// isAnyOf reports whether an open file is the same as the file at one of the paths. Paths of the host's first process are
+// skipped if this process may not access them, as in some containers; any other failure is an error.
 func isAnyOf(fd int, paths ...string) (bool, error) {
 	var of, st unix.Stat_t
 	if err := unix.Fstat(fd, &of); err != nil {
@@ -102,13 +102,13 @@ func isAnyOf(fd int, paths ...string) (bool, error) {
 	return false, nil
 }
 
-// mayNotLook reports whether an error is that the first process is none of this one's.
+// mayNotLook reports whether err means that this process may not inspect the host's first process.
 func mayNotLook(path string, err error) bool {
 	return strings.HasPrefix(path, "/proc/1/") && errors.Is(err, unix.EACCES)
 }
 
-// cloneRoot clones the root of the mount namespace of a process, which is neither that of this process nor the host's, and has
-// other files. The calling thread is in that namespace afterwards.
+// cloneRoot clones the root of the mount namespace of a process. It fails if that namespace or its files are those of
+// this process or of the host. Afterwards the calling thread is in that namespace.
 func cloneRoot(process *os.File) (*os.File, error) {
 	ns, err := openIn(process, "ns/mnt")
 	if err != nil {
@@ -146,7 +146,8 @@ func cloneRoot(process *os.File) (*os.File, error) {
 		return nil, err
 	}
 	tree := os.NewFile(uintptr(fd), "root")
-	// With --read-only the mount is, but not the file system below it. Devices in it would be the host's.
+	// With --read-only, the mount is read-only but the file system below is not. Its device nodes would be those of the
+	// host.
 	attr := unix.MountAttr{
 		Attr_clr: unix.MOUNT_ATTR_RDONLY,
 		Attr_set: unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC,
@@ -157,7 +158,7 @@ func cloneRoot(process *os.File) (*os.File, error) {
 	return tree, nil
 }
 
-// rootOf is what user 0 of a process's user namespace is outside.
+// rootOf returns the host's ID of user 0 in the process's user namespace.
 func rootOf(process *os.File) (int, error) {
 	data, err := readIn(process, "uid_map")
 	if err != nil {
@@ -171,8 +172,8 @@ func rootOf(process *os.File) (int, error) {
 	return 0, errors.New("the container has no root user")
 }
 
-// install writes the CA into the stores of a container that runs, and, if it waits, that it may begin: token is then its own, else
-// empty.
+// install writes the CA into the certificate stores of a running container. With a token, which is that of a waiting
+// container, it also creates the file that lets the container's command start.
 func install(ctx context.Context, c container, ca, roots []byte, token string) error {
 	root, owner, err := openRoot(c, func() (container, error) { return inspect[container](ctx, "container", c.ID) })
 	if err != nil {

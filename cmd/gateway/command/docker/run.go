@@ -24,14 +24,14 @@ import (
 // Gateway is the running gateway.
 type Gateway struct {
 	Client   *api.Client
-	Resolver netip.Addr     // its address, which answers queries
-	Roots    []byte         // what the container trusts besides, in PEM
-	Sockets  []string       // by which it is commanded
+	Resolver netip.Addr     // the gateway's DNS server
+	Roots    []byte         // additional roots for the container, in PEM
+	Sockets  []string       // the gateway's control sockets
 	Body     map[string]any // of the request to attach: policy and header rules
 }
 
-// Run makes a container, attaches it to the gateway before its command runs, and returns the exit status of the command, or the ID of the container if it
-// runs in the background.
+// Run creates a container and attaches it to the gateway before its command runs. It returns the exit status of the
+// command, or the ID of a container that runs in the background.
 func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err error) {
 	token := rand.Text()
 	c, err := g.create(ctx, l, token)
@@ -63,19 +63,19 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 	box, err := g.connect(ctx, c.ID, token)
 	if err != nil {
 		remove()
-		_ = cmd.Process.Kill() // it may wait for what was removed before it came to it
+		_ = cmd.Process.Kill() // it may be waiting for the container that was removed
 		_ = cmd.Wait()
 		return 0, "", err
 	}
 	_ = cmd.Wait()
 	if l.Remove {
-		_ = g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(box, "detach"), nil, nil) // it is gone, whatever the answer
+		_ = g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(box, "detach"), nil, nil) // the container is gone, whatever the answer
 	}
 	return cmd.ProcessState.ExitCode(), "", nil
 }
 
-// create makes the container, which does not run yet and will wait for a file with the token in its name, and refuses one that the
-// gateway could not hold.
+// create creates the container without starting it. Once started, it waits for a file with the token in its name. create
+// refuses a container that the gateway could not confine.
 func (g Gateway) create(ctx context.Context, l Line, token string) (container, error) {
 	found, err := pulled(ctx, l.Image)
 	if err != nil {
@@ -119,7 +119,7 @@ func (g Gateway) create(ctx context.Context, l Line, token string) (container, e
 	return c, err
 }
 
-// executable is this program as Docker can mount it.
+// executable returns the path of this program in a form that Docker can mount.
 func executable() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -131,10 +131,10 @@ func executable() (string, error) {
 	return filepath.EvalSymlinks(self)
 }
 
-// startPatience is how long Docker may take to run the first process of a container.
+// startPatience bounds the time for Docker to start the first process of a container.
 const startPatience = time.Minute
 
-// connect attaches a container that has just been started and waits, installs the CA and lets it begin.
+// connect attaches a container that was just started and waits, installs the CA, and lets its command start.
 func (g Gateway) connect(ctx context.Context, id, token string) (box string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
@@ -177,7 +177,8 @@ func (g Gateway) trust(ctx context.Context, box string, c container, token strin
 	return install(ctx, c, ca, g.Roots, token)
 }
 
-// InstallCA installs the CA of a box in the container that it was attached to, by the full ID of that: its name may be another's.
+// InstallCA installs the CA of a box in its container. id is the full ID, because another container may have taken the
+// name.
 func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 	c, err := inspect[container](ctx, "container", id)
 	if err == nil && c.ID != id {
@@ -195,7 +196,8 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 	return g.trust(ctx, box, c, "")
 }
 
-// Disconnect takes a container that is to be attached off its networks, if agreed. It refuses one that the gateway could not hold.
+// Disconnect removes a container from its networks before it is attached, if the user agrees. It refuses a container that
+// the gateway could not confine.
 func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io.Reader, out io.Writer) error {
 	c, err := inspect[container](ctx, "container", name)
 	if err != nil {
@@ -223,11 +225,11 @@ func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io
 	return g.redirectNames(c)
 }
 
-// redirectNames has a container ask the gateway that asked Docker's own resolver, which has left with the network.
+// redirectNames points a container from Docker's embedded DNS server, which is gone with the network, to the gateway.
 func (g Gateway) redirectNames(c container) error {
 	data, err := os.ReadFile(c.ResolvConfPath)
 	if err != nil || !strings.Contains(string(data), "127.0.0.11") {
-		return nil //nolint:nilerr // Docker keeps none, or one that the gateway answers for
+		return nil //nolint:nilerr // no file, or its servers are reached through the gateway
 	}
 	return os.WriteFile(c.ResolvConfPath, []byte("nameserver "+g.Resolver.String()+"\n"), 0o644)
 }

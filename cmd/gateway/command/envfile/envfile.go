@@ -1,4 +1,4 @@
-// Package envfile reads files of environment variables as systemd does for EnvironmentFile=: nothing in them is expanded or run.
+// Package envfile parses files of environment variables like systemd's EnvironmentFile=, without expansion or execution.
 package envfile
 
 import (
@@ -13,7 +13,7 @@ var isName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 const blank = " \t\r"
 
-// Parse returns the assignments in their order. Comments and lines that assign nothing are skipped; see systemd.exec(5).
+// Parse returns the assignments in order. Comments and lines without an assignment are skipped; see systemd.exec(5).
 func Parse(text string) (all []Variable) {
 	for text != "" {
 		text = strings.TrimLeft(text, blank+"\n")
@@ -32,7 +32,8 @@ func Parse(text string) (all []Variable) {
 	return all
 }
 
-// takeValue returns a value and what follows its line. Quotes count at its beginning and after other quotes, as in systemd.
+// takeValue returns a value and the text after its line. As in systemd, quotes count only at its beginning and after
+// other quotes.
 func takeValue(text string) (value, rest string) {
 	var out strings.Builder
 	for {
@@ -50,7 +51,7 @@ func takeValue(text string) (value, rest string) {
 	}
 }
 
-// takeQuoted appends what is in double quotes and returns what follows them.
+// takeQuoted appends the text up to the closing double quote and returns the rest.
 func takeQuoted(out *strings.Builder, text string) (rest string) {
 	for i := 0; i < len(text); i++ {
 		c := text[i]
@@ -71,10 +72,10 @@ func takeQuoted(out *strings.Builder, text string) (rest string) {
 	return ""
 }
 
-// takeBare takes what is in no quotes, to the end of the line.
+// takeBare returns the unquoted text up to the end of the line.
 func takeBare(text *string) string {
 	var out []byte
-	keep, i := 0, 0 // blanks after keep end the line
+	keep, i := 0, 0 // blanks after keep are trailing
 	for ; i < len(*text) && (*text)[i] != '\n'; i++ {
 		c := (*text)[i]
 		if c == '\\' && i+1 < len(*text) {

@@ -1,5 +1,5 @@
-// Package remedy says in a sentence what to do about a denial, for those who see one on a terminal. docs/reasons.md has
-// more about each reason.
+// Package remedy suggests a fix for a denial in one sentence, for people at a terminal. docs/reasons.md explains each
+// reason in detail.
 package remedy
 
 import (
@@ -12,10 +12,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// elsewhere is said of a reason that has no remedy here, as one of a newer gateway has none.
+// elsewhere is the sentence for reasons without a remedy here, such as those of a newer gateway.
 const elsewhere = "docs/reasons.md says what it means, and what to do about it"
 
-// For returns a sentence about lifting a denial; "" for an event that is none.
+// For returns a sentence about lifting a denial, or "" for other events.
 func For(e audit.Event) string {
 	if e.Verdict != policy.Deny {
 		return ""
@@ -27,7 +27,7 @@ func For(e audit.Event) string {
 	return strings.NewReplacer("BOX", boxOf(e), "RULE", quoted(e.Rule), "OPENED", opened(e)).Replace(text)
 }
 
-// Plain is For without a gateway that could be asked or told anything.
+// Plain is For without suggestions to run commands against a gateway.
 func Plain(e audit.Event) string {
 	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") && !strings.Contains(text, "OPENED") {
 		return text
@@ -35,8 +35,8 @@ func Plain(e audit.Event) string {
 	return elsewhere
 }
 
-// opened returns how to allow the denied destination and nothing else. Where a policy cannot express that, it adds what else would be
-// allowed.
+// opened returns how to allow exactly the denied destination. If no policy entry is that narrow, the sentence includes
+// what else would be allowed.
 func opened(e audit.Event) string {
 	o, ok := OpeningOf(e)
 	switch {
@@ -57,17 +57,17 @@ func opened(e audit.Event) string {
 	return o.Caveat("to allow it: gateway policy allow " + boxOf(e) + " " + o.Entry)
 }
 
-// Opening is the narrowest entry of a policy that lifts a denial.
+// Opening is the narrowest policy entry that lifts a denial.
 type Opening struct {
 	Entry  string // a name with a port, or an address
-	Port   uint16 // 0: of an address
+	Port   uint16 // 0: the entry is an address
 	Lookup bool   // only a look-up was denied, so the port is a guess
 }
 
-// IsAddress reports whether the entry belongs into allowed_cidrs, and opens every port of an address, whatever the name.
+// IsAddress reports whether the entry belongs in allowed_cidrs. It then allows all ports of an address, under any name.
 func (o Opening) IsAddress() bool { return o.Port == 0 }
 
-// Caveat adds to a sentence how the entry is wider or narrower than the denial.
+// Caveat extends a sentence if the entry is wider or narrower than the denial.
 func (o Opening) Caveat(text string) string {
 	switch {
 	case o.IsAddress():
@@ -78,12 +78,13 @@ func (o Opening) Caveat(text string) string {
 	return text
 }
 
-// HTTPSPort is the port that is opened for a name that was only looked up.
+// HTTPSPort is the port suggested for a name that was only looked up.
 const HTTPSPort = 443
 
-// OpeningOf returns the narrowest entry that lifts a denial. There is none if no entry does, if the destination is unknown, or if DNS has given
-// it a name but only the address, with all its ports, could be allowed. A connection that gave no name and has no address went to the
-// sink: its name is the one for which the box was given the sink.
+// OpeningOf returns the narrowest entry that lifts a denial. It returns false if no entry would, if the destination is
+// unknown, or if the destination has a name from DNS but only its address, with all ports, could be allowed. A connection
+// without an address and without a name of its own went to the sink; its name is the one resolved to the sink for this
+// box.
 func OpeningOf(e audit.Event) (Opening, bool) {
 	host, port := e.Name, e.Port
 	if e.Stage == policy.StageDNS {
@@ -108,18 +109,19 @@ func OpeningOf(e audit.Event) (Opening, bool) {
 		return Opening{}, false
 	}
 	entry := net.JoinHostPort(canonical.String(), strconv.Itoa(int(port)))
-	if e.Reason == name.ReasonDeniedDomain && e.Rule != entry { // lifting it would open more
+	if e.Reason == name.ReasonDeniedDomain && e.Rule != entry { // lifting it would allow more
 		return Opening{}, false
 	}
 	return Opening{Entry: entry, Port: port, Lookup: e.Stage == policy.StageDNS}, true
 }
 
-// isByAddressAlone reports whether a policy judges such traffic by its address, whatever the name.
+// isByAddressAlone reports whether policies match such traffic by address only, whatever the name.
 func isByAddressAlone(e audit.Event) bool {
 	return e.Stage != policy.StageDNS && e.Protocol != "" && e.Protocol != policy.TCP
 }
 
-// remedies are the sentences, in which BOX, RULE and OPENED stand for the box and the rule of the event, and for how to allow what it denies.
+// remedies maps reasons to sentences. BOX, RULE and OPENED are replaced by the box, the rule, and how to allow the
+// destination.
 var remedies = map[name.Reason]string{
 	name.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",
 	name.ReasonNoPolicy:          "set the policy again: gateway policy set BOX POLICY",
@@ -173,10 +175,10 @@ func boxOf(e audit.Event) string {
 	return string(e.Box)
 }
 
-// plain are the characters that names of boxes have, and that a shell reads as they are.
+// plain lists the characters of box names, none of which is special to a shell.
 const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
-// quoted is the rule of an event as a sentence shows it.
+// quoted quotes a rule for a sentence.
 func quoted(rule string) string {
 	if rule == "" {
 		return "one of its entries"
@@ -184,8 +186,8 @@ func quoted(rule string) string {
 	return strconv.QuoteToASCII(rule)
 }
 
-// Destination is what `gateway policy deny` takes for the event: the name with its port, or the address. "" if it is neither, or
-// could be read as something else by a shell.
+// Destination returns the argument of `gateway policy deny` for the event: the name with its port, or the address. It
+// returns "" for anything else, because a shell could interpret it.
 func Destination(e audit.Event) string {
 	if e.Name == "" {
 		if !e.Addr.IsValid() {

@@ -19,8 +19,9 @@ import (
 	"boxgate/policy"
 )
 
-// gateway is a gateway for one box, in this process: no other can ask it for anything. Its rules and the box's link are in a network
-// namespace that nothing leads out of, and the proxy dials from the host's, so that nothing of the host's network is changed.
+// gateway is a gateway for one box inside this process. It offers no API. Its rules and the box's link are in a network
+// namespace without uplink, and the proxy dials from the host's namespace, so the host's network configuration does not
+// change.
 type gateway struct {
 	*host.Host
 	addrs     config.Addresses
@@ -30,7 +31,8 @@ type gateway struct {
 	end       context.CancelFunc
 }
 
-// alone is the operator's configuration, with nothing that is there for others.
+// alone returns the operator's configuration with its state in memory and without log history, admin API, metrics, public
+// URLs and launcher.
 func alone(cfg config.Config) config.Config {
 	cfg.StateDir = filepath.Join(stateMount, "state")
 	cfg.Log.History, cfg.Log.Export = config.Bounds{}, config.Export{}
@@ -40,7 +42,7 @@ func alone(cfg config.Config) config.Config {
 	return cfg
 }
 
-// open starts the gateway and returns when it serves.
+// open starts the gateway and returns once it serves.
 func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, err error) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // header values are in memory
 		return nil, fmt.Errorf("turning core dumps off: %w", err)
@@ -81,17 +83,18 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 	}
 }
 
-// attach gives the network namespace of a process its way out. Its policy is in force when attach returns.
+// attach connects the network namespace of a process to the gateway. The policy is active when attach returns.
 func (g *gateway) attach(ctx context.Context, pid int, spec policy.Spec, headers []policy.HeaderRule) (api.Box, error) {
 	return g.Services().Life.AttachBox(ctx, api.AttachRequest{
 		Attached: api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(pid), PID: pid, Stack: api.StackHost}, Policy: spec, Headers: headers,
 	})
 }
 
-// resolvers are what the command asks for names.
+// resolvers returns the DNS servers for the command.
 func (g *gateway) resolvers() []netip.Addr { return []netip.Addr{g.addrs.GatewayV4, g.addrs.GatewayV6} }
 
-// Close ends the gateway as far as it was opened. What it does not wait for ends with the process.
+// Close stops the gateway, which may be only partly open. It does not wait for everything: the rest ends with the
+// process.
 func (g *gateway) Close() {
 	g.end()
 	if g.listeners != nil {

@@ -21,7 +21,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Record is what a command has reached, and what it was refused.
+// Record collects the destinations that a command reached or was refused.
 type Record struct {
 	out   io.Writer
 	quiet bool
@@ -30,16 +30,16 @@ type Record struct {
 	mu      sync.Mutex
 	reached map[destination]*outcome
 	refused map[destination]*outcome
-	said    map[string]bool // denials that have been shown
-	sockets []string        // of the host, that it was refused
-	full    bool            // there were more destinations than are kept
+	said    map[string]bool // denials already printed
+	sockets []string        // host sockets that the command was refused
+	full    bool            // further destinations were dropped
 	lost    uint64
 }
 
-// mostDestinations bounds what a command can make this process remember.
+// mostDestinations bounds the memory that a command can make this process use.
 const mostDestinations = 4096
 
-// destination is a name, or an address where no name was known, with a port; port 0: of a name that was only asked for.
+// destination is a name with a port, or an address if no name was known. Port 0 means a name that was only resolved.
 type destination struct {
 	name     string
 	addr     netip.Addr
@@ -47,7 +47,7 @@ type destination struct {
 	protocol policy.Protocol
 }
 
-// outcome is what happened at a destination.
+// outcome counts the decisions about a destination.
 type outcome struct {
 	count  uint64
 	reason name.Reason
@@ -68,7 +68,7 @@ func (d destination) host() string {
 	return "an unknown destination"
 }
 
-// String is the host and the port.
+// String returns the host and the port.
 func (d destination) String() string {
 	host := d.host()
 	if d.port != 0 {
@@ -80,7 +80,7 @@ func (d destination) String() string {
 	return host
 }
 
-// destinationOf is that of a decision, without bytes that a terminal would obey.
+// destinationOf returns the destination of a decision. Names are parsed, so they contain no terminal escape sequences.
 func destinationOf(e audit.Event) destination {
 	if e.Stage == policy.StageDNS {
 		e.Addr, e.Port, e.Protocol = netip.Addr{}, 0, ""
@@ -91,13 +91,13 @@ func destinationOf(e audit.Event) destination {
 	return destination{addr: e.Addr, port: e.Port, protocol: e.Protocol}
 }
 
-// note takes a decision in, and shows the first denial of each host.
+// note records a decision and prints the first denial of each destination.
 func (r *Record) note(e audit.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := destinationOf(e)
 	if d.name == "" && slices.Contains(r.sinks, d.addr) {
-		return // the end of what was refused by name
+		return // the sink address of a name that was already refused
 	}
 	if e.Verdict != policy.Allow {
 		r.countLocked(r.refused, d, e)
@@ -105,12 +105,12 @@ func (r *Record) note(e audit.Event) {
 		return
 	}
 	if e.Stage == policy.StageDNS || e.Phase == audit.PhaseEnd || d.port == 0 {
-		return // a question alone reaches nothing
+		return // a look-up alone does not reach the host
 	}
 	r.countLocked(r.reached, d, e)
 }
 
-// refusedSocket takes in that the command was refused a Unix socket of the host, and shows it.
+// refusedSocket records and prints that the command was refused a Unix socket of the host.
 func (r *Record) refusedSocket(path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +143,7 @@ func (r *Record) sayLocked(d destination, e audit.Event) {
 	r.printf("gateway: refused %s (%s): %s\n", d, e.Reason, advice(d, e))
 }
 
-// printf writes to standard error, also when the command has the terminal.
+// printf prints to standard error, even while the command owns the terminal.
 func (r *Record) printf(format string, args ...any) {
 	_ = inside.WithoutStopping(func() error {
 		_, err := fmt.Fprintf(r.out, format, args...)
@@ -151,7 +151,7 @@ func (r *Record) printf(format string, args ...any) {
 	})
 }
 
-// advice says what to do about a denial.
+// advice returns the remedy for a denial.
 func advice(d destination, e audit.Event) string {
 	switch e.Reason {
 	case name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonNoName:
@@ -181,7 +181,7 @@ func advice(d destination, e audit.Event) string {
 	return remedy.Plain(e)
 }
 
-// withPort is the destination of a connection to a name that was only asked for: it is taken to be for HTTPS.
+// withPort returns d with port 443 if the name was only resolved, assuming a connection with HTTPS.
 func (d destination) withPort() destination {
 	if d.name != "" && d.port == 0 {
 		d.port = remedy.HTTPSPort
@@ -189,12 +189,12 @@ func (d destination) withPort() destination {
 	return d
 }
 
-// entry is the destination as a list of allowed domains has it.
+// entry formats the destination as an entry of allowed_domains.
 func entry(d destination) string {
 	return net.JoinHostPort(d.name, strconv.Itoa(int(d.withPort().port)))
 }
 
-// Summarize prints what was reached and what was refused, and a policy for it.
+// Summarize prints the destinations reached and refused, and a policy for them.
 func (r *Record) Summarize() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -245,14 +245,15 @@ func text(spec policy.Spec) string {
 	return string(data)
 }
 
-// Learned is the policy that allows what was reached, and nothing else.
+// Learned returns the policy that allows exactly what was reached.
 func (r *Record) Learned() []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return []byte(text(specOf(slices.Collect(maps.Keys(r.reached)))) + "\n")
 }
 
-// wider is the policy that allows what was refused as well, as far as a policy can.
+// wider returns a policy that also allows what was refused, as far as a policy can. It reports whether that adds
+// anything.
 func (r *Record) wider() (policy.Spec, bool) {
 	all := slices.Collect(maps.Keys(r.reached))
 	helps := false
@@ -264,7 +265,7 @@ func (r *Record) wider() (policy.Spec, bool) {
 	return specOf(all), helps
 }
 
-// beyond says what a policy allows besides what was refused: addresses have no ports.
+// beyond warns if the policy allows more than was refused, because entries for addresses have no port.
 func beyond(spec policy.Spec) string {
 	if len(spec.AllowedCIDRs) == 0 {
 		return ""
@@ -272,16 +273,16 @@ func beyond(spec policy.Spec) string {
 	return ", and every port of the addresses, under any name"
 }
 
-// specOf is the policy that allows the destinations.
+// specOf returns the policy that allows the destinations.
 func specOf(all []destination) policy.Spec {
-	named := map[string]bool{} // with a port
+	named := map[string]bool{} // names with a port
 	for _, d := range all {
 		named[d.name] = named[d.name] || d.port != 0
 	}
 	domains, cidrs := map[string]bool{}, map[string]bool{}
 	for _, d := range all {
 		switch {
-		case d.name != "" && d.port == 0 && named[d.name]: // asked for, and then connected to
+		case d.name != "" && d.port == 0 && named[d.name]: // resolved and then connected to
 		case d.name != "":
 			domains[entry(d)] = true
 		case d.addr.IsValid():

@@ -1,4 +1,4 @@
-// Package solo runs one command of the host under a gateway of its own, in this process: `gateway run`.
+// Package solo runs one command of the host under a temporary gateway in this process, for `gateway run`.
 package solo
 
 import (
@@ -24,29 +24,30 @@ import (
 	"boxgate/secrets"
 )
 
-// Options say what to run, and under what.
+// Options holds the command, its policy and its environment.
 type Options struct {
 	Config  config.Config
 	Policy  policy.Spec
 	Headers []policy.HeaderRule
 	Args    []string
-	Reach   []string // sockets that the command may reach, absolute and without links
-	Hidden  []string // files that the command must not read
-	Without []string // variables that the command must not have
-	Stdin   *os.File // the command's; nil: it reads nothing
-	Quiet   bool     // denials are in the summary alone
+	Reach   []string // host sockets that the command may reach; absolute, symbolic links resolved
+	Hidden  []string // files hidden from the command
+	Without []string // variables removed from the command's environment
+	Stdin   *os.File // standard input of the command; nil: empty
+	Quiet   bool     // print denials in the summary only
 	Log     *zap.Logger
 	Errout  io.Writer // for denials and the summary
 }
 
-// Run runs the command and returns its exit status and what it did. Signals that this process gets are the command's.
+// Run runs the command and returns its exit status and a record of its traffic. Signals to this process are forwarded to
+// the command.
 func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err := needStage(); err != nil {
 		return 0, nil, err
 	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, passedOn...)
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the denials may go
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // the reader of the denials may exit
 	defer signal.Stop(signals)
 	process, err := enclosure.Start(o.Stdin) // before the limits of this process are raised
 	if err != nil {
@@ -99,7 +100,8 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	return status, done, err
 }
 
-// closeLeft kills what the command has left running. What was killed but cannot end changes nothing about the command's status.
+// closeLeft kills processes that the command left behind. One that was killed but cannot exit does not change the
+// command's status.
 func closeLeft(process *enclosure.Process, errout io.Writer) error {
 	err := process.Close()
 	if errors.Is(err, enclosure.ErrNotEnded) {
@@ -109,12 +111,12 @@ func closeLeft(process *enclosure.Process, errout io.Writer) error {
 	return err
 }
 
-// passedOn are the signals that are the command's.
+// passedOn lists the signals forwarded to the command.
 var passedOn = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGALRM,
 }
 
-// pass passes signals on. Those of a terminal's keys reach a command that shares the terminal by themselves.
+// pass forwards signals. Those sent by keys of the terminal already reach a command that shares it.
 func pass(process *enclosure.Process, signals <-chan os.Signal) {
 	shared := process.SharesTerminal()
 	for s := range signals {
@@ -126,7 +128,7 @@ func pass(process *enclosure.Process, signals <-chan os.Signal) {
 	}
 }
 
-// describe is what the process inside is to do.
+// describe returns the specification for the process inside the namespaces.
 func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.Spec, error) {
 	user, err := enclosure.Caller()
 	if err != nil {
@@ -163,10 +165,10 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 	}, nil
 }
 
-// systemParts are what NixOS has below /run that is no daemon's.
+// systemParts lists paths of NixOS below /run that do not belong to a daemon.
 var systemParts = []string{"/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/wrappers"}
 
-// except returns what is not kept, whatever links lead to it.
+// except returns the paths of list that are not in kept, comparing resolved paths.
 func except(list, kept []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool {
 		at, err := filepath.EvalSymlinks(s)
@@ -174,7 +176,8 @@ func except(list, kept []string) []string {
 	})
 }
 
-// configured are the files and directories of the operator with secrets. The configuration may have values of its own.
+// configured returns the operator's files and directories that contain secrets. The configuration file itself may contain
+// secrets, too.
 func configured(cfg config.Config) []string {
 	out := append(secrets.Files(cfg.Secrets.Sources), cfg.StateDir)
 	if len(cfg.Secrets.Sources) > 0 {
@@ -183,7 +186,8 @@ func configured(cfg config.Config) []string {
 	return out
 }
 
-// without are variables that the command does not get: those that it must not have, and the gateway's own.
+// without returns the variables to remove from the command's environment: the given names and the gateway's own
+// variables.
 func without(names []string) map[string]bool {
 	out := map[string]bool{}
 	for _, n := range names {

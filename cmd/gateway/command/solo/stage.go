@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stateMount is where the state of this gateway is: in memory, in a mount namespace of this process, where no other process sees
-// it. The directory itself is empty for everybody else, and the same for all commands that run at a time.
+// stateMount is the directory of the temporary gateway's state: a tmpfs in the mount namespace of this process. Other
+// processes see an empty directory, and concurrent commands can share the path.
 const stateMount = "/run/boxgate-run"
 
-// Stage begins the program anew, with the given arguments, in a mount namespace of its own that has the state directory. It
-// returns only on failure. A namespace of mounts cannot be changed once a process has threads.
+// Stage restarts the program with the given arguments in a new mount namespace with the state directory. It returns only
+// on failure. The restart is needed because a process with threads cannot change its mount namespace.
 func Stage(args []string) error {
 	if err := os.MkdirAll(stateMount, 0o700); err != nil {
 		return err
 	}
-	runtime.LockOSThread() // which the new program begins in
+	runtime.LockOSThread() // the new program starts in the namespace of this thread
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("making a mount namespace: %w", err)
 	}
@@ -32,7 +32,8 @@ func Stage(args []string) error {
 	return unix.Exec("/proc/self/exe", args, os.Environ())
 }
 
-// needStage requires that this process was begun by [Stage]: elsewhere the state would be on disk, and stay there.
+// needStage requires that this process was started by [Stage]; otherwise the state would be written to disk and stay
+// there.
 func needStage() error {
 	var at, above unix.Stat_t
 	err := errors.Join(unix.Stat(stateMount, &at), unix.Stat("/run", &above))

@@ -12,11 +12,11 @@ import (
 	"boxgate/launcher"
 )
 
-// bundlePath is where the command finds the public roots and the gateway's CA.
+// bundlePath is the file with the public roots and the gateway's CA, as the command sees it.
 const bundlePath = inside.Private + "/ca-bundle.pem"
 
-// bundle returns the roots that the command trusts: the host's own, those that the operator has given for upstreams, those that
-// variables of the caller name, and the CA that the gateway intercepts with.
+// bundle returns the root certificates for the command: the host's, those of the caller's environment variables, those
+// configured for upstreams, and the gateway's interception CA.
 func bundle(env, upstreams []string, ca []byte) ([]byte, error) {
 	out, err := launcher.PublicRoots()
 	if err != nil {
@@ -25,14 +25,14 @@ func bundle(env, upstreams []string, ca []byte) ([]byte, error) {
 	for _, file := range append(callersRoots(env), upstreams...) {
 		data, err := os.ReadFile(file)
 		if err != nil {
-			continue // the command would not have found it either
+			continue // the command could not read the file either
 		}
 		out = append(out, certificates(data)...)
 	}
 	return append(out, ca...), nil
 }
 
-// callersRoots are the files that the caller's own variables name.
+// callersRoots returns the files in the caller's trust variables.
 func callersRoots(env []string) []string {
 	var out []string
 	for _, kv := range env {
@@ -46,7 +46,7 @@ func callersRoots(env []string) []string {
 	return out
 }
 
-// certificates returns the certificates of a file, and nothing else of it.
+// certificates returns only the certificates of a PEM file.
 func certificates(data []byte) []byte {
 	var out bytes.Buffer
 	for {
@@ -55,18 +55,18 @@ func certificates(data []byte) []byte {
 			return out.Bytes()
 		}
 		if block.Type == "CERTIFICATE" {
-			_ = pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}) // a buffer takes it
+			_ = pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}) // writes to a buffer do not fail
 		}
 	}
 }
 
-// systemBundles are where programs look for the host's roots.
+// systemBundles lists the places where programs look for the host's roots.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem", "/etc/pki/tls/certs/ca-bundle.crt",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/ca-bundle.pem", "/var/lib/ca-certificates/ca-bundle.pem",
 }
 
-// files are what the command sees in the place of the host's.
+// files returns the files that replace those of the host in the command's view.
 func files(roots []byte, resolvers []netip.Addr) []inside.File {
 	var conf strings.Builder
 	for _, a := range resolvers {
@@ -82,7 +82,7 @@ func files(roots []byte, resolvers []netip.Addr) []inside.File {
 	return out
 }
 
-// withVariables sets variables, and removes those that are set already.
+// withVariables sets variables in an environment and removes others.
 func withVariables(env []string, set map[string]string, remove map[string]bool) []string {
 	var out []string
 	for _, kv := range env {

@@ -10,19 +10,19 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// Values are header rules with their values in place, and where those came from.
+// Values are header rules with resolved values, and the sources of these values.
 type Values struct {
 	Rules     json.RawMessage
 	Files     []string // absolute
 	Variables []string
 }
 
-// ResolveValues replaces values of header rules that are @FILE or env:NAME: wherever a literal may stand. {"value": "@…"} is a
-// literal as it is. Errors name no value.
+// ResolveValues replaces values of the form @FILE or env:NAME in header rules, wherever a literal is allowed. {"value":
+// "@…"} is taken literally. Errors never contain a value.
 func ResolveValues(rules json.RawMessage, getenv func(string) string) (Values, error) {
 	var doc map[string]any
 	if err := json.Unmarshal(rules, &doc); err != nil {
-		return Values{Rules: rules}, nil //nolint:nilerr // whoever parses the rules says what is wrong
+		return Values{Rules: rules}, nil //nolint:nilerr // reported by the parser of the rules
 	}
 	v := Values{}
 	for host, entry := range doc {
@@ -37,14 +37,14 @@ func ResolveValues(rules json.RawMessage, getenv func(string) string) (Values, e
 		}
 	}
 	if len(v.Files)+len(v.Variables) == 0 {
-		return Values{Rules: rules}, nil // with duplicate keys, for the parser to refuse
+		return Values{Rules: rules}, nil // unchanged, so that the parser can reject duplicate keys
 	}
 	var err error
 	v.Rules, err = json.Marshal(doc)
 	return v, err
 }
 
-// entry resolves the values of one entry: of the compact form, or of the parts of the full one that have values.
+// entry resolves the values of one entry, in the compact form or in the sections of the full form.
 func (v *Values) entry(entry any, getenv func(string) string) error {
 	e, ok := entry.(map[string]any)
 	if !ok {

@@ -1,4 +1,4 @@
-// Package terminal has the terminal that the command line runs in: its raw mode, and its size.
+// Package terminal controls the terminal of the command line: its raw mode and its size.
 package terminal
 
 import (
@@ -20,7 +20,7 @@ type Terminal struct{ fd int }
 // IsOne reports whether a file is a terminal.
 func IsOne(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Of returns the terminal that input comes from, or nil if it comes from something else.
+// Of returns the terminal behind in, or nil if in is not a terminal.
 func Of(in io.Reader) *Terminal {
 	f, ok := in.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -29,7 +29,7 @@ func Of(in io.Reader) *Terminal {
 	return &Terminal{int(f.Fd())}
 }
 
-// Raw passes every key on as it is typed and every byte as it is printed. restore puts the terminal back as it was.
+// Raw switches the terminal to raw mode. restore undoes that.
 func (t *Terminal) Raw() (restore func(), err error) {
 	before, err := term.MakeRaw(t.fd)
 	if err != nil {
@@ -38,10 +38,10 @@ func (t *Terminal) Raw() (restore func(), err error) {
 	return func() { _ = term.Restore(t.fd, before) }, nil
 }
 
-// maxDimension is the largest that the API takes.
+// maxDimension is the maximum that the API accepts.
 const maxDimension = 4096
 
-// Size returns the size of the terminal. One that does not know its own has 24 rows of 80 columns.
+// Size returns the size of the terminal, or 24 rows of 80 columns if it is unknown.
 func (t *Terminal) Size() api.TerminalSize {
 	cols, rows, err := term.GetSize(t.fd)
 	if err != nil || cols <= 0 || rows <= 0 {

@@ -17,14 +17,14 @@ import (
 	"boxgate/policy/name"
 )
 
-// Interval is how often the boxes are asked for.
+// Interval is the interval at which the boxes are fetched.
 const Interval = 2 * time.Second
 
-// mostFresh is how many boxes are asked for what has passed at their interfaces now. Of more than that, the gateway's own last
-// look counts.
+// mostFresh is the number of boxes up to which each is fetched individually, with fresh byte counters. With more boxes,
+// the numbers of the gateway's last reading are used.
 const mostFresh = 32
 
-// Boxes asks a gateway for its boxes.
+// Boxes fetches the boxes of a gateway.
 func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
 	var list []Box
 	if err := client.Get(ctx, "/v2/box", &list); err != nil {
@@ -35,15 +35,15 @@ func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
 	}
 	for i := range list {
 		var fresh Box
-		if err := client.Get(ctx, api.BoxPath(string(list[i].ID)), &fresh); err == nil { // else it is gone by now
+		if err := client.Get(ctx, api.BoxPath(string(list[i].ID)), &fresh); err == nil { // fails if the box was removed in the meantime
 			list[i] = fresh
 		}
 	}
 	return list, nil
 }
 
-// Follow calls each with the denials of the last ten minutes and with every decision from now on, until ctx ends. It waits for a
-// gateway that stops, and says so; an error means that waiting is pointless.
+// Follow calls each with the denials of the last ten minutes and with every new decision, until ctx ends. If the gateway
+// stops, Follow reports that through say and waits for it; an error means that waiting is pointless.
 func Follow(ctx context.Context, client *api.Client, each func(audit.Event), say func(string)) error {
 	query := url.Values{"follow": {"true"}, "since": {time.Now().Add(-10 * time.Minute).UTC().Format(time.RFC3339)}}
 	var seq uint64
@@ -75,8 +75,8 @@ func Follow(ctx context.Context, client *api.Client, each func(audit.Event), say
 	}
 }
 
-// entryOf is the entry of a policy that allows or denies what was refused. Allowing opens that alone, as far as an entry can; shown says
-// what else it would open. "" and why, if there is no such entry.
+// entryOf returns the policy entry that allows or denies the destination of a denial. An entry to allow is as narrow as
+// possible; shown includes what else it would allow. If there is no such entry, entry is empty and shown is the reason.
 func entryOf(e audit.Event, action string) (entry, shown string) {
 	if e.Box == "" {
 		return "", "this denial is about no box"
@@ -92,7 +92,7 @@ func entryOf(e audit.Event, action string) (entry, shown string) {
 	return o.Entry, o.Caveat(o.Entry)
 }
 
-// change allows or denies an entry for a time, and says what came of it.
+// change adds a temporary entry to a policy and returns a message with the result.
 func change(ctx context.Context, client *api.Client, box policy.BoxID, to, action string, lasts time.Duration) string {
 	body := map[string]any{"action": action, "entries": []string{to}, "expires_in": int64(lasts / time.Second)}
 	err := client.Do(ctx, "POST", api.BoxPath(string(box), "config/network-policy/leases"), body, nil)
@@ -102,7 +102,7 @@ func change(ctx context.Context, client *api.Client, box policy.BoxID, to, actio
 	return to + ": " + map[string]string{"allow": "allowed", "deny": "denied"}[action] + " for " + lasts.String()
 }
 
-// explain says why something is denied, what the policy says of it now, and what to do.
+// explain returns the reason of a denial, the decision of the current policy, and the remedy.
 func explain(ctx context.Context, client *api.Client, e audit.Event) string {
 	text := string(e.Reason) + ": " + remedy.For(e)
 	body := map[string]any{"port": e.Port, "protocol": e.Protocol}

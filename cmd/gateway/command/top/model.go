@@ -1,7 +1,8 @@
-// Package top shows what the boxes of a gateway do as they do it: rates of each box and the latest denials, with keys to allow,
-// deny and explain.
+// Package top shows the activity of the boxes of a gateway live: rates per box and the latest denials, with keys to
+// allow, deny and explain.
 //
-// A [Model] gathers what is known, without clock or terminal. [View] makes lines of it. [Run] brings both onto a terminal.
+// A [Model] collects data and uses neither clock nor terminal. A [View] formats it as lines. [Run] shows both on a
+// terminal.
 package top
 
 import (
@@ -14,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// Box is a box as the API shows it.
+// Box is a box as the API returns it.
 type Box struct {
 	ID     policy.BoxID `json:"id"`
 	Name   string       `json:"name"`
@@ -25,7 +26,7 @@ type Box struct {
 	} `json:"usage"`
 }
 
-// Row is what one box does, a second.
+// Row is the activity of one box, per second.
 type Row struct {
 	ID          policy.BoxID `json:"id"`
 	Name        string       `json:"name,omitempty"`
@@ -37,32 +38,32 @@ type Row struct {
 	BytesOut    float64      `json:"bytes_out_per_second"` // from the box
 }
 
-// Label is the name of the box, or its ID if it has none.
+// Label returns the name of the box, or its ID if it has no name.
 func (r Row) Label() string { return cmp.Or(r.Name, string(r.ID)) }
 
-// mostDenials is how many denials are kept.
+// mostDenials bounds the denials kept.
 const mostDenials = 200
 
-// Model is what is known of the boxes. Rates are those of the time between the last two calls of [Model.Boxes]. The zero value
-// is empty.
+// Model is the data about the boxes. Rates cover the time between the last two calls of [Model.Boxes]. The zero value is
+// empty.
 type Model struct {
 	rows    []Row
-	denials []audit.Event // the latest first
+	denials []audit.Event // latest first
 
-	since  time.Time // of the counts
+	since  time.Time // start of the counts
 	counts map[policy.BoxID]*counts
 	bytes  map[policy.BoxID]moved
 }
 
 type counts struct{ connections, requests, denials uint64 }
 
-// moved is what had passed at a box's interface at a time.
+// moved is a reading of the byte counters of a box's interface.
 type moved struct {
 	at      time.Time
 	in, out uint64
 }
 
-// Event takes a decision into account.
+// Event adds a decision.
 func (m *Model) Event(e audit.Event) {
 	denied := e.Verdict == policy.Deny
 	if denied {
@@ -70,7 +71,7 @@ func (m *Model) Event(e audit.Event) {
 		m.denials = m.denials[:min(len(m.denials), mostDenials)]
 	}
 	if e.Box == "" || e.Phase == audit.PhaseEnd || e.Time.Before(m.since) {
-		return // counted when it began, or from before
+		return // already counted at its start, or older than the counts
 	}
 	if m.counts == nil {
 		m.counts = map[policy.BoxID]*counts{}
@@ -91,7 +92,7 @@ func (m *Model) Event(e audit.Event) {
 	}
 }
 
-// Boxes takes the present boxes, and makes rates of what was counted since the last call.
+// Boxes replaces the boxes and computes the rates since the last call.
 func (m *Model) Boxes(now time.Time, list []Box) {
 	passed := now.Sub(m.since).Seconds()
 	if m.since.IsZero() || passed <= 0 {
@@ -113,7 +114,7 @@ func (m *Model) Boxes(now time.Time, list []Box) {
 	m.since, m.counts = now, nil
 }
 
-// rate is a growth a second; 0 if the counter began anew.
+// rate returns the growth per second, or 0 if the counter was reset.
 func rate(was, is uint64, passed time.Duration) float64 {
 	if is < was || passed <= 0 {
 		return 0
@@ -124,7 +125,7 @@ func rate(was, is uint64, passed time.Duration) float64 {
 // Sort is an order of rows.
 type Sort int
 
-// The orders, in which the key s goes through them.
+// The orders, in the sequence in which the key s selects them.
 const (
 	ByDenials Sort = iota
 	ByConnections
@@ -134,12 +135,12 @@ const (
 	sorts
 )
 
-// String names what is sorted by.
+// String returns the name of the order.
 func (s Sort) String() string {
 	return [sorts]string{"denials", "connections", "requests", "bytes", "name"}[s]
 }
 
-// Rows returns the boxes whose name or ID has a text in it, sorted; those that are alike by name.
+// Rows returns the boxes whose name or ID contains filter, in the given order; ties are sorted by name.
 func (m *Model) Rows(by Sort, filter string) []Row {
 	rows := slices.DeleteFunc(slices.Clone(m.rows), func(r Row) bool { return !matches(r.ID, r.Name, filter) })
 	value := func(r Row) float64 {
@@ -151,7 +152,7 @@ func (m *Model) Rows(by Sort, filter string) []Row {
 	return rows
 }
 
-// Denials returns the latest denials of such boxes, the latest first.
+// Denials returns the denials of the boxes whose name or ID contains filter, latest first.
 func (m *Model) Denials(filter string) []audit.Event {
 	return slices.DeleteFunc(slices.Clone(m.denials), func(e audit.Event) bool { return !matches(e.Box, e.BoxName, filter) })
 }

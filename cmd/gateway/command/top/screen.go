@@ -13,10 +13,10 @@ import (
 	"boxgate/audit"
 )
 
-// ErrTerminal is the error for a terminal on which nothing can be shown.
+// ErrTerminal is returned for a terminal that cannot be drawn on.
 var ErrTerminal = errors.New("this terminal cannot be drawn on; set TERM to its kind, as xterm-256color, or use --once")
 
-// Run shows the boxes on the terminal of the process until ctx ends or somebody quits.
+// Run shows the boxes on the terminal of the process until ctx ends or the user quits.
 func Run(ctx context.Context, client *api.Client) error {
 	screen, err := tcell.NewScreen()
 	if err != nil {
@@ -33,7 +33,8 @@ func Run(ctx context.Context, client *api.Client) error {
 	return s.run()
 }
 
-// session is one run on a terminal. What other goroutines learn they pass on as functions, which run one after the other.
+// session is one run on a terminal. Its fields belong to the goroutine of run; other goroutines send it functions to
+// execute.
 type session struct {
 	ctx    context.Context
 	client *api.Client
@@ -42,7 +43,7 @@ type session struct {
 
 	model  Model
 	view   View
-	frozen []func() // what was learnt while paused
+	frozen []func() // updates received while paused
 	asks   func(string) string
 	typed  string
 	after  func(text string)
@@ -50,7 +51,7 @@ type session struct {
 	failed error
 }
 
-// later has a function run by the session.
+// later schedules a function on the goroutine of run.
 func (s *session) later(f func()) {
 	select {
 	case s.do <- f:
@@ -78,7 +79,7 @@ func (s *session) run() error {
 	return s.failed
 }
 
-// learn changes what is shown, unless that stands still.
+// learn applies an update to the model, or queues it while the display is paused.
 func (s *session) learn(f func()) {
 	s.later(func() {
 		if s.view.Paused {
@@ -103,7 +104,7 @@ func (s *session) poll() {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	for {
-		if list, err := Boxes(s.ctx, s.client); err == nil { // else the stream says that the gateway is away
+		if list, err := Boxes(s.ctx, s.client); err == nil { // otherwise follow reports that the gateway is away
 			now := time.Now()
 			s.learn(func() { s.model.Boxes(now, list) })
 		}
@@ -129,7 +130,7 @@ func (s *session) draw() {
 	s.screen.Show()
 }
 
-// take obeys a key.
+// take handles a key.
 func (s *session) take(event tcell.Event) {
 	if _, resized := event.(*tcell.EventResize); resized {
 		s.screen.Sync()
@@ -176,7 +177,7 @@ func (s *session) letter(r rune) {
 	}
 }
 
-// pause stops what is shown, or shows what was learnt since.
+// pause freezes the display, or resumes it and applies the queued updates.
 func (s *session) pause() {
 	s.view.Paused = !s.view.Paused
 	if !s.view.Paused {
@@ -187,7 +188,7 @@ func (s *session) pause() {
 	}
 }
 
-// selected is the denial that keys are about.
+// selected returns the denial that the keys act on.
 func (s *session) selected() (audit.Event, bool) {
 	denials := s.model.Denials(s.view.Filter)
 	if s.view.Selected >= len(denials) {
@@ -197,8 +198,8 @@ func (s *session) selected() (audit.Event, bool) {
 	return denials[s.view.Selected], true
 }
 
-// askChange asks for how long, and allows or denies the destination of the selected denial. Which one that is does not change
-// while somebody types.
+// askChange asks for a duration, then allows or denies the destination of the selected denial. The destination is fixed
+// before the prompt appears, so that new denials do not change it while the user types.
 func (s *session) askChange(action string) {
 	e, ok := s.selected()
 	if !ok {
@@ -219,7 +220,7 @@ func (s *session) askChange(action string) {
 	})
 }
 
-// call asks the gateway, and shows what came of it.
+// call runs a request in the background and shows its result.
 func (s *session) call(f func() string) {
 	s.view.Message = "..."
 	go func() {
@@ -228,7 +229,7 @@ func (s *session) call(f func() string) {
 	}()
 }
 
-// ask has something typed in the last line.
+// ask prompts for text in the last line.
 func (s *session) ask(begun string, shown func(string) string, after func(string)) {
 	s.typed, s.asks, s.after = begun, shown, after
 	s.view.Prompt = shown(begun)

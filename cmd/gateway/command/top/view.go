@@ -11,7 +11,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// Style says how a line is shown.
+// Style is the style of a line.
 type Style int
 
 // The styles.
@@ -22,29 +22,29 @@ const (
 	Faint
 )
 
-// Line is one line of the screen: printable ASCII alone, whatever boxes have chosen.
+// Line is one line of the screen. It contains printable ASCII only, even if a box chose its name.
 type Line struct {
 	Text  string
 	Style Style
 }
 
-// View is what is shown, and how.
+// View is the state of the display.
 type View struct {
 	Model    *Model
 	Sort     Sort
 	Filter   string
 	Paused   bool
-	Selected int    // the denial that keys are about
-	Prompt   string // what is asked for; "": nothing is
-	Message  string // what came of the last key
+	Selected int    // the denial that the keys act on
+	Prompt   string // empty: no prompt
+	Message  string // result of the last key
 }
 
 const keysHelp = "a allow  d deny  e explain  / filter  s sort  p pause  q quit"
 
-// smallest is the size below which nothing useful fits.
+// smallestWidth and smallestHeight are the minimum size of a usable screen.
 const smallestWidth, smallestHeight = 20, 5
 
-// Lines fills a screen of a width and a height.
+// Lines renders the view for a screen of the given size.
 func (v *View) Lines(width, height int) []Line {
 	if width < smallestWidth || height < smallestHeight {
 		return clip([]Line{{"too small", Plain}}, width, height)
@@ -83,7 +83,7 @@ func (v *View) title(n int) string {
 	return title
 }
 
-// columns lays out a row: the box takes what the others leave, and on a narrow screen the last columns are left out.
+// columns formats a row. The first column takes the remaining width; on a narrow screen, the last columns are left out.
 func columns(width int, box string, rest ...string) string {
 	const first, each = 12, 9
 	fits := max(0, min((width-first)/each, len(rest)))
@@ -96,7 +96,7 @@ func columns(width int, box string, rest ...string) string {
 	return b.String()
 }
 
-// denial is a denial in one line.
+// denial formats a denial as one line.
 func denial(e audit.Event) string {
 	line := fmt.Sprintf("%s %-14.14s %-34s %s", e.Time.Local().Format("15:04:05"), cmp.Or(e.BoxName, string(e.Box)), where(e), e.Reason)
 	if e.Count > 1 {
@@ -116,7 +116,7 @@ func where(e audit.Event) string {
 	return strings.TrimSpace(e.Method + " " + host + e.Path)
 }
 
-// clip cuts lines to a screen, and escapes what is not printable ASCII.
+// clip cuts lines to the size of the screen and escapes all but printable ASCII.
 func clip(lines []Line, width, height int) []Line {
 	lines = lines[:min(len(lines), max(height, 0))]
 	for i, l := range lines {
