@@ -21,9 +21,9 @@ type codeBody struct {
 	Timeout  *int64 `json:"timeout,omitempty" doc:"milliseconds after which the code is killed" min:"1" max:"604800000" example:"30000"`
 }
 
-// interpreters are shell scripts that become the interpreter of a language. It reads the code from standard input: so the code is in no
-// file and among no arguments, and the code finds its own standard input empty. If there is none, a script says so after the
-// mark that it is given as $1.
+// interpreters are shell scripts that exec the interpreter of a language. The interpreter reads the code from standard
+// input, so the code is in no file and in no argument list, and the code itself sees an empty standard input. If the
+// image has no interpreter, the script prints an error to stderr after the mark passed as $1.
 var interpreters = map[string]string{
 	"js": `command -v node >/dev/null && exec node -
 command -v bun >/dev/null && exec bun run -
@@ -74,14 +74,14 @@ func (e *Endpoints) readCode(w http.ResponseWriter, r *http.Request) (*command, 
 	return &command{box: box.ID, request: req, job: job, lack: mark}, nil
 }
 
-// lackWatch passes a command's standard error on to w, unless it begins with mark, which only a script of ours knows: then it holds
-// what the image lacks.
+// lackWatch passes a command's standard error on to w, unless it begins with mark. Only our scripts know the mark, so the
+// rest is then the script's message about the missing interpreter.
 type lackWatch struct {
-	mark string // empty: all is passed on
+	mark string // empty: everything is passed on
 	w    io.Writer
 
 	mu   sync.Mutex
-	seen []byte // as long as it may still begin with mark, or does
+	seen []byte // the beginning, while it may still turn out to be mark, or is
 	pass bool
 }
 
@@ -104,10 +104,11 @@ func (l *lackWatch) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// maxLack bounds the message of a script.
+// maxLack bounds the message of a script, in bytes.
 const maxLack = 4 << 10
 
-// found returns what the image lacks, and passes on what only looked like it at first.
+// found returns the script's message, if there is one. Otherwise it passes on output held back because it started like
+// the mark.
 func (l *lackWatch) found() (what string, lacking bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,2 +1,2 @@
-// Package exec serves the commands that run in a box: exec, exec-stream, and what is remembered of them, runs and logs.
+// Package exec serves commands in a box: exec, exec-stream, code, code-stream, and their runs and logs.
 package exec

@@ -22,7 +22,7 @@ type execBody struct {
 	Timeout *int64   `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
 }
 
-// execView is the answer of exec.
+// execView is the response of exec.
 type execView struct {
 	ExitCode  int    `json:"exit_code"`
 	Output    string `json:"output" doc:"standard output"`
@@ -42,12 +42,12 @@ func (b *execBody) request() (api.ExecRequest, error) {
 	return api.ExecRequest{Command: b.Command, Dir: dir}, p.Err()
 }
 
-// command is one exec being served.
+// command is a command to run and its entry in the history.
 type command struct {
 	box     policy.BoxID
 	request api.ExecRequest
 	job     history.Job
-	lack    string // what begins its standard error if the image lacks the program; empty: nothing does
+	lack    string // the mark of lackWatch; empty: no mark
 }
 
 func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*command, error) {
@@ -67,7 +67,7 @@ func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*comman
 	return &command{box: box.ID, request: req, job: job}, nil
 }
 
-// milliseconds is an optional time.
+// milliseconds converts an optional number of milliseconds.
 func milliseconds(n *int64) time.Duration {
 	if n == nil {
 		return 0
@@ -75,16 +75,16 @@ func milliseconds(n *int64) time.Duration {
 	return time.Duration(*n) * time.Millisecond
 }
 
-// ended is how a command ended, and what its caller is told.
+// ended is the result of a command, and the error for its caller.
 type ended struct {
 	run *history.Run
 	res api.ExecResult
 	err error
 }
 
-// start runs a command until it ends, its timeout passes or the run is cancelled. It goes on when the client has gone: the
-// client may only have lost its connection, and who wants it to end can say so. hurry is called when the command is cut
-// short: the writers must not hold it up for long any more.
+// start runs a command until it ends, its timeout passes or the run is cancelled. The command survives a disconnected
+// client: the connection may only have broken, and a client can cancel a run explicitly. hurry is called when the command
+// is cut short; from then on, the writers must not block it for long.
 func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, hurry func()) <-chan ended {
 	done, left := make(chan ended, 1), ctx.Done()
 	go func() {
@@ -103,7 +103,8 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 	return done
 }
 
-// remember copies the beginning of a run's output into the history on its way to w. It fails once neither takes more.
+// remember records the beginning of a run's output in the history and passes the output on to w. It fails once the
+// history is full and w has failed.
 func (e *Endpoints) remember(r *history.Run, w io.Writer) io.Writer {
 	var failed error
 	return writerFunc(func(b []byte) (int, error) {
@@ -122,10 +123,10 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// reader reads a command from a request.
+// reader parses a command from a request.
 type reader func(http.ResponseWriter, *http.Request) (*command, error)
 
-// whole is POST exec and POST code: the whole output in one answer.
+// whole handles POST exec and POST code, which return the whole output in one response.
 func (e *Endpoints) whole(read reader) rest.Handler {
 	return func(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 		c, err := read(w, r)

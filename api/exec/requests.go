@@ -21,7 +21,8 @@ func withRequests(logs []history.LogEntry, events []audit.Event) []history.LogEn
 	return logs
 }
 
-// requestEntry is a request as a line of the log: client, request, status, bytes of the bodies, time, and what let it in.
+// requestEntry formats a request as a log line: client, request, status, bytes of the bodies, duration, and the
+// credential or the reason of the refusal.
 func requestEntry(e *audit.Event) history.LogEntry {
 	level := "info"
 	switch {

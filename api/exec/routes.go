@@ -16,29 +16,29 @@ import (
 
 // Host runs commands in boxes.
 type Host interface {
-	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
-	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
-	// not an error, whatever its exit code.
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
 	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 
-// Events has the decisions about the traffic of boxes.
+// Events gives access to decisions about the traffic of boxes.
 type Events interface {
-	// RecentEvents returns the decisions still remembered.
+	// RecentEvents returns the decisions still in memory.
 	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
 }
 
-// Endpoints serves the commands that run in boxes.
+// Endpoints serves commands in boxes.
 type Endpoints struct {
 	Boxes   rest.Finder
 	Host    Host
 	Events  Events
 	History *history.History
 	Bodies  strict.Bodies
-	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes.
+	// MaxOutput is the maximum number of bytes of each output stream in the response of exec.
 	MaxOutput int
-	// Output is what the answers of exec and code hold together.
+	// Output bounds the memory of all responses of exec and code together.
 	Output *capture.Budget
 }
 

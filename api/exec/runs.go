@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// runsView is the answer of runs.
+// runsView is the response of listRuns.
 type runsView struct {
 	Runs []history.RunView `json:"runs"`
 }
@@ -35,7 +35,7 @@ func (e *Endpoints) getRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	return rest.Reply{Body: run}, nil
 }
 
-// noRun is the answer for a run that does not exist, or is forgotten by now.
+// noRun returns the error for a run that does not exist or is no longer in the history.
 func noRun(box policy.BoxID, r *http.Request) error {
 	return api.Errorf(api.ErrNotFound, "box %s has no run %q; the latest are remembered until the gateway is started anew", box, problem.Clip(r.PathValue("run")))
 }
@@ -52,7 +52,7 @@ func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return rest.Reply{Body: view}, nil
 }
 
-// logsView is the answer of logs.
+// logsView is the response of getLogs.
 type logsView struct {
 	Logs []history.LogEntry `json:"logs"`
 }

@@ -13,16 +13,15 @@ import (
 	"boxgate/api/stream"
 )
 
-// headerDelay is how long exec-stream waits for output before it sends the header of its answer. So a command that
-// cannot start is answered with a proper status, and a client never waits longer than this to learn that one has
-// started.
+// headerDelay is how long exec-stream waits for output before it sends the response header. It lets a command that cannot
+// start be answered with a proper status, and bounds how long a client waits to learn that its command started.
 const headerDelay = 200 * time.Millisecond
 
-// patience is how long the client of a command that was cut short has to read what is left.
+// patience is how long the client of a command that was cut short may take to read the remaining output.
 const patience = 10 * time.Second
 
-// streamed is POST exec-stream and POST code-stream. The SDK's form is the raw output of both streams and then an event "exit" or
-// "error". With Accept: application/x-ndjson each chunk is a frame of its own.
+// streamed handles POST exec-stream and POST code-stream. The SDK's form is the raw output of both streams followed by an
+// event "exit" or "error". With Accept: application/x-ndjson, each chunk is a separate frame.
 func (e *Endpoints) streamed(read reader) rest.Handler {
 	return func(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 		c, err := read(w, r)
@@ -46,7 +45,7 @@ func (e *Endpoints) streamed(read reader) rest.Handler {
 	}
 }
 
-// execStream writes the answer of one exec-stream.
+// execStream writes the response of one exec-stream.
 type execStream struct {
 	w      http.ResponseWriter
 	rc     *http.ResponseController
@@ -54,11 +53,11 @@ type execStream struct {
 
 	mu      sync.Mutex // orders the two streams and the delayed header
 	started bool
-	closed  bool // the handler has decided how to answer: the delayed header must not be sent
-	gone    bool // the client has, or the handler has returned: output is thrown away, and the command goes on
+	closed  bool // the handler has chosen its response, so the delayed header must not be sent
+	gone    bool // the client disconnected or the handler returned: output is discarded and the command continues
 
-	pace sync.Mutex // guards the deadline of writes, also while a write holds mu
-	left bool       // the handler has returned: the connection may be another request's
+	pace sync.Mutex // guards the write deadline, also while a write holds mu
+	left bool       // the handler has returned, and the connection may serve another request
 }
 
 func (s *execStream) begin() {
@@ -72,7 +71,7 @@ func (s *execStream) beginLocked() {
 		return
 	}
 	s.started = true
-	// The raw form is not an event stream that a browser understands: output is in it unescaped.
+	// Browsers must not parse the raw form as an event stream: it contains output unescaped.
 	s.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if s.framed {
 		s.w.Header().Set("Content-Type", stream.NDJSON)
@@ -82,7 +81,7 @@ func (s *execStream) beginLocked() {
 	_ = s.rc.Flush()
 }
 
-// begun reports whether the header was sent, and keeps it from being sent later if it was not.
+// begun reports whether the header was sent. If not, it prevents that from now on.
 func (s *execStream) begun() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,10 +89,10 @@ func (s *execStream) begun() bool {
 	return s.started
 }
 
-// errUnread is the error of a write after the client has gone.
+// errUnread is returned by writes after the client has disconnected.
 var errUnread = errors.New("the client has gone")
 
-// stream returns the writer of one of the command's streams. It fails once the client has gone.
+// stream returns the writer for one of the command's streams. It fails once the client has disconnected.
 func (s *execStream) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		s.mu.Lock()
@@ -123,7 +122,7 @@ func (s *execStream) writeLocked(frame stream.Frame, raw []byte) error {
 	return s.rc.Flush()
 }
 
-// abandon ends the answer; the command goes on. A write that waits for the client is cut short.
+// abandon ends the response while the command continues. A blocked write is aborted.
 func (s *execStream) abandon() {
 	_ = s.rc.SetWriteDeadline(time.Unix(1, 0))
 	s.mu.Lock()
@@ -131,7 +130,7 @@ func (s *execStream) abandon() {
 	s.closed, s.gone = true, true
 }
 
-// hurry gives a client that does not read a while, and no more.
+// hurry limits the time of blocked writes to patience.
 func (s *execStream) hurry() {
 	s.pace.Lock()
 	defer s.pace.Unlock()
@@ -140,7 +139,7 @@ func (s *execStream) hurry() {
 	}
 }
 
-// leave undoes hurry: the connection may have more requests.
+// leave undoes hurry, because the connection may carry further requests.
 func (s *execStream) leave() {
 	s.pace.Lock()
 	defer s.pace.Unlock()
@@ -148,7 +147,7 @@ func (s *execStream) leave() {
 	_ = s.rc.SetWriteDeadline(time.Time{})
 }
 
-// finish writes how the command ended. A client that has gone does not get it.
+// finish writes the result of the command, unless the client has disconnected.
 func (s *execStream) finish(res api.ExecResult, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +162,7 @@ func (s *execStream) finish(res api.ExecResult, err error) {
 		stream.Event("exit", exitEvent{res.ExitCode, res.CPU.Nanoseconds()}))
 }
 
-// exitEvent ends the raw form.
+// exitEvent is the last event of the raw form.
 type exitEvent struct {
 	ExitCode int   `json:"exit_code"`
 	CPUNs    int64 `json:"cpu_ns"`

@@ -8,7 +8,7 @@ import (
 	"boxgate/api/rest"
 )
 
-// errPrivateKey stops an answer that must only hold certificates.
+// errPrivateKey aborts a response that would contain a private key.
 var errPrivateKey = errors.New("api: the Host returned a private key instead of a certificate")
 
 func (e *Endpoints) boxCA(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -25,7 +25,7 @@ func (e *Endpoints) ingressCA(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return writePEM(w, pem, err)
 }
 
-// writePEM answers with certificates, and never with what holds a private key.
+// writePEM responds with certificates. It refuses data that contains a private key.
 func writePEM(w http.ResponseWriter, pem []byte, err error) (rest.Reply, error) {
 	if err != nil {
 		return rest.Reply{}, err

@@ -1,2 +1,2 @@
-// Package gateway serves what concerns the gateway as a whole: its health and state, its keys and its CAs.
+// Package gateway serves the gateway-wide endpoints: health and state, keys, secrets, the store and CAs.
 package gateway

@@ -9,12 +9,12 @@ import (
 	"boxgate/api/rest"
 )
 
-// healthz says that the process serves.
+// healthz always succeeds: it shows that the process serves.
 func (e *Endpoints) healthz(http.ResponseWriter, *http.Request) (rest.Reply, error) {
 	return rest.Done(), nil
 }
 
-// readyz does not say what is missing, because it needs no key. The log says it.
+// readyz requires no key, so the reason for not being ready is only logged.
 func (e *Endpoints) readyz(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 	defer cancel()

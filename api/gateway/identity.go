@@ -23,7 +23,7 @@ type publicKey struct {
 	Y         string `json:"y"`
 }
 
-// identityKeys shows the keys by which proxies check the tokens of forwarded requests. They are public.
+// identityKeys returns the public keys that verify the identity tokens of forwarded requests.
 func (e *Endpoints) identityKeys(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	text, err := e.Secrets.IdentityKeys(r.Context())
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxGrace bounds how long a replaced key may go on working.
+// maxGrace bounds how long a replaced key may remain valid.
 const maxGrace = 30 * 24 * time.Hour
 
 // storeKeyBody asks for a new key of the store.
@@ -23,7 +23,7 @@ type apiKeyBody struct {
 	Grace string `json:"grace,omitempty" doc:"how long earlier keys go on working, such as 1h; absent: not at all"`
 }
 
-// rotateStoreKey changes what the secrets of the store are encrypted with.
+// rotateStoreKey changes the key that encrypts the secrets of the store.
 func (e *Endpoints) rotateStoreKey(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body storeKeyBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -35,7 +35,7 @@ func (e *Endpoints) rotateStoreKey(w http.ResponseWriter, r *http.Request) (rest
 	return rest.Done(), nil
 }
 
-// rotateAPIKey replaces the API keys. The new one is not in the answer: it is written to the state directory.
+// rotateAPIKey replaces the operator's API key. The new key is written to the state directory, not returned.
 func (e *Endpoints) rotateAPIKey(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body apiKeyBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {

@@ -21,37 +21,37 @@ type Boxes interface {
 	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
 }
 
-// Health reports whether the gateway is ready, and how much of its bounded resources is in use.
+// Health reports whether the gateway is ready, and the usage of its bounded resources.
 type Health interface {
-	// Ready returns nil when boxes can be created and served and every listener accepts connections. Otherwise the error names the
-	// obstacle.
+	// Ready returns nil if boxes can be created and served and every listener accepts connections. Otherwise the error
+	// describes the obstacle.
 	Ready(ctx context.Context) error
-	// Capacity returns the use of the gateway's bounded resources.
+	// Capacity returns the usage of the gateway's bounded resources.
 	Capacity(ctx context.Context) (api.Capacity, error)
 }
 
-// Store changes the keys of the store and of the API, and copies and checks the store.
+// Store rotates the keys of the store and of the API, and backs up and verifies the store.
 type Store interface {
-	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
-	// must be given if, and only if, the store has one; else the error is a *document.InvalidError.
+	// RotateStoreKey re-encrypts every secret of the store with a new key file or with the new passphrase. The passphrase
+	// must be given exactly if the store has one; otherwise the error is a *document.InvalidError.
 	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
-	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
+	// BackupStore writes a consistent copy of the store, with its secrets encrypted.
 	BackupStore(ctx context.Context, w io.Writer) error
 	// VerifyStore reads every document of the store.
 	VerifyStore(ctx context.Context) (api.StoreReport, error)
-	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. Earlier keys
+	// RotateAPIKey makes a new API key and writes it to the file read by the commands on the gateway's host. Earlier keys
 	// stop working after grace.
 	RotateAPIKey(ctx context.Context, grace time.Duration) error
 }
 
-// Secrets has the state of the secrets of the configuration, and the keys of the tokens.
+// Secrets gives access to the state of the configured secrets, and to the public keys of identity tokens.
 type Secrets interface {
-	// Secrets returns the state of every secret of the configuration, by name.
+	// Secrets returns the state of every configured secret, sorted by name.
 	Secrets(ctx context.Context) ([]api.SecretStatus, error)
-	// RefreshSecret gives up the value of a secret, cuts the connections that carry it, and reads it anew; the state says
-	// whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
+	// RefreshSecret discards the value of a secret, cuts the connections that carry it, and reads it again; the state
+	// shows whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
 	RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error)
-	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
+	// IdentityKeys returns the public keys of the identity tokens in forwarded requests, as a JSON Web Key Set.
 	IdentityKeys(ctx context.Context) (json.RawMessage, error)
 }
 
@@ -59,17 +59,17 @@ type Secrets interface {
 type Authorities interface {
 	// CA returns the PEM of the box's interception CA certificate.
 	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
-	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
+	// IngressCA returns the PEM of the internal CA that signs public URLs, or ErrNotFound if they have another issuer.
 	IngressCA(ctx context.Context) ([]byte, error)
 }
 
-// Events has the decisions about the traffic of boxes.
+// Events gives access to decisions about the traffic of boxes.
 type Events interface {
-	// RecentEvents returns the decisions still remembered.
+	// RecentEvents returns the decisions still in memory.
 	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
 }
 
-// Endpoints serves the gateway itself: its health and state, its keys and its CAs.
+// Endpoints serves the gateway-wide endpoints.
 type Endpoints struct {
 	Boxes       Boxes
 	Health      Health
@@ -78,7 +78,7 @@ type Endpoints struct {
 	Authorities Authorities
 	Events      Events
 	Bodies      strict.Bodies
-	// Started is when the gateway began to serve.
+	// Started is the time when the gateway began to serve.
 	Started time.Time
 }
 

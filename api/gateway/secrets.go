@@ -8,7 +8,7 @@ import (
 	"boxgate/api/rest"
 )
 
-// secretView is the state of a secret. It never has the value.
+// secretView is the state of a secret. It never contains the value.
 type secretView struct {
 	Name      string  `json:"name"`
 	Source    string  `json:"source" doc:"kind and place, such as file /etc/boxgate/openai.key"`
@@ -37,7 +37,7 @@ func timeOrNone(at time.Time) *string {
 	return &text
 }
 
-// listSecrets says how old each secret of the configuration is.
+// listSecrets returns the state of each configured secret.
 func (e *Endpoints) listSecrets(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, err := e.Secrets.Secrets(r.Context())
 	if err != nil {
@@ -50,7 +50,7 @@ func (e *Endpoints) listSecrets(_ http.ResponseWriter, r *http.Request) (rest.Re
 	return rest.Reply{Body: view}, nil
 }
 
-// refreshSecret gives up the value of a secret and reads it anew.
+// refreshSecret discards the value of a secret and reads it again.
 func (e *Endpoints) refreshSecret(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	s, err := e.Secrets.RefreshSecret(r.Context(), r.PathValue("name"))
 	if err != nil {

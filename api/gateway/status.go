@@ -11,10 +11,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// recently is how far back denials are counted.
+// recently is the period over which denials are counted.
 const recently = 10 * time.Minute
 
-// gatewayView is the state of the gateway at a glance.
+// gatewayView is an overview of the gateway's state.
 type gatewayView struct {
 	Version       string             `json:"version"`
 	Revision      string             `json:"revision"`
@@ -37,7 +37,7 @@ type listenerView struct {
 	Limit       int    `json:"limit" doc:"of connections; 0: the limits of boxes or of peers apply"`
 }
 
-// placeView is how much of something is used.
+// placeView is the usage of a bounded resource.
 type placeView struct {
 	Name  string `json:"name"`
 	Used  int    `json:"used"`
@@ -83,7 +83,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	return rest.Reply{Body: view}, nil
 }
 
-// denials counts the denials that are still remembered. One event can stand for many.
+// denials counts the denials still in memory. One event can stand for many denials.
 func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
 	past, err := e.Events.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
 	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}

@@ -6,7 +6,8 @@ import (
 	"boxgate/api/rest"
 )
 
-// backup streams a copy of the store. It is complete when the answer is; one that fails half-way is cut off.
+// backup streams a copy of the store. The connection is aborted if the copy fails halfway, so a complete response is a
+// complete copy.
 func (e *Endpoints) backup(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	out := &lateWriter{w: w}
 	if err := e.Store.BackupStore(r.Context(), out); err != nil {
@@ -18,7 +19,7 @@ func (e *Endpoints) backup(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	return rest.Reply{Written: true}, nil
 }
 
-// lateWriter begins the answer with its first bytes.
+// lateWriter begins the response with its first bytes.
 type lateWriter struct {
 	w     http.ResponseWriter
 	begun bool

@@ -14,21 +14,21 @@ import (
 	"boxgate/api/stream"
 )
 
-// maxEvent bounds an event, and with it what is kept of a harness's output at once.
+// maxEvent bounds an event, and thereby the output of a harness in memory.
 const maxEvent = 1 << 20
 
-// maxWritten bounds what a harness writes in all. Reading it costs the gateway more than writing it costs the box.
+// maxWritten bounds the total output of a harness. Parsing it costs the gateway more than writing it costs the box.
 const maxWritten = 64 << 20
 
-// maxText bounds the text that stands for an answer if a harness gives none.
+// maxText bounds the text used as the answer if a harness reports none.
 const maxText = 64 << 10
 
 var (
 	eventName = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,63}$`)
-	ours      = []string{"run_start", "stats"} // events that only the gateway makes
+	ours      = []string{"run_start", "stats"} // events reserved for the gateway
 )
 
-// The data of the events that the gateway makes or knows.
+// The data of the events that the gateway generates or interprets.
 type (
 	runStart struct {
 		RunID string `json:"run_id"`
@@ -50,25 +50,25 @@ type (
 	}
 )
 
-// parser reads the events of a harness. It is the writer for the harness's standard output.
+// parser parses the events of a harness. It is the writer for the harness's standard output.
 type parser struct {
 	emit func(name string, data []byte) // called with checked JSON on one line
-	fail func(error)                    // ends the harness
-	over func()                         // called once the harness has said how the run ended
+	fail func(error)                    // kills the harness
+	over func()                         // called once the harness has reported the end of the run
 
 	written int
 	line    []byte
 	name    string
 	data    []byte
 	text    strings.Builder
-	dropped int  // events that were not well-formed
-	closed  bool // nothing that comes now counts
+	dropped int  // malformed events
+	closed  bool // further output is ignored
 	answer  *history.Answer
-	problem string // what an event "error" said
-	refused error  // why the harness was ended; nil: it was not
+	problem string // message of an "error" event
+	refused error  // why the harness was killed; nil if it was not
 }
 
-// Write implements [io.Writer]; it never fails. A panic over what a box writes ends the run, not the gateway.
+// Write implements [io.Writer] and never fails. A panic caused by the box's output ends the run, not the gateway.
 func (p *parser) Write(b []byte) (int, error) {
 	defer p.contain()
 	n := len(b)
@@ -91,21 +91,21 @@ func (p *parser) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// refuse ends a harness that writes too much.
+// refuse kills a harness that writes too much.
 func (p *parser) refuse(format string, args ...any) {
 	p.closed, p.line, p.data = true, nil, nil
 	p.refused = api.Errorf(api.ErrUnavailable, format, args...)
 	p.fail(p.refused)
 }
 
-// contain makes a failure of the run of a panic. Its text is not repeated, as it might quote what the box wrote.
+// contain turns a panic into a failure of the run. The panic's text is dropped, because it might quote the box's output.
 func (p *parser) contain() {
 	if recover() != nil {
 		p.refuse("the gateway failed at what the harness wrote")
 	}
 }
 
-// finish takes what is not followed by an empty line.
+// finish handles a last event without a blank line after it.
 func (p *parser) finish() {
 	defer p.contain()
 	if !p.closed {
@@ -114,7 +114,7 @@ func (p *parser) finish() {
 	}
 }
 
-// take takes a line. What belongs to no event is ignored: programs print all kinds of things.
+// take parses a line. Lines that belong to no event are ignored, because programs print all kinds of output.
 func (p *parser) take(line string) {
 	if line == "" {
 		p.dispatch()
@@ -133,14 +133,14 @@ func (p *parser) take(line string) {
 	}
 }
 
-// dispatch ends an event.
+// dispatch handles a complete event.
 func (p *parser) dispatch() {
 	name, data := p.name, p.data
 	p.name, p.data = "", nil
 	if name == "" || len(data) == 0 || p.closed {
 		return
 	}
-	data = bytes.ToValidUTF8(data, []byte("\uFFFD")) // a lone byte, too, can be a control character
+	data = bytes.ToValidUTF8(data, []byte("\uFFFD")) // even a lone byte can be a control character
 	var compact bytes.Buffer
 	if !eventName.MatchString(name) || slices.Contains(ours, name) || json.Compact(&compact, data) != nil {
 		p.dropped++
@@ -165,7 +165,7 @@ func (p *parser) dispatch() {
 	}
 }
 
-// done takes the end of the run. Figures of cost are not the box's to make.
+// done handles the end of the run. Costs reported by the box are ignored.
 func (p *parser) done(data []byte) {
 	var d doneData
 	if json.Unmarshal(data, &d) != nil {
@@ -175,7 +175,7 @@ func (p *parser) done(data []byte) {
 	p.finished(d)
 }
 
-// close takes nothing more, since the harness has said how the run ended.
+// close ignores all further output, after the harness has reported the end of the run.
 func (p *parser) close() {
 	p.closed = true
 	if p.over != nil {
@@ -194,7 +194,7 @@ func (p *parser) finished(d doneData) {
 	p.close()
 }
 
-// cleanLine is text of a box as one line of a bounded length.
+// cleanLine reduces a box's text to one line of bounded length.
 func cleanLine(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

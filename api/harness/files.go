@@ -16,11 +16,12 @@ func fileOf(media, name string, data []byte) fileBody {
 	return fileBody{Data: base64.StdEncoding.EncodeToString(data), MediaType: media, Filename: name}
 }
 
-// removal is how long the box has to remove a file. The program that does it is the box's.
+// removal bounds the removal of a file in the box, which is done by a program of the box.
 const removal = 10 * time.Second
 
-// writeFiles writes the files of a prompt into the box, as the box's own user, and returns the path for PROMPT_FILES_PATH and what
-// removes the file, if the harness has not. The file of a run that was cut short stays: its box may have been paused.
+// writeFiles writes the files of a prompt into the box, as the box's own user. It returns the path for PROMPT_FILES_PATH,
+// and a function that removes the file if the harness did not. If the run is cut short, the file stays, because the box
+// may have been paused.
 func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove func(), err error) {
 	data, err := json.Marshal(j.body.Files)
 	if err != nil {
@@ -45,7 +46,7 @@ func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove
 	}, nil
 }
 
-// bounded passes on the first bytes of what a box writes, and drops the rest.
+// bounded passes on the first bytes of the output, then returns [io.ErrShortWrite].
 type bounded struct {
 	w    io.Writer
 	room int

@@ -20,7 +20,7 @@ import (
 	"boxgate/quota"
 )
 
-// runBody is a run of an agent. With files from a disk the SDK sends it as multipart/form-data.
+// runBody is a run of an agent. If the files come from a disk, the SDK sends it as multipart/form-data.
 type runBody struct {
 	Prompt       string      `json:"prompt" doc:"given to the harness as -p" example:"Fix the failing test"`
 	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
@@ -45,13 +45,13 @@ type webhookBody struct {
 // freeForm is any JSON object.
 type freeForm struct{ json.RawMessage }
 
-// FreeForm tells the description that any object will do.
+// FreeForm marks the type as any object in the OpenAPI document.
 func (freeForm) FreeForm() {}
 
-// defaultModel is the model of a harness for which none was named.
+// defaultModel is the model of a box without a configured model.
 const defaultModel = "custom"
 
-// job is a run as asked for.
+// job is a requested run.
 type job struct {
 	box     api.Box
 	body    runBody
@@ -59,7 +59,7 @@ type job struct {
 	timeout time.Duration
 }
 
-// read reads a request for a run.
+// read parses a request for a run.
 func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -83,7 +83,7 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 	return j, nil
 }
 
-// command is the command line of the protocol.
+// command returns the command line of the protocol.
 func (j *job) command(runner *api.CustomRunner, session string) []string {
 	argv := append([]string{runner.Command}, runner.Args...)
 	argv = append(argv, "-p", j.body.Prompt, "--model", j.model(), "--stream")
@@ -141,7 +141,7 @@ func (b *runBody) dir() string {
 	return path.Join(api.Workspace, b.Folder)
 }
 
-// environment are the variables of the protocol.
+// environment returns the variables of the protocol.
 func (b *runBody) environment() map[string]string {
 	env := map[string]string{}
 	if len(b.JSONSchema.RawMessage) > 0 {
@@ -153,7 +153,7 @@ func (b *runBody) environment() map[string]string {
 	return env
 }
 
-// decode reads a body of either form.
+// decode parses a body, either JSON or multipart.
 func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody) error {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "multipart/form-data" {
 		return e.Bodies.Decode(w, r, body)
@@ -198,7 +198,7 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 	return strict.Unmarshal(data, body)
 }
 
-// unread says why a multipart body could not be read.
+// unread returns the error for a multipart body that could not be read.
 func (e *Endpoints) unread(err error) error {
 	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
 		return exceeded

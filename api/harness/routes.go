@@ -14,18 +14,18 @@ import (
 	"boxgate/policy"
 )
 
-// Errands makes the requests that the gateway sends on behalf of boxes.
+// Errands sends requests on behalf of boxes.
 type Errands interface {
-	// ErrandClient returns a client whose requests are judged and logged as traffic of the box. It follows no redirects.
+	// ErrandClient returns a client whose requests are checked and logged as traffic of the box. It follows no redirects.
 	ErrandClient(box policy.BoxID) (*http.Client, error)
 }
 
 // Commands runs commands in boxes.
 type Commands interface {
-	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
-	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
-	// not an error, whatever its exit code.
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
 	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 

@@ -16,7 +16,7 @@ import (
 	"boxgate/api/stream"
 )
 
-// agentView is the answer of run.
+// agentView is the response of run.
 type agentView struct {
 	RunID  string       `json:"run_id"`
 	Status string       `json:"status" enum:"running completed failed cancelled"`
@@ -24,29 +24,29 @@ type agentView struct {
 	Error  history.Text `json:"error_message,omitempty"`
 }
 
-// sink takes the events of a run.
+// sink receives the events of a run.
 type sink interface {
 	event(name string, data []byte)
-	hurry() // the run was cut short: it must not wait for its client any more
+	hurry() // the run was cut short and must not wait for its client
 }
 
 const (
-	// lingering is how long a harness may go on once it has said how the run ended.
+	// lingering is how long a harness may continue after it has reported the end of the run.
 	lingering = 10 * time.Second
-	// patience is how long the client of a run that was cut short has to read what is left.
+	// patience is how long the client of a run that was cut short may take to read the remaining events.
 	patience = 10 * time.Second
 )
 
-// errLingers ends a harness that goes on after that.
+// errLingers kills a harness that exceeds lingering.
 var errLingers = errors.New("the harness went on after it had ended the run")
 
-// ended is how a run ended.
+// ended is the result of a run.
 type ended struct {
 	run *history.Run
 	err error
 }
 
-// start runs the harness to its end. It goes on when the client has gone, as every run does.
+// start runs the harness to its end. Like all runs, it survives a disconnected client.
 func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*history.Run)) <-chan ended {
 	done := make(chan ended, 1)
 	go func() {
@@ -65,7 +65,7 @@ func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*hi
 	return done
 }
 
-// exec runs the harness and reads its events.
+// exec runs the harness and parses its events.
 func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink) (api.ExecResult, error) {
 	defer context.AfterFunc(ctx, to.hurry)()
 	if len(j.body.Files) > 0 {
@@ -99,7 +99,7 @@ func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink)
 	return e.conclude(j, run, p, res, cleanLine(complaints.String(), 1<<10))
 }
 
-// conclude decides how a run of a harness ended.
+// conclude determines the result of a run.
 func (e *Endpoints) conclude(j *job, run *history.Run, p *parser, res api.ExecResult, complaints string) (api.ExecResult, error) {
 	if p.dropped > 0 {
 		e.History.Log(j.box.ID, "warn", "agent", "the harness wrote %d events that are not of the protocol; they were dropped", p.dropped)
@@ -120,7 +120,7 @@ func (e *Endpoints) conclude(j *job, run *history.Run, p *parser, res api.ExecRe
 	return res, nil
 }
 
-// run is POST run.
+// run handles POST run.
 func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	j, err := e.read(w, r)
 	if err != nil {
@@ -134,7 +134,7 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 	select {
 	case end := <-done:
 		view, known := e.History.Find(j.box.ID, end.run.ID())
-		if !known { // its box was deleted
+		if !known { // the box was deleted
 			return rest.Reply{}, cmp.Or(end.err, api.ErrNotFound)
 		}
 		return rest.Reply{Body: agentView{end.run.ID(), view.Status, view.Output, view.ErrorMessage}}, nil
@@ -143,13 +143,13 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 	}
 }
 
-// nowhere is where events go that nobody listens to.
+// nowhere discards events.
 type nowhere struct{}
 
 func (nowhere) event(string, []byte) {}
 func (nowhere) hurry()               {}
 
-// stream is POST run/stream.
+// stream handles POST run/stream.
 func (e *Endpoints) stream(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	j, err := e.read(w, r)
 	if err != nil {
@@ -172,11 +172,11 @@ type events struct {
 	rc *http.ResponseController
 
 	mu   sync.Mutex
-	gone bool // the client, or the handler
-	done bool // the harness has answered: the run is over for the client, whatever becomes of the harness
+	gone bool // the client disconnected, or the handler returned
+	done bool // the answer was sent: for the client, the run is over, whatever the harness does next
 
-	deadline sync.Mutex // not mu, which a write holds that waits for the client
-	left     bool       // the handler has ended, and the connection may be another request's; guarded by deadline
+	deadline sync.Mutex // separate from mu, which a blocked write holds
+	left     bool       // the handler has returned, and the connection may serve another request; guarded by deadline
 }
 
 func (s *events) event(name string, data []byte) {
@@ -191,7 +191,7 @@ func (s *events) event(name string, data []byte) {
 	}
 }
 
-// hurry gives a client that does not read a while, and no more.
+// hurry limits the time of blocked writes to patience.
 func (s *events) hurry() {
 	s.deadline.Lock()
 	defer s.deadline.Unlock()
@@ -200,14 +200,14 @@ func (s *events) hurry() {
 	}
 }
 
-// leave ends the answer. A write that waits for the client is cut short.
+// leave ends the response. A blocked write is aborted.
 func (s *events) leave() {
 	s.deadline.Lock()
 	s.left = true
 	s.deadline.Unlock()
-	if s.mu.TryLock() { // nobody waits
+	if s.mu.TryLock() { // no write is blocked
 		s.gone = true
-		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may have more requests
+		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may carry further requests
 		s.mu.Unlock()
 		return
 	}

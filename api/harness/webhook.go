@@ -12,14 +12,14 @@ import (
 	"boxgate/policy"
 )
 
-// How often a webhook is tried, how long it has, and how long is waited before the second and third time.
+// Attempts to deliver a webhook, the timeout of each, and the pause before the second one; the third waits twice as long.
 const (
 	webhookTries = 3
 	webhookMost  = 30 * time.Second
 	webhookPause = 5 * time.Second
 )
 
-// notify sends a run that has ended to the webhook that was given with it, if any.
+// notify sends an ended run to its webhook, if there is one.
 func (e *Endpoints) notify(j *job, run *history.Run) {
 	hook := j.body.Webhook
 	view, ok := e.History.Find(j.box.ID, run.ID())
@@ -38,7 +38,7 @@ func (e *Endpoints) notify(j *job, run *history.Run) {
 	e.History.Log(j.box.ID, "warn", "system", "the webhook of run %s could not be delivered: %v", run.ID(), err)
 }
 
-// send sends a run once, as traffic of its box: the policy of the box decides where to.
+// send sends a run once, as traffic of its box, so that the box's policy decides about the destination.
 func (e *Endpoints) send(ctx context.Context, box policy.BoxID, hook webhookBody, view history.RunDetail) error {
 	client, err := e.Errands.ErrandClient(box)
 	if err != nil {
@@ -67,13 +67,13 @@ func (e *Endpoints) send(ctx context.Context, box policy.BoxID, hook webhookBody
 	return nil
 }
 
-// statusError is an answer that is no success.
+// statusError is a response without success.
 type statusError struct{ status string }
 
 // Error returns the status.
 func (e *statusError) Error() string { return "it answered " + e.status }
 
-// mustMarshal formats what has only fields that JSON has.
+// mustMarshal encodes types that always have a JSON encoding.
 func mustMarshal(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -1,2 +1,2 @@
-// Package history remembers the latest runs and log lines of each box, in memory and bounded: what runs and logs answer.
+// Package history keeps the latest runs and log lines of each box, in memory and bounded.
 package history

@@ -9,17 +9,17 @@ import (
 	"boxgate/policy"
 )
 
-// MaxLogs is how many log lines of a box are remembered.
+// MaxLogs is the number of log lines kept per box.
 const MaxLogs = 1000
 
 const (
-	maxRuns      = 100      // finished runs remembered per box
-	maxBoxes     = 10_000   // boxes remembered at all
-	maxRunOutput = 4 << 10  // bytes of output remembered per run
-	maxAnswer    = 64 << 10 // bytes of an agent's answer remembered per run
+	maxRuns      = 100      // finished runs per box
+	maxBoxes     = 10_000   // boxes
+	maxRunOutput = 4 << 10  // bytes of output per run
+	maxAnswer    = 64 << 10 // bytes of an agent's answer per run
 )
 
-// History remembers the latest runs and log lines of each box, in memory. Safe for concurrent use.
+// History keeps the latest runs and log lines of each box in memory. Safe for concurrent use.
 type History struct {
 	exists func(policy.BoxID) bool
 
@@ -32,7 +32,7 @@ type boxHistory struct {
 	logs []LogEntry // oldest first
 }
 
-// LogEntry is one log line of a box in the SDK's words.
+// LogEntry is one log line of a box in the SDK's format.
 type LogEntry struct {
 	Timestamp int64  `json:"timestamp"`
 	Level     string `json:"level" enum:"info warn error"`
@@ -40,16 +40,17 @@ type LogEntry struct {
 	Message   Text   `json:"message"`
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (LogEntry) SchemaName() string { return "logEntry" }
 
-// New makes an empty history. exists reports whether there is a box: nothing is remembered of one that is gone, so that what comes
-// in after it was deleted does not stay. nil: every box exists.
+// New makes an empty history. exists reports whether a box exists: entries for other boxes are dropped, so that late
+// entries for a deleted box do not stay forever. nil: every box exists.
 func New(exists func(policy.BoxID) bool) *History {
 	return &History{exists: exists, boxes: make(map[policy.BoxID]*boxHistory)}
 }
 
-// ofLocked returns the history of a box, forgetting some other box when there are too many; nil if the box is gone.
+// ofLocked returns the history of a box, or nil if the box does not exist. If there are too many boxes, it drops another
+// one's history.
 func (h *History) ofLocked(box policy.BoxID) *boxHistory {
 	if b := h.boxes[box]; b != nil {
 		return b
@@ -68,7 +69,7 @@ func (h *History) ofLocked(box policy.BoxID) *boxHistory {
 	return b
 }
 
-// Forget drops what is remembered of a box. Call it when the box does not exist any more.
+// Forget drops the history of a box. Call it after the box was deleted.
 func (h *History) Forget(box policy.BoxID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -16,10 +16,10 @@ import (
 	"boxgate/quota"
 )
 
-// ErrCancelled is the cause with which [History.Cancel] cancels a run's context.
+// ErrCancelled is the cause of a run's context after [History.Cancel].
 var ErrCancelled = errors.New("the run was cancelled")
 
-// ErrSkipped is the error of a run of a schedule that was due during the one before.
+// ErrSkipped is returned by a scheduled run that was due while the previous one was still running.
 var ErrSkipped = errors.New("the run before was still going")
 
 // The types of runs.
@@ -28,17 +28,17 @@ const (
 	Agent = "agent"
 )
 
-// Job is what a run is to do.
+// Job describes a run.
 type Job struct {
 	Type    string // Shell or Agent
-	Prompt  string // what was asked for, as the caller wrote it
+	Prompt  string // the command or prompt as the caller wrote it
 	Model   string // of an agent
 	Timeout time.Duration
 
-	Schedule string // the schedule that it is a run of; "" for none
+	Schedule string // ID of the schedule that caused the run, if any
 }
 
-// Run is one command, running or ended. History.mu guards its fields, all but the ID, which never changes.
+// Run is a running or ended command. History.mu guards all its fields except the ID, which never changes.
 type Run struct {
 	view     RunView
 	exitCode *int
@@ -46,16 +46,16 @@ type Run struct {
 	output   []byte                  // the first maxRunOutput bytes
 }
 
-// ID names the run.
+// ID returns the ID of the run.
 func (r *Run) ID() string { return r.view.ID }
 
-// Text is text from a box. In JSON, what a terminal would obey is escaped.
+// Text is text from a box. Terminal control characters are escaped in JSON.
 type Text string
 
 // MarshalJSON implements [json.Marshaler].
 func (t Text) MarshalJSON() ([]byte, error) { return stream.Quote(string(t)), nil }
 
-// RunView is a run in the SDK's words. Times are Unix seconds.
+// RunView is a run in the SDK's format. Times are Unix seconds.
 type RunView struct {
 	ID             string       `json:"id"`
 	BoxID          policy.BoxID `json:"box_id"`
@@ -81,29 +81,29 @@ type RunView struct {
 	began time.Time
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (RunView) SchemaName() string { return "runView" }
 
-// RunDetail is a run with how it ended.
+// RunDetail is a run with its output and exit code.
 type RunDetail struct {
 	RunView
 	Output   Text `json:"output" doc:"how the output of both streams began"`
 	ExitCode *int `json:"exit_code,omitempty"`
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (RunDetail) SchemaName() string { return "runDetail" }
 
-// Answer is what a harness said of a run of its agent.
+// Answer is the answer of an agent, as its harness reported it.
 type Answer struct {
 	Output, SessionID                       string
 	InputTokens, OutputTokens, CachedTokens int64
 }
 
-// Do does a run and records it, until it ends, its timeout passes, ctx ends or it is cancelled; work is called with a context that then
-// ends. The error is what the caller of the API is told.
+// Do runs work and records the run. The context of work ends when the timeout passes, ctx ends or the run is cancelled.
+// The returned error is the one for the caller of the API.
 func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(context.Context, *Run) (api.ExecResult, error)) (*Run, api.ExecResult, error) {
-	defer quota.ScopeOf(ctx).Keep()() // it goes on when its client has gone
+	defer quota.ScopeOf(ctx).Keep()() // the run may outlive its request
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if job.Timeout > 0 {
@@ -137,7 +137,7 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	return r, res, err
 }
 
-// outOfMemory is what a run says that the kernel has ended.
+// outOfMemory is the message of a run whose command was killed by the OOM killer.
 const outOfMemory = "it was killed: the box ran out of memory; make a box of a larger size, or use less of /tmp and /dev/shm"
 
 func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFunc) *Run {
@@ -154,7 +154,7 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	}
 	b.runs = append(b.runs, r)
 	if len(b.runs) > maxRuns {
-		// A run that has not ended is kept, so that it can be cancelled.
+		// Keep runs that have not ended, so that they can be cancelled.
 		if i := slices.IndexFunc(b.runs, func(r *Run) bool { return r.cancel == nil }); i >= 0 {
 			b.runs = slices.Delete(b.runs, i, i+1)
 		}
@@ -162,7 +162,7 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	return r
 }
 
-// Wrote keeps the beginning of a run's output, and reports whether it takes no more.
+// Wrote keeps the beginning of a run's output, and reports whether it is full.
 func (h *History) Wrote(r *Run, b []byte) (full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,7 +172,7 @@ func (h *History) Wrote(r *Run, b []byte) (full bool) {
 	return len(r.output) >= maxRunOutput
 }
 
-// Answered records what an agent answered.
+// Answered records the answer of an agent.
 func (h *History) Answered(r *Run, a Answer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,7 +192,7 @@ func (h *History) end(r *Run, res api.ExecResult, err error, status, message str
 	v.CPUNs = res.CPU.Nanoseconds()
 	r.exitCode = exitCode(res, err)
 	if h.boxes[v.BoxID] == nil {
-		return // deleted meanwhile
+		return // the box was deleted in the meantime
 	}
 	if err != nil {
 		h.logLocked(v.BoxID, "error", v.source(), v.Prompt+": "+message)
@@ -204,7 +204,7 @@ func (h *History) end(r *Run, res api.ExecResult, err error, status, message str
 	h.logLocked(v.BoxID, "info", v.source(), fmt.Sprintf("%s: exit %d after %d ms", v.Prompt, res.ExitCode, v.DurationMS))
 }
 
-// exitCode is that of a command that ran to its end.
+// exitCode returns the exit code of a command that ran to its end, or nil.
 func exitCode(res api.ExecResult, err error) *int {
 	if err != nil {
 		return nil
@@ -212,7 +212,7 @@ func exitCode(res api.ExecResult, err error) *int {
 	return &res.ExitCode
 }
 
-// source is who a line of the log is from, in the SDK's words.
+// source returns the source of a log line in the SDK's terms.
 func (v *RunView) source() string {
 	if v.Type == Agent {
 		return "agent"
@@ -256,7 +256,7 @@ func (h *History) Find(box policy.BoxID, id string) (RunDetail, bool) {
 	return d, true
 }
 
-// LastSession is the conversation that the latest answer of an agent of a box belongs to, or empty.
+// LastSession returns the conversation of the latest run of an agent in the box, or "".
 func (h *History) LastSession(box policy.BoxID) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -282,7 +282,7 @@ func (h *History) findLocked(box policy.BoxID, id string) *Run {
 	return b.runs[i]
 }
 
-// Cancel kills a running command and returns the run; a run that ended is returned as it is.
+// Cancel kills a running command and returns the run. An ended run is returned unchanged.
 func (h *History) Cancel(box policy.BoxID, id string) (RunView, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -297,7 +297,7 @@ func (h *History) Cancel(box policy.BoxID, id string) (RunView, bool) {
 	return r.viewLocked(), true
 }
 
-// clip shortens what a caller wrote to 1 KiB.
+// clip shortens a caller's text to 1 KiB.
 func clip(line string) string { return clipTo(line, 1024) }
 
 func clipTo(text string, most int) string {

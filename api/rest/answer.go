@@ -17,12 +17,12 @@ import (
 	"boxgate/quota"
 )
 
-// Answerer writes the answers of routes. What a caller may not see of an error goes to the log.
+// Answerer writes the responses of routes. Details of errors that the caller may not see go to the log.
 type Answerer struct {
 	Log *zap.Logger
 }
 
-// Serve makes an http.Handler of a route: it runs the handler and writes what it returned.
+// Serve returns an http.Handler for a route: it runs the handler and writes the result.
 func (a Answerer) Serve(rt Route) http.Handler {
 	known := queryNames(rt.Query)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -49,7 +49,7 @@ func (a Answerer) Serve(rt Route) http.Handler {
 	})
 }
 
-// Fail answers with an error. What the caller may not see goes to the log instead.
+// Fail responds with an error. Details that the caller may not see go to the log instead.
 func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 		ended, ours := errors.AsType[*problem.Refusal](context.Cause(r.Context()))
@@ -76,14 +76,14 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, status, body)
 }
 
-// notRecorded is the answer to a request that was carried out, but whose outcome is not in the audit trail.
+// notRecorded is the response to a request that was executed, but whose result could not be written to the audit trail.
 func notRecorded(err error) error {
 	return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the request was carried out, but its outcome could not be written to the audit trail: " +
 		"make room on the disk of state_dir, and look at what the request has changed before you repeat it"}
 }
 
-// Recover turns a panic into a 500 without detail; if the answer has begun the connection is closed instead. It must
-// be the deferred function itself, because it calls recover.
+// Recover turns a panic into a 500 without detail, or closes the connection if the response has begun. It must be
+// deferred directly, because it calls recover.
 func (a Answerer) Recover(w *Writer, r *http.Request) {
 	p := recover()
 	if p == nil {

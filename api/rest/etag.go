@@ -8,11 +8,11 @@ import (
 	"boxgate/api/problem"
 )
 
-// etag is the entity tag of a version (RFC 9110, 8.8.3).
+// etag returns the entity tag of a version (RFC 9110, section 8.8.3).
 func etag(version uint64) string { return `"` + strconv.FormatUint(version, 10) + `"` }
 
-// IfMatch reads If-Match (RFC 9110, 13.1.1): nil when absent or "*". A tag that is not ours matches no version: the
-// precondition fails, but the request is not malformed.
+// IfMatch parses If-Match (RFC 9110, section 13.1.1). It returns nil if the header is absent or "*". A tag that this API
+// never issues matches no version: the precondition fails, but the request is not malformed.
 func IfMatch(r *http.Request) (*uint64, error) {
 	values := r.Header.Values("If-Match")
 	if len(values) == 0 || len(values) == 1 && strings.TrimSpace(values[0]) == "*" {

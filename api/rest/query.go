@@ -11,7 +11,7 @@ import (
 	"boxgate/api/strict"
 )
 
-// queryNames lists the parameters that a route takes.
+// queryNames lists the query parameters of a route.
 func queryNames(t reflect.Type) []string {
 	if t == nil {
 		return nil
@@ -23,8 +23,8 @@ func queryNames(t reflect.Type) []string {
 	return names
 }
 
-// onlyQuery refuses query parameters that a route does not know, repeated ones, and queries that cannot be parsed:
-// nothing is silently ignored.
+// onlyQuery rejects unknown and repeated query parameters, and queries that cannot be parsed. Unknown input is never
+// ignored.
 func onlyQuery(r *http.Request, known []string) error {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -41,9 +41,9 @@ func onlyQuery(r *http.Request, known []string) error {
 	return nil
 }
 
-// Query reads the query of a request into v, which points to the struct that the route names as its Query. Its fields
-// are strings, booleans or integers, or pointers to them, which stay nil where a parameter is absent. An empty
-// parameter is an absent one.
+// Query parses the query of a request into v, a pointer to the struct given as the Query of the route. Its fields are
+// strings, booleans or integers, or pointers to them, which stay nil if the parameter is absent. An empty parameter
+// counts as absent.
 func Query(r *http.Request, v any) error {
 	query, into := r.URL.Query(), reflect.ValueOf(v).Elem()
 	for _, f := range strict.FieldsOf(into.Type()) {
@@ -63,7 +63,7 @@ func Query(r *http.Request, v any) error {
 	return nil
 }
 
-// setParameter sets a field to the value that text has for it, or says what the text should have been.
+// setParameter parses text into a field. If that fails, it returns a description of valid values.
 func setParameter(field reflect.Value, text string) string {
 	switch {
 	case field.Kind() == reflect.Bool:

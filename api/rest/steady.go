@@ -7,13 +7,13 @@ import (
 )
 
 const (
-	// idleTime is how long a transfer may stand still.
+	// idleTime is how long a transfer may make no progress.
 	idleTime = 2 * time.Minute
-	// pieceSize is how much is written at a time of an answer that is all there.
+	// pieceSize is the number of bytes per write of a response that is already complete.
 	pieceSize = 128 << 10
 )
 
-// SteadyBody returns the body of a request, which may be of any length but not stand still.
+// SteadyBody returns the body of a request with a limit on pauses, but not on its length.
 func SteadyBody(w http.ResponseWriter, r *http.Request) io.ReadCloser {
 	return &steadyReader{r.Body, http.NewResponseController(w)}
 }
@@ -23,7 +23,7 @@ type steadyReader struct {
 	rc *http.ResponseController
 }
 
-// Read reads within a deadline; where deadlines are not supported (a test recorder), without.
+// Read reads with a deadline, where deadlines are supported (unlike in a test recorder).
 func (s *steadyReader) Read(b []byte) (int, error) {
 	_ = s.rc.SetReadDeadline(time.Now().Add(idleTime))
 	n, err := s.ReadCloser.Read(b)
@@ -31,7 +31,7 @@ func (s *steadyReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SteadyWriter writes the body of an answer, whose client must not stop reading for long.
+// SteadyWriter writes the body of a response with a limit on pauses of the client.
 func SteadyWriter(w http.ResponseWriter) io.Writer {
 	return steadyWriter{w, http.NewResponseController(w)}
 }
@@ -41,7 +41,8 @@ type steadyWriter struct {
 	rc *http.ResponseController
 }
 
-// Write writes piece by piece, each within a deadline. Of more than a piece nothing stays in buffers of the server.
+// Write writes in pieces, each with a deadline. If there is more than one piece, it flushes the server's buffers at the
+// end.
 func (s steadyWriter) Write(b []byte) (int, error) {
 	defer func() { _ = s.rc.SetWriteDeadline(time.Time{}) }()
 	done := 0

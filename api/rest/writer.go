@@ -7,33 +7,33 @@ import (
 	"boxgate/policy"
 )
 
-// Writer knows whether the answer has begun: after that, the only way to report a failure is to close the connection.
+// Writer tracks whether the response has begun. After that, a failure can only be reported by closing the connection.
 type Writer struct {
 	http.ResponseWriter
 	started bool
 
-	// Record, if not nil, is called once, with the status and what the request has changed, before the answer begins. If it
-	// fails, the caller must not be told that the request has succeeded.
+	// Record, if not nil, is called once before the response begins, with its status and the changes made by the request.
+	// If it fails, the caller must not receive a success.
 	Record   func(status int, change *Change) error
 	recorded bool
 
-	// Unread, if not nil, reports whether a part of the body of the request has not been read when the answer begins. The server
-	// reads some of it before it sends the answer, and must not wait for ever.
+	// Unread, if not nil, reports whether part of the request body is unread when the response begins. The server reads
+	// some of it before it sends the response, which must not block forever.
 	Unread func() bool
 }
 
 // unreadMost bounds the wait for the rest of a body that the handler did not read.
 const unreadMost = 2 * time.Second
 
-// Change is what a request has changed, without values that are secret.
+// Change describes the changes made by a request, without secret values.
 type Change struct {
-	Box           policy.BoxID // "" if it is of none
-	PolicyVersion uint64       // that the policy of the box has now; 0: it has not changed
+	Box           policy.BoxID // may be empty
+	PolicyVersion uint64       // new version of the box's policy; 0: unchanged
 	What          any          // encoded as JSON
 	Also          []Change     // consequences for the policies of other boxes
 }
 
-// record records the outcome of a request before it is answered.
+// record passes the result of a request to the audit trail before the response begins.
 func record(w http.ResponseWriter, status int, change *Change) error {
 	own, ok := w.(*Writer)
 	if !ok || own.Record == nil || own.recorded {
@@ -46,10 +46,10 @@ func record(w http.ResponseWriter, status int, change *Change) error {
 // End records a request that was not answered.
 func (w *Writer) End() { _ = record(w, statusGone, nil) }
 
-// statusGone stands for the answer to a caller that had gone.
+// statusGone is the recorded status if the caller disconnected before the response.
 const statusGone = 499
 
-// WriteHeader begins the answer. An answer whose outcome could not be recorded is none: the connection is closed.
+// WriteHeader begins the response. If its result cannot be recorded, it closes the connection instead.
 func (w *Writer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		if record(w, status, nil) != nil {
@@ -63,7 +63,7 @@ func (w *Writer) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Write begins the answer if it has not begun.
+// Write begins the response if necessary.
 func (w *Writer) Write(b []byte) (int, error) {
 	if !w.started {
 		w.WriteHeader(http.StatusOK)

@@ -1,2 +1,2 @@
-// Package schedules serves what boxes do again and again.
+// Package schedules serves the schedules of boxes: commands and prompts that run repeatedly.
 package schedules

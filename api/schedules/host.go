@@ -14,21 +14,21 @@ const (
 	TypePrompt = "prompt" // a prompt for an agent
 )
 
-// Spec is a schedule as written.
+// Spec is the definition of a schedule.
 type Spec struct {
-	Type           string // TypeExec or TypePrompt; does not change
+	Type           string // TypeExec or TypePrompt; immutable
 	Cron, TimeZone string
-	Command        []string // of TypeExec
-	Prompt         string   // of TypePrompt
+	Command        []string // for TypeExec
+	Prompt         string   // for TypePrompt
 	Folder         string   // absolute
 	Model          string
 	AgentOptions   json.RawMessage // an object, or nil
 	Timeout        time.Duration   // 0: the host's default
-	WebhookURL     string          // "" for none
+	WebhookURL     string          // may be empty
 	WebhookHeaders map[string]string
 }
 
-// Schedule is a schedule and what became of it. Times are zero if there are none.
+// Schedule is a schedule with its history. Times that do not apply are zero.
 type Schedule struct {
 	Spec
 	ID                   string
@@ -42,18 +42,18 @@ type Schedule struct {
 	Runs, Failures       int64
 }
 
-// Host keeps and runs the schedules. Errors are as in package api; an expression or a URL that cannot be used is a
+// Host stores and runs the schedules. Errors are as in package api; an invalid expression or URL is a
 // *document.InvalidError.
 type Host interface {
 	// Schedules lists the schedules of a box, oldest first.
 	Schedules(ctx context.Context, box policy.BoxID) ([]Schedule, error)
-	// AddSchedule makes a schedule. One too many is an ErrLimit; for an attached box, in which nothing can be run, it is an
-	// ErrConflict.
+	// AddSchedule adds a schedule. Beyond the limit it returns an ErrLimit. For an attached box, which cannot run
+	// commands, it returns an ErrConflict.
 	AddSchedule(ctx context.Context, box policy.BoxID, s Spec) (Schedule, error)
-	// ChangeSchedule changes a schedule. If change returns an error nothing changes.
+	// ChangeSchedule changes a schedule. If change returns an error, the schedule stays as it was.
 	ChangeSchedule(ctx context.Context, box policy.BoxID, id string, change func(*Spec) error) (Schedule, error)
-	// PauseSchedule stops a schedule from running, or lets it run again. What was due meanwhile is not run.
+	// PauseSchedule pauses or resumes a schedule. Runs that were due during the pause are skipped.
 	PauseSchedule(ctx context.Context, box policy.BoxID, id string, paused bool) (Schedule, error)
-	// DeleteSchedule removes a schedule. A run that is under way goes on.
+	// DeleteSchedule deletes a schedule. A run in progress continues.
 	DeleteSchedule(ctx context.Context, box policy.BoxID, id string) error
 }

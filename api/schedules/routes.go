@@ -112,7 +112,7 @@ func (e *Endpoints) resume(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	})
 }
 
-// edit changes the schedule that the request names.
+// edit changes the schedule in the path of the request.
 func (e *Endpoints) edit(r *http.Request, what string, change func(context.Context, api.Box, string) (Schedule, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {

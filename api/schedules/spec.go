@@ -20,16 +20,16 @@ const (
 	maxHeaders = 64
 )
 
-// options are those of an agent: any object.
+// options are the options of an agent: any JSON object.
 type options struct{ json.RawMessage }
 
-// Forms describes them.
+// Forms describes the type in the OpenAPI document.
 func (options) Forms() []reflect.Type { return []reflect.Type{reflect.TypeFor[map[string]option]()} }
 
-// option is one of them, of any form.
+// option is one option of an agent, of any JSON type.
 type option struct{}
 
-// Forms describes the usual ones.
+// Forms describes the usual types in the OpenAPI document.
 func (option) Forms() []reflect.Type {
 	return []reflect.Type{
 		reflect.TypeFor[string](), reflect.TypeFor[float64](), reflect.TypeFor[bool](), reflect.TypeFor[[]string](), reflect.TypeFor[map[string]string](),
@@ -62,7 +62,7 @@ func (b *scheduleBody) spec() (Spec, error) {
 	return s, p.Err()
 }
 
-// scheduleChangeBody is a change of a schedule: what is absent stays. An empty value removes what may be absent.
+// scheduleChangeBody is a change of a schedule. Absent fields stay; an empty value removes an optional field.
 type scheduleChangeBody struct {
 	Cron           *string            `json:"cron,omitempty"`
 	TimeZone       *string            `json:"time_zone,omitempty"`
@@ -76,7 +76,7 @@ type scheduleChangeBody struct {
 	WebhookHeaders *map[string]string `json:"webhook_headers,omitempty"`
 }
 
-// apply changes what is given, and checks the whole.
+// apply applies the change and validates the result.
 func (b *scheduleChangeBody) apply(s *Spec) error {
 	var p problem.List
 	replace(&s.Cron, b.Cron)
@@ -105,7 +105,7 @@ func replace[T any](now *T, given *T) {
 	}
 }
 
-// check finds mistakes that do not depend on the host.
+// check reports mistakes that can be found without the host.
 func (s *Spec) check(p *problem.List) {
 	switch s.Type {
 	case TypeExec:
@@ -162,7 +162,7 @@ func milliseconds(p *problem.List, n int64) time.Duration {
 	return time.Duration(n) * time.Millisecond
 }
 
-// object returns the options, or nil for none.
+// object returns the options, or nil if there are none.
 func (o options) object(p *problem.List) json.RawMessage {
 	text := bytes.TrimSpace(o.RawMessage)
 	switch {

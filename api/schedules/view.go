@@ -5,7 +5,7 @@ import (
 	"boxgate/policy"
 )
 
-// scheduleView is a schedule in the SDK's words. Times are Unix seconds.
+// scheduleView is a schedule in the SDK's format. Times are Unix seconds.
 type scheduleView struct {
 	ID             string            `json:"id"`
 	BoxID          policy.BoxID      `json:"box_id"`

@@ -9,14 +9,14 @@ import (
 	"boxgate/policy/name"
 )
 
-// mostHostnames bounds the domains of one URL: each may cost the gateway a certificate.
+// mostHostnames bounds the custom domains of one URL, because each may need a certificate.
 const mostHostnames = 16
 
-// longestHostname leaves room for what the files of its certificate are called.
+// longestHostname bounds a domain so that the names of its certificate files fit into file names.
 const longestHostname = 240
 
-// parseHostnames returns the canonical forms of the domains that a URL is to have. It refuses what can be no domain of
-// the caller's own: single labels, and what is not a host name at all.
+// parseHostnames returns the canonical forms of the requested custom domains. It rejects names that cannot be a domain of
+// the caller: single labels, and invalid host names.
 func parseHostnames(list []string) ([]name.Name, error) {
 	if len(list) > mostHostnames {
 		return nil, problem.Invalid("/hostnames", "must have at most %d entries", mostHostnames)

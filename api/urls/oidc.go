@@ -10,7 +10,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// oidcBody says whose accounts open a URL.
+// oidcBody lists the accounts that open a URL.
 type oidcBody struct {
 	Emails  []string `json:"emails,omitempty" doc:"addresses that the provider has verified"`
 	Domains []string `json:"domains,omitempty" doc:"domains of such addresses"`
@@ -20,7 +20,7 @@ type oidcBody struct {
 // mostAccounts bounds each of the lists.
 const mostAccounts = 256
 
-// accounts returns what the body asks for; nil for none.
+// accounts returns the accounts in the body, or nil.
 func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 	if b == nil {
 		return nil, nil
@@ -58,7 +58,7 @@ func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 
 func beyondASCII(r rune) bool { return r >= utf8.RuneSelf }
 
-// lower folds ASCII alone, as addresses are compared.
+// lower maps only ASCII letters to lower case, as in the comparison of addresses.
 func lower(r rune) rune {
 	if 'A' <= r && r <= 'Z' {
 		return r + 'a' - 'A'

@@ -11,8 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// checkOrigin requires an origin as browsers write it (RFC 6454, 6.2): a scheme, a host in lower case, and a port unless it
-// is the scheme's own. The error of another form prints the right one where it is plain.
+// checkOrigin requires an origin as browsers serialize it (RFC 6454, section 6.2): a scheme, a host in lower case, and a
+// port unless it is the scheme's default. For other forms, the error includes the correct one if possible.
 func checkOrigin(origin string) error {
 	u, err := url.Parse(origin)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {

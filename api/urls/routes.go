@@ -11,15 +11,16 @@ import (
 	"boxgate/policy"
 )
 
-// Host keeps the public URLs. Errors are as in package api.
+// Host manages the public URLs. Errors are as in package api.
 type Host interface {
 	// URLs lists the box's public URLs by port, without credentials.
 	URLs(ctx context.Context, id policy.BoxID) ([]api.URL, error)
-	// CreateURL makes the public URL of a port. An existing one is replaced, with new credentials, and connections
-	// opened with the old ones are cut. A domain that is another URL's, or was another key's until recently, is an ErrConflict, and one
-	// that the operator keeps for others an ErrForbidden. A domain that the caller has not shown to be his is pending.
+	// CreateURL creates the public URL of a port. An existing one is replaced, with new credentials, and connections
+	// opened with the old ones are cut. A domain that belongs to another URL, or belonged to another key until recently,
+	// is an ErrConflict; one that the operator reserves is an ErrForbidden. A domain is pending until the caller has
+	// proved control of it.
 	CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error)
-	// SignURL makes a link that permits some requests to the public URL of a port.
+	// SignURL makes a link that permits certain requests to the public URL of a port.
 	SignURL(ctx context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error)
 	// DeleteURL removes the public URL of a port and cuts its connections.
 	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error

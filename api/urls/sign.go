@@ -25,10 +25,10 @@ type signView struct {
 	ExpiresAt int64  `json:"expires_at"`
 }
 
-// mostOfLink is the longest time that a link works, in seconds: a year.
+// mostOfLink is the maximum validity of a link in seconds: a year.
 const mostOfLink = 365 * 24 * 3600
 
-// request returns what the body asks for.
+// request converts the body, after validation.
 func (b *signBody) request() (api.LinkRequest, error) {
 	req := api.LinkRequest{ExpiresIn: time.Hour, PathPrefix: b.PathPrefix, Methods: b.Methods}
 	if req.PathPrefix == "" {

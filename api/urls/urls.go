@@ -28,7 +28,7 @@ type urlBody struct {
 	OIDC *oidcBody `json:"oidc,omitempty" doc:"accounts at the gateway's identity provider that open it, beside the other credentials"`
 }
 
-// urlView is a public URL. Token, username and password are only in the answer that created them.
+// urlView is a public URL. Token, username and password are only in the response that created them.
 type urlView struct {
 	URL         string   `json:"url"`
 	Port        uint16   `json:"port"`
@@ -50,14 +50,14 @@ type urlView struct {
 	OIDC *oidcBody `json:"oidc,omitempty"`
 }
 
-// pendingView is a domain that the caller has yet to show to be his.
+// pendingView is a custom domain whose owner has not been verified yet.
 type pendingView struct {
 	Hostname string `json:"hostname"`
 	Record   string `json:"record" doc:"name of the TXT record to publish"`
 	Value    string `json:"value" doc:"its text"`
 }
 
-// urlsView is the answer of a list of public URLs.
+// urlsView is the response of listURLs.
 type urlsView struct {
 	Previews []urlView `json:"previews"`
 }
@@ -74,7 +74,7 @@ func viewURL(u api.URL) urlView {
 	}
 }
 
-// pendingNames lists the domains of a URL that are not in service yet.
+// pendingNames lists the domains of a URL that are still pending.
 func pendingNames(u api.URL) []string {
 	names := []string{}
 	for _, p := range u.Pending {
@@ -83,13 +83,13 @@ func pendingNames(u api.URL) []string {
 	return names
 }
 
-// mostSeconds is the longest time for which a URL is asked, in seconds: ten years.
+// mostSeconds is the maximum lifetime of a URL in seconds: ten years.
 const mostSeconds = 10 * 365 * 24 * 3600
 
 // mostOrigins bounds the origins of a URL.
 const mostOrigins = 32
 
-// request returns what the body asks for.
+// request converts the body, after validation.
 func (b *urlBody) request() (api.URLRequest, error) {
 	if b.Port == nil || *b.Port < 1 || *b.Port > 65535 {
 		return api.URLRequest{}, problem.Invalid("/port", "must be between 1 and 65535")
@@ -145,13 +145,13 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "user", "public URL of port %d made", u.Port)
 	view := viewURL(u)
-	// The only place where credentials are shown: the caller has to learn them once.
+	// The only response with credentials: they are shown once.
 	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
 	made := map[string]any{"url": map[string]any{"port": u.Port, "bearer": u.Bearer, "basic": u.Basic, "accounts": u.Accounts != nil, "hostnames": u.Hostnames, "pending_hostnames": pendingNames(u)}}
 	return rest.Reply{Status: http.StatusCreated, Body: view, Change: &rest.Change{Box: box.ID, What: made}}, nil
 }
 
-// checkRaw refuses for raw TCP what only HTTP has a place for.
+// checkRaw rejects fields that only apply to HTTP if the protocol is raw TCP.
 func (b *urlBody) checkRaw(protocol string) error {
 	const why = "raw TCP has no place for a credential: a URL with protocol tcp is open to everybody who knows its name, and the " +
 		"service behind it must ask for a password itself"
@@ -204,7 +204,7 @@ func (e *Endpoints) deleteURL(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return reply, nil
 }
 
-// portOf reads the port in the path.
+// portOf parses the port in the path.
 func portOf(r *http.Request) (uint16, error) {
 	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
 	if err != nil || port == 0 {

@@ -20,7 +20,7 @@ type policyState struct {
 	named    string // the named policy that the box follows, if any
 	version  json.Number
 	warnings []cli.Warning
-	leases   json.RawMessage // unparsed; nil if there are none
+	leases   json.RawMessage // unparsed; nil if there are no leases
 	answer   json.RawMessage // the whole answer
 }
 
@@ -82,7 +82,7 @@ func readOwnPolicy(ctx context.Context, client *api.Client, box string) (policyS
 }
 
 // writePolicy replaces the policy of a box, provided it is still at the version that was read, and keeps its temporary
-// entries. At a different version nothing changes and the error is a *[api.ResponseError] with status 412.
+// entries. At a different version the policy stays and the error is a *[api.ResponseError] with status 412.
 func writePolicy(ctx context.Context, client *api.Client, box string, spec policy.Spec, read policyState) (policyState, error) {
 	body := struct {
 		policy.Spec

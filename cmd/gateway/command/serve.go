@@ -69,7 +69,7 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 type serveOptions struct {
 	noWatch bool     // do not restore kernel rules that other programs change
 	greet   bool     // print the greeting once ready
-	file    string   // the configuration file; "" if there is none
+	file    string   // the configuration file, if any
 	environ []string // environment of this process at its start
 	text    []byte   // contents of the configuration file
 	before  *handover.Predecessor

@@ -66,7 +66,7 @@ func Decoded[T any](render func(io.Writer, T) error) Render {
 	}
 }
 
-// Silent is a [Render] that prints nothing.
+// Silent is a [Render] without output.
 func Silent(io.Writer, json.RawMessage) error { return nil }
 
 // Indented is a [Render] that prints the JSON itself, indented.

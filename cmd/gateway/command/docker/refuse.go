@@ -150,7 +150,7 @@ func commanding() []string {
 }
 
 // leadsTo returns the socket that is reachable through a mounted source: the source itself under any name, or a socket
-// below it or below a mount under it. It returns "" if there is none.
+// below it or below a mount under it. It returns "" if no socket is reachable.
 func leadsTo(source string, sockets []string) string {
 	if source == "" {
 		return ""

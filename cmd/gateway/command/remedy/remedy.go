@@ -12,7 +12,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// elsewhere is the sentence for reasons without a remedy here, such as those of a newer gateway.
+// elsewhere is the sentence for reasons without a remedy here, such as reasons of a newer gateway.
 const elsewhere = "docs/reasons.md says what it means, and what to do about it"
 
 // For returns a sentence about lifting a denial, or "" for other events.
@@ -83,7 +83,7 @@ const HTTPSPort = 443
 
 // OpeningOf returns the narrowest entry that lifts a denial. It returns false if no entry would, if the destination is
 // unknown, or if the destination has a name from DNS but only its address, with all ports, could be allowed. A connection
-// without an address and without a name of its own went to the sink; its name is the one resolved to the sink for this
+// with neither an address nor its own name went to the sink; its name is the one resolved to the sink for this
 // box.
 func OpeningOf(e audit.Event) (Opening, bool) {
 	host, port := e.Name, e.Port
@@ -175,7 +175,7 @@ func boxOf(e audit.Event) string {
 	return string(e.Box)
 }
 
-// plain lists the characters of box names, none of which is special to a shell.
+// plain lists the characters of box names. A shell treats all of them literally.
 const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 // quoted quotes a rule for a sentence.

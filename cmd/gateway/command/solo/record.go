@@ -245,15 +245,15 @@ func text(spec policy.Spec) string {
 	return string(data)
 }
 
-// Learned returns the policy that allows exactly what was reached.
+// Learned returns the policy that allows exactly the destinations reached.
 func (r *Record) Learned() []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return []byte(text(specOf(slices.Collect(maps.Keys(r.reached)))) + "\n")
 }
 
-// wider returns a policy that also allows what was refused, as far as a policy can. It reports whether that adds
-// anything.
+// wider returns a policy that also allows the refused destinations, as far as a policy can. It reports whether that
+// adds any.
 func (r *Record) wider() (policy.Spec, bool) {
 	all := slices.Collect(maps.Keys(r.reached))
 	helps := false

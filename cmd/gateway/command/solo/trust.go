@@ -15,8 +15,8 @@ import (
 // bundlePath is the file with the public roots and the gateway's CA, as the command sees it.
 const bundlePath = inside.Private + "/ca-bundle.pem"
 
-// bundle returns the root certificates for the command: the host's, those of the caller's environment variables, those
-// configured for upstreams, and the gateway's interception CA.
+// bundle returns the root certificates for the command: the host's, the ones in the caller's environment variables, the
+// ones configured for upstreams, and the gateway's interception CA.
 func bundle(env, upstreams []string, ca []byte) ([]byte, error) {
 	out, err := launcher.PublicRoots()
 	if err != nil {
@@ -66,7 +66,7 @@ var systemBundles = []string{
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/ca-bundle.pem", "/var/lib/ca-certificates/ca-bundle.pem",
 }
 
-// files returns the files that replace those of the host in the command's view.
+// files returns the files that replace the host's files in the command's view.
 func files(roots []byte, resolvers []netip.Addr) []inside.File {
 	var conf strings.Builder
 	for _, a := range resolvers {

@@ -125,7 +125,7 @@ func rate(was, is uint64, passed time.Duration) float64 {
 // Sort is an order of rows.
 type Sort int
 
-// The orders, in the sequence in which the key s selects them.
+// The orders, in the sequence of the key s.
 const (
 	ByDenials Sort = iota
 	ByConnections
