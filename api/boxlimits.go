@@ -12,7 +12,7 @@ type BoxLimits struct {
 // LimitChange is a change of limits. A value of 0 unsets the limit.
 type LimitChange map[policy.Limit]int64
 
-// Of returns the effective limits of the box, given those of the configuration.
+// Of returns the effective limits of the box, given the configured limits.
 func (b BoxLimits) Of(host policy.Limits) policy.Limits {
 	return b.Own.Within(b.Operator.Over(host))
 }

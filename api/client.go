@@ -109,7 +109,7 @@ func (c *Client) send(ctx context.Context, method, path string, in any, header h
 	return c.sendBody(ctx, method, path, bytes.NewReader(data), header)
 }
 
-// Stream sends a body of the given media type (nil: none) without buffering it. The caller must close the body of the
+// Stream sends a body of the given media type (nil: no body) without buffering it. The caller must close the body of the
 // response.
 func (c *Client) Stream(ctx context.Context, method, path, media string, body io.Reader) (*http.Response, error) {
 	header := http.Header{}

@@ -24,7 +24,7 @@ type SelfTestProbe struct {
 	Family   string // "ipv4" or "ipv6"
 	Target   string // an address, an address and port, or a name
 	Expected string // the promise of the active policy
-	Seen     string // what the box observed and the log recorded
+	Seen     string // observations of the box and entries of the log
 	Verdict  SelfTestVerdict
 	Why      string // for every verdict except ProbeTight
 }

@@ -10,7 +10,7 @@ import (
 // wholeDays is a number of days. More than five digits could overflow a duration.
 var wholeDays = regexp.MustCompile(`^([0-9]{1,5})d$`)
 
-// errDuration is returned for text that is not a duration. Callers add what the duration was for.
+// errDuration is returned for text that is not a duration. Callers add its purpose.
 var errDuration = errors.New("not a duration such as 10m, or 7d")
 
 // ParseDuration parses a non-negative duration: whole days (7d) or the syntax of [time.ParseDuration] (1h30m). All

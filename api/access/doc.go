@@ -1,3 +1,3 @@
-// Package access decides who may call the API: those with a valid key, for as long as it is valid, and never a web page of
-// another site.
+// Package access authenticates and authorizes the callers of the API. It admits requests with a valid key, for as long as
+// the key is valid, and never requests from a web page of another site.
 package access

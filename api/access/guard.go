@@ -7,24 +7,24 @@ import (
 	"boxgate/api/problem"
 )
 
-// Guard decides which requests are served. [New] makes one.
+// Guard authenticates requests. Use [New].
 type Guard struct {
 	find  Finder
 	hosts map[string]bool // lower case, without port and trailing dot
 }
 
-// Finder returns who a key belongs to, if it is valid now.
+// Finder returns the caller that a valid key belongs to.
 type Finder func(key string) (api.Caller, bool)
 
-// New makes a guard that admits requests with a key that find knows, under a loopback name, the address that the connection
-// came in on, or one of names.
+// New makes a guard that admits requests with a key known to find, if their Host is a loopback name, the address of the
+// connection, or one of names.
 func New(find Finder, names []string) *Guard {
 	return &Guard{find: find, hosts: allowedHosts(names)}
 }
 
-// Admit refuses a request that a web page of another site may have caused (Host and Origin) and one without a valid
-// key, in this order, so that a page cannot even learn whether a key is right. What the key may do is for
-// [Permit] to say.
+// Admit refuses a request that may come from a web page of another site (checking Host and Origin), and then one without
+// a valid key. The order matters: otherwise a page could find out whether a key is valid. [Permit] decides about the
+// permissions of the key.
 func (g *Guard) Admit(w http.ResponseWriter, r *http.Request) (api.Caller, error) {
 	if !g.knownHost(r) {
 		return api.Caller{}, problem.Refuse(http.StatusMisdirectedRequest, "Host %q is not a name of this API; use its address or localhost", problem.Clip(r.Host))

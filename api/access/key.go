@@ -12,7 +12,7 @@ import (
 	"boxgate/api/problem"
 )
 
-// keyOf returns the key of a request; two different ones count as none.
+// keyOf returns the key of a request. A request with two different keys counts as one without a key.
 func keyOf(r *http.Request) (string, bool) {
 	keys := slices.Clone(r.Header.Values(api.KeyHeader))
 	for _, v := range r.Header.Values("Authorization") {
@@ -29,14 +29,14 @@ func keyOf(r *http.Request) (string, bool) {
 	return keys[0], true
 }
 
-// keyRecheck is how soon a long request notices that its key has stopped working.
+// keyRecheck is the interval at which a long request checks that its key is still valid.
 const keyRecheck = time.Second
 
-// errKeyEnded ends a request whose key has stopped working.
+// errKeyEnded ends a request whose key is no longer valid.
 var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped working during the request")
 
-// WhileKeyWorks returns the request with a context that ends when its key stops working, or is no longer that of the
-// request's caller, so that streams opened with a revoked key do not outlive it. The caller calls end when the request is over.
+// WhileKeyWorks returns the request with a context that ends when its key is no longer valid or belongs to another
+// caller, so that streams do not outlive a revoked key. The caller must call end after the request.
 func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 	key, _ := keyOf(r)
 	ctx, cancel := context.WithCancelCause(r.Context())

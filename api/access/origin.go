@@ -15,8 +15,8 @@ func allowedHosts(extra []string) map[string]bool {
 	return hosts
 }
 
-// knownHost reports whether the Host header names this API: a loopback name, the address the connection came in on, or
-// a configured name. Anything else may be a name that its owner pointed here (DNS rebinding).
+// knownHost reports whether the Host header is a loopback name, the address of the connection, or a configured name. Any
+// other name may have been pointed here by its owner (DNS rebinding).
 func (g *Guard) knownHost(r *http.Request) bool {
 	if r.URL.IsAbs() {
 		return false // an absolute-form target replaces the Host header
@@ -42,7 +42,8 @@ func bareHost(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// sameOrigin reports whether a request was not sent by a web page, or by one of this origin (Fetch, Origin header).
+// sameOrigin reports whether a request comes from this origin or from no web page at all (Fetch standard, Sec-Fetch-Site
+// and Origin).
 func sameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "none", "same-origin":

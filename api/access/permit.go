@@ -11,21 +11,21 @@ import (
 	"boxgate/rule"
 )
 
-// finder finds a box by its ID or its name.
+// finder finds a box by its ID or name.
 type finder interface {
 	Box(ctx context.Context, idOrName string) (api.Box, error)
 }
 
-// snapshots lists the snapshots of a box, which may be deleted.
+// snapshots lists the snapshots of a box, which may have been deleted.
 type snapshots interface {
 	Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error)
 }
 
-// Permit decides whether the caller of a request may call an endpoint, and of which box: it is the only place that does. The
-// mux has matched the request, so that {id} is what the endpoint itself reads.
+// Permit decides whether the caller of a request may call the endpoint, and for which box. It alone makes that decision.
+// The mux has already matched the request, so {id} is the value that the endpoint reads.
 //
-// For keys that do not see every box it replaces {id} by the ID of the box that was judged. So a name that goes to another
-// box in between leads nowhere.
+// For keys that do not see every box, it replaces {id} by the ID of the box it checked, so that a name that moves to
+// another box in the meantime gives no access to that box.
 func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	caller := api.CallerOf(r.Context())
 	g, known := grants[route]
@@ -47,7 +47,7 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	return nil
 }
 
-// leftBy reports whether a key sees a snapshot of a box that it does not see: of one that was deleted.
+// leftBy reports whether a key sees a snapshot of a box that it cannot see, because the box was deleted.
 func leftBy(ctx context.Context, id policy.BoxID, caller api.Caller, of snapshots) bool {
 	list, err := of.Snapshots(ctx, id)
 	return err == nil && slices.ContainsFunc(list, caller.SeesSnapshot)
@@ -60,8 +60,8 @@ func roleName(r api.Role) string {
 	return string(r)
 }
 
-// Secrets returns which of the operator's secrets the rules of a request may name: for admin keys all that has knows. Others
-// could have a secret sent to a server of their own, and so read it.
+// Secrets returns a function that reports which of the operator's secrets the rules of a request may refer to: for admin
+// keys, all of them. With other keys, a caller could have a secret sent to its own server and read it.
 func Secrets(ctx context.Context, has func(name string) bool) func(name string) bool {
 	if api.CallerOf(ctx).Role == api.RoleAdmin {
 		return has
@@ -69,8 +69,8 @@ func Secrets(ctx context.Context, has func(name string) bool) func(name string) 
 	return func(string) bool { return false }
 }
 
-// Rules refuses header rules that the key of a request may not set: those that send requests, with what the gateway says of
-// the box, to another server, and those that use the operator's secrets, whoever has read them, are for admin keys.
+// Rules refuses header rules that require an admin key: rules that send requests, with identifying headers of the box, to
+// another server, and rules that use the operator's secrets, even if an admin added those earlier.
 func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	caller := api.CallerOf(ctx)
 	if caller.Role == api.RoleAdmin {

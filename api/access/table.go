@@ -7,37 +7,38 @@ import (
 	"boxgate/api"
 )
 
-// grant says who besides admin keys may call an endpoint, and whether that changes something. The zero value grants nothing.
+// grant contains the roles, besides admin, that may call an endpoint, and properties of the endpoint. The zero value
+// grants no access.
 type grant uint8
 
 const (
-	// own: keys that create boxes, and keys of one box. An endpoint of a box is theirs for a box that they see.
+	// own: box-creator and one-box keys, for the boxes that they see.
 	own grant = 1 << iota
-	// creates: keys that create boxes.
+	// creates: box-creator keys.
 	creates
-	// reads: read-only keys. It must show no secret, file, or command, and run nothing.
+	// reads: read-only keys. The endpoint must return no secret, file or command, and execute no code.
 	reads
-	// changes: the audit trail has every call. All others only show something.
+	// changes: every call is recorded in the audit trail. Endpoints without it only read.
 	changes
-	// outlives: it also serves the snapshots of a deleted box, by its ID, to keys that see them.
+	// outlives: the endpoint also serves the snapshots of a deleted box, by its ID, to keys that see them.
 	outlives
-	// runs: a command in a box, which counts against the quota of the key.
+	// runs: the endpoint runs a command in a box, which counts against the quota of the key.
 	runs
 
-	admin grant = 0 // alone: admin keys only
+	admin grant = 0 // admin keys only
 )
 
-// grants has every endpoint that needs a key, by the ID of its route. An endpoint that is not here is refused to every key: a
-// test of api/server holds the table complete.
+// grants lists every endpoint that requires a key, by the ID of its route. Endpoints missing here are refused for every
+// key; a test of api/server checks that the table is complete.
 var grants = map[string]grant{
 	"getDescription": own | reads,
 
 	"createBox":             creates | changes,
-	"createBoxFromSnapshot": creates | changes, // of a snapshot that the key sees
-	"attachBox":             admin | changes,   // reaches into the host
+	"createBoxFromSnapshot": creates | changes, // from a snapshot that the key sees
+	"attachBox":             admin | changes,   // gives access to the host
 	"reattachBox":           admin | changes,
 	"detachBox":             admin | changes,
-	"listBoxes":             own | reads, // those that the key sees
+	"listBoxes":             own | reads, // lists the boxes that the key sees
 	"deleteBoxes":           own | changes,
 	"getBox":                own | reads,
 	"deleteBox":             own | changes,
@@ -99,9 +100,9 @@ var grants = map[string]grant{
 	"setGlobalHeaders":    admin | changes,
 	"changeGlobalHeaders": admin | changes,
 
-	"listNamedPolicies": creates | reads, // keys that create boxes, and those of one box, may refer to all of them
+	"listNamedPolicies": creates | reads, // other keys may only refer to them
 	"getNamedPolicy":    creates | reads,
-	"setNamedPolicy":    admin | changes, // of every box that follows it, whoever created that
+	"setNamedPolicy":    admin | changes, // affects every box that follows it, whoever created the box
 	"deleteNamedPolicy": admin | changes,
 
 	"listBoxDecisions":   own | reads,
@@ -126,11 +127,11 @@ var grants = map[string]grant{
 	"takeSnapshot":     own | changes,
 	"listBoxSnapshots": own | reads | outlives,
 	"deleteSnapshot":   own | changes | outlives,
-	"listSnapshots":    creates | reads, // the ones that the key sees
+	"listSnapshots":    creates | reads, // lists the snapshots that the key sees
 	"deleteSnapshots":  creates | changes,
 
 	"getEnvironment":   admin | reads,
-	"setEnvironment":   admin | changes, // of every new box
+	"setEnvironment":   admin | changes, // affects every new box
 	"setVariable":      admin | changes,
 	"deleteVariable":   admin | changes,
 	"addLabel":         own | changes,
@@ -150,7 +151,7 @@ var grants = map[string]grant{
 	"listSecrets":    admin | reads, // names, sources and ages
 	"refreshSecret":  admin | changes,
 	"rotateStoreKey": admin | changes,
-	"backupStore":    admin | changes, // what leaves the gateway is noted
+	"backupStore":    admin | changes, // exports data, so the call is recorded
 	"verifyStore":    admin,
 	"rotateApiKey":   admin | changes,
 
@@ -164,7 +165,7 @@ var grants = map[string]grant{
 	"replaceApiKey": admin | changes,
 }
 
-// to reports whether a role may call an endpoint.
+// to reports whether a role may call the endpoint.
 func (g grant) to(role api.Role) bool {
 	switch role {
 	case api.RoleAdmin:
@@ -179,7 +180,7 @@ func (g grant) to(role api.Role) bool {
 	return false
 }
 
-// Changes reports whether calls of an endpoint change something, or may: one that is not in the table does.
+// Changes reports whether calls of an endpoint may change state. Endpoints missing from the table count as changing.
 func Changes(route string) bool {
 	g, known := grants[route]
 	return !known || g&changes != 0

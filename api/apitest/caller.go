@@ -11,7 +11,7 @@ import (
 	"boxgate/api"
 )
 
-// Caller calls an API that is served.
+// Caller calls a test server of the API.
 type Caller struct {
 	*httptest.Server
 }
@@ -32,7 +32,7 @@ func (a Answer) JSON(t testing.TB) map[string]any {
 	return v
 }
 
-// Call makes a request with the operator's key; edit may change it.
+// Call sends a request with the operator's key. edit may change the request.
 func (c *Caller) Call(t testing.TB, method, path, body string, edit ...func(*http.Request)) Answer {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, c.URL+path, strings.NewReader(body))
@@ -58,7 +58,7 @@ func (c *Caller) Call(t testing.TB, method, path, body string, edit ...func(*htt
 	return Answer{resp, string(text)}
 }
 
-// Expect calls and fails the test unless the answer has the status, and the words in its text.
+// Expect is Call, and fails the test unless the response has the status and contains the words.
 func (c *Caller) Expect(t testing.TB, status int, method, path, body string, words ...string) Answer {
 	t.Helper()
 	got := c.Call(t, method, path, body)
@@ -73,7 +73,7 @@ func (c *Caller) Expect(t testing.TB, status int, method, path, body string, wor
 	return got
 }
 
-// With makes a request come with another key.
+// With sets another key on a request.
 func With(key string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set(api.KeyHeader, key) }
 }

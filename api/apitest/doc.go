@@ -1,3 +1,3 @@
-// Package apitest is the rig of the tests of the API: [Host] keeps boxes in memory, and [Serve] serves some endpoints over it
-// as package server does, without the rest of the API.
+// Package apitest provides the environment for tests of the API: a [Host] with boxes in memory, and [Serve], which serves
+// some endpoints with it as package server does.
 package apitest

@@ -29,14 +29,14 @@ import (
 	"boxgate/policy/name"
 )
 
-// Key is the operator's key of the API.
+// Key is the operator's API key.
 const Key = "key-0123456789"
 
 // Host implements the Host of every package of endpoints. It keeps boxes in memory and runs their commands as processes
-// of the test. A test that reads or changes its fields while calls are running holds Mu. [NewHost] makes one.
+// of the test. A test must hold Mu to access its fields while calls are running. Use [NewHost].
 type Host struct {
 	Dir  string          // where commands run
-	over context.Context // ends commands
+	over context.Context // when it ends, all commands are killed
 	end  func()
 
 	Mu      sync.Mutex
@@ -45,7 +45,7 @@ type Host struct {
 	Env     map[string]name.Secret // of new boxes
 	Created []api.CreateRequest
 	Execs   []api.ExecRequest
-	Sizes   []api.TerminalSize // of every resize of a session
+	Sizes   []api.TerminalSize // all resizes of sessions
 
 	NotReady error               // returned by Ready
 	Probes   []api.SelfTestProbe // of every self-test
@@ -53,13 +53,13 @@ type Host struct {
 	Crash    bool                // every call panics with a secret
 	Unread   error               // returned by ReadTrail
 
-	Named      map[string]api.NamedPolicy // without their boxes
+	Named      map[string]api.NamedPolicy // without Boxes
 	Taken      []api.Snapshot
-	Keys       map[string]api.Key // by the key itself, besides [Key]
+	Keys       map[string]api.Key // by value; in addition to [Key]
 	Passphrase string             // of the last RotateStoreKey
 	Grace      time.Duration      // of the last RotateAPIKey
 
-	Told   []audit.Event // decisions, by Tell
+	Told   []audit.Event // decisions passed to Tell
 	follow []chan audit.Event
 }
 
@@ -77,13 +77,13 @@ func NewBox(b api.Box) *Box {
 	return &Box{Box: b, Rules: api.HeaderState{Version: 1}, URLs: map[uint16]api.URL{}}
 }
 
-// NewHost makes a host without boxes, whose commands run in a directory of the test.
+// NewHost makes a host without boxes. Commands run in a temporary directory of the test.
 func NewHost(t testing.TB) *Host {
 	over, end := context.WithCancel(context.Background())
 	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]name.Secret{}, Global: api.HeaderState{Version: 1}}
 }
 
-// Add makes a box and returns its ID.
+// Add creates a box and returns its ID.
 func (h *Host) Add(t testing.TB, req api.CreateRequest) string {
 	t.Helper()
 	box, err := h.CreateBox(t.Context(), req)
@@ -93,10 +93,10 @@ func (h *Host) Add(t testing.TB, req api.CreateRequest) string {
 	return string(box.ID)
 }
 
-// End ends the commands that run.
+// End kills all running commands.
 func (h *Host) End() { h.end() }
 
-// enter begins a call: it locks the host and fails if the test wants that.
+// enter begins a call: it locks the host and fails as the test has requested.
 func (h *Host) enter() (leave func(), err error) {
 	h.Mu.Lock()
 	if h.Crash {
@@ -106,7 +106,7 @@ func (h *Host) enter() (leave func(), err error) {
 	return h.Mu.Unlock, h.Fail
 }
 
-// box enters and finds a box.
+// box enters the host and finds a box.
 func (h *Host) box(id policy.BoxID) (b *Box, leave func(), err error) {
 	leave, err = h.enter()
 	if b = h.ByID[id]; b == nil && err == nil {
@@ -215,7 +215,7 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	return api.ExecResult{ExitCode: cmd.ProcessState.ExitCode(), CPU: 1500 * time.Nanosecond}, nil
 }
 
-// swallowing discards output that its writer refuses.
+// swallowing ignores errors of its writer.
 type swallowing struct{ io.Writer }
 
 func (s swallowing) Write(b []byte) (int, error) {
@@ -298,7 +298,7 @@ func (h *Host) EndLeases(_ context.Context, id policy.BoxID, which func(api.Leas
 	return changed(b, was), nil
 }
 
-// changed returns the policy of a box with the one that it has replaced.
+// changed returns the policy of a box together with the replaced one.
 func changed(b *Box, was api.PolicyState) api.PolicyState {
 	is := b.Policy
 	is.Was = &was
@@ -407,7 +407,7 @@ func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	}
 	var list []api.URL
 	for _, port := range slices.Sorted(maps.Keys(b.URLs)) {
-		list = append(list, b.URLs[port]) // with its credentials: the API must not show them
+		list = append(list, b.URLs[port]) // includes the credentials, which the API must not show
 	}
 	return list, nil
 }
@@ -489,7 +489,7 @@ func (s memoryStream) Events() <-chan audit.Event { return s }
 // Lost implements [api.EventStream].
 func (s memoryStream) Lost() uint64 { return 3 }
 
-// Decision is a decision about a connection of a box to a name.
+// Decision returns a decision about a connection from a box to a name.
 func Decision(box policy.BoxID, at int64, n string, verdict policy.Verdict) audit.Event {
 	return audit.Event{Time: time.Unix(at, 0), Box: box, Stage: policy.StageConn, Name: n, Verdict: verdict, Reason: name.ReasonNotAllowed}
 }

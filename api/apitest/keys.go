@@ -14,7 +14,7 @@ import (
 	"boxgate/quota"
 )
 
-// findKey is the Finder of the memory host: Key is the operator's.
+// FindKey implements [boxgate/api/access.Finder]. Key is the operator's.
 func (h *Host) FindKey(key string) (api.Caller, bool) {
 	if subtle.ConstantTimeCompare([]byte(key), []byte(Key)) == 1 {
 		return api.Caller{Key: api.OperatorKey, Name: api.OperatorKey, Role: api.RoleAdmin}, true

@@ -85,7 +85,7 @@ func (h *Host) DetachBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
-// SelfTest returns the report that the test put into the host.
+// SelfTest returns a report with the probes set by the test.
 func (h *Host) SelfTest(_ context.Context, id policy.BoxID) (api.SelfTestReport, error) {
 	b, leave, err := h.box(id)
 	defer leave()

@@ -17,10 +17,10 @@ import (
 	"boxgate/api/strict"
 )
 
-// Bodies bounds the bodies of requests in tests.
+// Bodies is the limit on request bodies in tests.
 var Bodies = strict.Bodies{Most: 1 << 20}
 
-// Served is a set of endpoints that are served.
+// Served is a running test server with some endpoints.
 type Served struct {
 	Caller
 	Log *observer.ObservedLogs
@@ -29,7 +29,7 @@ type Served struct {
 	changes []string
 }
 
-// Serve serves routes until the test ends, to the keys of a host and as the roles of these permit.
+// Serve serves routes until the test ends. It accepts the keys of the host and enforces their roles.
 func Serve(t testing.TB, host *Host, routes []rest.Route) *Served {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
@@ -56,11 +56,11 @@ func Serve(t testing.TB, host *Host, routes []rest.Route) *Served {
 		mux.ServeHTTP(w, r.WithContext(api.WithCaller(r.Context(), caller)))
 	}))
 	t.Cleanup(s.Close)
-	t.Cleanup(host.End) // first: a handler may wait for its command
+	t.Cleanup(host.End) // runs first, because a handler may wait for its command
 	return s
 }
 
-// record keeps what a request has changed.
+// record collects the change made by a request.
 func (s *Served) record(_ int, change *rest.Change) error {
 	if change == nil {
 		return nil
@@ -72,7 +72,7 @@ func (s *Served) record(_ int, change *rest.Change) error {
 	return err
 }
 
-// Changes returns what requests have changed, as the audit trail would have it: the ID of the box, a space, and JSON.
+// Changes returns the changes made by requests in the form of the audit trail: the ID of the box, a space, and JSON.
 func (s *Served) Changes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// StartSession runs commands on the host. Their tree is their process group.
+// StartSession runs a command as a process of the test, in its own process group.
 func (h *Host) StartSession(_ context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	_, leave, err := h.box(id)
 	leave()

@@ -14,14 +14,14 @@ import (
 	"boxgate/policy"
 )
 
-// sandboxBody is the JSON of a reattach: what to attach to; nothing for what the box was attached to.
+// sandboxBody is the JSON of a reattach. If it is empty, the previous sandbox is used.
 type sandboxBody struct {
 	NetNS     string `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
 	PID       int    `json:"pid,omitempty" doc:"a process in the network namespace"`
 	Container string `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
 }
 
-// attachBody is the JSON of an attach: what to attach, and the fields of a create that do not depend on the launcher.
+// attachBody is the JSON of an attach: the sandbox, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
 	sandboxBody
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
@@ -48,7 +48,7 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
 }
 
-// stack returns whose network stack is meant; the namespace's own if it is not given.
+// stack returns the network stack to use. The default is that of the namespace.
 func (b *attachBody) stack(p *problem.List) string {
 	switch b.Stack {
 	case "":
@@ -60,7 +60,7 @@ func (b *attachBody) stack(p *problem.List) string {
 	return b.Stack
 }
 
-// attached returns what to attach, of which exactly one must be given.
+// attached returns the sandbox to attach. Exactly one field must be set.
 func (b *sandboxBody) attached(p *problem.List) api.Attached {
 	var found []api.Attached
 	if b.NetNS != "" {
@@ -71,7 +71,7 @@ func (b *sandboxBody) attached(p *problem.List) api.Attached {
 		found = append(found, api.Attached{Kind: api.AttachNetNS, Ref: b.NetNS})
 	}
 	if b.PID != 0 {
-		if b.PID < 1 || b.PID > 1<<22 { // the kernel's own limit, see proc(5)
+		if b.PID < 1 || b.PID > 1<<22 { // the kernel's limit, see proc(5)
 			p.Add("/pid", "is not the ID of a process")
 		}
 		found = append(found, api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(b.PID), PID: b.PID})
@@ -89,7 +89,7 @@ func (b *sandboxBody) attached(p *problem.List) api.Attached {
 	return found[0]
 }
 
-// attachBox is POST /v2/box/attach.
+// attachBox handles POST /v2/box/attach.
 func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body attachBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -110,7 +110,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box), Change: made(box, api.CreateRequest{Headers: req.Headers})}, nil
 }
 
-// reattachBox is POST /v2/box/{id}/reattach.
+// reattachBox handles POST /v2/box/{id}/reattach.
 func (e *Endpoints) reattachBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body sandboxBody
 	if r.ContentLength != 0 {
@@ -138,7 +138,7 @@ func (e *Endpoints) reattachBox(w http.ResponseWriter, r *http.Request) (rest.Re
 	return rest.Reply{Body: viewBox(box)}, nil
 }
 
-// detachBox is POST /v2/box/{id}/detach.
+// detachBox handles POST /v2/box/{id}/detach.
 func (e *Endpoints) detachBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {

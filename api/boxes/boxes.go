@@ -59,7 +59,7 @@ func (e *Endpoints) deleteBox(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return e.deleteAll(r, []api.Box{box})
 }
 
-// deleteBoxes looks up all boxes before it deletes the first, so that a mistyped ID does not leave half the work done.
+// deleteBoxes finds all boxes before it deletes the first, so that a mistyped ID does not cause a partial deletion.
 func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body deleteBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -90,7 +90,7 @@ func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Re
 func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, error) {
 	gone := deletedView{Deleted: []policy.BoxID{}}
 	for _, box := range boxes {
-		// A box that has gone by now, or was named twice, counts as deleted.
+		// A box that no longer exists, or was listed twice, counts as deleted.
 		if err := e.Host.DeleteBox(r.Context(), box.ID); err != nil && !errors.Is(err, api.ErrNotFound) {
 			return rest.Reply{}, err
 		}
@@ -103,7 +103,7 @@ func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, err
 	return rest.Reply{Body: gone, Change: &rest.Change{What: what}}, nil
 }
 
-// namesOf returns the names of those boxes that have one.
+// namesOf returns the names of boxes, leaving out boxes without a name.
 func namesOf(boxes []api.Box) map[policy.BoxID]string {
 	names := map[policy.BoxID]string{}
 	for _, b := range boxes {

@@ -16,7 +16,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// createBody is the JSON of a create, in the dialect of the SDK.
+// createBody is the JSON of a create request, in the dialect of the SDK.
 type createBody struct {
 	Name          string            `json:"name,omitempty"`
 	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
@@ -43,7 +43,7 @@ type createBody struct {
 	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
 }
 
-// mcpBody is one MCP server of a create.
+// mcpBody is one MCP server of a create request.
 type mcpBody struct {
 	Name         string            `json:"name"`
 	Source       string            `json:"source" enum:"npm url"`
@@ -52,17 +52,17 @@ type mcpBody struct {
 	Headers      map[string]string `json:"headers,omitempty" doc:"values are never read back"`
 }
 
-// MaxTTL is the longest life of an ephemeral box, and its life when none is asked for.
+// MaxTTL is the maximum and default lifetime of an ephemeral box.
 const MaxTTL = 3 * 24 * time.Hour
 
 var (
 	sizes      = []string{"small", "medium", "large"}
 	runtimePat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$`)
-	// reserved are the words that take the place of an ID in the paths of the dialect.
+	// reserved are words that the dialect uses instead of an ID in paths.
 	reserved = []string{"settings", "attach", "snapshots", "from-snapshot", "agent-credentials", "github"}
 )
 
-// request validates a create and turns it into a request to the Host.
+// request validates the body and converts it into a request to the Host.
 func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
 	var p problem.List
 	req := api.CreateRequest{
@@ -98,7 +98,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	return req, p.Err()
 }
 
-// network reads the policy and the header rules. A policy of the other dialect may have rules of its own.
+// network parses the policy and the header rules. A policy in the other dialect may contain header rules, too.
 func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool, p *problem.List) error {
 	var err error
 	var fromPolicy []policy.HeaderRule
@@ -171,7 +171,7 @@ func (b *createBody) checkNames(p *problem.List) {
 	spec.Text(p, "/init_command", b.InitCommand, 64<<10, true)
 }
 
-// hosted separates the hosted product's fields into what may be read back and the secrets, by their pointer.
+// hosted separates the hosted product's fields into public fields and secrets by pointer.
 func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret) {
 	secrets := make(map[string]name.Secret)
 	keep := func(pointer, value string) {
@@ -212,17 +212,17 @@ func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret
 	return h, secrets
 }
 
-// createBox is POST /v2/box.
+// createBox handles POST /v2/box.
 func (e *Endpoints) createBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	return e.create(w, r, &createBody{})
 }
 
-// creation is the body of a call that makes a box.
+// creation is the body of a call that creates a box.
 type creation interface {
 	request(hasSecret func(string) bool) (api.CreateRequest, error)
 }
 
-// create reads the body of a call that makes a box, and makes it.
+// create parses the body of a call that creates a box, and creates the box.
 func (e *Endpoints) create(w http.ResponseWriter, r *http.Request, body creation) (rest.Reply, error) {
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return rest.Reply{}, err

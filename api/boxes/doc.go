@@ -1,2 +1,2 @@
-// Package boxes serves the boxes themselves: create, attach, list, show, test and delete.
+// Package boxes serves the boxes: create, attach, list, show, test and delete.
 package boxes

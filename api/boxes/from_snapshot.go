@@ -8,13 +8,13 @@ import (
 	"boxgate/api/rest"
 )
 
-// fromSnapshotBody is the JSON of a create from a snapshot.
+// fromSnapshotBody is the JSON of a create request with a snapshot.
 type fromSnapshotBody struct {
 	SnapshotID string `json:"snapshot_id" example:"snap_0123456789abcdef"`
 	createBody
 }
 
-// request validates a create from a snapshot. What the snapshot has and the request leaves out stays empty.
+// request validates the body. Fields that are in the snapshot and not in the request stay empty.
 func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateRequest, error) {
 	var p problem.List
 	if b.SnapshotID == "" || len(b.SnapshotID) > 64 {
@@ -29,7 +29,7 @@ func (b *fromSnapshotBody) request(hasSecret func(string) bool) (api.CreateReque
 	return req, p.Err()
 }
 
-// createFromSnapshot is POST /v2/box/from-snapshot.
+// createFromSnapshot handles POST /v2/box/from-snapshot.
 func (e *Endpoints) createFromSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	return e.create(w, r, &fromSnapshotBody{})
 }

@@ -14,8 +14,8 @@ import (
 	"boxgate/policy"
 )
 
-// permit completes a request for a box with who makes it, and refuses what that key may not ask for: source addresses, a snapshot of
-// a box that it does not see, and some header rules.
+// permit sets the creator of a requested box, and refuses requests beyond the permissions of its key: source addresses, a
+// snapshot of a box that the key does not see, and certain header rules.
 func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 	caller := api.CallerOf(ctx)
 	if caller.Key != api.OperatorKey {

@@ -11,21 +11,21 @@ import (
 	"boxgate/policy"
 )
 
-// Host makes, attaches and deletes boxes. Errors are as in package api.
+// Host creates, attaches and deletes boxes. Errors are as in package api.
 type Host interface {
-	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
-	// use is an ErrConflict; a runtime or field that cannot be honoured is a *document.InvalidError.
+	// CreateBox returns once the box can run commands, or earlier with StatusCreating; clients poll then. A name already
+	// in use is an ErrConflict; an unsupported runtime or field is a *document.InvalidError.
 	CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error)
-	// AttachBox attaches an existing network namespace to the gateway and returns once its policy is in force. A
-	// namespace that cannot be found or used is a *document.InvalidError.
+	// AttachBox attaches an existing network namespace to the gateway and returns once its policy is active. A namespace
+	// that cannot be found or used is a *document.InvalidError.
 	AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error)
-	// ReattachBox attaches a box to a sandbox again, to the one that it names (nil: the one it was attached to), and returns
-	// once its policy is in force there. A sandbox that cannot be found or used is a *document.InvalidError; a box that was
-	// launched here, an ErrConflict.
+	// ReattachBox attaches a box to its sandbox again, or to the sandbox to if it is not nil, and returns once its policy
+	// is active there. A sandbox that cannot be found or used is a *document.InvalidError; a launched box is an
+	// ErrConflict.
 	ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error)
-	// DetachBox takes an attached box off the network and forgets it; a box that was launched here is an ErrConflict.
+	// DetachBox disconnects an attached box and deletes its state. A launched box is an ErrConflict.
 	DetachBox(ctx context.Context, id policy.BoxID) error
-	// DeleteBox stops the box, cuts its connections and forgets it.
+	// DeleteBox stops the box, cuts its connections and deletes its state.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 }
 
@@ -34,20 +34,20 @@ type Table interface {
 	rest.Finder
 	// Boxes lists the boxes, oldest first.
 	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
-	// HostLimits returns the limits that the configuration gives each box.
+	// HostLimits returns the configured limits of every box.
 	HostLimits() policy.Limits
 }
 
-// Snapshots has the snapshots of boxes.
+// Snapshots gives access to the snapshots of boxes.
 type Snapshots interface {
-	// Snapshots lists the snapshots of a box, or all for "".
+	// Snapshots lists the snapshots of a box, or of all boxes for "".
 	Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error)
 }
 
-// SelfTests attacks boxes from inside.
+// SelfTests runs self-tests of boxes.
 type SelfTests interface {
-	// SelfTest tries from inside the box what a hostile program there would try. A hole is reported, but is not an
-	// error; a self-test that cannot start because another is running is an ErrConflict.
+	// SelfTest runs attacks of a hostile program inside the box. A hole is reported, but is not an error. If
+	// another self-test is already running, the error is an ErrConflict.
 	SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error)
 }
 
@@ -59,7 +59,7 @@ type Endpoints struct {
 	SelfTests SelfTests
 	History   *history.History
 	Bodies    strict.Bodies
-	// HasSecret reports whether header rules may name a secret.
+	// HasSecret reports whether header rules may refer to a secret.
 	HasSecret func(name string) bool
 }
 

@@ -8,7 +8,7 @@ import (
 	"boxgate/api/rest"
 )
 
-// selfTestView is a scorecard as JSON.
+// selfTestView is a self-test report in JSON.
 type selfTestView struct {
 	Box           string              `json:"box"`
 	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
@@ -30,7 +30,7 @@ type selfTestSummaryView struct {
 	Skipped int `json:"skipped" doc:"allowed by the policy, or not applicable to it"`
 }
 
-// selfTestProbeView is one line of a scorecard.
+// selfTestProbeView is one probe of a self-test report.
 type selfTestProbeView struct {
 	Group    string `json:"group"`
 	Attack   string `json:"attack"`
@@ -56,7 +56,7 @@ func selfTestViewOf(r api.SelfTestReport) selfTestView {
 	return v
 }
 
-// selfTest runs the attack list from inside the box. A hole is not a failure of the call: it is in the card.
+// selfTest runs the attacks inside the box. A hole is part of the report and does not fail the call.
 func (e *Endpoints) selfTest(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {

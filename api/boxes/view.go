@@ -72,7 +72,7 @@ func viewBox(b api.Box) boxView {
 	return v
 }
 
-// viewFor is a box as a key may see it: commands, which may have secrets in them, are not for all.
+// viewFor returns a box as a key may see it. Read-only keys do not see commands, which may contain secrets.
 func viewFor(caller api.Caller, b api.Box) boxView {
 	v := viewBox(b)
 	if caller.Role == api.RoleReader {
@@ -81,7 +81,7 @@ func viewFor(caller api.Caller, b api.Box) boxView {
 	return v
 }
 
-// usageView is what a box has used since it was created.
+// usageView is the usage of a box since it was created.
 type usageView struct {
 	MemoryBytes     int64  `json:"memory_bytes" doc:"now"`
 	PeakMemoryBytes int64  `json:"memory_peak_bytes"`
@@ -102,7 +102,7 @@ func viewUsage(u api.Usage) usageView {
 	}
 }
 
-// orEmpty makes a nil slice an empty JSON array, as the SDK's types require.
+// orEmpty replaces a nil slice, so that it is encoded as an empty JSON array, as the SDK's types require.
 func orEmpty(s []string) []string {
 	if s == nil {
 		return []string{}
@@ -110,18 +110,18 @@ func orEmpty(s []string) []string {
 	return s
 }
 
-// statusView is the answer of status.
+// statusView is the response of getStatus.
 type statusView struct {
 	Status api.Status `json:"status"`
 	Error  string     `json:"error,omitempty"`
 }
 
-// deleteBody names boxes to delete.
+// deleteBody lists the boxes to delete.
 type deleteBody struct {
 	IDs []string `json:"ids" doc:"IDs or names, at most 1000"`
 }
 
-// deletedView names the boxes that are gone.
+// deletedView lists the deleted boxes.
 type deletedView struct {
 	Deleted []policy.BoxID `json:"deleted"`
 }

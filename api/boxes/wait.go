@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// usualWait is how long a create waits for the box. Most take some tenths of a second; what takes longer, as where an image is
-	// pulled, is answered with a box in state creating, which clients poll.
+	// usualWait is how long a create waits for the box. Most boxes take some tenths of a second. For slower ones, for
+	// example if an image is pulled, the response is a box in state creating, which clients poll.
 	usualWait = 10 * time.Second
-	// longestWait is for clients that say that they wait, and for those of ephemeral boxes, which do not poll.
+	// longestWait is for clients that ask to wait, and for clients of ephemeral boxes, which do not poll.
 	longestWait = 10 * time.Minute
 )
 
-// waitOf returns how long the client of a create waits, as its field Prefer says (RFC 7240).
+// waitOf returns how long the client of a create waits, according to its Prefer header (RFC 7240).
 func waitOf(r *http.Request, ephemeral bool) time.Duration {
 	wait := usualWait
 	if ephemeral {

@@ -11,27 +11,28 @@ import (
 	"boxgate/quota"
 )
 
-// Answer is an answer in the making. Only one of [Budget.Open] holds anything. Safe for concurrent use.
+// Answer is the memory of a response under construction. Create it with [Budget.Open]; the zero value can hold no data.
+// Safe for concurrent use.
 type Answer struct {
 	budget *Budget
 	box    policy.BoxID
-	scope  *quota.Scope // of the request that it answers
+	scope  *quota.Scope // of the request
 
-	mu      sync.Mutex // guards what follows, and the outputs
-	room    int        // taken from the budget
-	used    int        // of room
+	mu      sync.Mutex // guards the fields below and the outputs
+	room    int        // reserved from the budget
+	used    int        // part of room in use
 	closed  bool
 	outputs []*Output
 }
 
-// Take reports whether the answer may hold n bytes more, and counts them if so.
+// Take reserves n more bytes for the answer and reports whether that succeeded.
 func (a *Answer) Take(n int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.takeLocked(n)
 }
 
-// takeLocked takes from the budget what the answer lacks.
+// takeLocked reserves the missing part from the budget.
 func (a *Answer) takeLocked(n int) bool {
 	if a.closed {
 		return false
@@ -50,14 +51,14 @@ func (a *Answer) takeLocked(n int) bool {
 	return true
 }
 
-// Clear forgets all that the answer holds, for an answer whose command is followed by another.
+// Clear discards the contents of the answer, to reuse it for another command.
 func (a *Answer) Clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.clearLocked(Least)
 }
 
-// close gives everything back: nobody waits for the answer any more.
+// close releases all memory. The request has ended.
 func (a *Answer) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +66,7 @@ func (a *Answer) close() {
 	a.closed = true
 }
 
-// clearLocked gives back what is beyond the room to keep.
+// clearLocked releases all but keep bytes.
 func (a *Answer) clearLocked(keep int) {
 	if a.closed {
 		return
@@ -78,8 +79,8 @@ func (a *Answer) clearLocked(keep int) {
 	a.room, a.used, a.outputs = keep, 0, nil
 }
 
-// Output returns a writer that keeps the first bytes of a stream, and then fails with [ErrFull].
-// It keeps at most so many, counted as they will be in JSON, and no more than the budget has room for.
+// Output returns a writer that keeps the first bytes of a stream and then fails with [ErrFull]. It keeps at most most
+// bytes, counted as in JSON, and no more than the budget allows.
 func (a *Answer) Output(most int) *Output {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,28 +89,28 @@ func (a *Answer) Output(most int) *Output {
 	return o
 }
 
-// Output is a part of an answer. See [Answer.Output].
+// Output is part of an answer. See [Answer.Output].
 type Output struct {
 	answer *Answer
 	// Guarded by the answer's mu.
-	most int // that may still be kept, as in JSON
+	most int // remaining bytes, as in JSON
 	kept []byte
 	cut  bool
 }
 
-// Write implements [io.Writer]. It fails once it has kept all that it may.
+// Write implements [io.Writer]. It fails once the limit is reached.
 func (o *Output) Write(b []byte) (int, error) {
 	a := o.answer
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n, cost := fitting(b, o.most)
-	if !a.takeLocked(cost) { // what it has must do
+	if !a.takeLocked(cost) { // use the rest of the reserved memory
 		n, cost = fitting(b, a.room-a.used)
 		a.used += cost
 	}
 	o.kept, o.most = append(o.kept, b[:n]...), o.most-cost
 	if n < len(b) {
-		o.cut, o.most = true, 0 // nothing follows a gap
+		o.cut, o.most = true, 0 // no output may follow a gap
 		return n, ErrFull
 	}
 	return len(b), nil
@@ -122,8 +123,7 @@ func (o *Output) Cut() bool {
 	return o.cut
 }
 
-// Text returns what was kept as valid UTF-8, for JSON: other bytes become U+FFFD. Call it once, when nothing is written
-// any more.
+// Text returns the kept bytes as valid UTF-8 for JSON; other bytes become U+FFFD. Call it once, after the last Write.
 func (o *Output) Text() string {
 	o.answer.mu.Lock()
 	defer o.answer.mu.Unlock()
@@ -132,8 +132,8 @@ func (o *Output) Text() string {
 	return text
 }
 
-// ReadAll reads r, which is expected to have so many bytes, to its end. It fails with [ErrFull] if there is no room for
-// what is expected, or for what turns out to be there.
+// ReadAll reads r to its end; expected is the expected number of bytes. It fails with [ErrFull] if the budget has no
+// space for the expected or the actual number of bytes.
 func (a *Answer) ReadAll(r io.Reader, expected int64) ([]byte, error) {
 	data := make([]byte, 0)
 	for size := int(expected) + bytes.MinRead; ; size *= 2 {

@@ -9,36 +9,36 @@ import (
 	"boxgate/quota"
 )
 
-// Least is what each answer can hold, however little is left of the budget once it has begun.
+// Least is the minimum size of every answer, whatever is left of the budget after it was opened.
 const Least = 16 << 10
 
-// Budget is what all answers in the making may hold together, in bytes as they will take in JSON. Create it with [New];
-// the zero value has room for nothing. Safe for concurrent use.
+// Budget bounds the memory of all answers under construction together, in bytes as in JSON. Create it with [New]; the
+// zero value allows no answer. Safe for concurrent use.
 //
-// A box may hold no more than what is left for the others: alone half of the budget, and of n boxes that want all they can
-// get each one part of n+1. So there is room for another box, whatever those before it print.
+// A box may not hold more than what remains for the others: half of the budget if it is the only one, and 1/(n+1) each if
+// n boxes take as much as they can. So another box always gets its share, however much the others print.
 type Budget struct {
 	total int
 
 	mu    sync.Mutex
 	held  int                  // guarded by mu
-	boxes map[policy.BoxID]int // what each box holds; guarded by mu
+	boxes map[policy.BoxID]int // bytes held by each box; guarded by mu
 }
 
 // New returns a budget of that many bytes.
 func New(total int) *Budget { return &Budget{total: total, boxes: map[policy.BoxID]int{}} }
 
-// Most returns what one box can hold at the most.
+// Most returns the maximum that one box can hold.
 func (b *Budget) Most() int { return b.total/2 - Least }
 
-// Held returns how much is in use.
+// Held returns the number of bytes in use.
 func (b *Budget) Held() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.held
 }
 
-// take reports whether a box may hold n bytes more, and counts them if so.
+// take reserves n bytes for a box and reports whether that succeeded.
 func (b *Budget) take(box policy.BoxID, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -59,8 +59,9 @@ func (b *Budget) release(box policy.BoxID, n int) {
 	}
 }
 
-// Open begins an answer about a box, which holds [Least] from now on and gives everything back when ctx ends: with that of
-// a request, once the answer is written. It fails if there is no room, before anything has been done for the answer.
+// Open reserves [Least] bytes for an answer about a box. All its memory is released when ctx ends; for the context of a
+// request, that is after the response was written. Open fails if there is no space, before any work for the answer was
+// done.
 func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
 	if !b.take(box, Least) {
 		return nil, ErrFull
@@ -75,5 +76,5 @@ func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
 	return a, nil
 }
 
-// ErrFull is returned where the budget has no room for an answer.
+// ErrFull is returned if the budget has no space for an answer.
 var ErrFull = &api.Error{Kind: api.ErrLimit, Message: "too much output is on its way to other callers; call again later, or use a call that streams (exec-stream, files/download)"}

@@ -1,6 +1,6 @@
 package capture
 
-// Cost returns how many bytes a text takes in JSON, about.
+// Cost returns the approximate number of bytes of a text in JSON.
 func Cost(text string) int {
 	cost := 0
 	for i := range len(text) {
@@ -9,7 +9,7 @@ func Cost(text string) int {
 	return cost
 }
 
-// fitting returns how many of the bytes take at most room in JSON, and how much they take.
+// fitting returns how many of the bytes fit into room bytes of JSON, and how many bytes of JSON they take.
 func fitting(b []byte, room int) (n, cost int) {
 	for _, c := range b {
 		each := costOf(c)
@@ -21,7 +21,7 @@ func fitting(b []byte, room int) (n, cost int) {
 	return n, cost
 }
 
-// costOf returns how many bytes a byte takes in JSON.
+// costOf returns the number of bytes that a byte takes in JSON.
 func costOf(c byte) int {
 	switch {
 	case c == '\n', c == '\t', c == '\r', c == '"', c == '\\':

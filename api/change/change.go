@@ -16,7 +16,7 @@ import (
 
 // Limits of the names in one description, in bytes.
 const (
-	Whole = 64 << 10 // of a change that somebody has asked for
+	Whole = 64 << 10 // of the requested change
 	Brief = 2 << 10  // of its consequence for one of many boxes
 )
 
@@ -24,29 +24,29 @@ const (
 type List struct {
 	Added   []string `json:"added,omitempty"`
 	Removed []string `json:"removed,omitempty"`
-	Changed []string `json:"changed,omitempty"` // has other rules than before
-	More    int      `json:"more,omitempty"`    // entries that do not fit
+	Changed []string `json:"changed,omitempty"` // the entry exists before and after, with different rules
+	More    int      `json:"more,omitempty"`    // number of entries that did not fit
 }
 
-// room counts down the bytes that are left for names.
+// room is the number of bytes left for names.
 type room int
 
 func (r *room) name(c *List, s string, into *[]string) {
 	if len(s) > int(*r) {
 		c.More++
-		*r = 0 // or a later name that is shorter would look like the next
+		*r = 0 // otherwise a later, shorter name would look like the next one
 		return
 	}
 	*r -= room(len(s))
 	*into = append(*into, s)
 }
 
-// list compares two lists; nil if they have the same entries.
+// list compares two lists. It returns nil if they have the same entries.
 func (r *room) list(before, after []string) *List {
 	return r.texts(texts(before), texts(after))
 }
 
-// texts gives each entry of a list the same text.
+// texts converts a list to a map with empty texts.
 func texts(list []string) map[string]string {
 	m := make(map[string]string, len(list))
 	for _, s := range list {
@@ -55,7 +55,7 @@ func texts(list []string) map[string]string {
 	return m
 }
 
-// texts compares two maps by name; nil if they are equal.
+// texts compares two maps by name. It returns nil if they are equal.
 func (r *room) texts(before, after map[string]string) *List {
 	var c List
 	for _, name := range slices.Sorted(maps.Keys(after)) {
@@ -77,13 +77,14 @@ func (r *room) texts(before, after map[string]string) *List {
 	return &c
 }
 
-// Names describes how a list of names has changed; nil if it has not.
+// Names describes the change of a list of names, or returns nil if there is no change.
 func Names(before, after []string) *List {
 	left := room(Whole)
 	return left.list(before, after)
 }
 
-// PolicyChange describes how a policy has changed. Of request rules, whose matches may have values, it has the hosts.
+// PolicyChange describes the change of a policy. Request rules are reduced to their hosts, because their matches may
+// contain secrets.
 type PolicyChange struct {
 	Version        uint64   `json:"version"`
 	Mode           []string `json:"mode,omitempty"` // before and after
@@ -93,17 +94,17 @@ type PolicyChange struct {
 	DeniedDomains  *List    `json:"denied_domains,omitempty"`
 	AllowedCIDRs   *List    `json:"allowed_cidrs,omitempty"`
 	DeniedCIDRs    *List    `json:"denied_cidrs,omitempty"`
-	Named          []string `json:"named,omitempty"` // that it followed, and follows
-	Rules          []int    `json:"rules,omitempty"` // how many there were, and are
+	Named          []string `json:"named,omitempty"` // before and after
+	Rules          []int    `json:"rules,omitempty"` // number of rules before and after
 	RuleHosts      *List    `json:"rule_hosts,omitempty"`
 	Repos          *List    `json:"repos,omitempty"`
-	UpstreamProxy  []string `json:"upstream_proxy,omitempty"` // its URL before and after; empty: none
+	UpstreamProxy  []string `json:"upstream_proxy,omitempty"` // its URL before and after; empty: no proxy
 	ResolveThere   *List    `json:"resolve_there,omitempty"`
-	Leases         *List    `json:"leases,omitempty"` // with the time when they end
+	Leases         *List    `json:"leases,omitempty"` // with their expiry
 }
 
-// Policy describes how the policy of a box has changed, with its temporary entries, in at most so many bytes of names. The zero
-// value of was stands for no policy.
+// Policy describes the change of a box's policy, including its leases, with at most most bytes of names. A zero was
+// stands for no policy.
 func Policy(was, is api.PolicyState, most int) PolicyChange {
 	before, after, left := was.Spec, is.Spec, room(most)
 	c := PolicyChange{Version: is.Version, Mode: pair(string(before.Mode), string(after.Mode)), DNS: pair(string(before.DNS), string(after.DNS)), Named: pair(was.Named, is.Named)}
@@ -121,7 +122,7 @@ func Policy(was, is api.PolicyState, most int) PolicyChange {
 	return c
 }
 
-// pair returns a text before and after; nil if it is the same.
+// pair returns a text before and after, or nil if it is unchanged.
 func pair(before, after string) []string {
 	if before == after {
 		return nil
@@ -129,7 +130,7 @@ func pair(before, after string) []string {
 	return []string{before, after}
 }
 
-// ruleHosts returns the rules of each host in their order. The text is for comparing: it may have values.
+// ruleHosts returns the rules of each host, in order, as text for comparison. The text may contain secrets.
 func ruleHosts(rules []match.RequestRule) map[string]string {
 	m := map[string]string{}
 	for _, rule := range rules {
@@ -137,7 +138,7 @@ func ruleHosts(rules []match.RequestRule) map[string]string {
 		rule.Hosts = nil
 		text, err := json.Marshal(rule)
 		if err != nil {
-			continue // a rule that was read can be written
+			continue // a parsed rule can always be encoded
 		}
 		for _, host := range hosts {
 			m[host] += string(text) + "\n"
@@ -146,7 +147,7 @@ func ruleHosts(rules []match.RequestRule) map[string]string {
 	return m
 }
 
-// reposOf names rules for repositories.
+// reposOf formats repository rules as names.
 func reposOf(rules []match.RepoRule) (names []string) {
 	for _, r := range rules {
 		names = append(names, strings.TrimSpace(r.Host+" "+r.Name+" "+r.Access))
@@ -154,7 +155,8 @@ func reposOf(rules []match.RepoRule) (names []string) {
 	return names
 }
 
-// upstreamOf returns the URL of a policy's upstream proxy, which has no credentials, and the names that it resolves.
+// upstreamOf returns the URL of a policy's upstream proxy, which contains no credentials, and the names that the proxy
+// resolves.
 func upstreamOf(s policy.Spec) (url string, there []string) {
 	if s.UpstreamProxy == nil {
 		return "", nil
@@ -162,7 +164,7 @@ func upstreamOf(s policy.Spec) (url string, there []string) {
 	return s.UpstreamProxy.URL, s.UpstreamProxy.ResolveThere
 }
 
-// namesOf names temporary entries.
+// namesOf formats leases as names.
 func namesOf(list []api.Lease) (names []string) {
 	for _, l := range list {
 		verb := "deny"
@@ -183,7 +185,7 @@ func OfPolicy(id policy.BoxID, is api.PolicyState) *rest.Change {
 	return &rest.Change{Box: id, PolicyVersion: is.Version, What: map[string]any{"policy": Policy(was, is, Whole)}}
 }
 
-// OfNamed describes a change of a named policy, and the change of the policy of each box that follows it.
+// OfNamed describes a change of a named policy, and of the policies of the boxes that follow it.
 func OfNamed(is api.NamedPolicy) *rest.Change {
 	c := &rest.Change{What: map[string]any{"named_policy": map[string]any{
 		"name": is.Name, "boxes": len(is.Boxes), "policy": Policy(api.PolicyState{Spec: is.Was}, api.PolicyState{Spec: is.Spec, Version: is.Version}, Whole),
@@ -203,16 +205,16 @@ func OfNamedDeleted(was api.NamedPolicy) *rest.Change {
 	}}}
 }
 
-// HeadersChange describes how header rules have changed.
+// HeadersChange describes the change of a set of header rules.
 type HeadersChange struct {
 	Version uint64   `json:"version"`
-	Hosts   []string `json:"hosts"` // patterns that have rules
-	Count   int      `json:"count"` // of them
+	Hosts   []string `json:"hosts"` // patterns with rules
+	Count   int      `json:"count"` // number of patterns
 	Changes *List    `json:"changes,omitempty"`
-	Secrets *List    `json:"secrets,omitempty"` // of the configuration: host pattern, name
+	Secrets *List    `json:"secrets,omitempty"` // configured secrets, as host pattern and name
 }
 
-// Headers describes how header rules have changed.
+// Headers describes the change of a set of header rules.
 func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
 	left, before, after := room(Whole), byHost(was), byHost(is)
 	had, has := map[string]string{}, map[string]string{}
@@ -234,7 +236,7 @@ func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
 	return c
 }
 
-// alike reports whether two rules of one host say the same.
+// alike reports whether two rules for the same host are equivalent.
 func alike(a, b policy.HeaderRule) bool {
 	return a.SendsAlike(&b) && a.Scrub == b.Scrub && a.Deny == b.Deny && reflect.DeepEqual(a.Match, b.Match)
 }
@@ -248,7 +250,7 @@ func byHost(rules []policy.HeaderRule) map[string][]policy.HeaderRule {
 	return m
 }
 
-// secretsOf names the secrets of the configuration that the rules of each host use.
+// secretsOf lists the configured secrets that the rules of each host use.
 func secretsOf(rules []policy.HeaderRule) (names []string) {
 	for _, r := range rules {
 		for _, name := range r.Secrets() {
@@ -258,7 +260,7 @@ func secretsOf(rules []policy.HeaderRule) (names []string) {
 	return names
 }
 
-// OfHeaders describes a change of the header rules of a box; of all boxes for "".
+// OfHeaders describes a change of the header rules of a box, or of the global ones for "".
 func OfHeaders(id policy.BoxID, s api.HeaderState) *rest.Change {
 	return &rest.Change{Box: id, What: map[string]any{"headers": Headers(s.Was, s.Rules, s.Version)}}
 }

@@ -1,5 +1,5 @@
-// Package change describes changes for the audit trail: names that were added, removed or changed. A description never contains
-// secret values, nor the texts of matches, which may be secret.
+// Package change describes changes for the audit trail: names that were added, removed or changed. A description contains
+// neither secret values nor the texts of matches, which may be secret.
 //
-// A description is complete up to [Whole] bytes of names. The rest is counted.
+// A description contains at most [Whole] bytes of names. Further names are only counted.
 package change

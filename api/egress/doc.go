@@ -1,3 +1,3 @@
-// Package egress serves the decisions about what boxes reach: those that were made, as they are made, and what a decision
-// would be.
+// Package egress serves the decisions about the traffic of boxes: past ones, a live stream, and explanations of
+// hypothetical requests.
 package egress

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// pingEvery is how often a stream without decisions shows that it lives.
+// pingEvery is the interval of pings on a stream without decisions.
 const pingEvery = 15 * time.Second
 
 // eventsQuery selects decisions.
@@ -37,7 +37,7 @@ func (e *Endpoints) allEvents(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return e.events(w, r, "")
 }
 
-// events writes the remembered decisions and, with follow=true, those made from now on.
+// events writes past decisions and, with follow=true, new ones.
 func (e *Endpoints) events(w http.ResponseWriter, r *http.Request, box policy.BoxID) (rest.Reply, error) {
 	filter, follow, err := eventFilter(r, box)
 	if err != nil {
@@ -49,14 +49,14 @@ func (e *Endpoints) events(w http.ResponseWriter, r *http.Request, box policy.Bo
 	}
 	var live api.EventStream
 	if follow {
-		// Subscribe before reading the past, so that nothing is lost in between.
+		// Subscribe before reading past events, so that no event is lost in between.
 		if live, err = e.Host.FollowEvents(r.Context(), filter); err != nil {
 			return rest.Reply{}, err
 		}
 	}
 	past, err := e.Host.RecentEvents(r.Context(), filter)
 	restarted := run != "" && run != past.Run
-	if restarted && err == nil { // the numbers of another run have no meaning here
+	if restarted && err == nil { // numbers of another run are meaningless here
 		filter.After = 0
 		past, err = e.Host.RecentEvents(r.Context(), filter)
 	}
@@ -76,7 +76,7 @@ func (e *Endpoints) events(w http.ResponseWriter, r *http.Request, box policy.Bo
 	return rest.Reply{Written: true}, nil
 }
 
-// follow copies the live decisions, leaving out those that were among the past ones.
+// follow copies live decisions, except those already among the past ones.
 func (e *Endpoints) follow(r *http.Request, s *eventWriter, live api.EventStream, past []audit.Event) {
 	var told uint64
 	for _, e := range past {
@@ -112,8 +112,8 @@ func (e *Endpoints) follow(r *http.Request, s *eventWriter, live api.EventStream
 	}
 }
 
-// resumeAt reads the query parameter "after": the run and the number of the last decision that the client has, as in
-// "k3f9x2-1234". It returns the run, or "" if there is no such parameter.
+// resumeAt parses the query parameter "after": the run and the number of the last decision that the client received, such
+// as "k3f9x2-1234". It returns the run, or "" if the parameter is absent.
 func resumeAt(r *http.Request, f *api.EventFilter) (run string, err error) {
 	after := r.URL.Query().Get("after")
 	if after == "" {

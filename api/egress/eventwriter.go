@@ -27,7 +27,7 @@ func (s *eventWriter) begin(run string) {
 
 func (s *eventWriter) flush() error { return s.rc.Flush() }
 
-// all writes past events; it fails when the client disconnected.
+// all writes past events. It fails if the client has disconnected.
 func (s *eventWriter) all(events []audit.Event) error {
 	for _, e := range events {
 		if err := s.event(e); err != nil {
@@ -39,21 +39,21 @@ func (s *eventWriter) all(events []audit.Event) error {
 
 func (s *eventWriter) event(e audit.Event) error { return s.write("decision", e) }
 
-// lostView reports in the stream that the client was too slow.
+// lostView reports in the stream that events were lost because the client was too slow.
 type lostView struct {
 	Lost uint64 `json:"lost"`
 }
 
 func (s *eventWriter) lost(n uint64) error { return s.write("lost", lostView{n}) }
 
-// gapView reports in the stream that decisions may be missing from it.
+// gapView reports in the stream that decisions may be missing.
 type gapView struct {
 	Gap string `json:"gap"`
 }
 
 func (s *eventWriter) gap(why string) error { return s.write("gap", gapView{why}) }
 
-// ping keeps the connection alive; without it a dead client would be noticed only at the next decision.
+// ping keeps the connection alive and detects a dead client before the next decision.
 func (s *eventWriter) ping() error {
 	line := "\n" // readers of NDJSON skip empty lines
 	if s.sse {

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// explainBody is a destination to judge.
+// explainBody describes a hypothetical request.
 type explainBody struct {
 	Host     string `json:"host,omitempty" doc:"name, if it is known"`
 	IP       string `json:"ip,omitempty" doc:"address, if it is known"`
@@ -87,7 +87,7 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 	return req, p.Err()
 }
 
-// fields are the headers as a list.
+// fields returns the headers as a list, sorted by name.
 func (b *explainBody) fields() []match.Field {
 	out := make([]match.Field, 0, len(b.Headers))
 	for _, name := range slices.Sorted(maps.Keys(b.Headers)) {

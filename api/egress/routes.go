@@ -13,21 +13,21 @@ import (
 	"boxgate/policy"
 )
 
-// Host has the decisions about the traffic of boxes. Errors are as in package api.
+// Host gives access to the decisions about the traffic of boxes. Errors are as in package api.
 type Host interface {
-	// RecentEvents returns the decisions still remembered.
+	// RecentEvents returns the decisions still in memory.
 	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
-	// FollowEvents delivers the decisions made from now on until ctx ends.
+	// FollowEvents delivers new decisions until ctx ends.
 	FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error)
-	// SearchEvents calls begin with the time from which on no decision about the boxes of the filter is missing, and then do with the
-	// decisions on disk that it selects, oldest first. If none are kept, the error is an ErrConflict.
+	// SearchEvents calls begin with the time since which the log of the filter's boxes is complete, and then do for each
+	// matching decision on disk, oldest first. If the gateway keeps no decisions on disk, the error is an ErrConflict.
 	SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error
 }
 
 // Rules explains decisions.
 type Rules interface {
-	// Explain says how the policy in force would decide; nothing is sent.
-	// knowsQuery says that a request without a query is known to have none.
+	// Explain returns the decision of the active policy without sending a request. knowsQuery is set if an empty query in
+	// req means that the request has no query.
 	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
 }
 
@@ -37,7 +37,7 @@ type Endpoints struct {
 	Host     Host
 	Rules    Rules
 	Bodies   strict.Bodies
-	Stopping <-chan struct{} // closed when the server shuts down: streams end
+	Stopping <-chan struct{} // closed when the server shuts down, which ends streams
 }
 
 // Routes lists the endpoints.

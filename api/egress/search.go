@@ -22,7 +22,7 @@ type searchQuery struct {
 	Denied bool   `json:"denied,omitempty" doc:"only what was refused"`
 }
 
-// searchAllQuery is that of every box.
+// searchAllQuery is searchQuery for all boxes.
 type searchAllQuery struct {
 	searchQuery
 	Box string `json:"box,omitempty" doc:"ID of a box, which may have been deleted, or the name of one that exists"`
@@ -70,8 +70,8 @@ func (e *Endpoints) searchAll(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return e.search(w, r, &q.searchQuery, id)
 }
 
-// search streams the decisions that match. The answer begins with the first decision, so that a mistake is answered as one. A header
-// says from when on nothing is missing.
+// search streams the matching decisions. The response begins with the first decision, so that an earlier error gets its
+// own status. A header contains the time since which the log is complete.
 func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuery, box policy.BoxID) (rest.Reply, error) {
 	f, err := q.filter()
 	if err != nil {
@@ -95,7 +95,7 @@ func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuer
 		return rest.Reply{}, err
 	}
 	if err != nil {
-		panic(http.ErrAbortHandler) // so that half an answer is not taken for all of it
+		panic(http.ErrAbortHandler) // prevents that the client takes a partial response for a complete one
 	}
 	begin()
 	return rest.Reply{Written: true}, nil

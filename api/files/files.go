@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	// maxEntries is how many entries of a directory a list shows.
+	// maxEntries is the maximum number of directory entries in a response.
 	maxEntries = 20_000
-	// fewEntries is how many may be looked at before there is room for more.
+	// fewEntries is the number of entries read before reserving memory for more.
 	fewEntries = 500
-	// listCost is what a list of all those takes until the answer is made of it: the names alone have up to 4 MiB.
+	// listCost is the memory reserved while reading up to maxEntries entries: their names alone take up to 4 MiB.
 	listCost = 8 << 20
-	// maxList bounds the answer, in bytes.
+	// maxList bounds the response, in bytes.
 	maxList = 16 << 20
-	// entryCost is what an entry takes in a list besides its name and path.
+	// entryCost is the size of an entry in a response without its name and path.
 	entryCost = 128
 )
 
-// pathView is the answer of calls that made or changed something.
+// pathView is the response of calls that create or change a file.
 type pathView struct {
 	Path string `json:"path" doc:"absolute" example:"/workspace/home/src/main.py"`
 }
 
-// with runs f on the files of the box that the request names.
+// with runs f with the files of the box in the path of the request.
 func (e *Endpoints) with(r *http.Request, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -51,7 +51,7 @@ func (e *Endpoints) in(ctx context.Context, box policy.BoxID, f func(Files) (res
 	return f(files)
 }
 
-// show is with for calls whose answer holds what files and directories contain.
+// show is with for responses that contain files or directories.
 func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -64,14 +64,14 @@ func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.R
 	return e.in(r.Context(), box.ID, func(files Files) (rest.Reply, error) { return f(files, answer) })
 }
 
-// change runs a call that answers with a path.
+// change runs a call that responds with a path.
 func (e *Endpoints) change(r *http.Request, path string, f func(Files) error) (rest.Reply, error) {
 	return e.with(r, func(files Files) (rest.Reply, error) {
 		return rest.Reply{Body: pathView{shown(path)}}, f(files)
 	})
 }
 
-// target reads a body, and returns the path that is a field of it.
+// target parses a body and returns the path in one of its fields.
 func (e *Endpoints) target(w http.ResponseWriter, r *http.Request, body any, path *string) (string, error) {
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return "", err
@@ -122,7 +122,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		if int64(len(data)) > e.MaxRead { // it grew
+		if int64(len(data)) > e.MaxRead { // the file grew in the meantime
 			return rest.Reply{}, tooLarge(int64(len(data)), e.MaxRead)
 		}
 		view := readAnswer(data, q.Encoding, info.Size)
@@ -178,7 +178,7 @@ type folderQuery struct {
 	Folder string `json:"folder,omitempty" doc:"absolute, or below /workspace/home; absent: /workspace/home" example:"src"`
 }
 
-// folder reads the query of a call that works on a folder.
+// folder parses the query of a call for a folder.
 func folder(r *http.Request) (string, error) {
 	var q folderQuery
 	if err := rest.Query(r, &q); err != nil {
@@ -226,7 +226,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	})
 }
 
-// viewList shows as many entries of a directory as an answer may hold, and tells how much it holds.
+// viewList returns as many entries of a directory as fit into a response, and the size of the response.
 func viewList(dir string, infos []Info) (view listView, cost int) {
 	view.Files = make([]entryView, 0, len(infos))
 	for _, info := range infos {

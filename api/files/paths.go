@@ -9,11 +9,11 @@ import (
 	"boxgate/api/problem"
 )
 
-// maxPath is the longest path that the kernel takes.
+// maxPath is the longest path that the kernel accepts.
 const maxPath = 4095
 
-// resolve makes a path absolute. It leaves ".." to the box: what comes before may be a link. An empty path is the
-// workspace where empty is accepted.
+// resolve makes a path absolute. It leaves ".." to the box, because the part before it may be a link. If empty is set, an
+// empty path stands for the workspace.
 func resolve(name, text string, empty bool) (string, error) {
 	switch {
 	case text == "" && empty:
@@ -32,5 +32,5 @@ func resolve(name, text string, empty bool) (string, error) {
 	return text, nil
 }
 
-// shown is a path as answers show it.
+// shown formats a path for a response.
 func shown(text string) string { return strings.ToValidUTF8(path.Clean(text), string(utf8.RuneError)) }

@@ -13,9 +13,9 @@ type Endpoints struct {
 	Boxes  rest.Finder
 	Host   Host
 	Bodies strict.Bodies
-	// MaxRead is how many bytes of a file one answer of read holds.
+	// MaxRead is the maximum number of bytes of a file in a response of read.
 	MaxRead int64
-	// Output is what the answers of read and list hold together.
+	// Output bounds the memory of all responses of read and list together.
 	Output *capture.Budget
 }
 

@@ -17,11 +17,11 @@ import (
 
 const (
 	tarMedia = "application/x-tar"
-	// maxUploads is how many files one upload holds.
+	// maxUploads is the maximum number of files in one upload.
 	maxUploads = 10_000
 )
 
-// uploadForm is the form of an upload. The n-th of paths belongs to the n-th of files, and comes before it.
+// uploadForm is the form of an upload. The n-th part paths belongs to the n-th part files and precedes it.
 type uploadForm struct {
 	Paths []string `json:"paths" doc:"where to write each file: absolute, or below /workspace/home"`
 	Files []string `json:"files" doc:"the files" format:"binary"`
@@ -61,7 +61,7 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	})
 }
 
-// nextFile returns the next file of a form, with its path. At the end of the form it returns io.EOF.
+// nextFile returns the next file of a form with its path, or io.EOF at the end of the form.
 func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	part, err := form.NextPart()
 	if err != nil {
@@ -85,12 +85,12 @@ func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	return path, part, ofForm(err)
 }
 
-// malformed is an error of what a form consists of.
+// malformed is a syntax error of a form.
 type malformed struct{ error }
 
 func (m malformed) Unwrap() error { return m.error }
 
-// ofForm says of an error in reading a form that it is the form's, unless the form ends or the connection fails.
+// ofForm marks an error as a syntax error of the form, unless the form ends early or the connection fails.
 func ofForm(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
@@ -101,7 +101,7 @@ func ofForm(err error) error {
 	return malformed{err}
 }
 
-// formReader reads a part of a form.
+// formReader reads a part of a form and marks its syntax errors.
 type formReader struct{ part io.Reader }
 
 func (r formReader) Read(b []byte) (int, error) {
@@ -109,7 +109,7 @@ func (r formReader) Read(b []byte) (int, error) {
 	return n, ofForm(err)
 }
 
-// incomplete says what is wrong with a body that ends too early, or is no form or archive.
+// incomplete returns the error for a truncated body, or for one that is not a form or archive.
 func incomplete(err error) error {
 	switch {
 	case err == nil:
@@ -122,7 +122,7 @@ func incomplete(err error) error {
 	return err
 }
 
-// unpack is POST unpack: a tar archive, as a folder of files.
+// unpack handles POST unpack: it extracts a tar archive.
 func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	dir, err := folder(r)
 	if err != nil {
@@ -135,7 +135,7 @@ func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	return e.change(r, dir, func(files Files) error { return incomplete(files.Unpack(dir, body)) })
 }
 
-// download is GET download: a file as it is, a folder as a tar archive.
+// download handles GET download: a file is sent unchanged, a folder as a tar archive.
 func (e *Endpoints) download(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	path, err := folder(r)
 	if err != nil {
@@ -153,15 +153,15 @@ func (e *Endpoints) download(w http.ResponseWriter, r *http.Request) (rest.Reply
 	})
 }
 
-// downloadFile sends as many bytes as the file has when it is opened. If there turn out to be fewer, the connection is
-// closed: the client must not take the answer for the file.
+// downloadFile sends as many bytes as the file has when it is opened. If the file turns out to be shorter, the connection
+// is closed, so that the client does not mistake the response for the complete file.
 func (e *Endpoints) downloadFile(w http.ResponseWriter, files Files, path string) (rest.Reply, error) {
 	info, content, err := files.Read(path, 0, math.MaxInt64)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if info.Size > 0 { // files of /proc have no size, and content
+	if info.Size > 0 { // files in /proc have content although their size is 0
 		w.Header().Set("Content-Length", strconv.FormatInt(info.Size, 10))
 		content = io.LimitReader(content, info.Size)
 	}

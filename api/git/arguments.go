@@ -8,15 +8,15 @@ import (
 )
 
 var (
-	// helper is the form by which git runs a program that it finds by a name: ext::sh -c …
+	// helper matches git's syntax for a remote helper, a program to run: ext::sh -c …
 	helper = regexp.MustCompile(`^[A-Za-z0-9+.-]*::`)
-	// onGitHub is a repository of GitHub by its name alone.
+	// onGitHub matches a GitHub repository without an address: owner/name.
 	onGitHub = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
-	// hostAndPath is an address without a scheme: github.com/acme/app.
+	// hostAndPath matches an address without a scheme: github.com/acme/app.
 	hostAndPath = regexp.MustCompile(`^[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+/[^:]+$`)
 )
 
-// plain refuses text that would be an option of a program, or that no program takes.
+// plain rejects text that a program would parse as an option, or that no program accepts.
 func plain(p *problem.List, at, text string, required bool) {
 	switch {
 	case text == "" && required:
@@ -28,7 +28,7 @@ func plain(p *problem.List, at, text string, required bool) {
 	}
 }
 
-// remote is the address of a repository: as given, or of GitHub where only its name is.
+// remote returns the address of a repository: as given, or on GitHub for owner/name.
 func remote(p *problem.List, at, repo string) string {
 	plain(p, at, repo, true)
 	if helper.MatchString(repo) {
@@ -46,7 +46,7 @@ func remote(p *problem.List, at, repo string) string {
 	return repo
 }
 
-// hasCredential reports whether an address of HTTP has a user before its host, for git if not for net/url.
+// hasCredential reports whether git would find a user before the host of an HTTP address, even if net/url does not.
 func hasCredential(repo string) bool {
 	scheme, rest, ok := strings.Cut(repo, "://")
 	if scheme = strings.ToLower(scheme); !ok || scheme != "https" && scheme != "http" {
@@ -56,7 +56,7 @@ func hasCredential(repo string) bool {
 	return strings.Contains(host, "@")
 }
 
-// pulls is the path of the pull requests of a repository in GitHub's API.
+// pulls returns the path of a repository in GitHub's API, and whether it is on GitHub.
 func pulls(origin string) (string, bool) {
 	rest, ok := strings.CutPrefix(origin, "https://github.com/")
 	if !ok {

@@ -17,7 +17,7 @@ type folderQuery struct {
 	Folder string `json:"folder,omitempty" doc:"the repository, absolute or below /workspace/home; absent: /workspace/home" example:"app"`
 }
 
-// query finds the repository that the query of a request names.
+// query returns the repository given in the query of a request.
 func (e *Endpoints) query(r *http.Request) (repository, error) {
 	var q folderQuery
 	if err := rest.Query(r, &q); err != nil {
@@ -26,7 +26,7 @@ func (e *Endpoints) query(r *http.Request) (repository, error) {
 	return e.in(r, q.Folder)
 }
 
-// outputView is the answer of calls whose result is what git says.
+// outputView is the response of calls that return the output of git.
 type outputView struct {
 	Output    string `json:"output" doc:"what git printed"`
 	Truncated bool   `json:"truncated,omitempty"`
@@ -85,8 +85,8 @@ func (e *Endpoints) clone(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	return said(p), err
 }
 
-// attach adds header rules to those of the box, in place of those of the same hosts. It retries for as long as other
-// clients change the rules in between.
+// attach adds header rules to the box, replacing existing rules for the same hosts. It retries while other
+// clients change the rules concurrently.
 func (g repository) attach(rules []policy.HeaderRule) error {
 	for {
 		now, err := g.e.Rules.Headers(g.ctx, g.box)
@@ -134,7 +134,7 @@ func (e *Endpoints) diff(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	args := []string{"diff", "--no-color", "--no-ext-diff"}
 	if head, err := g.git("rev-parse", "--verify", "--quiet", "HEAD"); err != nil {
 		return rest.Reply{}, err
-	} else if head.status == 0 { // else there is no commit yet
+	} else if head.status == 0 { // otherwise there is no commit yet
 		args = append(args, "HEAD")
 	}
 	p, err := g.must(args...)
@@ -183,7 +183,7 @@ func (e *Endpoints) commit(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	// An identity is not made up where only a part of it is given: git completes it from its configuration.
+	// If only part of an identity is given, git completes it from its configuration.
 	var args []string
 	if body.AuthorName != "" {
 		args = append(args, "-c", "user.name="+body.AuthorName)
@@ -208,7 +208,7 @@ type branchBody struct {
 	Folder string `json:"folder,omitempty" doc:"the repository"`
 }
 
-// branch reads a body that names a branch.
+// branch parses a body with a branch.
 func (e *Endpoints) branch(w http.ResponseWriter, r *http.Request, required bool) (repository, string, error) {
 	var body branchBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -223,7 +223,7 @@ func (e *Endpoints) branch(w http.ResponseWriter, r *http.Request, required bool
 	return g, body.Branch, err
 }
 
-// push pushes the branch of that name; if there is none, what is checked out becomes it.
+// push pushes the branch with the given name. If it does not exist, the checked-out commit is pushed under that name.
 func (e *Endpoints) push(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	g, branch, err := e.branch(w, r, false)
 	if err != nil {
@@ -264,7 +264,8 @@ type gitExecView struct {
 	Truncated bool   `json:"truncated,omitempty"`
 }
 
-// exec is POST exec. Its arguments are the caller's, options included: it can do no more than exec of the box.
+// exec handles POST exec. The caller chooses all arguments, including options; the endpoint gives no more access than
+// exec of the box.
 func (e *Endpoints) exec(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body gitExecBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {

@@ -31,8 +31,8 @@ type pullView struct {
 // gitHub is the address of GitHub's API.
 const gitHub = "https://api.github.com"
 
-// createPull is POST create-pr. The request to GitHub is made in the box: under its policy, and with the credential that a
-// header rule of api.github.com sets on the way.
+// createPull handles POST create-pr. The request to GitHub is sent from the box, under its policy and with the credential
+// that a header rule for api.github.com adds in transit.
 func (e *Endpoints) createPull(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body pullBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
@@ -78,7 +78,7 @@ func (e *Endpoints) createPull(w http.ResponseWriter, r *http.Request) (rest.Rep
 	return rest.Reply{Body: pullView{made.URL, made.Number, made.Title, made.Base.Ref}}, nil
 }
 
-// pullOf is where GitHub's API has the repository, and the branch that is checked out.
+// pullOf returns the path of the repository in GitHub's API, and the checked-out branch.
 func (g repository) pullOf() (path, head string, err error) {
 	origin, err := g.must("remote", "get-url", "--", "origin")
 	if err != nil {
@@ -96,7 +96,7 @@ func (g repository) pullOf() (path, head string, err error) {
 	return path, head, err
 }
 
-// ask makes a request to GitHub's API with the box's curl, which reads no configuration of the box's user. The path has only
+// ask sends a request to GitHub's API with the box's curl, ignoring the user's curl configuration. The path contains only
 // characters that need no quoting.
 func (g repository) ask(method, path string, in, out any) error {
 	body, err := json.Marshal(in)
@@ -127,7 +127,7 @@ func (g repository) ask(method, path string, in, out any) error {
 	return readAnswer(status, p.out[:end], out)
 }
 
-// readAnswer reads what GitHub, or whoever the box takes for it, has answered.
+// readAnswer parses the response of GitHub, or of the server that the box resolves that name to.
 func readAnswer(status int, text string, out any) error {
 	if status >= http.StatusOK && status < http.StatusMultipleChoices {
 		if json.Unmarshal([]byte(text), out) != nil {
@@ -139,7 +139,7 @@ func readAnswer(status int, text string, out any) error {
 		Message string
 		Errors  []struct{ Message string }
 	}
-	_ = json.Unmarshal([]byte(text), &refusal) // else there is no message
+	_ = json.Unmarshal([]byte(text), &refusal) // on failure there is no message
 	message := problem.Clip(refusal.Message)
 	for _, e := range refusal.Errors {
 		message += "; " + problem.Clip(e.Message)

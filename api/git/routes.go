@@ -13,22 +13,22 @@ import (
 	"boxgate/policy"
 )
 
-// Host knows who makes the commits in boxes.
+// Host stores the identities for commits in boxes.
 type Host interface {
-	// SetGitIdentity changes who makes the commits in a box, and returns who does. "" leaves a value as it is.
+	// SetGitIdentity changes the identity for commits in a box and returns the new one. "" leaves a value unchanged.
 	SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error)
 }
 
 // Commands runs commands in boxes.
 type Commands interface {
-	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
-	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
-	// not an error, whatever its exit code.
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
 	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 
-// Rules keeps the header rules of boxes. Errors are as in package api.
+// Rules manages the header rules of boxes. Errors are as in package api.
 type Rules interface {
 	// Headers returns the box's own header rules.
 	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
@@ -44,9 +44,9 @@ type Endpoints struct {
 	Rules    Rules
 	History  *history.History
 	Bodies   strict.Bodies
-	// MaxOutput is how much of what git prints an answer holds, in bytes.
+	// MaxOutput is the maximum number of bytes of git's output in a response.
 	MaxOutput int
-	// Output is what the answers hold together.
+	// Output bounds the memory of all responses together.
 	Output *capture.Budget
 }
 

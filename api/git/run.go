@@ -14,17 +14,17 @@ import (
 	"boxgate/policy"
 )
 
-// repository is a directory of a box in which commands are run.
+// repository is a directory in a box, to run commands in.
 type repository struct {
 	e   *Endpoints
 	ctx context.Context
 	box policy.BoxID
 	dir string
-	// answer is what is kept of the output of the command that ran last.
+	// answer holds the output of the last command.
 	answer *capture.Answer
 }
 
-// in finds the box that a request names, and a folder of it.
+// in returns a folder of the box in the path of a request.
 func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -41,14 +41,14 @@ func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
 	return repository{e, r.Context(), box.ID, dir, answer}, err
 }
 
-// printed is what a command has printed, up to a limit, and how it ended.
+// printed is the output of a command, up to a limit, with its exit code.
 type printed struct {
 	out, err  string
 	status    int
 	truncated bool
 }
 
-// run runs a program.
+// run runs a program in the directory.
 func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
 	g.answer.Clear()
 	out, errs := g.answer.Output(g.e.MaxOutput), g.answer.Output(g.e.MaxOutput)
@@ -59,10 +59,10 @@ func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
 	return printed{out.Text(), errs.Text(), res.ExitCode, out.Cut() || errs.Cut()}, err
 }
 
-// notStarted is the status of a program that could not be started, because it or its directory is not there.
+// notStarted is the exit code of a program that could not be started because it or its directory does not exist.
 const notStarted = 127
 
-// mustExist refuses a folder that the box does not have.
+// mustExist returns an error if the directory does not exist in the box.
 func (g repository) mustExist() error {
 	there := api.ExecRequest{Command: []string{"test", "-d", g.dir}, Dir: "/"}
 	res, err := g.e.Commands.Exec(g.ctx, g.box, there, io.Discard, io.Discard)
@@ -72,12 +72,12 @@ func (g repository) mustExist() error {
 	return err
 }
 
-// git runs git. The protocol ext, which is a command, is refused whatever the box's configuration allows.
+// git runs git. The protocol ext, which runs a command, is disabled whatever the box's configuration allows.
 func (g repository) git(args ...string) (printed, error) {
 	return g.run(nil, append([]string{"git", "-c", "protocol.ext.allow=never", "-c", "core.quotePath=false"}, args...)...)
 }
 
-// must is git for a command that has to succeed.
+// must runs git and returns an error if it fails.
 func (g repository) must(args ...string) (printed, error) {
 	p, err := g.git(args...)
 	if err == nil && p.status != 0 {
@@ -86,7 +86,7 @@ func (g repository) must(args ...string) (printed, error) {
 	return p, err
 }
 
-// failure is the answer for a command that failed: the end of what it said.
+// failure returns the error for a failed command, with the end of its output.
 func (p printed) failure(what string) error {
 	text := strings.TrimSpace(p.err)
 	if text == "" {

@@ -20,7 +20,7 @@ const maxEvent = 1 << 20
 // maxWritten bounds the total output of a harness. Parsing it costs the gateway more than writing it costs the box.
 const maxWritten = 64 << 20
 
-// maxText bounds the text used as the answer if a harness reports none.
+// maxText bounds the text used as the answer if a harness reports no answer.
 const maxText = 64 << 10
 
 var (

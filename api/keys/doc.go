@@ -1,2 +1,2 @@
-// Package keys serves the keys of the API: making, listing, replacing and revoking them. Only admin keys may.
+// Package keys serves the API keys: making, listing, replacing and revoking them. Only admin keys may use it.
 package keys

@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// maxGrace bounds how long a replaced key may go on working.
+	// maxGrace bounds how long a replaced key may remain valid.
 	maxGrace = 30 * 24 * time.Hour
-	// maxLife bounds how far off an expiry may be.
+	// maxLife bounds the lifetime of a key.
 	maxLife = 10 * 366 * 24 * time.Hour
 )
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
-// createKeyBody describes a key to make.
+// createKeyBody describes a key to create.
 type createKeyBody struct {
 	Name      string   `json:"name" doc:"1 to 63 letters, digits, '.', '_' or '-'; unique among the keys"`
 	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box"`
@@ -38,12 +38,12 @@ type changeKeyBody struct {
 	Quotas map[string]int64 `json:"quotas" doc:"quotas to change, by name; 0: that of the configuration again. The others stay"`
 }
 
-// replaceKeyBody asks for another value of a key.
+// replaceKeyBody asks for a new value of a key.
 type replaceKeyBody struct {
 	Grace string `json:"grace,omitempty" doc:"how long the old key goes on working, such as 1h; absent: not at all"`
 }
 
-// apiKeyView is a key as it can be shown.
+// apiKeyView is a key without its value.
 type apiKeyView struct {
 	ID        string       `json:"id" example:"key_0123456789abcdef"`
 	Name      string       `json:"name"`
@@ -57,13 +57,13 @@ type apiKeyView struct {
 	Use    map[string]useView `json:"use,omitempty" doc:"in lists: what the key has of each quota"`
 }
 
-// useView is what a key has of a quota.
+// useView is a key's usage of a quota.
 type useView struct {
 	Used  int64 `json:"used"`
 	Limit int64 `json:"limit,omitempty" doc:"absent: it has none"`
 }
 
-// usesOf shows the kinds that a key has a limit or something of.
+// usesOf returns the quotas with a limit or a usage.
 func usesOf(u quota.Uses) map[string]useView {
 	views := map[string]useView{}
 	for k, use := range u {
@@ -74,7 +74,7 @@ func usesOf(u quota.Uses) map[string]useView {
 	return views
 }
 
-// quotas reads quotas of a body, which must be at least that much.
+// quotas parses the quotas in a body. Values below least are problems.
 func quotas(p *problem.List, set map[string]int64, least int64) map[quota.Kind]int64 {
 	out := map[quota.Kind]int64{}
 	for name, n := range set {
@@ -91,7 +91,7 @@ func quotas(p *problem.List, set map[string]int64, least int64) map[quota.Kind]i
 	return out
 }
 
-// apiKeyMadeView is a key that was just made.
+// apiKeyMadeView is a new key with its value.
 type apiKeyMadeView struct {
 	apiKeyView
 	Key string `json:"key" doc:"the key itself; it cannot be read again"`
@@ -115,7 +115,7 @@ func written(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// duration reads a duration of a body; empty is 0.
+// duration parses a duration in a body. Empty text is 0.
 func duration(p *problem.List, pointer, text string, most time.Duration) time.Duration {
 	if text == "" {
 		return 0
@@ -228,7 +228,7 @@ func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	return rest.Reply{Body: apiKeyMadeView{view(made), key.Reveal()}, Change: changed("replaced", made)}, nil
 }
 
-// changed is what the audit trail says of a change of a key.
+// changed describes a change of a key for the audit trail.
 func changed(how string, k api.Key) *rest.Change {
 	return &rest.Change{Box: k.Box, What: map[string]any{"api_key_" + how: view(k)}}
 }

@@ -12,18 +12,20 @@ import (
 	"boxgate/quota"
 )
 
-// Host keeps the keys, hashed. Errors are as in package api; a key is named by its ID, or else by its name.
+// Host stores the keys in hashed form. Errors are as in package api. Keys are given by ID or name; the ID takes
+// precedence.
 type Host interface {
 	// APIKeys lists the keys, oldest first.
 	APIKeys(ctx context.Context) ([]api.Key, error)
-	// CreateAPIKey makes a key, which nobody can read again. A name in use is an ErrConflict.
+	// CreateAPIKey creates a key and returns its value, which cannot be read again. A name already in use is an
+	// ErrConflict.
 	CreateAPIKey(ctx context.Context, req api.KeyRequest) (name.Secret, api.Key, error)
-	// ReplaceAPIKey gives a key a new value; the old one stops working after grace.
+	// ReplaceAPIKey gives a key a new value. The old one stops working after grace.
 	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (name.Secret, api.Key, error)
-	// SetAPIKeyQuotas overrides the named quotas of a key and leaves its others as they are. 0 removes the override, so that the
-	// configured quota holds again.
+	// SetAPIKeyQuotas overrides the named quotas of a key and leaves the others unchanged. 0 removes the override, so
+	// that the configured quota applies again.
 	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64) (api.Key, error)
-	// DeleteAPIKey revokes a key. The operator's own is an ErrConflict.
+	// DeleteAPIKey revokes a key. Revoking the operator's own key is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
 }
 

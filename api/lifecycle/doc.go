@@ -1,2 +1,2 @@
-// Package lifecycle serves what pauses, resumes and starts boxes.
+// Package lifecycle serves pausing, resuming and the init command of boxes.
 package lifecycle

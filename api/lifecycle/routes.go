@@ -12,18 +12,18 @@ import (
 	"boxgate/policy"
 )
 
-// Host is what the endpoints need of the gateway. PauseBox and ResumeBox return the box as it is then.
+// Host pauses, resumes and starts boxes. PauseBox and ResumeBox return the box in its new state.
 type Host interface {
-	// PauseBox freezes a box. One that is paused stays so; one that cannot be paused is an ErrConflict.
+	// PauseBox freezes a box. It has no effect on a paused box. A box that cannot be paused is an ErrConflict.
 	PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error)
-	// ResumeBox lets a paused box go on. One that runs stays so.
+	// ResumeBox resumes a paused box. It has no effect on a running box.
 	ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error)
-	// SetInitCommand replaces what is run each time the box is started; "" for nothing. A box without keep_alive is a
-	// *document.InvalidError.
+	// SetInitCommand replaces the command that runs at each start of the box; "" removes it. A box without keep_alive is
+	// a *document.InvalidError.
 	SetInitCommand(ctx context.Context, id policy.BoxID, command string) error
 }
 
-// Endpoints serves what pauses and resumes boxes.
+// Endpoints serves the lifecycle of boxes.
 type Endpoints struct {
 	Boxes   rest.Finder
 	Host    Host
@@ -47,7 +47,7 @@ func (e *Endpoints) Routes() []rest.Route {
 	}
 }
 
-// stateView is the answer of pause and resume.
+// stateView is the response of pause and resume.
 type stateView struct {
 	ID     policy.BoxID `json:"id"`
 	Status api.Status   `json:"status"`
@@ -61,7 +61,7 @@ func (e *Endpoints) resume(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	return e.change(r, e.Host.ResumeBox, "box resumed")
 }
 
-// change changes the state of a box and logs that.
+// change changes the state of a box and logs the change.
 func (e *Endpoints) change(r *http.Request, to func(context.Context, policy.BoxID) (api.Box, error), what string) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {

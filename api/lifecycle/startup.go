@@ -8,12 +8,12 @@ import (
 	"boxgate/api/spec"
 )
 
-// startBody says what is run when a box is started.
+// startBody is the command that runs at each start of a box.
 type startBody struct {
 	InitCommand string `json:"init_command" doc:"a line for the shell; empty: nothing" example:"./server &"`
 }
 
-// maxInitCommand is the longest init command, in bytes.
+// maxInitCommand bounds an init command, in bytes.
 const maxInitCommand = 64 << 10
 
 func (e *Endpoints) getStartup(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -44,7 +44,7 @@ func (e *Endpoints) deleteStartup(_ http.ResponseWriter, r *http.Request) (rest.
 	return e.start(r, startBody{})
 }
 
-// start changes what is run when a box is started.
+// start replaces the init command of a box.
 func (e *Endpoints) start(r *http.Request, body startBody) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {

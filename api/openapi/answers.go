@@ -10,7 +10,7 @@ import (
 	"boxgate/api/rest"
 )
 
-// answers describes what a route answers, by status.
+// answers returns the responses of a route, by status.
 func answers(rt rest.Route, s *schemas) object {
 	all := object{"default": failure("The request failed; error says why", s)}
 	if !rt.Refused {
@@ -56,7 +56,7 @@ func content(rt rest.Route, s *schemas) object {
 	return all
 }
 
-// ofMedia is the schema of an answer that is not JSON: of one line where each is JSON, else it is text or bytes.
+// ofMedia returns the schema of a response that is not JSON: that of a line if each line is JSON, or else text or bytes.
 func (s *schemas) ofMedia(media string, items []reflect.Type) object {
 	switch {
 	case strings.HasSuffix(media, "ndjson") && len(items) > 0:

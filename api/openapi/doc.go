@@ -1,2 +1,2 @@
-// Package openapi describes the routes of the API in OpenAPI 3.1, from the types that they decode and encode.
+// Package openapi generates the OpenAPI 3.1 document of the API from its routes and the types they decode and encode.
 package openapi

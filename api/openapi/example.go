@@ -7,7 +7,7 @@ import (
 	"boxgate/api/strict"
 )
 
-// exampleFaults says what is wrong with the example of a request.
+// exampleFaults lists the mistakes in the example of a request.
 func exampleFaults(rt rest.Route) []string {
 	switch {
 	case rt.Request == nil && rt.Example != "":

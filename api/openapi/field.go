@@ -10,7 +10,7 @@ import (
 	"boxgate/api/strict"
 )
 
-// ofField is the schema of a field: that of its type, and what its tags say. See [rest.Route].
+// ofField returns the schema of a field: that of its type, extended by its tags. See [rest.Route].
 func (s *schemas) ofField(f strict.Field) object {
 	schema := s.of(f.Type)
 	if text := f.Tag.Get("doc"); text != "" {
@@ -34,7 +34,7 @@ func (s *schemas) ofField(f strict.Field) object {
 	return schema
 }
 
-// bound sets a bound of a number, or of the length of a string or an array.
+// bound sets a bound of a number, or of the length of a string or array.
 func (s *schemas) bound(schema object, keyword string, f strict.Field, tag string) {
 	text, ok := f.Tag.Lookup(tag)
 	if !ok {
@@ -53,7 +53,7 @@ func (s *schemas) bound(schema object, keyword string, f strict.Field, tag strin
 	schema[keyword] = n
 }
 
-// example reads the tag "example": text for a string, JSON for everything else.
+// example parses the tag "example": text for a string, JSON for everything else.
 func (s *schemas) example(f strict.Field, text string) any {
 	t := f.Type
 	for t.Kind() == reflect.Pointer {

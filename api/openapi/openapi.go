@@ -14,18 +14,18 @@ import (
 	"boxgate/api/strict"
 )
 
-// object is a JSON object of the description.
+// object is a JSON object of the document.
 type object = map[string]any
 
 var pathParam = regexp.MustCompile(`\{(\w+)\}`)
 
-// Subject is what a group of routes is about.
+// Subject is a group of routes about one subject.
 type Subject struct {
 	Name, Description string
 	Routes            []rest.Route
 }
 
-// Describe writes the OpenAPI 3.1 description of the routes from the types they decode and encode.
+// Describe generates the OpenAPI 3.1 document of the routes.
 func Describe(subjects []Subject) ([]byte, error) {
 	s := newSchemas()
 	paths := object{}
@@ -97,7 +97,7 @@ func requestBody(rt rest.Route, s *schemas) object {
 	return object{"required": true, "content": object{media: content}}
 }
 
-// pathDocs describe what stands in braces in paths.
+// pathDocs describes the variables in paths.
 var pathDocs = map[string]string{
 	"id":   "ID or name of a box",
 	"port": "a port of the box",
@@ -148,12 +148,12 @@ func queryParameter(f strict.Field, s *schemas) object {
 	return p
 }
 
-// Changes reports whether a route changes something.
+// Changes reports whether a route changes state.
 func Changes(rt rest.Route) bool { return rt.Method != http.MethodGet && rt.Method != http.MethodHead }
 
 var operationID = regexp.MustCompile(`^[a-z]+([A-Z][a-z0-9]*)*$`)
 
-// Lacks lists what rows of the table need so that the description is whole, one sentence for each lack.
+// Lacks checks that routes contain everything for the document. It returns one sentence for each omission.
 func Lacks(routes []rest.Route) []string {
 	var lacks []string
 	var ids []string

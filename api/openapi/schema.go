@@ -10,23 +10,24 @@ import (
 	"boxgate/api/strict"
 )
 
-// inForms is implemented by types that read their own JSON: the description has the types that describe its forms.
+// inForms is implemented by types with their own JSON encoding. Forms returns types with the same encodings, for the
+// document.
 type inForms interface{ Forms() []reflect.Type }
 
-// freeForm is implemented by types that take any object.
+// freeForm is implemented by types that accept any object.
 type freeForm interface{ FreeForm() }
 
-// named is implemented by types whose name in the description is not that in Go.
+// named is implemented by types whose name in the document differs from the Go name.
 type named interface{ SchemaName() string }
 
-// enumerated is implemented by types that have only certain values.
+// enumerated is implemented by types with a fixed set of values.
 type enumerated interface{ Enum() []string }
 
-// schemas are the JSON schemas of the structs of a description, by their names there.
+// schemas collects the JSON schemas of the structs of a document, by name.
 type schemas struct {
 	structs object
 	types   map[string]reflect.Type
-	wrong   []string // what cannot be described
+	wrong   []string // errors: types and tags that cannot be described
 }
 
 func newSchemas() *schemas { return &schemas{structs: object{}, types: make(map[string]reflect.Type)} }
@@ -38,7 +39,7 @@ var (
 	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
 )
 
-// of is the JSON schema of a Go type. A struct is referred to by its name.
+// of returns the JSON schema of a Go type. Structs are referenced by name.
 func (s *schemas) of(t reflect.Type) object {
 	switch {
 	case t.Kind() == reflect.Pointer:
@@ -53,7 +54,7 @@ func (s *schemas) of(t reflect.Type) object {
 		return s.ofStruct(t)
 	case t.Kind() == reflect.Struct && isInForms(t):
 		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
-	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text that is escaped in its own way
+	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text with custom escaping
 		return object{"type": "string"}
 	case t == rawType || t.Kind() == reflect.Interface || t.Implements(jsonMarshaler):
 		s.wrong = append(s.wrong, fmt.Sprintf("%v has a JSON of its own: give it a method Forms() []reflect.Type that lists types of that form", t))
@@ -62,7 +63,7 @@ func (s *schemas) of(t reflect.Type) object {
 	return s.ofKind(t)
 }
 
-// ofKind is the schema of a type without methods that matter.
+// ofKind returns the schema of a type according to its kind.
 func (s *schemas) ofKind(t reflect.Type) object {
 	switch {
 	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8:

@@ -1,3 +1,3 @@
-// Package problem turns errors into the API's answers: a status and a JSON body that says what was wrong, where, and how to
-// put it right. [StatusOf] is the one mapping; [Refuse], [Invalid] and [List] make the errors that it shows.
+// Package problem converts errors to responses of the API: a status, and a JSON body with the problem, its location and
+// the fix. [StatusOf] is the only such conversion; [Refuse], [Invalid] and [List] create errors for it.
 package problem

@@ -16,7 +16,7 @@ func (p *List) Add(pointer, format string, args ...any) {
 	*p = append(*p, document.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
-// Merge adds the problems of err below a pointer, and returns err if it is of another kind.
+// Merge adds the problems of err with pointer as a prefix. It returns err unchanged if it is of another kind.
 func (p *List) Merge(pointer string, err error) error {
 	if err == nil {
 		return nil
@@ -31,7 +31,7 @@ func (p *List) Merge(pointer string, err error) error {
 	return nil
 }
 
-// Err returns the problems as a *[document.InvalidError], or nil if there are none.
+// Err returns the problems as a *[document.InvalidError], or nil if the list is empty.
 func (p *List) Err() error {
 	if len(*p) == 0 {
 		return nil
@@ -39,7 +39,7 @@ func (p *List) Err() error {
 	return &document.InvalidError{Problems: *p}
 }
 
-// EscapeKey escapes a key for a JSON pointer (RFC 6901, 3).
+// EscapeKey escapes a key for a JSON pointer (RFC 6901, section 3).
 func EscapeKey(key string) string {
 	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }

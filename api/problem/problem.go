@@ -27,7 +27,7 @@ var kinds = []struct {
 	{context.DeadlineExceeded, http.StatusGatewayTimeout},
 }
 
-// Body is the JSON of every refusal.
+// Body is the JSON of every error response.
 type Body struct {
 	Error    string `json:"error" doc:"what was wrong and, where one is known, the correction"`
 	Pointer  string `json:"pointer,omitempty" doc:"JSON pointer (RFC 6901) to the first problem"`
@@ -35,7 +35,7 @@ type Body struct {
 	Quota    string `json:"quota,omitempty" doc:"with 429: the quota that is used up (docs/keys.md)"`
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (Body) SchemaName() string { return "errorBody" }
 
 // View is one problem of a request body.
@@ -44,10 +44,10 @@ type View struct {
 	Message string `json:"message"`
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (View) SchemaName() string { return "problemView" }
 
-// StatusOf is the one mapping of errors to answers. An error of no known kind gives 500 and says nothing.
+// StatusOf converts an error to a status and a body. An error of unknown kind becomes a 500 without detail.
 func StatusOf(err error) (int, Body) {
 	if invalid, ok := errors.AsType[*document.InvalidError](err); ok && len(invalid.Problems) > 0 {
 		return http.StatusUnprocessableEntity, invalidBody(invalid.Problems)
@@ -82,7 +82,7 @@ func invalidBody(problems []document.Problem) Body {
 	return body
 }
 
-// Views shows problems in JSON.
+// Views converts problems to their JSON form.
 func Views(problems []document.Problem) []View {
 	var views []View
 	for _, p := range problems {
@@ -91,7 +91,7 @@ func Views(problems []document.Problem) []View {
 	return views
 }
 
-// Refusal is an error that is an answer already: a status, and a message for the caller. [Refuse] makes one.
+// Refusal is an error with a status and a message for the caller. [Refuse] creates it.
 type Refusal struct {
 	status  int
 	message string
@@ -100,17 +100,17 @@ type Refusal struct {
 // Error returns the message.
 func (e *Refusal) Error() string { return e.message }
 
-// Refuse makes the error that is answered with status and a message.
+// Refuse returns an error that is answered with the status and the message.
 func Refuse(status int, format string, args ...any) error {
 	return &Refusal{status, fmt.Sprintf(format, args...)}
 }
 
-// Invalid makes a 422 with one problem.
+// Invalid returns an error that is answered with 422 and one problem.
 func Invalid(pointer, format string, args ...any) error {
 	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: fmt.Sprintf(format, args...)}}}
 }
 
-// Clip shortens what a client sent before it is sent back.
+// Clip shortens a client's text before it is sent back.
 func Clip(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "…"

@@ -162,7 +162,7 @@ func milliseconds(p *problem.List, n int64) time.Duration {
 	return time.Duration(n) * time.Millisecond
 }
 
-// object returns the options, or nil if there are none.
+// object returns the options, or nil if they are empty.
 func (o options) object(p *problem.List) json.RawMessage {
 	text := bytes.TrimSpace(o.RawMessage)
 	switch {

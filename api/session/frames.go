@@ -97,7 +97,7 @@ func checkStrings(p *problem.List, argv []string, dir string) {
 	}
 }
 
-// environment returns the variables of a start frame. As in the dialect, those of the dynamic linker are dropped.
+// environment returns the variables of a start frame. As in the dialect, variables of the dynamic linker are dropped.
 func (f *fromClient) environment(p *problem.List) map[string]string {
 	env, sum := map[string]string{}, 0
 	for _, entry := range f.Env {

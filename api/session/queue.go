@@ -194,7 +194,7 @@ const (
 )
 
 // vanished decides from the kernel's TCP state. A peer that does not read answers probes with a zero window for as long
-// as it takes; one that vanished answers neither probes nor data for which it had space.
+// as it takes; one that vanished answers neither probes nor data that it had space for.
 func vanished(info *unix.TCPInfo, silence time.Duration) bool {
 	silent := time.Duration(info.Last_ack_recv)*time.Millisecond > silence
 	return silent && (info.Unacked > 0 && info.Snd_wnd > 0 || info.Probes >= probesMost)

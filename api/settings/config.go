@@ -46,7 +46,7 @@ type skillsView struct {
 	EnabledSkills []string `json:"enabled_skills" doc:"all skills of the box"`
 }
 
-// configure changes the box that the request names.
+// configure changes the box in the path of the request.
 func (e *Endpoints) configure(r *http.Request, change func(*api.Configuration) error) (api.Box, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -193,7 +193,7 @@ func changed(box api.Box, what, name string) *rest.Change {
 	return &rest.Change{Box: box.ID, What: map[string]any{what: name}}
 }
 
-// remove removes one word of a list, or returns [api.ErrNotFound].
+// remove removes an entry of a list, or returns [api.ErrNotFound].
 func remove(list *[]string, word, what string) error {
 	i := slices.Index(*list, word)
 	if i < 0 {
@@ -203,7 +203,7 @@ func remove(list *[]string, word, what string) error {
 	return nil
 }
 
-// emptied makes a nil slice an empty JSON array.
+// emptied replaces a nil slice, so that it is encoded as an empty JSON array.
 func emptied(list []string) []string {
 	if list == nil {
 		return []string{}

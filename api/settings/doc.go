@@ -1,3 +1,3 @@
-// Package settings serves what can be changed of boxes besides their rules: the environment that new boxes get, and the
-// labels, the model, the custom harness and the skills of a box, and the addresses that its traffic leaves from.
+// Package settings serves settings other than rules: the environment of new boxes, and the labels, model, custom harness,
+// skills, limits and source addresses of a box.
 package settings

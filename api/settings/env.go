@@ -12,10 +12,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// masked stands for every value.
+// masked replaces every value.
 const masked = "****"
 
-// envView is the environment of new boxes as it may be shown.
+// envView is the environment of new boxes with masked values.
 type envView struct {
 	EnvVars map[string]string `json:"env_vars" doc:"the names; every value is shown as ****"`
 }

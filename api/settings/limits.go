@@ -26,7 +26,7 @@ func viewLimits(host policy.Limits, b api.BoxLimits) limitsView {
 	return limitsView{Limits: b.Of(host).Map(), Operator: b.Operator.Map(), Own: b.Own.Map()}
 }
 
-// getLimits is GET /v2/box/{id}/config/limits.
+// getLimits handles GET /v2/box/{id}/config/limits.
 func (e *Endpoints) getLimits(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -35,7 +35,7 @@ func (e *Endpoints) getLimits(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return rest.Reply{Body: viewLimits(e.Boxes.HostLimits(), box.Limits)}, nil
 }
 
-// changeLimits is PATCH /v2/box/{id}/config/limits.
+// changeLimits handles PATCH /v2/box/{id}/config/limits.
 func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body limitsBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {

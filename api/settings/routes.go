@@ -12,35 +12,36 @@ import (
 	"boxgate/policy/name"
 )
 
-// Host keeps the settings. Errors are as in package api.
+// Host stores the settings. Errors are as in package api.
 type Host interface {
-	// Environment returns the variables that new boxes get.
+	// Environment returns the variables of new boxes.
 	Environment(ctx context.Context) (map[string]name.Secret, error)
-	// SetEnvironment replaces them. A variable that is a placeholder of a header rule of every box is a
+	// SetEnvironment replaces all variables. A variable that is a placeholder in a global header rule is a
 	// *document.InvalidError.
 	SetEnvironment(ctx context.Context, vars map[string]name.Secret) error
-	// SetVariable sets one of them. Too many are a *document.InvalidError.
+	// SetVariable sets one variable. Exceeding the limit is a *document.InvalidError.
 	SetVariable(ctx context.Context, name string, value name.Secret) error
-	// DeleteVariable removes one of them.
+	// DeleteVariable removes one variable.
 	DeleteVariable(ctx context.Context, name string) error
-	// Configure changes a box's configuration. If change returns an error nothing changes; changes of one box are made one
-	// after the other.
+	// Configure changes a box's configuration. If change returns an error, the configuration stays as it was. Changes of
+	// the same box are serialized.
 	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
 }
 
-// Rules changes what a box is held to besides its policy.
+// Rules changes the limits and source addresses of a box.
 type Rules interface {
-	// SetSource has everything that leaves for the box leave from other addresses of the host, and returns when it does and
-	// what was open is cut. One that the operator does not offer is a *document.InvalidError.
+	// SetSource changes the source addresses of a box. When it returns, all its traffic leaves from them and open
+	// connections were cut. An address that the operator does not offer is a *document.InvalidError.
 	SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error)
-	// SetLimits changes the limits of a box, and returns when it is held to them. If change returns an error nothing changes.
+	// SetLimits changes the limits of a box and returns once they apply. If change returns an error, the limits stay as
+	// they were.
 	SetLimits(ctx context.Context, id policy.BoxID, change func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error)
 }
 
 // Boxes finds the boxes.
 type Boxes interface {
 	rest.Finder
-	// HostLimits returns the limits that the configuration gives each box.
+	// HostLimits returns the configured limits of every box.
 	HostLimits() policy.Limits
 }
 

@@ -17,7 +17,7 @@ type sourceView struct {
 	Addresses []netip.Addr `json:"source_addresses"`
 }
 
-// putSource is PUT /v2/box/{id}/config/source-addresses.
+// putSource handles PUT /v2/box/{id}/config/source-addresses.
 func (e *Endpoints) putSource(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body sourceBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {

@@ -1,3 +1,3 @@
-// Package snapshots serves the snapshots of boxes: taking, listing and deleting them. Boxes are made from them by package
-// boxes.
+// Package snapshots serves the snapshots of boxes: taking, listing and deleting them. Package boxes creates boxes from
+// snapshots.
 package snapshots

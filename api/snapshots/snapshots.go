@@ -16,14 +16,14 @@ import (
 	"boxgate/policy"
 )
 
-// Host keeps the snapshots. Errors are as in package api.
+// Host manages the snapshots. Errors are as in package api.
 type Host interface {
-	// TakeSnapshot takes a snapshot of a box, which stands still for a moment unless it is paused. It may return before the
-	// snapshot is ready (clients poll). A box that cannot have one now is an ErrConflict.
+	// TakeSnapshot takes a snapshot of a box, which is frozen briefly unless it is paused. It may return before the
+	// snapshot is ready; clients poll. If the box cannot be snapshotted now, the error is an ErrConflict.
 	TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error)
-	// Snapshots lists the snapshots of a box, which may have been deleted, or all for "", oldest first.
+	// Snapshots lists the snapshots of a box, oldest first. The box may have been deleted. "" stands for all boxes.
 	Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error)
-	// DeleteSnapshots deletes snapshots. If one does not exist the error is an ErrNotFound, and none is deleted.
+	// DeleteSnapshots deletes snapshots. If any does not exist, it deletes no snapshot and returns an ErrNotFound.
 	DeleteSnapshots(ctx context.Context, ids []string) error
 }
 
@@ -66,8 +66,8 @@ type snapshotsView struct {
 	Snapshots []snapshotView `json:"snapshots"`
 }
 
-// deleteSnapshotsBody says which snapshots to delete. Without ids it is all of them; an empty list is refused, because it is more
-// likely that somebody found nothing to delete than that he wants to delete everything.
+// deleteSnapshotsBody lists the snapshots to delete. Without ids, all are deleted. An empty list is refused: it more
+// likely comes from a client that found no snapshots than from one that wants to delete all of them.
 type deleteSnapshotsBody struct {
 	IDs *[]string `json:"ids,omitempty" doc:"1 to 1000; absent: all snapshots"`
 }
@@ -76,7 +76,7 @@ type snapshotsDeletedView struct {
 	Deleted int `json:"deleted" doc:"how many"`
 }
 
-// maxIDs bounds how many snapshots one request names.
+// maxIDs bounds the number of snapshots in one request.
 const maxIDs = 1000
 
 func view(s api.Snapshot) snapshotView {
@@ -107,24 +107,24 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	return e.listed(e.seen(r, ""))
 }
 
-// seen returns the snapshots of a box, or all for "", that the key of a request sees.
+// seen returns the snapshots of a box, or of all boxes for "", that the key of the request may see.
 func (e *Endpoints) seen(r *http.Request, box policy.BoxID) ([]api.Snapshot, error) {
 	list, err := e.Host.Snapshots(r.Context(), box)
 	caller := api.CallerOf(r.Context())
 	return slices.DeleteFunc(list, func(s api.Snapshot) bool { return !caller.SeesSnapshot(s) }), err
 }
 
-// listOfBox also finds the snapshots of a box that was deleted.
+// listOfBox lists the snapshots of a box, even after the box was deleted.
 func (e *Endpoints) listOfBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, _, err := e.ofBox(r)
 	return e.listed(list, err)
 }
 
-// ofBox returns the box in the path and its snapshots. A box that was deleted has its ID alone, and is an error if the key sees no
-// snapshot of it.
+// ofBox returns the snapshots of the box in the path, and its ID. A deleted box can only be given by its ID, and is an
+// error if the key sees no snapshot of it.
 func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error) {
 	box, err := rest.Box(r, e.Boxes)
-	if err == nil && !api.CallerOf(r.Context()).Sees(box) { // it has the ID of a deleted one for a name
+	if err == nil && !api.CallerOf(r.Context()).Sees(box) { // its name is the ID of a deleted box
 		err = api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(r.PathValue("id")))
 	}
 	id := box.ID

@@ -1,3 +1,3 @@
-// Package stream has the formats of answers that come bit by bit: NDJSON, server-sent events and the frames of a command's
-// output. The handlers write them and the client reads them.
+// Package stream contains the formats of streamed responses: NDJSON, server-sent events and the frames of a command's
+// output. It is shared by the handlers and the client.
 package stream

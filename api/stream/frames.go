@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// Frame is one line of an exec-stream in NDJSON. Data is base64 in JSON, because output is bytes, not text.
+// Frame is one line of an exec-stream in NDJSON. Data is base64 in JSON, because output is binary.
 type Frame struct {
 	Stream   string `json:"stream,omitempty"`
 	Data     []byte `json:"data,omitempty"`
@@ -15,7 +15,7 @@ type Frame struct {
 	Error    string `json:"error,omitempty"`
 }
 
-// Event formats a server-sent event with JSON data (WHATWG HTML, 9.2).
+// Event formats a server-sent event with JSON data (WHATWG HTML, section 9.2).
 func Event(name string, data any) []byte {
 	text, err := json.Marshal(data)
 	if err != nil {
@@ -24,8 +24,8 @@ func Event(name string, data any) []byte {
 	return []byte("event: " + name + "\ndata: " + string(text) + "\n\n")
 }
 
-// EscapeControls escapes characters in JSON text that JSON allows and a terminal obeys: DEL, the C1 controls and those
-// that change the direction of text. They can only be inside strings, where \u is equivalent.
+// EscapeControls escapes characters that JSON allows unescaped but that a terminal interprets: DEL, the C1 controls, line
+// separators and bidirectional controls. In valid JSON they only occur inside strings, where \u is equivalent.
 func EscapeControls(text []byte) []byte {
 	obeyed := func(r rune) bool {
 		return r >= 0x7f && r <= 0x9f || r >= 0x200e && r <= 0x200f || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069
@@ -44,7 +44,7 @@ func EscapeControls(text []byte) []byte {
 	return out.Bytes()
 }
 
-// Quote formats text as a JSON string in which nothing is left that a terminal obeys.
+// Quote formats text as a JSON string without characters that a terminal would interpret.
 func Quote(text string) []byte {
 	quoted, err := json.Marshal(text)
 	if err != nil {

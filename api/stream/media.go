@@ -12,13 +12,13 @@ const (
 	EventStream = "text/event-stream"
 )
 
-// RunHeader names the run of the gateway whose decisions a stream has.
+// RunHeader is the response header with the ID of the gateway's run whose decisions are streamed.
 const RunHeader = "Boxgate-Run"
 
-// WholeHeader has the time from which on no decision is missing in an answer from the history.
+// WholeHeader is the response header with the time since which the history is complete.
 const WholeHeader = "Boxgate-Whole-Since"
 
-// Accepts reports whether a media type is named in Accept.
+// Accepts reports whether the Accept header lists a media type.
 func Accepts(r *http.Request, media string) bool {
 	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Accept"), ","), ",") {
 		if m, params, err := mime.ParseMediaType(part); err == nil && m == media && params["q"] != "0" {

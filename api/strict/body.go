@@ -15,27 +15,28 @@ import (
 )
 
 const (
-	// bodyTimeout is how long a client may take to send a body.
+	// bodyTimeout bounds the time to send a body.
 	bodyTimeout = 30 * time.Second
-	// silenceMost is how long a client may send nothing of a body that it has announced, unless that is configured.
+	// silenceMost is the default of [Bodies.Silence].
 	silenceMost = 10 * time.Second
-	// roomPatience is how long a request waits, in all, for memory for its body that others of its key, or of all keys, have.
+	// roomPatience bounds the total time that a request waits for memory for its body, while its key's quota or the
+	// global one is used up.
 	roomPatience = 2 * time.Second
 )
 
 const (
-	// freeBytes of each body do not count against the quota of its key: most bodies have less.
+	// freeBytes is the part of each body that does not count against the quota of its key. Most bodies are smaller.
 	freeBytes = 16 << 10
-	// claimBytes is how much of a body is claimed at a time.
+	// claimBytes is the increment of claims for the memory of a body.
 	claimBytes = 64 << 10
-	// copies is how many bytes are claimed for a byte of a body: it is copied to be checked, and decoded.
+	// copies is the number of bytes claimed per byte of a body, because the body is copied for the check and decoded.
 	copies = 4
 )
 
-// Bodies reads the bodies of requests.
+// Bodies reads request bodies.
 type Bodies struct {
-	Most    int64         // the largest body, in bytes
-	Silence time.Duration // how long a client may send nothing of a body that it has announced. 0: 10 s
+	Most    int64         // maximum size in bytes
+	Silence time.Duration // maximum pause of the client within a body. 0: 10 s
 }
 
 // Read reads the JSON body of a request, within the size limit and a deadline.
@@ -61,10 +62,10 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return nil, problem.Refuse(http.StatusBadRequest, "the body is incomplete")
 }
 
-// valueSize is how much memory a value takes at least when it is decoded, besides its text.
+// valueSize is the minimum memory of a decoded value in addition to its text.
 const valueSize = 64
 
-// weigh returns how much memory the values of a JSON text take besides the text: nothing if they are few.
+// weigh returns the memory of the decoded values of a JSON text in addition to the text, or 0 if they are few.
 func weigh(data []byte) int64 {
 	values, quoted := int64(0), false
 	for i := 0; i < len(data); i++ {
@@ -83,9 +84,9 @@ func weigh(data []byte) int64 {
 	return values
 }
 
-// Whole returns the body of a request for a caller that reads all of it into memory: within the size limit, a deadline for all of it
-// and one for each part, and the quota of the request's key. What is claimed of the quota is released with the scope of the request.
-// An error of the quota is a *[quota.Error].
+// Whole returns the body of a request for a caller that reads all of it into memory. It enforces the size limit, a
+// deadline for the whole body and one for each part, and the quota of the request's key. Claims are released with the
+// scope of the request. A quota error is a *[quota.Error].
 func (b Bodies) Whole(w http.ResponseWriter, r *http.Request) io.Reader {
 	return b.within(w, r, memoryOf(r))
 }
@@ -97,11 +98,11 @@ func (b Bodies) within(w http.ResponseWriter, r *http.Request, memory *bodyMemor
 
 func (b Bodies) silence() time.Duration { return cmp.Or(b.Silence, silenceMost) }
 
-// bodyMemory is the memory of a request for its body, for which it waits if there is none left.
+// bodyMemory claims memory for the body of a request. It waits if no memory is available.
 type bodyMemory struct {
 	ctx   context.Context
 	scope *quota.Scope
-	left  time.Duration // how long it may still wait
+	left  time.Duration // remaining time to wait
 }
 
 func memoryOf(r *http.Request) *bodyMemory {
@@ -115,15 +116,15 @@ func (m *bodyMemory) take(n int64) error {
 	return err
 }
 
-// Claimed reads data that is kept in memory whole. It claims memory as the data arrives, whatever length was announced.
+// Claimed reads data that is kept in memory as a whole. It claims memory as data arrives, whatever length was announced.
 type Claimed struct {
 	r      io.Reader
 	memory *bodyMemory
-	room   int   // left of the claimed or free bytes
-	held   int64 // claimed
+	room   int   // remaining claimed or free bytes
+	held   int64 // claimed bytes
 }
 
-// NewClaimed returns a reader that claims memory of a scope, and fails at once if there is none left.
+// NewClaimed returns a reader that claims memory from a scope. It fails immediately if no memory is available.
 func NewClaimed(r io.Reader, scope *quota.Scope) *Claimed {
 	return &Claimed{r: r, memory: &bodyMemory{context.Background(), scope, 0}, room: freeBytes}
 }
@@ -147,7 +148,7 @@ func (c *Claimed) Release() {
 	c.held = 0
 }
 
-// steady reads a body within deadlines.
+// steady reads a body with deadlines.
 type steady struct {
 	body  io.Reader
 	rc    *http.ResponseController
@@ -162,15 +163,15 @@ func (b *steady) Read(p []byte) (int, error) {
 	if until.After(b.until) {
 		until = b.until
 	}
-	// Where deadlines are not supported (a test recorder), only the other limits apply.
+	// Without support for deadlines (in a test recorder), only the other limits apply.
 	_ = b.rc.SetReadDeadline(until)
 	n, err := b.body.Read(p)
 	_ = b.rc.SetReadDeadline(time.Time{})
 	return n, err
 }
 
-// Decode reads the body of a request into v, which points to a struct or map. Everything that is not exactly as
-// declared is refused, and the error lists all problems.
+// Decode decodes the body of a request into v, a pointer to a struct or map. It refuses any deviation from the declared
+// type; the error lists all problems.
 func (b Bodies) Decode(w http.ResponseWriter, r *http.Request, v any) error {
 	data, err := b.Read(w, r)
 	if err != nil {

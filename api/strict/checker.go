@@ -12,18 +12,19 @@ import (
 	"boxgate/policy/document"
 )
 
-// checker walks a JSON text next to the Go type it is meant for and collects what does not fit.
+// checker walks a JSON text along the corresponding Go type and collects mismatches.
 type checker struct {
 	dec      *json.Decoder
 	problems []document.Problem
-	claim    func(n int64) error // asks for memory
-	size     int64               // of the decoded values beyond what was claimed
+	claim    func(n int64) error // claims memory
+	size     int64               // size of the decoded values not claimed yet
 }
 
-// free is how large the values of a body may be without a claim.
+// free is the total size of decoded values that is exempt from claims.
 const free = 64 << 10
 
-// grow claims memory for a value that is to be decoded. Slices and maps grow by doubling.
+// grow claims memory for a value before it is decoded. The factor of 2 allows for slices and maps, which grow by
+// doubling.
 func (c *checker) grow(size uintptr) error {
 	if c.size += 2 * int64(size); c.size < free {
 		return nil
@@ -33,10 +34,10 @@ func (c *checker) grow(size uintptr) error {
 	return c.claim(n)
 }
 
-// memberSize is what a member of an object takes besides its value, while the object is checked and in a map.
+// memberSize is the memory of an object's member without its value, during the check and in a map.
 const memberSize = 64
 
-// sizeOf returns how much memory an element of a type takes.
+// sizeOf returns the memory of an element of a type.
 func sizeOf(t reflect.Type) uintptr {
 	switch {
 	case t == nil:
@@ -49,14 +50,14 @@ func sizeOf(t reflect.Type) uintptr {
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
-// value checks the next value against t. A nil t stands for any type: only duplicate keys and depth are checked. The
-// error is about the JSON itself; what does not fit is added to the problems.
+// value checks the next value against t. A nil t allows any type; only duplicate keys and depth are checked then. It
+// returns an error if the JSON is malformed; mismatches are added to the problems.
 func (c *checker) value(pointer string, t reflect.Type, depth int) error {
 	if depth > maxDepth {
 		return errTooDeep
 	}
 	if t != nil && reflect.PointerTo(t).Implements(unmarshaler) {
-		t = nil // it reads its JSON itself
+		t = nil // it decodes its own JSON
 	}
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -102,7 +103,8 @@ func (c *checker) object(pointer string, t reflect.Type, depth int) error {
 	return err
 }
 
-// mapped returns the type of the values of a map, and otherwise nil: the fields of a struct are part of it.
+// mapped returns the type of the values of a map. It returns nil for other types: the fields of a struct are part of the
+// struct's size.
 func mapped(t reflect.Type) reflect.Type {
 	if t == nil || t.Kind() != reflect.Map {
 		return nil
@@ -110,7 +112,7 @@ func mapped(t reflect.Type) reflect.Type {
 	return t.Elem()
 }
 
-// member returns the type of an object's member, nil if any type is allowed or none is known.
+// member returns the type of an object's member, or nil if any type is allowed or the member is unknown.
 func (c *checker) member(at string, t reflect.Type, key string) reflect.Type {
 	if t == nil {
 		return nil
@@ -146,14 +148,15 @@ func (c *checker) array(pointer string, t reflect.Type, depth int) error {
 	return err
 }
 
-// add keeps a problem, up to a hundred of them.
+// add records a problem, up to a hundred.
 func (c *checker) add(pointer, format string, args ...any) {
 	if len(c.problems) < 100 {
 		c.problems = append(c.problems, document.Problem{Pointer: problem.Clip(pointer), Message: fmt.Sprintf(format, args...)})
 	}
 }
 
-// fits reports whether a token can begin a value of type t. null never fits: absent fields must be left out.
+// fits reports whether a value of type t can begin with the token. null is never valid; optional fields must be left out
+// instead.
 func fits(token json.Token, t reflect.Type) bool {
 	switch token := token.(type) {
 	case json.Delim:

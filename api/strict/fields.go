@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Field is one field of a struct as JSON sees it.
+// Field is one JSON field of a struct.
 type Field struct {
 	Name     string
 	Type     reflect.Type
-	Required bool  // in an answer: it is there whatever its value
+	Required bool  // always present in a response, whatever its value
 	Index    []int // of the field, for reflect.Value.FieldByIndex
 	Tag      reflect.StructTag
 }
 
-// FieldsOf lists the fields of a struct type that have a json tag, embedded structs included, and the members of an [Extended] one, which have no
-// Index.
+// FieldsOf lists the fields of a struct type that have a json tag, including fields of embedded structs, and the members
+// of an [Extended] type, which have no Index.
 func FieldsOf(t reflect.Type) []Field {
 	var fields []Field
 	for f := range t.Fields() {
@@ -34,7 +34,7 @@ func FieldsOf(t reflect.Type) []Field {
 	if e, ok := reflect.Zero(t).Interface().(Extended); ok {
 		for _, f := range e.Members() {
 			name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-			if slices.ContainsFunc(fields, func(f Field) bool { return f.Name == name }) { // of an embedded struct
+			if slices.ContainsFunc(fields, func(f Field) bool { return f.Name == name }) { // already listed by an embedded struct
 				continue
 			}
 			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), nil, f.Tag})
@@ -43,10 +43,10 @@ func FieldsOf(t reflect.Type) []Field {
 	return fields
 }
 
-// Extended is implemented by structs that marshal to more JSON members than they have fields.
+// Extended is implemented by structs that encode more JSON members than they have fields.
 type Extended interface{ Members() []reflect.StructField }
 
-// nearest returns the field whose name is the same but for case and separators, or "".
+// nearest returns the field whose name differs only in case and separators, or "".
 func nearest(key string, fields []Field) string {
 	plain := strings.NewReplacer("_", "", "-", "")
 	want := strings.ToLower(plain.Replace(key))

@@ -14,17 +14,17 @@ import (
 	"boxgate/quota"
 )
 
-// maxDepth is how deep a body may nest.
+// maxDepth bounds the nesting of a body.
 const maxDepth = 32
 
-// Unmarshal is json.Unmarshal without its leniency: keys are compared exactly, and unknown or duplicate keys,
-// null, invalid UTF-8 and trailing data are refused.
+// Unmarshal is json.Unmarshal without its leniency: keys must match exactly, and unknown or duplicate keys, null, invalid
+// UTF-8 and trailing data are refused.
 func Unmarshal(data []byte, v any) error {
 	return unmarshal(data, v, func(int64) error { return nil })
 }
 
-// unmarshal is Unmarshal. claim is asked before values are decoded that take more memory than their text: an empty object of two
-// bytes may be a large struct.
+// unmarshal implements Unmarshal. It calls claim before it decodes values that take more memory than their text: an empty
+// object of two bytes may become a large struct.
 func unmarshal(data []byte, v any, claim func(n int64) error) error {
 	if !utf8.Valid(data) {
 		return problem.Refuse(http.StatusBadRequest, "the body is not valid UTF-8")
@@ -64,7 +64,7 @@ func malformed(dec *json.Decoder, err error) error {
 	return problem.Refuse(http.StatusBadRequest, "the body is not valid JSON at byte %d", dec.InputOffset())
 }
 
-// fieldPointer turns the field path of encoding/json into a JSON pointer.
+// fieldPointer converts the field path of encoding/json to a JSON pointer.
 func fieldPointer(field string) string {
 	if field == "" {
 		return ""

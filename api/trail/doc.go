@@ -1,2 +1,3 @@
-// Package trail serves the audit trail of the API: who changed what, and whether the trail is whole. Only admin keys may read it.
+// Package trail serves the audit trail of the API: its entries, and the check of its integrity. Only admin keys may read
+// it.
 package trail

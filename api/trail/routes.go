@@ -14,12 +14,12 @@ import (
 	"boxgate/policy"
 )
 
-// Host has the trail.
+// Host gives access to the trail.
 type Host interface {
-	// ReadTrail calls do with the lines of the entries that the filter selects, oldest first; with follow also with those that come,
-	// until ctx ends.
+	// ReadTrail calls do with each matching entry, oldest first. With follow, it continues with new entries until ctx
+	// ends.
 	ReadTrail(ctx context.Context, f trail.Filter, follow bool, do func(line []byte) error) error
-	// VerifyTrail says what of the trail was changed, put in, or taken out.
+	// VerifyTrail reports whether entries of the trail were changed, inserted or removed.
 	VerifyTrail(ctx context.Context) (trail.Report, error)
 }
 
@@ -27,7 +27,7 @@ type Host interface {
 type Endpoints struct {
 	Boxes    rest.Finder
 	Host     Host
-	Stopping <-chan struct{} // closed when the server shuts down: streams end
+	Stopping <-chan struct{} // closed when the server shuts down, which ends streams
 }
 
 // query selects entries.
@@ -45,7 +45,7 @@ type line struct {
 	Hash string `json:"hash" doc:"SHA-256 of the line without this field, in hex"`
 }
 
-// SchemaName names the type in the description of the API.
+// SchemaName returns the name of the type in the OpenAPI document.
 func (line) SchemaName() string { return "auditEntry" }
 
 // Routes lists the endpoints.
@@ -105,7 +105,7 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return err
 	})
 	if err != nil && ctx.Err() == nil {
-		panic(http.ErrAbortHandler) // or what is missing would look like the end
+		panic(http.ErrAbortHandler) // otherwise the client would take the truncated response for a complete one
 	}
 	return rest.Reply{Written: true}, nil
 }

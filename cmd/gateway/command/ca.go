@@ -23,7 +23,7 @@ type caAnswer struct {
 	Subject  string    `json:"subject"`
 	SHA256   string    `json:"sha256"` // fingerprint of the CA certificate alone
 	NotAfter time.Time `json:"not_after"`
-	// KnownHosts is the line of ssh_known_hosts with which a box recognizes the gateway; empty for the CA of the public
+	// KnownHosts is the line for ssh_known_hosts that identifies the gateway to a box; empty for the CA of the public
 	// URLs.
 	KnownHosts string `json:"known_hosts,omitempty"`
 }

@@ -74,7 +74,7 @@ func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time
 	return nil, nil
 }
 
-// soon is the number of days before its expiry by which a certificate should have been renewed.
+// soon is how many days before its expiry a certificate should have been renewed.
 const soon = 7
 
 func certificateFinding(subject string, expires, now time.Time) preflight.Finding {

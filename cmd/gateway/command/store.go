@@ -36,7 +36,7 @@ func newStoreBackupCommand(o *cli.Options) *cobra.Command {
 	}
 }
 
-// backupTo copies the store through the running gateway, or directly if none is running.
+// backupTo copies the store through the running gateway, or directly if the gateway is not running.
 func backupTo(cmd *cobra.Command, o *cli.Options, w io.Writer) (n int64, err error) {
 	cfg, err := o.Load()
 	if err != nil {

@@ -90,7 +90,7 @@ func oneOf(values ...string) func(string) error {
 	}
 }
 
-// capabilities lists the capabilities with which a container can leave neither its network nor its namespaces: Docker's
+// capabilities lists the capabilities that let a container leave neither its network nor its namespaces: Docker's
 // defaults and a few more.
 var capabilities = strings.Fields(`AUDIT_WRITE BLOCK_SUSPEND CHOWN DAC_OVERRIDE FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE MKNOD
 	NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID SYS_CHROOT SYS_NICE SYS_RESOURCE WAKE_ALARM`)

@@ -136,7 +136,7 @@ func isSame(a, b string) bool {
 const mostLinks = 40
 
 // lookedUpIn returns the resolved directories in which the kernel looks up the components of an absolute path, including
-// those of its links. Write access to any of them determines where the path leads.
+// the components of its links. Write access to any of them determines where the path leads.
 func lookedUpIn(path string) (dirs []string, err error) {
 	at, rest := "/", strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {

@@ -107,8 +107,8 @@ func mayNotLook(path string, err error) bool {
 	return strings.HasPrefix(path, "/proc/1/") && errors.Is(err, unix.EACCES)
 }
 
-// cloneRoot clones the root of the mount namespace of a process. It fails if that namespace or its files are those of
-// this process or of the host. Afterwards the calling thread is in that namespace.
+// cloneRoot clones the root of the mount namespace of a process. It fails if that namespace or its files belong to
+// this process or to the host. Afterwards the calling thread is in that namespace.
 func cloneRoot(process *os.File) (*os.File, error) {
 	ns, err := openIn(process, "ns/mnt")
 	if err != nil {
@@ -146,7 +146,7 @@ func cloneRoot(process *os.File) (*os.File, error) {
 		return nil, err
 	}
 	tree := os.NewFile(uintptr(fd), "root")
-	// With --read-only, the mount is read-only but the file system below is not. Its device nodes would be those of the
+	// With --read-only, the mount is read-only but the file system below is not. Its device nodes would belong to the
 	// host.
 	attr := unix.MountAttr{
 		Attr_clr: unix.MOUNT_ATTR_RDONLY,

@@ -20,7 +20,7 @@ import (
 // Interval is the interval at which the boxes are fetched.
 const Interval = 2 * time.Second
 
-// mostFresh is the number of boxes up to which each is fetched individually, with fresh byte counters. With more boxes,
+// mostFresh is the maximum number of boxes that are fetched individually, with fresh byte counters. With more boxes,
 // the numbers of the gateway's last reading are used.
 const mostFresh = 32
 
