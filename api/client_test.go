@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// However long a line is that somebody has made the gateway write, what comes after it is read.
+// A line of any length that the gateway can be made to write does not hide the lines after it.
 func TestNoLineOfAStreamHidesTheNext(t *testing.T) {
 	t.Parallel()
 	long := bytes.Repeat([]byte("x"), 4<<20)

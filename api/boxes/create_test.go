@@ -8,8 +8,8 @@ import (
 	"boxgate/api/strict"
 )
 
-// FuzzUnmarshalStrict compares the strict decoder with encoding/json: what it accepts, encoding/json, told to refuse
-// unknown fields, accepts as well.
+// FuzzUnmarshalStrict checks the strict decoder against encoding/json: a body that it accepts is also accepted by a
+// Decoder with DisallowUnknownFields.
 func FuzzUnmarshalStrict(f *testing.F) {
 	for _, body := range []string{`{}`, `{"name":"x"}`, `{"NAME":"x"}`, `{"labels":["a"]}`, `{"ttl":1}`, `{"ttl":1e2}`, `{"env_vars":{"A":"b","A":"c"}}`, `{"custom_runner":{}}`, ` {} `, `{}{}`} {
 		f.Add([]byte(body))
@@ -27,7 +27,7 @@ func FuzzUnmarshalStrict(f *testing.F) {
 	})
 }
 
-// FuzzAttach: what is accepted says what is attached.
+// FuzzAttach checks that an accepted body identifies a sandbox.
 func FuzzAttach(f *testing.F) {
 	f.Add(`{"netns":"/run/netns/x","pid":3,"container":"c"}`)
 	f.Fuzz(func(t *testing.T, text string) {

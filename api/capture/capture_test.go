@@ -25,7 +25,7 @@ func open(t *testing.T, b *Budget, box string) *Answer {
 	return a
 }
 
-// A box prints what takes six times as much in JSON. The answer stays within its limit.
+// Output that takes six times as many bytes in JSON stays within the limit of the answer.
 func TestOutputIsCountedAsItIsAnswered(t *testing.T) {
 	t.Parallel()
 	b := New(mib)
@@ -49,8 +49,8 @@ func TestOutputIsCountedAsItIsAnswered(t *testing.T) {
 	}
 }
 
-// Many commands of many boxes print all they can at the same time. Together they hold no more than the budget, and each
-// of them at least a little.
+// Many commands of many boxes print as much as they can at the same time. Together they stay within the budget, and each
+// gets at least a little.
 func TestManyOutputsStayWithinTheBudget(t *testing.T) {
 	t.Parallel()
 	b := New(16 * mib)
@@ -80,7 +80,8 @@ func TestManyOutputsStayWithinTheBudget(t *testing.T) {
 	}
 }
 
-// A box that holds all it can get leaves room for others, and is refused more before anything is done for it.
+// A box that takes as much as it can leaves space for others. Its further answers are refused before any work is done for
+// them.
 func TestOneBoxLeavesRoomForOthers(t *testing.T) {
 	t.Parallel()
 	b := New(4 * mib)
@@ -104,7 +105,7 @@ func writes(o *Output, n int) bool {
 	return !o.Cut()
 }
 
-// What belongs to an answer is given back with its context, whoever still writes.
+// The memory of an answer is released when its context ends, even if a writer still uses it.
 func TestAnswersEndWithTheirContext(t *testing.T) {
 	t.Parallel()
 	b := New(mib)

@@ -12,7 +12,7 @@ import (
 	"boxgate/policy/match"
 )
 
-// written encodes what a change says.
+// written encodes a change.
 func written(t *testing.T, v any) string {
 	t.Helper()
 	got, err := json.Marshal(v)
@@ -22,7 +22,8 @@ func written(t *testing.T, v any) string {
 	return string(got)
 }
 
-// TestChangesOfPolicies: the audit trail has what was added, removed and changed of each part, and nothing of the parts that stayed.
+// TestChangesOfPolicies: the audit trail contains added, removed and changed entries of each part, and omits unchanged
+// parts.
 func TestChangesOfPolicies(t *testing.T) {
 	t.Parallel()
 	ends := time.Date(2030, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
@@ -46,7 +47,7 @@ func TestChangesOfPolicies(t *testing.T) {
 	}
 }
 
-// TestChangesOfNamedPolicies: each box that follows one has an entry of its own, with the version that its policy has now.
+// TestChangesOfNamedPolicies: each follower has an entry of its own with the new version of its policy.
 func TestChangesOfNamedPolicies(t *testing.T) {
 	t.Parallel()
 	was, is := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example"}}, policy.Spec{Mode: policy.ModeDenyAll}
@@ -69,7 +70,7 @@ func TestChangesOfNamedPolicies(t *testing.T) {
 	}
 }
 
-// headerRules reads rules.
+// headerRules parses header rules.
 func headerRules(t *testing.T, text string) []policy.HeaderRule {
 	t.Helper()
 	rules, err := policy.ParseHeaderRules([]byte(text), func(string) bool { return true })
@@ -79,7 +80,8 @@ func headerRules(t *testing.T, text string) []policy.HeaderRule {
 	return rules
 }
 
-// TestChangesOfHeaders: the hosts whose rules were added, removed and changed, the secrets that are used, and no value.
+// TestChangesOfHeaders: a change lists hosts with added, removed and changed rules, and the secrets they use, but no
+// values.
 func TestChangesOfHeaders(t *testing.T) {
 	t.Parallel()
 	was := headerRules(t, `{"a.example":{"X-Key":"sk-1"},"b.example":{"X-Key":"sk-1"},"c.example":{"headers":{"X-Key":{"secret":"old"}}},"d.example":{"X-Key":"sk-1"}}`)
@@ -92,7 +94,7 @@ func TestChangesOfHeaders(t *testing.T) {
 	}
 }
 
-// TestChangesAreBounded: what does not fit is counted, and what is said of one part leaves no more for the others.
+// TestChangesAreBounded: entries that do not fit are counted, and the parts of a change share the limit.
 func TestChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	var list []string

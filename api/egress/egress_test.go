@@ -23,7 +23,7 @@ type fixture struct {
 	stopping chan struct{}
 }
 
-// serve serves the endpoints until the test ends, and makes a box.
+// serve serves the endpoints until the test ends, and creates a box.
 func serve(t *testing.T) (*fixture, policy.BoxID) {
 	t.Helper()
 	f := &fixture{host: apitest.NewHost(t), stopping: make(chan struct{})}
@@ -78,7 +78,7 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// A client that reconnects says what it has, gets the rest, and is told if that may be incomplete.
+// A client that reconnects sends its position and receives the rest, with a notice if it may be incomplete.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
@@ -109,7 +109,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// The name that a box gives cannot control the terminal of someone who reads its decisions, or break a line.
+// A name chosen by a box can neither control the terminal of a reader nor break a line.
 func TestEgressIsEscaped(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
@@ -145,7 +145,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestFollowers: a follower gets past and new decisions, each once, and the number of those that were lost, until the server stops.
+// TestFollowers: a follower receives past and new decisions, each once, and the number of lost ones, until the server
+// stops.
 func TestFollowers(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
@@ -185,7 +186,8 @@ func TestFollowers(t *testing.T) {
 	}
 }
 
-// TestSearch: decisions on disk are selected by box, time and reason; a mistake is answered as one, and half an answer is cut.
+// TestSearch: decisions on disk are selected by box, time and reason. An invalid query gets an error status, and a
+// truncated response is aborted.
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)

@@ -6,7 +6,7 @@ import (
 	"boxgate/api/strict"
 )
 
-// FuzzExec: a command that is accepted names a program and an absolute directory.
+// FuzzExec checks that an accepted command has a program and an absolute directory.
 func FuzzExec(f *testing.F) {
 	for _, body := range []string{`{"command":["true"]}`, `{"command":["true"],"folder":"../x","timeout":1}`, `{"command":[""]}`} {
 		f.Add([]byte(body))

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// brokenWriter is the answer to a client whose connection has broken.
+// brokenWriter is the response to a client whose connection is broken.
 type brokenWriter struct {
 	http.ResponseWriter
 	written int
@@ -18,7 +18,8 @@ func (w *brokenWriter) Write([]byte) (int, error) {
 	return 0, errors.New("broken pipe")
 }
 
-// TestOutputForNobodyIsNotTaken: writing fails once the client has gone, without another write to the broken connection.
+// TestOutputForNobodyIsNotTaken: after the client has disconnected, writes fail without touching the broken connection
+// again.
 func TestOutputForNobodyIsNotTaken(t *testing.T) {
 	t.Parallel()
 	w := &brokenWriter{ResponseWriter: httptest.NewRecorder()}

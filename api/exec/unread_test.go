@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// chatty is a host with one box, whose commands print until they are ended.
+// chatty is a host with one box, whose commands print until they are killed.
 type chatty struct {
 	ended chan struct{} // closed once a command has ended
 }
@@ -32,10 +32,11 @@ func (h chatty) Exec(ctx context.Context, _ policy.BoxID, _ api.ExecRequest, std
 	return api.ExecResult{}, context.Cause(ctx)
 }
 
-// unread is the answer to a client that does not read: writes wait for a deadline, which comes at once.
+// unread is the response to a client that does not read: a write blocks until a deadline is set, which then expires
+// immediately.
 type unread struct {
 	http.ResponseWriter
-	waits func() // called by a write that waits
+	waits func() // called by a blocked write
 	stuck chan struct{}
 
 	mu       sync.Mutex
@@ -57,8 +58,8 @@ func (u *unread) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// A command is cancelled whose output its client does not read, and which therefore waits. It ends all the same, and so
-// does the request; what follows on its connection has no deadline of it.
+// A command is cancelled while it blocks on a client that does not read. The command and the request still end, and the
+// next request on the connection has no leftover deadline.
 func TestCancelledCommandDoesNotWaitForItsClient(t *testing.T) {
 	t.Parallel()
 	h := chatty{ended: make(chan struct{})}

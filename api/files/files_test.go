@@ -23,14 +23,14 @@ import (
 	"boxgate/policy"
 )
 
-// oneFile is a Host with a box that has one file, which ends early if cut is set.
+// oneFile is a Host with a box that has one file, which is shorter than announced if cut is set.
 type oneFile struct {
 	Files
 	content string
 	cut     bool
 	written map[string]string
 	closed  int
-	entries int // of its directories
+	entries int // per directory
 }
 
 func (h *oneFile) Box(context.Context, string) (api.Box, error) { return api.Box{ID: "b"}, nil }
@@ -60,7 +60,7 @@ func (h *oneFile) List(_ string, most int) ([]Info, bool, error) {
 	return infos, h.entries > most, nil
 }
 
-// A list is bounded as it is sent, and finds room before a large directory is read.
+// The size of a list is limited, and memory is reserved before a large directory is read.
 func TestListIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -161,13 +161,13 @@ func TestReadIsBounded(t *testing.T) {
 	}
 }
 
-// TestDownloadThatBreaksOffIsSeen: a client does not take half of a file for the file.
+// TestDownloadThatBreaksOffIsSeen: a client cannot mistake a truncated download for the complete file.
 func TestDownloadThatBreaksOffIsSeen(t *testing.T) {
 	t.Parallel()
 	s := serve(t, &oneFile{content: strings.Repeat("x", 1000), cut: true})
 	resp, err := http.Get(s.URL + "/v2/box/b/files/download?folder=f")
 	if err != nil {
-		return // not even the header came
+		return // the connection broke before the header
 	}
 	defer resp.Body.Close()
 	if data, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {

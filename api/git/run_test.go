@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// bare is a box in which nothing can be started. folder says whether it has the folder that is asked for.
+// bare is a box without any programs. folder reports whether the requested folder exists.
 type bare struct {
 	folder bool
 }
@@ -27,7 +27,7 @@ func (b *bare) Exec(_ context.Context, _ policy.BoxID, req api.ExecRequest, _, s
 	return api.ExecResult{ExitCode: 1}, nil
 }
 
-// A folder that is missing is not told as a lack of git, nor the other way round.
+// A missing folder is not reported as a missing git, nor the other way round.
 func TestMissingFolderIsSaid(t *testing.T) {
 	t.Parallel()
 	for there, want := range map[bool]string{true: "the image of the box may lack it", false: `the box has no directory "/src"`} {

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// parse feeds a parser in chunks of n bytes and returns what it emitted.
+// parse feeds a parser in chunks of n bytes and returns the events it emitted.
 func parse(text string, n int) (events []string, p *parser, failed error) {
 	p = &parser{emit: func(name string, data []byte) { events = append(events, name+" "+string(data)) }}
 	p.fail = func(err error) { failed = err }
@@ -58,7 +58,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// FuzzEvents: whatever a harness writes, what is passed on is JSON on one line, under a name that only letters make, without control characters.
+// FuzzEvents checks that every emitted event is JSON on one line without control characters, with a well-formed name.
 func FuzzEvents(f *testing.F) {
 	f.Add("event: text\ndata: {\"text\":\"\u0080\"}\n\n", 3)
 	f.Add("event: done\ndata: {}\n\n", 1)

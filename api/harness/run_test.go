@@ -18,14 +18,14 @@ import (
 	"boxgate/policy"
 )
 
-// hostile is a box whose programs do as a test says.
+// hostile is a box with programs defined by the test.
 type hostile struct {
 	harness func(ctx context.Context, out io.Writer) error
 	rm      func(ctx context.Context)
-	end     chan struct{} // closed to have what still goes on end
+	end     chan struct{} // closed to end programs that still run
 }
 
-// goOn is what a program does that does not end by itself.
+// goOn is a program that runs until it is killed.
 func (h *hostile) goOn(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -47,7 +47,7 @@ func (h *hostile) Exec(ctx context.Context, _ policy.BoxID, req api.ExecRequest,
 	return api.ExecResult{CPU: time.Second}, err
 }
 
-// listener notes the events of a run. With stuck set it does not take any before it is told to hurry.
+// listener records the events of a run. If stuck is set, it blocks until it is hurried.
 type listener struct {
 	mu     sync.Mutex
 	events []string
@@ -69,7 +69,7 @@ func (l *listener) hurry() {
 	}
 }
 
-// play runs a harness in a box, which is cancelled after a time if that is not 0, and returns how the run ended.
+// play runs a harness in a box and returns the result. If cancelled is not 0, it cancels the run after that time.
 func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
 	t.Helper()
 	h.end = make(chan struct{})
@@ -101,7 +101,7 @@ func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Dura
 
 const doneEvent = "event: done\ndata: {\"output\":\"fine\"}\n\n"
 
-// A harness that has said how the run ended cannot keep the run going, nor make it fail after all.
+// A harness that has reported the end of its run can neither prolong the run nor turn it into a failure.
 func TestHarnessThatGoesOnAfterDone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestHarnessThatGoesOnAfterDone(t *testing.T) {
 	})
 }
 
-// A harness that writes without end is ended, whatever it writes.
+// A harness with endless output is killed, whatever it writes.
 func TestHarnessThatWritesWithoutEnd(t *testing.T) {
 	t.Parallel()
 	for name, chunk := range map[string]string{
@@ -140,8 +140,8 @@ func TestHarnessThatWritesWithoutEnd(t *testing.T) {
 	}
 }
 
-// The program that removes the files of a prompt is the box's: it cannot keep the run going. After a run that was cut short nothing is
-// started in the box, which may have been paused.
+// The program that removes the files of a prompt belongs to the box and cannot prolong the run. After a run that was cut
+// short, no program is started in the box, which may have been paused.
 func TestFilesAreRemovedInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,13 +158,13 @@ func TestFilesAreRemovedInTime(t *testing.T) {
 	})
 }
 
-// A run that is cancelled ends although its client does not read.
+// A cancelled run ends even if its client does not read.
 func TestCancelledRunDoesNotWaitForItsClient(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := &hostile{}
 		h.harness = func(ctx context.Context, out io.Writer) error {
-			_, _ = io.WriteString(out, "event: text\ndata: {}\n\n") // which waits for the client
+			_, _ = io.WriteString(out, "event: text\ndata: {}\n\n") // waits for the client
 			return h.goOn(ctx)
 		}
 		if _, view, err := play(t, h, &listener{stuck: make(chan struct{})}, false, time.Second); view.Status != "cancelled" {
@@ -173,7 +173,7 @@ func TestCancelledRunDoesNotWaitForItsClient(t *testing.T) {
 	})
 }
 
-// A client that was told done is not told that the run has failed.
+// After a done event, the client receives no error event.
 func TestNoErrorAfterDone(t *testing.T) {
 	t.Parallel()
 	rec := httptest.NewRecorder()
@@ -192,7 +192,7 @@ func TestNoErrorAfterDone(t *testing.T) {
 	}
 }
 
-// A panic over what a harness writes is a failure of the run.
+// A panic caused by the harness's output fails the run.
 func TestPanicOverWhatAHarnessWrites(t *testing.T) {
 	t.Parallel()
 	var failed error
@@ -202,7 +202,7 @@ func TestPanicOverWhatAHarnessWrites(t *testing.T) {
 	}
 }
 
-// deadlines is a response whose connection has the deadline that was set last.
+// deadlines is a response that records the connection's last deadline.
 type deadlines struct {
 	http.ResponseWriter
 	last time.Time
@@ -210,8 +210,8 @@ type deadlines struct {
 
 func (d *deadlines) SetWriteDeadline(t time.Time) error { d.last = t; return nil }
 
-// TestNoDeadlineAfterTheAnswer: a run that is cut short just as its answer ends sets no deadline, which the next request on the connection
-// would have.
+// TestNoDeadlineAfterTheAnswer: a run that is cut short right after its response sets no deadline, which would hit the
+// next request on the connection.
 func TestNoDeadlineAfterTheAnswer(t *testing.T) {
 	t.Parallel()
 	d := &deadlines{ResponseWriter: httptest.NewRecorder()}

@@ -35,7 +35,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// What comes in for a box that is gone is not remembered, neither lines nor runs.
+// Late lines and runs of a deleted box are dropped.
 func TestNothingIsRememberedOfABoxThatIsGone(t *testing.T) {
 	t.Parallel()
 	gone := false

@@ -12,7 +12,7 @@ type view struct {
 	A string `json:"a"`
 }
 
-// TestNamesOfSchemasAreUnique: types of two packages that go by one name must not be described as one.
+// TestNamesOfSchemasAreUnique: types of two packages with the same name must not share a schema.
 func TestNamesOfSchemasAreUnique(t *testing.T) {
 	t.Parallel()
 	other := func() reflect.Type {

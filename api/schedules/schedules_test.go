@@ -13,7 +13,7 @@ import (
 	"boxgate/api/schedules"
 )
 
-// serve serves the endpoints of this package, and makes a box.
+// serve serves the endpoints of this package and creates a box.
 func serve(t *testing.T) (*apitest.Served, string) {
 	t.Helper()
 	host := apitest.NewHost(t)
@@ -21,7 +21,7 @@ func serve(t *testing.T) (*apitest.Served, string) {
 	return f, host.Add(t, api.CreateRequest{})
 }
 
-// The bodies are those of the SDK: what is made is what is listed.
+// Bodies are as in the SDK, and a created schedule is listed unchanged.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)

@@ -10,8 +10,7 @@ import (
 	"boxgate/api/strict"
 )
 
-// TestEveryRouteRefusesQueriesItDoesNotKnow compares each row of the table of routes with what the description says it
-// takes.
+// TestEveryRouteRefusesQueriesItDoesNotKnow compares the query parameters that each route accepts with its description.
 func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -54,7 +53,7 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// TestArgumentsThatTheKernelWouldRefuse: arguments with which no command could be started are refused in the request.
+// TestArgumentsThatTheKernelWouldRefuse: arguments that execve would reject are refused as problems of the request.
 func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// everything is a create with every field of the dialect and a secret wherever one may be.
+// everything is a create request with every field of the dialect, and a secret in every field that may contain one.
 const everything = `{
  "name":"web-1","labels":["beta","team:x"],"size":"medium","runtime":"node","keep_alive":true,"init_command":"npm start",
  "model":"anthropic/claude-sonnet-5","agent":"claude-code","agent_api_key":"sk-agent","github_token":"sk-github",
@@ -47,7 +47,7 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 	}
 }
 
-// No answer holds a secret that was given, and only the one that created a URL holds its credentials.
+// No response contains a secret from a request. The credentials of a URL are only in the response that created it.
 func TestSecretsAreNeverReadBack(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -139,13 +139,13 @@ func TestCA(t *testing.T) {
 	if got := f.Call(t, "GET", "/v2/box/"+id+"/ca", ""); got.StatusCode != 200 || !strings.HasPrefix(got.Text, "-----BEGIN CERTIFICATE") {
 		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	// The host of this test returns a key by mistake.
+	// The host of this test returns a private key by mistake.
 	if got := f.Call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.Text, "KEY") {
 		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }
 
-// The policy dialect of Vercel Sandbox is understood on create.
+// The policy dialect of Vercel Sandbox is accepted when a box is created.
 func TestCreateInAnotherPolicyDialect(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -164,8 +164,8 @@ func TestCreateInAnotherPolicyDialect(t *testing.T) {
 	}
 }
 
-// TestCreateWithHeaderRules: the host is given the rules of a new box as a change of rules would give them, and their problems have
-// pointers into the body.
+// TestCreateWithHeaderRules: header rules of a new box are parsed like changed ones, and their problems have pointers
+// into the body.
 func TestCreateWithHeaderRules(t *testing.T) {
 	t.Parallel()
 	f := serve(t, func(cfg *Config) { cfg.HasSecret = func(name string) bool { return name == "known" } })
@@ -189,7 +189,8 @@ func TestCreateWithHeaderRules(t *testing.T) {
 	}
 }
 
-// TestCreateWithNamedPolicies: a new box follows a named policy, and shows it; what is no plain reference is refused.
+// TestCreateWithNamedPolicies: a new box can follow a named policy and shows its name; anything but a plain reference is
+// refused.
 func TestCreateWithNamedPolicies(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -216,7 +217,8 @@ func TestCreateWithNamedPolicies(t *testing.T) {
 	}
 }
 
-// Source addresses of new boxes are given and shown by admin keys; what cannot be one is refused with a pointer, and other keys get a 403.
+// Admin keys can set source addresses of new boxes and see them. Invalid ones are refused with a pointer, and other keys
+// get a 403.
 func TestSourceAddressesOfABox(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

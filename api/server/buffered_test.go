@@ -15,13 +15,13 @@ import (
 	"boxgate/policy"
 )
 
-// loudHost is a host whose boxes print a lot and have large files. Answers are complete only when all calls of the test have
-// been answered as far as they can be.
+// loudHost is a host whose boxes print a lot and have large files. A call only completes once all calls of the test have
+// progressed as far as they can.
 type loudHost struct {
 	*apitest.Host
 	size  int
 	met   sync.WaitGroup
-	begin chan struct{} // closed: nobody waits for the others
+	begin chan struct{} // closed: calls no longer wait for each other
 }
 
 func (h *loudHost) Exec(ctx context.Context, _ policy.BoxID, _ api.ExecRequest, stdout, _ io.Writer) (api.ExecResult, error) {
@@ -35,7 +35,7 @@ func (h *loudHost) Exec(ctx context.Context, _ policy.BoxID, _ api.ExecRequest, 
 	return api.ExecResult{}, ctx.Err()
 }
 
-// arrive waits until all calls are there.
+// arrive waits for all other calls.
 func (h *loudHost) arrive() {
 	h.met.Done()
 	<-h.begin
@@ -67,7 +67,7 @@ func (l *last) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// Many calls of every kind that is answered as a whole hold together no more than the gateway has for them, and give it back.
+// Many concurrent calls, of every kind with a buffered response, stay within the budget together and release all of it.
 func TestManyAnswersStayWithinTheirBudget(t *testing.T) {
 	t.Parallel()
 	const size, budget = 256 << 10, 4 << 20
@@ -108,7 +108,7 @@ func TestManyAnswersStayWithinTheirBudget(t *testing.T) {
 		t.Errorf("%d bytes were kept for one box, of %d for all boxes", n, budget)
 	}
 	for _, again := range calls {
-		for loud.met.Add(1); again() < size; loud.met.Add(1) { // until what the others had is given back
+		for loud.met.Add(1); again() < size; loud.met.Add(1) { // until the memory of the other calls is released
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// What is not exactly as declared is refused, with a pointer, and the Host is not asked.
+// Any deviation from the declared types is refused with a pointer, before the Host is called.
 func TestStrictBodies(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -127,7 +127,7 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	}
 }
 
-// An unknown field that is nearly one of ours is answered with the correction.
+// An unknown field that resembles a known one is answered with the correction.
 func TestCorrection(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -136,7 +136,7 @@ func TestCorrection(t *testing.T) {
 	}
 }
 
-// fuzzed are the calls that take a body.
+// fuzzed returns the routes with a body.
 func fuzzed(routes []rest.Route) []rest.Route {
 	var list []rest.Route
 	for _, rt := range routes {
@@ -147,7 +147,7 @@ func fuzzed(routes []rest.Route) []rest.Route {
 	return list
 }
 
-// FuzzBodies sends random bodies to every call that takes one: the answer is JSON, never a 500, never a hang.
+// FuzzBodies sends random bodies to every call with a body. The response must be JSON and not a 500, and must arrive.
 func FuzzBodies(f *testing.F) {
 	for i, body := range []string{
 		`{"name":"a","size":"small","network_policy":{"mode":"custom","allowed_domains":["*.example.com"]},"attach_headers":{"api.example.com":{"A":"b"}}}`,
@@ -164,7 +164,7 @@ func FuzzBodies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		rt := calls[int(which)%len(calls)]
 		if strings.Contains(rt.Path, "/exec") {
-			return // not run: the fuzzer would choose the command
+			return // the fuzzer would choose the command
 		}
 		s.host.Mu.Lock()
 		s.host.ByID = map[policy.BoxID]*apitest.Box{"box1": {Box: api.Box{ID: "box1", Policy: api.PolicyState{Version: 1}}, Rules: api.HeaderState{Version: 1}, URLs: map[uint16]api.URL{}}}

@@ -6,15 +6,16 @@ import (
 	"boxgate/api/access"
 )
 
-// doors has every endpoint that changes something: the quota of what it makes, by its name, or none. TestCommandsOfAKeyAreBounded
-// and, of end-to-end tests, TestAKeyHasNoMoreObjectsThanItMay try those with a quota that keys without the role admin may call.
+// doors lists every endpoint that changes state, by the quota that bounds the objects it makes; "" if it needs no quota.
+// TestCommandsOfAKeyAreBounded and the end-to-end test TestAKeyHasNoMoreObjectsThanItMay call those with a quota that
+// non-admin keys may use.
 var doors = map[string][]string{
 	"boxes":     {"createBox", "createBoxFromSnapshot", "attachBox"},
-	"snapshots": {"takeSnapshot"}, // and snapshot_bytes
-	"urls":      {"createUrl"},    // and domains
+	"snapshots": {"takeSnapshot"}, // also snapshot_bytes
+	"urls":      {"createUrl"},    // also domains
 	"schedules": {"addSchedule"},
 	"commands":  {"runCommand", "streamCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
-	"": { // nothing that stays, or something of which a box has one or a bounded number
+	"": { // makes no lasting objects, or only a bounded number per box
 		"reattachBox", "detachBox", "deleteBoxes", "deleteBox", "testBox", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
 		"setPolicy", "addLeases", "endLeases", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
@@ -24,7 +25,7 @@ var doors = map[string][]string{
 	},
 }
 
-// TestEveryDoorIsKnown requires an entry for each endpoint that changes something: a new one needs the quota that bounds it.
+// TestEveryDoorIsKnown requires an entry for each endpoint that changes state, so that a new one gets a quota.
 func TestEveryDoorIsKnown(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{}

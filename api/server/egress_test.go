@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// A follower gets past and then new decisions, each once, and is told what it missed.
+// A follower receives past and then new decisions, each once, and the number of lost ones.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

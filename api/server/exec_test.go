@@ -91,7 +91,7 @@ func TestRunsAndLogs(t *testing.T) {
 	}
 }
 
-// stream starts an exec-stream and returns its answer unread.
+// stream starts an exec-stream and returns the response without reading its body.
 func (f *fixture) stream(t *testing.T, path, body string, edit ...func(*http.Request)) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "POST", f.URL+path, strings.NewReader(body))
@@ -128,7 +128,7 @@ func read(t *testing.T, r io.Reader, until string) string {
 	return string(got)
 }
 
-// Output arrives while the command runs: the command waits for a file that is made only when its first word has
+// Output arrives while the command runs: the command waits for a file that is only created after its first word has
 // arrived.
 func TestExecStreamIsLive(t *testing.T) {
 	t.Parallel()
@@ -147,7 +147,8 @@ func TestExecStreamIsLive(t *testing.T) {
 	}
 }
 
-// Even a silent command is reported as started at once; one that cannot start is answered with a status, not a stream.
+// Even a silent command is reported as started immediately; one that cannot start is answered with a status instead of a
+// stream.
 func TestExecStreamHead(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -178,7 +179,7 @@ func TestExecStreamHead(t *testing.T) {
 	}
 }
 
-// TestClientGoes: a run goes on when its client goes, whichever way it was started, and can be cancelled then.
+// TestClientGoes: a run survives its disconnected client, whichever call started it, and can then be cancelled.
 func TestClientGoes(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -221,7 +222,8 @@ func (f *fixture) untilRun(t *testing.T, box string, is func(map[string]any) boo
 	}
 }
 
-// TestCode: what the image lacks is a 422, in whatever pieces the script's message comes, and what only looks like it is not.
+// TestCode: a missing interpreter is a 422, however the script's message is split into writes. Output that only begins
+// similarly is not.
 func TestCode(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -247,7 +249,7 @@ func TestCode(t *testing.T) {
 	}
 }
 
-// The command line's client keeps the two streams apart and passes any bytes, over a unix socket as well.
+// The command line's client keeps the two streams apart and passes arbitrary bytes, also over a unix socket.
 func TestClient(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

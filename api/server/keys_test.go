@@ -42,7 +42,7 @@ func TestKeysAreRotated(t *testing.T) {
 	}
 }
 
-// Requests that were begun with a key end when it stops working.
+// Requests in progress end when their key is revoked.
 func TestAStreamEndsWithItsKey(t *testing.T) {
 	t.Parallel()
 	var ended atomic.Bool
@@ -60,7 +60,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	begin := func(method, path, body string) *http.Response { // nil if it fails
+	begin := func(method, path, body string) *http.Response { // nil on failure
 		req, err := http.NewRequestWithContext(ctx, method, f.URL+path, strings.NewReader(body))
 		if err != nil {
 			t.Error(err)
@@ -82,7 +82,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	defer stream.Body.Close()
 	exec := make(chan *http.Response, 1)
 	go func() { exec <- begin("POST", "/v2/box/b/exec", `{"command":["sleep","1000"]}`) }()
-	for range 6 { // the key is checked when a request begins, and again while it runs
+	for range 6 { // the key is checked at the start of a request and periodically while it runs
 		select {
 		case res := <-exec:
 			t.Fatalf("the command ended while the key worked: %s", res.Status)
@@ -102,7 +102,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	}
 }
 
-// TestStatus: boxes by state, and denials by reason, where one event can stand for many.
+// TestStatus: boxes are counted by state and denials by reason. One event can stand for many denials.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

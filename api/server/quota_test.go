@@ -18,7 +18,7 @@ import (
 	"boxgate/quota"
 )
 
-// within makes an API serve with quotas: for each key, and in total.
+// within configures quotas for each key and in total.
 func within(defaults, totals quota.Limits) func(*Config) {
 	return func(cfg *Config) { cfg.Quotas = quota.New(quota.Config{Defaults: defaults, Totals: totals}) }
 }
@@ -35,7 +35,7 @@ func await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// refusedFor requires a 429 that names a quota and says when to try again.
+// refusedFor requires a 429 with the name of the quota and a Retry-After.
 func refusedFor(t *testing.T, got apitest.Answer, k quota.Kind) {
 	t.Helper()
 	if got.StatusCode != 429 || got.Header.Get("Retry-After") == "" || got.JSON(t)["quota"] != k.String() {
@@ -43,8 +43,8 @@ func refusedFor(t *testing.T, got apitest.Answer, k quota.Kind) {
 	}
 }
 
-// The commands of a key are bounded, whichever way they are started, for as long as they run, and others run theirs. Those that are
-// refused are in the audit trail as refusals, of which there is a bounded number.
+// The commands of a key are bounded while they run, whichever call started them, without affecting other keys. Refused
+// commands are in the audit trail as refusals, the number of which is bounded.
 func TestCommandsOfAKeyAreBounded(t *testing.T) {
 	t.Parallel()
 	f, dir := withTrail(t, within(limit(quota.Commands, 2), quota.Limits{}))
@@ -54,7 +54,7 @@ func TestCommandsOfAKeyAreBounded(t *testing.T) {
 	other := apitest.With(f.key(t, `{"name":"other","role":"one-box","box":"`+id+`"}`))
 	const sleep, short = `{"command":["sleep","600"]}`, `{"command":["true"]}`
 	ctx, leave := context.WithCancel(t.Context())
-	for range 2 { // whose client leaves them
+	for range 2 { // their client disconnects
 		f.stream(t, box+"/exec-stream", sleep, ci, func(r *http.Request) { *r = *r.WithContext(ctx) })
 	}
 	leave()
@@ -133,7 +133,7 @@ func TestRequestsOfAKeyAreBounded(t *testing.T) {
 	await(t, "a request when the others have ended", func() bool { return f.Call(t, "GET", "/v2/box", "", ci).StatusCode == 200 })
 }
 
-// announce sends the head of a request with a body, and the beginning of the body.
+// announce sends the header of a request with a body, and the beginning of the body.
 func (f *fixture) announce(t *testing.T, key, method, path string, size, sent int) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", f.Listener.Addr().String())
@@ -146,7 +146,7 @@ func (f *fixture) announce(t *testing.T, key, method, path string, size, sent in
 	return c
 }
 
-// answerOn reads the answer on a connection.
+// answerOn reads the response on a connection.
 func answerOn(t *testing.T, c net.Conn) apitest.Answer {
 	t.Helper()
 	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
@@ -158,7 +158,7 @@ func answerOn(t *testing.T, c net.Conn) apitest.Answer {
 	return apitest.Answer{Response: resp, Text: string(text)}
 }
 
-// Bodies that have not come whole take memory by what has arrived, of their key's quota; the operator's are read.
+// Incomplete bodies are charged to the quota of their key for the bytes that have arrived. The operator's are still read.
 func TestAttackUnfinishedBodies(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
@@ -182,7 +182,7 @@ func TestAttackUnfinishedBodies(t *testing.T) {
 			_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || resp.StatusCode != 429 {
-				return // it is read, until its client is given up
+				return // the body is read until the server gives up on the client
 			}
 			text, _ := io.ReadAll(resp.Body)
 			refusedFor(t, apitest.Answer{Response: resp, Text: string(text)}, quota.Memory)
@@ -203,7 +203,7 @@ func TestAttackUnfinishedBodies(t *testing.T) {
 	await(t, "the memory to be given back", func() bool { return held() == 0 })
 }
 
-// A text of two bytes may stand for a large value: memory is claimed for what is decoded.
+// A text of two bytes may decode to a large value: memory is claimed for decoded values.
 func TestAttackSmallTextsOfLargeValues(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
@@ -222,7 +222,7 @@ func TestAttackSmallTextsOfLargeValues(t *testing.T) {
 	}
 }
 
-// A body that was announced and does not come is cut, whether somebody waits for it or not.
+// An announced body that does not arrive is cut off, whether a handler waits for it or not.
 func TestAttackBodiesThatDoNotCome(t *testing.T) {
 	t.Parallel()
 	f := serve(t, func(cfg *Config) { cfg.BodySilence = 100 * time.Millisecond })

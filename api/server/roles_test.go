@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// key makes an API key through the API and returns it.
+// key creates an API key through the API and returns it.
 func (f *fixture) key(t testing.TB, body string) string {
 	t.Helper()
 	got := f.Call(t, "POST", "/v2/api-keys", body)
@@ -28,7 +28,7 @@ func (f *fixture) key(t testing.TB, body string) string {
 	return key
 }
 
-// The table of who may call what has every endpoint, and no other: a new endpoint without an entry is refused to all.
+// The table of roles contains exactly the existing endpoints. An endpoint without an entry is refused for every key.
 func TestEveryRouteHasItsRoles(t *testing.T) {
 	t.Parallel()
 	var ids []string
@@ -54,7 +54,7 @@ func TestEveryRouteHasItsRoles(t *testing.T) {
 	}
 }
 
-// mayCall says by itself, and not by the table, what roles may call. What is not here needs an admin key.
+// mayCall defines the permissions of roles independently of the table. Endpoints missing here need an admin key.
 var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
@@ -74,7 +74,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	"owner": func(rest.Route) bool { return false },
 }
 
-// TestRolesByEveryRoute calls every endpoint with a key of every role, and of roles that there are not.
+// TestRolesByEveryRoute calls every endpoint with a key of every role, and with keys of roles that do not exist.
 func TestRolesByEveryRoute(t *testing.T) {
 	t.Parallel()
 	own := mayCall[api.RoleBox]
@@ -113,8 +113,8 @@ func pathTo(rt rest.Route, box string) string {
 		"{owner}", "o", "{repository}", "r", "{skill}", "s", "{snapshot}", "none", "{name}", "none").Replace(rt.Path)
 }
 
-// TestBoxesOfOthersAreNotThere: keys of one box, and keys that create boxes, do not see others by any endpoint, neither by ID
-// nor by name nor by a path that is written in another way.
+// TestBoxesOfOthersAreNotThere: one-box and box-creator keys see no other boxes through any endpoint, neither by ID nor
+// by name nor by an unusual spelling of the path.
 func TestBoxesOfOthersAreNotThere(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -157,7 +157,7 @@ func TestBoxesOfOthersAreNotThere(t *testing.T) {
 	}
 }
 
-// TestAKeyDoesNotPassToTheNextBoxOfAName: a box that takes the name of a deleted one is another box.
+// TestAKeyDoesNotPassToTheNextBoxOfAName: a key for a deleted box does not work for a new box with the same name.
 func TestAKeyDoesNotPassToTheNextBoxOfAName(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -176,21 +176,21 @@ func TestAKeyDoesNotPassToTheNextBoxOfAName(t *testing.T) {
 			}
 		}
 	}
-	// Nor does a key pass to the next key of its name.
+	// Access does not pass to a new key with the name of a revoked one, either.
 	f.Call(t, "POST", "/v2/box", `{"name":"old"}`, apitest.With(ci))
 	f.Call(t, "DELETE", "/v2/api-keys/ci", "")
 	if got := f.Call(t, "GET", "/v2/box/old", "", apitest.With(ci)); got.StatusCode != http.StatusUnauthorized {
 		t.Error("revoked:", got.Status)
 	}
 	f.host.Mu.Lock()
-	f.host.Keys["unused"] = api.Key{} // so that IDs are not repeated, which those of the store never are
+	f.host.Keys["unused"] = api.Key{} // so that IDs are not reused; the real store never reuses them
 	f.host.Mu.Unlock()
 	if got := f.Call(t, "GET", "/v2/box/old", "", apitest.With(f.key(t, `{"name":"ci","role":"box-creator"}`))); got.StatusCode != http.StatusNotFound {
 		t.Error("a key of the same name:", got.Status)
 	}
 }
 
-// swapping gives the name of a box to another one as soon as it was looked up.
+// swapping moves the name of a box to another box right after it was looked up.
 type swapping struct{ *apitest.Host }
 
 func (h swapping) Box(ctx context.Context, idOrName string) (api.Box, error) {
@@ -203,7 +203,7 @@ func (h swapping) Box(ctx context.Context, idOrName string) (api.Box, error) {
 	return found, err
 }
 
-// TestANameThatMovesAfterItWasJudged: what was judged is what is used.
+// TestANameThatMovesAfterItWasJudged: the endpoint uses the box that was checked.
 func TestANameThatMovesAfterItWasJudged(t *testing.T) {
 	t.Parallel()
 	f := serve(t, func(cfg *Config) { cfg.Services = services(swapping{cfg.Boxes.(*apitest.Host)}) })
@@ -222,8 +222,8 @@ func TestANameThatMovesAfterItWasJudged(t *testing.T) {
 	}
 }
 
-// TestLimitedKeysReadNoSecrets: rules of theirs cannot name the operator's secrets nor send requests elsewhere, and read-only
-// keys see no commands.
+// TestLimitedKeysReadNoSecrets: rules of non-admin keys can neither refer to the operator's secrets nor redirect
+// requests, and read-only keys see no commands.
 func TestLimitedKeysReadNoSecrets(t *testing.T) {
 	t.Parallel()
 	f := serve(t, func(cfg *Config) { cfg.HasSecret = func(name string) bool { return name == "openai" } })
@@ -247,7 +247,7 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 			}
 		}
 	}
-	for dialect, policy := range map[string]string{ // which know no secrets of the gateway: not for admins either
+	for dialect, policy := range map[string]string{ // these dialects have no gateway secrets, even for admins
 		"Vercel": `{"allow":{"attacker.example":[{"transform":[{"headers":{"X-Leak":{"secret":"openai"}}}]}]}}`,
 		"E2B":    `{"denyOut":["0.0.0.0/0"],"allowOut":["attacker.example"],"rules":{"attacker.example":[{"transform":{"headers":{"X-Leak":{"secret":"openai"}}}}]}}`,
 	} {
@@ -269,7 +269,7 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOfOthersMakeNoBox: a key that creates boxes makes them from snapshots of its own boxes only.
+// TestSnapshotsOfOthersMakeNoBox: a box-creator key can only use snapshots of its own boxes.
 func TestSnapshotsOfOthersMakeNoBox(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -289,8 +289,8 @@ func TestSnapshotsOfOthersMakeNoBox(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOutliveTheirBox: the key that has created a box lists, uses and deletes its snapshots when the box is gone, also when
-// another has a name that is its ID. No other key that creates boxes does.
+// TestSnapshotsOutliveTheirBox: the box-creator key of a deleted box can still list, use and delete its snapshots, even
+// if another box's name is its ID. Other box-creator keys cannot.
 func TestSnapshotsOutliveTheirBox(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -331,7 +331,7 @@ func TestSnapshotsOutliveTheirBox(t *testing.T) {
 	}
 }
 
-// TestAnExpiredKeyOnAnOpenStream: a stream ends when its key expires or is revoked, and the key opens no other.
+// TestAnExpiredKeyOnAnOpenStream: a stream ends when its key expires or is revoked, and the key cannot open another one.
 func TestAnExpiredKeyOnAnOpenStream(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*fixture){
@@ -383,7 +383,7 @@ func TestAnExpiredKeyOnAnOpenStream(t *testing.T) {
 	}
 }
 
-// TestKeysAreShownOnce: the key itself is in the answer to its making alone.
+// TestKeysAreShownOnce: only the response that creates a key contains it.
 func TestKeysAreShownOnce(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

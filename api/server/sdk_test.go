@@ -15,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// sdkScript is a program that uses the SDK; it prints what it saw as JSON.
+// sdkScript is a program that uses the SDK and prints its observations as JSON.
 const sdkScript = `
 import { Box, EphemeralBox, BoxError } from "@upstash/box";
 const seen = {};

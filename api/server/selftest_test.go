@@ -8,7 +8,8 @@ import (
 	"boxgate/api"
 )
 
-// A card is tight only if something was tested, everything that could be tested was, and nothing was found.
+// A self-test is tight only if at least one probe was run, none that could have found a hole was left out, and no hole
+// was found.
 func TestSelfTestVerdict(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -50,7 +51,7 @@ func TestSelfTestVerdict(t *testing.T) {
 	}
 }
 
-// An unknown box has no card.
+// A self-test of an unknown box is a 404.
 func TestSelfTestOfNoBox(t *testing.T) {
 	t.Parallel()
 	if got := serve(t).Call(t, "POST", "/v2/box/none/selftest", ""); got.StatusCode != http.StatusNotFound {

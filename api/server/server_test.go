@@ -35,7 +35,7 @@ import (
 	"boxgate/api/urls"
 )
 
-// fixture is a served API over a memory host.
+// fixture is a running API with a memory host.
 type fixture struct {
 	apitest.Caller
 	api  *API
@@ -43,7 +43,7 @@ type fixture struct {
 	log  *bytes.Buffer
 }
 
-// anything is a service of every kind.
+// anything implements every service.
 type anything interface {
 	boxes.Table
 	boxes.Host
@@ -109,11 +109,11 @@ func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	f.Config = a.Server()
 	f.Start()
 	t.Cleanup(f.Close)
-	t.Cleanup(f.host.End) // first: a handler may wait for its command
+	t.Cleanup(f.host.End) // runs first, because a handler may wait for its command
 	return f
 }
 
-// create makes a box and returns its ID.
+// create creates a box and returns its ID.
 func (f *fixture) create(t testing.TB, body string) string {
 	t.Helper()
 	got := f.Call(t, "POST", "/v2/box", body)
@@ -158,7 +158,7 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// A key is needed for everything but the two probes and the keys that are public, whatever the path or method.
+// Every path and method needs a key, except for the two probes and the public keys.
 func TestEveryRouteNeedsTheKey(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -177,7 +177,7 @@ func TestEveryRouteNeedsTheKey(t *testing.T) {
 	}
 }
 
-// A page of another site that resolves its own name to this address, or posts here, is refused even with the key.
+// A web page of another site that resolves its name to this address, or posts to it, is refused even with a valid key.
 func TestBrowserOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -265,7 +265,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 	}
 }
 
-// TestAgentsAreRefused: in a box without a custom harness.
+// TestAgentsAreRefused: runs of agents are refused in a box without a custom harness.
 func TestAgentsAreRefused(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -294,7 +294,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Internal failures stay internal: neither errors nor panics tell the caller anything, and the values of panics are not
+// Internal failures stay internal: neither errors nor panics reveal anything to the caller, and panic values are not
 // logged.
 func TestFailuresSayNothing(t *testing.T) {
 	t.Parallel()
@@ -318,7 +318,7 @@ func TestFailuresSayNothing(t *testing.T) {
 	}
 }
 
-// /openapi.json has every route, and every route is served: both come from one table, and this checks it.
+// /openapi.json contains exactly the served routes.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -360,7 +360,7 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// TestHeaderRulesInTheDescription: both forms of an entry are in it.
+// TestHeaderRulesInTheDescription: the document contains both forms of an entry.
 func TestHeaderRulesInTheDescription(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -372,7 +372,7 @@ func TestHeaderRulesInTheDescription(t *testing.T) {
 	}
 }
 
-// TestEveryRouteIsDescribed: each row of the table of routes has what its description needs.
+// TestEveryRouteIsDescribed: each route has everything that its description requires.
 func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()
 	for _, lack := range openapi.Lacks(serve(t).api.routes) {
@@ -380,7 +380,7 @@ func TestEveryRouteIsDescribed(t *testing.T) {
 	}
 }
 
-// TestPathsOfTheHostedProductAlone: what this gateway will never serve is said to be so, with what to use instead.
+// TestPathsOfTheHostedProductAlone: paths that this gateway will never serve are answered with an alternative.
 func TestPathsOfTheHostedProductAlone(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -411,7 +411,7 @@ func TestPathsOfTheHostedProductAlone(t *testing.T) {
 	}
 }
 
-// TestSessionsByPlainRequests: a request that is no WebSocket's handshake is refused in the words of this API.
+// TestSessionsByPlainRequests: a request without a WebSocket handshake is refused with an error of this API.
 func TestSessionsByPlainRequests(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

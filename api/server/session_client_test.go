@@ -15,7 +15,7 @@ import (
 	session "boxgate/api/session/client"
 )
 
-// open starts a command by the client of the command line.
+// open starts a command with the command line's client.
 func (f *fixture) open(t *testing.T, ctx context.Context, box string, argv ...string) *session.Session {
 	t.Helper()
 	s, err := session.Open(ctx, api.NewClient(f.URL, apitest.Key), box, session.Request{Command: argv, Env: []string{"A=b"}})
@@ -61,7 +61,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// TestSessionClientRefused: what the gateway refuses is an error in its words, and the end of the context is its cause.
+// TestSessionClientRefused: a refusal has the gateway's message, and the end of the context is returned as its cause.
 func TestSessionClientRefused(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

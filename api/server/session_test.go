@@ -20,7 +20,7 @@ import (
 	"boxgate/api/apitest"
 )
 
-// frame is any frame.
+// frame is a frame of any type.
 type frame struct {
 	Type    string `json:"type"`
 	Pid     int    `json:"pid"`
@@ -38,7 +38,7 @@ type talk struct {
 	ctx  context.Context
 }
 
-// dial opens a connection of a session; it returns the status if that is refused.
+// dial opens a connection of a session. It returns the status if the gateway refuses.
 func (f *fixture) dial(t *testing.T, box, query string, edit ...func(http.Header)) (*talk, int) {
 	t.Helper()
 	header := http.Header{"X-Box-Api-Key": {apitest.Key}}
@@ -87,7 +87,7 @@ func (k *talk) read() (f frame, err error) {
 	return f, err
 }
 
-// until reads frames until one of a type, and returns it with all output before it.
+// until reads frames up to one of the given type. It returns that frame and all output before it.
 func (k *talk) until(kind string) (f frame, stdout, stderr string) {
 	k.t.Helper()
 	for {
@@ -105,7 +105,7 @@ func (k *talk) until(kind string) (f frame, stdout, stderr string) {
 	}
 }
 
-// start opens a session.
+// session opens a session.
 func (f *fixture) session(t *testing.T, box string, start map[string]any) (*talk, frame) {
 	t.Helper()
 	k, status := f.dial(t, box, "")
@@ -191,7 +191,7 @@ func TestSession(t *testing.T) {
 	k.wantExit(137)
 }
 
-// TestSessionRefusals: what is no frame ends the session with a sentence, and its command.
+// TestSessionRefusals: an invalid frame ends the session with an error message, and kills its command.
 func TestSessionRefusals(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -233,7 +233,8 @@ func TestSessionRefusals(t *testing.T) {
 	}
 }
 
-// TestSessionEndsWithItsClient: whether it hangs up or its line breaks, and with its key.
+// TestSessionEndsWithItsClient: the session ends when the client hangs up, when its connection breaks, and when its key
+// is revoked.
 func TestSessionEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	var ended atomic.Bool
@@ -270,7 +271,8 @@ func TestSessionEndsWithItsClient(t *testing.T) {
 	gone(t, started.Pid)
 }
 
-// TestSessionComesBack: over a line that breaks again and again, every byte of input and output arrives once and in order.
+// TestSessionComesBack: over a connection that breaks repeatedly, every byte of input and output arrives once and in
+// order.
 func TestSessionComesBack(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -281,7 +283,7 @@ func TestSessionComesBack(t *testing.T) {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
 	input, sent, acked := want.Bytes(), int64(0), int64(0)
-	had := int64(0) // of both streams
+	had := int64(0) // bytes of both streams
 	closed := false
 	for breaks := 0; ; breaks++ {
 		for part := 0; part < 8 && sent < int64(len(input)); part++ {
@@ -296,7 +298,7 @@ func TestSessionComesBack(t *testing.T) {
 		}
 		for range 6 {
 			if !closed && acked >= sent && had >= sent {
-				break // nothing more is due
+				break // everything has arrived
 			}
 			fr := k.next()
 			had += int64(len(fr.Data))
@@ -319,7 +321,7 @@ func TestSessionComesBack(t *testing.T) {
 			}
 		}
 		if got.Len() == want.Len() {
-			continue // the rest is how it ended
+			continue // only the result is missing
 		}
 		_ = k.conn.CloseNow()
 		var status int
@@ -330,7 +332,7 @@ func TestSessionComesBack(t *testing.T) {
 		if again.Type != "attached" || again.Offset > int64(len(input)) {
 			t.Fatalf("%+v", again)
 		}
-		sent, acked, closed = again.Offset, again.Offset, false // the end of the input may have been lost with the connection
+		sent, acked, closed = again.Offset, again.Offset, false // the connection may have lost the end of the input
 	}
 }
 
@@ -342,7 +344,7 @@ func mustJSON(v any) []byte {
 	return data
 }
 
-// TestSessionTakenOver: a client that comes back ends the connection that it had; that is not the end of the session.
+// TestSessionTakenOver: a client that reconnects ends its previous connection but not the session.
 func TestSessionTakenOver(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -376,8 +378,8 @@ func TestSessionTakenOver(t *testing.T) {
 	again.wantExit(0)
 }
 
-// TestSlowSession: a client that does not read stops the command, and what the gateway keeps for it is bounded; a command that does not read
-// its input can be killed nevertheless.
+// TestSlowSession: a client that does not read blocks the command, and the gateway's buffer for it is bounded. A command
+// that does not read its input can still be killed.
 func TestSlowSession(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -385,7 +387,7 @@ func TestSlowSession(t *testing.T) {
 	flag := filepath.Join(f.host.Dir, "flooded")
 	k, started := f.session(t, id, m{"argv": []string{"sh", "-c", "head -c 100000000 /dev/zero; touch " + flag + "; sleep 600"}, "reattach": true})
 	got := int64(0)
-	for got < 500<<10 { // what is sent without an acknowledgement
+	for got < 500<<10 { // sent without an acknowledgement
 		got += int64(len(k.next().Data))
 	}
 	if run := f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["test","-e","`+flag+`"]}`).JSON(t); run["exit_code"] != 1.0 {
@@ -405,7 +407,7 @@ func TestSlowSession(t *testing.T) {
 	gone(t, started.Pid)
 }
 
-// TestSessionsAreLimited: those of one box are refused beyond a number, those of another are not; closed ones make room.
+// TestSessionsAreLimited: each box has its own limit of sessions, and closed sessions do not count.
 func TestSessionsAreLimited(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -434,7 +436,8 @@ func TestSessionsAreLimited(t *testing.T) {
 	}
 }
 
-// TestSessionsEndWithTheServer: a server that shuts down ends them, also one whose client is away, and waits until they have ended.
+// TestSessionsEndWithTheServer: a server that shuts down ends all sessions, even one whose client is disconnected, and
+// waits for their end.
 func TestSessionsEndWithTheServer(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -8,8 +8,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestSnapshotsAreDeletedAsAsked: all of them only without ids. An empty list, which is what a program has that found
-// nothing to delete, deletes nothing, and neither does a list with an unknown one.
+// TestSnapshotsAreDeletedAsAsked: only a request without ids deletes all snapshots. An empty list, as from a program that
+// found no snapshots, and a list with an unknown ID delete no snapshot.
 func TestSnapshotsAreDeletedAsAsked(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -49,7 +49,7 @@ func TestSnapshotsAreDeletedAsAsked(t *testing.T) {
 	}
 }
 
-// TestSnapshotsOutliveTheirBoxInTheAPI: they are found by the ID that the box had.
+// TestSnapshotsOutliveTheirBoxInTheAPI: snapshots of a deleted box are found by the box's ID.
 func TestSnapshotsOutliveTheirBoxInTheAPI(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -69,7 +69,7 @@ func TestSnapshotsOutliveTheirBoxInTheAPI(t *testing.T) {
 	}
 }
 
-// TestCreateFromSnapshotSaysWhatIsGiven: what the request leaves out is left to the snapshot.
+// TestCreateFromSnapshotSaysWhatIsGiven: fields missing in the request are left to the snapshot.
 func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -82,7 +82,7 @@ func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","size":"small","network_policy":{"mode":"allow-all"},"ephemeral":true,"ttl":60}`)
 	f.Call(t, "POST", "/v2/box", `{}`)
 	for i, want := range []api.CreateRequest{{Snapshot: "snap_0"}, {Snapshot: "snap_0", Size: "small", Ephemeral: true}, {Size: "small"}} {
-		mode := policy.Mode("") // the host knows the snapshot's, and the operator's default
+		mode := policy.Mode("") // the host chooses between the snapshot's mode and the operator's default
 		if i == 1 {
 			mode = policy.ModeAllowAll
 		}

@@ -21,7 +21,7 @@ import (
 	"boxgate/audit/trail"
 )
 
-// withTrail serves an API with an audit trail in a directory.
+// withTrail serves an API with an audit trail in a temporary directory.
 func withTrail(t testing.TB, edits ...func(*Config)) (*fixture, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,7 +57,8 @@ func entries(t testing.TB, dir string) (out []trail.Entry, text string) {
 	return out, text
 }
 
-// TestTheTrailSaysWhoChangedWhat: a call and its outcome with key, box and what changed; refused calls; and nothing of reading.
+// TestTheTrailSaysWhoChangedWhat: the trail contains calls with their outcome, key, box and change, and refused calls,
+// but no reads.
 func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 	t.Parallel()
 	f, dir := withTrail(t)
@@ -104,7 +105,7 @@ func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 	}
 }
 
-// noTrail fails from some entry on.
+// noTrail fails after a number of entries.
 type noTrail struct {
 	mu   sync.Mutex
 	left int
@@ -134,8 +135,8 @@ func (n *noTrail) AppendAll(list []trail.Entry) (first uint64, err error) {
 	return first, nil
 }
 
-// TestNothingChangesWithoutTheTrail: a call that cannot be written is refused before it is carried out, by every endpoint that
-// changes something; what is only read goes on. If it is the outcome that cannot be written, success is not answered.
+// TestNothingChangesWithoutTheTrail: if the trail cannot record a call, every changing endpoint refuses it before
+// executing it, while reads continue. If the trail cannot record the outcome, the response is not a success.
 func TestNothingChangesWithoutTheTrail(t *testing.T) {
 	t.Parallel()
 	none := &noTrail{}
@@ -155,14 +156,14 @@ func TestNothingChangesWithoutTheTrail(t *testing.T) {
 		t.Error("something was made")
 	}
 	none.mu.Lock()
-	none.left = 1 // the call, and not its outcome
+	none.left = 1 // the call but not its outcome
 	none.mu.Unlock()
 	if got := f.Call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.Text, "was carried out") || len(f.host.Created) != 1 {
 		t.Error(got.Status, got.Text)
 	}
 }
 
-// ordered checks what has been done when an entry is written.
+// ordered checks the state of the host when an entry is written.
 type ordered struct {
 	noTrail
 	f *fixture
@@ -179,7 +180,7 @@ func (o *ordered) Append(e trail.Entry) (uint64, error) {
 	return o.noTrail.Append(e)
 }
 
-// TestTheCallIsWrittenFirst, and its outcome before the answer.
+// TestTheCallIsWrittenFirst: the call is recorded before it executes, and its outcome before the response.
 func TestTheCallIsWrittenFirst(t *testing.T) {
 	t.Parallel()
 	o := &ordered{t: t, noTrail: noTrail{left: 1000}}
@@ -193,8 +194,8 @@ func TestTheCallIsWrittenFirst(t *testing.T) {
 	}
 }
 
-// TestNoSecretIsInTheTrail: whatever a caller sends, in bodies, paths, queries and headers of every endpoint, of it the trail has
-// names that the gateway has accepted, and no values.
+// TestNoSecretIsInTheTrail: of anything that a caller sends, in bodies, paths, queries and headers of every endpoint, the
+// trail contains only names that the gateway accepted.
 func TestNoSecretIsInTheTrail(t *testing.T) {
 	t.Parallel()
 	const canary = "sk-canary-7f3a"
@@ -232,7 +233,7 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 	}
 }
 
-// TestHalfTheTrailIsNotAllOfIt: a reader learns that the trail could not be read to its end.
+// TestHalfTheTrailIsNotAllOfIt: a reader notices if the trail could not be read to its end.
 func TestHalfTheTrailIsNotAllOfIt(t *testing.T) {
 	t.Parallel()
 	f, _ := withTrail(t)
@@ -251,7 +252,7 @@ func TestHalfTheTrailIsNotAllOfIt(t *testing.T) {
 	}
 }
 
-// TestRefusalsDoNotFloodTheTrail: they are bounded for each key, and counted.
+// TestRefusalsDoNotFloodTheTrail: refusals are bounded per key, and the suppressed ones counted.
 func TestRefusalsDoNotFloodTheTrail(t *testing.T) {
 	t.Parallel()
 	var c refusals
@@ -270,7 +271,7 @@ func TestRefusalsDoNotFloodTheTrail(t *testing.T) {
 	}
 }
 
-// TestAStreamIsInTheTrailWhenItBegins, and not when it ends.
+// TestAStreamIsInTheTrailWhenItBegins: a stream is recorded at its beginning, not at its end.
 func TestAStreamIsInTheTrailWhenItBegins(t *testing.T) {
 	t.Parallel()
 	f, dir := withTrail(t)
@@ -294,7 +295,7 @@ func TestAStreamIsInTheTrailWhenItBegins(t *testing.T) {
 	}
 }
 
-// The trail says of nobody that he came by the Unix socket but of those who did.
+// The trail records "unix" only for requests over the Unix socket.
 func TestWhereRequestsComeFrom(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -315,8 +316,8 @@ func TestWhereRequestsComeFrom(t *testing.T) {
 	}
 }
 
-// TestNamedPolicyInTheTrail: the audit trail has what changed of a named policy, for how many boxes,
-// and for each of them the version that its own policy has with that.
+// TestNamedPolicyInTheTrail: the audit trail contains the change of a named policy, the number of its boxes, and the
+// resulting policy version of each box.
 func TestNamedPolicyInTheTrail(t *testing.T) {
 	t.Parallel()
 	const namedWeb = "/v2/box/settings/network-policies/web"

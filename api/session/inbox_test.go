@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-// TestInputIsBounded: what is kept of input that no command reads is bounded, of one session and of all, and given back.
+// TestInputIsBounded: buffered input is bounded per session and for all sessions, and its memory is released.
 func TestInputIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,11 +12,11 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestVanishedClients: the kernel knows a client that reads nothing from one that has vanished, whose machine answers nothing any more.
+// TestVanishedClients: the kernel's TCP state distinguishes a client that does not read from one that has vanished.
 func TestVanishedClients(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func endedSoon(t *testing.T) context.Context {
 	return ctx
 }
 
-// loopback takes the loopback interface of this thread's namespace up or down.
+// loopback sets the loopback interface of this thread's namespace up or down.
 func loopback(t *testing.T, up bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -79,7 +79,7 @@ func loopback(t *testing.T, up bool) {
 	}
 }
 
-// connected is the queue of a connection whose other end reads nothing.
+// connected returns the queue of a connection whose peer does not read.
 func connected(t *testing.T) *queue {
 	t.Helper()
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")

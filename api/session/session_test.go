@@ -21,12 +21,12 @@ import (
 	"boxgate/policy"
 )
 
-// program is a command of a box: it runs until it returns, and ctx ends when it is killed.
+// program is a command of a box. It runs until it returns; ctx ends when it is killed.
 type program func(ctx context.Context, stdin io.Reader, stdout io.Writer, signals <-chan string) int
 
-// host runs one program for all commands.
+// host runs the same program for all commands.
 type host struct {
-	start   func(ctx context.Context) error // before a command starts; nil: nothing
+	start   func(ctx context.Context) error // runs before a command starts; may be nil
 	program program
 }
 
@@ -64,7 +64,7 @@ func (c *command) Wait(ctx context.Context) (api.ExecResult, error) {
 	}
 }
 
-// pipes is a listener whose connections keep nothing: a byte is written when the other end reads it.
+// pipes is a listener with unbuffered connections: a write completes when the peer has read the bytes.
 type pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -89,7 +89,7 @@ type client struct {
 	conn *websocket.Conn
 }
 
-// in runs a test with a server of sessions in a bubble with a clock of its own.
+// in runs a test with a session server in a synctest bubble, which has a fake clock.
 func in(t *testing.T, h *host, test func(c *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -115,12 +115,12 @@ func in(t *testing.T, h *host, test func(c *client)) {
 			return conn
 		}
 		c.conn = c.dial("")
-		defer func() { // also when the test has failed
+		defer func() { // also if the test has failed
 			_ = c.conn.CloseNow()
 			_ = server.Close()
 			<-served
 			transport.CloseIdleConnections()
-			time.Sleep(100 * time.Hour) // whatever waits for a client has ended by then
+			time.Sleep(100 * time.Hour) // longer than anything waits for a client
 		}()
 		test(c)
 	})
@@ -159,7 +159,7 @@ func (c *client) read() (f toClient) {
 	return f
 }
 
-// want reads the next frame, of a type.
+// want reads the next frame, which must be of the given type.
 func (c *client) want(kind string) toClient {
 	c.t.Helper()
 	f := c.read()
@@ -169,7 +169,7 @@ func (c *client) want(kind string) toClient {
 	return f
 }
 
-// exit reads frames to the last one, and returns how much output came before it.
+// exit reads frames up to the last one and returns the amount of output before it.
 func (c *client) exit(code int) (output int) {
 	c.t.Helper()
 	for {
@@ -198,8 +198,8 @@ func start(more m) m {
 	return f
 }
 
-// TestClientPauses: a client that reads nothing for a day, because a pager or ^Z holds it up, finds its session as it was, whether output
-// waits for it or not.
+// TestClientPauses: a client that reads nothing for a day, because of a pager or ^Z, finds its session unchanged, with or
+// without pending output.
 func TestClientPauses(t *testing.T) {
 	t.Parallel()
 	const flood = 1 << 20
@@ -225,7 +225,8 @@ func TestClientPauses(t *testing.T) {
 	})
 }
 
-// TestSignalsOvertakeInput: signals, sizes and the end of a session arrive although the command reads none of the input before them.
+// TestSignalsOvertakeInput: signals, sizes and the end of a session arrive although the command reads none of the earlier
+// input.
 func TestSignalsOvertakeInput(t *testing.T) {
 	t.Parallel()
 	deaf := func(ctx context.Context, _ io.Reader, _ io.Writer, signals <-chan string) int {
@@ -264,14 +265,14 @@ func TestSignalsOvertakeInput(t *testing.T) {
 	})
 }
 
-// echo is cat.
+// echo copies its input to its output.
 func echo(_ context.Context, stdin io.Reader, stdout io.Writer, _ <-chan string) int {
 	_, _ = io.Copy(stdout, stdin)
 	return 0
 }
 
-// TestBulkBothWays: a client that may come back sends and gets more than is kept, by the rule of the acknowledgements. One that does not
-// keep to it is refused, and not left waiting for ever.
+// TestBulkBothWays: a client with reattach can send and receive more than the buffers hold, if it follows the
+// acknowledgements. A client that ignores them is refused instead of blocking forever.
 func TestBulkBothWays(t *testing.T) {
 	t.Parallel()
 	const size, piece = 4 << 20, 64 << 10
@@ -323,13 +324,13 @@ func TestBulkBothWays(t *testing.T) {
 	in(t, &host{program: echo}, func(c *client) {
 		c.send(start(m{"reattach": true}))
 		c.want("started")
-		if c.flood(piece) == nil { // and reads nothing
+		if c.flood(piece) == nil { // without reading
 			t.Error("a client that neither reads nor waits was not refused")
 		}
 	})
 }
 
-// flood sends more input than a client may that is told what has been taken.
+// flood sends more input than a client with acknowledgements may.
 func (c *client) flood(piece int) error {
 	data, err := json.Marshal(m{"type": "stdin", "data": make([]byte, piece)})
 	for range 64 {
@@ -340,8 +341,8 @@ func (c *client) flood(piece int) error {
 	return err
 }
 
-// TestBeforeTheStart: while a box is woken or made, its client is listened to: pings are answered, what it asks for is done then, and
-// one that goes ends the attempt.
+// TestBeforeTheStart: while a box is being woken or created, the gateway answers pings of its client and queues its
+// requests. A client that disconnects cancels the start.
 func TestBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	h := &host{
@@ -388,7 +389,7 @@ func TestBeforeTheStart(t *testing.T) {
 	})
 }
 
-// TestWaitForTheClient: a command whose connection broke goes on for a minute, and no longer.
+// TestWaitForTheClient: a command whose connection broke is killed after a minute.
 func TestWaitForTheClient(t *testing.T) {
 	t.Parallel()
 	var ended atomic.Bool
@@ -416,7 +417,7 @@ func TestWaitForTheClient(t *testing.T) {
 	})
 }
 
-// TestUnreadOutputIsBounded: a command waits while nobody reads what it writes.
+// TestUnreadOutputIsBounded: a command blocks while its output is not read.
 func TestUnreadOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	var written atomic.Int64

@@ -15,8 +15,8 @@ import (
 	"boxgate/api"
 )
 
-// TestStop: a gateway that stops ends all sessions, whether their clients listen, pause, have not said yet what to start or might still come
-// back. Clients that listen are told by a frame and by the status of the close.
+// TestStop: a gateway that stops ends all sessions, whether their client listens, pauses, has not sent the start frame,
+// or might reconnect. Clients that listen receive an error frame and a close status.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	var running atomic.Int64
@@ -63,7 +63,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// last reads a connection to its end: what the last frame of kind error says, and the status of the close.
+// last reads a connection to its end and returns the message of the last error frame and the close status.
 func last(c *client, conn *websocket.Conn) (message string, code websocket.StatusCode) {
 	for {
 		_, data, err := conn.Read(c.t.Context())
@@ -78,7 +78,8 @@ func last(c *client, conn *websocket.Conn) (message string, code websocket.Statu
 	}
 }
 
-// TestReplacedConnection: a connection that ended, for whatever reason, while its client came back on another one ends nothing.
+// TestReplacedConnection: the end of a connection, for whatever reason, does not affect the session if the client has
+// already reconnected.
 func TestReplacedConnection(t *testing.T) {
 	t.Parallel()
 	var killed, forgotten bool

@@ -29,11 +29,11 @@ func TestLimitsOfABox(t *testing.T) {
 	f.Expect(t, 404, "PATCH", api.BoxPath("none", "config", "limits"), `{"limits":{"connections":1}}`)
 }
 
-// TestKeysThatAreNoAdminsLowerLimits changes limits as such a key may, and as it may not.
+// TestKeysThatAreNoAdminsLowerLimits: a non-admin key may lower limits but not exceed the operator's.
 func TestKeysThatAreNoAdminsLowerLimits(t *testing.T) {
 	t.Parallel()
 	weak, admin := api.Caller{Key: "key_1", Role: api.RoleCreator}, api.Caller{Key: "key_2", Role: api.RoleAdmin}
-	host := (*apitest.Host)(nil).HostLimits() // 100 connections, 1 MiB a second received, any number sent
+	host := (*apitest.Host)(nil).HostLimits() // 100 connections, 1 MiB/s received, no limit on sending
 	var b api.BoxLimits
 	set := func(caller api.Caller, limit policy.Limit, n int64) error {
 		next, err := b.Changed(caller, host, api.LimitChange{limit: n})
@@ -78,7 +78,7 @@ func TestKeysThatAreNoAdminsLowerLimits(t *testing.T) {
 		t.Error(err)
 	}
 	is(policy.LimitConnections, 400)
-	host[policy.LimitSend] = 1 << 20 // the operator lowers what all boxes have
+	host[policy.LimitSend] = 1 << 20 // the operator lowers the limit of all boxes
 	b.Own[policy.LimitSend] = 2 << 20
 	is(policy.LimitSend, 1<<20)
 }

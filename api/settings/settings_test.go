@@ -119,7 +119,7 @@ func TestSkills(t *testing.T) {
 	f.Expect(t, 200, "DELETE", box+"/config/skills/upstash/workflow-js", "", `"enabled_skills":[]`)
 }
 
-// Source addresses must be some that a host can have, and the answer has those in force.
+// Source addresses must be possible addresses of a host. The response contains the active ones.
 func TestSourceAddresses(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -134,7 +134,8 @@ func TestSourceAddresses(t *testing.T) {
 	f.Expect(t, 200, "PUT", path, `{"source_addresses":[]}`, `"source_addresses":[]`)
 }
 
-// TestChangesOfSettings: neither the trail nor the log of the box has the value of a variable, and what failed or was only read is no change.
+// TestChangesOfSettings: neither the trail nor the log of the box contains the value of a variable. Failed calls and
+// reads are not recorded as changes.
 func TestChangesOfSettings(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

@@ -12,13 +12,13 @@ import (
 	"boxgate/quota"
 )
 
-// A body for which there is no memory waits for that of other requests, two seconds in all, and is refused then.
+// A body without available memory waits for other requests, two seconds in total, and is then refused.
 func TestBodiesWaitForMemory(t *testing.T) {
 	t.Parallel()
 	const claim = copies * claimBytes
 	for name, c := range map[string]struct {
 		others   int           // requests of the key with the memory of one claim each
-		ends     time.Duration // when they end, one after the other, each so long after the one before; 0: they do not
+		ends     time.Duration // interval at which they end, one after the other; 0: never
 		took     time.Duration
 		isServed bool
 	}{

@@ -21,7 +21,7 @@ type fixture struct {
 	history *history.History
 }
 
-// serve serves the endpoints until the test ends, and makes a box.
+// serve serves the endpoints until the test ends, and creates a box.
 func serve(t *testing.T) (f *fixture, id string) {
 	t.Helper()
 	f = &fixture{host: apitest.NewHost(t), history: history.New(nil)}
@@ -48,7 +48,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// TestCredentialsAreShownOnce: in the answer that made them, and neither in a list nor in the trail.
+// TestCredentialsAreShownOnce: credentials are only in the response that created them, neither in lists nor in the trail.
 func TestCredentialsAreShownOnce(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
@@ -68,7 +68,7 @@ func TestCredentialsAreShownOnce(t *testing.T) {
 	}
 }
 
-// TestURLsThatAreRefused: each mistake has its pointer, and the host is not asked.
+// TestURLsThatAreRefused: each mistake has its pointer, and the host is not called.
 func TestURLsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
@@ -139,7 +139,7 @@ func TestURLsThatAreRefused(t *testing.T) {
 	}
 }
 
-// asked is a host that notes the URL that it is asked for.
+// asked is a host that records the requested URL.
 type asked struct {
 	*apitest.Host
 	url     api.URLRequest
@@ -153,7 +153,7 @@ func (h *asked) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReque
 	return u, err
 }
 
-// TestPendingDomainsAreShown: the answer says what to publish, and the trail which domains are not in service.
+// TestPendingDomainsAreShown: the response contains the records to publish, and the trail the pending domains.
 func TestPendingDomainsAreShown(t *testing.T) {
 	t.Parallel()
 	host := &asked{Host: apitest.NewHost(t), pending: []api.PendingName{{Hostname: "app.example.org", Record: "_c.app.example.org", Value: "v=1"}}}
@@ -166,7 +166,7 @@ func TestPendingDomainsAreShown(t *testing.T) {
 	}
 }
 
-// TestURLsAsTheyAreAskedFor: the host is given everything in its canonical form.
+// TestURLsAsTheyAreAskedFor: the host receives all values in canonical form.
 func TestURLsAsTheyAreAskedFor(t *testing.T) {
 	t.Parallel()
 	host := &asked{Host: apitest.NewHost(t)}

@@ -41,7 +41,7 @@ launcher: {run_dir: run, image_dir: images, idle_timeout: -5m}
 	}
 }
 
-// What keeps a source from giving its value is found without starting anything.
+// Broken sources of secrets are found without starting their commands.
 func TestCheckFindsBrokenSecrets(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

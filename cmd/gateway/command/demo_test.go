@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDemoIsWhatOnlyTrustedUsersCanChange: the program beside the gateway is taken for the demo only if it is a file, and it and its
-// folder belong to a trusted user and can be written to by nobody else.
+// TestDemoIsWhatOnlyTrustedUsersCanChange: the program next to the gateway is accepted as the demo only if it is a
+// regular file, and if it and its folder are owned by a trusted user and writable only by that user.
 func TestDemoIsWhatOnlyTrustedUsersCanChange(t *testing.T) {
 	t.Parallel()
 	me := uint32(os.Geteuid())
 	for _, c := range []struct {
-		name, refused string // "": it is taken
+		name, refused string // "": accepted
 		spoil         func(dir, program string) error
 		owners        []uint32
 	}{

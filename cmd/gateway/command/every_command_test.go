@@ -15,7 +15,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// leaves are the commands of a tree that do something.
+// leaves returns the commands of a tree without subcommands.
 func leaves(cmd *cobra.Command) (out []*cobra.Command) {
 	if !cmd.HasSubCommands() {
 		return []*cobra.Command{cmd}
@@ -26,13 +26,14 @@ func leaves(cmd *cobra.Command) (out []*cobra.Command) {
 	return out
 }
 
-// words are what the arguments of a usage may be.
+// words maps argument names of a usage to examples.
 var words = map[string]string{
 	"BOX": "demo", "BOX...": "demo", "HOST...": "a.example", "HOST|IP": "a.example", "POLICY": "deny-all", "PORT": "8000", "RULES": `{"a.example":{"X-Key":"v"}}`,
 	"NAME": "name", "NAME...": "npm", "ID": "id", "ID...": "id", "IMAGE": "debian", "IMAGE...": "debian", "SNAPSHOT...": "id",
 }
 
-// lineOf is a command line that a command accepts as such; false if the table has no word for one of its arguments.
+// lineOf returns a valid command line for a command. It returns false if the table has no example for one of the
+// arguments.
 func lineOf(cmd *cobra.Command) (line []string, ok bool) {
 	line = strings.Fields(cmd.CommandPath())[1:]
 	for _, word := range strings.Fields(cmd.Use)[1:] {
@@ -48,7 +49,7 @@ func lineOf(cmd *cobra.Command) (line []string, ok bool) {
 	return line, true
 }
 
-// reported runs a command line and returns what it says on standard error as JSON.
+// reported runs a command line and returns the JSON on its standard error.
 func reported(t *testing.T, args []string) (r struct {
 	Error      string
 	ExitStatus int `json:"exit_status"`
@@ -74,8 +75,8 @@ func reported(t *testing.T, args []string) (r struct {
 	return r, string(text), status
 }
 
-// TestEveryCommandSaysErrorsAsJSON: with --json, whatever command it is and whether the mistake is on the command line, that
-// there is no gateway, or that it refuses, the error is one JSON document that has no text of Go's own in it.
+// TestEveryCommandSaysErrorsAsJSON: with --json, the error of every command is one JSON document without texts of Go's
+// own, for a mistake on the command line, a gateway that does not run, and one that refuses.
 func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
@@ -91,7 +92,7 @@ func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
 			continue
 		}
 		got, raw, status := reported(t, append(slices.Clone(path), "--not-a-flag", "--json"))
-		handsOn := slices.Equal(path, []string{"docker", "run"}) // flags that it does not know are docker's
+		handsOn := slices.Equal(path, []string{"docker", "run"}) // unknown flags are Docker's
 		if !handsOn && (status != cli.ExitUsage || got.ExitStatus != status || !strings.Contains(got.Error, "not-a-flag") || goText.MatchString(raw)) {
 			t.Errorf("%v with an unknown flag: exit %d: %s", path, status, raw)
 		}
@@ -101,7 +102,7 @@ func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
 		}
 		for admin, http := range map[string]int{filepath.Join(t.TempDir(), "none.sock"): 0, srv.URL: 403} {
 			got, raw, status = reported(t, append(slices.Clone(line), "--json", "--admin", admin))
-			if status == cli.ExitUsage { // it needs flags as well
+			if status == cli.ExitUsage { // also requires flags
 				continue
 			}
 			asked++

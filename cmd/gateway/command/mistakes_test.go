@@ -21,11 +21,11 @@ import (
 	"boxgate/policy"
 )
 
-// goText is what only a programmer of Go would understand.
+// goText matches texts that only Go programmers would understand.
 var goText = regexp.MustCompile("strconv|unmarshal|Unmarshal|!!|dial |json:|(^|[^.])yaml:|open /|read /|lookup |invalid syntax|syscall|0x[0-9a-f]|runtime error|parse \"|x509: |&\\{|%!|\\*[a-z]+\\.[A-Z]")
 
-// TestMistakesAreExplained: whatever a person gets wrong, the message is in the words of the command line, says what would be
-// right, and has no text of Go's own in it.
+// TestMistakesAreExplained: for every mistake, the message is in terms of the command line, includes the correction, and
+// contains no texts of Go's own.
 func TestMistakesAreExplained(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
@@ -87,11 +87,12 @@ func TestMistakesAreExplained(t *testing.T) {
 	}
 }
 
-// helped is a wrong command line with a part of its error message and the command that helps: one that the message names, or
-// "WORD => OTHER" for the same line with WORD replaced as the message proposes. {dir} is a directory of the test.
+// helped is a wrong command line, a part of its error message, and the command that helps: either a command in the
+// message, or "WORD => OTHER" for the same line with WORD replaced as the message proposes. {dir} stands for a directory
+// of the test.
 type helped struct{ args, said, helps string }
 
-// mistakesOfPolicies are those with policies, their entries and named policies.
+// mistakesOfPolicies lists mistakes with policies, their entries and named policies.
 var mistakesOfPolicies = []helped{
 	{"policy set demo allow_all", `"allow_all" is no policy; did you mean allow-all?`, "allow_all => allow-all"},
 	{"policy set demo denyall", "did you mean deny-all? A policy is JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all", "denyall => deny-all"},
@@ -130,7 +131,7 @@ var mistakesOfPolicies = []helped{
 	{"log -f --host a.example", "leave out -f", "gateway log --help"},
 }
 
-// mistakesOfRules are those with header rules, secrets, public URLs and keys.
+// mistakesOfRules lists mistakes with header rules, secrets, public URLs and keys.
 var mistakesOfRules = []helped{
 	{"headers set --box demo api.github.com --secret openai=Authorization", "openai is one, so did you mean --secret HEADER=openai?", "openai=Authorization => Authorization=openai"},
 	{"headers set --box demo api.github.com --placeholder openai=TOKEN", "did you mean --placeholder VARIABLE=openai?", "openai=TOKEN => TOKEN=openai"},
@@ -157,7 +158,7 @@ var mistakesOfRules = []helped{
 	{"api-key rotate a b", "2 arguments given", "gateway api-key rotate --help"},
 }
 
-// mistakesOfBoxes are those with boxes, snapshots, files and the gateway itself.
+// mistakesOfBoxes lists mistakes with boxes, snapshots, files and the gateway itself.
 var mistakesOfBoxes = []helped{
 	{"box create --size huge", "--size: must be small, medium or large", "huge => small"},
 	{"box create --env 1X=y", "--env 1X: the name must be", "gateway box create --help"},
@@ -185,8 +186,8 @@ var mistakesOfBoxes = []helped{
 	{"status extra", "1 argument given", "gateway status --help"},
 }
 
-// TestMistakesNameWhatHelps: every error message says what was wrong in terms of the command line and names one command that helps.
-// That command is run, against the API over boxes in memory, and succeeds.
+// TestMistakesNameWhatHelps: every error message explains the mistake in terms of the command line and names one command
+// that helps. The test runs that command against the API with boxes in memory; it must succeed.
 func TestMistakesNameWhatHelps(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"good.json": `{"mode":"deny-all"}`, "bad.json": "{\n \"mode\": custom}"} {
@@ -217,7 +218,8 @@ func TestMistakesNameWhatHelps(t *testing.T) {
 	}
 }
 
-// serveInMemory starts the API, with a box named demo and one named agent whose sandbox has ended, for the commands of a test.
+// serveInMemory starts the API for the commands of a test, with a box named demo, and one named agent whose sandbox has
+// ended.
 func serveInMemory(t *testing.T) *apitest.Host {
 	t.Helper()
 	host := apitest.NewHost(t)
@@ -246,7 +248,7 @@ func serveInMemory(t *testing.T) *apitest.Host {
 	return host
 }
 
-// runNamed runs a command that a message names. One that would act on this host is only looked up.
+// runNamed runs a command named in a message. A command that would act on this host is only looked up.
 func runNamed(t *testing.T, line string) (out string, failed bool) {
 	t.Helper()
 	args := shellWords(line)
@@ -261,7 +263,7 @@ func runNamed(t *testing.T, line string) (out string, failed bool) {
 	return out, status != cli.ExitOK
 }
 
-// shellWords splits a command line at spaces, but for those in single quotes.
+// shellWords splits a command line at spaces outside single quotes.
 func shellWords(line string) (words []string) {
 	for i, part := range strings.Split(line, "'") {
 		if i%2 == 1 {
@@ -273,8 +275,8 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// TestKeysThatDoNotDo: missing, unknown and insufficient keys have their own messages, and without a running gateway the message is
-// that it does not run, not that a key is missing.
+// TestKeysThatDoNotDo: missing, unknown and insufficient keys have separate messages. If the gateway does not run, the
+// message reports that instead of a missing key.
 func TestKeysThatDoNotDo(t *testing.T) {
 	host := serveInMemory(t)
 	socket, stateDir := filepath.Join(t.TempDir(), "admin.sock"), t.TempDir()
@@ -307,7 +309,8 @@ func TestKeysThatDoNotDo(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeAtOnce: text and JSON errors list every mistake in a document, whether the command found them or the gateway did.
+// TestEveryMistakeAtOnce: text and JSON errors list every mistake in a document, whether the command or the gateway found
+// them.
 func TestEveryMistakeAtOnce(t *testing.T) {
 	serveInMemory(t)
 	const doc = `{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b","c.com:99999"]}`
@@ -328,7 +331,7 @@ func TestEveryMistakeAtOnce(t *testing.T) {
 	}
 }
 
-// TestSocketBehindALinkInACircle: gateway run --socket PATH says what is wrong with such a path, and that at once.
+// TestSocketBehindALinkInACircle: gateway run --socket PATH reports a loop of links, without hanging.
 func TestSocketBehindALinkInACircle(t *testing.T) {
 	t.Parallel()
 	circle := filepath.Join(t.TempDir(), "circle")
@@ -340,7 +343,7 @@ func TestSocketBehindALinkInACircle(t *testing.T) {
 	}
 }
 
-// TestMistakesAsJSON: with --json an error is JSON as well, even one for which the command line was not read to its end.
+// TestMistakesAsJSON: with --json, errors are JSON, even if the command line could not be parsed to its end.
 func TestMistakesAsJSON(t *testing.T) {
 	t.Setenv("BOXGATE_API_KEY", "key")
 	for _, args := range [][]string{{"--json", "box", "list", "--admin", "/none.sock"}, {"policy", "explain", "--port", "x", "--json"}, {"nothing", "--json"}} {
@@ -364,7 +367,7 @@ func TestMistakesAsJSON(t *testing.T) {
 	}
 }
 
-// TestRemoveAll: every box, but only if that was meant.
+// TestRemoveAll: without a terminal, --all needs --yes. It continues after a failure.
 func TestRemoveAll(t *testing.T) {
 	var removed []string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

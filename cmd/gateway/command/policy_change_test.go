@@ -25,7 +25,7 @@ type admin struct {
 	puts    int
 }
 
-// newAdmin starts it for the commands of this test, with the given policy.
+// newAdmin starts an admin with the given policy for the commands of this test.
 func newAdmin(t *testing.T, doc string) *admin {
 	t.Helper()
 	a := &admin{version: 1}
@@ -82,7 +82,7 @@ func (a *admin) put(w http.ResponseWriter, r *http.Request) {
 	a.answer(w)
 }
 
-// policy returns the policy in force, as canonical JSON.
+// policy returns the active policy as canonical JSON.
 func (a *admin) policy(t *testing.T) string {
 	t.Helper()
 	data, err := json.Marshal(a.doc)
@@ -97,7 +97,7 @@ func (a *admin) policy(t *testing.T) string {
 	return string(out)
 }
 
-// ran runs a command line and returns its output, and its exit status with what is printed of its error.
+// ran runs a command line and returns its output, including the error, and its exit status.
 func ran(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	var out bytes.Buffer
@@ -111,7 +111,8 @@ func ran(t *testing.T, args ...string) (string, int) {
 	return out.String(), status
 }
 
-// TestPolicyAllowKeepsWhatOthersChange: a change that another client overtakes is made to the policy that this one left.
+// TestPolicyAllowKeepsWhatOthersChange: if another client changes the policy first, the command is applied to that
+// client's policy.
 func TestPolicyAllowKeepsWhatOthersChange(t *testing.T) {
 	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"]}`)
 	a.others = 3
@@ -127,8 +128,8 @@ func TestPolicyAllowKeepsWhatOthersChange(t *testing.T) {
 	}
 }
 
-// TestPolicyAllowSaysWhatHasNoEffect: an entry that the gateway warns of, or that explains itself as closed whatever the policy, is not
-// said to be allowed, when it is added as when it was there before.
+// TestPolicyAllowSaysWhatHasNoEffect: an entry with a warning from the gateway, or one that no policy can open, is not
+// reported as allowed, whether it is new or was there before.
 func TestPolicyAllowSaysWhatHasNoEffect(t *testing.T) {
 	doc, asked := map[string]any{"mode": "custom", "allowed_domains": []any{"a.example"}, "allowed_cidrs": []any{"169.254.169.254"}}, 0
 	mux := http.NewServeMux()
@@ -170,7 +171,7 @@ func TestPolicyAllowSaysWhatHasNoEffect(t *testing.T) {
 	}
 }
 
-// TestPolicyAmendChangesAllOrNothing: one wrong or impossible destination, and nothing is sent.
+// TestPolicyAmendChangesAllOrNothing: a single invalid or impossible destination prevents the whole change.
 func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
 	const before = `{"mode":"custom","allowed_domains":["a.example"],"denied_domains":["*.b.example"]}`
 	a := newAdmin(t, before)
@@ -192,7 +193,7 @@ func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestPolicyAmendNeedsToKnowAll: a policy with a field that this program does not know is not rewritten without it.
+// TestPolicyAmendNeedsToKnowAll: a policy with an unknown field is not rewritten without it.
 func TestPolicyAmendNeedsToKnowAll(t *testing.T) {
 	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"],"quota":7}`)
 	if out, code := ran(t, "policy", "allow", "demo", "b.example"); code != cli.ExitFailed || !strings.Contains(out, "does not understand") || a.puts != 0 {
@@ -232,7 +233,7 @@ func TestPolicyDiff(t *testing.T) {
 	}
 }
 
-// TestPolicyEdit: what the editor leaves is in force, or nothing was changed and what was written is still there.
+// TestPolicyEdit: either the edited policy becomes active, or the policy is unchanged and the edited file is kept.
 func TestPolicyEdit(t *testing.T) {
 	const before = `{"mode":"custom","allowed_domains":["a.example"]}`
 	t.Setenv("VISUAL", "")
@@ -262,7 +263,7 @@ func TestPolicyEdit(t *testing.T) {
 	}
 }
 
-// TestPolicyArgumentsTakePresets wherever a policy is one.
+// TestPolicyArgumentsTakePresets: presets are accepted wherever a policy is.
 func TestPolicyArgumentsTakePresets(t *testing.T) {
 	t.Parallel()
 	data, err := cli.PolicyArgument("preset:pypi,anthropic", cli.PolicyHelp, nil)

@@ -11,7 +11,8 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// follower stands in for the admin API of a gateway with the named policy "web", which the box demo follows. It notes changes.
+// follower stands in for the admin API of a gateway with the named policy "web", followed by the box demo. It records
+// changes.
 func follower(t *testing.T) (changes *[]string) {
 	t.Helper()
 	changes = new([]string)
@@ -39,7 +40,7 @@ func follower(t *testing.T) (changes *[]string) {
 	return changes
 }
 
-// TestPolicyNamed: named policies are listed, shown, set, removed, compared and referred to.
+// TestPolicyNamed: named policies can be listed, shown, set, removed, compared and referred to.
 func TestPolicyNamed(t *testing.T) {
 	changes := follower(t)
 	for _, c := range []struct{ args, said, sent string }{
@@ -59,7 +60,7 @@ func TestPolicyNamed(t *testing.T) {
 	}
 }
 
-// TestFollowersAreNotAmended: what many boxes follow is not changed for one of them, whose policy that would make its own.
+// TestFollowersAreNotAmended: commands that change the policy of one box refuse a named policy, which other boxes share.
 func TestFollowersAreNotAmended(t *testing.T) {
 	changes := follower(t)
 	t.Setenv("VISUAL", "false")
@@ -74,7 +75,7 @@ func TestFollowersAreNotAmended(t *testing.T) {
 	}
 }
 
-// TestCompletionOfNamedPolicies: their names are offered where a command takes one, or a policy.
+// TestCompletionOfNamedPolicies: names are completed where a command takes a named policy or any policy.
 func TestCompletionOfNamedPolicies(t *testing.T) {
 	follower(t)
 	for args, want := range map[string]string{

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestSecretsAreNeverUnavailableForNoReason: a secret that is being read for the first time is said to be, and one whose source fails
-// is said to be unavailable with the reason and what to do.
+// TestSecretsAreNeverUnavailableForNoReason: a secret that is being read for the first time is reported as such. One with
+// a failed source is reported as unavailable, with the reason and the fix.
 func TestSecretsAreNeverUnavailableForNoReason(t *testing.T) {
 	t.Parallel()
 	awaited := secretAnswer{Name: "gh"}

@@ -7,7 +7,7 @@ import (
 	"boxgate/config"
 )
 
-// TestGreeting: what people need next is there, and nothing that is off.
+// TestGreeting: the greeting contains everything needed next, and leaves out listeners that are off.
 func TestGreeting(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()

@@ -18,35 +18,35 @@ import (
 	"boxgate/policy"
 )
 
-// dyingVariable makes this test binary a process that logs to its standard error and ends by the signal of that name.
+// dyingVariable turns this test binary into a process that logs to standard error and ends by the signal with that name.
 const dyingVariable = "BOXGATE_COMMAND_TEST_SIGNAL"
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(dyingVariable); name != "" {
 		logAndDie(unix.SignalNum(name))
 	}
-	if err := os.Setenv("BOXGATE_CONFIG", os.DevNull); err != nil { // not that of a gateway on this machine
+	if err := os.Setenv("BOXGATE_CONFIG", os.DevNull); err != nil { // not the file of a gateway on this machine
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
 
-// logAndDie logs an allowing decision, which is not written at once, and sends itself the signal.
+// logAndDie logs an allowing decision, which is buffered, and sends itself the signal.
 func logAndDie(s syscall.Signal) {
 	_, out, err := openLog(config.Log{Level: "info", Format: "json"}, os.Stderr)
 	if err != nil {
 		panic(err)
 	}
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, append(deadly, os.Interrupt, syscall.SIGTERM)...) // as after the first of these
+	signal.Notify(signals, append(deadly, os.Interrupt, syscall.SIGTERM)...) // as after the first SIGINT or SIGTERM
 	go syncOn(signals, nil, out)
 	audit.New(audit.Options{Lines: out}).Record(audit.Event{Name: "last.example.com", Verdict: policy.Allow})
 	_ = unix.Kill(unix.Getpid(), s)
 	select {}
 }
 
-// Whatever signal ends the gateway, what it has logged is written, and the signal has its usual effect: those that dump
-// the goroutines still do.
+// Whatever signal ends the gateway, its log is complete, and the signal keeps its default effect, including the dump of
+// goroutines.
 func TestNothingLoggedIsLostByASignal(t *testing.T) {
 	t.Parallel()
 	for _, s := range append(deadly, os.Interrupt, syscall.SIGTERM) {
@@ -76,7 +76,7 @@ func TestNothingLoggedIsLostByASignal(t *testing.T) {
 	}
 }
 
-// The gateway's own lines and the decisions are in one order.
+// The gateway's own lines and the decisions are logged in order.
 func TestTheLogIsInOneOrder(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()

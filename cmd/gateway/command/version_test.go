@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/buildinfo"
 )
 
-// TestVersion: the flag, the command and its JSON say the same.
+// TestVersion: the flag, the command and its JSON report the same version.
 func TestVersion(t *testing.T) {
 	said := func(args ...string) string {
 		t.Helper()

@@ -12,14 +12,14 @@ import (
 	"boxgate/api"
 )
 
-// command is one of a group, as its errors name it.
+// command returns a command of a group, as in error messages.
 func command() *cobra.Command {
 	root, box := &cobra.Command{Use: "gateway"}, &cobra.Command{Use: "box"}
 	root.AddCommand(box)
 	return box
 }
 
-// TestReport: each kind of error has its exit status and text, also when another error wraps it.
+// TestReport: each kind of error has its exit status and text, also inside another error.
 func TestReport(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -41,7 +41,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestReportAsJSON: the error is one line of JSON, with what the gateway said of it.
+// TestReportAsJSON: the error is one line of JSON and includes the gateway's response.
 func TestReportAsJSON(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -15,7 +15,7 @@ import (
 	"boxgate/policy/document"
 )
 
-// TestExplainNamesFlags: what the gateway refused is said of the flag or the argument that sent it, in its unit.
+// TestExplainNamesFlags: a refusal of the gateway names the flag or argument that sent the value, in the flag's unit.
 func TestExplainNamesFlags(t *testing.T) {
 	t.Parallel()
 	cmd := &cobra.Command{Use: "make BOX"}
@@ -42,7 +42,7 @@ func TestExplainNamesFlags(t *testing.T) {
 	} {
 		for _, refused := range []*api.ResponseError{
 			{Status: 422, Message: "first", Pointer: c.pointer, Problems: []document.Problem{{Pointer: c.pointer, Message: c.message}}},
-			{Status: 422, Message: strings.TrimPrefix(c.pointer+": "+c.message, ": "), Pointer: c.pointer}, // of a gateway that lists none
+			{Status: 422, Message: strings.TrimPrefix(c.pointer+": "+c.message, ": "), Pointer: c.pointer}, // from a gateway that sends no list
 		} {
 			if got := Explain(cmd, refused); got != c.want {
 				t.Errorf("%s: %q, want %q", c.pointer, got, c.want)
@@ -64,7 +64,7 @@ func TestExplainBoundsMistakes(t *testing.T) {
 	}
 }
 
-// TestWriteErrorNamesTheFile: an error from writing a temporary file names the file that the user asked for, and the cause.
+// TestWriteErrorNamesTheFile: an error about a temporary file names the file that the user asked for, and the cause.
 func TestWriteErrorNamesTheFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -83,7 +83,7 @@ func TestWriteErrorNamesTheFile(t *testing.T) {
 	}
 }
 
-// TestCount: one is not many.
+// TestCount: only 1 has the singular.
 func TestCount(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]string{0: "0 boxes", 1: "1 box", 2: "2 boxes"} {

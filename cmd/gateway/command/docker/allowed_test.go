@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// Command lines of `docker run` that are passed on, and those that are not, with a part of the reason.
+// Command lines of `docker run` that are accepted, and refused ones with a part of the reason.
 func TestFlagsOfDockerRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -55,7 +55,7 @@ func TestFlagsOfDockerRun(t *testing.T) {
 	}
 }
 
-// Groups of short flags are taken apart as Docker does, and what Docker gets of them is what was judged.
+// Groups of short flags are parsed as Docker parses them, and Docker receives exactly the flags that were checked.
 func TestGroupsOfShortFlags(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
@@ -87,8 +87,7 @@ func TestGroupsOfShortFlags(t *testing.T) {
 	}
 }
 
-// A file system of the kernel's is judged wherever it is mounted, also below a directory that a container is to see, and a link by where
-// it leads.
+// A kernel file system is detected wherever it is mounted, also below a mounted directory, and links are followed.
 func TestAttackKernelByAnotherPath(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -123,7 +122,7 @@ func TestAttackKernelByAnotherPath(t *testing.T) {
 	}
 }
 
-// A directory below which the host's /run is mounted shows the sockets in that.
+// A directory with the host's /run mounted below it exposes the sockets in /run.
 func TestAttackSocketsByAMountBelow(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -150,7 +149,7 @@ func TestAttackSocketsByAMountBelow(t *testing.T) {
 	}
 }
 
-// Every flag that this machine's Docker has is known: as one that may be used, or with the reason why not.
+// Every flag of this machine's Docker is known, either as allowed or as refused with a reason.
 func TestEveryFlagOfDockerIsKnown(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("docker", "run", "--help").Output()

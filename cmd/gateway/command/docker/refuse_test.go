@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Containers that could leave the gateway, as Docker describes them.
+// Containers that could leave the gateway, as `docker inspect` describes them.
 func TestRefusedContainers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -93,7 +93,7 @@ func TestRefusedContainers(t *testing.T) {
 	}
 }
 
-// TestVolumesThatAreHeld: what a volume was made of is judged, not its name.
+// TestVolumesThatAreHeld: the check considers a volume's device and options, not its name.
 func TestVolumesThatAreHeld(t *testing.T) {
 	t.Parallel()
 	for text, held := range map[string]bool{
@@ -105,9 +105,9 @@ func TestVolumesThatAreHeld(t *testing.T) {
 		`{"Driver":"local","Options":{"type":"none","device":"/proc/sys","o":"bind"}}`:             false,
 		`{"Driver":"local","Options":{"type":"nfs","device":":/export","o":"addr=203.0.113.1"}}`:   false,
 		`{"Driver":"local","Options":{"type":"ext4","device":"/dev/vda"}}`:                         false,
-		`{"Driver":"local","Options":{"type":"tmpfs","device":"/var/run","o":"bind"}}`:             false, // which mount(2) takes for a bind mount
+		`{"Driver":"local","Options":{"type":"tmpfs","device":"/var/run","o":"bind"}}`:             false, // a bind mount for mount(2)
 		`{"Driver":"local","Options":{"type":"tmpfs","device":"/proc","o":"ro,rbind"}}`:            false,
-		`{"Driver":"local","Options":{"type":"none","device":"run","o":"bind"}}`:                   false, // below the daemon's own directory
+		`{"Driver":"local","Options":{"type":"none","device":"run","o":"bind"}}`:                   false, // relative to the daemon's own directory
 		`{"Driver":"local","Options":{"type":"none","device":"/var/link/../empty","o":"bind"}}`:    false,
 		`{"Driver":"vieux/sshfs"}`: false,
 	} {
@@ -121,8 +121,8 @@ func TestVolumesThatAreHeld(t *testing.T) {
 	}
 }
 
-// TestAttackSourceThatTheContainerExchanges: a container can replace what is in a directory that it writes to, also by a link, and Docker
-// follows that when it starts the container again.
+// TestAttackSourceThatTheContainerExchanges: a container can replace entries of a directory it may write to, for example
+// by a link, and Docker follows that link when it restarts the container.
 func TestAttackSourceThatTheContainerExchanges(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

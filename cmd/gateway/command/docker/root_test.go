@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// start starts a shell script that prints a line once it is ready and then waits, as the first process of a container.
+// start starts a shell script as the first process of a container. The script prints a line once it is ready, then waits.
 func start(t *testing.T, name string, args ...string) container {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -43,7 +43,7 @@ func start(t *testing.T, name string, args ...string) container {
 	return c
 }
 
-// rooted starts a process with files of its own, among which is a device.
+// rooted starts a process with its own root file system, which contains a device.
 func rooted(t *testing.T) container {
 	t.Helper()
 	nightly.Root(t)
@@ -51,10 +51,11 @@ func rooted(t *testing.T) container {
 	return start(t, "unshare", "--mount", "sh", "-c", script, "sh", t.TempDir())
 }
 
-// same is the answer of Docker that nothing has changed.
+// same returns an inspection by Docker in which the container is unchanged.
 func same(c container) func() (container, error) { return func() (container, error) { return c, nil } }
 
-// A device in a container's files is the host's: it is not opened, whatever looked at it before.
+// A device node in a container refers to the host's device. It is never opened, even if an earlier check found a file
+// there.
 func TestAttackDeviceInAContainer(t *testing.T) {
 	t.Parallel()
 	c := rooted(t)
@@ -74,7 +75,8 @@ func TestAttackDeviceInAContainer(t *testing.T) {
 	unix.Close(fd)
 }
 
-// Docker names a process with the files of the host: in its mount namespace, or in another that has them too.
+// Docker reports a process that uses the host's files: in the host's mount namespace, or in another one with the same
+// files.
 func TestAttackContainerWithTheFilesOfTheHost(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -89,7 +91,7 @@ func TestAttackContainerWithTheFilesOfTheHost(t *testing.T) {
 	}
 }
 
-// A container ends, or is started anew, while its files are opened.
+// A container ends or is restarted while its files are opened.
 func TestContainerThatIsNotTheSame(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -102,7 +104,7 @@ func TestContainerThatIsNotTheSame(t *testing.T) {
 			t.Errorf("then it was %+v: %v", now, err)
 		}
 	}
-	late := c // Docker has not noticed that its process has ended, and its ID is another's
+	late := c // Docker has not noticed that the process ended and its PID was reused
 	late.State.StartedAt = time.Now().Add(-time.Hour).Format(time.RFC3339Nano)
 	if root, _, err := openRoot(late, same(late)); !errors.Is(err, foreign.ErrNotFirst) {
 		root.Close()
@@ -110,7 +112,7 @@ func TestContainerThatIsNotTheSame(t *testing.T) {
 	}
 	if root, _, err := openRoot(c, func() (container, error) {
 		err := unix.Kill(c.State.Pid, unix.SIGKILL)
-		for err == nil { // until it has no namespaces any more
+		for err == nil { // until its namespaces are gone
 			_, err = os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.State.Pid))
 		}
 		return c, nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestNothingIsExpandedOrRun: values are what systemd would make of them.
+// TestNothingIsExpandedOrRun: values are parsed exactly as by systemd.
 func TestNothingIsExpandedOrRun(t *testing.T) {
 	text := "# A=comment\n; B=comment\n\nnothing\nSPACED=a b  \n PASS = p$HOME`id`$(id);x\n" +
 		"SINGLE='a \\ \"$b'\nDOUBLE=\"a \\\"\\$b\\n\" 'c'\nLONG=a\\\nb\nINNER=a\"b\"\n2=x\nEMPTY=\nLAST=\\ x\\"

@@ -12,12 +12,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// allowing are the reasons that no denial has.
+// allowing lists the reasons that never deny.
 var allowing = []name.Reason{
 	name.ReasonAllowAll, name.ReasonAllowedCIDR, name.ReasonAllowedDomain, name.ReasonNotDenied, name.ReasonURL, name.ReasonUnnamed,
 }
 
-// TestEveryDenialHasARemedy, and nothing else has.
+// TestEveryDenialHasARemedy: exactly the reasons that deny have a remedy.
 func TestEveryDenialHasARemedy(t *testing.T) {
 	t.Parallel()
 	for _, r := range name.Reasons() {
@@ -31,7 +31,7 @@ func TestEveryDenialHasARemedy(t *testing.T) {
 	}
 }
 
-// TestRemedyCanBePasted: it names the box and the destination, and nothing that a box chose freely.
+// TestRemedyCanBePasted: a remedy contains the box and the destination, but no text that a box chose freely.
 func TestRemedyCanBePasted(t *testing.T) {
 	t.Parallel()
 	addr := netip.MustParseAddr("192.0.2.1")
@@ -58,9 +58,9 @@ func TestRemedyCanBePasted(t *testing.T) {
 	}
 }
 
-// TestAttackRemedyOpensMoreThanWasRefused follows, for every reason, the command that is printed. It allows what was refused, and neither
-// another port of the name, nor another name at the address, nor another address. Where only an address with all its ports can be
-// allowed, the sentence says so.
+// TestAttackRemedyOpensMoreThanWasRefused applies, for every reason, the printed command. It must allow the refused
+// request, but neither another port of the name, nor another name at the address, nor another address. If only an address
+// with all its ports can be allowed, the sentence must contain that warning.
 func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 	t.Parallel()
 	const label, other = "api.corp.example", "evil.corp.example"
@@ -97,7 +97,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 					continue
 				}
 				if d.Allowed() || d.Reason != reason && reason != name.ReasonNoName {
-					continue // it would not be refused so
+					continue // the policy does not refuse it for this reason
 				}
 				entry, caveat, _ := strings.Cut(command, " ")
 				parsed, err := amend.ParseEntry(entry)
@@ -107,7 +107,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 				}
 				change, err := amend.Allow(spec, parsed)
 				if err != nil && reason == name.ReasonNoName {
-					continue // the command says which denied entry wins, and changes nothing
+					continue // the command names the denied entry that wins, and changes nothing
 				}
 				if err != nil {
 					t.Errorf("%+v: %q: %v", e, text, err)
@@ -141,7 +141,7 @@ func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
 	return c
 }
 
-// request is what was refused.
+// request returns the refused request.
 func request(e audit.Event) policy.Request {
 	r := policy.Request{Stage: e.Stage, Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}
 	if e.Stage == policy.StageDNS {
@@ -154,7 +154,7 @@ func request(e audit.Event) policy.Request {
 	return r
 }
 
-// neighbours are not what was refused.
+// neighbours returns similar requests that were not refused.
 func neighbours(e audit.Event, host string, addr netip.Addr) []policy.Request {
 	var all []policy.Request
 	add := func(change func(*policy.Request)) {

@@ -11,7 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestWhatIsSaidOfARefusal: SSH is TCP, whether a name is known for its destination or not, and UDP is not passed.
+// TestWhatIsSaidOfARefusal: SSH is treated as TCP whether the destination has a known name or not, and UDP is not
+// supported.
 func TestWhatIsSaidOfARefusal(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]audit.Event{

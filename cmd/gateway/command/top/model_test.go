@@ -24,7 +24,7 @@ func box(id, name string, in, out uint64) Box {
 func TestRates(t *testing.T) {
 	t.Parallel()
 	var m Model
-	m.Event(audit.Event{Box: "b1", Time: noon.Add(-time.Minute), Verdict: policy.Deny, Stage: policy.StageConn}) // remembered, from before
+	m.Event(audit.Event{Box: "b1", Time: noon.Add(-time.Minute), Verdict: policy.Deny, Stage: policy.StageConn}) // a past denial, before the first reading
 	m.Boxes(noon, []Box{box("b1", "one", 1000, 0), box("b2", "", 5, 5)})
 	later := noon.Add(time.Second)
 	for range 4 {
@@ -51,7 +51,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Whatever a box chooses, and however small the terminal is, the lines fit it and have nothing but printable ASCII.
+// For hostile names and terminals of any size, lines fit the screen and contain only printable ASCII.
 func TestLinesAreClean(t *testing.T) {
 	t.Parallel()
 	hostile := "\x1b[2J\x1b]0;owned\a\u202eevil\r\n\x9b31m"
