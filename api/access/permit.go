@@ -29,7 +29,7 @@ type snapshots interface {
 func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	caller := api.CallerOf(r.Context())
 	g, known := grants[route]
-	if !known || !g.to(caller.Role) {
+	if !known || !g.permits(caller.Role) {
 		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
 	}
 	id := r.PathValue("id")
@@ -38,7 +38,7 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	}
 	box, err := boxes.Box(r.Context(), id)
 	if err != nil || !caller.Sees(box) {
-		if g&outlives != 0 && leftBy(r.Context(), policy.BoxID(id), caller, of) {
+		if g&outlives != 0 && seesSnapshotOf(r.Context(), policy.BoxID(id), caller, of) {
 			return nil
 		}
 		return api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(id))
@@ -47,8 +47,8 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	return nil
 }
 
-// leftBy reports whether a key sees a snapshot of a box that it cannot see, because the box was deleted.
-func leftBy(ctx context.Context, id policy.BoxID, caller api.Caller, of snapshots) bool {
+// seesSnapshotOf reports whether a key sees a snapshot of a box that it cannot see, because the box was deleted.
+func seesSnapshotOf(ctx context.Context, id policy.BoxID, caller api.Caller, of snapshots) bool {
 	list, err := of.Snapshots(ctx, id)
 	return err == nil && slices.ContainsFunc(list, caller.SeesSnapshot)
 }

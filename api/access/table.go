@@ -165,8 +165,8 @@ var grants = map[string]grant{
 	"replaceApiKey": admin | changes,
 }
 
-// to reports whether a role may call the endpoint.
-func (g grant) to(role api.Role) bool {
+// permits reports whether a role may call the endpoint.
+func (g grant) permits(role api.Role) bool {
 	switch role {
 	case api.RoleAdmin:
 		return true

@@ -35,9 +35,9 @@ const Key = "key-0123456789"
 // Host implements the Host of every package of endpoints. It keeps boxes in memory and runs their commands as processes
 // of the test. A test must hold Mu to access its fields while calls are running. Use [NewHost].
 type Host struct {
-	Dir  string          // where commands run
-	over context.Context // when it ends, all commands are killed
-	end  func()
+	Dir string          // where commands run
+	ctx context.Context // when it ends, all commands are killed
+	end func()
 
 	Mu      sync.Mutex
 	ByID    map[policy.BoxID]*Box
@@ -59,8 +59,8 @@ type Host struct {
 	Passphrase string             // of the last RotateStoreKey
 	Grace      time.Duration      // of the last RotateAPIKey
 
-	Told   []audit.Event // decisions passed to Tell
-	follow []chan audit.Event
+	Decisions []audit.Event // decisions passed to AddDecision
+	follow    []chan audit.Event
 }
 
 // Box is a box of a [Host].
@@ -80,7 +80,7 @@ func NewBox(b api.Box) *Box {
 // NewHost makes a host without boxes. Commands run in a temporary directory of the test.
 func NewHost(t testing.TB) *Host {
 	over, end := context.WithCancel(context.Background())
-	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]name.Secret{}, Global: api.HeaderState{Version: 1}}
+	return &Host{Dir: t.TempDir(), ctx: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]name.Secret{}, Global: api.HeaderState{Version: 1}}
 }
 
 // Add creates a box and returns its ID.
@@ -197,9 +197,9 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(h.over, cancel)()
+	defer context.AfterFunc(h.ctx, cancel)()
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
-	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.Dir, req.Stdin, swallowing{stdout}, swallowing{stderr}
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.Dir, req.Stdin, ignoreErrors{stdout}, ignoreErrors{stderr}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	err = cmd.Run()
@@ -215,10 +215,10 @@ func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, s
 	return api.ExecResult{ExitCode: cmd.ProcessState.ExitCode(), CPU: 1500 * time.Nanosecond}, nil
 }
 
-// swallowing ignores errors of its writer.
-type swallowing struct{ io.Writer }
+// ignoreErrors ignores errors of its writer.
+type ignoreErrors struct{ io.Writer }
 
-func (s swallowing) Write(b []byte) (int, error) {
+func (s ignoreErrors) Write(b []byte) (int, error) {
 	_, _ = s.Writer.Write(b)
 	return len(b), nil
 }
@@ -464,7 +464,7 @@ func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvent
 	leave, err := h.enter()
 	defer leave()
 	var list []audit.Event
-	for _, e := range h.Told {
+	for _, e := range h.Decisions {
 		if e.Seq > f.After && (f.Box == "" || e.Box == f.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict == policy.Deny) {
 			list = append(list, e)
 		}
@@ -494,14 +494,14 @@ func Decision(box policy.BoxID, at int64, n string, verdict policy.Verdict) audi
 	return audit.Event{Time: time.Unix(at, 0), Box: box, Stage: policy.StageConn, Name: n, Verdict: verdict, Reason: name.ReasonNotAllowed}
 }
 
-// Tell records an event and sends it to the followers.
-func (h *Host) Tell(e audit.Event) {
+// AddDecision records an event and sends it to the followers.
+func (h *Host) AddDecision(e audit.Event) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	if e.Seq == 0 {
-		e.Seq = uint64(len(h.Told) + 1)
+		e.Seq = uint64(len(h.Decisions) + 1)
 	}
-	h.Told = append(h.Told, e)
+	h.Decisions = append(h.Decisions, e)
 	for _, c := range h.follow {
 		c <- e
 	}

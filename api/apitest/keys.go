@@ -128,7 +128,7 @@ func (h *Host) VerifyStore(context.Context) (api.StoreReport, error) {
 // SearchEvents implements the Host of [boxgate/api/egress].
 func (h *Host) SearchEvents(_ context.Context, f api.EventSearch, begin func(time.Time), do func(audit.Event) error) error {
 	h.Mu.Lock()
-	found := h.Told
+	found := h.Decisions
 	h.Mu.Unlock()
 	begin(time.Unix(100, 0))
 	for _, e := range found {

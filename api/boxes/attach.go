@@ -107,7 +107,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "system", "box attached")
-	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box), Change: made(box, api.CreateRequest{Headers: req.Headers})}, nil
+	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box), Change: describeCreate(box, api.CreateRequest{Headers: req.Headers})}, nil
 }
 
 // reattachBox handles POST /v2/box/{id}/reattach.

@@ -244,5 +244,5 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request, body creation
 		text += " from snapshot " + req.Snapshot
 	}
 	e.History.Log(box.ID, "info", "system", "%s", text)
-	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box), Change: made(box, req)}, nil
+	return rest.Reply{Status: http.StatusCreated, Body: viewBox(box), Change: describeCreate(box, req)}, nil
 }

@@ -42,8 +42,8 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 	return api.Errorf(api.ErrNotFound, "this API key sees no snapshot %q", problem.Clip(req.Snapshot))
 }
 
-// made describes a new box for the audit trail: its source, policy and header rules.
-func made(b api.Box, req api.CreateRequest) *rest.Change {
+// describeCreate describes a new box for the audit trail: its source, policy and header rules.
+func describeCreate(b api.Box, req api.CreateRequest) *rest.Change {
 	what := map[string]any{"name": b.Name}
 	if req.Snapshot != "" {
 		what["snapshot"] = req.Snapshot

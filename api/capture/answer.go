@@ -18,34 +18,34 @@ type Answer struct {
 	box    policy.BoxID
 	scope  *quota.Scope // of the request
 
-	mu      sync.Mutex // guards the fields below and the outputs
-	room    int        // reserved from the budget
-	used    int        // part of room in use
-	closed  bool
-	outputs []*Output
+	mu       sync.Mutex // guards the fields below and the outputs
+	reserved int        // reserved from the budget
+	used     int        // part of room in use
+	closed   bool
+	outputs  []*Output
 }
 
-// Take reserves n more bytes for the answer and reports whether that succeeded.
-func (a *Answer) Take(n int) bool {
+// Reserve reserves n more bytes for the answer and reports whether that succeeded.
+func (a *Answer) Reserve(n int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.takeLocked(n)
+	return a.reserveLocked(n)
 }
 
-// takeLocked reserves the missing part from the budget.
-func (a *Answer) takeLocked(n int) bool {
+// reserveLocked reserves the missing part from the budget.
+func (a *Answer) reserveLocked(n int) bool {
 	if a.closed {
 		return false
 	}
-	if more := a.used + n - a.room; more > 0 {
-		if !a.budget.take(a.box, more) {
+	if more := a.used + n - a.reserved; more > 0 {
+		if !a.budget.reserve(a.box, more) {
 			return false
 		}
 		if a.scope.Take(quota.Memory, int64(more)) != nil {
 			a.budget.release(a.box, more)
 			return false
 		}
-		a.room += more
+		a.reserved += more
 	}
 	a.used += n
 	return true
@@ -72,11 +72,11 @@ func (a *Answer) clearLocked(keep int) {
 		return
 	}
 	for _, o := range a.outputs {
-		o.kept, o.most = nil, 0
+		o.kept, o.left = nil, 0
 	}
-	a.budget.release(a.box, a.room-keep)
-	a.scope.Release(quota.Memory, int64(a.room-keep))
-	a.room, a.used, a.outputs = keep, 0, nil
+	a.budget.release(a.box, a.reserved-keep)
+	a.scope.Release(quota.Memory, int64(a.reserved-keep))
+	a.reserved, a.used, a.outputs = keep, 0, nil
 }
 
 // Output returns a writer that keeps the first bytes of a stream and then fails with [ErrFull]. It keeps at most most
@@ -84,7 +84,7 @@ func (a *Answer) clearLocked(keep int) {
 func (a *Answer) Output(most int) *Output {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	o := &Output{answer: a, most: most}
+	o := &Output{answer: a, left: most}
 	a.outputs = append(a.outputs, o)
 	return o
 }
@@ -93,7 +93,7 @@ func (a *Answer) Output(most int) *Output {
 type Output struct {
 	answer *Answer
 	// Guarded by the answer's mu.
-	most int // remaining bytes, as in JSON
+	left int // remaining bytes, as in JSON
 	kept []byte
 	cut  bool
 }
@@ -103,14 +103,14 @@ func (o *Output) Write(b []byte) (int, error) {
 	a := o.answer
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	n, cost := fitting(b, o.most)
-	if !a.takeLocked(cost) { // use the rest of the reserved memory
-		n, cost = fitting(b, a.room-a.used)
+	n, cost := fitting(b, o.left)
+	if !a.reserveLocked(cost) { // use the rest of the reserved memory
+		n, cost = fitting(b, a.reserved-a.used)
 		a.used += cost
 	}
-	o.kept, o.most = append(o.kept, b[:n]...), o.most-cost
+	o.kept, o.left = append(o.kept, b[:n]...), o.left-cost
 	if n < len(b) {
-		o.cut, o.most = true, 0 // no output may follow a gap
+		o.cut, o.left = true, 0 // no output may follow a gap
 		return n, ErrFull
 	}
 	return len(b), nil
@@ -137,7 +137,7 @@ func (o *Output) Text() string {
 func (a *Answer) ReadAll(r io.Reader, expected int64) ([]byte, error) {
 	data := make([]byte, 0)
 	for size := int(expected) + bytes.MinRead; ; size *= 2 {
-		if !a.Take(size - cap(data)) {
+		if !a.Reserve(size - cap(data)) {
 			return nil, ErrFull
 		}
 		data = append(make([]byte, 0, size), data...)

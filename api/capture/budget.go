@@ -21,7 +21,7 @@ type Budget struct {
 	total int
 
 	mu    sync.Mutex
-	held  int                  // guarded by mu
+	used  int                  // guarded by mu
 	boxes map[policy.BoxID]int // bytes held by each box; guarded by mu
 }
 
@@ -31,21 +31,21 @@ func New(total int) *Budget { return &Budget{total: total, boxes: map[policy.Box
 // Most returns the maximum that one box can hold.
 func (b *Budget) Most() int { return b.total/2 - Least }
 
-// Held returns the number of bytes in use.
-func (b *Budget) Held() int {
+// InUse returns the number of bytes in use.
+func (b *Budget) InUse() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.held
+	return b.used
 }
 
-// take reserves n bytes for a box and reports whether that succeeded.
-func (b *Budget) take(box policy.BoxID, n int) bool {
+// reserve reserves n bytes for a box and reports whether that succeeded.
+func (b *Budget) reserve(box policy.BoxID, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if mine, left := b.boxes[box]+n, b.total-b.held-n; left < mine {
+	if mine, left := b.boxes[box]+n, b.total-b.used-n; left < mine {
 		return false
 	}
-	b.held += n
+	b.used += n
 	b.boxes[box] += n
 	return true
 }
@@ -53,7 +53,7 @@ func (b *Budget) take(box policy.BoxID, n int) bool {
 func (b *Budget) release(box policy.BoxID, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.held -= n
+	b.used -= n
 	if b.boxes[box] -= n; b.boxes[box] == 0 {
 		delete(b.boxes, box)
 	}
@@ -63,7 +63,7 @@ func (b *Budget) release(box policy.BoxID, n int) {
 // request, that is after the response was written. Open fails if there is no space, before any work for the answer was
 // done.
 func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
-	if !b.take(box, Least) {
+	if !b.reserve(box, Least) {
 		return nil, ErrFull
 	}
 	scope := quota.ScopeOf(ctx)
@@ -71,7 +71,7 @@ func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
 		b.release(box, Least)
 		return nil, err
 	}
-	a := &Answer{budget: b, box: box, scope: scope, room: Least}
+	a := &Answer{budget: b, box: box, scope: scope, reserved: Least}
 	context.AfterFunc(ctx, a.close)
 	return a, nil
 }

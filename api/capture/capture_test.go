@@ -39,13 +39,13 @@ func TestOutputIsCountedAsItIsAnswered(t *testing.T) {
 		if err != nil || len(text) > 20_100 || len(text) < 18_000 || !o.Cut() {
 			t.Errorf("%.10q: %d bytes of JSON, cut %v, %v", line, len(text), o.Cut(), err)
 		}
-		if held := b.Held(); held > 20_000 || held < Least {
+		if held := b.InUse(); held > 20_000 || held < Least {
 			t.Errorf("%.10q: %d bytes are held", line, held)
 		}
 		a.close()
 	}
-	if b.Held() != 0 || len(b.boxes) != 0 {
-		t.Errorf("%d bytes are held by %d boxes", b.Held(), len(b.boxes))
+	if b.InUse() != 0 || len(b.boxes) != 0 {
+		t.Errorf("%d bytes are held by %d boxes", b.InUse(), len(b.boxes))
 	}
 }
 
@@ -75,8 +75,8 @@ func TestManyOutputsStayWithinTheBudget(t *testing.T) {
 		}
 		sum += size
 	}
-	if sum > 16*mib || sum < 8*mib || b.Held() > 16*mib {
-		t.Errorf("%d bytes are kept, and %d counted, of %d", sum, b.Held(), 16*mib)
+	if sum > 16*mib || sum < 8*mib || b.InUse() > 16*mib {
+		t.Errorf("%d bytes are kept, and %d counted, of %d", sum, b.InUse(), 16*mib)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestOneBoxLeavesRoomForOthers(t *testing.T) {
 		}
 		_, _ = a.Output(mib).Write(make([]byte, mib))
 	}
-	if held := b.Held(); held > 2*mib || held < mib {
+	if held := b.InUse(); held > 2*mib || held < mib {
 		t.Errorf("one box holds %d bytes of %d", held, 4*mib)
 	}
 	if o := open(t, b, "other").Output(mib); !writes(o, 512<<10) {
@@ -115,21 +115,21 @@ func TestAnswersEndWithTheirContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := a.Output(mib)
-	if !writes(o, 100_000) || !a.Take(50_000) || b.Held() != 150_000 {
-		t.Fatalf("%d bytes are held", b.Held())
+	if !writes(o, 100_000) || !a.Reserve(50_000) || b.InUse() != 150_000 {
+		t.Fatalf("%d bytes are held", b.InUse())
 	}
-	if a.Clear(); b.Held() != Least {
-		t.Errorf("%d bytes are held of what was cleared", b.Held())
+	if a.Clear(); b.InUse() != Least {
+		t.Errorf("%d bytes are held of what was cleared", b.InUse())
 	}
 	o = a.Output(mib)
 	writes(o, 100_000)
 	cancel()
-	for b.Held() != 0 {
+	for b.InUse() != 0 {
 		_, _ = o.Write([]byte("more"))
 	}
 	a.Clear()
-	if _, _ = a.Output(mib).Write([]byte("x")); a.Take(1) || o.Text() != "" || b.Held() != 0 || len(b.boxes) != 0 {
-		t.Errorf("an answer that has ended holds %d bytes, %q", b.Held(), o.Text())
+	if _, _ = a.Output(mib).Write([]byte("x")); a.Reserve(1) || o.Text() != "" || b.InUse() != 0 || len(b.boxes) != 0 {
+		t.Errorf("an answer that has ended holds %d bytes, %q", b.InUse(), o.Text())
 	}
 }
 
@@ -139,8 +139,8 @@ func TestReadAll(t *testing.T) {
 	for expected, size := range map[int64]int{0: 0, 1: 1, 1000: 1000, 100: 50_000, 200_000: 7} {
 		a := open(t, b, "box")
 		data, err := a.ReadAll(strings.NewReader(strings.Repeat("x", size)), expected)
-		if err != nil || len(data) != size || b.Held() < cap(data) {
-			t.Errorf("%d bytes, %d expected: %d bytes, %d counted, %v", size, expected, len(data), b.Held(), err)
+		if err != nil || len(data) != size || b.InUse() < cap(data) {
+			t.Errorf("%d bytes, %d expected: %d bytes, %d counted, %v", size, expected, len(data), b.InUse(), err)
 		}
 		a.close()
 	}

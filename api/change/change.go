@@ -28,21 +28,21 @@ type List struct {
 	More    int      `json:"more,omitempty"`    // number of entries that did not fit
 }
 
-// room is the number of bytes left for names.
-type room int
+// budget is the number of bytes left for names.
+type budget int
 
-func (r *room) name(c *List, s string, into *[]string) {
+func (r *budget) add(c *List, s string, into *[]string) {
 	if len(s) > int(*r) {
 		c.More++
 		*r = 0 // otherwise a later, shorter name would look like the next one
 		return
 	}
-	*r -= room(len(s))
+	*r -= budget(len(s))
 	*into = append(*into, s)
 }
 
 // list compares two lists. It returns nil if they have the same entries.
-func (r *room) list(before, after []string) *List {
+func (r *budget) list(before, after []string) *List {
 	return r.texts(texts(before), texts(after))
 }
 
@@ -56,19 +56,19 @@ func texts(list []string) map[string]string {
 }
 
 // texts compares two maps by name. It returns nil if they are equal.
-func (r *room) texts(before, after map[string]string) *List {
+func (r *budget) texts(before, after map[string]string) *List {
 	var c List
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		switch text, had := before[name]; {
 		case !had:
-			r.name(&c, name, &c.Added)
+			r.add(&c, name, &c.Added)
 		case text != after[name]:
-			r.name(&c, name, &c.Changed)
+			r.add(&c, name, &c.Changed)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if _, has := after[name]; !has {
-			r.name(&c, name, &c.Removed)
+			r.add(&c, name, &c.Removed)
 		}
 	}
 	if len(c.Added)+len(c.Removed)+len(c.Changed)+c.More == 0 {
@@ -79,7 +79,7 @@ func (r *room) texts(before, after map[string]string) *List {
 
 // Names describes the change of a list of names, or returns nil if there is no change.
 func Names(before, after []string) *List {
-	left := room(Whole)
+	left := budget(Whole)
 	return left.list(before, after)
 }
 
@@ -106,7 +106,7 @@ type PolicyChange struct {
 // Policy describes the change of a box's policy, including its leases, with at most most bytes of names. A zero was
 // stands for no policy.
 func Policy(was, is api.PolicyState, most int) PolicyChange {
-	before, after, left := was.Spec, is.Spec, room(most)
+	before, after, left := was.Spec, is.Spec, budget(most)
 	c := PolicyChange{Version: is.Version, Mode: pair(string(before.Mode), string(after.Mode)), DNS: pair(string(before.DNS), string(after.DNS)), Named: pair(was.Named, is.Named)}
 	c.DeniedNames = pair(string(before.DeniedNames), string(after.DeniedNames))
 	c.Leases = left.list(namesOf(was.Leases), namesOf(is.Leases))
@@ -216,13 +216,13 @@ type HeadersChange struct {
 
 // Headers describes the change of a set of header rules.
 func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
-	left, before, after := room(Whole), byHost(was), byHost(is)
+	left, before, after := budget(Whole), byHost(was), byHost(is)
 	had, has := map[string]string{}, map[string]string{}
 	for host := range before {
 		had[host] = ""
 	}
 	for host, rules := range after {
-		if old, known := before[host]; known && !slices.EqualFunc(old, rules, alike) {
+		if old, known := before[host]; known && !slices.EqualFunc(old, rules, equivalent) {
 			has[host] = "changed"
 		} else {
 			has[host] = ""
@@ -231,13 +231,13 @@ func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
 	c := HeadersChange{Version: version, Hosts: []string{}, Count: len(after), Changes: left.texts(had, has), Secrets: left.list(secretsOf(was), secretsOf(is))}
 	var rest List
 	for _, host := range slices.Sorted(maps.Keys(after)) {
-		left.name(&rest, host, &c.Hosts)
+		left.add(&rest, host, &c.Hosts)
 	}
 	return c
 }
 
-// alike reports whether two rules for the same host are equivalent.
-func alike(a, b policy.HeaderRule) bool {
+// equivalent reports whether two rules for the same host are equivalent.
+func equivalent(a, b policy.HeaderRule) bool {
 	return a.SendsAlike(&b) && a.Scrub == b.Scrub && a.Deny == b.Deny && reflect.DeepEqual(a.Match, b.Match)
 }
 

@@ -78,9 +78,9 @@ func (e *Endpoints) events(w http.ResponseWriter, r *http.Request, box policy.Bo
 
 // follow copies live decisions, except those already among the past ones.
 func (e *Endpoints) follow(r *http.Request, s *eventWriter, live api.EventStream, past []audit.Event) {
-	var told uint64
+	var sent uint64
 	for _, e := range past {
-		told = max(told, e.Seq)
+		sent = max(sent, e.Seq)
 	}
 	ping := time.NewTicker(pingEvery)
 	defer ping.Stop()
@@ -102,7 +102,7 @@ func (e *Endpoints) follow(r *http.Request, s *eventWriter, live api.EventStream
 				err = s.lost(now - lost)
 				lost = now
 			}
-			if err == nil && e.Seq > told {
+			if err == nil && e.Seq > sent {
 				err = s.event(e)
 			}
 		}

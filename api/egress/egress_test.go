@@ -34,9 +34,9 @@ func serve(t *testing.T) (*fixture, policy.BoxID) {
 func TestEgress(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
-	f.host.Tell(apitest.Decision(id, 100, "first.example", policy.Allow))
-	f.host.Tell(apitest.Decision(id, 200, "second.example", policy.Deny))
-	f.host.Tell(apitest.Decision("other", 300, "third.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision(id, 100, "first.example", policy.Allow))
+	f.host.AddDecision(apitest.Decision(id, 200, "second.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision("other", 300, "third.example", policy.Deny))
 	tests := []struct {
 		path  string
 		names string
@@ -83,7 +83,7 @@ func TestResume(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
 	for i, name := range []string{"a.example", "b.example", "c.example"} {
-		f.host.Tell(apitest.Decision(id, int64(100+i), name, policy.Allow))
+		f.host.AddDecision(apitest.Decision(id, int64(100+i), name, policy.Allow))
 	}
 	for after, want := range map[string]string{
 		"run1-2": "c", "run1-3": "", "run1-0": "gap abc", "run0-2": "gap abc",
@@ -114,7 +114,7 @@ func TestEgressIsEscaped(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
 	name := "a\x1b[2J\nb\u009b31m\x7f\u202ec\u2028"
-	f.host.Tell(apitest.Decision(id, 100, name, policy.Deny))
+	f.host.AddDecision(apitest.Decision(id, 100, name, policy.Deny))
 	got := f.Call(t, "GET", "/v2/box/box1/egress", "")
 	if strings.Count(got.Text, "\n") != 1 || strings.ContainsAny(strings.TrimSuffix(got.Text, "\n"), "\x1b\x7f\u009b\u202e\u2028\n") {
 		t.Errorf("%q", got.Text)
@@ -150,7 +150,7 @@ func TestExplain(t *testing.T) {
 func TestFollowers(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
-	f.host.Tell(apitest.Decision(id, 100, "past.example", policy.Allow))
+	f.host.AddDecision(apitest.Decision(id, 100, "past.example", policy.Allow))
 	req, err := http.NewRequestWithContext(t.Context(), "GET", f.URL+"/v2/box/box1/egress?follow=true", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -171,8 +171,8 @@ func TestFollowers(t *testing.T) {
 	next("past.example")
 	again := apitest.Decision(id, 100, "past.example", policy.Allow)
 	again.Seq = 1
-	f.host.Tell(again)
-	f.host.Tell(apitest.Decision(id, 200, "later.example", policy.Deny))
+	f.host.AddDecision(again)
+	f.host.AddDecision(apitest.Decision(id, 200, "later.example", policy.Deny))
 	next(`{"lost":3}`)
 	next("later.example")
 	close(f.stopping)
@@ -191,9 +191,9 @@ func TestFollowers(t *testing.T) {
 func TestSearch(t *testing.T) {
 	t.Parallel()
 	f, id := serve(t)
-	f.host.Tell(apitest.Decision(id, 100, "first.example", policy.Deny))
-	f.host.Tell(apitest.Decision(id, 200, "second.example", policy.Deny))
-	f.host.Tell(apitest.Decision("gone", 300, "third.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision(id, 100, "first.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision(id, 200, "second.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision("gone", 300, "third.example", policy.Deny))
 	paths := map[string]string{}
 	for _, rt := range (&egress.Endpoints{}).Routes() {
 		paths[rt.ID] = strings.Replace(rt.Path, "{id}", "web", 1)

@@ -71,12 +71,12 @@ func (e *Endpoints) readCode(w http.ResponseWriter, r *http.Request) (*command, 
 	}
 	req.Stdin = strings.NewReader(body.Code)
 	job := history.Job{Type: history.Shell, Prompt: body.Language + ": " + body.Code, Timeout: milliseconds(body.Timeout)}
-	return &command{box: box.ID, request: req, job: job, lack: mark}, nil
+	return &command{box: box.ID, request: req, job: job, mark: mark}, nil
 }
 
-// lackWatch passes a command's standard error on to w, unless it begins with mark. Only our scripts know the mark, so the
+// markWatch passes a command's standard error on to w, unless it begins with mark. Only our scripts know the mark, so the
 // rest is then the script's message about the missing interpreter.
-type lackWatch struct {
+type markWatch struct {
 	mark string // empty: everything is passed on
 	w    io.Writer
 
@@ -86,7 +86,7 @@ type lackWatch struct {
 }
 
 // Write implements [io.Writer].
-func (l *lackWatch) Write(b []byte) (int, error) {
+func (l *markWatch) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.mark == "" || l.pass {
@@ -100,16 +100,16 @@ func (l *lackWatch) Write(b []byte) (int, error) {
 		}
 		return len(b), nil
 	}
-	l.seen = both[:min(len(both), maxLack)]
+	l.seen = both[:min(len(both), maxMessage)]
 	return len(b), nil
 }
 
-// maxLack bounds the message of a script, in bytes.
-const maxLack = 4 << 10
+// maxMessage bounds the message of a script, in bytes.
+const maxMessage = 4 << 10
 
-// found returns the script's message, if there is one. Otherwise it passes on output held back because it started like
+// message returns the script's message, if there is one. Otherwise it passes on output held back because it started like
 // the mark.
-func (l *lackWatch) found() (what string, lacking bool) {
+func (l *markWatch) message() (what string, lacking bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if text, ok := strings.CutPrefix(string(l.seen), l.mark); ok && l.mark != "" {

@@ -20,21 +20,21 @@ func TestLackWatch(t *testing.T) {
 		{nil, "", ""},
 	} {
 		var passed bytes.Buffer
-		l := &lackWatch{mark: "mark: ", w: &passed}
+		l := &markWatch{mark: "mark: ", w: &passed}
 		for _, c := range tt.chunks {
 			if n, err := l.Write([]byte(c)); n != len(c) || err != nil {
 				t.Errorf("%q: %d, %v", tt.chunks, n, err)
 			}
 		}
-		if what, lacking := l.found(); what != tt.lack || lacking != (tt.lack != "") || passed.String() != tt.passed {
+		if what, lacking := l.message(); what != tt.lack || lacking != (tt.lack != "") || passed.String() != tt.passed {
 			t.Errorf("%q: %q, %v; %q was passed on", tt.chunks, what, lacking, passed.String())
 		}
 	}
-	l := &lackWatch{mark: "mark: ", w: nil}
+	l := &markWatch{mark: "mark: ", w: nil}
 	for range 100 {
 		_, _ = l.Write(append([]byte("mark: "), make([]byte, 1000)...))
 	}
-	if len(l.seen) > maxLack {
+	if len(l.seen) > maxMessage {
 		t.Errorf("%d bytes are kept", len(l.seen))
 	}
 }

@@ -47,7 +47,7 @@ type command struct {
 	box     policy.BoxID
 	request api.ExecRequest
 	job     history.Job
-	lack    string // the mark of lackWatch; empty: no mark
+	mark    string // the mark of markWatch; empty: no mark
 }
 
 func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*command, error) {
@@ -75,37 +75,37 @@ func milliseconds(n *int64) time.Duration {
 	return time.Duration(*n) * time.Millisecond
 }
 
-// ended is the result of a command, and the error for its caller.
-type ended struct {
+// result is the result of a command, and the error for its caller.
+type result struct {
 	run *history.Run
 	res api.ExecResult
 	err error
 }
 
 // start runs a command until it ends, its timeout passes or the run is cancelled. The command survives a disconnected
-// client: the connection may only have broken, and a client can cancel a run explicitly. hurry is called when the command
+// client: the connection may only have broken, and a client can cancel a run explicitly. cutShort is called when the command
 // is cut short; from then on, the writers must not block it for long.
-func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, hurry func()) <-chan ended {
-	done, left := make(chan ended, 1), ctx.Done()
+func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, cutShort func()) <-chan result {
+	done, left := make(chan result, 1), ctx.Done()
 	go func() {
 		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
-			defer context.AfterFunc(ctx, hurry)()
-			lack, request := &lackWatch{mark: c.lack, w: stderr}, c.request
+			defer context.AfterFunc(ctx, cutShort)()
+			lack, request := &markWatch{mark: c.mark, w: stderr}, c.request
 			request.Left = left
-			res, err := e.Host.Exec(ctx, c.box, request, e.remember(run, stdout), e.remember(run, lack))
-			if what, lacking := lack.found(); err == nil && lacking {
+			res, err := e.Host.Exec(ctx, c.box, request, e.recordOutput(run, stdout), e.recordOutput(run, lack))
+			if what, lacking := lack.message(); err == nil && lacking {
 				err = problem.Refuse(http.StatusUnprocessableEntity, "/language: %s", what)
 			}
 			return res, err
 		})
-		done <- ended{run, res, err}
+		done <- result{run, res, err}
 	}()
 	return done
 }
 
-// remember records the beginning of a run's output in the history and passes the output on to w. It fails once the
+// recordOutput records the beginning of a run's output in the history and passes the output on to w. It fails once the
 // history is full and w has failed.
-func (e *Endpoints) remember(r *history.Run, w io.Writer) io.Writer {
+func (e *Endpoints) recordOutput(r *history.Run, w io.Writer) io.Writer {
 	var failed error
 	return writerFunc(func(b []byte) (int, error) {
 		full := e.History.Wrote(r, b)
@@ -126,8 +126,8 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 // reader parses a command from a request.
 type reader func(http.ResponseWriter, *http.Request) (*command, error)
 
-// whole handles POST exec and POST code, which return the whole output in one response.
-func (e *Endpoints) whole(read reader) rest.Handler {
+// buffered handles POST exec and POST code, which return the whole output in one response.
+func (e *Endpoints) buffered(read reader) rest.Handler {
 	return func(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 		c, err := read(w, r)
 		if err != nil {

@@ -17,8 +17,8 @@ import (
 // start be answered with a proper status, and bounds how long a client waits to learn that its command started.
 const headerDelay = 200 * time.Millisecond
 
-// patience is how long the client of a command that was cut short may take to read the remaining output.
-const patience = 10 * time.Second
+// writeTimeout is how long the client of a command that was cut short may take to read the remaining output.
+const writeTimeout = 10 * time.Second
 
 // streamed handles POST exec-stream and POST code-stream. The SDK's form is the raw output of both streams followed by an
 // event "exit" or "error". With Accept: application/x-ndjson, each chunk is a separate frame.
@@ -32,14 +32,14 @@ func (e *Endpoints) streamed(read reader) rest.Handler {
 		late := time.AfterFunc(headerDelay, s.begin)
 		defer late.Stop()
 		select {
-		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr"), s.hurry):
+		case end := <-e.start(r.Context(), c, s.stream("stdout"), s.stream("stderr"), s.cutShort):
 			if end.err != nil && !s.begun() {
 				return rest.Reply{}, end.err
 			}
 			s.finish(end.res, end.err)
-			s.leave()
+			s.release()
 		case <-r.Context().Done():
-			s.abandon()
+			s.abort()
 		}
 		return rest.Reply{Written: true}, nil
 	}
@@ -51,13 +51,13 @@ type execStream struct {
 	rc     *http.ResponseController
 	framed bool
 
-	mu      sync.Mutex // orders the two streams and the delayed header
-	started bool
-	closed  bool // the handler has chosen its response, so the delayed header must not be sent
-	gone    bool // the client disconnected or the handler returned: output is discarded and the command continues
+	mu           sync.Mutex // orders the two streams and the delayed header
+	started      bool
+	closed       bool // the handler has chosen its response, so the delayed header must not be sent
+	disconnected bool // the client disconnected or the handler returned: output is discarded and the command continues
 
-	pace sync.Mutex // guards the write deadline, also while a write holds mu
-	left bool       // the handler has returned, and the connection may serve another request
+	deadlineMu sync.Mutex // guards the write deadline, also while a write holds mu
+	returned   bool       // the handler has returned, and the connection may serve another request
 }
 
 func (s *execStream) begin() {
@@ -97,11 +97,11 @@ func (s *execStream) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.gone {
+		if s.disconnected {
 			return 0, errUnread
 		}
 		s.beginLocked()
-		if s.gone = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil; s.gone {
+		if s.disconnected = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil; s.disconnected {
 			return 0, errUnread
 		}
 		return len(b), nil
@@ -122,28 +122,28 @@ func (s *execStream) writeLocked(frame stream.Frame, raw []byte) error {
 	return s.rc.Flush()
 }
 
-// abandon ends the response while the command continues. A blocked write is aborted.
-func (s *execStream) abandon() {
+// abort ends the response while the command continues. A blocked write is aborted.
+func (s *execStream) abort() {
 	_ = s.rc.SetWriteDeadline(time.Unix(1, 0))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed, s.gone = true, true
+	s.closed, s.disconnected = true, true
 }
 
-// hurry limits the time of blocked writes to patience.
-func (s *execStream) hurry() {
-	s.pace.Lock()
-	defer s.pace.Unlock()
-	if !s.left {
-		_ = s.rc.SetWriteDeadline(time.Now().Add(patience))
+// cutShort limits the time of blocked writes to writeTimeout.
+func (s *execStream) cutShort() {
+	s.deadlineMu.Lock()
+	defer s.deadlineMu.Unlock()
+	if !s.returned {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	}
 }
 
-// leave undoes hurry, because the connection may carry further requests.
-func (s *execStream) leave() {
-	s.pace.Lock()
-	defer s.pace.Unlock()
-	s.left = true
+// release undoes cutShort, because the connection may carry further requests.
+func (s *execStream) release() {
+	s.deadlineMu.Lock()
+	defer s.deadlineMu.Unlock()
+	s.returned = true
 	_ = s.rc.SetWriteDeadline(time.Time{})
 }
 

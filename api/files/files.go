@@ -39,10 +39,10 @@ func (e *Endpoints) with(r *http.Request, f func(Files) (rest.Reply, error)) (re
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.in(r.Context(), box.ID, f)
+	return e.open(r.Context(), box.ID, f)
 }
 
-func (e *Endpoints) in(ctx context.Context, box policy.BoxID, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
+func (e *Endpoints) open(ctx context.Context, box policy.BoxID, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
 	files, err := e.Host.OpenFiles(ctx, box)
 	if err != nil {
 		return rest.Reply{}, err
@@ -51,8 +51,8 @@ func (e *Endpoints) in(ctx context.Context, box policy.BoxID, f func(Files) (res
 	return f(files)
 }
 
-// show is with for responses that contain files or directories.
-func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
+// withAnswer is with for responses that contain files or directories.
+func (e *Endpoints) withAnswer(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
@@ -61,18 +61,18 @@ func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.R
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.in(r.Context(), box.ID, func(files Files) (rest.Reply, error) { return f(files, answer) })
+	return e.open(r.Context(), box.ID, func(files Files) (rest.Reply, error) { return f(files, answer) })
 }
 
 // change runs a call that responds with a path.
 func (e *Endpoints) change(r *http.Request, path string, f func(Files) error) (rest.Reply, error) {
 	return e.with(r, func(files Files) (rest.Reply, error) {
-		return rest.Reply{Body: pathView{shown(path)}}, f(files)
+		return rest.Reply{Body: pathView{displayPath(path)}}, f(files)
 	})
 }
 
-// target parses a body and returns the path in one of its fields.
-func (e *Endpoints) target(w http.ResponseWriter, r *http.Request, body any, path *string) (string, error) {
+// decodePath parses a body and returns the path in one of its fields.
+func (e *Endpoints) decodePath(w http.ResponseWriter, r *http.Request, body any, path *string) (string, error) {
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return "", err
 	}
@@ -110,7 +110,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 			return rest.Reply{}, problem.Invalid("/length", "is larger than %d, the most that one call reads", e.MaxRead)
 		}
 	}
-	return e.show(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
+	return e.withAnswer(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
 		info, content, err := files.Read(path, q.Offset, length)
 		if err != nil {
 			return rest.Reply{}, err
@@ -128,7 +128,7 @@ func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		view := readAnswer(data, q.Encoding, info.Size)
 		if cost := capture.Cost(view.Content); cost > e.Output.Most() {
 			return rest.Reply{}, problem.Refuse(http.StatusRequestEntityTooLarge, "with its control characters escaped the content has %d bytes; read it with encoding=base64, or in ranges", cost)
-		} else if !answer.Take(max(0, cost-len(data))) {
+		} else if !answer.Reserve(max(0, cost-len(data))) {
 			return rest.Reply{}, capture.ErrFull
 		}
 		return rest.Reply{Body: view}, nil
@@ -155,7 +155,7 @@ type writeBody struct {
 
 func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body writeBody
-	path, err := e.target(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -206,10 +206,10 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.show(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
+	return e.withAnswer(r, func(files Files, answer *capture.Answer) (rest.Reply, error) {
 		infos, more, err := files.List(dir, fewEntries)
 		if err == nil && more {
-			if !answer.Take(listCost) {
+			if !answer.Reserve(listCost) {
 				return rest.Reply{}, capture.ErrFull
 			}
 			infos, more, err = files.List(dir, maxEntries)
@@ -219,7 +219,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 		}
 		view, cost := viewList(dir, infos)
 		view.Truncated = view.Truncated || more
-		if !answer.Take(cost) {
+		if !answer.Reserve(cost) {
 			return rest.Reply{}, capture.ErrFull
 		}
 		return rest.Reply{Body: view}, nil
@@ -231,7 +231,7 @@ func viewList(dir string, infos []Info) (view listView, cost int) {
 	view.Files = make([]entryView, 0, len(infos))
 	for _, info := range infos {
 		entry := entryView{
-			Name: strings.ToValidUTF8(string(info.Name), "\uFFFD"), Path: shown(dir + "/" + string(info.Name)),
+			Name: strings.ToValidUTF8(string(info.Name), "\uFFFD"), Path: displayPath(dir + "/" + string(info.Name)),
 			Size: info.Size, IsDir: info.IsDir, ModTime: modTime(info), Type: info.Type,
 		}
 		if info.IsDir {
@@ -290,7 +290,7 @@ type mkdirBody struct {
 
 func (e *Endpoints) mkdir(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body mkdirBody
-	path, err := e.target(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -325,7 +325,7 @@ type removeBody struct {
 
 func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body removeBody
-	path, err := e.target(w, r, &body, &body.Path)
+	path, err := e.decodePath(w, r, &body, &body.Path)
 	if err != nil {
 		return rest.Reply{}, err
 	}

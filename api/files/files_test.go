@@ -225,7 +225,7 @@ func TestUploadForms(t *testing.T) {
 			t.Errorf("%s: %d %s", what, code, text)
 		}
 	}
-	if err := incomplete(problem.Refuse(409, "x")); err.Error() != "x" {
+	if err := bodyError(problem.Refuse(409, "x")); err.Error() != "x" {
 		t.Error(err)
 	}
 }

@@ -32,5 +32,7 @@ func resolve(name, text string, empty bool) (string, error) {
 	return text, nil
 }
 
-// shown formats a path for a response.
-func shown(text string) string { return strings.ToValidUTF8(path.Clean(text), string(utf8.RuneError)) }
+// displayPath formats a path for a response.
+func displayPath(text string) string {
+	return strings.ToValidUTF8(path.Clean(text), string(utf8.RuneError))
+}

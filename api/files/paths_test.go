@@ -24,8 +24,8 @@ func FuzzResolve(f *testing.F) {
 		if !strings.HasPrefix(text, "/") && !strings.HasPrefix(got, api.Workspace+"/") {
 			t.Errorf("%q became %q", text, got)
 		}
-		if !utf8.ValidString(shown(got)) {
-			t.Errorf("%q is shown as %q", got, shown(got))
+		if !utf8.ValidString(displayPath(got)) {
+			t.Errorf("%q is shown as %q", got, displayPath(got))
 		}
 	})
 }

@@ -54,9 +54,9 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 				err = files.Write(path, 0, formReader{part})
 			}
 			if err != nil {
-				return rest.Reply{}, incomplete(err)
+				return rest.Reply{}, bodyError(err)
 			}
-			view.Files = append(view.Files, pathView{shown(path)})
+			view.Files = append(view.Files, pathView{displayPath(path)})
 		}
 	})
 }
@@ -65,7 +65,7 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	part, err := form.NextPart()
 	if err != nil {
-		return "", nil, ofForm(err)
+		return "", nil, formError(err)
 	}
 	if part.FormName() != "paths" {
 		return "", nil, problem.Invalid("/paths", "each part files needs a part paths before it, which says where to write it")
@@ -82,7 +82,7 @@ func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	if errors.Is(err, io.EOF) || err == nil && part.FormName() != "files" {
 		return "", nil, problem.Invalid("/files", "each part paths needs a part files after it, which is the file")
 	}
-	return path, part, ofForm(err)
+	return path, part, formError(err)
 }
 
 // malformed is a syntax error of a form.
@@ -90,8 +90,8 @@ type malformed struct{ error }
 
 func (m malformed) Unwrap() error { return m.error }
 
-// ofForm marks an error as a syntax error of the form, unless the form ends early or the connection fails.
-func ofForm(err error) error {
+// formError marks an error as a syntax error of the form, unless the form ends early or the connection fails.
+func formError(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
@@ -106,11 +106,11 @@ type formReader struct{ part io.Reader }
 
 func (r formReader) Read(b []byte) (int, error) {
 	n, err := r.part.Read(b)
-	return n, ofForm(err)
+	return n, formError(err)
 }
 
-// incomplete returns the error for a truncated body, or for one that is not a form or archive.
-func incomplete(err error) error {
+// bodyError returns the error for a truncated body, or for one that is not a form or archive.
+func bodyError(err error) error {
 	switch {
 	case err == nil:
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
@@ -132,7 +132,7 @@ func (e *Endpoints) unpack(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be a tar archive; send Content-Type: %s", tarMedia)
 	}
 	body := rest.SteadyBody(w, r)
-	return e.change(r, dir, func(files Files) error { return incomplete(files.Unpack(dir, body)) })
+	return e.change(r, dir, func(files Files) error { return bodyError(files.Unpack(dir, body)) })
 }
 
 // download handles GET download: a file is sent unchanged, a folder as a tar archive.

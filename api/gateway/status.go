@@ -11,8 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// recently is the period over which denials are counted.
-const recently = 10 * time.Minute
+// denialPeriod is the period over which denials are counted.
+const denialPeriod = 10 * time.Minute
 
 // gatewayView is an overview of the gateway's state.
 type gatewayView struct {
@@ -85,8 +85,8 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // denials counts the denials still in memory. One event can stand for many denials.
 func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
-	past, err := e.Events.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
-	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}
+	past, err := e.Events.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-denialPeriod), Denied: true})
+	view := denialsView{Seconds: int(denialPeriod.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}
 	for _, event := range past.Events {
 		n := max(event.Count, 1)
 		view.Total += n

@@ -16,8 +16,8 @@ var (
 	hostAndPath = regexp.MustCompile(`^[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+/[^:]+$`)
 )
 
-// plain rejects text that a program would parse as an option, or that no program accepts.
-func plain(p *problem.List, at, text string, required bool) {
+// checkText rejects text that a program would parse as an option, or that no program accepts.
+func checkText(p *problem.List, at, text string, required bool) {
 	switch {
 	case text == "" && required:
 		p.Add(at, "is missing")
@@ -30,7 +30,7 @@ func plain(p *problem.List, at, text string, required bool) {
 
 // remote returns the address of a repository: as given, or on GitHub for owner/name.
 func remote(p *problem.List, at, repo string) string {
-	plain(p, at, repo, true)
+	checkText(p, at, repo, true)
 	if helper.MatchString(repo) {
 		p.Add(at, "names a program that git would run; give an https:// address, or owner/name for GitHub")
 	}
@@ -56,8 +56,8 @@ func hasCredential(repo string) bool {
 	return strings.Contains(host, "@")
 }
 
-// pulls returns the path of a repository in GitHub's API, and whether it is on GitHub.
-func pulls(origin string) (string, bool) {
+// apiPath returns the path of a repository in GitHub's API, and whether it is on GitHub.
+func apiPath(origin string) (string, bool) {
 	rest, ok := strings.CutPrefix(origin, "https://github.com/")
 	if !ok {
 		rest, ok = strings.CutPrefix(origin, "git@github.com:")

@@ -23,7 +23,7 @@ func (e *Endpoints) query(r *http.Request) (repository, error) {
 	if err := rest.Query(r, &q); err != nil {
 		return repository{}, err
 	}
-	return e.in(r, q.Folder)
+	return e.open(r, q.Folder)
 }
 
 // outputView is the response of calls that return the output of git.
@@ -32,7 +32,9 @@ type outputView struct {
 	Truncated bool   `json:"truncated,omitempty"`
 }
 
-func said(p printed) rest.Reply { return rest.Reply{Body: outputView{p.out + p.err, p.truncated}} }
+func outputReply(p result) rest.Reply {
+	return rest.Reply{Body: outputView{p.out + p.err, p.truncated}}
+}
 
 type cloneBody struct {
 	Repo        string `json:"repo" doc:"an address, or owner/name for GitHub" example:"https://github.com/acme/app"`
@@ -45,8 +47,8 @@ type cloneBody struct {
 func (b *cloneBody) args() ([]string, []policy.HeaderRule, error) {
 	var p problem.List
 	from := remote(&p, "/repo", b.Repo)
-	plain(&p, "/branch", b.Branch, false)
-	plain(&p, "/folder", b.Folder, false)
+	checkText(&p, "/branch", b.Branch, false)
+	checkText(&p, "/folder", b.Folder, false)
 	args := []string{"clone"}
 	if b.Branch != "" {
 		args = append(args, "--branch", b.Branch)
@@ -74,7 +76,7 @@ func (e *Endpoints) clone(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	g, err := e.in(r, "")
+	g, err := e.open(r, "")
 	if err == nil && len(rules) > 0 {
 		err = g.attach(rules)
 	}
@@ -82,7 +84,7 @@ func (e *Endpoints) clone(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 		return rest.Reply{}, err
 	}
 	p, err := g.must(args...)
-	return said(p), err
+	return outputReply(p), err
 }
 
 // attach adds header rules to the box, replacing existing rules for the same hosts. It retries while other
@@ -172,7 +174,7 @@ func (e *Endpoints) commit(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := body.check(); err != nil {
 		return rest.Reply{}, err
 	}
-	g, err := e.in(r, body.Folder)
+	g, err := e.open(r, body.Folder)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -215,11 +217,11 @@ func (e *Endpoints) branch(w http.ResponseWriter, r *http.Request, required bool
 		return repository{}, "", err
 	}
 	var p problem.List
-	plain(&p, "/branch", body.Branch, required)
+	checkText(&p, "/branch", body.Branch, required)
 	if err := p.Err(); err != nil {
 		return repository{}, "", err
 	}
-	g, err := e.in(r, body.Folder)
+	g, err := e.open(r, body.Folder)
 	return g, body.Branch, err
 }
 
@@ -240,7 +242,7 @@ func (e *Endpoints) push(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 		}
 	}
 	p, err := g.must("push", "--set-upstream", "origin", "--", what)
-	return said(p), err
+	return outputReply(p), err
 }
 
 func (e *Endpoints) checkout(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -249,7 +251,7 @@ func (e *Endpoints) checkout(w http.ResponseWriter, r *http.Request) (rest.Reply
 		return rest.Reply{}, err
 	}
 	p, err := g.must("checkout", branch, "--")
-	return said(p), err
+	return outputReply(p), err
 }
 
 type gitExecBody struct {
@@ -287,7 +289,7 @@ func (e *Endpoints) exec(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	g, err := e.in(r, body.Folder)
+	g, err := e.open(r, body.Folder)
 	if err != nil {
 		return rest.Reply{}, err
 	}

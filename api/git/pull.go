@@ -44,20 +44,20 @@ func (e *Endpoints) createPull(w http.ResponseWriter, r *http.Request) (rest.Rep
 	}
 	spec.Text(&p, "/title", body.Title, 1024, false)
 	spec.Text(&p, "/body", body.Body, 256<<10, true)
-	plain(&p, "/base", body.Base, false)
+	checkText(&p, "/base", body.Base, false)
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	g, err := e.in(r, body.Folder)
+	g, err := e.open(r, body.Folder)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	path, head, err := g.pullOf()
+	path, head, err := g.pullTarget()
 	if err == nil && body.Base == "" {
 		var repo struct {
 			Default string `json:"default_branch"`
 		}
-		err = g.ask("GET", path, nil, &repo)
+		err = g.callGitHub("GET", path, nil, &repo)
 		body.Base = repo.Default
 	}
 	if err != nil {
@@ -72,19 +72,19 @@ func (e *Endpoints) createPull(w http.ResponseWriter, r *http.Request) (rest.Rep
 		} `json:"base"`
 	}
 	asked := map[string]string{"title": body.Title, "body": body.Body, "head": head, "base": body.Base}
-	if err := g.ask("POST", path+"/pulls", asked, &made); err != nil {
+	if err := g.callGitHub("POST", path+"/pulls", asked, &made); err != nil {
 		return rest.Reply{}, err
 	}
 	return rest.Reply{Body: pullView{made.URL, made.Number, made.Title, made.Base.Ref}}, nil
 }
 
-// pullOf returns the path of the repository in GitHub's API, and the checked-out branch.
-func (g repository) pullOf() (path, head string, err error) {
+// pullTarget returns the path of the repository in GitHub's API, and the checked-out branch.
+func (g repository) pullTarget() (path, head string, err error) {
 	origin, err := g.must("remote", "get-url", "--", "origin")
 	if err != nil {
 		return "", "", err
 	}
-	path, ok := pulls(strings.TrimSpace(origin.out))
+	path, ok := apiPath(strings.TrimSpace(origin.out))
 	if !ok {
 		return "", "", api.Errorf(api.ErrConflict, "the remote origin is not a repository of github.com: open the pull request by its own means")
 	}
@@ -96,9 +96,9 @@ func (g repository) pullOf() (path, head string, err error) {
 	return path, head, err
 }
 
-// ask sends a request to GitHub's API with the box's curl, ignoring the user's curl configuration. The path contains only
+// callGitHub sends a request to GitHub's API with the box's curl, ignoring the user's curl configuration. The path contains only
 // characters that need no quoting.
-func (g repository) ask(method, path string, in, out any) error {
+func (g repository) callGitHub(method, path string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
 		return err

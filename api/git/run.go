@@ -24,8 +24,8 @@ type repository struct {
 	answer *capture.Answer
 }
 
-// in returns a folder of the box in the path of a request.
-func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
+// open returns a folder of the box in the path of a request.
+func (e *Endpoints) open(r *http.Request, folder string) (repository, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return repository{}, err
@@ -41,22 +41,22 @@ func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
 	return repository{e, r.Context(), box.ID, dir, answer}, err
 }
 
-// printed is the output of a command, up to a limit, with its exit code.
-type printed struct {
+// result is the output of a command, up to a limit, with its exit code.
+type result struct {
 	out, err  string
 	status    int
 	truncated bool
 }
 
 // run runs a program in the directory.
-func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
+func (g repository) run(stdin io.Reader, args ...string) (result, error) {
 	g.answer.Clear()
 	out, errs := g.answer.Output(g.e.MaxOutput), g.answer.Output(g.e.MaxOutput)
 	res, err := g.e.Commands.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
 	if err == nil && res.ExitCode == notStarted {
 		err = g.mustExist()
 	}
-	return printed{out.Text(), errs.Text(), res.ExitCode, out.Cut() || errs.Cut()}, err
+	return result{out.Text(), errs.Text(), res.ExitCode, out.Cut() || errs.Cut()}, err
 }
 
 // notStarted is the exit code of a program that could not be started because it or its directory does not exist.
@@ -73,12 +73,12 @@ func (g repository) mustExist() error {
 }
 
 // git runs git. The protocol ext, which runs a command, is disabled whatever the box's configuration allows.
-func (g repository) git(args ...string) (printed, error) {
+func (g repository) git(args ...string) (result, error) {
 	return g.run(nil, append([]string{"git", "-c", "protocol.ext.allow=never", "-c", "core.quotePath=false"}, args...)...)
 }
 
 // must runs git and returns an error if it fails.
-func (g repository) must(args ...string) (printed, error) {
+func (g repository) must(args ...string) (result, error) {
 	p, err := g.git(args...)
 	if err == nil && p.status != 0 {
 		err = p.failure("git " + args[0])
@@ -87,7 +87,7 @@ func (g repository) must(args ...string) (printed, error) {
 }
 
 // failure returns the error for a failed command, with the end of its output.
-func (p printed) failure(what string) error {
+func (p result) failure(what string) error {
 	text := strings.TrimSpace(p.err)
 	if text == "" {
 		text = strings.TrimSpace(p.out)

@@ -24,8 +24,8 @@ const maxWritten = 64 << 20
 const maxText = 64 << 10
 
 var (
-	eventName = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,63}$`)
-	ours      = []string{"run_start", "stats"} // events reserved for the gateway
+	eventName      = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,63}$`)
+	reservedEvents = []string{"run_start", "stats"} // events reserved for the gateway
 )
 
 // The data of the events that the gateway generates or interprets.
@@ -52,9 +52,9 @@ type (
 
 // parser parses the events of a harness. It is the writer for the harness's standard output.
 type parser struct {
-	emit func(name string, data []byte) // called with checked JSON on one line
-	fail func(error)                    // kills the harness
-	over func()                         // called once the harness has reported the end of the run
+	emit  func(name string, data []byte) // called with checked JSON on one line
+	kill  func(error)                    // kills the harness
+	onEnd func()                         // called once the harness has reported the end of the run
 
 	written int
 	line    []byte
@@ -70,7 +70,7 @@ type parser struct {
 
 // Write implements [io.Writer] and never fails. A panic caused by the box's output ends the run, not the gateway.
 func (p *parser) Write(b []byte) (int, error) {
-	defer p.contain()
+	defer p.recoverPanic()
 	n := len(b)
 	if p.written += n; p.written > maxWritten && !p.closed {
 		p.refuse("the harness wrote more than %d bytes", maxWritten)
@@ -83,7 +83,7 @@ func (p *parser) Write(b []byte) (int, error) {
 		}
 		p.line = append(p.line, line...)
 		if complete {
-			p.take(strings.TrimSuffix(string(p.line), "\r"))
+			p.parseLine(strings.TrimSuffix(string(p.line), "\r"))
 			p.line = p.line[:0]
 		}
 		b = rest
@@ -95,11 +95,11 @@ func (p *parser) Write(b []byte) (int, error) {
 func (p *parser) refuse(format string, args ...any) {
 	p.closed, p.line, p.data = true, nil, nil
 	p.refused = api.Errorf(api.ErrUnavailable, format, args...)
-	p.fail(p.refused)
+	p.kill(p.refused)
 }
 
-// contain turns a panic into a failure of the run. The panic's text is dropped, because it might quote the box's output.
-func (p *parser) contain() {
+// recoverPanic turns a panic into a failure of the run. The panic's text is dropped, because it might quote the box's output.
+func (p *parser) recoverPanic() {
 	if recover() != nil {
 		p.refuse("the gateway failed at what the harness wrote")
 	}
@@ -107,15 +107,15 @@ func (p *parser) contain() {
 
 // finish handles a last event without a blank line after it.
 func (p *parser) finish() {
-	defer p.contain()
+	defer p.recoverPanic()
 	if !p.closed {
-		p.take(strings.TrimSuffix(string(p.line), "\r"))
+		p.parseLine(strings.TrimSuffix(string(p.line), "\r"))
 		p.dispatch()
 	}
 }
 
-// take parses a line. Lines that belong to no event are ignored, because programs print all kinds of output.
-func (p *parser) take(line string) {
+// parseLine parses a line. Lines that belong to no event are ignored, because programs print all kinds of output.
+func (p *parser) parseLine(line string) {
 	if line == "" {
 		p.dispatch()
 		return
@@ -142,7 +142,7 @@ func (p *parser) dispatch() {
 	}
 	data = bytes.ToValidUTF8(data, []byte("\uFFFD")) // even a lone byte can be a control character
 	var compact bytes.Buffer
-	if !eventName.MatchString(name) || slices.Contains(ours, name) || json.Compact(&compact, data) != nil {
+	if !eventName.MatchString(name) || slices.Contains(reservedEvents, name) || json.Compact(&compact, data) != nil {
 		p.dropped++
 		return
 	}
@@ -153,7 +153,7 @@ func (p *parser) dispatch() {
 		var e errorData
 		_ = json.Unmarshal(data, &e)
 		p.problem = cmp.Or(cleanLine(e.Error, 4<<10), "the harness reported an error without a text")
-		p.close()
+		p.endRun()
 	case "text":
 		var t struct{ Text string }
 		if json.Unmarshal(data, &t) == nil && p.text.Len() < maxText {
@@ -172,18 +172,18 @@ func (p *parser) done(data []byte) {
 		p.dropped++
 		return
 	}
-	p.finished(d)
+	p.answerWith(d)
 }
 
-// close ignores all further output, after the harness has reported the end of the run.
-func (p *parser) close() {
+// endRun ignores all further output, after the harness has reported the end of the run.
+func (p *parser) endRun() {
 	p.closed = true
-	if p.over != nil {
-		p.over()
+	if p.onEnd != nil {
+		p.onEnd()
 	}
 }
 
-func (p *parser) finished(d doneData) {
+func (p *parser) answerWith(d doneData) {
 	d.TotalCostUSD = 0
 	d.InputTokens, d.OutputTokens, d.CachedTokens = max(0, d.InputTokens), max(0, d.OutputTokens), max(0, d.CachedTokens)
 	d.SessionID = cleanLine(d.SessionID, 256)
@@ -191,7 +191,7 @@ func (p *parser) finished(d doneData) {
 	if quoted, err := json.Marshal(d); err == nil {
 		p.emit("done", stream.EscapeControls(quoted))
 	}
-	p.close()
+	p.endRun()
 }
 
 // cleanLine reduces a box's text to one line of bounded length.

@@ -10,7 +10,7 @@ import (
 // parse feeds a parser in chunks of n bytes and returns the events it emitted.
 func parse(text string, n int) (events []string, p *parser, failed error) {
 	p = &parser{emit: func(name string, data []byte) { events = append(events, name+" "+string(data)) }}
-	p.fail = func(err error) { failed = err }
+	p.kill = func(err error) { failed = err }
 	for len(text) > 0 {
 		m := min(n, len(text))
 		_, _ = p.Write([]byte(text[:m]))

@@ -170,11 +170,11 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 			break
 		}
 		if err != nil {
-			return e.unread(err)
+			return e.bodyError(err)
 		}
 		data, err := io.ReadAll(part)
 		if err != nil {
-			return e.unread(err)
+			return e.bodyError(err)
 		}
 		switch name := part.FormName(); name {
 		case "files":
@@ -198,8 +198,8 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 	return strict.Unmarshal(data, body)
 }
 
-// unread returns the error for a multipart body that could not be read.
-func (e *Endpoints) unread(err error) error {
+// bodyError returns the error for a multipart body that could not be read.
+func (e *Endpoints) bodyError(err error) error {
 	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
 		return exceeded
 	}

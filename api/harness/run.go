@@ -27,28 +27,28 @@ type agentView struct {
 // sink receives the events of a run.
 type sink interface {
 	event(name string, data []byte)
-	hurry() // the run was cut short and must not wait for its client
+	cutShort() // the run was cut short and must not wait for its client
 }
 
 const (
-	// lingering is how long a harness may continue after it has reported the end of the run.
-	lingering = 10 * time.Second
-	// patience is how long the client of a run that was cut short may take to read the remaining events.
-	patience = 10 * time.Second
+	// lingerTimeout is how long a harness may continue after it has reported the end of the run.
+	lingerTimeout = 10 * time.Second
+	// writeTimeout is how long the client of a run that was cut short may take to read the remaining events.
+	writeTimeout = 10 * time.Second
 )
 
-// errLingers kills a harness that exceeds lingering.
+// errLingers kills a harness that exceeds lingerTimeout.
 var errLingers = errors.New("the harness went on after it had ended the run")
 
-// ended is the result of a run.
-type ended struct {
+// result is the result of a run.
+type result struct {
 	run *history.Run
 	err error
 }
 
 // start runs the harness to its end. Like all runs, it survives a disconnected client.
-func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*history.Run)) <-chan ended {
-	done := make(chan ended, 1)
+func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*history.Run)) <-chan result {
+	done := make(chan result, 1)
 	go func() {
 		what := history.Job{Type: history.Agent, Prompt: j.body.Prompt, Model: j.model(), Timeout: j.timeout}
 		run, _, err := e.History.Do(context.WithoutCancel(ctx), j.box.ID, what, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
@@ -59,7 +59,7 @@ func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*hi
 			_, body := problem.StatusOf(err)
 			to.event("error", stream.EscapeControls(mustMarshal(errorData{body.Error})))
 		}
-		done <- ended{run, err}
+		done <- result{run, err}
 		e.notify(j, run)
 	}()
 	return done
@@ -67,7 +67,7 @@ func (e *Endpoints) start(ctx context.Context, j *job, to sink, started func(*hi
 
 // exec runs the harness and parses its events.
 func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink) (api.ExecResult, error) {
-	defer context.AfterFunc(ctx, to.hurry)()
+	defer context.AfterFunc(ctx, to.cutShort)()
 	if len(j.body.Files) > 0 {
 		name, remove, err := e.writeFiles(ctx, j)
 		if err != nil {
@@ -78,8 +78,8 @@ func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink)
 	}
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &parser{emit: to.event, fail: stop, over: func() {
-		late := time.AfterFunc(lingering, func() { stop(errLingers) })
+	p := &parser{emit: to.event, kill: stop, onEnd: func() {
+		late := time.AfterFunc(lingerTimeout, func() { stop(errLingers) })
 		context.AfterFunc(running, func() { late.Stop() })
 	}}
 	var complaints bytes.Buffer
@@ -113,7 +113,7 @@ func (e *Endpoints) conclude(j *job, run *history.Run, p *parser, res api.ExecRe
 	case p.answer == nil && res.ExitCode != 0:
 		return res, api.Errorf(api.ErrUnavailable, "the harness exited with status %d and no result: %s", res.ExitCode, complaints)
 	case p.answer == nil:
-		p.finished(doneData{Output: p.text.String()})
+		p.answerWith(doneData{Output: p.text.String()})
 	}
 	e.History.Answered(run, *p.answer)
 	res.ExitCode = 0
@@ -127,7 +127,7 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 		return rest.Reply{}, err
 	}
 	begun := make(chan *history.Run, 1)
-	done := e.start(r.Context(), j, nowhere{}, func(run *history.Run) { begun <- run })
+	done := e.start(r.Context(), j, discard{}, func(run *history.Run) { begun <- run })
 	if j.body.Webhook.URL != "" {
 		return rest.Reply{Body: agentView{RunID: (<-begun).ID(), Status: "running"}}, nil
 	}
@@ -143,11 +143,11 @@ func (e *Endpoints) run(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 	}
 }
 
-// nowhere discards events.
-type nowhere struct{}
+// discard discards events.
+type discard struct{}
 
-func (nowhere) event(string, []byte) {}
-func (nowhere) hurry()               {}
+func (discard) event(string, []byte) {}
+func (discard) cutShort()            {}
 
 // stream handles POST run/stream.
 func (e *Endpoints) stream(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -162,7 +162,7 @@ func (e *Endpoints) stream(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	case <-e.start(r.Context(), j, s, func(run *history.Run) { s.event("run_start", mustMarshal(runStart{run.ID()})) }):
 	case <-r.Context().Done():
 	}
-	s.leave()
+	s.release()
 	return rest.Reply{Written: true}, nil
 }
 
@@ -171,42 +171,42 @@ type events struct {
 	w  http.ResponseWriter
 	rc *http.ResponseController
 
-	mu   sync.Mutex
-	gone bool // the client disconnected, or the handler returned
-	done bool // the answer was sent: for the client, the run is over, whatever the harness does next
+	mu           sync.Mutex
+	disconnected bool // the client disconnected, or the handler returned
+	done         bool // the answer was sent: for the client, the run is over, whatever the harness does next
 
-	deadline sync.Mutex // separate from mu, which a blocked write holds
-	left     bool       // the handler has returned, and the connection may serve another request; guarded by deadline
+	deadlineMu sync.Mutex // separate from mu, which a blocked write holds
+	returned   bool       // the handler has returned, and the connection may serve another request; guarded by deadlineMu
 }
 
 func (s *events) event(name string, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone || s.done && name == "error" {
+	if s.disconnected || s.done && name == "error" {
 		return
 	}
 	s.done = s.done || name == "done"
 	if _, err := s.w.Write([]byte("event: " + name + "\ndata: " + string(data) + "\n\n")); err != nil || s.rc.Flush() != nil {
-		s.gone = true
+		s.disconnected = true
 	}
 }
 
-// hurry limits the time of blocked writes to patience.
-func (s *events) hurry() {
-	s.deadline.Lock()
-	defer s.deadline.Unlock()
-	if !s.left {
-		_ = s.rc.SetWriteDeadline(time.Now().Add(patience))
+// cutShort limits the time of blocked writes to writeTimeout.
+func (s *events) cutShort() {
+	s.deadlineMu.Lock()
+	defer s.deadlineMu.Unlock()
+	if !s.returned {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	}
 }
 
-// leave ends the response. A blocked write is aborted.
-func (s *events) leave() {
-	s.deadline.Lock()
-	s.left = true
-	s.deadline.Unlock()
+// release ends the response. A blocked write is aborted.
+func (s *events) release() {
+	s.deadlineMu.Lock()
+	s.returned = true
+	s.deadlineMu.Unlock()
 	if s.mu.TryLock() { // no write is blocked
-		s.gone = true
+		s.disconnected = true
 		_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may carry further requests
 		s.mu.Unlock()
 		return
@@ -214,5 +214,5 @@ func (s *events) leave() {
 	_ = s.rc.SetWriteDeadline(time.Unix(1, 0))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gone = true
+	s.disconnected = true
 }

@@ -63,7 +63,7 @@ func (l *listener) event(name string, _ []byte) {
 	l.events = append(l.events, name)
 }
 
-func (l *listener) hurry() {
+func (l *listener) cutShort() {
 	if l.stuck != nil {
 		close(l.stuck)
 	}
@@ -84,7 +84,7 @@ func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Dura
 		time.Sleep(cancelled)
 		e.History.Cancel("box1", run.ID())
 	}
-	end, inTime := ended{}, true
+	end, inTime := result{}, true
 	select {
 	case end = <-done:
 	case <-time.After(time.Hour):
@@ -92,7 +92,7 @@ func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Dura
 		inTime = false
 	}
 	if close(h.end); !inTime {
-		l.hurry()
+		l.cutShort()
 		end = <-done
 	}
 	view, _ := e.History.Find("box1", end.run.ID())
@@ -196,7 +196,7 @@ func TestNoErrorAfterDone(t *testing.T) {
 func TestPanicOverWhatAHarnessWrites(t *testing.T) {
 	t.Parallel()
 	var failed error
-	p := &parser{emit: func(string, []byte) { panic("with a secret") }, fail: func(err error) { failed = err }}
+	p := &parser{emit: func(string, []byte) { panic("with a secret") }, kill: func(err error) { failed = err }}
 	if _, err := io.WriteString(p, "event: text\ndata: {}\n\n"); err != nil || failed == nil || strings.Contains(failed.Error(), "secret") {
 		t.Errorf("%v, %v", err, failed)
 	}
@@ -216,11 +216,11 @@ func TestNoDeadlineAfterTheAnswer(t *testing.T) {
 	t.Parallel()
 	d := &deadlines{ResponseWriter: httptest.NewRecorder()}
 	s := &events{w: d, rc: http.NewResponseController(d)}
-	if s.hurry(); d.last.IsZero() {
+	if s.cutShort(); d.last.IsZero() {
 		t.Error("a client that does not read may take for ever")
 	}
-	s.leave()
-	if s.hurry(); !d.last.IsZero() {
+	s.release()
+	if s.cutShort(); !d.last.IsZero() {
 		t.Errorf("the next request has until %v", d.last)
 	}
 }

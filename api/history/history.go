@@ -49,9 +49,9 @@ func New(exists func(policy.BoxID) bool) *History {
 	return &History{exists: exists, boxes: make(map[policy.BoxID]*boxHistory)}
 }
 
-// ofLocked returns the history of a box, or nil if the box does not exist. If there are too many boxes, it drops another
+// boxLocked returns the history of a box, or nil if the box does not exist. If there are too many boxes, it drops another
 // one's history.
-func (h *History) ofLocked(box policy.BoxID) *boxHistory {
+func (h *History) boxLocked(box policy.BoxID) *boxHistory {
 	if b := h.boxes[box]; b != nil {
 		return b
 	}
@@ -84,7 +84,7 @@ func (h *History) Log(box policy.BoxID, level, source, format string, args ...an
 }
 
 func (h *History) logLocked(box policy.BoxID, level, source, message string) {
-	b := h.ofLocked(box)
+	b := h.boxLocked(box)
 	if b == nil {
 		return
 	}

@@ -111,7 +111,7 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 		ctx, stop = context.WithTimeout(ctx, job.Timeout)
 		defer stop()
 	}
-	r := h.start(box, job, cancel)
+	r := h.startRun(box, job, cancel)
 	res, err := work(ctx, r)
 	status, message := "completed", ""
 	switch cause := context.Cause(ctx); {
@@ -133,14 +133,14 @@ func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(c
 	case res.ExitCode != 0:
 		status = "failed"
 	}
-	h.end(r, res, err, status, message)
+	h.finishRun(r, res, err, status, message)
 	return r, res, err
 }
 
 // outOfMemory is the message of a run whose command was killed by the OOM killer.
 const outOfMemory = "it was killed: the box ran out of memory; make a box of a larger size, or use less of /tmp and /dev/shm"
 
-func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFunc) *Run {
+func (h *History) startRun(box policy.BoxID, job Job, cancel context.CancelCauseFunc) *Run {
 	now := time.Now()
 	r := &Run{cancel: cancel, view: RunView{
 		ID: "run_" + strings.ToLower(rand.Text()), BoxID: box, CustomerID: api.CustomerID, Type: job.Type, Status: "running",
@@ -148,7 +148,7 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	b := h.ofLocked(box)
+	b := h.boxLocked(box)
 	if b == nil {
 		return r
 	}
@@ -181,7 +181,7 @@ func (h *History) Answered(r *Run, a Answer) {
 	v.InputTokens, v.OutputTokens, v.CachedTokens = a.InputTokens, a.OutputTokens, a.CachedTokens
 }
 
-func (h *History) end(r *Run, res api.ExecResult, err error, status, message string) {
+func (h *History) finishRun(r *Run, res api.ExecResult, err error, status, message string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r.cancel = nil

@@ -103,12 +103,12 @@ type apiKeysView struct {
 
 func view(k api.Key) apiKeyView {
 	return apiKeyView{
-		ID: k.Key, Name: k.Name, Role: k.Role, BoxID: k.Box, CreatedAt: written(k.CreatedAt), ExpiresAt: written(k.ExpiresAt), LastUsed: written(k.LastUsed),
+		ID: k.Key, Name: k.Name, Role: k.Role, BoxID: k.Box, CreatedAt: formatTime(k.CreatedAt), ExpiresAt: formatTime(k.ExpiresAt), LastUsed: formatTime(k.LastUsed),
 		Quotas: k.Quotas.Map(),
 	}
 }
 
-func written(t time.Time) string {
+func formatTime(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}

@@ -10,8 +10,8 @@ import (
 	"boxgate/api/rest"
 )
 
-// answers returns the responses of a route, by status.
-func answers(rt rest.Route, s *schemas) object {
+// responses returns the responses of a route, by status.
+func responses(rt rest.Route, s *schemas) object {
 	all := object{"default": failure("The request failed; error says why", s)}
 	if !rt.Refused {
 		all[strconv.Itoa(max(rt.Status, http.StatusOK))] = success(rt, s)

@@ -42,7 +42,7 @@ func (s *schemas) bound(schema object, keyword string, f strict.Field, tag strin
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		s.wrong = append(s.wrong, fmt.Sprintf("the tag %s of %s is not a number: %q", tag, f.Name, text))
+		s.errors = append(s.errors, fmt.Sprintf("the tag %s of %s is not a number: %q", tag, f.Name, text))
 	}
 	switch schema["type"] {
 	case "string":
@@ -64,7 +64,7 @@ func (s *schemas) example(f strict.Field, text string) any {
 	}
 	var v any
 	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		s.wrong = append(s.wrong, fmt.Sprintf("the example of %s is not JSON: %v", f.Name, err))
+		s.errors = append(s.errors, fmt.Sprintf("the example of %s is not JSON: %v", f.Name, err))
 	}
 	return v
 }

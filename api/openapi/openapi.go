@@ -41,8 +41,8 @@ func Describe(subjects []Subject) ([]byte, error) {
 			item[strings.ToLower(rt.Method)] = operation(rt, subject.Name, s)
 		}
 	}
-	if len(s.wrong) > 0 {
-		return nil, errors.New("openapi: " + strings.Join(s.wrong, "; "))
+	if len(s.errors) > 0 {
+		return nil, errors.New("openapi: " + strings.Join(s.errors, "; "))
 	}
 	return json.MarshalIndent(object{
 		"openapi": "3.1.0",
@@ -66,7 +66,7 @@ func Describe(subjects []Subject) ([]byte, error) {
 }
 
 func operation(rt rest.Route, tag string, s *schemas) object {
-	op := object{"operationId": rt.ID, "summary": rt.Summary, "tags": []string{tag}, "responses": answers(rt, s)}
+	op := object{"operationId": rt.ID, "summary": rt.Summary, "tags": []string{tag}, "responses": responses(rt, s)}
 	if params := parameters(rt, s); len(params) > 0 {
 		op["parameters"] = params
 	}
@@ -153,8 +153,8 @@ func Changes(rt rest.Route) bool { return rt.Method != http.MethodGet && rt.Meth
 
 var operationID = regexp.MustCompile(`^[a-z]+([A-Z][a-z0-9]*)*$`)
 
-// Lacks checks that routes contain everything for the document. It returns one sentence for each omission.
-func Lacks(routes []rest.Route) []string {
+// Missing checks that routes contain everything for the document. It returns one sentence for each omission.
+func Missing(routes []rest.Route) []string {
 	var lacks []string
 	var ids []string
 	for _, rt := range routes {

@@ -27,7 +27,7 @@ type enumerated interface{ Enum() []string }
 type schemas struct {
 	structs object
 	types   map[string]reflect.Type
-	wrong   []string // errors: types and tags that cannot be described
+	errors  []string // errors: types and tags that cannot be described
 }
 
 func newSchemas() *schemas { return &schemas{structs: object{}, types: make(map[string]reflect.Type)} }
@@ -57,7 +57,7 @@ func (s *schemas) of(t reflect.Type) object {
 	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text with custom escaping
 		return object{"type": "string"}
 	case t == rawType || t.Kind() == reflect.Interface || t.Implements(jsonMarshaler):
-		s.wrong = append(s.wrong, fmt.Sprintf("%v has a JSON of its own: give it a method Forms() []reflect.Type that lists types of that form", t))
+		s.errors = append(s.errors, fmt.Sprintf("%v has a JSON of its own: give it a method Forms() []reflect.Type that lists types of that form", t))
 		return object{}
 	}
 	return s.ofKind(t)
@@ -114,7 +114,7 @@ func (s *schemas) ofStruct(t reflect.Type) object {
 	ref := object{"$ref": "#/components/schemas/" + name}
 	if known, ok := s.types[name]; ok {
 		if known != t {
-			s.wrong = append(s.wrong, fmt.Sprintf("several types go by the name %s: give one a method SchemaName", name))
+			s.errors = append(s.errors, fmt.Sprintf("several types go by the name %s: give one a method SchemaName", name))
 		}
 		return ref
 	}

@@ -38,7 +38,7 @@ func (a Answerer) Serve(rt Route) http.Handler {
 		default:
 			status := max(rep.Status, http.StatusOK)
 			if err := record(w, status, rep.Change); err != nil {
-				a.Fail(w, r, notRecorded(err))
+				a.Fail(w, r, recordFailed(err))
 				return
 			}
 			if rep.Version != 0 {
@@ -70,14 +70,14 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 			zap.Int("status", status), zap.Error(err))
 	}
 	if err := record(w, status, nil); err != nil {
-		status, body = problem.StatusOf(notRecorded(err))
+		status, body = problem.StatusOf(recordFailed(err))
 		a.Log.Error("the outcome of an admin request is not in the audit trail", zap.String("method", r.Method), zap.Error(err))
 	}
 	writeJSON(w, status, body)
 }
 
-// notRecorded is the response to a request that was executed, but whose result could not be written to the audit trail.
-func notRecorded(err error) error {
+// recordFailed is the response to a request that was executed, but whose result could not be written to the audit trail.
+func recordFailed(err error) error {
 	return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the request was carried out, but its outcome could not be written to the audit trail: " +
 		"make room on the disk of state_dir, and look at what the request has changed before you repeat it"}
 }

@@ -22,8 +22,8 @@ type Writer struct {
 	Unread func() bool
 }
 
-// unreadMost bounds the wait for the rest of a body that the handler did not read.
-const unreadMost = 2 * time.Second
+// unreadTimeout bounds the wait for the rest of a body that the handler did not read.
+const unreadTimeout = 2 * time.Second
 
 // Change describes the changes made by a request, without secret values.
 type Change struct {
@@ -57,7 +57,7 @@ func (w *Writer) WriteHeader(status int) {
 		}
 	}
 	if !w.started && w.Unread != nil && w.Unread() {
-		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadMost))
+		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadTimeout))
 	}
 	w.started = true
 	w.ResponseWriter.WriteHeader(status)

@@ -14,13 +14,13 @@ func TestFollow(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := policy.BoxID(f.create(t, `{}`))
-	f.host.Tell(apitest.Decision(id, 100, "past.example", policy.Allow))
+	f.host.AddDecision(apitest.Decision(id, 100, "past.example", policy.Allow))
 	resp := f.stream(t, "/v2/box/box1/egress?follow=true", "")
 	read(t, resp.Body, "past.example")
 	again := apitest.Decision(id, 100, "past.example", policy.Allow)
 	again.Seq = 1
-	f.host.Tell(again)
-	f.host.Tell(apitest.Decision(id, 200, "later.example", policy.Deny))
+	f.host.AddDecision(again)
+	f.host.AddDecision(apitest.Decision(id, 200, "later.example", policy.Deny))
 	got := read(t, resp.Body, "later.example")
 	if strings.Contains(got, "past.example") || !strings.Contains(got, `{"lost":3}`) {
 		t.Errorf("%q", got)

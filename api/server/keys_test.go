@@ -109,7 +109,7 @@ func TestStatus(t *testing.T) {
 	f.create(t, `{"name":"one"}`)
 	f.create(t, `{"name":"two"}`)
 	now := time.Now()
-	f.host.Told = []audit.Event{
+	f.host.Decisions = []audit.Event{
 		{Seq: 1, Time: now.Add(-time.Hour), Reason: name.ReasonNotAllowed},
 		{Seq: 2, Time: now, Reason: name.ReasonNotAllowed},
 		{Seq: 3, Time: now, Reason: name.ReasonNotAllowed, Count: 40},

@@ -30,15 +30,15 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	return problem.Refuse(http.StatusMethodNotAllowed, "%s is not allowed here; use %s", problem.Clip(r.Method), strings.Join(allowed, " or "))
 }
 
-// hosted maps paths below a box that only the hosted product serves to an alternative.
-var hosted = map[string]string{
+// hostedBoxPaths maps paths below a box that only the hosted product serves to an alternative.
+var hostedBoxPaths = map[string]string{
 	"browser": "this gateway has no browser API; start a browser in the box with exec, and reach its port by a public URL",
 	"steps":   "this gateway runs no built-in agents, so there are no steps; see runs for the commands of a box",
 }
 
-// ofAccount maps words that replace the ID of a box in paths of the hosted product to an alternative. Package boxes
+// hostedAccountPaths maps words that replace the ID of a box in paths of the hosted product to an alternative. Package boxes
 // rejects them as names of boxes.
-var ofAccount = map[string]string{
+var hostedAccountPaths = map[string]string{
 	"agent-credentials": "this gateway runs no built-in agents and keeps no credentials for them; have a header rule set the key in transit (config/attach-headers)",
 	"github":            "this gateway is no GitHub App; give a token as github_token when you create a box or clone, and it becomes a header rule",
 }
@@ -50,11 +50,11 @@ func hostedOnly(path string) string {
 		return ""
 	}
 	id, rest, _ := strings.Cut(below, "/")
-	if why := ofAccount[id]; why != "" {
+	if why := hostedAccountPaths[id]; why != "" {
 		return why
 	}
 	first, _, _ := strings.Cut(rest, "/")
-	return hosted[first]
+	return hostedBoxPaths[first]
 }
 
 // cleanPath returns the path that the mux would redirect to. A redirect would lose the body, so other paths are refused.

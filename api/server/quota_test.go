@@ -64,7 +64,7 @@ func TestCommandsOfAKeyAreBounded(t *testing.T) {
 	} {
 		refusedFor(t, f.Call(t, "POST", box+way.path, way.body, ci), quota.Commands)
 	}
-	for range 2 * refusalsMost {
+	for range 2 * maxRefusals {
 		got := f.Call(t, "GET", box+"/exec-session", "", ci)
 		if got.StatusCode != 429 || !strings.Contains(got.Text, "API key ci has 2 commands under way, as many as it may (quotas.commands)") {
 			t.Fatalf("%s %s", got.Status, got.Text)
@@ -85,7 +85,7 @@ func TestCommandsOfAKeyAreBounded(t *testing.T) {
 			refused++
 		}
 	}
-	if calls != 2 || refused != refusalsMost {
+	if calls != 2 || refused != maxRefusals {
 		t.Errorf("%d calls and %d refusals in the trail", calls, refused)
 	}
 	var runs struct {

@@ -187,7 +187,7 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &rest.Writer{ResponseWriter: rw}
 	if r.Body != nil && r.Body != http.NoBody {
 		body := &incoming{ReadCloser: r.Body}
-		r.Body, w.Unread = body, func() bool { return !body.ended.Load() }
+		r.Body, w.Unread = body, func() bool { return !body.sawEOF.Load() }
 	}
 	defer a.answers.Recover(w, r)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -199,17 +199,17 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	caller, err := a.guard.Admit(w, r)
 	if err != nil {
-		a.noteRefused(r, pattern, err)
+		a.recordRefusal(r, pattern, err)
 		a.answers.Fail(w, r, err)
 		return
 	}
 	r = r.WithContext(api.WithCaller(r.Context(), caller))
-	r, leave, err := a.enter(r, caller.Holder())
+	r, leave, err := a.openScope(r, caller.Holder())
 	if err != nil {
 		if exceeded, ok := errors.AsType[*quota.Error](err); ok && exceeded.Kind == quota.Connections {
 			w.Header().Set("Connection", "close")
 		}
-		a.noteRefused(r, pattern, err)
+		a.recordRefusal(r, pattern, err)
 		a.answers.Fail(w, r, err)
 		return
 	}
@@ -223,9 +223,9 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r)
 }
 
-// enter charges a request to the quotas of its key and gives it a scope. The scope ends with leave, or later with the
+// openScope charges a request to the quotas of its key and gives it a scope. The scope ends with leave, or later with the
 // work that the request started.
-func (a *API) enter(r *http.Request, holder quota.Holder) (_ *http.Request, leave func(), err error) {
+func (a *API) openScope(r *http.Request, holder quota.Holder) (_ *http.Request, leave func(), err error) {
 	if a.Admitted != nil {
 		if err := a.Admitted(r, holder); err != nil {
 			return r, nil, err
@@ -242,14 +242,14 @@ func (a *API) enter(r *http.Request, holder quota.Holder) (_ *http.Request, leav
 // incoming is a request body that records whether it was read to its end.
 type incoming struct {
 	io.ReadCloser
-	ended atomic.Bool
+	sawEOF atomic.Bool
 }
 
 // Read implements [io.Reader].
 func (b *incoming) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
-		b.ended.Store(true)
+		b.sawEOF.Store(true)
 	}
 	return n, err
 }

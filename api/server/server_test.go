@@ -375,7 +375,7 @@ func TestHeaderRulesInTheDescription(t *testing.T) {
 // TestEveryRouteIsDescribed: each route has everything that its description requires.
 func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()
-	for _, lack := range openapi.Lacks(serve(t).api.routes) {
+	for _, lack := range openapi.Missing(serve(t).api.routes) {
 		t.Error(lack)
 	}
 }

@@ -35,12 +35,12 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := access.Permit(r, rt.ID, a.Boxes, a.Snapshots); err != nil {
-			a.noteRefused(r, rt.Pattern(), err)
+			a.recordRefusal(r, rt.Pattern(), err)
 			a.answers.Fail(w, r, err)
 			return
 		}
-		if err := takeCommand(r, rt.ID); err != nil {
-			a.noteRefused(r, rt.Pattern(), err)
+		if err := chargeCommand(r, rt.ID); err != nil {
+			a.recordRefusal(r, rt.Pattern(), err)
 			a.answers.Fail(w, r, err)
 			return
 		}
@@ -57,23 +57,23 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 				"make room on the disk of state_dir, or see the gateway's log for what it lacks"})
 			return
 		}
-		own.Record = func(status int, change *rest.Change) error { return a.noteAnswer(entry, call, status, change) }
+		own.Record = func(status int, change *rest.Change) error { return a.recordAnswer(entry, call, status, change) }
 		defer own.End()
 		serve.ServeHTTP(w, r)
 	})
 }
 
-// takeCommand charges the command started by a request to the quota of its key until the command ends. It runs before the
+// chargeCommand charges the command started by a request to the quota of its key until the command ends. It runs before the
 // audit trail, which bounds only refusals. A request that reconnects to a session starts no command.
-func takeCommand(r *http.Request, route string) error {
+func chargeCommand(r *http.Request, route string) error {
 	if !access.Runs(route) || r.URL.Query().Get("session") != "" {
 		return nil
 	}
 	return quota.ScopeOf(r.Context()).Take(quota.Commands, 1)
 }
 
-// noteAnswer records the result of a call.
-func (a *API) noteAnswer(e trail.Entry, call uint64, status int, change *rest.Change) error {
+// recordAnswer records the result of a call.
+func (a *API) recordAnswer(e trail.Entry, call uint64, status int, change *rest.Change) error {
 	e.Kind, e.Call, e.Status, e.Time = trail.Answer, call, status, time.Time{}
 	if change == nil {
 		_, err := a.Trail.Append(e)
@@ -139,14 +139,14 @@ func (a *API) boxOf(r *http.Request) policy.BoxID {
 	return box.ID
 }
 
-// noteRefused records that a call was refused. The number of entries per key is bounded, so that one key cannot displace
+// recordRefusal records that a call was refused. The number of entries per key is bounded, so that one key cannot displace
 // the others.
-func (a *API) noteRefused(r *http.Request, pattern string, err error) {
+func (a *API) recordRefusal(r *http.Request, pattern string, err error) {
 	if a.Trail == nil {
 		return
 	}
 	e := entryOf(r, pattern)
-	left, ok := a.refusals.take(e.KeyID, time.Now())
+	left, ok := a.refusals.count(e.KeyID, time.Now())
 	if !ok {
 		return
 	}
@@ -157,33 +157,33 @@ func (a *API) noteRefused(r *http.Request, pattern string, err error) {
 	}
 }
 
-// refusalsMost is the number of refusals recorded per key and minute.
-const refusalsMost = 60
+// maxRefusals is the number of refusals recorded per key and minute.
+const maxRefusals = 60
 
 // refusals counts the refusals of each key in the current minute. The zero value is empty. Safe for concurrent use.
 type refusals struct {
-	mu    sync.Mutex
-	since time.Time
-	n     map[string]uint64
-	left  map[string]uint64 // suppressed since the last recorded one
+	mu         sync.Mutex
+	since      time.Time
+	counts     map[string]uint64
+	suppressed map[string]uint64 // suppressed since the last recorded one
 }
 
-// take reports whether to record another refusal of the key, and how many were suppressed before it. All invalid keys
+// count reports whether to record another refusal of the key, and how many were suppressed before it. All invalid keys
 // share one counter, so there are at most as many counters as keys.
-func (c *refusals) take(key string, now time.Time) (left uint64, ok bool) {
+func (c *refusals) count(key string, now time.Time) (left uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.left == nil {
-		c.left = map[string]uint64{}
+	if c.suppressed == nil {
+		c.suppressed = map[string]uint64{}
 	}
-	if c.n == nil || now.Sub(c.since) >= time.Minute {
-		c.n, c.since = map[string]uint64{}, now
+	if c.counts == nil || now.Sub(c.since) >= time.Minute {
+		c.counts, c.since = map[string]uint64{}, now
 	}
-	if c.n[key]++; c.n[key] > refusalsMost {
-		c.left[key]++
+	if c.counts[key]++; c.counts[key] > maxRefusals {
+		c.suppressed[key]++
 		return 0, false
 	}
-	left = c.left[key]
-	delete(c.left, key)
+	left = c.suppressed[key]
+	delete(c.suppressed, key)
 	return left, true
 }

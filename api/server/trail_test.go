@@ -259,14 +259,14 @@ func TestRefusalsDoNotFloodTheTrail(t *testing.T) {
 	now := time.Now()
 	written := 0
 	for range 1000 {
-		if _, ok := c.take("a", now); ok {
+		if _, ok := c.count("a", now); ok {
 			written++
 		}
 	}
-	if left, ok := c.take("b", now); !ok || left != 0 || written != refusalsMost {
+	if left, ok := c.count("b", now); !ok || left != 0 || written != maxRefusals {
 		t.Error(left, ok, written)
 	}
-	if left, ok := c.take("a", now.Add(time.Minute)); !ok || left != 1000-refusalsMost {
+	if left, ok := c.count("a", now.Add(time.Minute)); !ok || left != 1000-maxRefusals {
 		t.Error(left, ok)
 	}
 }

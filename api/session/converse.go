@@ -13,53 +13,53 @@ import (
 	"boxgate/quota"
 )
 
-// converse moves frames in both directions until the session or its connection ends, then decides whether the session
+// serveSession moves frames in both directions until the session or its connection ends, then decides whether the session
 // survives. Frames are read from the start, even while the box is still being created or woken.
-func (l *line) converse(s *session, hello string, offset int64) {
+func (l *connection) serveSession(s *session, hello string, offset int64) {
 	s.attach(l)
-	told := make(chan bool, 1)
-	go func() { told <- l.greet(s, hello) && l.tell(s, offset) }()
-	err := l.listen(s)
-	l.end(err)
-	close(l.left)
-	complete, cause := <-told, context.Cause(l.ctx)
+	delivered := make(chan bool, 1)
+	go func() { delivered <- l.sendStart(s, hello) && l.sendOutput(s, offset) }()
+	err := l.readFrames(s)
+	l.cancel(err)
+	close(l.drained)
+	complete, cause := <-delivered, context.Cause(l.ctx)
 	if complete {
 		s.forget()
 		return
 	}
-	s.leave(l, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
+	s.disconnect(l, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
 }
 
-// greet waits until the command runs, then sends the first frame. If the command did not start, it sends the reason. It
+// sendStart waits until the command runs, then sends the first frame. If the command did not start, it sends the reason. It
 // reports whether the command runs.
-func (l *line) greet(s *session, hello string) bool {
+func (l *connection) sendStart(s *session, hello string) bool {
 	select {
 	case <-s.started:
-	case <-s.over:
+	case <-s.done:
 	case <-l.ctx.Done():
 		return false
 	}
 	if !s.running() {
 		l.refuse(s.err)
-		l.end(s.err)
+		l.cancel(s.err)
 		return false
 	}
-	arrived := s.in.count()
+	arrived := s.in.receivedBytes()
 	if err := l.send(toClient{Type: hello, Pid: s.proc.Pid(), ExecID: s.id, Offset: arrived}); err != nil {
-		l.end(err)
+		l.cancel(err)
 		return false
 	}
 	if s.acks {
-		go l.acknowledge(s, arrived)
+		go l.sendAcks(s, arrived)
 	}
 	return true
 }
 
-// acknowledge sends the client an ack for each new amount of accepted input beyond known. It is separate from the reader
+// sendAcks sends the client an ack for each new amount of accepted input beyond known. It is separate from the reader
 // of frames, which would otherwise stop handling frames while the client does not read.
-func (l *line) acknowledge(s *session, known int64) {
+func (l *connection) sendAcks(s *session, known int64) {
 	for {
-		taken, err := s.in.takenAfter(l.ctx, known)
+		taken, err := s.in.waitReceived(l.ctx, known)
 		if err != nil || l.send(toClient{Type: "ack", Offset: taken}) != nil {
 			return
 		}
@@ -79,8 +79,8 @@ func keyEnded(cause error) bool {
 	return status == http.StatusUnauthorized
 }
 
-// tell sends the session's output from offset on, then its result. It reports whether the client received everything.
-func (l *line) tell(s *session, offset int64) (complete bool) {
+// sendOutput sends the session's output from offset on, then its result. It reports whether the client received everything.
+func (l *connection) sendOutput(s *session, offset int64) (complete bool) {
 	for {
 		c, more, err := s.out.next(l.ctx, offset)
 		if err != nil {
@@ -90,35 +90,35 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 			break
 		}
 		if err := l.send(toClient{Type: c.stream, Data: c.data}); err != nil {
-			if !l.spoken.Load() { // otherwise the client gets farewellMost to read why the connection ends
-				l.end(err)
+			if !l.closing.Load() { // otherwise the client gets closeTimeout to read why the connection ends
+				l.cancel(err)
 			}
 			return false
 		}
 		offset = c.end
 		if !s.reattach {
-			s.out.free(offset)
+			s.out.acknowledge(offset)
 		}
 	}
 	select {
-	case <-s.over:
+	case <-s.done:
 	case <-l.ctx.Done():
 		return false
 	}
-	if !l.takeLastWord() {
+	if !l.startClosing() {
 		return false
 	}
-	if err := errors.Join(l.send(s.last()), l.out.delivered(l.ctx)); err != nil {
-		l.end(err)
+	if err := errors.Join(l.send(s.finalFrame()), l.out.waitDelivered(l.ctx)); err != nil {
+		l.cancel(err)
 		return false
 	}
 	err := l.conn.Close(closeCode(s.err), "")
-	l.end(nil)
+	l.cancel(nil)
 	return err == nil || !s.reattach
 }
 
-// listen handles the client's frames until the connection ends, and returns the reason it ended.
-func (l *line) listen(s *session) error {
+// readFrames handles the client's frames until the connection ends, and returns the reason it ended.
+func (l *connection) readFrames(s *session) error {
 	for {
 		data, release, err := l.read(l.ctx)
 		if _, exceeded := errors.AsType[*quota.Error](err); exceeded {
@@ -129,13 +129,13 @@ func (l *line) listen(s *session) error {
 		if err != nil {
 			return err
 		}
-		if l.spoken.Load() {
+		if l.closing.Load() {
 			release()
 			continue // the session is ending, or the client lost access to it
 		}
 		f, err := parseFrame(data)
 		if err == nil {
-			err = l.obey(s, &f)
+			err = l.handleFrame(s, &f)
 		}
 		release()
 		switch status, body := problem.StatusOf(err); {
@@ -149,19 +149,19 @@ func (l *line) listen(s *session) error {
 	}
 }
 
-// obey executes a frame.
-func (l *line) obey(s *session, f *fromClient) error {
+// handleFrame executes a frame.
+func (l *connection) handleFrame(s *session, f *fromClient) error {
 	switch f.Type {
 	case "stdin":
 		data, err := base64.StdEncoding.DecodeString(f.Data)
 		if err != nil {
 			return problem.Invalid("/data", "must be base64")
 		}
-		return s.in.put(l.ctx, data)
+		return s.in.add(l.ctx, data)
 	case "stdin_close":
-		s.in.end()
+		s.in.closeWrite()
 	case "ack":
-		if !s.reattach || !s.out.free(f.Offset) {
+		if !s.reattach || !s.out.acknowledge(f.Offset) {
 			return problem.Invalid("/offset", "is more than there was")
 		}
 	case "resize":
@@ -170,9 +170,9 @@ func (l *line) obey(s *session, f *fromClient) error {
 		if !api.IsSessionSignal(f.Signal) {
 			return problem.Invalid("/signal", "must be TERM, KILL, INT, HUP, TSTP, QUIT, USR1 or USR2")
 		}
-		return s.onceStarted(func() { _ = s.proc.Signal(f.Signal) })
+		return s.afterStart(func() { _ = s.proc.Signal(f.Signal) })
 	case "terminate":
-		return s.onceStarted(func() { s.terminate(f.grace()) })
+		return s.afterStart(func() { s.terminate(f.grace()) })
 	default:
 		return problem.Invalid("/type", "must be stdin, stdin_close, resize, signal, terminate or ack")
 	}

@@ -11,13 +11,13 @@ import (
 func TestInputIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		shared := &budget{most: maxInput + maxInput/2}
+		shared := &budget{limit: maxInput + maxInput/2}
 		fill := func() (i *inbox, kept func() int, stop func()) {
 			i = newInbox(false, shared)
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				for n := 0; n < 3*maxInput>>20 && ctx.Err() == nil; n++ {
-					_ = i.put(ctx, make([]byte, 1<<20))
+					_ = i.add(ctx, make([]byte, 1<<20))
 				}
 			}()
 			synctest.Wait()
@@ -28,7 +28,7 @@ func TestInputIsBounded(t *testing.T) {
 			t.Errorf("one session: %d bytes", n)
 		}
 		_, keptBySecond, stopSecond := fill()
-		if n := keptBySecond(); n < maxUntaken || n > maxInput/2+3<<20 {
+		if n := keptBySecond(); n < maxUnread || n > maxInput/2+3<<20 {
 			t.Errorf("with another session: %d bytes", n)
 		}
 		_, _ = io.ReadFull(first, make([]byte, 8<<20))
@@ -38,7 +38,7 @@ func TestInputIsBounded(t *testing.T) {
 		}
 		stopFirst()
 		stopSecond()
-		if n := shared.taken.Load(); n != 0 {
+		if n := shared.used.Load(); n != 0 {
 			t.Errorf("%d bytes are still taken by sessions that have ended", n)
 		}
 	})

@@ -21,8 +21,8 @@ import (
 	"boxgate/quota"
 )
 
-// startMost bounds the time from the handshake to the client's first frame.
-const startMost = 30 * time.Second
+// startTimeout bounds the time from the handshake to the client's first frame.
+const startTimeout = 30 * time.Second
 
 // serve handles GET exec-session: a new session, or a new connection to an existing one.
 func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -41,7 +41,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if q.Session != "" {
 		return e.resume(w, r, box.ID, q)
 	}
-	leave, err := e.open.enter(api.CallerOf(r.Context()), box.ID)
+	leave, err := e.open.acquireSlot(api.CallerOf(r.Context()), box.ID)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -51,13 +51,13 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 		return rest.Reply{Written: true}, nil
 	}
 	defer l.close()
-	s, err := e.first(l, box.ID, leave)
+	s, err := e.readStart(l, box.ID, leave)
 	if err != nil {
 		leave()
 		l.refuse(err)
 		return rest.Reply{Written: true}, nil
 	}
-	l.converse(s, "started", 0)
+	l.serveSession(s, "started", 0)
 	return rest.Reply{Written: true}, nil
 }
 
@@ -72,9 +72,9 @@ func checkHandshake(r *http.Request) error {
 	return problem.Refuse(http.StatusUpgradeRequired, "this endpoint is a WebSocket of version 13: connect with exec.session of the SDK or another WebSocket client; exec runs a command by a plain request")
 }
 
-// first reads the start frame and begins the requested session; leave releases its slot.
-func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, error) {
-	ctx, cancel := context.WithTimeout(l.ctx, startMost)
+// readStart reads the start frame and begins the requested session; releaseSlot releases its slot.
+func (e *Endpoints) readStart(l *connection, box policy.BoxID, releaseSlot func()) (*session, error) {
+	ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
 	defer cancel()
 	data, release, err := l.read(ctx)
 	if err != nil {
@@ -85,11 +85,11 @@ func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, er
 	if err != nil {
 		return nil, err
 	}
-	return e.begin(l.ctx, box, &f, leave)
+	return e.newSession(l.ctx, box, &f, releaseSlot)
 }
 
 // read reads a frame. The memory it takes is charged to the quota until release is called.
-func (l *line) read(ctx context.Context) (data []byte, release func(), err error) {
+func (l *connection) read(ctx context.Context) (data []byte, release func(), err error) {
 	_, r, err := l.conn.Reader(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -108,7 +108,7 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 	if s == nil || !s.reattach {
 		return rest.Reply{}, api.Errorf(api.ErrNotFound, "box %s has no session %q to come back to; it has ended, or was not started with reattach", box, problem.Clip(q.Session))
 	}
-	if !s.out.has(q.Offset) {
+	if !s.out.retains(q.Offset) {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter \"offset\" must be what was acknowledged last, or more")
 	}
 	l, err := e.accept(w, r)
@@ -116,45 +116,45 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 		return rest.Reply{Written: true}, nil
 	}
 	defer l.close()
-	s.out.free(q.Offset)
-	l.converse(s, "attached", q.Offset)
+	s.out.acknowledge(q.Offset)
+	l.serveSession(s, "attached", q.Offset)
 	return rest.Reply{Written: true}, nil
 }
 
-// line is a client's connection.
-type line struct {
-	ctx  context.Context
-	end  context.CancelCauseFunc
-	conn *websocket.Conn
-	out  *queue        // written to by conn
-	left chan struct{} // closed after the last frame was handled
+// connection is a client's connection.
+type connection struct {
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	conn    *websocket.Conn
+	out     *queue        // written to by conn
+	drained chan struct{} // closed after the last frame was handled
 
-	spoken atomic.Bool // set by the goroutine that sends the reason why the connection ends
+	closing atomic.Bool // set by the goroutine that sends the reason why the connection ends
 }
 
 // errStopping ends all sessions when the server shuts down.
 var errStopping = api.Errorf(api.ErrUnavailable, "the gateway is stopping")
 
 // accept completes the handshake of an admitted request. The connection ends when the API key stops working.
-func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*line, error) {
+func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*connection, error) {
 	queued := &queuedWriter{ResponseWriter: w}
 	conn, err := websocket.Accept(queued, r, &websocket.AcceptOptions{
 		CompressionMode: websocket.CompressionDisabled,
-		OnPingReceived:  func(context.Context, []byte) bool { return queued.queue.takesControl() },
+		OnPingReceived:  func(context.Context, []byte) bool { return queued.queue.roomForControl() },
 	})
 	if err != nil {
 		return nil, err
 	}
 	conn.SetReadLimit(e.bodies.Most)
 	ctx, end := context.WithCancelCause(context.WithoutCancel(r.Context()))
-	l := &line{ctx: ctx, end: end, conn: conn, out: queued.queue, left: make(chan struct{})}
+	l := &connection{ctx: ctx, cancel: end, conn: conn, out: queued.queue, drained: make(chan struct{})}
 	go l.watchPeer()
 	go l.watch(r.Context(), e.stopping)
 	return l, nil
 }
 
 // watch ends the connection, with the reason, when its request loses permission or the server shuts down.
-func (l *line) watch(request context.Context, stopping <-chan struct{}) {
+func (l *connection) watch(request context.Context, stopping <-chan struct{}) {
 	cause := errStopping
 	select {
 	case <-l.ctx.Done():
@@ -165,22 +165,22 @@ func (l *line) watch(request context.Context, stopping <-chan struct{}) {
 			cause = context.Cause(request)
 		}
 	}
-	time.AfterFunc(farewellMost, func() { l.end(cause) })
-	if !l.takeLastWord() {
+	time.AfterFunc(closeTimeout, func() { l.cancel(cause) })
+	if !l.startClosing() {
 		return // another goroutine is sending the command's result
 	}
 	_, body := problem.StatusOf(cause)
 	_ = l.write(toClient{Type: "error", Message: body.Error})
 	_ = l.conn.Close(closeCode(cause), "")
-	l.end(cause)
+	l.cancel(cause)
 }
 
-// farewellMost bounds how long a connection stays open for the client to read why it ends and to answer.
-const farewellMost = 2 * time.Second
+// closeTimeout bounds how long a connection stays open for the client to read why it ends and to answer.
+const closeTimeout = 2 * time.Second
 
-// takeLastWord reports whether the caller is the first to call it. Only that caller sends the reason why the connection
+// startClosing reports whether the caller is the first to call it. Only that caller sends the reason why the connection
 // ends.
-func (l *line) takeLastWord() bool { return !l.spoken.Swap(true) }
+func (l *connection) startClosing() bool { return !l.closing.Swap(true) }
 
 // closeCode returns the close status (RFC 6455, section 7.4.1) for a session that ended with err.
 func closeCode(err error) websocket.StatusCode {
@@ -194,19 +194,19 @@ func closeCode(err error) websocket.StatusCode {
 	}
 }
 
-func (l *line) close() {
-	l.end(nil)
+func (l *connection) close() {
+	l.cancel(nil)
 	_ = l.conn.CloseNow()
 }
 
-// pingEvery is the interval of pings on an idle connection. They keep it open in proxies and reveal whether the peer
+// pingInterval is the interval of pings on an idle connection. They keep it open in proxies and reveal whether the peer
 // still exists.
-const pingEvery = 20 * time.Second
+const pingInterval = 20 * time.Second
 
 // watchPeer ends the connection once its peer has vanished. A client that does not read, or is suspended and answers no
 // pings, is still considered present as long as its kernel acknowledges data.
-func (l *line) watchPeer() {
-	tick := time.NewTicker(pingEvery)
+func (l *connection) watchPeer() {
+	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -214,8 +214,8 @@ func (l *line) watchPeer() {
 			return
 		case <-tick.C:
 		}
-		if l.out.lost() {
-			l.end(errLost)
+		if l.out.peerLost() {
+			l.cancel(errLost)
 			return
 		}
 		if l.out.idle() {
@@ -225,22 +225,22 @@ func (l *line) watchPeer() {
 }
 
 // ping waits only briefly for the pong, because no decision depends on it.
-func (l *line) ping() {
+func (l *connection) ping() {
 	ctx, cancel := context.WithTimeout(l.ctx, time.Second)
 	defer cancel()
 	_ = l.conn.Ping(ctx)
 }
 
 // send sends a frame. It waits while the client does not read.
-func (l *line) send(f toClient) error {
-	if err := l.out.room(l.ctx); err != nil {
+func (l *connection) send(f toClient) error {
+	if err := l.out.waitForRoom(l.ctx); err != nil {
 		return err
 	}
 	return l.write(f)
 }
 
 // write sends a frame without waiting. It is for the last frame of a connection.
-func (l *line) write(f toClient) error {
+func (l *connection) write(f toClient) error {
 	data, err := json.Marshal(f)
 	if err != nil {
 		return err
@@ -249,8 +249,8 @@ func (l *line) write(f toClient) error {
 }
 
 // refuse sends the reason why there is no session and closes the connection.
-func (l *line) refuse(err error) {
-	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !l.takeLastWord() {
+func (l *connection) refuse(err error) {
+	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !l.startClosing() {
 		return
 	}
 	_, body := problem.StatusOf(err)

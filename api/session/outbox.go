@@ -27,7 +27,7 @@ type outbox struct {
 	changed chan struct{} // closed and replaced on each change
 	chunks  []chunk       // not yet confirmed by the client; oldest first
 	written int64
-	freed   int64 // confirmed by the client
+	acked   int64 // confirmed by the client
 	closed  bool  // further output is discarded
 }
 
@@ -43,7 +43,7 @@ func (o *outbox) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		for (o.written-o.freed >= maxUnsent || len(o.chunks) >= maxChunks) && !o.closed {
+		for (o.written-o.acked >= maxUnsent || len(o.chunks) >= maxChunks) && !o.closed {
 			wait := o.changed
 			o.mu.Unlock()
 			<-wait
@@ -108,24 +108,24 @@ func (o *outbox) next(ctx context.Context, after int64) (c chunk, more bool, err
 	}
 }
 
-// free records that the client has received the output up to the offset, and reports whether that much was written.
-func (o *outbox) free(upTo int64) bool {
+// acknowledge records that the client has received the output up to the offset, and reports whether that much was written.
+func (o *outbox) acknowledge(upTo int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if upTo > o.written {
 		return false
 	}
-	if upTo > o.freed {
-		o.freed = upTo
+	if upTo > o.acked {
+		o.acked = upTo
 		o.chunks = slices.DeleteFunc(o.chunks, func(c chunk) bool { return c.end <= upTo })
 		o.changeLocked()
 	}
 	return true
 }
 
-// has reports whether the output from the offset on is still available.
-func (o *outbox) has(offset int64) bool {
+// retains reports whether the output from the offset on is still available.
+func (o *outbox) retains(offset int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return offset >= o.freed && offset <= o.written
+	return offset >= o.acked && offset <= o.written
 }

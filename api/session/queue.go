@@ -15,13 +15,13 @@ import (
 
 // Limits on the bytes queued for a client that does not read.
 const (
-	roomBelow   = 64 << 10  // below this, another frame is accepted
-	controlMost = 128 << 10 // above this, pings from the client are not answered
-	queueMost   = 512 << 10 // hard limit
+	sendBelow    = 64 << 10  // below this, another frame is accepted
+	controlLimit = 128 << 10 // above this, pings from the client are not answered
+	queueLimit   = 512 << 10 // hard limit
 )
 
-// flushMost bounds how long a closed connection keeps writing queued data.
-const flushMost = 5 * time.Second
+// flushTimeout bounds how long a closed connection keeps writing queued data.
+const flushTimeout = 5 * time.Second
 
 // queue is a connection with queued writes, so that the goroutine that reads frames and answers pings never waits for the
 // client to read. (The WebSocket library ends a connection if a control frame cannot be written within a few seconds.)
@@ -58,7 +58,7 @@ func (q *queue) Write(b []byte) (int, error) {
 		return 0, net.ErrClosed
 	case q.err != nil:
 		return 0, q.err
-	case len(q.buf)+q.writing+len(b) > queueMost:
+	case len(q.buf)+q.writing+len(b) > queueLimit:
 		return 0, errQueueFull
 	}
 	q.buf = append(q.buf, b...)
@@ -69,15 +69,15 @@ func (q *queue) Write(b []byte) (int, error) {
 // flush writes the queue to the connection until the connection breaks, or is closed and the queue is empty.
 func (q *queue) flush() {
 	var err error
-	for b := q.take(nil, nil); b != nil; b = q.take(b, err) {
+	for b := q.nextWrite(nil, nil); b != nil; b = q.nextWrite(b, err) {
 		_, err = q.Conn.Write(b)
 	}
 	_ = q.Conn.Close()
 }
 
-// take waits for the next bytes to write; nil means the end. written is the previous buffer, to be reused, and err the
+// nextWrite waits for the next bytes to write; nil means the end. written is the previous buffer, to be reused, and err the
 // result of writing it.
-func (q *queue) take(written []byte, err error) []byte {
+func (q *queue) nextWrite(written []byte, err error) []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.writing, q.err = 0, err
@@ -96,7 +96,7 @@ func (q *queue) take(written []byte, err error) []byte {
 	return b
 }
 
-// Close implements [net.Conn]. Queued data is still sent if the peer takes it within flushMost.
+// Close implements [net.Conn]. Queued data is still sent if the peer takes it within flushTimeout.
 func (q *queue) Close() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -106,11 +106,11 @@ func (q *queue) Close() error {
 	q.closed = true
 	q.changeLocked()
 	now := time.Now()
-	return errors.Join(q.SetReadDeadline(now), q.SetWriteDeadline(now.Add(flushMost)))
+	return errors.Join(q.SetReadDeadline(now), q.SetWriteDeadline(now.Add(flushTimeout)))
 }
 
-// until waits for a condition on the queue. It fails when ctx ends or the connection is closed.
-func (q *queue) until(ctx context.Context, holds func() bool) error {
+// waitUntil waits for a condition on the queue. It fails when ctx ends or the connection is closed.
+func (q *queue) waitUntil(ctx context.Context, holds func() bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
@@ -135,16 +135,16 @@ func (q *queue) until(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// room waits until another frame may be written.
-func (q *queue) room(ctx context.Context) error {
-	return q.until(ctx, func() bool { return len(q.buf)+q.writing < roomBelow })
+// waitForRoom waits until another frame may be written.
+func (q *queue) waitForRoom(ctx context.Context) error {
+	return q.waitUntil(ctx, func() bool { return len(q.buf)+q.writing < sendBelow })
 }
 
 // idle reports whether the queue is empty.
 func (q *queue) idle() bool { return q.waiting() == 0 }
 
-// takesControl reports whether there is room for the answer to a ping.
-func (q *queue) takesControl() bool { return q.waiting() < controlMost }
+// roomForControl reports whether there is room for the answer to a ping.
+func (q *queue) roomForControl() bool { return q.waiting() < controlLimit }
 
 func (q *queue) waiting() int {
 	q.mu.Lock()
@@ -152,9 +152,9 @@ func (q *queue) waiting() int {
 	return len(q.buf) + q.writing
 }
 
-// delivered waits until the peer's kernel has acknowledged everything written.
-func (q *queue) delivered(ctx context.Context) error {
-	if err := q.until(ctx, func() bool { return len(q.buf)+q.writing == 0 }); err != nil {
+// waitDelivered waits until the peer's kernel has acknowledged everything written.
+func (q *queue) waitDelivered(ctx context.Context) error {
+	if err := q.waitUntil(ctx, func() bool { return len(q.buf)+q.writing == 0 }); err != nil {
 		return err
 	}
 	for pause := time.Millisecond; q.unacknowledged() > 0; pause = min(2*pause, time.Second) {
@@ -169,7 +169,7 @@ func (q *queue) delivered(ctx context.Context) error {
 
 // unacknowledged returns the number of bytes in the kernel's send queue without an acknowledgement, or 0 if unknown.
 func (q *queue) unacknowledged() (n int) {
-	q.control(func(fd int) error {
+	q.withFD(func(fd int) error {
 		var err error
 		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 		return err
@@ -177,31 +177,31 @@ func (q *queue) unacknowledged() (n int) {
 	return n
 }
 
-// lost reports whether the peer has vanished.
-func (q *queue) lost() (lost bool) {
-	q.control(func(fd int) error {
+// peerLost reports whether the peer has vanished.
+func (q *queue) peerLost() (lost bool) {
+	q.withFD(func(fd int) error {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		lost = err == nil && vanished(info, silenceMost)
+		lost = err == nil && vanished(info, maxSilence)
 		return err
 	})
 	return lost
 }
 
-// A peer counts as vanished after silenceMost without a packet, if also data or probesMost window probes are unanswered.
+// A peer counts as vanished after maxSilence without a packet, if also data or maxProbes window probes are unanswered.
 const (
-	silenceMost = 30 * time.Second
-	probesMost  = 3
+	maxSilence = 30 * time.Second
+	maxProbes  = 3
 )
 
 // vanished decides from the kernel's TCP state. A peer that does not read answers probes with a zero window for as long
 // as it takes; one that vanished answers neither probes nor data that it had space for.
 func vanished(info *unix.TCPInfo, silence time.Duration) bool {
 	silent := time.Duration(info.Last_ack_recv)*time.Millisecond > silence
-	return silent && (info.Unacked > 0 && info.Snd_wnd > 0 || info.Probes >= probesMost)
+	return silent && (info.Unacked > 0 && info.Snd_wnd > 0 || info.Probes >= maxProbes)
 }
 
-// control calls f with the file descriptor of the connection, if it has one.
-func (q *queue) control(f func(fd int) error) {
+// withFD calls f with the file descriptor of the connection, if it has one.
+func (q *queue) withFD(f func(fd int) error) {
 	c := q.Conn
 	if wrapped, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
 		c = wrapped.NetConn()

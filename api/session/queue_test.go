@@ -22,12 +22,12 @@ func TestVanishedClients(t *testing.T) {
 	}
 	loopback(t, true)
 	unread, silent := connected(t), connected(t)
-	if _, err := unread.Write(make([]byte, queueMost)); err != nil {
+	if _, err := unread.Write(make([]byte, queueLimit)); err != nil {
 		t.Fatal(err)
 	}
 	const silence = 300 * time.Millisecond
 	gone := func(q *queue) (gone bool) {
-		q.control(func(fd int) error {
+		q.withFD(func(fd int) error {
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			gone = err == nil && vanished(info, silence)
 			return err
@@ -48,7 +48,7 @@ func TestVanishedClients(t *testing.T) {
 			t.Fatal("a client that answers nothing has not vanished")
 		}
 	}
-	if silent.idle() && silent.delivered(endedSoon(t)) == nil {
+	if silent.idle() && silent.waitDelivered(endedSoon(t)) == nil {
 		t.Error("what nobody received was delivered")
 	}
 }

@@ -28,18 +28,18 @@ type registry struct {
 
 	empty chan struct{} // closed once closed is set and the last session is gone
 
-	input budget // for input of all sessions beyond maxUntaken each
+	input budget // for input of all sessions beyond maxUnread each
 }
 
 func newRegistry() *registry {
 	return &registry{
 		counts: map[policy.BoxID]int{}, byID: map[string]*session{}, all: map[*session]bool{}, empty: make(chan struct{}),
-		input: budget{most: maxInputs},
+		input: budget{limit: maxInputs},
 	}
 }
 
-// enter takes a slot for a session of the caller; leave releases it.
-func (r *registry) enter(caller api.Caller, box policy.BoxID) (leave func(), err error) {
+// acquireSlot takes a slot for a session of the caller; release releases it.
+func (r *registry) acquireSlot(caller api.Caller, box policy.BoxID) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -85,7 +85,7 @@ func (r *registry) stop() []*session {
 }
 
 // add makes the session release its slot once it is forgotten and its command has ended. It fails after stop.
-func (r *registry) add(s *session, leave func()) error {
+func (r *registry) add(s *session, release func()) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -98,18 +98,18 @@ func (r *registry) add(s *session, leave func()) error {
 		delete(r.byID, s.id)
 		r.mu.Unlock()
 		go func() {
-			<-s.over
+			<-s.done
 			r.mu.Lock()
 			delete(r.all, s)
 			r.mu.Unlock()
-			leave()
+			release()
 		}()
 	})
 	return nil
 }
 
-// know makes the session findable by its ID, unless it was already forgotten.
-func (r *registry) know(s *session, id string) {
+// publish makes the session findable by its ID, unless it was already forgotten.
+func (r *registry) publish(s *session, id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.id = id

@@ -12,8 +12,8 @@ import (
 	"boxgate/policy"
 )
 
-// patience is how long a session waits for its client to reconnect.
-const patience = time.Minute
+// reconnectTimeout is how long a session waits for its client to reconnect.
+const reconnectTimeout = time.Minute
 
 var (
 	errHungUp = errors.New("its client closed the session")
@@ -31,24 +31,24 @@ type session struct {
 	in       *inbox
 	out      *outbox
 	kill     context.CancelCauseFunc
-	over     chan struct{} // closed once the command has ended and the fields below are set
+	done     chan struct{} // closed once the command has ended and the fields below are set
 	res      api.ExecResult
 	err      error
 
 	forget    func() // makes the session unavailable for reconnecting
 	forgotten bool   // guarded by the registry's mu
 
-	mu         sync.Mutex
-	early      []func() // actions to run once the command has started
-	begun      bool     // the command has started and early is empty
-	terminated bool
-	stopping   bool
-	current    *line       // nil: not connected
-	waiting    *time.Timer // kills the command unless the client reconnects; nil while connected
+	mu             sync.Mutex
+	pending        []func() // actions to run once the command has started
+	begun          bool     // the command has started and pending is empty
+	terminated     bool
+	stopping       bool
+	conn           *connection // nil: not connected
+	reconnectTimer *time.Timer // kills the command unless the client reconnects; nil while connected
 }
 
-// begin creates a session and starts its command in the background. The session ends with the command, not with ctx.
-func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, leave func()) (*session, error) {
+// newSession creates a session and starts its command in the background. The session ends with the command, not with ctx.
+func (e *Endpoints) newSession(ctx context.Context, box policy.BoxID, f *fromClient, release func()) (*session, error) {
 	req, prompt, err := f.request()
 	if err != nil {
 		return nil, err
@@ -56,32 +56,32 @@ func (e *Endpoints) begin(ctx context.Context, box policy.BoxID, f *fromClient, 
 	ctx, kill := context.WithCancelCause(context.WithoutCancel(ctx))
 	s := &session{
 		box: box, reattach: f.Reattach, acks: f.Reattach || f.AckInput, out: newOutbox(), kill: kill,
-		started: make(chan struct{}), over: make(chan struct{}),
+		started: make(chan struct{}), done: make(chan struct{}),
 	}
 	s.in = newInbox(s.acks, &e.open.input)
-	if err := e.open.add(s, leave); err != nil {
+	if err := e.open.add(s, release); err != nil {
 		kill(err)
 		return nil, err
 	}
-	go e.run(ctx, s, req, prompt)
+	go e.runCommand(ctx, s, req, prompt)
 	return s, nil
 }
 
-// run runs the command of a session.
-func (e *Endpoints) run(ctx context.Context, s *session, req api.SessionRequest, prompt string) {
-	defer close(s.over)
+// runCommand runs the command of a session.
+func (e *Endpoints) runCommand(ctx context.Context, s *session, req api.SessionRequest, prompt string) {
+	defer close(s.done)
 	defer s.kill(nil)
 	job := history.Job{Type: history.Shell, Prompt: prompt}
 	_, s.res, s.err = e.history.Do(ctx, s.box, job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
-		proc, err := e.host.StartSession(ctx, s.box, req, s.in, e.remember(run, s.out.stream("stdout")), e.remember(run, s.out.stream("stderr")))
+		proc, err := e.host.StartSession(ctx, s.box, req, s.in, e.recordOutput(run, s.out.stream("stdout")), e.recordOutput(run, s.out.stream("stderr")))
 		if err != nil {
 			return api.ExecResult{}, err
 		}
 		s.proc = proc
-		e.open.know(s, run.ID())
+		e.open.publish(s, run.ID())
 		close(s.started)
-		s.catchUp()
-		return proc.Wait(unblocked(ctx, s.out))
+		s.runPending()
+		return proc.Wait(discardOnDone(ctx, s.out))
 	})
 	s.in.discard()
 	s.out.close()
@@ -97,11 +97,11 @@ func (s *session) running() bool {
 	}
 }
 
-// maxEarly bounds the number of actions requested before the command has started.
-const maxEarly = 64
+// maxPending bounds the number of actions requested before the command has started.
+const maxPending = 64
 
-// onceStarted runs an action as soon as the command has started. Actions run in the order of the calls.
-func (s *session) onceStarted(do func()) error {
+// afterStart runs an action as soon as the command has started. Actions run in the order of the calls.
+func (s *session) afterStart(do func()) error {
 	s.mu.Lock()
 	if s.begun {
 		s.mu.Unlock()
@@ -109,20 +109,20 @@ func (s *session) onceStarted(do func()) error {
 		return nil
 	}
 	defer s.mu.Unlock()
-	if len(s.early) >= maxEarly {
-		return problem.Invalid("/type", "is the %dth frame before the command has started; wait for it", maxEarly+1)
+	if len(s.pending) >= maxPending {
+		return problem.Invalid("/type", "is the %dth frame before the command has started; wait for it", maxPending+1)
 	}
-	s.early = append(s.early, do)
+	s.pending = append(s.pending, do)
 	return nil
 }
 
-// catchUp runs the actions requested before the command started.
-func (s *session) catchUp() {
+// runPending runs the actions requested before the command started.
+func (s *session) runPending() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.early) > 0 {
-		early := s.early
-		s.early = nil
+	for len(s.pending) > 0 {
+		early := s.pending
+		s.pending = nil
 		s.mu.Unlock()
 		for _, do := range early {
 			do()
@@ -132,14 +132,14 @@ func (s *session) catchUp() {
 	s.begun = true
 }
 
-// unblocked returns ctx. When ctx ends, further output of the command is discarded, so that it does not block.
-func unblocked(ctx context.Context, out *outbox) context.Context {
+// discardOnDone returns ctx. When ctx ends, further output of the command is discarded, so that it does not block.
+func discardOnDone(ctx context.Context, out *outbox) context.Context {
 	context.AfterFunc(ctx, out.close)
 	return ctx
 }
 
-// remember records the beginning of a run's output in the history and passes the output on to w.
-func (e *Endpoints) remember(r *history.Run, w writerFunc) writerFunc {
+// recordOutput records the beginning of a run's output in the history and passes the output on to w.
+func (e *Endpoints) recordOutput(r *history.Run, w writerFunc) writerFunc {
 	return func(b []byte) (int, error) {
 		e.history.Wrote(r, b)
 		return w(b)
@@ -148,39 +148,39 @@ func (e *Endpoints) remember(r *history.Run, w writerFunc) writerFunc {
 
 // attach makes l the connection of the session. A previous connection is ended; once attach returns, it handles no more
 // frames.
-func (s *session) attach(l *line) {
+func (s *session) attach(l *connection) {
 	s.mu.Lock()
-	before := s.current
-	s.current = l
-	if s.waiting != nil {
-		s.waiting.Stop()
-		s.waiting = nil
+	before := s.conn
+	s.conn = l
+	if s.reconnectTimer != nil {
+		s.reconnectTimer.Stop()
+		s.reconnectTimer = nil
 	}
 	s.mu.Unlock()
 	if before != nil {
-		before.end(errTaken)
-		<-before.left
+		before.cancel(errReplaced)
+		<-before.drained
 	}
 }
 
-// errTaken ends the previous connection when the client reconnects.
-var errTaken = errors.New("the session was taken over by another connection")
+// errReplaced ends the previous connection when the client reconnects.
+var errReplaced = errors.New("the session was taken over by another connection")
 
-// leave removes a connection that has ended, unless another connection has replaced it. If the client may come back, the
+// disconnect removes a connection that has ended, unless another connection has replaced it. If the client may come back, the
 // session waits for it; otherwise the session ends.
-func (s *session) leave(l *line, mayComeBack bool) {
+func (s *session) disconnect(l *connection, mayComeBack bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current != l {
+	if s.conn != l {
 		return
 	}
-	s.current = nil
+	s.conn = nil
 	if !mayComeBack || s.stopping {
 		s.kill(errHungUp)
 		s.forget()
 		return
 	}
-	s.waiting = time.AfterFunc(patience, func() {
+	s.reconnectTimer = time.AfterFunc(reconnectTimeout, func() {
 		s.kill(errLost)
 		s.forget()
 	})
@@ -192,7 +192,7 @@ func (s *session) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping = true
-	if s.current == nil {
+	if s.conn == nil {
 		s.forget()
 	}
 }
@@ -209,13 +209,13 @@ func (s *session) terminate(grace time.Duration) {
 	_ = s.proc.Signal("TERM")
 	timer := time.AfterFunc(grace, func() { _ = s.proc.Signal("KILL") })
 	go func() {
-		<-s.over
+		<-s.done
 		timer.Stop()
 	}()
 }
 
-// last returns the session's final frame. The command must have ended.
-func (s *session) last() toClient {
+// finalFrame returns the session's final frame. The command must have ended.
+func (s *session) finalFrame() toClient {
 	if s.err != nil {
 		_, body := problem.StatusOf(s.err)
 		return toClient{Type: "error", Message: body.Error}
@@ -230,5 +230,5 @@ func (s *session) resize(f *fromClient) error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	return s.onceStarted(func() { _ = s.proc.Resize(size) }) // an ended command has no terminal to resize
+	return s.afterStart(func() { _ = s.proc.Resize(size) }) // an ended command has no terminal to resize
 }

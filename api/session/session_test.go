@@ -401,12 +401,12 @@ func TestWaitForTheClient(t *testing.T) {
 		c.send(start(m{"reattach": true}))
 		id := c.want("started").ExecID
 		_ = c.conn.CloseNow()
-		time.Sleep(patience - time.Second)
+		time.Sleep(reconnectTimeout - time.Second)
 		c.conn = c.dial("?session=" + id)
 		c.want("attached")
-		time.Sleep(2 * patience)
+		time.Sleep(2 * reconnectTimeout)
 		_ = c.conn.CloseNow()
-		time.Sleep(patience - time.Second)
+		time.Sleep(reconnectTimeout - time.Second)
 		if ended.Load() {
 			t.Fatal("the command was killed before its client could come back")
 		}
@@ -431,7 +431,7 @@ func TestUnreadOutputIsBounded(t *testing.T) {
 		c.send(start(nil))
 		c.want("started")
 		time.Sleep(time.Hour)
-		if n := written.Load(); n > maxUnsent+queueMost {
+		if n := written.Load(); n > maxUnsent+queueLimit {
 			t.Errorf("a command that nobody reads wrote %d bytes", n)
 		}
 	})

@@ -56,7 +56,7 @@ func TestStop(t *testing.T) {
 		if err := c.e.Wait(ctx); err != nil || running.Load() != 0 {
 			t.Errorf("%d commands go on: %v", running.Load(), err)
 		}
-		if _, err := c.e.open.enter(api.Caller{}, "b"); !errors.Is(err, api.ErrUnavailable) {
+		if _, err := c.e.open.acquireSlot(api.Caller{}, "b"); !errors.Is(err, api.ErrUnavailable) {
 			t.Errorf("another session: %v", err)
 		}
 		_ = paused.CloseNow()
@@ -84,20 +84,20 @@ func TestReplacedConnection(t *testing.T) {
 	t.Parallel()
 	var killed, forgotten bool
 	s := &session{kill: func(error) { killed = true }, forget: func() { forgotten = true }}
-	lines := make([]*line, 2)
+	lines := make([]*connection, 2)
 	for i := range lines {
 		ctx, end := context.WithCancelCause(t.Context())
 		defer end(nil)
-		lines[i] = &line{ctx: ctx, end: end, left: make(chan struct{})}
-		close(lines[i].left)
+		lines[i] = &connection{ctx: ctx, cancel: end, drained: make(chan struct{})}
+		close(lines[i].drained)
 		s.attach(lines[i])
 	}
-	s.leave(lines[0], false)
-	s.leave(lines[0], true)
-	if killed || forgotten || s.waiting != nil {
+	s.disconnect(lines[0], false)
+	s.disconnect(lines[0], true)
+	if killed || forgotten || s.reconnectTimer != nil {
 		t.Error("the connection that was replaced ended the session")
 	}
-	s.leave(lines[1], false)
+	s.disconnect(lines[1], false)
 	if !killed || !forgotten {
 		t.Error("the session goes on without a connection")
 	}

@@ -104,11 +104,11 @@ func (e *Endpoints) take(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.listed(e.seen(r, ""))
+	return e.listReply(e.visible(r, ""))
 }
 
-// seen returns the snapshots of a box, or of all boxes for "", that the key of the request may see.
-func (e *Endpoints) seen(r *http.Request, box policy.BoxID) ([]api.Snapshot, error) {
+// visible returns the snapshots of a box, or of all boxes for "", that the key of the request may see.
+func (e *Endpoints) visible(r *http.Request, box policy.BoxID) ([]api.Snapshot, error) {
 	list, err := e.Host.Snapshots(r.Context(), box)
 	caller := api.CallerOf(r.Context())
 	return slices.DeleteFunc(list, func(s api.Snapshot) bool { return !caller.SeesSnapshot(s) }), err
@@ -117,7 +117,7 @@ func (e *Endpoints) seen(r *http.Request, box policy.BoxID) ([]api.Snapshot, err
 // listOfBox lists the snapshots of a box, even after the box was deleted.
 func (e *Endpoints) listOfBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	list, _, err := e.ofBox(r)
-	return e.listed(list, err)
+	return e.listReply(list, err)
 }
 
 // ofBox returns the snapshots of the box in the path, and its ID. A deleted box can only be given by its ID, and is an
@@ -131,7 +131,7 @@ func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error)
 	if err != nil {
 		id = policy.BoxID(r.PathValue("id"))
 	}
-	list, lerr := e.seen(r, id)
+	list, lerr := e.visible(r, id)
 	if lerr != nil {
 		return nil, id, lerr
 	}
@@ -141,7 +141,7 @@ func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error)
 	return list, id, nil
 }
 
-func (e *Endpoints) listed(list []api.Snapshot, err error) (rest.Reply, error) {
+func (e *Endpoints) listReply(list []api.Snapshot, err error) (rest.Reply, error) {
 	views := make([]snapshotView, 0, len(list))
 	for _, s := range list {
 		views = append(views, view(s))
@@ -170,7 +170,7 @@ func (e *Endpoints) deleteMany(w http.ResponseWriter, r *http.Request) (rest.Rep
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	list, err := e.seen(r, "")
+	list, err := e.visible(r, "")
 	if err != nil {
 		return rest.Reply{}, err
 	}

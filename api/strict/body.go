@@ -17,11 +17,11 @@ import (
 const (
 	// bodyTimeout bounds the time to send a body.
 	bodyTimeout = 30 * time.Second
-	// silenceMost is the default of [Bodies.Silence].
-	silenceMost = 10 * time.Second
-	// roomPatience bounds the total time that a request waits for memory for its body, while its key's quota or the
+	// defaultSilence is the default of [Bodies.Silence].
+	defaultSilence = 10 * time.Second
+	// memoryTimeout bounds the total time that a request waits for memory for its body, while its key's quota or the
 	// global one is used up.
-	roomPatience = 2 * time.Second
+	memoryTimeout = 2 * time.Second
 )
 
 const (
@@ -51,7 +51,7 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	_, isExceeded := errors.AsType[*quota.Error](err)
 	switch {
 	case err == nil:
-		return data, memory.take(weigh(data))
+		return data, memory.claim(decodedSize(data))
 	case isExceeded:
 		return nil, err
 	case isTooLarge:
@@ -65,8 +65,8 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 // valueSize is the minimum memory of a decoded value in addition to its text.
 const valueSize = 64
 
-// weigh returns the memory of the decoded values of a JSON text in addition to the text, or 0 if they are few.
-func weigh(data []byte) int64 {
+// decodedSize returns the memory of the decoded values of a JSON text in addition to the text, or 0 if they are few.
+func decodedSize(data []byte) int64 {
 	values, quoted := int64(0), false
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
@@ -93,59 +93,59 @@ func (b Bodies) Whole(w http.ResponseWriter, r *http.Request) io.Reader {
 
 func (b Bodies) within(w http.ResponseWriter, r *http.Request, memory *bodyMemory) io.Reader {
 	in := &steady{body: http.MaxBytesReader(w, r.Body, b.Most), rc: http.NewResponseController(w), until: time.Now().Add(bodyTimeout), silence: b.silence()}
-	return &Claimed{r: in, memory: memory, room: freeBytes}
+	return &Claimed{r: in, memory: memory, unused: freeBytes}
 }
 
-func (b Bodies) silence() time.Duration { return cmp.Or(b.Silence, silenceMost) }
+func (b Bodies) silence() time.Duration { return cmp.Or(b.Silence, defaultSilence) }
 
 // bodyMemory claims memory for the body of a request. It waits if no memory is available.
 type bodyMemory struct {
-	ctx   context.Context
-	scope *quota.Scope
-	left  time.Duration // remaining time to wait
+	ctx       context.Context
+	scope     *quota.Scope
+	remaining time.Duration // remaining time to wait
 }
 
 func memoryOf(r *http.Request) *bodyMemory {
-	return &bodyMemory{r.Context(), quota.ScopeOf(r.Context()), roomPatience}
+	return &bodyMemory{r.Context(), quota.ScopeOf(r.Context()), memoryTimeout}
 }
 
-func (m *bodyMemory) take(n int64) error {
+func (m *bodyMemory) claim(n int64) error {
 	begun := time.Now()
-	err := m.scope.TakeWithin(m.ctx, m.left, quota.Memory, n)
-	m.left -= time.Since(begun)
+	err := m.scope.TakeWithin(m.ctx, m.remaining, quota.Memory, n)
+	m.remaining -= time.Since(begun)
 	return err
 }
 
 // Claimed reads data that is kept in memory as a whole. It claims memory as data arrives, whatever length was announced.
 type Claimed struct {
-	r      io.Reader
-	memory *bodyMemory
-	room   int   // remaining claimed or free bytes
-	held   int64 // claimed bytes
+	r       io.Reader
+	memory  *bodyMemory
+	unused  int   // remaining claimed or free bytes
+	claimed int64 // claimed bytes
 }
 
 // NewClaimed returns a reader that claims memory from a scope. It fails immediately if no memory is available.
 func NewClaimed(r io.Reader, scope *quota.Scope) *Claimed {
-	return &Claimed{r: r, memory: &bodyMemory{context.Background(), scope, 0}, room: freeBytes}
+	return &Claimed{r: r, memory: &bodyMemory{context.Background(), scope, 0}, unused: freeBytes}
 }
 
 // Read implements [io.Reader].
 func (c *Claimed) Read(p []byte) (int, error) {
-	if c.room == 0 {
-		if err := c.memory.take(copies * claimBytes); err != nil {
+	if c.unused == 0 {
+		if err := c.memory.claim(copies * claimBytes); err != nil {
 			return 0, err
 		}
-		c.room, c.held = claimBytes, c.held+copies*claimBytes
+		c.unused, c.claimed = claimBytes, c.claimed+copies*claimBytes
 	}
-	n, err := c.r.Read(p[:min(len(p), c.room)])
-	c.room -= n
+	n, err := c.r.Read(p[:min(len(p), c.unused)])
+	c.unused -= n
 	return n, err
 }
 
 // Release releases the claimed memory before the scope ends.
 func (c *Claimed) Release() {
-	c.memory.scope.Release(quota.Memory, c.held)
-	c.held = 0
+	c.memory.scope.Release(quota.Memory, c.claimed)
+	c.claimed = 0
 }
 
 // steady reads a body with deadlines.

@@ -24,8 +24,8 @@ func TestBodiesWaitForMemory(t *testing.T) {
 	}{
 		"there is memory":   {1, 0, 0, true},
 		"others end":        {4, time.Second / 2, 3 * time.Second / 2, true},
-		"they do not":       {4, 0, roomPatience, false},
-		"they end too late": {4, time.Second, roomPatience, false},
+		"they do not":       {4, 0, memoryTimeout, false},
+		"they end too late": {4, time.Second, memoryTimeout, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -20,13 +20,13 @@ type checker struct {
 	size     int64               // size of the decoded values not claimed yet
 }
 
-// free is the total size of decoded values that is exempt from claims.
-const free = 64 << 10
+// freeValues is the total size of decoded values that is exempt from claims.
+const freeValues = 64 << 10
 
 // grow claims memory for a value before it is decoded. The factor of 2 allows for slices and maps, which grow by
 // doubling.
 func (c *checker) grow(size uintptr) error {
-	if c.size += 2 * int64(size); c.size < free {
+	if c.size += 2 * int64(size); c.size < freeValues {
 		return nil
 	}
 	n := c.size

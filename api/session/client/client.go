@@ -31,7 +31,7 @@ type Session struct {
 	conn   *websocket.Conn
 	client *api.Client
 	cancel string      // API path that cancels the run
-	ahead  chan answer // frames read before Wait takes them; closed at the end, with the reason in err
+	frames chan answer // frames read before Wait takes them; closed at the end, with the reason in err
 	err    error
 	window window
 }
@@ -70,7 +70,7 @@ func Open(ctx context.Context, c *api.Client, box string, req Request) (*Session
 		return nil, cmp.Or(context.Cause(ctx), err)
 	}
 	conn.SetReadLimit(maxAnswer)
-	s := &Session{ctx: ctx, conn: conn, client: c, ahead: make(chan answer, readAhead)}
+	s := &Session{ctx: ctx, conn: conn, client: c, frames: make(chan answer, readAhead)}
 	if err := s.start(box, req); err != nil {
 		_ = conn.CloseNow()
 		return nil, err
@@ -125,7 +125,7 @@ const readAhead = 64
 
 // read reads frames until the session ends.
 func (s *Session) read() {
-	defer close(s.ahead)
+	defer close(s.frames)
 	defer s.window.close()
 	for {
 		a, err := s.receive()
@@ -138,7 +138,7 @@ func (s *Session) read() {
 			continue
 		}
 		select {
-		case s.ahead <- a:
+		case s.frames <- a:
 		case <-s.ctx.Done():
 			s.err = context.Cause(s.ctx)
 			return
@@ -154,7 +154,7 @@ const inputChunk = 32 << 10
 func (s *Session) Write(p []byte) (n int, err error) {
 	for n < len(p) {
 		part := p[n:min(len(p), n+inputChunk)]
-		if err := s.window.take(s.ctx, int64(len(part))); err != nil {
+		if err := s.window.reserve(s.ctx, int64(len(part))); err != nil {
 			return n, err
 		}
 		if err := s.send(frame{Type: "stdin", Data: part}); err != nil {
@@ -196,7 +196,7 @@ func (s *Session) Wait(stdout, stderr io.Writer) (int, error) {
 }
 
 func (s *Session) copyOutput(stdout, stderr io.Writer) (int, error) {
-	for a := range s.ahead {
+	for a := range s.frames {
 		var err error
 		switch a.Type {
 		case "stdout":

@@ -20,8 +20,8 @@ type window struct {
 
 var errSessionEnded = errors.New("the session has ended")
 
-// take waits until n more bytes may be sent.
-func (w *window) take(ctx context.Context, n int64) error {
+// reserve waits until n more bytes may be sent.
+func (w *window) reserve(ctx context.Context, n int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.sent+n-w.acked > windowSize && !w.closed {

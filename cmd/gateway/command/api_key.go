@@ -66,7 +66,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			if body.Quotas, err = parseQuotas(quotas); err != nil {
 				return err
 			}
-			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
+			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return printKey(cmd, w, k) }))
 		},
 	}
 	cli.Sends(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
@@ -168,8 +168,8 @@ func (k apiKey) use() string {
 	return strings.Join(parts, ", ")
 }
 
-// sayKey prints the key alone to standard output, so that it can be piped, and its description to standard error.
-func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
+// printKey prints the key alone to standard output, so that it can be piped, and its description to standard error.
+func printKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 	until := "until it is revoked"
 	if k.ExpiresAt != "" {
 		until = "until " + k.ExpiresAt
@@ -190,7 +190,7 @@ func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
 			}) error {
 				rows := [][]string{{"ID", "NAME", "ROLE", "BOX", "EXPIRES", "LAST USED", "USE"}}
 				for _, k := range answer.Keys {
-					rows = append(rows, []string{k.ID, k.Name, k.Role, dashed(k.BoxID), dashed(k.ExpiresAt), dashed(k.LastUsed), dashed(k.use())})
+					rows = append(rows, []string{k.ID, k.Name, k.Role, textOrDash(k.BoxID), textOrDash(k.ExpiresAt), textOrDash(k.LastUsed), textOrDash(k.use())})
 				}
 				return cli.Table(w, rows...)
 			}))
@@ -198,7 +198,7 @@ func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
 	}
 }
 
-func dashed(text string) string {
+func textOrDash(text string) string {
 	if text == "" {
 		return "-"
 	}
@@ -234,7 +234,7 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 				return changeKeys(cmd, o, apiKeyChange(grace))
 			}
 			body := map[string]string{"grace": grace.String()}
-			return o.Call(cmd, "POST", "/v2/api-keys/"+url.PathEscape(args[0])+"/rotate", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
+			return o.Call(cmd, "POST", "/v2/api-keys/"+url.PathEscape(args[0])+"/rotate", body, cli.Decoded(func(w io.Writer, k apiKey) error { return printKey(cmd, w, k) }))
 		},
 	}
 	cli.Duration(cmd.Flags(), &grace, "grace", 0, "how long the old key goes on working, such as 10m or 1d")

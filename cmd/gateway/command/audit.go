@@ -68,11 +68,11 @@ func printEntry(w io.Writer, line []byte, asJSON bool) error {
 		return err
 	}
 	e = e.Origin()
-	status := dashed("")
+	status := textOrDash("")
 	if e.Status != 0 {
 		status = fmt.Sprint(e.Status)
 	}
-	_, err := fmt.Fprintf(w, "%s %6d %-7s %s %s %s %s", e.Time.Local().Format(time.DateTime), e.Seq, e.Kind, dashed(e.Key), dashed(e.Remote), dashed(e.Route), status)
+	_, err := fmt.Fprintf(w, "%s %6d %-7s %s %s %s %s", e.Time.Local().Format(time.DateTime), e.Seq, e.Kind, textOrDash(e.Key), textOrDash(e.Remote), textOrDash(e.Route), status)
 	if err == nil && e.Box != "" {
 		_, err = fmt.Fprintf(w, " box=%s", e.Box)
 	}

@@ -72,7 +72,7 @@ type copied struct {
 	Skipped int    `json:"skipped,omitempty"`
 }
 
-func (c *boxCopy) done(what copied) error {
+func (c *boxCopy) report(what copied) error {
 	if c.json {
 		return json.NewEncoder(c.cmd.OutOrStdout()).Encode(what)
 	}
@@ -119,7 +119,7 @@ func (c *boxCopy) in(local, box, file string) error {
 	if err := c.send(box, "upload", body.Media, body); err != nil {
 		return err
 	}
-	return c.done(copied{Path: file, Bytes: body.Count()})
+	return c.report(copied{Path: file, Bytes: body.Count()})
 }
 
 // tree copies the contents of a local directory.
@@ -130,7 +130,7 @@ func (c *boxCopy) tree(local, box, folder string) error {
 	if err := c.send(box, "unpack?"+query.Encode(), body.Media, body); err != nil {
 		return err
 	}
-	return c.done(copied{Path: folder, Bytes: body.Count()})
+	return c.report(copied{Path: folder, Bytes: body.Count()})
 }
 
 func (c *boxCopy) send(box, call, media string, body io.Reader) error {
@@ -166,7 +166,7 @@ func (c *boxCopy) out(box, file, local string) error {
 	if err != nil {
 		return cli.WriteError(local, err)
 	}
-	return c.done(copied{Path: local, Bytes: n})
+	return c.report(copied{Path: local, Bytes: n})
 }
 
 // unpack extracts an archive sent by a box.
@@ -176,7 +176,7 @@ func (c *boxCopy) unpack(resp *http.Response, local string) error {
 		return err
 	}
 	skipped, _ := strconv.Atoi(resp.Trailer.Get(api.SkippedTrailer))
-	if err := c.done(copied{Path: local, Bytes: n, Skipped: skipped}); err != nil {
+	if err := c.report(copied{Path: local, Bytes: n, Skipped: skipped}); err != nil {
 		return err
 	}
 	if skipped > 0 {

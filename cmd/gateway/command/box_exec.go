@@ -45,18 +45,18 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 		if tty == nil {
 			return cli.Usagef("-t needs a terminal, and standard input is none; use -i alone")
 		}
-		return talk(cmd, client, box, session.Request{Command: command, Dir: e.dir}, tty)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir}, tty)
 	}
 	if e.input {
-		return talk(cmd, client, box, session.Request{Command: command, Dir: e.dir}, nil)
+		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir}, nil)
 	}
 	req := api.ExecRequest{Command: command, Dir: e.dir}
 	status, err := client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	return exited(status, err)
+	return exitError(status, err)
 }
 
-// exited turns the outcome of a command into an error.
-func exited(status int, err error) error {
+// exitError turns the outcome of a command into an error.
+func exitError(status int, err error) error {
 	if err == nil && status != 0 {
 		err = cli.CommandExit{Status: status}
 	}

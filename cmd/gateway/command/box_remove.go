@@ -66,7 +66,7 @@ func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 	if len(boxes) == 0 {
 		return nil
 	}
-	if err := r.agreed(cmd, boxes); err != nil {
+	if err := r.confirm(cmd, boxes); err != nil {
 		return err
 	}
 	var errs []error
@@ -76,8 +76,8 @@ func (r *boxRemove) removeAll(cmd *cobra.Command) error {
 	return errors.Join(errs...)
 }
 
-// agreed asks at a terminal whether to remove the boxes. Without a terminal, --yes is required.
-func (r *boxRemove) agreed(cmd *cobra.Command, boxes []boxAnswer) error {
+// confirm asks at a terminal whether to remove the boxes. Without a terminal, --yes is required.
+func (r *boxRemove) confirm(cmd *cobra.Command, boxes []boxAnswer) error {
 	if r.yes {
 		return nil
 	}

@@ -17,15 +17,15 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 )
 
-// passedOn lists the signals forwarded to the command in the box, with their names in the API.
-var passedOn = map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP", syscall.SIGQUIT: "QUIT"}
+// forwarded lists the signals forwarded to the command in the box, with their names in the API.
+var forwarded = map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP", syscall.SIGQUIT: "QUIT"}
 
-// patience is the number of signals forwarded. The next one ends the session, even if the command reads no input and
+// maxForwarded is the number of signals forwarded. The next one ends the session, even if the command reads no input and
 // signals no longer reach it.
-const patience = 2
+const maxForwarded = 2
 
-// talk runs a command in a box with the standard streams of this process, in its terminal if tty is not nil.
-func talk(cmd *cobra.Command, client *api.Client, box string, req session.Request, tty *terminal.Terminal) error {
+// runInteractive runs a command in a box with the standard streams of this process, in its terminal if tty is not nil.
+func runInteractive(cmd *cobra.Command, client *api.Client, box string, req session.Request, tty *terminal.Terminal) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(signals)
@@ -52,32 +52,32 @@ func talk(cmd *cobra.Command, client *api.Client, box string, req session.Reques
 		defer restore()
 		go tty.Follow(ctx, s.Resize)
 	}
-	go obey(ctx, end, s, signals, tty != nil)
-	go feed(end, s, cmd.InOrStdin())
-	return exited(s.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr()))
+	go forwardSignals(ctx, end, s, signals, tty != nil)
+	go sendStdin(end, s, cmd.InOrStdin())
+	return exitError(s.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr()))
 }
 
-// obey forwards the first signals to the command and ends the session on the next one. If the command has a terminal, any
+// forwardSignals forwards the first signals to the command and ends the session on the next one. If the command has a terminal, any
 // signal ends the session: keys such as Ctrl-C arrive as input there, so a signal is meant for this process.
-func obey(ctx context.Context, end context.CancelCauseFunc, s *session.Session, signals <-chan os.Signal, tty bool) {
+func forwardSignals(ctx context.Context, end context.CancelCauseFunc, s *session.Session, signals <-chan os.Signal, tty bool) {
 	for n := 0; ; n++ {
 		select {
 		case sig := <-signals:
-			if tty || n == patience {
+			if tty || n == maxForwarded {
 				number, _ := sig.(syscall.Signal)
 				end(cli.StatusError{Status: 128 + int(number), Err: fmt.Errorf("%s: the session was closed, and the command killed", sig)})
 				return
 			}
-			go func() { _ = s.Signal(passedOn[sig]) }() // may wait behind input that the command does not read
+			go func() { _ = s.Signal(forwarded[sig]) }() // may wait behind input that the command does not read
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// feed sends standard input. A read error ends the session, so that the command does not mistake truncated input for
+// sendStdin sends standard input. A read error ends the session, so that the command does not mistake truncated input for
 // complete input.
-func feed(end context.CancelCauseFunc, s *session.Session, in io.Reader) {
+func sendStdin(end context.CancelCauseFunc, s *session.Session, in io.Reader) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := in.Read(buf)

@@ -27,7 +27,7 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return talk(cmd, client, args[0], session.Request{Command: shell, Dir: dir}, tty)
+			return runInteractive(cmd, client, args[0], session.Request{Command: shell, Dir: dir}, tty)
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")

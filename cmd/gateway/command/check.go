@@ -22,21 +22,23 @@ import (
 // serveFindings checks everything that `gateway serve` needs before it opens anything. Each error includes the fix.
 func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 	return append(preflight.Check(cfg),
-		found("state directory", needStateDir(cfg)),
-		found("store", needStore(cfg)),
-		found("run directory", needRunDir(cfg)),
-		found("kernel network", needKernel(ctx)),
-		found("pools", needPools(cfg)),
-		found("descriptors", share.NeedDescriptors()),
-		found("resolvers", host.NeedResolvers(cfg)),
-		found("upstream CA roots", host.NeedRoots(cfg)),
-		found("public URL certificate", needCertificate(cfg)),
-		found("disks of boxes", host.NeedDiskLimits(cfg)),
-		found("launched boxes", host.NeedNoBoxes(cfg)),
+		finding("state directory", needStateDir(cfg)),
+		finding("store", needStore(cfg)),
+		finding("run directory", needRunDir(cfg)),
+		finding("kernel network", needKernel(ctx)),
+		finding("pools", needPools(cfg)),
+		finding("descriptors", share.NeedDescriptors()),
+		finding("resolvers", host.NeedResolvers(cfg)),
+		finding("upstream CA roots", host.NeedRoots(cfg)),
+		finding("public URL certificate", needCertificate(cfg)),
+		finding("disks of boxes", host.NeedDiskLimits(cfg)),
+		finding("launched boxes", host.NeedNoBoxes(cfg)),
 	)
 }
 
-func found(what string, err error) preflight.Finding { return preflight.Finding{What: what, Err: err} }
+func finding(what string, err error) preflight.Finding {
+	return preflight.Finding{What: what, Err: err}
+}
 
 // hostError joins all errors that keep the gateway from working, or returns nil.
 func hostError(ctx context.Context, cfg config.Config) error {
@@ -74,22 +76,22 @@ const runningFinding = "gateway"
 // that one mistake does not hide the next; only its sockets are not opened.
 func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	cfg, err := o.Load()
-	findings := append([]preflight.Finding{found("configuration "+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
+	findings := append([]preflight.Finding{finding("configuration "+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
-		found("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
-		found("disk limits", host.CheckDiskLimits(cfg)),
-		found("other images", preflight.CheckImages(cfg)),
-		found("other firewall rules", checkOtherRules()),
-		found("source addresses", checkSources(cfg)),
-		found("secrets", checkSecrets(ctx, cfg)),
-		found("kernel limits", preflight.CheckSupplies("/proc/sys")),
+		finding("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
+		finding("disk limits", host.CheckDiskLimits(cfg)),
+		finding("other images", preflight.CheckImages(cfg)),
+		finding("other firewall rules", checkOtherRules()),
+		finding("source addresses", checkSources(cfg)),
+		finding("secrets", checkSecrets(ctx, cfg)),
+		finding("kernel limits", preflight.CheckSupplies("/proc/sys")),
 	)
 	findings = append(findings, certificateFindings(ctx, cfg, time.Now())...)
 	switch {
 	case store.InUse(cfg.StateDir):
-		findings = append(findings, found(runningFinding, preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
+		findings = append(findings, finding(runningFinding, preflight.Warnf("is already running with the state directory %s, so its sockets were not checked", cfg.StateDir)))
 	case err == nil:
-		findings = append(findings, found("listeners", checkListen(ctx, cfg)))
+		findings = append(findings, finding("listeners", checkListen(ctx, cfg)))
 	}
 	return findings
 }

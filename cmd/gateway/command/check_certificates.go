@@ -30,8 +30,8 @@ func needCertificate(cfg config.Config) error {
 	return nil
 }
 
-// mostShown bounds the number of certificates listed individually.
-const mostShown = 20
+// maxShown bounds the number of certificates listed individually.
+const maxShown = 20
 
 // certificateFindings reports how long the stored certificates remain valid, the earliest expiry first. Certificates of
 // the internal CA are not stored: each run of the gateway issues its own.
@@ -42,11 +42,11 @@ func certificateFindings(ctx context.Context, cfg config.Config, now time.Time) 
 	}
 	subjects := slices.SortedFunc(maps.Keys(expiries), func(a, b string) int { return expiries[a].Compare(expiries[b]) })
 	var findings []preflight.Finding
-	for _, subject := range subjects[:min(len(subjects), mostShown)] {
+	for _, subject := range subjects[:min(len(subjects), maxShown)] {
 		findings = append(findings, certificateFinding(subject, expiries[subject], now))
 	}
-	if more := len(subjects) - mostShown; more > 0 {
-		findings = append(findings, found(fmt.Sprintf("%d more certificates, which expire later", more), nil))
+	if more := len(subjects) - maxShown; more > 0 {
+		findings = append(findings, finding(fmt.Sprintf("%d more certificates, which expire later", more), nil))
 	}
 	return append(findings, reachFinding(cfg)...)
 }
@@ -74,19 +74,19 @@ func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time
 	return nil, nil
 }
 
-// soon is how many days before its expiry a certificate should have been renewed.
-const soon = 7
+// renewalDays is how many days before its expiry a certificate should have been renewed.
+const renewalDays = 7
 
 func certificateFinding(subject string, expires, now time.Time) preflight.Finding {
 	days := int(expires.Sub(now).Hours() / 24)
 	what := fmt.Sprintf("certificate %s, %s left", subject, cli.Count(max(days, 0), "day", "days"))
 	switch {
 	case !expires.After(now):
-		return found(what, preflight.Warnf("it expired on %s; if a public URL has this name, look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
-	case days < soon:
-		return found(what, preflight.Warnf("it expires on %s and should have been replaced; look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
+		return finding(what, preflight.Warnf("it expired on %s; if a public URL has this name, look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
+	case days < renewalDays:
+		return finding(what, preflight.Warnf("it expires on %s and should have been replaced; look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
 	}
-	return found(what, nil)
+	return finding(what, nil)
 }
 
 // reachFinding lists the ports that certificate issuers must be able to reach, which cannot be checked from this host.
@@ -112,5 +112,5 @@ func reachFinding(cfg config.Config) []preflight.Finding {
 	if len(errs) == 0 {
 		errs = append(errs, preflight.Warnf("whether ports 80 and 443 can be reached from the internet cannot be checked from here; one of them must be"))
 	}
-	return []preflight.Finding{found("certificate issuers", errors.Join(errs...))}
+	return []preflight.Finding{finding("certificate issuers", errors.Join(errs...))}
 }

@@ -41,8 +41,8 @@ func (i *imageCommand) load() (config.Config, error) {
 	return cfg, err
 }
 
-// kept opens the image directory.
-func (i *imageCommand) kept() (launcher.Images, error) {
+// images opens the image directory.
+func (i *imageCommand) images() (launcher.Images, error) {
 	cfg, err := i.load()
 	if err != nil {
 		return launcher.Images{}, err
@@ -85,7 +85,7 @@ func (i *imageCommand) list() *cobra.Command {
 		Short: "List the images that are kept, and how many boxes and snapshots use each",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			images, err := i.kept()
+			images, err := i.images()
 			if err != nil {
 				return err
 			}
@@ -112,7 +112,7 @@ func (i *imageCommand) remove() *cobra.Command {
 		Short: "Remove images that no box and no snapshot uses",
 		Args:  cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			images, err := i.kept()
+			images, err := i.images()
 			if err != nil {
 				return err
 			}

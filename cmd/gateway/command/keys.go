@@ -48,7 +48,7 @@ func storeKeyChange(next name.Secret) keyChange {
 	return keyChange{
 		path: "/v2/store/rotate-key", body: body,
 		direct: func(cfg config.Config) error { return rotateClosedStore(cfg, next) },
-		say:    func(w io.Writer, cfg config.Config) error { return sayStoreKey(w, cfg, next) },
+		print:  func(w io.Writer, cfg config.Config) error { return printStoreKey(w, cfg, next) },
 	}
 }
 
@@ -68,7 +68,7 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 	return next, keys.CheckPassphrase(next)
 }
 
-func sayStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {
+func printStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {
 	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, store.KeyFileName))
 	if next.Reveal() != "" {
 		said = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
@@ -83,7 +83,7 @@ func apiKeyChange(grace time.Duration) keyChange {
 		direct: func(cfg config.Config) error {
 			return onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
 		},
-		say: func(w io.Writer, cfg config.Config) error {
+		print: func(w io.Writer, cfg config.Config) error {
 			_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
 			return err
 		},
@@ -95,7 +95,7 @@ type keyChange struct {
 	path   string // of the API request
 	body   map[string]string
 	direct func(config.Config) error            // changes the store when no gateway has it open
-	say    func(io.Writer, config.Config) error // prints where the new key is
+	print  func(io.Writer, config.Config) error // prints where the new key is
 }
 
 // changeKeys changes keys through the running gateway, recognized by its lock on the store, or else directly in the
@@ -114,7 +114,7 @@ func changeKeys(cmd *cobra.Command, o *cli.Options, c keyChange) error {
 			return err
 		}
 	}
-	return o.Call(cmd, "POST", c.path, c.body, func(w io.Writer, _ json.RawMessage) error { return c.say(w, cfg) })
+	return o.Call(cmd, "POST", c.path, c.body, func(w io.Writer, _ json.RawMessage) error { return c.print(w, cfg) })
 }
 
 // answer prints that the store was changed, in the format of the gateway's answer.
@@ -122,7 +122,7 @@ func (c keyChange) answer(cmd *cobra.Command, o *cli.Options, cfg config.Config)
 	if o.JSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), map[string]bool{"ok": true})
 	}
-	return c.say(cmd.OutOrStdout(), cfg)
+	return c.print(cmd.OutOrStdout(), cfg)
 }
 
 // rotateClosedStore changes the key of a store that no gateway has open. Opening the store a second time rewrites the

@@ -73,8 +73,8 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// mostNear bounds the number of suggested reasons.
-const mostNear = 6
+// maxNear bounds the number of suggested reasons.
+const maxNear = 6
 
 // nearReasons suggests reasons for an unknown word: the nearest spelling first, then reasons that share a part of the
 // word.
@@ -93,7 +93,7 @@ func nearReasons(word string) string {
 			stem := strings.TrimSuffix(strings.TrimSuffix(part, "ied"), "y") // so that denied matches deny
 			return len(stem) >= 3 && strings.Contains(reason, stem)
 		})
-		if shares && !slices.Contains(near, reason) && len(near) < mostNear {
+		if shares && !slices.Contains(near, reason) && len(near) < maxNear {
 			near = append(near, reason)
 		}
 	}
@@ -116,8 +116,8 @@ type logReader struct {
 	connected bool                           // a stream was opened at least once
 	run       string                         // ID of the gateway's run that made these decisions
 	seq       uint64                         // number of the last decision printed
-	printing  error                          // error while writing the output
-	remedied  map[name.Reason]remedy.Opening // first remedy printed for each reason
+	printErr  error                          // error while writing the output
+	advised   map[name.Reason]remedy.Opening // first remedy printed for each reason
 }
 
 // read prints one stream to its end.
@@ -133,8 +133,8 @@ func (r *logReader) read(ctx context.Context) error {
 		}
 	}
 	return client.Events(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
-		r.printing = r.print(line)
-		return r.printing
+		r.printErr = r.print(line)
+		return r.printErr
 	})
 }
 
@@ -170,8 +170,8 @@ func (r *logReader) readHistory(ctx context.Context, since string) error {
 		}
 	}
 	return client.History(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
-		r.printing = r.print(line)
-		return r.printing
+		r.printErr = r.print(line)
+		return r.printErr
 	})
 }
 
@@ -183,7 +183,7 @@ func (r *logReader) follow(ctx context.Context) error {
 	for {
 		r.connected = false
 		err := r.read(ctx)
-		if ctx.Err() != nil || r.printing != nil || isFinal(err) || !r.connected && until.IsZero() {
+		if ctx.Err() != nil || r.printErr != nil || isFinal(err) || !r.connected && until.IsZero() {
 			return err
 		}
 		if r.connected { // and the stream ended since
@@ -249,14 +249,14 @@ func (r *logReader) print(line []byte) error {
 func (r *logReader) advise(e audit.Event) error {
 	text := remedy.For(e)
 	opening, _ := remedy.OpeningOf(e)
-	said, ok := r.remedied[e.Reason]
+	said, ok := r.advised[e.Reason]
 	if text == "" || ok && (!said.Lookup || said.Port == opening.Port) {
 		return nil
 	}
-	if r.remedied == nil {
-		r.remedied = map[name.Reason]remedy.Opening{}
+	if r.advised == nil {
+		r.advised = map[name.Reason]remedy.Opening{}
 	}
-	r.remedied[e.Reason] = opening
+	r.advised[e.Reason] = opening
 	_, err := fmt.Fprintf(r.cmd.ErrOrStderr(), "  %s: %s\n", e.Reason, text)
 	return err
 }

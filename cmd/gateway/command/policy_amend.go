@@ -49,7 +49,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 				return err
 			}
 			if cmd.Flags().Changed("for") {
-				return lease(cmd, o, client, leaseAsked{args[0], verb, entries, lasts})
+				return lease(cmd, o, client, leaseRequest{args[0], verb, entries, lasts})
 			}
 			done, err := amendPolicy(cmd.Context(), client, args[0], verb, entries)
 			if err != nil {
@@ -85,8 +85,8 @@ func amendEntries(args []string) ([]amend.Entry, error) {
 	return entries, nil
 }
 
-// amended is the result of amending a policy.
-type amended struct {
+// amendResult is the result of amending a policy.
+type amendResult struct {
 	Entries []amendedEntry  `json:"entries"`
 	Policy  json.RawMessage `json:"policy"`
 	state   policyState
@@ -101,15 +101,15 @@ type amendedEntry struct {
 
 // amendPolicy changes the policy of a box and retries while other clients change it concurrently. It terminates, because
 // every retry means that one of them succeeded.
-func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entries []amend.Entry) (amended, error) {
+func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entries []amend.Entry) (amendResult, error) {
 	for {
 		state, err := readOwnPolicy(ctx, client, box)
 		if err != nil {
-			return amended{}, err
+			return amendResult{}, err
 		}
 		spec, done, err := amendSpec(state.spec, verb, entries)
 		if err != nil {
-			return amended{}, err
+			return amendResult{}, err
 		}
 		if done.changed {
 			state, err = writePolicy(ctx, client, box, spec, state)
@@ -125,8 +125,8 @@ func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entr
 	}
 }
 
-func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spec, amended, error) {
-	var done amended
+func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spec, amendResult, error) {
+	var done amendResult
 	for _, e := range entries {
 		var err error
 		c := amend.Change{}
@@ -136,7 +136,7 @@ func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spe
 			c = amend.Deny(spec, e)
 		}
 		if err != nil {
-			return policy.Spec{}, amended{}, err
+			return policy.Spec{}, amendResult{}, err
 		}
 		spec, done.changed = c.Spec, done.changed || c.Changed
 		done.Entries = append(done.Entries, amendedEntry{e.String(), c.Changed, c.Said})
@@ -146,7 +146,7 @@ func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spe
 
 // ineffective replaces the message of entries without effect: those with a warning from the gateway, and addresses that
 // no policy can open.
-func (a *amended) ineffective(ctx context.Context, client *api.Client, box string) {
+func (a *amendResult) ineffective(ctx context.Context, client *api.Client, box string) {
 	for i, e := range a.Entries {
 		why := closedAddress(ctx, client, box, e.Entry)
 		for _, w := range a.state.warnings {
@@ -180,13 +180,13 @@ func closedAddress(ctx context.Context, client *api.Client, box, entry string) s
 }
 
 // otherWarnings returns the warnings that do not concern one of the entries.
-func (a *amended) otherWarnings() []cli.Warning {
+func (a *amendResult) otherWarnings() []cli.Warning {
 	return slices.DeleteFunc(slices.Clone(a.state.warnings), func(w cli.Warning) bool {
 		return slices.ContainsFunc(a.Entries, func(e amendedEntry) bool { return e.Changed && a.state.entryAt(w.Pointer) == e.Entry })
 	})
 }
 
-func (a amended) print(cmd *cobra.Command, o *cli.Options) error {
+func (a amendResult) print(cmd *cobra.Command, o *cli.Options) error {
 	if o.JSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), a)
 	}

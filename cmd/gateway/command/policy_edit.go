@@ -97,10 +97,10 @@ func (e *policyEdit) edited(ctx context.Context) (*policy.Spec, error) {
 		spec, err := dialect.ParseSpec(data)
 		switch {
 		case bytes.Equal(data, e.text) || err == nil && len(amend.Diff(e.before.spec, spec)) == 0:
-			return nil, e.say("Nothing was changed.")
+			return nil, e.print("Nothing was changed.")
 		case err == nil:
 			return &spec, nil
-		case !e.asksAgain(err):
+		case !e.confirmEdit(err):
 			return nil, err
 		}
 	}
@@ -129,8 +129,8 @@ func (e *policyEdit) openEditor(ctx context.Context) error {
 	return nil
 }
 
-// asksAgain prints the mistake and asks at a terminal whether to edit again.
-func (e *policyEdit) asksAgain(flaw error) bool {
+// confirmEdit prints the mistake and asks at a terminal whether to edit again.
+func (e *policyEdit) confirmEdit(flaw error) bool {
 	if terminal.Of(e.cmd.InOrStdin()) == nil {
 		return false
 	}
@@ -156,11 +156,11 @@ func (e *policyEdit) apply(ctx context.Context, next policy.Spec) error {
 	if err := printDiff(e.cmd.OutOrStdout(), amend.Diff(e.before.spec, after.spec)); err != nil {
 		return err
 	}
-	return e.say("Version " + after.version.String() + " of the policy is in force.")
+	return e.print("Version " + after.version.String() + " of the policy is in force.")
 }
 
-// say prints a sentence, unless the output is JSON.
-func (e *policyEdit) say(text string) error {
+// print prints a sentence, unless the output is JSON.
+func (e *policyEdit) print(text string) error {
 	out := e.cmd.OutOrStdout()
 	if e.json {
 		out = io.Discard

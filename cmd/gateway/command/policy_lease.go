@@ -14,8 +14,8 @@ import (
 	"boxgate/policy/amend"
 )
 
-// leaseAsked is the request of `gateway policy allow --for` and `gateway policy deny --for`.
-type leaseAsked struct {
+// leaseRequest is the request of `gateway policy allow --for` and `gateway policy deny --for`.
+type leaseRequest struct {
 	box, verb string
 	entries   []amend.Entry
 	lasts     time.Duration
@@ -37,7 +37,7 @@ type leasesAnswer struct {
 func leasesPath(box string) string { return api.BoxPath(box, "config/network-policy/leases") }
 
 // lease adds temporary entries to a policy.
-func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseAsked) error {
+func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseRequest) error {
 	if asked.lasts < time.Second {
 		return cli.Usagef("--for: %q is too short; give a second or more, such as 1h", asked.lasts)
 	}

@@ -27,7 +27,7 @@ func replaceCommand(o *cli.Options, word, short, long string) *cobra.Command {
 	return &cobra.Command{
 		Use: word, Short: short, Long: long, Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var done reloaded
+			var done reloadResult
 			if err := host.AskControl(cmd.Context(), word, &done); err != nil {
 				return err
 			}

@@ -99,7 +99,7 @@ func (r *runCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	learned, err := r.openLearned()
+	learned, err := r.createLearned()
 	if err != nil {
 		return err
 	}
@@ -211,9 +211,9 @@ func realPaths(paths []string) ([]string, error) {
 	return out, nil
 }
 
-// openLearned creates the file for the learned policy as the calling user, before the command could put a link in its
+// createLearned creates the file for the learned policy as the calling user, before the command could put a link in its
 // place.
-func (r *runCommand) openLearned() (*os.File, error) {
+func (r *runCommand) createLearned() (*os.File, error) {
 	if !r.learnGiven || r.learn == notLearned {
 		return nil, nil
 	}

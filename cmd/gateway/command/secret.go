@@ -39,15 +39,15 @@ func newSecretCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// awaited reports whether the first read of a secret is still in progress.
-func (s secretAnswer) awaited() bool { return !s.Valid && s.Error == "" && s.ReadAt.IsZero() }
+// firstReadPending reports whether the first read of a secret is still in progress.
+func (s secretAnswer) firstReadPending() bool { return !s.Valid && s.Error == "" && s.ReadAt.IsZero() }
 
 func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 	rows := [][]string{{"NAME", "SOURCE", "STATE", "READ", "EXPIRES", "ERROR"}}
 	for _, s := range list.Secrets {
 		state := "valid"
 		switch {
-		case s.awaited():
+		case s.firstReadPending():
 			state = "being read"
 		case !s.Valid:
 			state = "unavailable"
@@ -61,11 +61,11 @@ func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 
 // printRefreshed prints that a secret was read. It returns an error if the source failed.
 func printRefreshed(w io.Writer, s secretAnswer) error {
-	if s.awaited() {
+	if s.firstReadPending() {
 		return fmt.Errorf("secret %s is still being read, and requests that need it wait; to see how that ends: gateway secret list", s.Name)
 	}
 	if !s.Valid {
-		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s; once that is mended: gateway secret refresh %s", s.Name, dashed(s.Error), s.Name)
+		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s; once that is mended: gateway secret refresh %s", s.Name, textOrDash(s.Error), s.Name)
 	}
 	_, err := fmt.Fprintf(w, "Secret %s was read anew.\n", s.Name)
 	return err

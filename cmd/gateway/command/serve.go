@@ -37,13 +37,13 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
 			onTerminal := terminal.IsOne(os.Stderr)
-			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.File(), environ: environWithout(os.Environ()), kept: kept}
+			so := serveOptions{noWatch: noWatch, greeting: onTerminal, file: o.File(), environ: environWithout(os.Environ()), kept: kept}
 			var err error
-			if so.before, err = predecessor(); err != nil {
+			if so.predecessor, err = predecessor(); err != nil {
 				return err
 			}
-			if err = serveWith(ctx, so); err != nil && so.before != nil {
-				so.before.Fail(err)
+			if err = serveWith(ctx, so); err != nil && so.predecessor != nil {
+				so.predecessor.Fail(err)
 			}
 			return err
 		},
@@ -67,13 +67,13 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 
 // serveOptions holds the settings of a run that are not in the configuration.
 type serveOptions struct {
-	noWatch bool     // do not restore kernel rules that other programs change
-	greet   bool     // print the greeting once ready
-	file    string   // the configuration file, if any
-	environ []string // environment of this process at its start
-	text    []byte   // contents of the configuration file
-	before  *handover.Predecessor
-	kept    map[string]*os.File // sockets kept from an earlier run
+	noWatch     bool     // do not restore kernel rules that other programs change
+	greeting    bool     // print the greeting once ready
+	file        string   // the configuration file, if any
+	environ     []string // environment of this process at its start
+	text        []byte   // contents of the configuration file
+	predecessor *handover.Predecessor
+	kept        map[string]*os.File // sockets kept from an earlier run
 }
 
 // serveWith reads the configuration and serves. A process that replaces another one running the same program receives the
@@ -81,8 +81,8 @@ type serveOptions struct {
 func serveWith(ctx context.Context, opts serveOptions) error {
 	var err error
 	given := false
-	if opts.before != nil {
-		opts.text, given = opts.before.Config()
+	if opts.predecessor != nil {
+		opts.text, given = opts.predecessor.Config()
 	}
 	if !given {
 		if opts.text, err = config.ReadFile(opts.file); err != nil {
@@ -101,7 +101,7 @@ func (o serveOptions) parse(text []byte) (config.Config, error) {
 	cfg, err := config.Parse(o.file, text, o.environ)
 	if cfg.Log.Format == "auto" {
 		cfg.Log.Format = "json"
-		if o.greet {
+		if o.greeting {
 			cfg.Log.Format = "console"
 		}
 	}
@@ -117,7 +117,7 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	// The gateway must survive the exit of the process that reads its log. The signal is caught rather than ignored,
 	// because boxes would inherit an ignored signal.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if opts.before == nil && store.InUse(cfg.StateDir) {
+	if opts.predecessor == nil && store.InUse(cfg.StateDir) {
 		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
 			"addresses of its own", cfg.StateDir)
 	}
@@ -136,14 +136,14 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 		return err
 	}
 	defer restore()
-	o := host.Options{Config: cfg, Log: log, NoWatch: opts.noWatch, Text: opts.text, Before: opts.before}
-	if opts.greet {
+	o := host.Options{Config: cfg, Log: log, NoWatch: opts.noWatch, Text: opts.text, Before: opts.predecessor}
+	if opts.greeting {
 		o.Ready = func() { _, _ = out.Write([]byte(greeting(cfg))) }
 	}
 	if log.Core().Enabled(zap.InfoLevel) { // the level of decisions
 		o.Decisions = out
 	}
-	return runHost(ctx, o, newReplacing(cfg, opts, log), opts.kept)
+	return runHost(ctx, o, newReplacer(cfg, opts, log), opts.kept)
 }
 
 // turnCoreDumpsOff disables core dumps, which would write header values and keys to files.
@@ -159,7 +159,7 @@ func turnCoreDumpsOff() error {
 
 // runHost opens the sockets and the host, takes over the boxes of an earlier run, and serves until ctx ends or another
 // process has replaced this one and all connections have drained.
-func runHost(ctx context.Context, o host.Options, r *replacing, kept map[string]*os.File) error {
+func runHost(ctx context.Context, o host.Options, r *replacer, kept map[string]*os.File) error {
 	var err error
 	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {
 		return err

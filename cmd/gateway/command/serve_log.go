@@ -38,8 +38,8 @@ func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 	return log, out, nil
 }
 
-// deadly lists the signals that end a Go program unless caught, except for SIGINT, SIGTERM, and SIGHUP, which reloads.
-var deadly = []os.Signal{
+// fatalSignals lists the signals that end a Go program unless caught, except for SIGINT, SIGTERM, and SIGHUP, which reloads.
+var fatalSignals = []os.Signal{
 	syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSTKFLT, syscall.SIGSYS,
 }
 
@@ -47,7 +47,7 @@ var deadly = []os.Signal{
 // ctx has ended; until then they ask for an orderly stop.
 func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	signals := make(chan os.Signal, 1)
-	for _, s := range deadly {
+	for _, s := range fatalSignals {
 		if !signal.Ignored(s) {
 			signal.Notify(signals, s)
 		}

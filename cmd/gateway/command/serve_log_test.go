@@ -38,7 +38,7 @@ func logAndDie(s syscall.Signal) {
 		panic(err)
 	}
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, append(deadly, os.Interrupt, syscall.SIGTERM)...) // as after the first SIGINT or SIGTERM
+	signal.Notify(signals, append(fatalSignals, os.Interrupt, syscall.SIGTERM)...) // as after the first SIGINT or SIGTERM
 	go syncOn(signals, nil, out)
 	audit.New(audit.Options{Lines: out}).Record(audit.Event{Name: "last.example.com", Verdict: policy.Allow})
 	_ = unix.Kill(unix.Getpid(), s)
@@ -49,7 +49,7 @@ func logAndDie(s syscall.Signal) {
 // goroutines.
 func TestNothingLoggedIsLostByASignal(t *testing.T) {
 	t.Parallel()
-	for _, s := range append(deadly, os.Interrupt, syscall.SIGTERM) {
+	for _, s := range append(fatalSignals, os.Interrupt, syscall.SIGTERM) {
 		name := unix.SignalName(s.(syscall.Signal))
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

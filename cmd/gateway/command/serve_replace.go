@@ -35,8 +35,8 @@ func predecessor() (*handover.Predecessor, error) {
 	return handover.Greeted(n)
 }
 
-// replacing replaces this process by another one, which reads the current configuration.
-type replacing struct {
+// replacer replaces this process by another one, which reads the current configuration.
+type replacer struct {
 	cfg  config.Config
 	opts serveOptions
 	log  *zap.Logger
@@ -44,27 +44,27 @@ type replacing struct {
 	host atomic.Pointer[host.Host]
 }
 
-func newReplacing(cfg config.Config, opts serveOptions, log *zap.Logger) *replacing {
+func newReplacer(cfg config.Config, opts serveOptions, log *zap.Logger) *replacer {
 	path, err := os.Executable() // its path when this process started
 	if err != nil {
 		log.Warn("the path of the program is not known; upgrades run the same one", zap.Error(err))
 		path = ownProgram
 	}
-	return &replacing{cfg: cfg, opts: opts, log: log, path: path}
+	return &replacer{cfg: cfg, opts: opts, log: log, path: path}
 }
 
 // ownProgram is the running program, even if another file is at its path.
 const ownProgram = "/proc/self/exe"
 
-// reloaded is the result of a reload or an upgrade.
-type reloaded struct {
+// reloadResult is the result of a reload or an upgrade.
+type reloadResult struct {
 	Replaced bool                `json:"replaced"`      // another process serves now
 	PID      int                 `json:"pid,omitempty"` // of the new process
 	Changes  []config.Difference `json:"changes"`
 }
 
 // control implements [host.Control].
-func (r *replacing) control(ctx context.Context, word string) (any, error) {
+func (r *replacer) control(ctx context.Context, word string) (any, error) {
 	switch word {
 	case "reload":
 		return r.reload(ctx)
@@ -76,31 +76,31 @@ func (r *replacing) control(ctx context.Context, word string) (any, error) {
 
 // reload applies the configuration file if it is valid and has changed, by starting another process that replaces this
 // one. On any error, the running configuration stays.
-func (r *replacing) reload(ctx context.Context) (reloaded, error) {
+func (r *replacer) reload(ctx context.Context) (reloadResult, error) {
 	changes, err := r.changes()
 	if err != nil {
 		r.log.Error("the configuration was not reloaded; the one in force stays", zap.Error(err))
-		return reloaded{}, err
+		return reloadResult{}, err
 	}
 	if len(changes) == 0 {
 		r.log.Info("the configuration has not changed")
-		return reloaded{Changes: changes}, nil
+		return reloadResult{Changes: changes}, nil
 	}
 	return r.replace(ctx, "reload", changes)
 }
 
 // upgrade replaces this process with the currently installed program.
-func (r *replacing) upgrade(ctx context.Context) (reloaded, error) {
+func (r *replacer) upgrade(ctx context.Context) (reloadResult, error) {
 	changes, err := r.changes()
 	if err != nil {
 		r.log.Error("the gateway was not replaced", zap.Error(err))
-		return reloaded{}, err
+		return reloadResult{}, err
 	}
 	return r.replace(ctx, "upgrade", changes)
 }
 
 // changes returns the differences between the running configuration and the file.
-func (r *replacing) changes() ([]config.Difference, error) {
+func (r *replacer) changes() ([]config.Difference, error) {
 	text, err := config.ReadFile(r.opts.file)
 	if err != nil {
 		return nil, err
@@ -112,18 +112,18 @@ func (r *replacing) changes() ([]config.Difference, error) {
 	return config.Diff(r.cfg, next)
 }
 
-func (r *replacing) replace(ctx context.Context, what string, changes []config.Difference) (reloaded, error) {
+func (r *replacer) replace(ctx context.Context, what string, changes []config.Difference) (reloadResult, error) {
 	h := r.host.Load()
 	if h == nil {
-		return reloaded{}, errors.New("the gateway is starting; try again")
+		return reloadResult{}, errors.New("the gateway is starting; try again")
 	}
 	r.log.Info("another process is to take the place of this one", zap.String("for", what), zap.Strings("changes", texts(changes)))
 	pid, err := h.Replace(ctx, r.start)
 	if err != nil {
 		r.log.Error("the gateway was not replaced", zap.Error(err))
-		return reloaded{}, err
+		return reloadResult{}, err
 	}
-	return reloaded{Replaced: true, PID: pid, Changes: changes}, nil
+	return reloadResult{Replaced: true, PID: pid, Changes: changes}, nil
 }
 
 func texts(changes []config.Difference) []string {
@@ -135,7 +135,7 @@ func texts(changes []config.Difference) []string {
 }
 
 // start implements [host.Start].
-func (r *replacing) start(theirs *os.File, own bool) (*os.Process, error) {
+func (r *replacer) start(theirs *os.File, own bool) (*os.Process, error) {
 	defer theirs.Close()
 	path := r.path
 	if own {
@@ -152,7 +152,7 @@ func (r *replacing) start(theirs *os.File, own bool) (*os.Process, error) {
 }
 
 // onHangup makes SIGHUP reload the configuration until stop is called. On a terminal, SIGHUP stops the gateway.
-func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
+func (r *replacer) onHangup(ctx context.Context, h *host.Host) (stop func()) {
 	r.host.Store(h)
 	hangups := make(chan os.Signal, 1)
 	if signal.Ignored(syscall.SIGHUP) { // by nohup
@@ -164,7 +164,7 @@ func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
 		for {
 			select {
 			case <-hangups:
-				if r.opts.greet { // the terminal is gone
+				if r.opts.greeting { // the terminal is gone
 					_ = unix.Kill(unix.Getpid(), unix.SIGTERM)
 					return
 				}

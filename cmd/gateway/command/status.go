@@ -116,12 +116,12 @@ func newStatus(ctx context.Context, o *cli.Options) (*statusReport, error) {
 		return nil, errors.New("the answer does not look like that of a gateway of this version")
 	}
 	if o.Admin == "" {
-		r.lookAtHost(ctx, o)
+		r.checkHost(ctx, o)
 	}
 	return r, nil
 }
 
-func (r *statusReport) lookAtHost(ctx context.Context, o *cli.Options) {
+func (r *statusReport) checkHost(ctx context.Context, o *cli.Options) {
 	r.Configuration = configurationOf(o)
 	for _, f := range allFindings(ctx, o) {
 		if f.What == runningFinding || strings.HasPrefix(f.What, "certificate ") {
@@ -165,14 +165,14 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	uptime := time.Duration(g.UptimeSeconds) * time.Second
 	rows := [][]string{
 		{"gateway", fmt.Sprintf("%s, revision %s, up for %v", g.Version, g.Revision, uptime)},
-		{"boxes", counted(g.Boxes, "none")},
+		{"boxes", formatCounts(g.Boxes, "none")},
 		{"denials", r.denials()},
 	}
 	if r.Configuration != "" {
 		rows = append(rows, []string{"configuration", r.Configuration})
 	}
-	rows = append(rows, g.held()...)
-	for _, c := range r.Certificates[:min(len(r.Certificates), mostShown)] {
+	rows = append(rows, g.resourceRows()...)
+	for _, c := range r.Certificates[:min(len(r.Certificates), maxShown)] {
 		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %s left", c.Subject, cli.Count(c.DaysLeft, "day", "days"))})
 	}
 	for _, s := range r.secrets {
@@ -191,10 +191,10 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	return rows
 }
 
-// held returns a line for every listener and for every bounded resource in use.
-func (g gatewayAnswer) held() (rows [][]string) {
+// resourceRows returns a line for every listener and for every bounded resource in use.
+func (g gatewayAnswer) resourceRows() (rows [][]string) {
 	for _, l := range g.Listeners {
-		text := fmt.Sprintf("%s at %s, %s open connections", l.Name, l.Address, used(l.Connections, l.Limit))
+		text := fmt.Sprintf("%s at %s, %s open connections", l.Name, l.Address, formatUsage(l.Connections, l.Limit))
 		if !l.Accepts {
 			text += ": DOES NOT ACCEPT new ones"
 		}
@@ -202,14 +202,14 @@ func (g gatewayAnswer) held() (rows [][]string) {
 	}
 	for _, p := range append(g.Places, g.Descriptors) {
 		if p.Used > 0 {
-			rows = append(rows, []string{"in use", used(p.Used, p.Limit) + " " + strings.ReplaceAll(p.Name, "_", " ")})
+			rows = append(rows, []string{"in use", formatUsage(p.Used, p.Limit) + " " + strings.ReplaceAll(p.Name, "_", " ")})
 		}
 	}
 	return rows
 }
 
-// used formats a usage with its limit, if there is one.
-func used(n, limit int) string {
+// formatUsage formats a usage with its limit, if there is one.
+func formatUsage(n, limit int) string {
 	if limit <= 0 {
 		return strconv.Itoa(n)
 	}
@@ -225,13 +225,13 @@ func (r *statusReport) denials() string {
 	if d.AtLeast {
 		atLeast = "at least "
 	}
-	return fmt.Sprintf("%s%d in the last %v: %s; see `gateway log --denied`", atLeast, d.Total, minutes(d.Seconds), counted(d.Reasons, ""))
+	return fmt.Sprintf("%s%d in the last %v: %s; see `gateway log --denied`", atLeast, d.Total, minutes(d.Seconds), formatCounts(d.Reasons, ""))
 }
 
 func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
 
-// counted lists the count of each kind, or returns none, a text, if of is empty.
-func counted[N int | uint64](of map[string]N, none string) string {
+// formatCounts lists the count of each kind, or returns none, a text, if of is empty.
+func formatCounts[N int | uint64](of map[string]N, none string) string {
 	var parts []string
 	for _, what := range slices.Sorted(maps.Keys(of)) {
 		parts = append(parts, fmt.Sprintf("%d %s", of[what], what))
@@ -245,10 +245,10 @@ func counted[N int | uint64](of map[string]N, none string) string {
 // state describes a secret and its age in one line.
 func (s secretAnswer) state(now time.Time) string {
 	switch {
-	case s.awaited():
+	case s.firstReadPending():
 		return s.Name + " is being read for the first time, and requests that need it wait"
 	case !s.Valid:
-		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + dashed(s.Error) + "; once that is mended: gateway secret refresh " + s.Name
+		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + textOrDash(s.Error) + "; once that is mended: gateway secret refresh " + s.Name
 	case s.ReadAt.IsZero():
 		return s.Name
 	}

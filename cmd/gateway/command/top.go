@@ -51,7 +51,7 @@ For scripts, --once looks for two seconds and prints one table, or one JSON docu
 
 // topOnce observes one interval and prints it.
 func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client) error {
-	m, err := lookOnce(cmd.Context(), client)
+	m, err := observeOnce(cmd.Context(), client)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client) error {
 	return printTop(cmd.OutOrStdout(), rows, denials)
 }
 
-func lookOnce(ctx context.Context, client *api.Client) (*top.Model, error) {
+func observeOnce(ctx context.Context, client *api.Client) (*top.Model, error) {
 	list, err := top.Boxes(ctx, client)
 	if err != nil {
 		return nil, err

@@ -40,10 +40,10 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := sayPlan(cmd, o.JSON, plan, dryRun); err != nil || dryRun {
+			if err := printPlan(cmd, o.JSON, plan, dryRun); err != nil || dryRun {
 				return err
 			}
-			if err := agreesToUninstall(cmd, yes); err != nil {
+			if err := confirmUninstall(cmd, yes); err != nil {
 				return err
 			}
 			return plan.Run(cmd.Context())
@@ -76,8 +76,8 @@ func setEnvironment(cmd *cobra.Command, o *cli.Options, file string) error {
 	return nil
 }
 
-// sayPlan prints the items to be removed and those to be kept.
-func sayPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool) error {
+// printPlan prints the items to be removed and those to be kept.
+func printPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool) error {
 	if asJSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), plan)
 	}
@@ -85,13 +85,13 @@ func sayPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool)
 	if dryRun {
 		verb = "would be removed"
 	}
-	if err := sayItems(w, "What "+verb+":", plan.Remove); err != nil {
+	if err := printItems(w, "What "+verb+":", plan.Remove); err != nil {
 		return err
 	}
-	return sayItems(w, "What stays:", plan.Keep)
+	return printItems(w, "What stays:", plan.Keep)
 }
 
-func sayItems(w io.Writer, title string, items []uninstall.Item) error {
+func printItems(w io.Writer, title string, items []uninstall.Item) error {
 	lines := []string{title}
 	for _, i := range items {
 		lines = append(lines, "  "+i.What+": "+strings.Join(i.Names, ", "))
@@ -103,8 +103,8 @@ func sayItems(w io.Writer, title string, items []uninstall.Item) error {
 	return err
 }
 
-// agreesToUninstall asks for confirmation at a terminal. Without a terminal, --yes is required.
-func agreesToUninstall(cmd *cobra.Command, yes bool) error {
+// confirmUninstall asks for confirmation at a terminal. Without a terminal, --yes is required.
+func confirmUninstall(cmd *cobra.Command, yes bool) error {
 	if yes {
 		return nil
 	}

@@ -74,8 +74,8 @@ func keyRefused() string {
 	return "the gateway does not accept the API key in its state directory: is --config the configuration that it runs with? To use another key, set " + config.APIKeyVariable + remedy
 }
 
-// mostMistakes bounds the mistakes printed. --json prints all of them.
-const mostMistakes = 50
+// maxMistakes bounds the mistakes printed. --json prints all of them.
+const maxMistakes = 50
 
 // mistakes formats problems: a single one on the line of the error, several one per line below it.
 func mistakes(cmd *cobra.Command, list []document.Problem) string {
@@ -83,10 +83,10 @@ func mistakes(cmd *cobra.Command, list []document.Problem) string {
 		return mistake(cmd, list[0])
 	}
 	lines := []string{Count(len(list), "mistake", "mistakes") + ":"}
-	for _, p := range list[:min(len(list), mostMistakes)] {
+	for _, p := range list[:min(len(list), maxMistakes)] {
 		lines = append(lines, "  "+mistake(cmd, p))
 	}
-	if more := len(list) - mostMistakes; more > 0 {
+	if more := len(list) - maxMistakes; more > 0 {
 		lines = append(lines, fmt.Sprintf("  and %d more, which --json lists", more))
 	}
 	return strings.Join(lines, "\n")

@@ -59,7 +59,7 @@ func TestExplainBoundsMistakes(t *testing.T) {
 		ps.Add(document.Element("/allowed_domains", i), "is a URL")
 	}
 	text := Explain(&cobra.Command{}, ps.Err())
-	if lines := strings.Split(text, "\n"); len(lines) != mostMistakes+2 || lines[0] != "1000 mistakes:" || lines[len(lines)-1] != "  and 950 more, which --json lists" {
+	if lines := strings.Split(text, "\n"); len(lines) != maxMistakes+2 || lines[0] != "1000 mistakes:" || lines[len(lines)-1] != "  and 950 more, which --json lists" {
 		t.Error(text)
 	}
 }

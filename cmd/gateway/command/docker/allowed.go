@@ -16,8 +16,8 @@ import (
 // Afterwards [container.refuse] checks the configuration that Docker derived from the flags, its own defaults and the
 // image.
 
-// free lists the flags that may have any value. They affect only the container itself.
-var free = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidfile cpu-count cpu-percent cpu-period cpu-quota
+// freeFlags lists the flags that may have any value. They affect only the container itself.
+var freeFlags = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidfile cpu-count cpu-percent cpu-period cpu-quota
 	cpu-rt-period cpu-rt-runtime cpu-shares cpus cpuset-cpus cpuset-mems detach device-read-bps device-read-iops device-write-bps
 	device-write-iops disable-content-trust dns dns-opt dns-option dns-search domainname entrypoint env env-file expose gpus group-add
 	health-cmd health-interval health-retries health-start-interval health-start-period health-timeout hostname init interactive
@@ -25,8 +25,8 @@ var free = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidf
 	oom-score-adj pids-limit platform pull quiet read-only restart rm shm-size stop-signal stop-timeout storage-opt sysctl tmpfs tty
 	ulimit user volumes-from workdir`)
 
-// checked maps the flags with restricted values to their checks. An error is the reason for a refusal.
-var checked = map[string]func(value string) error{
+// checkedFlags maps the flags with restricted values to their checks. An error is the reason for a refusal.
+var checkedFlags = map[string]func(value string) error{
 	"--cap-add":       checkCapability,
 	"--cgroupns":      oneOf("private"),
 	"--device":        checkDeviceFlag,
@@ -43,8 +43,8 @@ var checked = map[string]func(value string) error{
 	"--volume-driver": oneOf("local"),
 }
 
-// refused maps refused flags to the reason.
-var refused = map[string]string{
+// refusedFlags maps refused flags to the reason.
+var refusedFlags = map[string]string{
 	"--network": onlyNetwork, "--net": onlyNetwork, "--link": onlyNetwork, "--ip": onlyNetwork, "--ip6": onlyNetwork, "--mac-address": onlyNetwork,
 	"--link-local-ip": onlyNetwork, "--network-alias": onlyNetwork, "--net-alias": onlyNetwork,
 	"--publish": "use `gateway url create`", "--publish-all": "use `gateway url create`", "--privileged": "it could leave the gateway",
@@ -64,13 +64,13 @@ func words(text string) map[string]bool {
 
 // allow checks a flag, given by its long name.
 func allow(name, value string) error {
-	if why := refused[name]; why != "" {
+	if why := refusedFlags[name]; why != "" {
 		return fmt.Errorf("%s cannot be used here: %s", name, why)
 	}
-	if free[name] {
+	if freeFlags[name] {
 		return nil
 	}
-	check := checked[name]
+	check := checkedFlags[name]
 	if check == nil {
 		return fmt.Errorf("%s cannot be used here: it is none of the flags that are known to keep a container behind the gateway (docs/attach.md); "+
 			"to run one with it, start the container with docker run --network none and attach it: gateway box attach --container NAME", name)

@@ -159,10 +159,10 @@ func TestEveryFlagOfDockerIsKnown(t *testing.T) {
 	unknown := map[string]bool{"--help": true, "--annotation": true, "--cgroup-parent": true, "--io-maxbandwidth": true, "--io-maxiops": true, "--isolation": true}
 	for _, m := range regexp.MustCompile(`(?m)^ +(?:-(.), )?(--[a-z0-9-]+)( [a-z][a-zA-Z0-9-]*)?  `).FindAllStringSubmatch(string(out), -1) {
 		name := m[2]
-		if known := free[name] || checked[name] != nil || refused[name] != ""; known && (shortOf[name] != m[1] || switches[name] != (m[3] == "")) {
+		if known := freeFlags[name] || checkedFlags[name] != nil || refusedFlags[name] != ""; known && (shortOf[name] != m[1] || switches[name] != (m[3] == "")) {
 			t.Errorf("%s: Docker takes it apart in another way: %q", name, m[0])
 		}
-		if !free[name] && checked[name] == nil && refused[name] == "" && !unknown[name] {
+		if !freeFlags[name] && checkedFlags[name] == nil && refusedFlags[name] == "" && !unknown[name] {
 			t.Errorf("%s is new: may a container have it?", name)
 		}
 	}

@@ -44,7 +44,7 @@ func Parse(args, gateway, switchesOfGateway []string) (Line, error) {
 	fs := pflag.NewFlagSet("docker run", pflag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.SetInterspersed(false)
-	for _, names := range []map[string]bool{free, keysOf(checked), keysOf(refused)} {
+	for _, names := range []map[string]bool{freeFlags, keysOf(checkedFlags), keysOf(refusedFlags)} {
 		for name := range names {
 			define(fs, name, shortOf[name], switches[name])
 		}
@@ -58,10 +58,10 @@ func Parse(args, gateway, switchesOfGateway []string) (Line, error) {
 			l.Gateway[name] = value
 			return nil
 		}
-		return l.take(name, value)
+		return l.setFlag(name, value)
 	})
 	if err != nil {
-		return l, explain(err)
+		return l, flagError(err)
 	}
 	words := fs.Args()
 	if len(words) == 0 {
@@ -94,8 +94,8 @@ func keysOf[T any](m map[string]T) map[string]bool {
 	return out
 }
 
-// explain turns an error of the flag library into a message about the flag.
-func explain(err error) error {
+// flagError turns an error of the flag library into a message about the flag.
+func flagError(err error) error {
 	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
 		name := "--" + unknown.GetSpecifiedName()
 		if unknown.GetSpecifiedShortnames() != "" {
@@ -109,9 +109,9 @@ func explain(err error) error {
 	return err
 }
 
-// take checks a flag, given by its long name, and adds it to the line. Flags under the gateway's control are not passed
+// setFlag checks a flag, given by its long name, and adds it to the line. Flags under the gateway's control are not passed
 // to Docker.
-func (l *Line) take(name, value string) error {
+func (l *Line) setFlag(name, value string) error {
 	on := true
 	if switches[name] {
 		var err error
@@ -123,7 +123,7 @@ func (l *Line) take(name, value string) error {
 	switch {
 	case name == "--sig-proxy": // signals are always passed on
 		return nil
-	case !on && refused[name] != "", (name == "--network" || name == "--net") && value == "none": // already the default
+	case !on && refusedFlags[name] != "", (name == "--network" || name == "--net") && value == "none": // already the default
 		return nil
 	}
 	if err := allow(name, value); err != nil {

@@ -87,8 +87,8 @@ func inspect[T any](ctx context.Context, kind, name string) (T, error) {
 	return list[0], nil
 }
 
-// pulled inspects an image, after pulling it if it is missing.
-func pulled(ctx context.Context, name string) (image, error) {
+// inspectImage inspects an image, after pulling it if it is missing.
+func inspectImage(ctx context.Context, name string) (image, error) {
 	found, err := inspect[image](ctx, "image", name)
 	if err == nil {
 		return found, nil

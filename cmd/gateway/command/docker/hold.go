@@ -17,9 +17,9 @@ const HoldCommand = "hold"
 
 // Paths and the interface that the gateway uses in a container created here.
 const (
-	holder    = "/.boxgate-hold/gateway" // the mounted gateway program
-	readyFile = "/.boxgate-ready-"       // followed by the container's token; created by the host once everything is ready
-	link      = "eth0"                   // set up by the gateway once its rules are active
+	holdProgram = "/.boxgate-hold/gateway" // the mounted gateway program
+	readyFile   = "/.boxgate-ready-"       // followed by the container's token; created by the host once everything is ready
+	link        = "eth0"                   // set up by the gateway once its rules are active
 )
 
 // Hold waits until the container has its network and certificates, then executes the container's command. args is the

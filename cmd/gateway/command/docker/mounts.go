@@ -16,9 +16,9 @@ import (
 // Docker's bind mounts are recursive (MS_REC): they include the mounts below the source. A source is therefore checked
 // together with all mounts below it, at any depth.
 
-// kernelFiles lists file systems that expose the kernel's state or settings, or processes of the host, by their magic
+// kernelMagic lists file systems that expose the kernel's state or settings, or processes of the host, by their magic
 // number in statfs(2).
-var kernelFiles = map[int64]string{
+var kernelMagic = map[int64]string{
 	unix.PROC_SUPER_MAGIC: "proc", unix.SYSFS_MAGIC: "sysfs", unix.CGROUP_SUPER_MAGIC: "cgroup", unix.CGROUP2_SUPER_MAGIC: "cgroup2",
 	unix.DEBUGFS_MAGIC: "debugfs", unix.TRACEFS_MAGIC: "tracefs", unix.SECURITYFS_MAGIC: "securityfs", unix.BPF_FS_MAGIC: "bpf",
 	unix.EFIVARFS_MAGIC: "efivarfs", configfsMagic: "configfs", unix.NSFS_MAGIC: "nsfs", unix.DEVPTS_SUPER_MAGIC: "devpts", unix.SELINUX_MAGIC: "selinuxfs",
@@ -34,10 +34,10 @@ const (
 	smackMagic    = 0x43415d53
 )
 
-// typesOfKernel are the types of these file systems in mountinfo, and devtmpfs, which has the magic number of tmpfs.
-var typesOfKernel = func() map[string]bool {
+// kernelTypes are the types of these file systems in mountinfo, and devtmpfs, which has the magic number of tmpfs.
+var kernelTypes = func() map[string]bool {
 	out := words("devtmpfs")
-	for _, kind := range kernelFiles {
+	for _, kind := range kernelMagic {
 		out["--"+kind] = true
 	}
 	return out
@@ -63,7 +63,7 @@ func checkSource(source string) error {
 		return err
 	}
 	for _, m := range below {
-		if typesOfKernel["--"+m.Kind] {
+		if kernelTypes["--"+m.Kind] {
 			return fmt.Errorf("the container could change the host's kernel by the file system of type %s at %s: unmount that, or name a directory without it", m.Kind, m.At)
 		}
 	}
@@ -71,7 +71,7 @@ func checkSource(source string) error {
 	if err := unix.Statfs(at, &st); err != nil {
 		return nil //nolint:nilerr // Docker creates a missing directory, or reports it
 	}
-	if kind := kernelFiles[int64(st.Type)]; kind != "" {
+	if kind := kernelMagic[int64(st.Type)]; kind != "" {
 		return fmt.Errorf("the container could change the host's kernel by a file system of type %s", kind)
 	}
 	return nil
@@ -105,7 +105,7 @@ func (c container) refuseExchangeable() error {
 		if m.Source == "" {
 			continue
 		}
-		dirs, err := lookedUpIn(m.Source)
+		dirs, err := lookupDirs(m.Source)
 		if err != nil {
 			return fmt.Errorf("the volume %s: %w", m.Source, err)
 		}
@@ -132,12 +132,12 @@ func isSame(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// mostLinks is the number of links that the kernel follows in a path (MAXSYMLINKS).
-const mostLinks = 40
+// maxLinks is the number of links that the kernel follows in a path (MAXSYMLINKS).
+const maxLinks = 40
 
-// lookedUpIn returns the resolved directories in which the kernel looks up the components of an absolute path, including
+// lookupDirs returns the resolved directories in which the kernel looks up the components of an absolute path, including
 // the components of its links. Write access to any of them determines where the path leads.
-func lookedUpIn(path string) (dirs []string, err error) {
+func lookupDirs(path string) (dirs []string, err error) {
 	at, rest := "/", strings.Split(path, "/")
 	for links := 0; len(rest) > 0; {
 		part := rest[0]
@@ -155,7 +155,7 @@ func lookedUpIn(path string) (dirs []string, err error) {
 			at = filepath.Join(at, part)
 			continue
 		}
-		if links++; links > mostLinks {
+		if links++; links > maxLinks {
 			return nil, errors.New("it has too many links")
 		}
 		if filepath.IsAbs(to) {

@@ -13,8 +13,8 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// judge returns why the gateway could not confine a container with its volumes. sockets are the gateway's own.
-func (c container) judge(ctx context.Context, sockets ...string) error {
+// check returns why the gateway could not confine a container with its volumes. sockets are the gateway's own.
+func (c container) check(ctx context.Context, sockets ...string) error {
 	if err := c.refuse(sockets...); err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (v volume) refuse(sockets ...string) error {
 	if err := checkSource(device); err != nil {
 		return err
 	}
-	if socket := leadsTo(device, append(commanding(), sockets...)); socket != "" {
+	if socket := exposedSocket(device, append(controlSockets(), sockets...)); socket != "" {
 		return fmt.Errorf("a container that reaches %s can leave the gateway: use another volume", socket)
 	}
 	return nil
@@ -95,7 +95,7 @@ func (c container) refuse(sockets ...string) error {
 				return fmt.Errorf("%w: start it without the volume %s", err, m.Source)
 			}
 		}
-		if socket := leadsTo(m.Source, append(commanding(), sockets...)); socket != "" {
+		if socket := exposedSocket(m.Source, append(controlSockets(), sockets...)); socket != "" {
 			return fmt.Errorf("a container that reaches %s can leave the gateway: start it without the volume %s", socket, m.Source)
 		}
 	}
@@ -131,8 +131,8 @@ func (c container) refuseOptions() error {
 	return nil
 }
 
-// commanding lists the sockets of daemons that start containers and services on this host, whether they exist or not.
-func commanding() []string {
+// controlSockets lists the sockets of daemons that start containers and services on this host, whether they exist or not.
+func controlSockets() []string {
 	all := []string{
 		"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock",
 		"/run/podman/podman.sock", "/run/crio/crio.sock", "/run/dbus/system_bus_socket", "/run/systemd/private",
@@ -149,9 +149,9 @@ func commanding() []string {
 	return all
 }
 
-// leadsTo returns the socket that is reachable through a mounted source: the source itself under any name, or a socket
+// exposedSocket returns the socket that is reachable through a mounted source: the source itself under any name, or a socket
 // below it or below a mount under it. It returns "" if no socket is reachable.
-func leadsTo(source string, sockets []string) string {
+func exposedSocket(source string, sockets []string) string {
 	if source == "" {
 		return ""
 	}

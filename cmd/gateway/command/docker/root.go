@@ -80,9 +80,9 @@ func readIn(process *os.File, name string) ([]byte, error) {
 	return data, nil
 }
 
-// isAnyOf reports whether an open file is the same as the file at one of the paths. Paths of the host's first process are
+// isSameAsAny reports whether an open file is the same as the file at one of the paths. Paths of the host's first process are
 // skipped if this process may not access them, as in some containers; any other failure is an error.
-func isAnyOf(fd int, paths ...string) (bool, error) {
+func isSameAsAny(fd int, paths ...string) (bool, error) {
 	var of, st unix.Stat_t
 	if err := unix.Fstat(fd, &of); err != nil {
 		return false, err
@@ -115,7 +115,7 @@ func cloneRoot(process *os.File) (*os.File, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	if same, err := isAnyOf(int(ns.Fd()), "/proc/thread-self/ns/mnt", "/proc/1/ns/mnt"); err != nil || same {
+	if same, err := isSameAsAny(int(ns.Fd()), "/proc/thread-self/ns/mnt", "/proc/1/ns/mnt"); err != nil || same {
 		return nil, cmp.Or(err, errHost)
 	}
 	var roots []*os.File
@@ -137,7 +137,7 @@ func cloneRoot(process *os.File) (*os.File, error) {
 		return nil, err
 	}
 	for _, root := range roots {
-		if same, err := isAnyOf(int(root.Fd()), "/"); err != nil || same {
+		if same, err := isSameAsAny(int(root.Fd()), "/"); err != nil || same {
 			return nil, cmp.Or(err, errHost)
 		}
 	}

@@ -77,7 +77,7 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 // create creates the container without starting it. Once started, it waits for a file with the token in its name. create
 // refuses a container that the gateway could not confine.
 func (g Gateway) create(ctx context.Context, l Line, token string) (container, error) {
-	found, err := pulled(ctx, l.Image)
+	found, err := inspectImage(ctx, l.Image)
 	if err != nil {
 		return container{}, err
 	}
@@ -97,21 +97,21 @@ func (g Gateway) create(ctx context.Context, l Line, token string) (container, e
 	if err != nil {
 		return container{}, err
 	}
-	args := []string{"create", "--network", "none", "--mount", "type=bind,source=" + self + ",target=" + holder + ",readonly"}
+	args := []string{"create", "--network", "none", "--mount", "type=bind,source=" + self + ",target=" + holdProgram + ",readonly"}
 	for _, name := range launcher.TrustVariables() {
 		args = append(args, "--env", name+"="+launcher.BundlePath)
 	}
 	if !l.OwnDNS {
 		args = append(args, "--dns", g.Resolver.String())
 	}
-	args = append(append(args, l.Flags...), "--entrypoint", holder, "--", l.Image, HoldCommand, "--", token)
+	args = append(append(args, l.Flags...), "--entrypoint", holdProgram, "--", l.Image, HoldCommand, "--", token)
 	out, err := output(ctx, append(args, command...)...)
 	if err != nil {
 		return container{}, err
 	}
 	c, err := inspect[container](ctx, "container", strings.TrimSpace(string(out)))
 	if err == nil {
-		err = c.judge(ctx, g.Sockets...)
+		err = c.check(ctx, g.Sockets...)
 	}
 	if err != nil {
 		_, _ = output(ctx, "rm", "--force", "--volumes", strings.TrimSpace(string(out)))
@@ -131,12 +131,12 @@ func executable() (string, error) {
 	return filepath.EvalSymlinks(self)
 }
 
-// startPatience bounds the time for Docker to start the first process of a container.
-const startPatience = time.Minute
+// startTimeout bounds the time for Docker to start the first process of a container.
+const startTimeout = time.Minute
 
 // connect attaches a container that was just started and waits, installs the CA, and lets its command start.
 func (g Gateway) connect(ctx context.Context, id, token string) (box string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	c, err := inspect[container](ctx, "container", id)
 	for err == nil && c.State.Pid == 0 {
@@ -188,7 +188,7 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 		err = errors.New("the container does not run")
 	}
 	if err == nil {
-		err = c.judge(ctx, g.Sockets...)
+		err = c.check(ctx, g.Sockets...)
 	}
 	if err != nil {
 		return err
@@ -203,7 +203,7 @@ func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io
 	if err != nil {
 		return err
 	}
-	if err := c.judge(ctx, g.Sockets...); err != nil {
+	if err := c.check(ctx, g.Sockets...); err != nil {
 		return err
 	}
 	networks := slices.DeleteFunc(slices.Sorted(maps.Keys(c.NetworkSettings.Networks)), func(n string) bool { return n == "none" })
@@ -214,7 +214,7 @@ func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io
 	if c.HostConfig.NetworkMode == "host" || strings.HasPrefix(c.HostConfig.NetworkMode, "container:") {
 		return fmt.Errorf("the container has the network of another (%s): start it with --network none", c.HostConfig.NetworkMode)
 	}
-	if !agreed && (in == nil || !ask(in, out, fmt.Sprintf("Disconnect the container from %s? Its ports are not published any more. [y/N] ", list))) {
+	if !agreed && (in == nil || !confirm(in, out, fmt.Sprintf("Disconnect the container from %s? Its ports are not published any more. [y/N] ", list))) {
 		return fmt.Errorf("the container is connected to %s, and the gateway must be its only way out: --disconnect takes it off", list)
 	}
 	for _, n := range networks {
@@ -222,11 +222,11 @@ func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io
 			return err
 		}
 	}
-	return g.redirectNames(c)
+	return g.redirectDNS(c)
 }
 
-// redirectNames points a container from Docker's embedded DNS server, which is gone with the network, to the gateway.
-func (g Gateway) redirectNames(c container) error {
+// redirectDNS points a container from Docker's embedded DNS server, which is gone with the network, to the gateway.
+func (g Gateway) redirectDNS(c container) error {
 	data, err := os.ReadFile(c.ResolvConfPath)
 	if err != nil || !strings.Contains(string(data), "127.0.0.11") {
 		return nil //nolint:nilerr // no file, or its servers are reached through the gateway
@@ -234,8 +234,8 @@ func (g Gateway) redirectNames(c container) error {
 	return os.WriteFile(c.ResolvConfPath, []byte("nameserver "+g.Resolver.String()+"\n"), 0o644)
 }
 
-// ask asks a question on a terminal.
-func ask(in io.Reader, out io.Writer, question string) bool {
+// confirm asks a question on a terminal.
+func confirm(in io.Reader, out io.Writer, question string) bool {
 	fmt.Fprint(out, question)
 	answer, err := bufio.NewReader(in).ReadString('\n')
 	return err == nil && slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))

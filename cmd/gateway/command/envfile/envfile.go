@@ -24,7 +24,7 @@ func Parse(text string) (all []Variable) {
 		}
 		name := strings.TrimRight(text[:end], blank)
 		var value string
-		value, text = takeValue(text[end+1:])
+		value, text = parseValue(text[end+1:])
 		if isName.MatchString(name) {
 			all = append(all, Variable{name, value})
 		}
@@ -32,9 +32,9 @@ func Parse(text string) (all []Variable) {
 	return all
 }
 
-// takeValue returns a value and the text after its line. As in systemd, quotes count only at its beginning and after
+// parseValue returns a value and the text after its line. As in systemd, quotes count only at its beginning and after
 // other quotes.
-func takeValue(text string) (value, rest string) {
+func parseValue(text string) (value, rest string) {
 	var out strings.Builder
 	for {
 		text = strings.TrimLeft(text, blank)
@@ -44,15 +44,15 @@ func takeValue(text string) (value, rest string) {
 			out.WriteString(literal)
 			text = after
 		case strings.HasPrefix(text, `"`):
-			text = takeQuoted(&out, text[1:])
+			text = parseQuoted(&out, text[1:])
 		default:
-			return out.String() + takeBare(&text), text
+			return out.String() + parseBare(&text), text
 		}
 	}
 }
 
-// takeQuoted appends the text up to the closing double quote and returns the rest.
-func takeQuoted(out *strings.Builder, text string) (rest string) {
+// parseQuoted appends the text up to the closing double quote and returns the rest.
+func parseQuoted(out *strings.Builder, text string) (rest string) {
 	for i := 0; i < len(text); i++ {
 		c := text[i]
 		if c == '"' {
@@ -72,8 +72,8 @@ func takeQuoted(out *strings.Builder, text string) (rest string) {
 	return ""
 }
 
-// takeBare returns the unquoted text up to the end of the line.
-func takeBare(text *string) string {
+// parseBare returns the unquoted text up to the end of the line.
+func parseBare(text *string) string {
 	var out []byte
 	keep, i := 0, 0 // blanks after keep are trailing
 	for ; i < len(*text) && (*text)[i] != '\n'; i++ {

@@ -24,7 +24,7 @@ func For(e audit.Event) string {
 	if !ok {
 		return elsewhere
 	}
-	return strings.NewReplacer("BOX", boxOf(e), "RULE", quoted(e.Rule), "OPENED", opened(e)).Replace(text)
+	return strings.NewReplacer("BOX", boxOf(e), "RULE", quoted(e.Rule), "OPENED", openingAdvice(e)).Replace(text)
 }
 
 // Plain is For without suggestions to run commands against a gateway.
@@ -35,9 +35,9 @@ func Plain(e audit.Event) string {
 	return elsewhere
 }
 
-// opened returns how to allow exactly the denied destination. If no policy entry is that narrow, the sentence includes
+// openingAdvice returns how to allow exactly the denied destination. If no policy entry is that narrow, the sentence includes
 // what else would be allowed.
-func opened(e audit.Event) string {
+func openingAdvice(e audit.Event) string {
 	o, ok := OpeningOf(e)
 	switch {
 	case policy.IsOfCeiling(e.Rule):
@@ -169,14 +169,14 @@ func boxOf(e audit.Event) string {
 	switch {
 	case e.Box == "":
 		return "BOX"
-	case e.BoxName != "" && !strings.ContainsFunc(e.BoxName, func(r rune) bool { return !strings.ContainsRune(plain, r) }):
+	case e.BoxName != "" && !strings.ContainsFunc(e.BoxName, func(r rune) bool { return !strings.ContainsRune(shellSafe, r) }):
 		return e.BoxName
 	}
 	return string(e.Box)
 }
 
-// plain lists the characters of box names. A shell treats all of them literally.
-const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+// shellSafe lists the characters of box names. A shell treats all of them literally.
+const shellSafe = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 // quoted quotes a rule for a sentence.
 func quoted(rule string) string {

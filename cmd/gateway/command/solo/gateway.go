@@ -28,12 +28,12 @@ type gateway struct {
 	listeners *listen.Sockets
 	net       *apart.Net
 	served    chan error // the error of the gateway once it ends
-	end       context.CancelFunc
+	cancel    context.CancelFunc
 }
 
-// alone returns the operator's configuration with its state in memory and without log history, admin API, metrics, public
+// standalone returns the operator's configuration with its state in memory and without log history, admin API, metrics, public
 // URLs and launcher.
-func alone(cfg config.Config) config.Config {
+func standalone(cfg config.Config) config.Config {
 	cfg.StateDir = filepath.Join(stateMount, "state")
 	cfg.Log.History, cfg.Log.Export = config.Bounds{}, config.Export{}
 	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
@@ -47,9 +47,9 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // header values are in memory
 		return nil, fmt.Errorf("turning core dumps off: %w", err)
 	}
-	cfg = alone(cfg)
+	cfg = standalone(cfg)
 	ctx, end := context.WithCancel(ctx)
-	g = &gateway{served: make(chan error, 1), end: end}
+	g = &gateway{served: make(chan error, 1), cancel: end}
 	defer func() {
 		if err != nil {
 			g.Close()
@@ -96,7 +96,7 @@ func (g *gateway) resolvers() []netip.Addr { return []netip.Addr{g.addrs.Gateway
 // Close stops the gateway, which may be only partly open. It does not wait for everything: the rest ends with the
 // process.
 func (g *gateway) Close() {
-	g.end()
+	g.cancel()
 	if g.listeners != nil {
 		g.listeners.Close()
 	}

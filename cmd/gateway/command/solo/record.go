@@ -27,17 +27,17 @@ type Record struct {
 	quiet bool
 	sinks []netip.Addr
 
-	mu      sync.Mutex
-	reached map[destination]*outcome
-	refused map[destination]*outcome
-	said    map[string]bool // denials already printed
-	sockets []string        // host sockets that the command was refused
-	full    bool            // further destinations were dropped
-	lost    uint64
+	mu        sync.Mutex
+	reached   map[destination]*outcome
+	refused   map[destination]*outcome
+	printed   map[string]bool // denials already printed
+	sockets   []string        // host sockets that the command was refused
+	truncated bool            // further destinations were dropped
+	lost      uint64
 }
 
-// mostDestinations bounds the memory that a command can make this process use.
-const mostDestinations = 4096
+// maxDestinations bounds the memory that a command can make this process use.
+const maxDestinations = 4096
 
 // destination is a name with a port, or an address if no name was known. Port 0 means a name that was only resolved.
 type destination struct {
@@ -55,7 +55,7 @@ type outcome struct {
 }
 
 func newRecord(o Options, sinks ...netip.Addr) *Record {
-	return &Record{sinks: sinks, out: o.Errout, quiet: o.Quiet, reached: map[destination]*outcome{}, refused: map[destination]*outcome{}, said: map[string]bool{}}
+	return &Record{sinks: sinks, out: o.Errout, quiet: o.Quiet, reached: map[destination]*outcome{}, refused: map[destination]*outcome{}, printed: map[string]bool{}}
 }
 
 func (d destination) host() string {
@@ -91,8 +91,8 @@ func destinationOf(e audit.Event) destination {
 	return destination{addr: e.Addr, port: e.Port, protocol: e.Protocol}
 }
 
-// note records a decision and prints the first denial of each destination.
-func (r *Record) note(e audit.Event) {
+// record records a decision and prints the first denial of each destination.
+func (r *Record) record(e audit.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := destinationOf(e)
@@ -101,7 +101,7 @@ func (r *Record) note(e audit.Event) {
 	}
 	if e.Verdict != policy.Allow {
 		r.countLocked(r.refused, d, e)
-		r.sayLocked(d, e)
+		r.printLocked(d, e)
 		return
 	}
 	if e.Stage == policy.StageDNS || e.Phase == audit.PhaseEnd || d.port == 0 {
@@ -123,8 +123,8 @@ func (r *Record) refusedSocket(path string) {
 func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit.Event) {
 	o := in[d]
 	if o == nil {
-		if len(in) >= mostDestinations {
-			r.full = true
+		if len(in) >= maxDestinations {
+			r.truncated = true
 			return
 		}
 		_, opens := remedy.OpeningOf(e)
@@ -134,12 +134,12 @@ func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit
 	o.count += max(e.Count, 1)
 }
 
-func (r *Record) sayLocked(d destination, e audit.Event) {
+func (r *Record) printLocked(d destination, e audit.Event) {
 	key := d.withPort().String() + " " + string(e.Reason)
-	if r.quiet || r.said[key] || len(r.said) >= mostDestinations {
+	if r.quiet || r.printed[key] || len(r.printed) >= maxDestinations {
 		return
 	}
-	r.said[key] = true
+	r.printed[key] = true
 	r.printf("gateway: refused %s (%s): %s\n", d, e.Reason, advice(d, e))
 }
 
@@ -211,7 +211,7 @@ func (r *Record) Summarize() {
 	if len(r.sockets) > 0 {
 		r.printf("gateway: refused sockets that no process of the command has bound: %s (--socket PATH lets the command reach one of the host)\n", strings.Join(r.sockets, ", "))
 	}
-	if r.full || r.lost > 0 {
+	if r.truncated || r.lost > 0 {
 		r.printf("gateway: there was more than is listed here\n")
 	}
 }

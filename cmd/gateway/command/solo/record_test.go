@@ -24,7 +24,7 @@ func TestWhatIsSaidOfARefusal(t *testing.T) {
 		var out bytes.Buffer
 		e.Stage, e.Verdict, e.Reason = policy.StageConn, policy.Deny, name.ReasonDenyAll
 		r := newRecord(Options{Errout: &out})
-		r.note(e)
+		r.record(e)
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("want %s\ngot %s", want, &out)
 		}

@@ -46,7 +46,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 		return 0, nil, err
 	}
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
+	signal.Notify(signals, forwarded...)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // the reader of the denials may exit
 	defer signal.Stop(signals)
 	process, err := enclosure.Start(o.Stdin) // before the limits of this process are raised
@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	spec, err := describe(ctx, o, g, box)
+	spec, err := processSpec(ctx, o, g, box)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -78,7 +78,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	go func() {
 		defer close(ended)
 		for e := range events.Events() {
-			done.note(e)
+			done.record(e)
 		}
 		done.lost = events.Lost()
 	}()
@@ -86,12 +86,12 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err := process.Run(spec); err != nil {
 		return 0, nil, err
 	}
-	go pass(process, signals)
+	go forwardSignals(process, signals)
 	status, err := process.Wait()
 	if err != nil {
 		return 0, done, err
 	}
-	err = closeLeft(process, o.Errout)
+	err = closeProcess(process, o.Errout)
 	if gone := g.Services().Life.DetachBox(ctx, box.ID); gone != nil && err == nil {
 		err = fmt.Errorf("taking the command off the network: %w", gone)
 	}
@@ -100,9 +100,9 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	return status, done, err
 }
 
-// closeLeft kills processes that the command left behind. One that was killed but cannot exit does not change the
+// closeProcess kills processes that the command left behind. One that was killed but cannot exit does not change the
 // command's status.
-func closeLeft(process *enclosure.Process, errout io.Writer) error {
+func closeProcess(process *enclosure.Process, errout io.Writer) error {
 	err := process.Close()
 	if errors.Is(err, enclosure.ErrNotEnded) {
 		fmt.Fprintf(errout, "gateway: %v\n", err)
@@ -111,13 +111,13 @@ func closeLeft(process *enclosure.Process, errout io.Writer) error {
 	return err
 }
 
-// passedOn lists the signals forwarded to the command.
-var passedOn = []os.Signal{
+// forwarded lists the signals forwarded to the command.
+var forwarded = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGALRM,
 }
 
-// pass forwards signals. Those sent by keys of the terminal already reach a command that shares it.
-func pass(process *enclosure.Process, signals <-chan os.Signal) {
+// forwardSignals forwards signals. Those sent by keys of the terminal already reach a command that shares it.
+func forwardSignals(process *enclosure.Process, signals <-chan os.Signal) {
 	shared := process.SharesTerminal()
 	for s := range signals {
 		sig, ok := s.(syscall.Signal)
@@ -128,8 +128,8 @@ func pass(process *enclosure.Process, signals <-chan os.Signal) {
 	}
 }
 
-// describe returns the specification for the process inside the namespaces.
-func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.Spec, error) {
+// processSpec returns the specification for the process inside the namespaces.
+func processSpec(ctx context.Context, o Options, g *gateway, box api.Box) (inside.Spec, error) {
 	user, err := enclosure.Caller()
 	if err != nil {
 		return inside.Spec{}, err
@@ -159,26 +159,26 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 		set[name] = bundlePath
 	}
 	return inside.Spec{
-		Args: o.Args, Env: withVariables(env, set, without(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
-		Files: files(roots, g.resolvers()), Hidden: slices.Concat(o.Hidden, configured(o.Config)), Sockets: except(sockets, o.Reach),
-		Reach: o.Reach, Keep: systemParts, State: stateMount,
+		Args: o.Args, Env: withVariables(env, set, removedVariables(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
+		Files: files(roots, g.resolvers()), Hidden: slices.Concat(o.Hidden, secretPaths(o.Config)), Sockets: subtract(sockets, o.Reach),
+		Reach: o.Reach, Keep: keptPaths, State: stateMount,
 	}, nil
 }
 
-// systemParts lists paths of NixOS below /run that do not belong to a daemon.
-var systemParts = []string{"/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/wrappers"}
+// keptPaths lists paths of NixOS below /run that do not belong to a daemon.
+var keptPaths = []string{"/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/wrappers"}
 
-// except returns the paths of list that are not in kept, comparing resolved paths.
-func except(list, kept []string) []string {
+// subtract returns the paths of list that are not in kept, comparing resolved paths.
+func subtract(list, kept []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool {
 		at, err := filepath.EvalSymlinks(s)
 		return err == nil && slices.Contains(kept, at)
 	})
 }
 
-// configured returns the operator's files and directories that contain secrets. The configuration file itself may contain
+// secretPaths returns the operator's files and directories that contain secrets. The configuration file itself may contain
 // secrets, too.
-func configured(cfg config.Config) []string {
+func secretPaths(cfg config.Config) []string {
 	out := append(secrets.Files(cfg.Secrets.Sources), cfg.StateDir)
 	if len(cfg.Secrets.Sources) > 0 {
 		out = append(out, cfg.Secrets.File)
@@ -186,9 +186,9 @@ func configured(cfg config.Config) []string {
 	return out
 }
 
-// without returns the variables to remove from the command's environment: the given names and the gateway's own
+// removedVariables returns the variables to remove from the command's environment: the given names and the gateway's own
 // variables.
-func without(names []string) map[string]bool {
+func removedVariables(names []string) map[string]bool {
 	out := map[string]bool{}
 	for _, n := range names {
 		out[n] = true

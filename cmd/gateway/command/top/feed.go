@@ -20,9 +20,9 @@ import (
 // Interval is the interval at which the boxes are fetched.
 const Interval = 2 * time.Second
 
-// mostFresh is the maximum number of boxes that are fetched individually, with fresh byte counters. With more boxes,
+// maxFresh is the maximum number of boxes that are fetched individually, with fresh byte counters. With more boxes,
 // the numbers of the gateway's last reading are used.
-const mostFresh = 32
+const maxFresh = 32
 
 // Boxes fetches the boxes of a gateway.
 func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
@@ -30,7 +30,7 @@ func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
 	if err := client.Get(ctx, "/v2/box", &list); err != nil {
 		return nil, err
 	}
-	if len(list) > mostFresh {
+	if len(list) > maxFresh {
 		return list, nil
 	}
 	for i := range list {

@@ -41,8 +41,8 @@ type Row struct {
 // Label returns the name of the box, or its ID if it has no name.
 func (r Row) Label() string { return cmp.Or(r.Name, string(r.ID)) }
 
-// mostDenials bounds the denials kept.
-const mostDenials = 200
+// maxDenials bounds the denials kept.
+const maxDenials = 200
 
 // Model is the data about the boxes. Rates cover the time between the last two calls of [Model.Boxes]. The zero value is
 // empty.
@@ -52,13 +52,13 @@ type Model struct {
 
 	since  time.Time // start of the counts
 	counts map[policy.BoxID]*counts
-	bytes  map[policy.BoxID]moved
+	bytes  map[policy.BoxID]byteReading
 }
 
 type counts struct{ connections, requests, denials uint64 }
 
-// moved is a reading of the byte counters of a box's interface.
-type moved struct {
+// byteReading is a reading of the byte counters of a box's interface.
+type byteReading struct {
 	at      time.Time
 	in, out uint64
 }
@@ -68,7 +68,7 @@ func (m *Model) Event(e audit.Event) {
 	denied := e.Verdict == policy.Deny
 	if denied {
 		m.denials = slices.Insert(m.denials, 0, e)
-		m.denials = m.denials[:min(len(m.denials), mostDenials)]
+		m.denials = m.denials[:min(len(m.denials), maxDenials)]
 	}
 	if e.Box == "" || e.Phase == audit.PhaseEnd || e.Time.Before(m.since) {
 		return // already counted at its start, or older than the counts
@@ -99,13 +99,13 @@ func (m *Model) Boxes(now time.Time, list []Box) {
 		passed = 0
 	}
 	before := m.bytes
-	m.rows, m.bytes = nil, map[policy.BoxID]moved{}
+	m.rows, m.bytes = nil, map[policy.BoxID]byteReading{}
 	for _, b := range list {
 		r := Row{ID: b.ID, Name: b.Name, Status: b.Status}
 		if c := m.counts[b.ID]; c != nil && passed > 0 {
 			r.Connections, r.Requests, r.Denials = float64(c.connections)/passed, float64(c.requests)/passed, float64(c.denials)/passed
 		}
-		m.bytes[b.ID] = moved{now, b.Usage.BytesIn, b.Usage.BytesOut}
+		m.bytes[b.ID] = byteReading{now, b.Usage.BytesIn, b.Usage.BytesOut}
 		if was, known := before[b.ID]; known {
 			r.BytesIn, r.BytesOut = rate(was.in, b.Usage.BytesIn, now.Sub(was.at)), rate(was.out, b.Usage.BytesOut, now.Sub(was.at))
 		}

@@ -41,18 +41,18 @@ type session struct {
 	screen tcell.Screen
 	do     chan func()
 
-	model  Model
-	view   View
-	frozen []func() // updates received while paused
-	asks   func(string) string
-	typed  string
-	after  func(text string)
-	over   bool
-	failed error
+	model   Model
+	view    View
+	queued  []func() // updates received while paused
+	prompt  func(string) string
+	typed   string
+	onEnter func(text string)
+	quit    bool
+	failed  error
 }
 
-// later schedules a function on the goroutine of run.
-func (s *session) later(f func()) {
+// post schedules a function on the goroutine of run.
+func (s *session) post(f func()) {
 	select {
 	case s.do <- f:
 	case <-s.ctx.Done():
@@ -65,7 +65,7 @@ func (s *session) run() error {
 	go s.screen.ChannelEvents(keys, quit)
 	go s.follow()
 	go s.poll()
-	for !s.over {
+	for !s.quit {
 		s.draw()
 		select {
 		case <-s.ctx.Done():
@@ -73,18 +73,18 @@ func (s *session) run() error {
 		case f := <-s.do:
 			f()
 		case key := <-keys:
-			s.take(key)
+			s.handleKey(key)
 		}
 	}
 	return s.failed
 }
 
-// learn applies an update to the model, or queues it while the display is paused.
-func (s *session) learn(f func()) {
-	s.later(func() {
+// update applies an update to the model, or queues it while the display is paused.
+func (s *session) update(f func()) {
+	s.post(func() {
 		if s.view.Paused {
-			s.frozen = append(s.frozen, f)
-			s.frozen = s.frozen[max(0, len(s.frozen)-10*mostDenials):]
+			s.queued = append(s.queued, f)
+			s.queued = s.queued[max(0, len(s.queued)-10*maxDenials):]
 			return
 		}
 		f()
@@ -92,11 +92,11 @@ func (s *session) learn(f func()) {
 }
 
 func (s *session) follow() {
-	err := Follow(s.ctx, s.client, func(e audit.Event) { s.learn(func() { s.model.Event(e) }) }, func(text string) {
-		s.later(func() { s.view.Message = text })
+	err := Follow(s.ctx, s.client, func(e audit.Event) { s.update(func() { s.model.Event(e) }) }, func(text string) {
+		s.post(func() { s.view.Message = text })
 	})
 	if err != nil && s.ctx.Err() == nil {
-		s.later(func() { s.over, s.failed = true, err })
+		s.post(func() { s.quit, s.failed = true, err })
 	}
 }
 
@@ -106,7 +106,7 @@ func (s *session) poll() {
 	for {
 		if list, err := Boxes(s.ctx, s.client); err == nil { // otherwise follow reports that the gateway is away
 			now := time.Now()
-			s.learn(func() { s.model.Boxes(now, list) })
+			s.update(func() { s.model.Boxes(now, list) })
 		}
 		select {
 		case <-s.ctx.Done():
@@ -130,8 +130,8 @@ func (s *session) draw() {
 	s.screen.Show()
 }
 
-// take handles a key.
-func (s *session) take(event tcell.Event) {
+// handleKey handles a key.
+func (s *session) handleKey(event tcell.Event) {
 	if _, resized := event.(*tcell.EventResize); resized {
 		s.screen.Sync()
 		return
@@ -140,9 +140,9 @@ func (s *session) take(event tcell.Event) {
 	switch {
 	case !ok:
 	case key.Key() == tcell.KeyCtrlC:
-		s.over = true
-	case s.asks != nil:
-		s.answer(key)
+		s.quit = true
+	case s.prompt != nil:
+		s.editPrompt(key)
 	case key.Key() == tcell.KeyUp:
 		s.view.Selected = max(s.view.Selected-1, 0)
 	case key.Key() == tcell.KeyDown:
@@ -157,7 +157,7 @@ func (s *session) take(event tcell.Event) {
 func (s *session) letter(r rune) {
 	switch r {
 	case 'q':
-		s.over = true
+		s.quit = true
 	case 'p', ' ':
 		s.pause()
 	case 's':
@@ -165,14 +165,14 @@ func (s *session) letter(r rune) {
 	case 'k':
 		s.view.Selected = max(s.view.Selected-1, 0)
 	case '/':
-		s.ask("", func(typed string) string { return "show boxes with: " + typed }, func(text string) { s.view.Filter, s.view.Selected = text, 0 })
+		s.startPrompt("", func(typed string) string { return "show boxes with: " + typed }, func(text string) { s.view.Filter, s.view.Selected = text, 0 })
 	case 'a':
-		s.askChange("allow")
+		s.promptChange("allow")
 	case 'd':
-		s.askChange("deny")
+		s.promptChange("deny")
 	case 'e':
 		if e, ok := s.selected(); ok {
-			s.call(func() string { return explain(s.ctx, s.client, e) })
+			s.runInBackground(func() string { return explain(s.ctx, s.client, e) })
 		}
 	}
 }
@@ -181,10 +181,10 @@ func (s *session) letter(r rune) {
 func (s *session) pause() {
 	s.view.Paused = !s.view.Paused
 	if !s.view.Paused {
-		for _, f := range s.frozen {
+		for _, f := range s.queued {
 			f()
 		}
-		s.frozen = nil
+		s.queued = nil
 	}
 }
 
@@ -198,9 +198,9 @@ func (s *session) selected() (audit.Event, bool) {
 	return denials[s.view.Selected], true
 }
 
-// askChange asks for a duration, then allows or denies the destination of the selected denial. The destination is fixed
+// promptChange asks for a duration, then allows or denies the destination of the selected denial. The destination is fixed
 // before the prompt appears, so that new denials do not change it while the user types.
-func (s *session) askChange(action string) {
+func (s *session) promptChange(action string) {
 	e, ok := s.selected()
 	if !ok {
 		return
@@ -210,39 +210,39 @@ func (s *session) askChange(action string) {
 		s.view.Message = shown
 		return
 	}
-	s.ask("1h", func(typed string) string { return action + " " + shown + " for: " + typed }, func(text string) {
+	s.startPrompt("1h", func(typed string) string { return action + " " + shown + " for: " + typed }, func(text string) {
 		lasts, err := api.ParseDuration(text)
 		if err != nil || lasts < time.Second {
 			s.view.Message = "not changed: give a duration such as 1h or 2d"
 			return
 		}
-		s.call(func() string { return change(s.ctx, s.client, e.Box, to, action, lasts) })
+		s.runInBackground(func() string { return change(s.ctx, s.client, e.Box, to, action, lasts) })
 	})
 }
 
-// call runs a request in the background and shows its result.
-func (s *session) call(f func() string) {
+// runInBackground runs a request in the background and shows its result.
+func (s *session) runInBackground(f func() string) {
 	s.view.Message = "..."
 	go func() {
 		text := f()
-		s.later(func() { s.view.Message = text })
+		s.post(func() { s.view.Message = text })
 	}()
 }
 
-// ask prompts for text in the last line.
-func (s *session) ask(begun string, shown func(string) string, after func(string)) {
-	s.typed, s.asks, s.after = begun, shown, after
+// startPrompt prompts for text in the last line.
+func (s *session) startPrompt(begun string, shown func(string) string, after func(string)) {
+	s.typed, s.prompt, s.onEnter = begun, shown, after
 	s.view.Prompt = shown(begun)
 }
 
-func (s *session) answer(key *tcell.EventKey) {
+func (s *session) editPrompt(key *tcell.EventKey) {
 	switch key.Key() {
 	case tcell.KeyEscape:
-		s.asks, s.view.Prompt = nil, ""
+		s.prompt, s.view.Prompt = nil, ""
 		return
 	case tcell.KeyEnter:
-		s.asks, s.view.Prompt = nil, ""
-		s.after(strings.TrimSpace(s.typed))
+		s.prompt, s.view.Prompt = nil, ""
+		s.onEnter(strings.TrimSpace(s.typed))
 		return
 	case tcell.KeyBackspace, tcell.KeyBackspace2:
 		s.typed = s.typed[:max(len(s.typed)-1, 0)]
@@ -251,5 +251,5 @@ func (s *session) answer(key *tcell.EventKey) {
 			s.typed += string(r)
 		}
 	}
-	s.view.Prompt = s.asks(s.typed)
+	s.view.Prompt = s.prompt(s.typed)
 }
