@@ -22,7 +22,7 @@ type Attached struct {
 	Stack string `json:"stack" enum:"host guest"` // one of the constants
 	PID   int    `json:"-"`                       // Ref as a number, for AttachPID
 	// Container is the ID of the Docker container that Ref named when it was attached.
-	Container string `json:"container_id,omitempty" doc:"the ID of the Docker container, by which it is found again when it restarts"`
+	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
 }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.

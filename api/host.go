@@ -14,8 +14,8 @@ import (
 
 // StoreReport is the result of reading every document of the store.
 type StoreReport struct {
-	Documents int      `json:"documents" doc:"how many there are"`
-	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
+	Documents int      `json:"documents" doc:"number of documents"`
+	Problems  []string `json:"problems" doc:"documents that cannot be read or are misplaced; empty: none"`
 }
 
 // CustomerID is every customer_id in the API: an installation serves one customer.

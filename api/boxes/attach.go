@@ -17,20 +17,20 @@ import (
 // sandboxBody is the JSON of a reattach. If it is empty, the previous sandbox is used.
 type sandboxBody struct {
 	NetNS     string `json:"netns,omitempty" doc:"path of a network namespace, such as /run/netns/NAME"`
-	PID       int    `json:"pid,omitempty" doc:"a process in the network namespace"`
+	PID       int    `json:"pid,omitempty" doc:"ID of a process in the network namespace"`
 	Container string `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
 }
 
 // attachBody is the JSON of an attach: the sandbox, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
 	sandboxBody
-	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"whose network stack uses the interface: host (default), the namespace's own; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
+	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"which network stack uses the interface: host (default), that of the namespace; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
-	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
-	Sources       []string     `json:"source_addresses,omitempty" doc:"as in a create"`
-	Limits        spec.Limits  `json:"limits,omitempty" doc:"as in a create"`
-	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create"`
+	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create request; values are never returned"`
+	Sources       []string     `json:"source_addresses,omitempty" doc:"as in a create request"`
+	Limits        spec.Limits  `json:"limits,omitempty" doc:"as in a create request"`
+	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create request"`
 }
 
 var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)

@@ -26,18 +26,18 @@ type createBody struct {
 	InitCommand   string            `json:"init_command,omitempty" doc:"only with keep_alive"`
 	Ephemeral     bool              `json:"ephemeral,omitempty"`
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
-	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
-	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
-	Sources       []string          `json:"source_addresses,omitempty" doc:"addresses of the host, of network.sources, that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only admin keys may choose"`
-	Limits        spec.Limits       `json:"limits,omitempty" doc:"what the box may take of the gateway, where it differs from the configuration (docs/limits.md); keys without the role admin may only lower it"`
-	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox, or the name of one as {named}; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
+	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never returned"`
+	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never returned"`
+	Sources       []string          `json:"source_addresses,omitempty" doc:"host addresses from network.sources that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only for admin keys"`
+	Limits        spec.Limits       `json:"limits,omitempty" doc:"limits of the box, where they differ from the configuration (docs/limits.md); keys without the role admin may only lower them"`
+	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, one in the dialect of Vercel Sandbox, or {named} with the name of a named policy; absent: the gateway's policy.default, which is allow-all unless the operator has changed it"`
 	Model         string            `json:"model,omitempty"`
 	Agent         string            `json:"agent,omitempty"`
-	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
+	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never returned"`
 	CustomRunner  *api.CustomRunner `json:"custom_runner,omitempty"`
-	GitHubToken   string            `json:"github_token,omitempty" doc:"becomes header rules for github.com and api.github.com, unless attach_headers has some; never read back"`
-	GitUserName   string            `json:"git_user_name,omitempty" doc:"who makes commits; absent: Upstash Box"`
-	GitUserEmail  string            `json:"git_user_email,omitempty" doc:"absent: box@upstash.com"`
+	GitHubToken   string            `json:"github_token,omitempty" doc:"becomes header rules for github.com and api.github.com, unless attach_headers contains rules for them; never returned"`
+	GitUserName   string            `json:"git_user_name,omitempty" doc:"name for commits; absent: Upstash Box"`
+	GitUserEmail  string            `json:"git_user_email,omitempty" doc:"address for commits; absent: box@upstash.com"`
 	Skills        []string          `json:"skills,omitempty"`
 	MCPServers    []mcpBody         `json:"mcp_servers,omitempty"`
 	Browser       bool              `json:"browser,omitempty" doc:"true is refused: this gateway has no browser API"`
@@ -49,7 +49,7 @@ type mcpBody struct {
 	Source       string            `json:"source" enum:"npm url"`
 	PackageOrURL string            `json:"package_or_url"`
 	Args         []string          `json:"args,omitempty"`
-	Headers      map[string]string `json:"headers,omitempty" doc:"values are never read back"`
+	Headers      map[string]string `json:"headers,omitempty" doc:"values are never returned"`
 }
 
 // MaxTTL is the maximum and default lifetime of an ephemeral box.

@@ -12,9 +12,9 @@ import (
 type selfTestView struct {
 	Box           string              `json:"box"`
 	Tight         bool                `json:"tight" doc:"no hole was found, and every probe that could have found one was run"`
-	Status        string              `json:"status" enum:"tight not_tight untestable" doc:"tight; not_tight; or untestable, when the box has a network stack of its own: nothing was tried, and reason says why"`
+	Status        string              `json:"status" enum:"tight not_tight untestable" doc:"tight; not_tight; or untestable, if the box has its own network stack: no probe was run, and reason explains why"`
 	Reason        string              `json:"reason,omitempty" doc:"why the box is untestable"`
-	Mode          string              `json:"mode" doc:"mode of the policy in force"`
+	Mode          string              `json:"mode" doc:"mode of the active policy"`
 	PolicyVersion uint64              `json:"policy_version"`
 	StartedAt     time.Time           `json:"started_at"`
 	DurationMS    int64               `json:"duration_ms"`

@@ -19,16 +19,16 @@ type boxView struct {
 	KeepAlive      bool              `json:"keep_alive"`
 	Status         api.Status        `json:"status"`
 	Error          string            `json:"error,omitempty"`
-	Progress       string            `json:"progress,omitempty" doc:"how far the box's image is, while it is pulled or built and status is creating"`
+	Progress       string            `json:"progress,omitempty" doc:"progress of pulling or building the box's image, while status is creating"`
 	Ephemeral      bool              `json:"ephemeral"`
 	ExpiresAt      int64             `json:"expires_at,omitempty"`
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`
-	Sources        []netip.Addr      `json:"source_addresses,omitempty" doc:"of the host, that the box's traffic leaves from; absent: the host chooses"`
-	Limits         map[string]int64  `json:"limits,omitempty" doc:"where what the box may take of the gateway differs from the configuration; 0: no limit"`
+	Sources        []netip.Addr      `json:"source_addresses,omitempty" doc:"host addresses that the box's traffic leaves from; absent: the host chooses"`
+	Limits         map[string]int64  `json:"limits,omitempty" doc:"limits of the box that differ from the configuration; 0: no limit"`
 	NetworkPolicy  policy.Spec       `json:"network_policy"`
 	PolicyVersion  uint64            `json:"policy_version"`
-	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows, which says network_policy"`
+	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows; its content is network_policy"`
 	Attached       *api.Attached     `json:"attached,omitempty"`
 	Model          string            `json:"model,omitempty"`
 	Agent          string            `json:"agent,omitempty"`
@@ -40,12 +40,12 @@ type boxView struct {
 	InputTokens    int64             `json:"total_input_tokens"`
 	OutputTokens   int64             `json:"total_output_tokens"`
 	Prompts        int64             `json:"total_prompts"`
-	CPUNs          int64             `json:"total_cpu_ns" doc:"CPU time that the box used; a paused or idle box uses none"`
+	CPUNs          int64             `json:"total_cpu_ns" doc:"CPU time used by the box; a paused or idle box uses none"`
 	Usage          usageView         `json:"usage"`
 	ComputeCost    float64           `json:"total_compute_cost_usd"`
 	TokenCost      float64           `json:"total_token_cost_usd"`
 	LastActivityAt int64             `json:"last_activity_at,omitempty"`
-	CreatedBy      string            `json:"created_by,omitempty" doc:"ID of the API key that created it; absent: the operator's, or it was attached"`
+	CreatedBy      string            `json:"created_by,omitempty" doc:"ID of the API key that created the box; absent: the operator's, or the box was attached"`
 	CreatedAt      int64             `json:"created_at"`
 	UpdatedAt      int64             `json:"updated_at"`
 	Warnings       []problem.View    `json:"warnings,omitempty"`
@@ -83,14 +83,14 @@ func viewFor(caller api.Caller, b api.Box) boxView {
 
 // usageView is the usage of a box since it was created.
 type usageView struct {
-	MemoryBytes     int64  `json:"memory_bytes" doc:"now"`
+	MemoryBytes     int64  `json:"memory_bytes" doc:"current usage"`
 	PeakMemoryBytes int64  `json:"memory_peak_bytes"`
 	OOMKills        uint64 `json:"oom_kills" doc:"processes that the kernel killed because the box's memory ran out"`
 	BytesIn         uint64 `json:"bytes_in" doc:"at the box's interface, towards the box"`
-	BytesOut        uint64 `json:"bytes_out" doc:"at the box's interface, from the box, with what was refused"`
-	DiskBytes       int64  `json:"disk_bytes" doc:"what the box has written to its root, when that was last counted"`
+	BytesOut        uint64 `json:"bytes_out" doc:"at the box's interface, from the box, including refused traffic"`
+	DiskBytes       int64  `json:"disk_bytes" doc:"bytes that the box has written to its root, as last counted"`
 	DiskFiles       int64  `json:"disk_files"`
-	DiskPartial     bool   `json:"disk_partial,omitempty" doc:"there are more files than were counted"`
+	DiskPartial     bool   `json:"disk_partial,omitempty" doc:"the count stopped early; there are more files"`
 	DiskCountedAt   int64  `json:"disk_counted_at,omitempty" doc:"absent: not yet"`
 }
 

@@ -20,9 +20,9 @@ const pingEvery = 15 * time.Second
 // eventsQuery selects decisions.
 type eventsQuery struct {
 	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"10m"`
-	Follow bool   `json:"follow,omitempty" doc:"go on with the decisions that are made from now on"`
-	Denied bool   `json:"denied,omitempty" doc:"only what was refused"`
-	After  string `json:"after,omitempty" doc:"the header Boxgate-Run of an earlier answer, a dash, and the seq of the last decision seen" example:"k3f9x2-1234"`
+	Follow bool   `json:"follow,omitempty" doc:"continue with new decisions"`
+	Denied bool   `json:"denied,omitempty" doc:"only denials"`
+	After  string `json:"after,omitempty" doc:"the header Boxgate-Run of an earlier response, a dash, and the seq of the last decision received" example:"k3f9x2-1234"`
 }
 
 func (e *Endpoints) boxEvents(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

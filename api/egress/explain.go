@@ -16,26 +16,26 @@ import (
 
 // explainBody describes a hypothetical request.
 type explainBody struct {
-	Host     string `json:"host,omitempty" doc:"name, if it is known"`
-	IP       string `json:"ip,omitempty" doc:"address, if it is known"`
+	Host     string `json:"host,omitempty" doc:"name, if known"`
+	IP       string `json:"ip,omitempty" doc:"address, if known"`
 	Port     *int64 `json:"port,omitempty" doc:"absent: 443" min:"1" max:"65535"`
 	Protocol string `json:"protocol,omitempty" doc:"absent: tcp" enum:"tcp udp icmp"`
 	Method   string `json:"method,omitempty" doc:"of an HTTP request"`
 	Path     string `json:"path,omitempty" doc:"of an HTTP request, without the query"`
 
 	Query   *string           `json:"query,omitempty" doc:"of an HTTP request, without the question mark; absent: not known"`
-	Headers map[string]string `json:"headers,omitempty" doc:"of an HTTP request, all of them; absent: not known"`
+	Headers map[string]string `json:"headers,omitempty" doc:"all headers of an HTTP request; absent: not known"`
 }
 
 // decisionView is a decision.
 type decisionView struct {
 	Verdict  string      `json:"verdict" enum:"allow deny"`
 	Reason   name.Reason `json:"reason"`
-	Rule     string      `json:"rule,omitempty" doc:"the rule as written that decided"`
+	Rule     string      `json:"rule,omitempty" doc:"the rule that decided, as written"`
 	Version  uint64      `json:"version"`
-	Named    string      `json:"named,omitempty" doc:"the named policy that the box follows, with its leases beside it"`
-	DialName bool        `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
-	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers: rules for the host look at them, and they were not given; other ones may be decided otherwise"`
+	Named    string      `json:"named,omitempty" doc:"the named policy that the box follows, in addition to its leases"`
+	DialName bool        `json:"dial_name,omitempty" doc:"the decision is about the name: the gateway dials one of its addresses and decides about that address again"`
+	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers: rules for the host depend on them and they were not given, so the decision may differ for actual requests"`
 }
 
 func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {

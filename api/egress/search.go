@@ -16,16 +16,16 @@ import (
 // searchQuery selects decisions on disk.
 type searchQuery struct {
 	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"48h"`
-	Until  string `json:"until,omitempty" doc:"as since; decisions before it" example:"24h"`
+	Until  string `json:"until,omitempty" doc:"like since; only decisions before it" example:"24h"`
 	Host   string `json:"host,omitempty" doc:"a name, *.name for all below it, or an address" example:"*.example.com"`
 	Reason string `json:"reason,omitempty" doc:"one of the reasons" example:"not_allowed"`
-	Denied bool   `json:"denied,omitempty" doc:"only what was refused"`
+	Denied bool   `json:"denied,omitempty" doc:"only denials"`
 }
 
 // searchAllQuery is searchQuery for all boxes.
 type searchAllQuery struct {
 	searchQuery
-	Box string `json:"box,omitempty" doc:"ID of a box, which may have been deleted, or the name of one that exists"`
+	Box string `json:"box,omitempty" doc:"ID of a box, which may be deleted, or name of an existing box"`
 }
 
 func (q *searchQuery) filter() (api.EventSearch, error) {

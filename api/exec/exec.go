@@ -17,7 +17,7 @@ import (
 
 // execBody is a command to run.
 type execBody struct {
-	Command []string `json:"command" doc:"program and arguments; no shell in between" min:"1" example:"[\"ls\",\"-l\"]"`
+	Command []string `json:"command" doc:"program and arguments; executed without a shell" min:"1" example:"[\"ls\",\"-l\"]"`
 	Folder  string   `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
 	Timeout *int64   `json:"timeout,omitempty" doc:"milliseconds after which the command is killed" min:"1" max:"604800000" example:"30000"`
 }

@@ -46,13 +46,13 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
 		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand)},
-		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson in frames that keep the streams apart",
+		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson, in frames that separate the streams",
 			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCommand)},
 		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode)},
 		{Method: "POST", Path: "/v2/box/{id}/code-stream", ID: "streamCode", Summary: "Run source text and stream its output as exec-stream does",
 			Request: reflect.TypeFor[codeBody](), Example: `{"code":"print(1 + 2)","language":"python"}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCode)},
 		{Method: "GET", Path: "/v2/box/{id}/runs", ID: "listRuns", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
-		{Method: "GET", Path: "/v2/box/{id}/runs/{run}", ID: "getRun", Summary: "One of the latest commands, with how its output began", Response: reflect.TypeFor[history.RunDetail](), Handle: e.getRun},
+		{Method: "GET", Path: "/v2/box/{id}/runs/{run}", ID: "getRun", Summary: "One of the latest commands, with the beginning of its output", Response: reflect.TypeFor[history.RunDetail](), Handle: e.getRun},
 		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", ID: "cancelRun", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
 		{Method: "GET", Path: "/v2/box/{id}/logs", ID: "listLogs", Summary: "The log of a box", Query: reflect.TypeFor[logsQuery](), Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
 	}

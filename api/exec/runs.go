@@ -59,8 +59,8 @@ type logsView struct {
 
 // logsQuery selects a page of the log.
 type logsQuery struct {
-	Offset int  `json:"offset,omitempty" doc:"how many lines to leave out" min:"0"`
-	Limit  *int `json:"limit,omitempty" doc:"how many lines to answer with; absent: all that are remembered, 1000 at most" min:"0" example:"50"`
+	Offset int  `json:"offset,omitempty" doc:"number of lines to skip" min:"0"`
+	Limit  *int `json:"limit,omitempty" doc:"maximum number of lines; absent: all lines in memory, at most 1000" min:"0" example:"50"`
 }
 
 func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

@@ -82,14 +82,14 @@ func (e *Endpoints) decodePath(w http.ResponseWriter, r *http.Request, body any,
 type readQuery struct {
 	Path     string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
 	Encoding string `json:"encoding,omitempty" doc:"absent: text; bytes that are not UTF-8 become U+FFFD" enum:"base64"`
-	Offset   int64  `json:"offset,omitempty" doc:"where to begin, in bytes" min:"0"`
-	Length   *int64 `json:"length,omitempty" doc:"how many bytes to read at most; absent: to the end of the file" min:"0" example:"4096"`
+	Offset   int64  `json:"offset,omitempty" doc:"first byte to read" min:"0"`
+	Length   *int64 `json:"length,omitempty" doc:"maximum number of bytes to read; absent: to the end of the file" min:"0" example:"4096"`
 }
 
 type readView struct {
 	Content  string `json:"content"`
 	Encoding string `json:"encoding,omitempty" enum:"base64"`
-	Size     int64  `json:"size" doc:"of the whole file, in bytes"`
+	Size     int64  `json:"size" doc:"size of the whole file in bytes"`
 }
 
 func (e *Endpoints) read(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -150,7 +150,7 @@ func readAnswer(data []byte, encoding string, size int64) readView {
 type writeBody struct {
 	Path     string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
 	Content  string `json:"content"`
-	Encoding string `json:"encoding,omitempty" doc:"of content; absent: text" enum:"base64"`
+	Encoding string `json:"encoding,omitempty" doc:"encoding of content; absent: text" enum:"base64"`
 }
 
 func (e *Endpoints) write(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -189,13 +189,13 @@ func folder(r *http.Request) (string, error) {
 
 type listView struct {
 	Files     []entryView `json:"files"`
-	Truncated bool        `json:"truncated,omitempty" doc:"the directory has more entries than one answer shows"`
+	Truncated bool        `json:"truncated,omitempty" doc:"the directory has more entries than fit into the response"`
 }
 
 type entryView struct {
 	Name    string `json:"name" doc:"bytes that are not UTF-8 are shown as U+FFFD" example:"main.py"`
 	Path    string `json:"path" example:"/workspace/home/src/main.py"`
-	Size    int64  `json:"size" doc:"in bytes; of a symbolic link, that of what it leads to; 0 for a directory"`
+	Size    int64  `json:"size" doc:"in bytes; for a symbolic link, the size of its target; 0 for a directory"`
 	IsDir   bool   `json:"is_dir" doc:"a directory, or a symbolic link to one"`
 	ModTime string `json:"mod_time" format:"date-time"`
 	Type    string `json:"type" enum:"file directory symlink other"`
@@ -250,7 +250,7 @@ func modTime(info Info) string { return time.Unix(0, info.Time).UTC().Format(tim
 
 type statQuery struct {
 	Path   string `json:"path" doc:"absolute, or below /workspace/home" example:"src/main.py"`
-	Follow bool   `json:"follow,omitempty" doc:"describe what a symbolic link leads to"`
+	Follow bool   `json:"follow,omitempty" doc:"describe the target of a symbolic link"`
 }
 
 type statView struct {
@@ -258,7 +258,7 @@ type statView struct {
 	Size    int64  `json:"size"`
 	ModTime string `json:"mod_time" format:"date-time"`
 	Inode   uint64 `json:"inode"`
-	Version string `json:"version" doc:"differs once the content has changed" example:"42-1787140619000000000-12"`
+	Version string `json:"version" doc:"changes whenever the content changes" example:"42-1787140619000000000-12"`
 	Mode    string `json:"mode" doc:"permissions, octal" example:"0644"`
 }
 
@@ -285,7 +285,7 @@ func (e *Endpoints) stat(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 
 type mkdirBody struct {
 	Path    string `json:"path" example:"src/lib"`
-	Parents bool   `json:"parents,omitempty" doc:"make missing parents; a directory that is there already is no error"`
+	Parents bool   `json:"parents,omitempty" doc:"create missing parents; an existing directory is not an error"`
 }
 
 func (e *Endpoints) mkdir(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -320,7 +320,7 @@ func (e *Endpoints) rename(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 type removeBody struct {
 	Path      string `json:"path" example:"src/lib"`
-	Recursive bool   `json:"recursive,omitempty" doc:"remove a directory with everything in it; without, only an empty one"`
+	Recursive bool   `json:"recursive,omitempty" doc:"remove a directory with its contents; otherwise only an empty one"`
 }
 
 func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

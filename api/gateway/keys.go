@@ -15,12 +15,12 @@ const maxGrace = 30 * 24 * time.Hour
 
 // storeKeyBody asks for a new key of the store.
 type storeKeyBody struct {
-	NewPassphrase string `json:"new_passphrase,omitempty" doc:"where the store is encrypted with a passphrase, and only there: the new one"`
+	NewPassphrase string `json:"new_passphrase,omitempty" doc:"the new passphrase; only if the store is encrypted with a passphrase"`
 }
 
 // apiKeyBody asks for a new API key.
 type apiKeyBody struct {
-	Grace string `json:"grace,omitempty" doc:"how long earlier keys go on working, such as 1h; absent: not at all"`
+	Grace string `json:"grace,omitempty" doc:"how long earlier keys remain valid, such as 1h; absent: they are revoked immediately"`
 }
 
 // rotateStoreKey changes the key that encrypts the secrets of the store.

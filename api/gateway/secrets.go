@@ -12,11 +12,11 @@ import (
 type secretView struct {
 	Name      string  `json:"name"`
 	Source    string  `json:"source" doc:"kind and place, such as file /etc/boxgate/openai.key"`
-	Valid     bool    `json:"valid" doc:"whether there is a value that may be used, or the next use reads it"`
-	Stale     bool    `json:"stale,omitempty" doc:"its time has passed without a use: the source is read again at the next one"`
-	ReadAt    *string `json:"read_at,omitempty" doc:"when the source last gave a value"`
-	ExpiresAt *string `json:"expires_at,omitempty" doc:"when the value may no longer be used by what its source said; absent: it said nothing"`
-	Error     string  `json:"error,omitempty" doc:"why the source gave no value at the last attempt"`
+	Valid     bool    `json:"valid" doc:"whether a usable value is cached, or the next use reads it"`
+	Stale     bool    `json:"stale,omitempty" doc:"the value expired without a use; the next use reads the source again"`
+	ReadAt    *string `json:"read_at,omitempty" doc:"last successful read of the source"`
+	ExpiresAt *string `json:"expires_at,omitempty" doc:"expiry reported by the source; absent: none"`
+	Error     string  `json:"error,omitempty" doc:"why the last read failed"`
 }
 
 type secretsView struct {

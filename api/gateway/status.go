@@ -21,10 +21,10 @@ type gatewayView struct {
 	Date          string             `json:"date,omitempty" doc:"of the revision"`
 	StartedAt     string             `json:"started_at"`
 	UptimeSeconds int64              `json:"uptime_seconds"`
-	Boxes         map[api.Status]int `json:"boxes" doc:"how many are in each state"`
+	Boxes         map[api.Status]int `json:"boxes" doc:"number of boxes in each state"`
 	Denials       denialsView        `json:"denials"`
 	Listeners     []listenerView     `json:"listeners"`
-	Places        []placeView        `json:"places" doc:"what all boxes, or all visitors, share"`
+	Places        []placeView        `json:"places" doc:"resources shared by all boxes or by all visitors"`
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
 }
 
@@ -32,24 +32,24 @@ type gatewayView struct {
 type listenerView struct {
 	Name        string `json:"name" doc:"what it serves"`
 	Address     string `json:"address"`
-	Accepts     bool   `json:"accepts" doc:"whether a connection that the gateway just made to it was accepted"`
-	Connections int    `json:"connections" doc:"open ones that it has accepted"`
-	Limit       int    `json:"limit" doc:"of connections; 0: the limits of boxes or of peers apply"`
+	Accepts     bool   `json:"accepts" doc:"whether it accepted the gateway's latest test connection"`
+	Connections int    `json:"connections" doc:"accepted connections that are still open"`
+	Limit       int    `json:"limit" doc:"maximum number of connections; 0: only limits per box or per peer"`
 }
 
 // placeView is the usage of a bounded resource.
 type placeView struct {
 	Name  string `json:"name"`
 	Used  int    `json:"used"`
-	Limit int    `json:"limit" doc:"0: there is none"`
+	Limit int    `json:"limit" doc:"0: no limit"`
 }
 
 // denialsView counts denials.
 type denialsView struct {
-	Seconds int                    `json:"seconds" doc:"how far back they are counted"`
+	Seconds int                    `json:"seconds" doc:"length of the period that is counted"`
 	Total   uint64                 `json:"total"`
 	Reasons map[name.Reason]uint64 `json:"reasons"`
-	AtLeast bool                   `json:"at_least" doc:"there may have been more that the gateway no longer remembers"`
+	AtLeast bool                   `json:"at_least" doc:"older denials of the period may already have been dropped"`
 }
 
 func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

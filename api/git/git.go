@@ -14,7 +14,7 @@ import (
 )
 
 type folderQuery struct {
-	Folder string `json:"folder,omitempty" doc:"the repository, absolute or below /workspace/home; absent: /workspace/home" example:"app"`
+	Folder string `json:"folder,omitempty" doc:"directory of the repository, absolute or below /workspace/home; absent: /workspace/home" example:"app"`
 }
 
 // query returns the repository given in the query of a request.
@@ -28,7 +28,7 @@ func (e *Endpoints) query(r *http.Request) (repository, error) {
 
 // outputView is the response of calls that return the output of git.
 type outputView struct {
-	Output    string `json:"output" doc:"what git printed"`
+	Output    string `json:"output" doc:"output of git"`
 	Truncated bool   `json:"truncated,omitempty"`
 }
 
@@ -39,9 +39,9 @@ func outputReply(p result) rest.Reply {
 type cloneBody struct {
 	Repo        string `json:"repo" doc:"an address, or owner/name for GitHub" example:"https://github.com/acme/app"`
 	Branch      string `json:"branch,omitempty"`
-	Folder      string `json:"folder,omitempty" doc:"where to clone to, absolute or below /workspace/home; absent: a new directory there with the name of the repository"`
-	Depth       *int64 `json:"depth,omitempty" doc:"how many commits of history to get; absent: all" min:"1" max:"2147483647" example:"1"`
-	GitHubToken string `json:"github_token,omitempty" doc:"becomes header rules of the box for github.com and api.github.com; never read back"`
+	Folder      string `json:"folder,omitempty" doc:"target directory, absolute or below /workspace/home; absent: a new directory with the name of the repository"`
+	Depth       *int64 `json:"depth,omitempty" doc:"number of commits of history to fetch; absent: all" min:"1" max:"2147483647" example:"1"`
+	GitHubToken string `json:"github_token,omitempty" doc:"becomes header rules of the box for github.com and api.github.com; never returned"`
 }
 
 func (b *cloneBody) args() ([]string, []policy.HeaderRule, error) {
@@ -260,7 +260,7 @@ type gitExecBody struct {
 }
 
 type gitExecView struct {
-	Output    string `json:"output" doc:"standard output; standard error if there is none and git failed"`
+	Output    string `json:"output" doc:"standard output; standard error if it is empty and git failed"`
 	Error     string `json:"error,omitempty" doc:"standard error"`
 	ExitCode  int    `json:"exit_code"`
 	Truncated bool   `json:"truncated,omitempty"`

@@ -54,17 +54,17 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	identity := rest.Route{Method: "PUT", Request: reflect.TypeFor[identityBody](), Example: `{"git_user_name":"Ann","git_user_email":"ann@example.com"}`, Response: reflect.TypeFor[identityView](), Handle: e.putIdentity}
 	current, former := identity, identity
-	current.Path, current.ID, current.Summary = "/v2/box/{id}/config/git", "setGitIdentity", "Change who makes the commits in a box"
-	former.Path, former.ID, former.Summary = "/v2/box/{id}/git-config", "setGitIdentityAsBefore", "The same as config/git, as versions of the SDK before 0.7.2 call it"
+	current.Path, current.ID, current.Summary = "/v2/box/{id}/config/git", "setGitIdentity", "Change the identity for commits in a box"
+	former.Path, former.ID, former.Summary = "/v2/box/{id}/git-config", "setGitIdentityAsBefore", "The same as config/git, for versions of the SDK before 0.7.2"
 	return []rest.Route{
 		current, former,
 		{Method: "POST", Path: "/v2/box/{id}/git/clone", ID: "gitClone", Summary: "Clone a repository", Request: reflect.TypeFor[cloneBody](), Example: `{"repo":"https://github.com/acme/app","branch":"main","folder":"app","depth":1}`, Response: reflect.TypeFor[outputView](), Handle: e.clone},
-		{Method: "GET", Path: "/v2/box/{id}/git/status", ID: "gitStatus", Summary: "What has changed, as git status --porcelain says it", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[gitStatusView](), Handle: e.status},
-		{Method: "GET", Path: "/v2/box/{id}/git/diff", ID: "gitDiff", Summary: "What differs from the last commit, staged or not", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[diffView](), Handle: e.diff},
-		{Method: "POST", Path: "/v2/box/{id}/git/commit", ID: "gitCommit", Summary: "Commit what is staged; if nothing is, everything that has changed", Request: reflect.TypeFor[commitBody](), Example: `{"message":"Fix the build","folder":"app"}`, Response: reflect.TypeFor[commitView](), Handle: e.commit},
-		{Method: "POST", Path: "/v2/box/{id}/git/push", ID: "gitPush", Summary: "Push a branch to origin; without one, that which is checked out", Request: reflect.TypeFor[branchBody](), Example: `{"branch":"topic","folder":"app"}`, Response: reflect.TypeFor[outputView](), Handle: e.push},
+		{Method: "GET", Path: "/v2/box/{id}/git/status", ID: "gitStatus", Summary: "The output of git status --porcelain", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[gitStatusView](), Handle: e.status},
+		{Method: "GET", Path: "/v2/box/{id}/git/diff", ID: "gitDiff", Summary: "The differences from the last commit, staged or not", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[diffView](), Handle: e.diff},
+		{Method: "POST", Path: "/v2/box/{id}/git/commit", ID: "gitCommit", Summary: "Commit the staged changes, or all changes if none are staged", Request: reflect.TypeFor[commitBody](), Example: `{"message":"Fix the build","folder":"app"}`, Response: reflect.TypeFor[commitView](), Handle: e.commit},
+		{Method: "POST", Path: "/v2/box/{id}/git/push", ID: "gitPush", Summary: "Push a branch to origin, by default the checked-out one", Request: reflect.TypeFor[branchBody](), Example: `{"branch":"topic","folder":"app"}`, Response: reflect.TypeFor[outputView](), Handle: e.push},
 		{Method: "POST", Path: "/v2/box/{id}/git/checkout", ID: "gitCheckout", Summary: "Check out a branch", Request: reflect.TypeFor[branchBody](), Example: `{"branch":"topic","folder":"app"}`, Response: reflect.TypeFor[outputView](), Handle: e.checkout},
-		{Method: "POST", Path: "/v2/box/{id}/git/exec", ID: "gitExec", Summary: "Run any command of git", Request: reflect.TypeFor[gitExecBody](), Example: `{"args":["log","--oneline","-3"],"folder":"app"}`, Response: reflect.TypeFor[gitExecView](), Handle: e.exec},
-		{Method: "POST", Path: "/v2/box/{id}/git/create-pr", ID: "gitCreatePullRequest", Summary: "Open a pull request on GitHub for the branch that is checked out", Request: reflect.TypeFor[pullBody](), Example: `{"title":"Fix the build","body":"It failed on Mondays.","base":"main","folder":"app"}`, Response: reflect.TypeFor[pullView](), Handle: e.createPull},
+		{Method: "POST", Path: "/v2/box/{id}/git/exec", ID: "gitExec", Summary: "Run any git command", Request: reflect.TypeFor[gitExecBody](), Example: `{"args":["log","--oneline","-3"],"folder":"app"}`, Response: reflect.TypeFor[gitExecView](), Handle: e.exec},
+		{Method: "POST", Path: "/v2/box/{id}/git/create-pr", ID: "gitCreatePullRequest", Summary: "Open a pull request on GitHub for the checked-out branch", Request: reflect.TypeFor[pullBody](), Example: `{"title":"Fix the build","body":"It failed on Mondays.","base":"main","folder":"app"}`, Response: reflect.TypeFor[pullView](), Handle: e.createPull},
 	}
 }

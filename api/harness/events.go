@@ -46,7 +46,7 @@ type (
 	}
 	statsData struct {
 		CPUNs      int64 `json:"cpu_ns"`
-		MemoryPeak int64 `json:"memory_peak_bytes" doc:"0: that of one run is not measured"`
+		MemoryPeak int64 `json:"memory_peak_bytes" doc:"always 0: not measured per run"`
 	}
 )
 

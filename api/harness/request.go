@@ -22,12 +22,12 @@ import (
 
 // runBody is a run of an agent. If the files come from a disk, the SDK sends it as multipart/form-data.
 type runBody struct {
-	Prompt       string      `json:"prompt" doc:"given to the harness as -p" example:"Fix the failing test"`
+	Prompt       string      `json:"prompt" doc:"passed to the harness as -p" example:"Fix the failing test"`
 	Folder       string      `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
-	JSONSchema   freeForm    `json:"json_schema,omitempty" doc:"of the answer; the harness has it in JSON_SCHEMA"`
-	AgentOptions freeForm    `json:"agent_options,omitempty" doc:"the harness has them in AGENT_OPTIONS"`
-	Files        []fileBody  `json:"files,omitempty" doc:"the harness has them as JSON in the file PROMPT_FILES_PATH"`
-	Webhook      webhookBody `json:"webhook,omitempty" doc:"answer at once, and send the run there when it has ended"`
+	JSONSchema   freeForm    `json:"json_schema,omitempty" doc:"schema of the answer; passed to the harness in JSON_SCHEMA"`
+	AgentOptions freeForm    `json:"agent_options,omitempty" doc:"passed to the harness in AGENT_OPTIONS"`
+	Files        []fileBody  `json:"files,omitempty" doc:"passed to the harness as JSON in the file PROMPT_FILES_PATH"`
+	Webhook      webhookBody `json:"webhook,omitempty" doc:"respond immediately, and send the run to this URL when it has ended"`
 	Timeout      *int64      `json:"timeout,omitempty" doc:"milliseconds after which the harness is killed" min:"1" max:"604800000"`
 }
 

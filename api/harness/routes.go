@@ -41,8 +41,8 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Summary: "Run the custom harness of a box to its end, or with a webhook in the background; a box without one is refused, since this gateway has no agents of its own", Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Response: reflect.TypeFor[agentView](), Handle: e.run},
-		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Summary: "Run the custom harness of a box and stream its events; a box without one is refused, since this gateway has no agents of its own",
+		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Summary: "Run the custom harness of a box to its end, or in the background with a webhook; refused for a box without a harness, since this gateway has no built-in agents", Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Response: reflect.TypeFor[agentView](), Handle: e.run},
+		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Summary: "Run the custom harness of a box and stream its events; refused for a box without a harness, since this gateway has no built-in agents",
 			Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Produces: []string{stream.EventStream}, Items: []reflect.Type{reflect.TypeFor[runStart](), reflect.TypeFor[doneData](), reflect.TypeFor[errorData](), reflect.TypeFor[statsData]()}, Handle: e.stream},
 	}
 }

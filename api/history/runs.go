@@ -62,19 +62,19 @@ type RunView struct {
 	CustomerID     string       `json:"customer_id"`
 	Type           string       `json:"type" enum:"shell agent"`
 	Status         string       `json:"status" enum:"running completed failed cancelled skipped"`
-	ScheduleID     string       `json:"schedule_id,omitempty" doc:"the schedule that it is a run of"`
-	Prompt         string       `json:"prompt" doc:"the command as it was written, or the prompt"`
+	ScheduleID     string       `json:"schedule_id,omitempty" doc:"ID of the schedule that caused the run"`
+	Prompt         string       `json:"prompt" doc:"the command as written, or the prompt"`
 	Model          string       `json:"model,omitempty"`
-	Output         Text         `json:"output,omitempty" doc:"what an agent answered; that of a command is in the run itself"`
+	Output         Text         `json:"output,omitempty" doc:"answer of an agent; for the output of a command, get the run itself"`
 	InputTokens    int64        `json:"input_tokens"`
 	OutputTokens   int64        `json:"output_tokens"`
 	CachedTokens   int64        `json:"cached_input_tokens,omitempty"`
 	CostUSD        float64      `json:"cost_usd"`
 	ComputeCostUSD float64      `json:"compute_cost_usd"`
 	DurationMS     int64        `json:"duration_ms"`
-	CPUNs          int64        `json:"cpu_ns" doc:"CPU time of the command and all that it started, until it ended"`
+	CPUNs          int64        `json:"cpu_ns" doc:"CPU time of the command and its descendants, until it ended"`
 	ErrorMessage   Text         `json:"error_message,omitempty"`
-	SessionID      Text         `json:"session_id,omitempty" doc:"the conversation of an agent, as its harness named it"`
+	SessionID      Text         `json:"session_id,omitempty" doc:"ID of the agent's conversation, chosen by its harness"`
 	CreatedAt      int64        `json:"created_at"`
 	CompletedAt    int64        `json:"completed_at,omitempty"`
 
@@ -87,7 +87,7 @@ func (RunView) SchemaName() string { return "runView" }
 // RunDetail is a run with its output and exit code.
 type RunDetail struct {
 	RunView
-	Output   Text `json:"output" doc:"how the output of both streams began"`
+	Output   Text `json:"output" doc:"the beginning of the output, of both streams"`
 	ExitCode *int `json:"exit_code,omitempty"`
 }
 

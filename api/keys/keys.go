@@ -27,20 +27,20 @@ var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 type createKeyBody struct {
 	Name      string   `json:"name" doc:"1 to 63 letters, digits, '.', '_' or '-'; unique among the keys"`
 	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box"`
-	Box       string   `json:"box,omitempty" doc:"with one-box, and only then: ID or name of the box. The key is for this box, not for a later one of that name"`
+	Box       string   `json:"box,omitempty" doc:"only with one-box: ID or name of the box. The key is for this box, not for a later one with the same name"`
 	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
 
-	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas of its own, by name (docs/keys.md); absent: those of the configuration"`
+	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas of this key, by name (docs/keys.md); absent: the configured ones"`
 }
 
 // changeKeyBody changes a key.
 type changeKeyBody struct {
-	Quotas map[string]int64 `json:"quotas" doc:"quotas to change, by name; 0: that of the configuration again. The others stay"`
+	Quotas map[string]int64 `json:"quotas" doc:"quotas to change, by name; 0 restores the configured quota. Other quotas stay unchanged"`
 }
 
 // replaceKeyBody asks for a new value of a key.
 type replaceKeyBody struct {
-	Grace string `json:"grace,omitempty" doc:"how long the old key goes on working, such as 1h; absent: not at all"`
+	Grace string `json:"grace,omitempty" doc:"how long the old key remains valid, such as 1h; absent: it is revoked immediately"`
 }
 
 // apiKeyView is a key without its value.
@@ -48,19 +48,19 @@ type apiKeyView struct {
 	ID        string       `json:"id" example:"key_0123456789abcdef"`
 	Name      string       `json:"name"`
 	Role      api.Role     `json:"role" enum:"admin box-creator read-only one-box"`
-	BoxID     policy.BoxID `json:"box_id,omitempty" doc:"of the box that a key with the role one-box is for"`
+	BoxID     policy.BoxID `json:"box_id,omitempty" doc:"ID of the box of a key with the role one-box"`
 	CreatedAt string       `json:"created_at"`
 	ExpiresAt string       `json:"expires_at,omitempty"`
 	LastUsed  string       `json:"last_used,omitempty" doc:"to the minute; absent: not yet"`
 
-	Quotas map[string]int64   `json:"quotas,omitempty" doc:"quotas of its own"`
-	Use    map[string]useView `json:"use,omitempty" doc:"in lists: what the key has of each quota"`
+	Quotas map[string]int64   `json:"quotas,omitempty" doc:"quotas set for this key"`
+	Use    map[string]useView `json:"use,omitempty" doc:"only in lists: the key's usage of each quota"`
 }
 
 // useView is a key's usage of a quota.
 type useView struct {
 	Used  int64 `json:"used"`
-	Limit int64 `json:"limit,omitempty" doc:"absent: it has none"`
+	Limit int64 `json:"limit,omitempty" doc:"absent: no limit"`
 }
 
 // usesOf returns the quotas with a limit or a usage.

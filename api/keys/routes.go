@@ -40,10 +40,10 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	made := reflect.TypeFor[apiKeyMadeView]()
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/api-keys", ID: "createApiKey", Summary: "Make an API key with a role; the answer is the only one that has it", Status: 201, Request: reflect.TypeFor[createKeyBody](), Example: `{"name":"ci","role":"box-creator","expires_in":"2160h","quotas":{"commands":32}}`, Response: made, Handle: e.create},
-		{Method: "GET", Path: "/v2/api-keys", ID: "listApiKeys", Summary: "The API keys with their roles, latest uses and what they have of their quotas, without the keys themselves", Response: reflect.TypeFor[apiKeysView](), Handle: e.list},
+		{Method: "POST", Path: "/v2/api-keys", ID: "createApiKey", Summary: "Make an API key with a role; only this response contains the key", Status: 201, Request: reflect.TypeFor[createKeyBody](), Example: `{"name":"ci","role":"box-creator","expires_in":"2160h","quotas":{"commands":32}}`, Response: made, Handle: e.create},
+		{Method: "GET", Path: "/v2/api-keys", ID: "listApiKeys", Summary: "The API keys with their roles, latest uses and usage of their quotas, without the keys themselves", Response: reflect.TypeFor[apiKeysView](), Handle: e.list},
 		{Method: "PATCH", Path: "/v2/api-keys/{api_key}", ID: "changeApiKey", Summary: "Change the quotas of an API key, by its ID or name; the key itself stays", Request: reflect.TypeFor[changeKeyBody](), Example: `{"quotas":{"commands":32,"boxes":0}}`, Response: reflect.TypeFor[apiKeyView](), Handle: e.change},
-		{Method: "DELETE", Path: "/v2/api-keys/{api_key}", ID: "deleteApiKey", Summary: "Revoke an API key, by its ID or name; requests that are under way with it end", Response: reflect.TypeFor[apiKeyView](), Handle: e.delete},
-		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role, expiry and quotas; the answer is the only one that has it", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
+		{Method: "DELETE", Path: "/v2/api-keys/{api_key}", ID: "deleteApiKey", Summary: "Revoke an API key, by its ID or name; its running requests are ended", Response: reflect.TypeFor[apiKeyView](), Handle: e.delete},
+		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role, expiry and quotas; only this response contains the key", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
 	}
 }

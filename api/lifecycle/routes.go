@@ -37,10 +37,10 @@ func (e *Endpoints) Routes() []rest.Route {
 	const example = `{"init_command":"./server &"}`
 	return []rest.Route{
 		{Method: "POST", Path: "/v2/box/{id}/pause", ID: "pauseBox", Summary: "Freeze a box: it keeps its memory and uses no CPU", Response: reflect.TypeFor[stateView](), Handle: e.pause},
-		{Method: "POST", Path: "/v2/box/{id}/resume", ID: "resumeBox", Summary: "Let a paused box go on", Response: reflect.TypeFor[stateView](), Handle: e.resume},
-		{Method: "GET", Path: "/v2/box/{id}/startup", ID: "getStartup", Summary: "What is run each time a box with keep_alive is started", Response: start, Handle: e.getStartup},
-		{Method: "PUT", Path: "/v2/box/{id}/startup", ID: "setStartup", Summary: "Set what is run each time a box with keep_alive is started", Request: start, Example: example, Response: start, Handle: e.setStartup},
-		{Method: "DELETE", Path: "/v2/box/{id}/startup", ID: "deleteStartup", Summary: "Run nothing when a box is started", Response: start, Handle: e.deleteStartup},
+		{Method: "POST", Path: "/v2/box/{id}/resume", ID: "resumeBox", Summary: "Resume a paused box", Response: reflect.TypeFor[stateView](), Handle: e.resume},
+		{Method: "GET", Path: "/v2/box/{id}/startup", ID: "getStartup", Summary: "The command that runs at each start of a box with keep_alive", Response: start, Handle: e.getStartup},
+		{Method: "PUT", Path: "/v2/box/{id}/startup", ID: "setStartup", Summary: "Set the command that runs at each start of a box with keep_alive", Request: start, Example: example, Response: start, Handle: e.setStartup},
+		{Method: "DELETE", Path: "/v2/box/{id}/startup", ID: "deleteStartup", Summary: "Remove the command that runs at each start of a box", Response: start, Handle: e.deleteStartup},
 		{Method: "GET", Path: "/v2/box/{id}/config/init-command", ID: "getInitCommand", Summary: "The same as GET startup", Response: start, Handle: e.getStartup},
 		{Method: "PUT", Path: "/v2/box/{id}/config/init-command", ID: "setInitCommand", Summary: "The same as PUT startup", Request: start, Example: example, Response: start, Handle: e.setStartup},
 		{Method: "DELETE", Path: "/v2/box/{id}/config/init-command", ID: "deleteInitCommand", Summary: "The same as DELETE startup", Response: start, Handle: e.deleteStartup},

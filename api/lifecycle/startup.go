@@ -10,7 +10,7 @@ import (
 
 // startBody is the command that runs at each start of a box.
 type startBody struct {
-	InitCommand string `json:"init_command" doc:"a line for the shell; empty: nothing" example:"./server &"`
+	InitCommand string `json:"init_command" doc:"a shell command; empty: none" example:"./server &"`
 }
 
 // maxInitCommand bounds an init command, in bytes.

@@ -12,7 +12,7 @@ import (
 
 // responses returns the responses of a route, by status.
 func responses(rt rest.Route, s *schemas) object {
-	all := object{"default": failure("The request failed; error says why", s)}
+	all := object{"default": failure("The request failed; error contains the reason", s)}
 	if !rt.Refused {
 		all[strconv.Itoa(max(rt.Status, http.StatusOK))] = success(rt, s)
 	}
@@ -22,16 +22,16 @@ func responses(rt rest.Route, s *schemas) object {
 		}
 	}
 	add(!rt.Public, http.StatusUnauthorized, "No API key, or a wrong one")
-	add(strings.Contains(rt.Path, "{"), http.StatusNotFound, "What the path names is not there")
-	add(rt.Versioned && Changes(rt), http.StatusPreconditionFailed, "Another version is in force than If-Match says; nothing was changed")
-	add(true, http.StatusUnprocessableEntity, "A field or parameter is unknown, or its value is not supported; pointer says which one")
-	add(rt.Refused, http.StatusNotImplemented, "This gateway does not serve that; error says what to use instead")
+	add(strings.Contains(rt.Path, "{"), http.StatusNotFound, "An object in the path does not exist")
+	add(rt.Versioned && Changes(rt), http.StatusPreconditionFailed, "The current version is not the one in If-Match; no change was made")
+	add(true, http.StatusUnprocessableEntity, "A field or parameter is unknown, or its value is not supported; pointer identifies it")
+	add(rt.Refused, http.StatusNotImplemented, "Not supported by this gateway; error contains an alternative")
 	return all
 }
 
 func success(rt rest.Route, s *schemas) object {
 	if rt.Status == http.StatusSwitchingProtocols {
-		return object{"description": "The connection is a WebSocket from here on"}
+		return object{"description": "The connection is upgraded to a WebSocket"}
 	}
 	answer := object{"description": "Done"}
 	if content := content(rt, s); content != nil {

@@ -48,7 +48,7 @@ func Describe(subjects []Subject) ([]byte, error) {
 		"openapi": "3.1.0",
 		"info": object{
 			"title": "boxgate admin API", "version": "2",
-			"description": "Boxes, what they may reach, the headers set for them and their public URLs.",
+			"description": "Boxes, their network policies, header rules and public URLs.",
 			"license":     object{"name": "Apache 2.0", "identifier": "Apache-2.0"},
 		},
 		"servers":  []object{{"url": "http://127.0.0.1:8600", "description": "The default of admin.listen"}},
@@ -132,7 +132,7 @@ func parameters(rt rest.Route, s *schemas) []object {
 	if rt.Versioned && Changes(rt) {
 		params = append(params, object{
 			"name": "If-Match", "in": "header", "required": false, "schema": object{"type": "string", "examples": []string{`"3"`}},
-			"description": "the ETag of the version to replace; if another is in force, nothing changes and the answer is 412",
+			"description": "the ETag of the version to replace; if it is not the current one, no change is made and the response is 412",
 		})
 	}
 	return params

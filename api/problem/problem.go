@@ -29,10 +29,10 @@ var kinds = []struct {
 
 // Body is the JSON of every error response.
 type Body struct {
-	Error    string `json:"error" doc:"what was wrong and, where one is known, the correction"`
+	Error    string `json:"error" doc:"the problem and, if known, the correction"`
 	Pointer  string `json:"pointer,omitempty" doc:"JSON pointer (RFC 6901) to the first problem"`
 	Problems []View `json:"problems,omitempty"`
-	Quota    string `json:"quota,omitempty" doc:"with 429: the quota that is used up (docs/keys.md)"`
+	Quota    string `json:"quota,omitempty" doc:"with 429: the exceeded quota (docs/keys.md)"`
 }
 
 // SchemaName returns the name of the type in the OpenAPI document.

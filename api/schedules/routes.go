@@ -26,13 +26,13 @@ func (e *Endpoints) Routes() []rest.Route {
 	view := reflect.TypeFor[scheduleView]()
 	const all, one = "/v2/box/{id}/schedules", "/v2/box/{id}/schedules/{schedule}"
 	return []rest.Route{
-		{Method: "POST", Path: all, ID: "addSchedule", Summary: "Run a command again and again", Status: 201, Request: reflect.TypeFor[scheduleBody](), Example: `{"type":"exec","cron":"*/5 * * * *","command":["sh","-c","date >> log"]}`, Response: view, Handle: e.add},
+		{Method: "POST", Path: all, ID: "addSchedule", Summary: "Schedule a command", Status: 201, Request: reflect.TypeFor[scheduleBody](), Example: `{"type":"exec","cron":"*/5 * * * *","command":["sh","-c","date >> log"]}`, Response: view, Handle: e.add},
 		{Method: "GET", Path: all, ID: "listSchedules", Summary: "The schedules of a box, oldest first", Response: reflect.TypeFor[[]scheduleView](), Handle: e.list},
 		{Method: "GET", Path: one, ID: "getSchedule", Summary: "One schedule of a box", Response: view, Handle: e.get},
-		{Method: "PATCH", Path: one, ID: "changeSchedule", Summary: "Change a schedule; what is absent stays", Request: reflect.TypeFor[scheduleChangeBody](), Example: `{"cron":"0 9 * * *"}`, Response: view, Handle: e.change},
-		{Method: "DELETE", Path: one, ID: "deleteSchedule", Summary: "Delete a schedule; a run that is under way goes on", Response: reflect.TypeFor[rest.OK](), Handle: e.delete},
-		{Method: "POST", Path: one + "/pause", ID: "pauseSchedule", Summary: "Keep a schedule from running", Response: view, Handle: e.pause},
-		{Method: "POST", Path: one + "/resume", ID: "resumeSchedule", Summary: "Let a schedule run again; what was due meanwhile is not run", Response: view, Handle: e.resume},
+		{Method: "PATCH", Path: one, ID: "changeSchedule", Summary: "Change a schedule; absent fields stay unchanged", Request: reflect.TypeFor[scheduleChangeBody](), Example: `{"cron":"0 9 * * *"}`, Response: view, Handle: e.change},
+		{Method: "DELETE", Path: one, ID: "deleteSchedule", Summary: "Delete a schedule; a run in progress continues", Response: reflect.TypeFor[rest.OK](), Handle: e.delete},
+		{Method: "POST", Path: one + "/pause", ID: "pauseSchedule", Summary: "Pause a schedule", Response: view, Handle: e.pause},
+		{Method: "POST", Path: one + "/resume", ID: "resumeSchedule", Summary: "Resume a schedule; runs that were due in the meantime are skipped", Response: view, Handle: e.resume},
 	}
 }
 

@@ -39,16 +39,16 @@ func (option) Forms() []reflect.Type {
 // scheduleBody is a new schedule.
 type scheduleBody struct {
 	Type           string            `json:"type" enum:"exec prompt"`
-	Cron           string            `json:"cron" doc:"five fields, or @hourly, @daily, @weekly, @monthly or @yearly; CRON_TZ=Zone may stand before it" example:"*/5 * * * *"`
-	TimeZone       string            `json:"time_zone,omitempty" doc:"of the IANA database; absent: UTC" example:"Europe/Berlin"`
-	Command        []string          `json:"command,omitempty" doc:"program and arguments; of type exec"`
-	Prompt         string            `json:"prompt,omitempty" doc:"of type prompt"`
+	Cron           string            `json:"cron" doc:"five fields, or @hourly, @daily, @weekly, @monthly or @yearly; may be preceded by CRON_TZ=Zone" example:"*/5 * * * *"`
+	TimeZone       string            `json:"time_zone,omitempty" doc:"name in the IANA database; absent: UTC" example:"Europe/Berlin"`
+	Command        []string          `json:"command,omitempty" doc:"program and arguments; for type exec"`
+	Prompt         string            `json:"prompt,omitempty" doc:"for type prompt"`
 	Folder         string            `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
 	Model          string            `json:"model,omitempty"`
-	AgentOptions   options           `json:"agent_options,omitzero" doc:"an object; of type prompt"`
+	AgentOptions   options           `json:"agent_options,omitzero" doc:"an object; for type prompt"`
 	Timeout        int64             `json:"timeout,omitempty" doc:"milliseconds after which a run is killed; absent: an hour" max:"604800000"`
-	WebhookURL     string            `json:"webhook_url,omitempty" doc:"gets the result of each run, as a request of the box" format:"uri"`
-	WebhookHeaders map[string]string `json:"webhook_headers,omitempty" doc:"are read back; secrets belong into header rules"`
+	WebhookURL     string            `json:"webhook_url,omitempty" doc:"receives the result of each run, in a request sent as traffic of the box" format:"uri"`
+	WebhookHeaders map[string]string `json:"webhook_headers,omitempty" doc:"returned in responses, so put secrets into header rules instead"`
 }
 
 func (b *scheduleBody) spec() (Spec, error) {

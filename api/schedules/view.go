@@ -26,7 +26,7 @@ type scheduleView struct {
 	LastRunAt      int64             `json:"last_run_at,omitempty"`
 	LastRunStatus  string            `json:"last_run_status,omitempty" doc:"completed, failed or skipped"`
 	LastRunID      string            `json:"last_run_id,omitempty"`
-	LastError      string            `json:"last_error,omitempty" doc:"why the last run failed, if it was not the command that did"`
+	LastError      string            `json:"last_error,omitempty" doc:"why the last run failed, unless the command itself failed"`
 	TotalRuns      int64             `json:"total_runs"`
 	TotalFailures  int64             `json:"total_failures"`
 	CreatedAt      int64             `json:"created_at"`

@@ -56,13 +56,13 @@ func (e *Endpoints) Wait(ctx context.Context) error {
 
 // query is the query of the route.
 type query struct {
-	Session string `json:"session,omitempty" doc:"the session to attach to after a broken connection, by its execId; absent: a new one"`
-	Offset  int64  `json:"offset,omitempty" min:"0" doc:"how many bytes of its output have arrived"`
+	Session string `json:"session,omitempty" doc:"execId of the session to reconnect to; absent: start a new session"`
+	Offset  int64  `json:"offset,omitempty" min:"0" doc:"number of output bytes received so far"`
 }
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "A command with input, output, signals and a terminal, over a WebSocket", Query: reflect.TypeFor[query](), Status: 101, Handle: e.serve},
+		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "Run an interactive command over a WebSocket: input, output, signals and a terminal", Query: reflect.TypeFor[query](), Status: 101, Handle: e.serve},
 	}
 }

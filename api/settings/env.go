@@ -17,17 +17,17 @@ const masked = "****"
 
 // envView is the environment of new boxes with masked values.
 type envView struct {
-	EnvVars map[string]string `json:"env_vars" doc:"the names; every value is shown as ****"`
+	EnvVars map[string]string `json:"env_vars" doc:"names of the variables; every value is shown as ****"`
 }
 
 // envBody is a new environment.
 type envBody struct {
-	EnvVars map[string]string `json:"env_vars" doc:"all variables; others are removed. Values are never read back"`
+	EnvVars map[string]string `json:"env_vars" doc:"all variables; others are removed. Values are never returned"`
 }
 
 // variableBody is the value of one variable.
 type variableBody struct {
-	Value *string `json:"value" doc:"never read back"`
+	Value *string `json:"value" doc:"never returned"`
 }
 
 func viewEnv(vars map[string]name.Secret) envView {

@@ -13,13 +13,13 @@ import (
 )
 
 type limitsBody struct {
-	Limits spec.Limits `json:"limits" doc:"limits to change; null: that of the configuration again. The others stay"`
+	Limits spec.Limits `json:"limits" doc:"limits to change; null restores the configured limit. Other limits stay unchanged"`
 }
 
 type limitsView struct {
-	Limits   map[string]int64 `json:"limits" doc:"all that the box is held to; 0: no limit"`
-	Operator map[string]int64 `json:"operator" doc:"those that an admin key has set, in the place of the configured ones"`
-	Own      map[string]int64 `json:"own" doc:"those that other keys have set, which count where they allow less"`
+	Limits   map[string]int64 `json:"limits" doc:"all effective limits of the box; 0: no limit"`
+	Operator map[string]int64 `json:"operator" doc:"limits set with an admin key, overriding the configured ones"`
+	Own      map[string]int64 `json:"own" doc:"limits set with other keys, which count only where they are lower"`
 }
 
 func viewLimits(host policy.Limits, b api.BoxLimits) limitsView {

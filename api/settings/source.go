@@ -9,7 +9,7 @@ import (
 )
 
 type sourceBody struct {
-	Addresses []string `json:"source_addresses" doc:"one IPv4 address, one IPv6 address, or both, of network.sources; empty: the host chooses"`
+	Addresses []string `json:"source_addresses" doc:"one IPv4 address, one IPv6 address, or both, from network.sources; empty: the host chooses"`
 }
 
 type sourceView struct {

@@ -38,17 +38,17 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box/{id}/snapshots", ID: "takeSnapshot", Summary: "Take a snapshot of a running or paused box; it is being taken while its status is creating", Status: 201, Request: reflect.TypeFor[snapshotBody](), Example: `{"name":"after setup"}`, Response: reflect.TypeFor[snapshotView](), Handle: e.take},
-		{Method: "GET", Path: "/v2/box/{id}/snapshots", ID: "listBoxSnapshots", Summary: "The snapshots of a box, by its ID also when it was deleted", Response: reflect.TypeFor[snapshotsView](), Handle: e.listOfBox},
+		{Method: "POST", Path: "/v2/box/{id}/snapshots", ID: "takeSnapshot", Summary: "Take a snapshot of a running or paused box; it is ready once its status is no longer creating", Status: 201, Request: reflect.TypeFor[snapshotBody](), Example: `{"name":"after setup"}`, Response: reflect.TypeFor[snapshotView](), Handle: e.take},
+		{Method: "GET", Path: "/v2/box/{id}/snapshots", ID: "listBoxSnapshots", Summary: "The snapshots of a box, which may be deleted if it is given by its ID", Response: reflect.TypeFor[snapshotsView](), Handle: e.listOfBox},
 		{Method: "DELETE", Path: "/v2/box/{id}/snapshots/{snapshot}", ID: "deleteSnapshot", Summary: "Delete a snapshot of a box; boxes made from it stay", Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteOne},
 		{Method: "GET", Path: "/v2/box/snapshots", ID: "listSnapshots", Summary: "All snapshots that the key sees", Response: reflect.TypeFor[snapshotsView](), Handle: e.list},
-		{Method: "DELETE", Path: "/v2/box/snapshots", ID: "deleteSnapshots", Summary: "Delete the snapshots that ids names, or without ids all that the key sees; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteSnapshotsBody](), Example: `{"ids":["snap_0123456789abcdef"]}`, Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteMany},
+		{Method: "DELETE", Path: "/v2/box/snapshots", ID: "deleteSnapshots", Summary: "Delete the snapshots listed in ids, or without ids all that the key sees; with an unknown ID, no snapshot is deleted", Request: reflect.TypeFor[deleteSnapshotsBody](), Example: `{"ids":["snap_0123456789abcdef"]}`, Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteMany},
 	}
 }
 
 // snapshotBody is the JSON of a request for a snapshot.
 type snapshotBody struct {
-	Name string `json:"name,omitempty" doc:"at most 256 bytes; snapshots may share one"`
+	Name string `json:"name,omitempty" doc:"at most 256 bytes; need not be unique"`
 }
 
 // snapshotView is a snapshot in JSON.
@@ -56,7 +56,7 @@ type snapshotView struct {
 	ID        string       `json:"id" example:"snap_0123456789abcdef"`
 	Name      string       `json:"name"`
 	BoxID     policy.BoxID `json:"box_id"`
-	SizeBytes int64        `json:"size_bytes" doc:"on disk, without the image; snapshots of the same box share some of it"`
+	SizeBytes int64        `json:"size_bytes" doc:"size on disk without the image; snapshots of the same box may share part of it"`
 	Status    string       `json:"status" enum:"creating ready error"`
 	Error     string       `json:"error,omitempty" doc:"why the status is error"`
 	CreatedAt int64        `json:"created_at" doc:"Unix seconds"`
@@ -73,7 +73,7 @@ type deleteSnapshotsBody struct {
 }
 
 type snapshotsDeletedView struct {
-	Deleted int `json:"deleted" doc:"how many"`
+	Deleted int `json:"deleted" doc:"number of deleted snapshots"`
 }
 
 // maxIDs bounds the number of snapshots in one request.

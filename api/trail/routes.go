@@ -34,9 +34,9 @@ type Endpoints struct {
 type query struct {
 	Since         string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"24h"`
 	Key           string `json:"key,omitempty" doc:"only calls with this API key, by its ID or name"`
-	Box           string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of one that exists"`
-	PolicyVersion int64  `json:"policy_version,omitempty" doc:"with box: only what has given it this version of its policy, as decisions name it"`
-	Follow        bool   `json:"follow,omitempty" doc:"go on with the entries that come"`
+	Box           string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of an existing box"`
+	PolicyVersion int64  `json:"policy_version,omitempty" doc:"with box: only the change that led to this version of its policy, as numbered in decisions"`
+	Follow        bool   `json:"follow,omitempty" doc:"continue with new entries"`
 }
 
 // line is an entry with its hash.
@@ -51,8 +51,8 @@ func (line) SchemaName() string { return "auditEntry" }
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/audit", ID: "listTrail", Summary: "The audit trail: calls that change something, how they ended, and refused ones; each line has the hash of the one before", Query: reflect.TypeFor[query](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[line]()}, Handle: e.list},
-		{Method: "GET", Path: "/v2/audit/verify", ID: "verifyTrail", Summary: "Whether entries of the audit trail were changed, put in or taken out", Response: reflect.TypeFor[trail.Report](), Handle: e.verify},
+		{Method: "GET", Path: "/v2/audit", ID: "listTrail", Summary: "The audit trail: calls that change state, their results, and refused calls; each line contains the hash of the previous one", Query: reflect.TypeFor[query](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[line]()}, Handle: e.list},
+		{Method: "GET", Path: "/v2/audit/verify", ID: "verifyTrail", Summary: "Whether entries of the audit trail were changed, inserted or removed", Response: reflect.TypeFor[trail.Report](), Handle: e.verify},
 	}
 }
 

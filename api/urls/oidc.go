@@ -14,7 +14,7 @@ import (
 type oidcBody struct {
 	Emails  []string `json:"emails,omitempty" doc:"addresses that the provider has verified"`
 	Domains []string `json:"domains,omitempty" doc:"domains of such addresses"`
-	Groups  []string `json:"groups,omitempty" doc:"groups, as the provider names them"`
+	Groups  []string `json:"groups,omitempty" doc:"names of groups at the provider"`
 }
 
 // mostAccounts bounds each of the lists.

@@ -14,9 +14,9 @@ import (
 
 // signBody asks for a signed link.
 type signBody struct {
-	ExpiresIn  *int64   `json:"expires_in,omitempty" doc:"seconds for which it works, up to a year and no longer than the URL; absent: an hour"`
-	PathPrefix string   `json:"path_prefix,omitempty" doc:"the path that it is for, and all below it; absent: /, all paths"`
-	Methods    []string `json:"methods,omitempty" doc:"the methods that it is for; absent: GET and HEAD" enum:"GET HEAD POST PUT PATCH DELETE OPTIONS"`
+	ExpiresIn  *int64   `json:"expires_in,omitempty" doc:"validity in seconds, up to a year and no longer than that of the URL; absent: an hour"`
+	PathPrefix string   `json:"path_prefix,omitempty" doc:"the permitted path, including everything below it; absent: /, all paths"`
+	Methods    []string `json:"methods,omitempty" doc:"the permitted methods; absent: GET and HEAD" enum:"GET HEAD POST PUT PATCH DELETE OPTIONS"`
 }
 
 // signView is a signed link.

@@ -19,13 +19,13 @@ type urlBody struct {
 	Port        *int64   `json:"port" min:"1" max:"65535" example:"3000"`
 	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
-	Protocol    string   `json:"protocol,omitempty" enum:"auto http1 h2c tcp" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), tcp (anything in TLS, passed on byte by byte), or auto, which finds out for gRPC and is the default"`
-	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway. The answer says which TXT records show that they are yours (pending_hostnames); keys with the role admin need none"`
+	Protocol    string   `json:"protocol,omitempty" enum:"auto http1 h2c tcp" doc:"protocol of the application: http1, h2c (HTTP/2 without TLS, as for gRPC servers), tcp (raw TCP inside TLS, passed on byte by byte), or auto, the default, which detects gRPC"`
+	Hostnames   []string `json:"hostnames,omitempty" doc:"additional domains for the port, such as app.example.org; at most 16, each for a single URL. Point their DNS records at the gateway. The response lists the TXT records that prove your control of them (pending_hostnames); keys with the role admin need none"`
 
-	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`
-	Origins   []string `json:"origins,omitempty" doc:"origins, other than the URL's own, whose pages may use the password or sign-in that a browser keeps for it, such as https://app.example.org"`
+	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds until the URL is closed and its connections are cut; absent: never"`
+	Origins   []string `json:"origins,omitempty" doc:"additional origins whose pages may use the password or sign-in that a browser keeps for the URL, such as https://app.example.org"`
 
-	OIDC *oidcBody `json:"oidc,omitempty" doc:"accounts at the gateway's identity provider that open it, beside the other credentials"`
+	OIDC *oidcBody `json:"oidc,omitempty" doc:"accounts at the gateway's identity provider that open the URL, in addition to other credentials"`
 }
 
 // urlView is a public URL. Token, username and password are only in the response that created them.
@@ -35,9 +35,9 @@ type urlView struct {
 	BearerToken bool     `json:"bearer_token"`
 	BasicAuth   bool     `json:"basic_auth"`
 	Protocol    string   `json:"protocol,omitempty"`
-	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of its own that lead to it"`
+	Hostnames   []string `json:"hostnames,omitempty" doc:"additional domains of the URL"`
 
-	PendingHostnames []pendingView `json:"pending_hostnames,omitempty" doc:"domains that will lead to it once their TXT records are found"`
+	PendingHostnames []pendingView `json:"pending_hostnames,omitempty" doc:"domains that work once their TXT records are found"`
 
 	Token     string `json:"token,omitempty"`
 	Username  string `json:"username,omitempty"`
@@ -54,7 +54,7 @@ type urlView struct {
 type pendingView struct {
 	Hostname string `json:"hostname"`
 	Record   string `json:"record" doc:"name of the TXT record to publish"`
-	Value    string `json:"value" doc:"its text"`
+	Value    string `json:"value" doc:"text of the record"`
 }
 
 // urlsView is the response of listURLs.
