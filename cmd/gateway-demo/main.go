@@ -35,7 +35,7 @@ func newCommand(asJSON *bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "gateway-demo",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "gateway demo"},
-		Short:         "Show every promise of the gateway over real kernel paths, in namespaces of its own",
+		Short:         "Demonstrate every promise of the gateway over real kernel paths, in temporary namespaces",
 		Args:          cli.ExactArgs(0),
 		SilenceErrors: true,
 		SilenceUsage:  true,

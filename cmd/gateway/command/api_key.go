@@ -74,8 +74,8 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
 	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
-	f.StringArrayVar(&quotas, "quota", nil, "a quota of its own, such as commands=32 or memory=64MiB; may be repeated")
-	cli.Duration(f, &expires, "expires", 0, "how long the key works, such as 90d or 12h (default: until it is revoked)")
+	f.StringArrayVar(&quotas, "quota", nil, "a quota for this key, such as commands=32 or memory=64MiB; may be repeated")
+	cli.Duration(f, &expires, "expires", 0, "how long the key remains valid, such as 90d or 12h (default: until it is revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var roles []string
 		for _, r := range api.Roles {
@@ -114,7 +114,7 @@ func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 	var quotas []string
 	cmd := &cobra.Command{
 		Use:   "set KEY --quota commands=32",
-		Short: "Change the quotas of an API key, by its name or ID; the key itself stays",
+		Short: "Change the quotas of an API key, by its name or ID",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			set, err := parseQuotas(quotas)
@@ -136,7 +136,7 @@ func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cli.Sends(cmd, map[string]string{"/quotas": "--quota="})
-	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0: that of the configuration again; may be repeated")
+	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0 restores the configured quota; may be repeated")
 	return cmd
 }
 
@@ -182,7 +182,7 @@ func printKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the API keys with their roles, expiries, latest uses and what they have of their quotas",
+		Short: "List the API keys with their roles, expiries, latest uses and usage of their quotas",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.Call(cmd, "GET", "/v2/api-keys", nil, cli.Decoded(func(w io.Writer, answer struct {
@@ -209,7 +209,7 @@ func newAPIKeyRemoveCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm KEY",
 		Aliases: []string{"revoke"},
-		Short:   "Revoke an API key, by its name or ID; requests that are under way with it end",
+		Short:   "Revoke an API key, by its name or ID; its running requests are ended",
 		Args:    cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "DELETE", "/v2/api-keys/"+url.PathEscape(args[0]), nil, cli.Decoded(func(w io.Writer, k apiKey) error {
@@ -224,7 +224,7 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 	var grace time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate [KEY]",
-		Short: "Replace an API key and print the new one; without KEY, that in {state_dir}/api-key",
+		Short: "Replace an API key and print the new one; without KEY, the one in {state_dir}/api-key",
 		Args:  cli.MaxArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if grace > 30*24*time.Hour {
@@ -237,6 +237,6 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", "/v2/api-keys/"+url.PathEscape(args[0])+"/rotate", body, cli.Decoded(func(w io.Writer, k apiKey) error { return printKey(cmd, w, k) }))
 		},
 	}
-	cli.Duration(cmd.Flags(), &grace, "grace", 0, "how long the old key goes on working, such as 10m or 1d")
+	cli.Duration(cmd.Flags(), &grace, "grace", 0, "how long the old key remains valid, such as 10m or 1d")
 	return cmd
 }

@@ -23,7 +23,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "audit [--since 24h] [--key KEY] [--box B [--policy-version N]] [-f]",
-		Short: "Print the audit trail of the API: who changed what, and what was refused; --json prints it as it is kept",
+		Short: "Print the audit trail of the API: changes and refused calls, with their keys; --json prints it as stored",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{}
@@ -51,10 +51,10 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 24h or 7d (default: everything that is kept)")
+	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 24h or 7d (default: at the oldest entry)")
 	f.StringVar(&key, "key", "", "only calls with this API key, by its name or ID")
 	f.StringVar(&box, "box", "", "only calls about this box, by its ID or name")
-	f.Uint64Var(&version, "policy-version", 0, "only what has given the box this version of its policy, as decisions name it")
+	f.Uint64Var(&version, "policy-version", 0, "only the change that led to this version of the box's policy, as numbered in decisions")
 	f.BoolVarP(&follow, "follow", "f", false, "keep printing new entries")
 	cmd.AddCommand(newAuditVerifyCommand(o))
 	return cmd
@@ -92,7 +92,7 @@ func printEntry(w io.Writer, line []byte, asJSON bool) error {
 func newAuditVerifyCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify",
-		Short: "Check that no entry of the audit trail was changed, put in or taken out",
+		Short: "Check that no entry of the audit trail was changed, inserted or removed",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			broken := false

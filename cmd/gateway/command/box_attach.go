@@ -22,7 +22,7 @@ type sandbox struct {
 func (s *sandbox) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
-	f.IntVar(&s.pid, "pid", 0, "a process in its network namespace")
+	f.IntVar(&s.pid, "pid", 0, "ID of a process in its network namespace")
 	f.StringVar(&s.container, "container", "", "ID or name of a Docker container, started with --network none")
 }
 
@@ -72,13 +72,13 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	a.add(cmd)
 	cli.Sends(cmd, sentByBox)
 	f := cmd.Flags()
-	f.StringVar(&a.stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
+	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringArrayVar(&a.sources, "source", nil, sourceHelp)
 	f.StringArrayVar(&a.limits, "limit", nil, limitHelp)
 	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
-	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: take it off the networks of Docker; else a terminal is asked")
+	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: disconnect it from Docker's networks without asking")
 	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
 	return cmd
 }
@@ -103,7 +103,7 @@ func newBoxReattach(o *cli.Options) *cobra.Command {
 	var s sandbox
 	cmd := &cobra.Command{
 		Use:   "reattach BOX [--netns PATH | --pid PID | --container ID]",
-		Short: "Attach a box to its sandbox again, or to another one; policy, rules, URLs and CA stay",
+		Short: "Attach a box to its sandbox again, or to another one; its policy, rules, URLs and CA stay",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "reattach"), s.body(), newBoxAnswer(cmd))
@@ -115,7 +115,7 @@ func newBoxReattach(o *cli.Options) *cobra.Command {
 
 func newBoxDetach(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
-		Use: "detach BOX...", Short: "Take attached boxes off the network and forget them", Args: cli.MinArgs(1),
+		Use: "detach BOX...", Short: "Disconnect attached boxes and delete them", Args: cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, box := range args {
 				if err := o.Call(cmd, "POST", api.BoxPath(box, "detach"), nil, cli.Silent); err != nil {

@@ -23,7 +23,7 @@ func (b boxBody) setText(fields map[string]string) {
 }
 
 // sourceHelp is the help text of --source.
-const sourceHelp = "address of network.sources that its traffic leaves from; once for IPv4, once for IPv6"
+const sourceHelp = "address from network.sources that its traffic leaves from; once for IPv4, once for IPv6"
 
 // setSources sets the source addresses, if the command line contains any.
 func (b boxBody) setSources(list []string) {

@@ -28,8 +28,8 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 		Use:   "cp LOCAL BOX:PATH | BOX:PATH LOCAL",
 		Short: "Copy a file into a box or out of one; with -r, a directory",
 		Long: "Copy a file into a box or out of one; with -r, a directory.\n\n" +
-			"PATH is absolute, or below /workspace/home. A directory as the target gets the file under its own name; with -r, the content of the\n" +
-			"directory goes into the target, which is made if it is missing. A local name with a colon is written as ./NAME.",
+			"PATH is absolute, or below /workspace/home. If the target is a directory, the file keeps its name. With -r, the contents of the\n" +
+			"directory are copied into the target, which is created if necessary. Write a local name with a colon as ./NAME.",
 		Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
@@ -48,7 +48,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 			return cli.Usagef("one of the two must be BOX:PATH, and the other a local path")
 		},
 	}
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with everything in it")
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with its contents")
 	return cmd
 }
 

@@ -20,10 +20,10 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 	var e boxExec
 	cmd := &cobra.Command{
 		Use:   "exec [-i] [-t] BOX -- COMMAND [ARG...]",
-		Short: "Run a command in a box; its exit status becomes this command's",
-		Long: "Run a command in a box; its exit status becomes this command's.\n\n" +
-			"Without -i the command has no input. With -i it gets standard input, and SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it;\n" +
-			"the third one ends the session, and the command with it. With -t it gets a terminal instead of three streams.",
+		Short: "Run a command in a box and exit with its status",
+		Long: "Run a command in a box and exit with its status.\n\n" +
+			"Without -i, the command has no input. With -i, standard input and SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it;\n" +
+			"the third signal ends the session and the command. With -t, the command gets a terminal.",
 		Args: cli.MinArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
@@ -35,7 +35,7 @@ func newBoxExec(o *cli.Options) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&e.dir, "dir", "", "working directory (default: /workspace/home)")
 	cmd.Flags().BoolVarP(&e.input, "interactive", "i", false, "pass standard input to the command")
-	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal, which needs one here; implies -i")
+	cmd.Flags().BoolVarP(&e.useTTY, "tty", "t", false, "give the command a terminal; requires a terminal here and implies -i")
 	return cmd
 }
 

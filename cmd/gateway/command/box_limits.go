@@ -14,13 +14,13 @@ import (
 )
 
 // limitHelp is the help text of --limit.
-const limitHelp = "LIMIT=NUMBER of the box's own, such as connections=100 or memory=64MiB; may be repeated (docs/limits.md)"
+const limitHelp = "LIMIT=NUMBER for this box, such as connections=100 or memory=64MiB; may be repeated (docs/limits.md)"
 
 // newBoxLimits is `gateway box limits`.
 func newBoxLimits(o *cli.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limits BOX [LIMIT=NUMBER...]",
-		Short: "Show what a box may take of the gateway, or change it; LIMIT=default is that of the configuration",
+		Short: "Show or change the limits of a box; LIMIT=default restores the configured one",
 		Args:  cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			set, err := limitsOf(args[1:])

@@ -22,7 +22,7 @@ type boxRemove struct {
 func newBoxRemove(o *cli.Options) *cobra.Command {
 	r := boxRemove{o: o}
 	cmd := &cobra.Command{
-		Use: "rm BOX... | --all", Short: "Stop boxes and remove everything that belongs to them", Args: cli.MinArgs(0),
+		Use: "rm BOX... | --all", Short: "Stop boxes and remove all their data", Args: cli.MinArgs(0),
 		ValidArgsFunction: completeArguments(o, []string{"rm", "BOX..."}),
 		RunE: func(cmd *cobra.Command, boxes []string) error {
 			switch {

@@ -30,7 +30,7 @@ type selfTestCard struct {
 func newBoxSelfTest(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "selftest BOX",
-		Short: "Attack the gateway from inside a box and print a scorecard; exits 0 only if the box is tight, and 3 if it cannot be tested",
+		Short: "Attack the gateway from inside a box and print a scorecard; exits with 0 only if the box is tight, and with 3 if it cannot be tested",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()

@@ -16,7 +16,7 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
 		Use:   "shell BOX",
-		Short: "Open a shell in a box; its exit status becomes this command's",
+		Short: "Open a shell in a box and exit with its status",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			tty := terminal.Of(cmd.InOrStdin())

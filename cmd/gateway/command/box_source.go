@@ -14,7 +14,7 @@ func newBoxSource(o *cli.Options) *cobra.Command {
 	var none bool
 	cmd := &cobra.Command{
 		Use:   "source BOX (ADDRESS [ADDRESS] | --none)",
-		Short: "Have a box's traffic leave from addresses of network.sources; what it has open is cut",
+		Short: "Set the addresses from network.sources that a box's traffic leaves from; open connections are cut",
 		Args:  cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list := append([]string{}, args[1:]...)

@@ -48,8 +48,8 @@ func newCACommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
-	cmd.Flags().BoolVar(&bundle, "bundle", false, "include the public roots of this host, for variables that replace a program's own roots")
-	cmd.Flags().BoolVar(&ssh, "ssh", false, "print the line of ssh_known_hosts by which the box knows the gateway, instead of the certificate")
+	cmd.Flags().BoolVar(&bundle, "bundle", false, "include this host's public roots, for environment variables that replace a program's roots")
+	cmd.Flags().BoolVar(&ssh, "ssh", false, "print the line for ssh_known_hosts that identifies the gateway to the box, instead of the certificate")
 	return cmd
 }
 

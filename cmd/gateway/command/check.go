@@ -58,7 +58,7 @@ func hostError(ctx context.Context, cfg config.Config) error {
 func newCheckCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check",
-		Short: "Validate the configuration and the host, and say how to fix each problem",
+		Short: "Validate the configuration and the host, with a fix for each problem",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printFindings(cmd, o.JSON, allFindings(cmd.Context(), o))

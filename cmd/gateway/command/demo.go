@@ -25,7 +25,7 @@ func newDemoCommand(o *cli.Options) *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show every promise over real kernel paths, in namespaces of its own",
+		Short: "Demonstrate every promise over real kernel paths, in temporary namespaces",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()

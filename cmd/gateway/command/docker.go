@@ -16,17 +16,17 @@ import (
 	"boxgate/preflight"
 )
 
-const dockerRunHelp = `Run a container under the gateway: docker run with the gateway as the only network.
+const dockerRunHelp = `Run a container behind the gateway: docker run with the gateway as the only network.
 
-The container is attached before its command runs, with the CA of its box in its stores and variables. Flags of docker run
-that keep it behind the gateway are passed on; those of the gateway come first or in between.`
+The container is attached before its command runs, with the CA of its box in its certificate stores and variables. Flags of
+docker run are passed on unless they would let the container leave the gateway. Flags of the gateway may be mixed in.`
 
 const dockerRunExample = `  sudo gateway docker run --policy preset:github,pypi -it --rm python:3.13 bash
   sudo gateway docker run --policy @policy.json --headers @headers.json -d --name agent node:22 node agent.js`
 
 // newDockerCommand is `gateway docker`.
 func newDockerCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("docker", "Run containers of Docker under the gateway")
+	cmd := cli.Group("docker", "Run Docker containers behind the gateway")
 	cmd.AddCommand(&cobra.Command{
 		Use: "run [--policy P] [--headers H] [FLAGS of docker run] IMAGE [COMMAND...]", Short: "Run a container whose only network is the gateway",
 		Long: dockerRunHelp, Example: dockerRunExample, DisableFlagParsing: true,

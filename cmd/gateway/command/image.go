@@ -29,7 +29,7 @@ type imageCommand struct {
 }
 
 func (i *imageCommand) withDir(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVar(&i.dir, "dir", "", "where images are kept (default: launcher.image_dir)")
+	cmd.Flags().StringVar(&i.dir, "dir", "", "directory of the images (default: launcher.image_dir)")
 	return cmd
 }
 
@@ -54,9 +54,9 @@ func (i *imageCommand) pull() *cobra.Command {
 	return i.withDir(&cobra.Command{
 		Use:     "pull IMAGE",
 		Aliases: []string{"build"},
-		Short:   "Pull, build or unpack an image, so that the first box does not have to wait for it",
-		Long: "Pull, build or unpack an image, so that the first box does not have to wait for it. IMAGE is the name of a runtime, such as\n" +
-			"golang or one of launcher.images, or an image as launcher.images names it.",
+		Short:   "Pull, build or unpack an image, so that the first box need not wait for it",
+		Long: "Pull, build or unpack an image, so that the first box need not wait for it. IMAGE is the name of a runtime, such as\n" +
+			"golang or one in launcher.images, or an image in the syntax of launcher.images.",
 		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := i.load()
@@ -82,7 +82,7 @@ type imageView struct {
 func (i *imageCommand) list() *cobra.Command {
 	return i.withDir(&cobra.Command{
 		Use:   "list",
-		Short: "List the images that are kept, and how many boxes and snapshots use each",
+		Short: "List the stored images with the number of boxes and snapshots that use them",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			images, err := i.images()
@@ -109,7 +109,7 @@ func (i *imageCommand) list() *cobra.Command {
 func (i *imageCommand) remove() *cobra.Command {
 	return i.withDir(&cobra.Command{
 		Use:   "rm IMAGE...",
-		Short: "Remove images that no box and no snapshot uses",
+		Short: "Remove images that are not used by a box or snapshot",
 		Args:  cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			images, err := i.images()

@@ -30,7 +30,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	var since, until time.Duration
 	cmd := &cobra.Command{
 		Use:   "log [-f] [--box B] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
-		Short: "Print the decisions, with -f as they happen",
+		Short: "Print decisions, with -f also new ones",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if r.reason != "" && !slices.Contains(name.Reasons(), name.Reason(r.reason)) {
@@ -66,9 +66,9 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
-	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 10m or 7d, in what is kept on disk (default: everything in memory)")
+	cli.Duration(f, &since, "since", 0, "how far back to begin in the decisions on disk, such as 10m or 7d (default: all decisions in memory)")
 	cli.Duration(f, &until, "until", 0, "how far back to end, such as 1d")
-	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all below it, or address")
+	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all names below it, or address")
 	cli.Duration(f, &r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
 }

@@ -21,7 +21,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("policy", "Show, change and query the network policy of a box")
 	cmd.AddCommand(
 		&cobra.Command{
-			Use: "get BOX", Short: "Show the policy in force", Args: cli.ExactArgs(1),
+			Use: "get BOX", Short: "Show the active policy", Args: cli.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
 			},
@@ -54,7 +54,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	var headers []string
 	cmd := &cobra.Command{
 		Use:   "explain BOX HOST|IP",
-		Short: "Say how the policy would decide; nothing is sent",
+		Short: "Show how the policy would decide, without sending anything",
 		Args:  cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			body := map[string]any{"host": args[1], "port": port, "protocol": protocol}
@@ -92,7 +92,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	f.StringVar(&method, "method", "", "HTTP method")
 	f.StringVar(&path, "path", "", "HTTP path")
 	f.StringVar(&query, "query", "", "HTTP query, without the question mark")
-	f.StringArrayVar(&headers, "header", nil, `HTTP header, as "Name: value"; with all that rules look at (may be repeated)`)
+	f.StringArrayVar(&headers, "header", nil, `HTTP header, as "Name: value"; give all that the rules depend on (may be repeated)`)
 	return cmd
 }
 

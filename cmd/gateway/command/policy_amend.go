@@ -23,20 +23,20 @@ import (
 	"boxgate/policy/preset"
 )
 
-const amendHelp = `HOST is a name, *.name, or one of them with :port; an address or a CIDR; or preset:NAME for the hosts of a preset. What the
-policy means for everything else stays: in allow-all there is nothing to allow, deny-all becomes a list of what is allowed,
-and in a policy that only denies an entry is taken out of what is denied. Denied entries win. The command says what it
-changed; it changes all or nothing, and starts over if somebody else changes the policy in between.
+const amendHelp = `HOST is a name or *.name, optionally with :port; an address or a CIDR; or preset:NAME for the hosts of a preset. The policy
+for all other destinations stays the same: allow-all already allows everything, deny-all becomes a list of allowed entries,
+and in a policy that only denies, an allowed entry is removed from the denied ones. Denied entries win. The command prints
+its changes. It makes all of them or none, and retries if another client changes the policy at the same time.
 
-With --for the policy stays as it is, and the entries stand beside it until their time has passed: then they end by themselves, and
-what they allowed is cut. Denied entries win over what is allowed for a time. "gateway policy leases" shows them.`
+With --for, the policy itself stays unchanged, and the entries are leases in addition to it. When a lease expires, connections that
+only it allowed are cut. Denied entries win over allowing leases. "gateway policy leases" lists them.`
 
 // newPolicyAmend is `gateway policy allow` or `gateway policy deny`.
 func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 	var lasts time.Duration
 	cmd := &cobra.Command{
-		Use: verb + " BOX HOST...", Short: strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is",
-		Long:    strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is.\n\n" + amendHelp,
+		Use: verb + " BOX HOST...", Short: strings.ToUpper(verb[:1]) + verb[1:] + " destinations without changing the rest of the policy",
+		Long:    strings.ToUpper(verb[:1]) + verb[1:] + " destinations without changing the rest of the policy.\n\n" + amendHelp,
 		Example: fmt.Sprintf("  gateway policy %s demo api.example.com:443\n  gateway policy %s demo '*.example.net' 192.0.2.0/24\n  gateway policy %s demo api.example.com --for 1h", verb, verb, verb),
 		Args:    cli.MinArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -59,7 +59,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 		},
 	}
 	cli.Sends(cmd, map[string]string{"/expires_in": "--for", "/entries": "HOST"})
-	cli.Duration(cmd.Flags(), &lasts, "for", 0, "only for this time, such as 1h or 7d: then the entries end by themselves")
+	cli.Duration(cmd.Flags(), &lasts, "for", 0, "as leases that expire after this time, such as 1h or 7d")
 	return cmd
 }
 

@@ -19,10 +19,10 @@ func newPolicyConvert() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
 		Use:   "convert --from DIALECT --to DIALECT [FILE]",
-		Short: "Write a policy of another product in the dialect of boxgate, or the reverse",
+		Short: "Convert a policy of another product to the dialect of boxgate, or the reverse",
 		Long: `Reads a policy from FILE or standard input and writes it in another dialect, with the values of its headers.
 The dialects are boxgate (also that of Upstash Box: a policy, or network_policy and attach_headers), vercel (the network
-policy of Vercel Sandbox) and e2b (the network options of E2B). What the other dialect cannot say is an error.`,
+policy of Vercel Sandbox) and e2b (the network options of E2B). A policy that the other dialect cannot express is an error.`,
 		Example: "  gateway policy convert --from e2b --to boxgate network.json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {

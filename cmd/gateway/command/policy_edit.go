@@ -30,8 +30,8 @@ import (
 func newPolicyEdit(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "edit BOX", Short: "Edit the policy in $VISUAL or $EDITOR",
-		Long: `Opens the policy in $VISUAL, $EDITOR or vi. It is replaced as a whole once the editor has ended with a valid policy, and if
-nobody else has changed it in between; otherwise nothing changes, and the file stays where the command says.`,
+		Long: `Opens the policy in $VISUAL, $EDITOR or vi. The edited policy replaces it as a whole if it is valid and no other client has
+changed the policy in the meantime. Otherwise the policy stays unchanged, and the command prints where the edited file is.`,
 		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()

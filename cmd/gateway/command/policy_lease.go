@@ -79,7 +79,7 @@ func clockTime(unix int64) string { return time.Unix(unix, 0).Format("2006-01-02
 // newPolicyLeases is `gateway policy leases`.
 func newPolicyLeases(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
-		Use: "leases BOX", Short: "Show what the policy allows and denies for a time", Args: cli.ExactArgs(1),
+		Use: "leases BOX", Short: "List the temporary entries (leases) of the policy", Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "GET", leasesPath(args[0]), nil, cli.Decoded(printLeases))
 		},
@@ -98,8 +98,8 @@ func printLeases(w io.Writer, a leasesAnswer) error {
 func newPolicyEnd(o *cli.Options) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use: "end BOX HOST...", Short: "End what `gateway policy allow --for` or `deny --for` began, before its time",
-		Long:    "End what `gateway policy allow --for` or `gateway policy deny --for` began, before its time. HOST is spelled as it was then.",
+		Use: "end BOX HOST...", Short: "End leases of `gateway policy allow --for` or `deny --for` early",
+		Long:    "End leases of `gateway policy allow --for` or `gateway policy deny --for` early. Spell HOST as it was given then.",
 		Example: "  gateway policy end demo api.example.com\n  gateway policy end demo --all",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if all {

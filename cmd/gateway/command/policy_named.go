@@ -17,9 +17,9 @@ import (
 	"boxgate/policy/dialect"
 )
 
-const namedHelp = `A named policy is one that many boxes follow: "named:NAME" takes the place of a policy wherever one is given to a box. A change of it
-is in force for all of these boxes when the command ends, or after an error for none. What is allowed or denied for a time
-stands beside it, for each box apart. One that boxes follow is not removed.`
+const namedHelp = `A named policy can be shared by many boxes, which follow it: "named:NAME" can be given to a box instead of a policy. When a change
+succeeds, it applies to all these boxes; after an error it applies to no box. Temporary entries (leases) belong to each box
+separately. A named policy cannot be removed while boxes follow it.`
 
 // newPolicyNamed is `gateway policy named`.
 func newPolicyNamed(o *cli.Options) *cobra.Command {

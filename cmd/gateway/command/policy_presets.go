@@ -14,9 +14,9 @@ import (
 func newPolicyPresets(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "presets [NAME...]", Short: "List the presets, or show the hosts of some",
-		Long: `Presets are lists of the hosts that well-known services need. "preset:NAME,NAME" is a policy that allows those hosts and
-nothing else. The presets belong to this program: a newer one may have a newer version of a preset, with other hosts.
-Policies that were made with a preset do not follow it.`,
+		Long: `Presets are lists of the hosts of well-known services. "preset:NAME,NAME" is a policy that allows exactly these hosts. The
+presets are part of this program: a newer release may contain a newer version of a preset, with other hosts. Existing
+policies made from a preset do not change with it.`,
 		Example: "  gateway policy presets github\n  gateway box create --policy preset:github,pypi\n  gateway policy allow demo preset:npm",
 		Args:    cli.MinArgs(0),
 		RunE: func(cmd *cobra.Command, names []string) error {

@@ -11,16 +11,16 @@ import (
 
 // newReloadCommand is `gateway reload`.
 func newReloadCommand(o *cli.Options) *cobra.Command {
-	return replaceCommand(o, "reload", "Have the running gateway read its configuration again",
-		"The configuration is taken over whole, or not at all: with a mistake in it, or if no gateway could start with it, the one in force stays.\n"+
-			"DNS, the proxy and public URLs go on meanwhile, and connections that are open are drained.")
+	return replaceCommand(o, "reload", "Reload the configuration of the running gateway",
+		"The configuration is applied as a whole or not at all: if it is invalid, or a gateway cannot start with it, the current one stays.\n"+
+			"DNS, the proxy and public URLs keep working, and open connections are drained.")
 }
 
 // newUpgradeCommand is `gateway upgrade`.
 func newUpgradeCommand(o *cli.Options) *cobra.Command {
-	return replaceCommand(o, "upgrade", "Have the installed program take the place of the running gateway, without a gap",
-		"Install the new program at the path of the running one first. DNS, the proxy and public URLs go on meanwhile, and connections that are\n"+
-			"open are drained. If the new program does not start, the running one goes on.")
+	return replaceCommand(o, "upgrade", "Replace the running gateway by the installed program, without interruption",
+		"First install the new program at the path of the running one. DNS, the proxy and public URLs keep working, and open connections are\n"+
+			"drained. If the new program does not start, the running one continues.")
 }
 
 func replaceCommand(o *cli.Options, word, short, long string) *cobra.Command {

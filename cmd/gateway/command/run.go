@@ -31,14 +31,14 @@ type runCommand struct {
 	quiet, staged, learnGiven bool
 }
 
-const runHelp = `Run one command of this host in a network of its own, under a policy, and say what it was refused.
+const runHelp = `Run one command of this host in a separate network under a policy, and print what it was refused.
 
-The command has the files of the host and runs as the user who called sudo. Its network is reached through a gateway that lives
-and ends with it: nothing of the host's network is changed, and no daemon is needed. Without --policy everything is refused,
-and the summary prints the policy that the command would need.
+The command has the files of the host and runs as the user who called sudo. It reaches the network through a temporary gateway,
+which does not change the host's network and needs no daemon. Without --policy everything is refused, and the summary prints the
+policy that the command would need.
 
 Values of --headers may be @FILE or env:NAME; the command does not see that file, nor that variable.
-If --policy or --headers is read from standard input, the command has an empty one.`
+If --policy or --headers is read from standard input, the command's standard input is empty.`
 
 const runExample = `  sudo gateway run -- npm install
   sudo gateway run --learn=policy.json -- npm install
@@ -52,7 +52,7 @@ const notLearned = "-"
 func newRunCommand(o *cli.Options) *cobra.Command {
 	r := &runCommand{o: o}
 	cmd := &cobra.Command{
-		Use: "run [flags] -- COMMAND [ARG...]", Short: "Run one command of this host under a policy, in a network of its own",
+		Use: "run [flags] -- COMMAND [ARG...]", Short: "Run one command of this host in a separate network under a policy",
 		Long: runHelp, Example: runExample, Args: cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.learnGiven = cmd.Flags().Changed("learn")
@@ -65,8 +65,8 @@ func newRunCommand(o *cli.Options) *cobra.Command {
 	f.StringVar(&r.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
 	f.StringVar(&r.learn, "learn", "", "allow everything that is not protected, and print the policy that allows what was used, or write it to FILE (--learn=FILE)")
 	f.Lookup("learn").NoOptDefVal = notLearned
-	f.StringArrayVar(&r.sockets, "socket", nil, "PATH of a Unix socket of the host that the command may reach, such as that of ssh-agent")
-	f.BoolVarP(&r.quiet, "quiet", "q", false, "no denials while the command runs, only the summary")
+	f.StringArrayVar(&r.sockets, "socket", nil, "PATH of a Unix socket of the host that the command may use, such as that of ssh-agent")
+	f.BoolVarP(&r.quiet, "quiet", "q", false, "print no denials while the command runs, only the summary")
 	f.BoolVar(&r.staged, "staged", false, "")
 	_ = f.MarkHidden("staged")
 	return cmd

@@ -24,14 +24,14 @@ type secretAnswer struct {
 
 // newSecretCommand is `gateway secret`.
 func newSecretCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("secret", "Show how old the secrets of the configuration are, and read them anew")
+	cmd := cli.Group("secret", "Show the state of the configured secrets, and read them again")
 	cmd.AddCommand(&cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the secrets with their sources and ages; values are never shown", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.Call(cmd, "GET", "/v2/secrets", nil, cli.Decoded(printSecrets))
 		},
 	}, &cobra.Command{
-		Use: "refresh NAME", Short: "Give up the value of a secret, cut the connections that carry it, and read it anew", Args: cli.ExactArgs(1),
+		Use: "refresh NAME", Short: "Discard the value of a secret, cut the connections that carry it, and read it again", Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "POST", "/v2/secrets/"+url.PathEscape(args[0])+"/refresh", nil, cli.Decoded(printRefreshed))
 		},

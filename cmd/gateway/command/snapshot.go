@@ -29,8 +29,8 @@ func newBoxSnapshot(o *cli.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot BOX",
 		Short: "Take a snapshot of the files of a box and print its ID",
-		Long: "Take a snapshot of the files of a box, which stands still for a moment, and print its ID. While its status is creating it is\n" +
-			"still being taken: see \"gateway snapshot list\".",
+		Long: "Take a snapshot of the files of a box and print its ID. The box is frozen briefly. The snapshot is ready once its status is no\n" +
+			"longer creating: see \"gateway snapshot list\".",
 		Args: cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "snapshots"), map[string]string{"name": name}, cli.Decoded(printTaken))
@@ -68,7 +68,7 @@ func newSnapshotList(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "GET", path, nil, cli.Decoded(printSnapshots))
 		},
 	}
-	cmd.Flags().StringVar(&box, "box", "", "only those of a box; one that was deleted goes by its ID")
+	cmd.Flags().StringVar(&box, "box", "", "only the snapshots of this box; give the ID of a deleted one")
 	return cmd
 }
 
@@ -83,7 +83,7 @@ func printSnapshots(w io.Writer, list struct{ Snapshots []snapshotAnswer }) erro
 
 func newSnapshotRemove(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm SNAPSHOT...", Short: "Remove snapshots; boxes made from them stay", Args: cli.MinArgs(1),
+		Use: "rm SNAPSHOT...", Short: "Remove snapshots; boxes created from them stay", Args: cli.MinArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.Call(cmd, "DELETE", "/v2/box/snapshots", map[string][]string{"ids": args}, cli.Silent)
 		},

@@ -80,9 +80,9 @@ func newStatusCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the state of the gateway at a glance: boxes, denials, listeners, certificates, secrets and the host",
 		Long: `Shows version and uptime, the boxes by state, the denials of the last ten minutes, the listeners (whether they accept
-connections, and how many are open), how long certificates are valid, how old
-secrets are, and what ` + "`gateway check`" + ` finds on the host. With --admin, certificates and host are left out: they are those of
-the gateway's host.`,
+connections, and how many are open), the validity of certificates, the age of secrets, and the findings of
+` + "`gateway check`" + ` about the host. With --admin, certificates and host are left out, because they belong to the
+gateway's host.`,
 		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := newStatus(cmd.Context(), o)

@@ -20,7 +20,7 @@ import (
 func newStoreBackupCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "backup FILE",
-		Short: "Write a copy of the store as it is now to a new file; keep the key file or the passphrase too, elsewhere",
+		Short: "Write a copy of the store to a new file; also keep the key file or the passphrase, in another place",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n, err := writeNew(args[0], func(w io.Writer) (int64, error) { return backupTo(cmd, o, w) })
@@ -88,7 +88,7 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Put a backup in the place of the store, with the gateway stopped; makes a new API key and revokes the others",
+		Short: "Replace the store by a backup while the gateway is stopped; makes a new API key and revokes the others",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := o.Load()
@@ -115,14 +115,14 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&keep, "keep-api-keys", false, "keep the API keys with names that the backup has, also those that were revoked since")
+	cmd.Flags().BoolVar(&keep, "keep-api-keys", false, "keep the named API keys of the backup, even if they were revoked since")
 	return cmd
 }
 
 func newStoreVerifyCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "verify",
-		Short: "Read every document of the store, and say which cannot be decoded or decrypted",
+		Short: "Read every document of the store, and list those that cannot be decoded or decrypted",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := o.Load()

@@ -20,10 +20,10 @@ import (
 func newTopCommand(o *cli.Options) *cobra.Command {
 	var once bool
 	cmd := &cobra.Command{
-		Use: "top", Short: "Show what the boxes do, live, with keys to allow, deny and explain what is denied",
-		Long: `Shows the connections, requests, denials and bytes of each box, a second, and the latest denials. Arrow keys select a denial;
-a and d allow or deny its destination for a time, e explains it, / shows only some boxes, s sorts, p pauses, q quits.
-For scripts, --once looks for two seconds and prints one table, or one JSON document with --json.`,
+		Use: "top", Short: "Show the activity of the boxes live, with keys to allow, deny and explain denials",
+		Long: `Shows the connections, requests, denials and bytes per second of each box, and the latest denials. Arrow keys select a denial;
+a and d allow or deny its destination for a time, e explains it, / filters boxes, s sorts, p pauses, q quits.
+For scripts, --once observes two seconds and prints one table, or one JSON document with --json.`,
 		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !once && o.JSON {
@@ -45,7 +45,7 @@ For scripts, --once looks for two seconds and prints one table, or one JSON docu
 			return top.Run(cmd.Context(), client)
 		},
 	}
-	cmd.Flags().BoolVar(&once, "once", false, "look once, print and exit; needs no terminal")
+	cmd.Flags().BoolVar(&once, "once", false, "observe once, print and exit; needs no terminal")
 	return cmd
 }
 

@@ -24,9 +24,9 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 	var environment string
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Take the gateway out of this host, with its boxes, after saying what is removed and asking",
-		Long: "Take the gateway out of this host: its rules, routes, addresses and interfaces, its boxes, and its files below /run. The\n" +
-			"state stays, so that a gateway that is started again has its boxes back, unless --purge is given. No gateway may be running.",
+		Short: "Remove the gateway and its boxes from this host, after listing the changes and asking",
+		Long: "Remove the gateway from this host: its rules, routes, addresses and interfaces, its boxes, and its files below /run. Unless\n" +
+			"--purge is given, the state stays, so that a gateway started later has its boxes again. The gateway must not be running.",
 		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := setEnvironment(cmd, o, environment); err != nil {
@@ -50,9 +50,9 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.Flags().BoolVar(&purge, "purge", false, "remove the state as well: keys, policies, secrets, and what boxes have written")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
-	cmd.Flags().StringVar(&environment, "environment-file", "", "file with the variables of the service, read as systemd does (default: none)")
+	cmd.Flags().BoolVar(&purge, "purge", false, "also remove the state: keys, policies, secrets, and the files of boxes")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be removed")
+	cmd.Flags().StringVar(&environment, "environment-file", "", "file with the environment variables of the service, parsed as by systemd (default: none)")
 	return cmd
 }
 

@@ -16,7 +16,7 @@ func newURLSignCommand(o *cli.Options) *cobra.Command {
 	var path string
 	var methods []string
 	cmd := &cobra.Command{
-		Use: "sign BOX PORT", Short: "Sign a link to a public URL that needs no other credential", Args: cli.ExactArgs(2),
+		Use: "sign BOX PORT", Short: "Sign a link to a public URL; it needs no other credential", Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for i := range methods {
 				methods[i] = strings.ToUpper(methods[i])
@@ -26,8 +26,8 @@ func newURLSignCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cli.Sends(cmd, map[string]string{"/path_prefix": "--path", "/methods": "--method"})
-	cli.Duration(cmd.Flags(), &expires, "expires-in", time.Hour, "how long it works, such as 10m or 7d")
-	cmd.Flags().StringVar(&path, "path", "/", "the path that it is for, and all below it")
-	cmd.Flags().StringSliceVar(&methods, "method", []string{"GET", "HEAD"}, "a method that it is for (repeatable)")
+	cli.Duration(cmd.Flags(), &expires, "expires-in", time.Hour, "validity, such as 10m or 7d")
+	cmd.Flags().StringVar(&path, "path", "/", "the permitted path, including everything below it")
+	cmd.Flags().StringSliceVar(&methods, "method", []string{"GET", "HEAD"}, "a permitted method (repeatable)")
 	return cmd
 }
