@@ -82,7 +82,7 @@ func (c *Client) Do(ctx context.Context, method, path string, in, out any) error
 		return nil
 	default:
 		if json.Unmarshal(data, out) != nil {
-			return errors.New("the answer is not that of a gateway; is this its admin API?")
+			return errors.New("the response does not come from a gateway; is this its admin API?")
 		}
 		return nil
 	}

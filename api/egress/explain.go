@@ -75,7 +75,7 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 	}
 	if b.Query != nil {
 		if req.Query = *b.Query; strings.HasPrefix(req.Query, "?") || strings.Contains(req.Query, "#") {
-			p.Add("/query", "must be what is between ? and #")
+			p.Add("/query", "must be the part between ? and #")
 		}
 	}
 	if b.Headers != nil {

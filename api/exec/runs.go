@@ -37,7 +37,7 @@ func (e *Endpoints) getRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // noRun returns the error for a run that does not exist or is no longer in the history.
 func noRun(box policy.BoxID, r *http.Request) error {
-	return api.Errorf(api.ErrNotFound, "box %s has no run %q; the latest are remembered until the gateway is started anew", box, problem.Clip(r.PathValue("run")))
+	return api.Errorf(api.ErrNotFound, "box %s has no run %q; only the latest runs since the gateway's start are kept", box, problem.Clip(r.PathValue("run")))
 }
 
 func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

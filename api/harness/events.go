@@ -101,7 +101,7 @@ func (p *parser) refuse(format string, args ...any) {
 // recoverPanic turns a panic into a failure of the run. The panic's text is dropped, because it might quote the box's output.
 func (p *parser) recoverPanic() {
 	if recover() != nil {
-		p.refuse("the gateway failed at what the harness wrote")
+		p.refuse("the gateway failed to parse the output of the harness")
 	}
 }
 

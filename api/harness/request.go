@@ -74,7 +74,7 @@ func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
 	}
 	runner := box.Hosted.CustomRunner
 	if runner == nil {
-		return nil, api.Errorf(api.ErrNotSupported, "this gateway does not run agents of its own; run the agent's own command in the box with exec or exec-stream, or create the box with a custom harness")
+		return nil, api.Errorf(api.ErrNotSupported, "this gateway has no built-in agents; run the agent's command in the box with exec or exec-stream, or create the box with a custom harness")
 	}
 	if j.body.Timeout != nil {
 		j.timeout = time.Duration(*j.body.Timeout) * time.Millisecond

@@ -81,7 +81,7 @@ func quotas(p *problem.List, set map[string]int64, least int64) map[quota.Kind]i
 		k, known := quota.Named(name)
 		switch {
 		case !known:
-			p.Add("/quotas/"+problem.EscapeKey(problem.Clip(name)), "is no quota; there are %s", strings.Join(quota.Names(), ", "))
+			p.Add("/quotas/"+problem.EscapeKey(problem.Clip(name)), "is not a quota; the quotas are %s", strings.Join(quota.Names(), ", "))
 		case n < least || n > k.Most():
 			p.Add("/quotas/"+name, "must be %d to %d", least, k.Most())
 		default:
@@ -150,7 +150,7 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		req.Quotas[k] = n
 	}
 	if body.Role == api.RoleAdmin && len(body.Quotas) > 0 {
-		p.Add("/quotas", "an admin key has none")
+		p.Add("/quotas", "an admin key has no quotas")
 	}
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err

@@ -250,9 +250,9 @@ func TestQuotasOfAKeyAreSetAndShown(t *testing.T) {
 	f.key(t, `{"name":"ci","role":"box-creator","quotas":{"commands":3,"memory":1048576}}`)
 	f.Expect(t, 200, "GET", "/v2/api-keys", "", `"quotas":{"commands":3,"memory":1048576}`)
 	f.Expect(t, 200, "PATCH", "/v2/api-keys/ci", `{"quotas":{"commands":0,"boxes":7}}`, `"quotas":{"boxes":7,"memory":1048576}`)
-	f.Expect(t, 422, "PATCH", "/v2/api-keys/ci", `{"quotas":{"comands":1}}`, "/quotas/comands", "there are connections, memory, requests, commands")
+	f.Expect(t, 422, "PATCH", "/v2/api-keys/ci", `{"quotas":{"comands":1}}`, "/quotas/comands", "the quotas are connections, memory, requests, commands")
 	f.Expect(t, 422, "PATCH", "/v2/api-keys/ci", `{"quotas":{"commands":-1}}`, "must be 0 to 1000000")
 	f.Expect(t, 422, "PATCH", "/v2/api-keys/ci", `{"quotas":{}}`, "at least one")
-	f.Expect(t, 422, "POST", "/v2/api-keys", `{"name":"root","role":"admin","quotas":{"commands":3}}`, "an admin key has none")
+	f.Expect(t, 422, "POST", "/v2/api-keys", `{"name":"root","role":"admin","quotas":{"commands":3}}`, "an admin key has no quotas")
 	f.Expect(t, 404, "PATCH", "/v2/api-keys/none", `{"quotas":{"commands":1}}`)
 }

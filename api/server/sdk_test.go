@@ -126,7 +126,7 @@ func checkSDK(t *testing.T, f *fixture, out []byte) {
 	if s := string(seen["refusal"]); !strings.Contains(s, `"ours":true,"code":422`) || !strings.Contains(s, "/allowed_domains/0") {
 		t.Errorf("refusal: %s", s)
 	}
-	if s := string(seen["agent"]); !strings.Contains(s, `"code":501`) || !strings.Contains(s, "does not run agents") {
+	if s := string(seen["agent"]); !strings.Contains(s, `"code":501`) || !strings.Contains(s, "has no built-in agents") {
 		t.Errorf("agent: %s", s)
 	}
 	if s := string(seen["logs"]); !strings.Contains(s, "box created") || !strings.Contains(s, "exit 3") {

@@ -162,7 +162,7 @@ func (l *connection) handleFrame(s *session, f *fromClient) error {
 		s.in.closeWrite()
 	case "ack":
 		if !s.reattach || !s.out.acknowledge(f.Offset) {
-			return problem.Invalid("/offset", "is more than there was")
+			return problem.Invalid("/offset", "exceeds the output so far")
 		}
 	case "resize":
 		return s.resize(f)

@@ -109,7 +109,7 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 		return rest.Reply{}, api.Errorf(api.ErrNotFound, "box %s has no session %q to come back to; it has ended, or was not started with reattach", box, problem.Clip(q.Session))
 	}
 	if !s.out.retains(q.Offset) {
-		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter \"offset\" must be what was acknowledged last, or more")
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter \"offset\" must be at least the offset that was acknowledged last")
 	}
 	l, err := e.accept(w, r)
 	if err != nil {

@@ -57,7 +57,7 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	case isTooLarge:
 		return nil, problem.Refuse(http.StatusRequestEntityTooLarge, "the body is larger than %d bytes", tooLarge.Limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, problem.Refuse(http.StatusRequestTimeout, "the body has not come within %v, or nothing of it for %v", bodyTimeout, b.silence())
+		return nil, problem.Refuse(http.StatusRequestTimeout, "the body did not arrive within %v, or its client paused for %v", bodyTimeout, b.silence())
 	}
 	return nil, problem.Refuse(http.StatusBadRequest, "the body is incomplete")
 }

@@ -26,7 +26,7 @@ func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 		return nil, nil
 	}
 	if len(b.Emails)+len(b.Domains)+len(b.Groups) == 0 {
-		return nil, problem.Invalid("/oidc", "must name emails, domains or groups: nobody could sign in")
+		return nil, problem.Invalid("/oidc", "must list emails, domains or groups; otherwise no account could sign in")
 	}
 	for key, list := range map[string][]string{"emails": b.Emails, "domains": b.Domains, "groups": b.Groups} {
 		if len(list) > mostAccounts {

@@ -85,7 +85,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 
 func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	if a.netns == "" && a.container == "" && a.pid == 0 {
-		return nil, cli.Usagef("say what to attach: --netns, --pid or --container")
+		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid or --container")
 	}
 	if len(a.sandbox.body()) > 1 {
 		return nil, cli.Usagef("give one of --netns, --pid and --container")

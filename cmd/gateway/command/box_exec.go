@@ -43,7 +43,7 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 	if e.useTTY {
 		tty := terminal.Of(cmd.InOrStdin())
 		if tty == nil {
-			return cli.Usagef("-t needs a terminal, and standard input is none; use -i alone")
+			return cli.Usagef("-t needs a terminal, but standard input is not one; use -i alone")
 		}
 		return runInteractive(cmd, client, box, session.Request{Command: command, Dir: e.dir}, tty)
 	}

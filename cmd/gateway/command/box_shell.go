@@ -21,7 +21,7 @@ func newBoxShell(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			tty := terminal.Of(cmd.InOrStdin())
 			if tty == nil {
-				return cli.Usagef("a shell needs a terminal, and standard input is none; use gateway box exec -i %s -- sh", args[0])
+				return cli.Usagef("a shell needs a terminal, but standard input is not one; use gateway box exec -i %s -- sh", args[0])
 			}
 			client, err := o.Client()
 			if err != nil {

@@ -110,7 +110,7 @@ func checkSources(cfg config.Config) error {
 	var errs []error
 	for _, source := range a.Sources {
 		if !slices.Contains(has, source) {
-			errs = append(errs, preflight.Warnf("network.sources: the host does not have %v, so nothing of the boxes with this source address leaves: "+
+			errs = append(errs, preflight.Warnf("network.sources: the host does not have %v, so boxes with this source address have no outgoing traffic: "+
 				"give it to an interface (ip addr add %v dev …)", source, netip.PrefixFrom(source, source.BitLen())))
 		}
 	}

@@ -30,7 +30,7 @@ func newDemoCommand(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			self, err := os.Executable()
 			if err != nil {
-				return fmt.Errorf("finding %s, which is beside this program: %w", demoProgram, err)
+				return fmt.Errorf("finding %s next to this program: %w", demoProgram, err)
 			}
 			args := []string{demoProgram, "--gateway=" + self, "--image-dir=" + imageDir, fmt.Sprintf("--keep=%t", keep), fmt.Sprintf("--json=%t", o.JSON)}
 			return becomeDemo(cmd.Context(), filepath.Dir(self), args)
@@ -84,7 +84,7 @@ func checkDemo(folder int, dir string, owners []uint32) error {
 	}
 	err := unix.Fstatat(folder, demoProgram, &program, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no %s: the demo is a program of its own, which is looked for beside the gateway alone. "+
+		return fmt.Errorf("there is no %s: the demo is a separate program, which must be next to the gateway. "+
 			"Build both with `make build`, install the package boxgate-demo, or put %s of the gateway's release there", path, demoProgram)
 	}
 	if err != nil {

@@ -65,9 +65,9 @@ func printRefreshed(w io.Writer, s secretAnswer) error {
 		return fmt.Errorf("secret %s is still being read, and requests that need it wait; to see how that ends: gateway secret list", s.Name)
 	}
 	if !s.Valid {
-		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s; once that is mended: gateway secret refresh %s", s.Name, textOrDash(s.Error), s.Name)
+		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s; once that is fixed: gateway secret refresh %s", s.Name, textOrDash(s.Error), s.Name)
 	}
-	_, err := fmt.Fprintf(w, "Secret %s was read anew.\n", s.Name)
+	_, err := fmt.Fprintf(w, "Secret %s was read again.\n", s.Name)
 	return err
 }
 

@@ -16,7 +16,7 @@ func TestSecretsAreNeverUnavailableForNoReason(t *testing.T) {
 	if text := awaited.state(time.Now()); text != "gh is being read for the first time, and requests that need it wait" {
 		t.Error(text)
 	}
-	if text := failed.state(time.Now()); !strings.HasSuffix(text, "are refused: file /etc/gh: permission denied; once that is mended: gateway secret refresh gh") {
+	if text := failed.state(time.Now()); !strings.HasSuffix(text, "are refused: file /etc/gh: permission denied; once that is fixed: gateway secret refresh gh") {
 		t.Error(text)
 	}
 	var out bytes.Buffer
@@ -24,7 +24,7 @@ func TestSecretsAreNeverUnavailableForNoReason(t *testing.T) {
 		!strings.Contains(out.String(), "being read") || strings.Count(out.String(), "unavailable") != 1 {
 		t.Errorf("%v\n%s", err, &out)
 	}
-	for s, want := range map[secretAnswer]string{awaited: "still being read", failed: "permission denied; once that is mended: gateway secret refresh gh"} {
+	for s, want := range map[secretAnswer]string{awaited: "still being read", failed: "permission denied; once that is fixed: gateway secret refresh gh"} {
 		if err := printRefreshed(&out, s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Error(err)
 		}

@@ -79,7 +79,7 @@ func (r *replacer) control(ctx context.Context, word string) (any, error) {
 func (r *replacer) reload(ctx context.Context) (reloadResult, error) {
 	changes, err := r.changes()
 	if err != nil {
-		r.log.Error("the configuration was not reloaded; the one in force stays", zap.Error(err))
+		r.log.Error("the configuration was not reloaded; the current one stays active", zap.Error(err))
 		return reloadResult{}, err
 	}
 	if len(changes) == 0 {
@@ -117,7 +117,7 @@ func (r *replacer) replace(ctx context.Context, what string, changes []config.Di
 	if h == nil {
 		return reloadResult{}, errors.New("the gateway is starting; try again")
 	}
-	r.log.Info("another process is to take the place of this one", zap.String("for", what), zap.Strings("changes", texts(changes)))
+	r.log.Info("starting another process to replace this one", zap.String("for", what), zap.Strings("changes", texts(changes)))
 	pid, err := h.Replace(ctx, r.start)
 	if err != nil {
 		r.log.Error("the gateway was not replaced", zap.Error(err))

@@ -113,7 +113,7 @@ func newStatus(ctx context.Context, o *cli.Options) (*statusReport, error) {
 	}
 	r.Secrets = list.Secrets
 	if err := errors.Join(json.Unmarshal(r.Gateway, &r.gateway), json.Unmarshal(r.Secrets, &r.secrets)); err != nil {
-		return nil, errors.New("the answer does not look like that of a gateway of this version")
+		return nil, errors.New("the response does not come from a gateway of this version")
 	}
 	if o.Admin == "" {
 		r.checkHost(ctx, o)
@@ -248,7 +248,7 @@ func (s secretAnswer) state(now time.Time) string {
 	case s.firstReadPending():
 		return s.Name + " is being read for the first time, and requests that need it wait"
 	case !s.Valid:
-		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + textOrDash(s.Error) + "; once that is mended: gateway secret refresh " + s.Name
+		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + textOrDash(s.Error) + "; once that is fixed: gateway secret refresh " + s.Name
 	case s.ReadAt.IsZero():
 		return s.Name
 	}

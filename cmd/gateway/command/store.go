@@ -30,7 +30,7 @@ func newStoreBackupCommand(o *cli.Options) *cobra.Command {
 			if o.JSON {
 				return cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"file": args[0], "bytes": n})
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is in %s (%d bytes), encrypted as it was. It is of use only with secret.key of the state directory, or the passphrase: keep that elsewhere.\n", args[0], n)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is in %s (%d bytes), encrypted as it was. It can only be used with secret.key of the state directory, or the passphrase: keep that in another place.\n", args[0], n)
 			return err
 		},
 	}
@@ -110,7 +110,7 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 			if o.JSON {
 				return cli.WriteJSON(cmd.OutOrStdout(), r)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is that of the backup (%s). Start the gateway: it writes a new API key to %s. What was there before is %s.\n",
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store was restored from the backup (%s). Start the gateway: it writes a new API key to %s. The previous store is %s.\n",
 				cli.Count(r.Documents, "document", "documents"), filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.FileBefore))
 			return err
 		},

@@ -72,7 +72,7 @@ func allow(name, value string) error {
 	}
 	check := checkedFlags[name]
 	if check == nil {
-		return fmt.Errorf("%s cannot be used here: it is none of the flags that are known to keep a container behind the gateway (docs/attach.md); "+
+		return fmt.Errorf("%s cannot be used here: it is not known to keep a container behind the gateway (docs/attach.md); "+
 			"to run one with it, start the container with docker run --network none and attach it: gateway box attach --container NAME", name)
 	}
 	if err := check(value); err != nil {
@@ -202,7 +202,7 @@ func checkVolume(value string) error {
 func checkPropagation(option string) error {
 	switch option {
 	case "shared", "rshared", "slave", "rslave":
-		return errors.New("what is mounted on the host later would appear in the container: use rprivate, or leave it out")
+		return errors.New("later mounts of the host would appear in the container: use rprivate, or leave it out")
 	}
 	return nil
 }

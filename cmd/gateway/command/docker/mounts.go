@@ -87,7 +87,7 @@ func mountsBelow(path string) ([]inside.MountPoint, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("what is mounted below %s cannot be found out: %w", path, err)
+			return nil, fmt.Errorf("the mounts below %s cannot be listed: %w", path, err)
 		}
 		for _, m := range all {
 			if (m.At == path || path == "/" || strings.HasPrefix(m.At, path+"/")) && !slices.Contains(out, m) {

@@ -135,7 +135,7 @@ var remedies = map[name.Reason]string{
 	name.ReasonSpoofed:           "something in the box forges addresses, or a network inside the box is not translated to the box's address",
 	name.ReasonHostPort:          "boxes reach nothing on the host; run the service elsewhere",
 	name.ReasonProtocol:          "QUIC clients fall back to TCP; DNS over TLS needs the resolver's address in allowed_cidrs",
-	name.ReasonNoName:            "use a client that says which host it wants (SNI, or a Host header); OPENED",
+	name.ReasonNoName:            "use a client that sends the name of the host (SNI, or a Host header); OPENED",
 	name.ReasonAuthorityMismatch: "the client must open a connection for each host",
 	name.ReasonBadRequest:        "the request is malformed or ambiguous, and is never repaired: mend the client",
 	name.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",

@@ -158,9 +158,9 @@ func advice(d destination, e audit.Event) string {
 		o, ok := remedy.OpeningOf(e)
 		switch {
 		case !ok && e.Reason == name.ReasonNoName:
-			return "use a client that says which host it wants (SNI, or a Host header)"
+			return "use a client that sends the name of the host (SNI, or a Host header)"
 		case d.protocol != "" && d.protocol != policy.TCP:
-			return "gateway run passes TCP and DNS, nothing else"
+			return "gateway run supports only TCP and DNS"
 		case policy.IsOfCeiling(e.Rule):
 			return "policy.ceiling of the configuration does not allow it, whatever the policy"
 		case !ok:
@@ -170,9 +170,9 @@ func advice(d destination, e audit.Event) string {
 		}
 		return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_domains", o.Entry))
 	case name.ReasonProtocol:
-		return "gateway run passes TCP and DNS, nothing else; QUIC clients fall back to TCP"
+		return "gateway run supports only TCP and DNS; QUIC clients fall back to TCP"
 	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR:
-		return "the policy denies it, and what is denied wins"
+		return "the policy denies it, and denied entries win"
 	case name.ReasonProtectedRange, name.ReasonHostPort:
 		return "private networks, cloud metadata and the host itself are closed whatever the policy; network.protected_exempt of the configuration lists exceptions"
 	case name.ReasonHeaderRule, name.ReasonRequestRule:
