@@ -96,8 +96,8 @@ func (h *Host) Add(t testing.TB, req api.CreateRequest) string {
 // End kills all running commands.
 func (h *Host) End() { h.end() }
 
-// enter begins a call: it locks the host and fails as the test has requested.
-func (h *Host) enter() (leave func(), err error) {
+// beginCall begins a call: it locks the host and fails as the test has requested.
+func (h *Host) beginCall() (leave func(), err error) {
 	h.Mu.Lock()
 	if h.Crash {
 		h.Mu.Unlock()
@@ -108,7 +108,7 @@ func (h *Host) enter() (leave func(), err error) {
 
 // box enters the host and finds a box.
 func (h *Host) box(id policy.BoxID) (b *Box, leave func(), err error) {
-	leave, err = h.enter()
+	leave, err = h.beginCall()
 	if b = h.ByID[id]; b == nil && err == nil {
 		err = api.ErrNotFound
 	}
@@ -117,7 +117,7 @@ func (h *Host) box(id policy.BoxID) (b *Box, leave func(), err error) {
 
 // CreateBox implements the Host of [boxgate/api/boxes].
 func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return api.Box{}, err
@@ -148,7 +148,7 @@ func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, err
 
 // Box implements the Finder of [boxgate/api/rest].
 func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return api.Box{}, err
@@ -166,7 +166,7 @@ func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
 
 // Boxes implements the Table of [boxgate/api/boxes].
 func (h *Host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	var list []api.Box
 	for _, id := range slices.Sorted(maps.Keys(h.ByID)) {
@@ -351,14 +351,14 @@ func setHeaders(s *api.HeaderState, rules []policy.HeaderRule, ifMatch *uint64) 
 
 // GlobalHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) GlobalHeaders(context.Context) (api.HeaderState, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return h.Global, err
 }
 
 // SetGlobalHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return api.HeaderState{}, err
@@ -368,7 +368,7 @@ func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, if
 
 // RotateStoreKey implements the Store of [boxgate/api/gateway].
 func (h *Host) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	h.Passphrase = newPassphrase.Reveal()
 	return err
@@ -376,7 +376,7 @@ func (h *Host) RotateStoreKey(_ context.Context, newPassphrase name.Secret) erro
 
 // RotateAPIKey implements the Store of [boxgate/api/gateway].
 func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	h.Grace = grace
 	return err
@@ -384,7 +384,7 @@ func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
 
 // Secrets implements the Secrets of [boxgate/api/gateway].
 func (h *Host) Secrets(context.Context) ([]api.SecretStatus, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return []api.SecretStatus{{Name: "openai", Source: "file /etc/boxgate/openai.key", Valid: true, Read: time.Now()}}, err
 }
@@ -461,7 +461,7 @@ func (h *Host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error 
 
 // RecentEvents implements the Host of [boxgate/api/egress].
 func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	var list []audit.Event
 	for _, e := range h.Decisions {
@@ -474,7 +474,7 @@ func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvent
 
 // FollowEvents implements the Host of [boxgate/api/egress].
 func (h *Host) FollowEvents(ctx context.Context, _ api.EventFilter) (api.EventStream, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	c := make(chan audit.Event, 16)
 	h.follow = append(h.follow, c)
@@ -516,14 +516,14 @@ func (h *Host) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 
 // IngressCA implements the Authorities of [boxgate/api/gateway].
 func (h *Host) IngressCA(context.Context) ([]byte, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return []byte("-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"), err
 }
 
 // IdentityKeys implements the Secrets of [boxgate/api/gateway].
 func (h *Host) IdentityKeys(context.Context) (json.RawMessage, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return json.RawMessage(`{"keys":[]}`), err
 }
@@ -546,14 +546,14 @@ func (h *Host) Capacity(context.Context) (api.Capacity, error) {
 
 // OpenFiles implements the Host of [boxgate/api/files].
 func (h *Host) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return nil, cmp.Or(err, api.Errorf(api.ErrUnavailable, "no files here"))
 }
 
 // SetGitIdentity implements the Host of [boxgate/api/git].
 func (h *Host) SetGitIdentity(context.Context, policy.BoxID, string, string) (nowName, nowEmail string, err error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return "", "", err
 }

@@ -27,7 +27,7 @@ func (h *Host) FindKey(key string) (api.Caller, bool) {
 
 // APIKeys implements the Host of [boxgate/api/keys].
 func (h *Host) APIKeys(context.Context) (out []api.Key, err error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	for _, k := range h.Keys {
 		out = append(out, k)
@@ -37,7 +37,7 @@ func (h *Host) APIKeys(context.Context) (out []api.Key, err error) {
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
 func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return name.Secret{}, api.Key{}, err
@@ -66,7 +66,7 @@ func (h *Host) keyOf(idOrName string) (string, api.Key) {
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
 func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (name.Secret, api.Key, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	old, k := h.keyOf(key)
 	if old == "" || err != nil {
@@ -79,7 +79,7 @@ func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (na
 
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
 func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Kind]int64) (api.Key, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	old, k := h.keyOf(key)
 	if old == "" || err != nil {
@@ -94,7 +94,7 @@ func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Ki
 
 // DeleteAPIKey implements the Host of [boxgate/api/keys].
 func (h *Host) DeleteAPIKey(_ context.Context, key string) (api.Key, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	old, k := h.keyOf(key)
 	if old == "" || err != nil {

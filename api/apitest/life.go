@@ -41,7 +41,7 @@ func (h *Host) SetInitCommand(_ context.Context, id policy.BoxID, command string
 
 // AttachBox implements the Host of [boxgate/api/boxes].
 func (h *Host) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return api.Box{}, err

@@ -16,7 +16,7 @@ func noNamed(name, pointer string) error {
 
 // NamedPolicies implements the Host of [boxgate/api/rules].
 func (h *Host) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	var list []api.NamedPolicy
 	for _, name := range slices.Sorted(maps.Keys(h.Named)) {
@@ -36,7 +36,7 @@ func (h *Host) withFollowers(n api.NamedPolicy) api.NamedPolicy {
 
 // SetNamedPolicy implements the Host of [boxgate/api/rules].
 func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	old := h.Named[name]
 	if err == nil && ifMatch != nil && *ifMatch != old.Version {
@@ -64,7 +64,7 @@ func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, 
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
 func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	n, known := h.Named[name]
 	switch {

@@ -12,14 +12,14 @@ import (
 
 // Environment implements the Host of [boxgate/api/settings].
 func (h *Host) Environment(context.Context) (map[string]name.Secret, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	return maps.Clone(h.Env), err
 }
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
 func (h *Host) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err == nil {
 		h.Env = maps.Clone(vars)
@@ -29,7 +29,7 @@ func (h *Host) SetEnvironment(_ context.Context, vars map[string]name.Secret) er
 
 // SetVariable implements the Host of [boxgate/api/settings].
 func (h *Host) SetVariable(_ context.Context, name string, value name.Secret) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err == nil {
 		h.Env[name] = value
@@ -39,7 +39,7 @@ func (h *Host) SetVariable(_ context.Context, name string, value name.Secret) er
 
 // DeleteVariable implements the Host of [boxgate/api/settings].
 func (h *Host) DeleteVariable(_ context.Context, name string) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if _, ok := h.Env[name]; !ok && err == nil {
 		err = api.Errorf(api.ErrNotFound, "there is no variable %q", name)

@@ -23,7 +23,7 @@ func (h *Host) TakeSnapshot(_ context.Context, id policy.BoxID, name string) (ap
 
 // Snapshots implements the Host of [boxgate/api/boxes].
 func (h *Host) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	if err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (h *Host) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, e
 
 // DeleteSnapshots implements the Host of [boxgate/api/snapshots].
 func (h *Host) DeleteSnapshots(_ context.Context, ids []string) error {
-	leave, err := h.enter()
+	leave, err := h.beginCall()
 	defer leave()
 	h.Taken = slices.DeleteFunc(h.Taken, func(s api.Snapshot) bool { return slices.Contains(ids, s.ID) })
 	return err

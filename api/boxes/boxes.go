@@ -88,19 +88,19 @@ func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Re
 }
 
 func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, error) {
-	gone := deletedView{Deleted: []policy.BoxID{}}
+	deleted := deletedView{Deleted: []policy.BoxID{}}
 	for _, box := range boxes {
 		// A box that no longer exists, or was listed twice, counts as deleted.
 		if err := e.Host.DeleteBox(r.Context(), box.ID); err != nil && !errors.Is(err, api.ErrNotFound) {
 			return rest.Reply{}, err
 		}
-		gone.Deleted = append(gone.Deleted, box.ID)
+		deleted.Deleted = append(deleted.Deleted, box.ID)
 	}
-	what := map[string]any{"deleted": gone.Deleted}
+	what := map[string]any{"deleted": deleted.Deleted}
 	if names := namesOf(boxes); len(names) > 0 {
 		what["names"] = names
 	}
-	return rest.Reply{Body: gone, Change: &rest.Change{What: what}}, nil
+	return rest.Reply{Body: deleted, Change: &rest.Change{What: what}}, nil
 }
 
 // namesOf returns the names of boxes, leaving out boxes without a name.

@@ -72,7 +72,7 @@ func (a *Answer) clearLocked(keep int) {
 		return
 	}
 	for _, o := range a.outputs {
-		o.kept, o.left = nil, 0
+		o.data, o.left = nil, 0
 	}
 	a.budget.release(a.box, a.reserved-keep)
 	a.scope.Release(quota.Memory, int64(a.reserved-keep))
@@ -94,7 +94,7 @@ type Output struct {
 	answer *Answer
 	// Guarded by the answer's mu.
 	left int // remaining bytes, as in JSON
-	kept []byte
+	data []byte
 	cut  bool
 }
 
@@ -108,7 +108,7 @@ func (o *Output) Write(b []byte) (int, error) {
 		n, cost = fitting(b, a.reserved-a.used)
 		a.used += cost
 	}
-	o.kept, o.left = append(o.kept, b[:n]...), o.left-cost
+	o.data, o.left = append(o.data, b[:n]...), o.left-cost
 	if n < len(b) {
 		o.cut, o.left = true, 0 // no output may follow a gap
 		return n, ErrFull
@@ -127,8 +127,8 @@ func (o *Output) Cut() bool {
 func (o *Output) Text() string {
 	o.answer.mu.Lock()
 	defer o.answer.mu.Unlock()
-	text := strings.ToValidUTF8(string(o.kept), "\uFFFD")
-	o.kept = nil
+	text := strings.ToValidUTF8(string(o.data), "\uFFFD")
+	o.data = nil
 	return text
 }
 

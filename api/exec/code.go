@@ -80,9 +80,9 @@ type markWatch struct {
 	mark string // empty: everything is passed on
 	w    io.Writer
 
-	mu   sync.Mutex
-	seen []byte // the beginning, while it may still turn out to be mark, or is
-	pass bool
+	mu     sync.Mutex
+	prefix []byte // the beginning, while it may still turn out to be mark, or is
+	pass   bool
 }
 
 // Write implements [io.Writer].
@@ -92,15 +92,15 @@ func (l *markWatch) Write(b []byte) (int, error) {
 	if l.mark == "" || l.pass {
 		return l.w.Write(b)
 	}
-	both := append(slices.Clone(l.seen), b...)
+	both := append(slices.Clone(l.prefix), b...)
 	if n := min(len(both), len(l.mark)); string(both[:n]) != l.mark[:n] {
-		l.pass, l.seen = true, nil
+		l.pass, l.prefix = true, nil
 		if _, err := l.w.Write(both); err != nil {
 			return 0, err
 		}
 		return len(b), nil
 	}
-	l.seen = both[:min(len(both), maxMessage)]
+	l.prefix = both[:min(len(both), maxMessage)]
 	return len(b), nil
 }
 
@@ -112,12 +112,12 @@ const maxMessage = 4 << 10
 func (l *markWatch) message() (what string, lacking bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if text, ok := strings.CutPrefix(string(l.seen), l.mark); ok && l.mark != "" {
+	if text, ok := strings.CutPrefix(string(l.prefix), l.mark); ok && l.mark != "" {
 		return text, true
 	}
-	if len(l.seen) > 0 {
-		_, _ = l.w.Write(l.seen)
-		l.seen = nil
+	if len(l.prefix) > 0 {
+		_, _ = l.w.Write(l.prefix)
+		l.prefix = nil
 	}
 	return "", false
 }

@@ -34,7 +34,7 @@ func TestLackWatch(t *testing.T) {
 	for range 100 {
 		_, _ = l.Write(append([]byte("mark: "), make([]byte, 1000)...))
 	}
-	if len(l.seen) > maxMessage {
-		t.Errorf("%d bytes are kept", len(l.seen))
+	if len(l.prefix) > maxMessage {
+		t.Errorf("%d bytes are kept", len(l.prefix))
 	}
 }

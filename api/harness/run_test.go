@@ -25,8 +25,8 @@ type hostile struct {
 	end     chan struct{} // closed to end programs that still run
 }
 
-// goOn is a program that runs until it is killed.
-func (h *hostile) goOn(ctx context.Context) error {
+// runUntilKilled is a program that runs until it is killed.
+func (h *hostile) runUntilKilled(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case <-h.end:
@@ -69,8 +69,8 @@ func (l *listener) cutShort() {
 	}
 }
 
-// play runs a harness in a box and returns the result. If cancelled is not 0, it cancels the run after that time.
-func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
+// runHarness runs a harness in a box and returns the result. If cancelled is not 0, it cancels the run after that time.
+func runHarness(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
 	t.Helper()
 	h.end = make(chan struct{})
 	e := &Endpoints{Commands: h, History: history.New(nil)}
@@ -109,9 +109,9 @@ func TestHarnessThatGoesOnAfterDone(t *testing.T) {
 		h := &hostile{}
 		h.harness = func(ctx context.Context, out io.Writer) error {
 			_, _ = io.WriteString(out, doneEvent)
-			return h.goOn(ctx)
+			return h.runUntilKilled(ctx)
 		}
-		events, view, err := play(t, h, &listener{}, false, 0)
+		events, view, err := runHarness(t, h, &listener{}, false, 0)
 		if err != nil || view.Status != "completed" || view.Output != "fine" || events != "done stats" || time.Since(began) > time.Minute {
 			t.Errorf("%q %s %q after %v: %v", events, view.Status, view.Output, time.Since(began), err)
 		}
@@ -134,7 +134,7 @@ func TestHarnessThatWritesWithoutEnd(t *testing.T) {
 			}
 			return nil
 		}}
-		if _, view, err := play(t, h, &listener{}, false, 0); err == nil || view.Status != "failed" || !strings.Contains(err.Error(), "wrote more than") {
+		if _, view, err := runHarness(t, h, &listener{}, false, 0); err == nil || view.Status != "failed" || !strings.Contains(err.Error(), "wrote more than") {
 			t.Errorf("%s: %s, %v", name, view.Status, err)
 		}
 	}
@@ -147,12 +147,12 @@ func TestFilesAreRemovedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		removals := 0
 		h := &hostile{harness: func(_ context.Context, out io.Writer) error { _, err := io.WriteString(out, doneEvent); return err }}
-		h.rm = func(ctx context.Context) { removals++; _ = h.goOn(ctx) }
-		if _, view, err := play(t, h, &listener{}, true, 0); err != nil || view.Status != "completed" || removals != 1 {
+		h.rm = func(ctx context.Context) { removals++; _ = h.runUntilKilled(ctx) }
+		if _, view, err := runHarness(t, h, &listener{}, true, 0); err != nil || view.Status != "completed" || removals != 1 {
 			t.Errorf("%s after %d removals: %v", view.Status, removals, err)
 		}
-		h.harness = func(ctx context.Context, _ io.Writer) error { return h.goOn(ctx) }
-		if _, view, err := play(t, h, &listener{}, true, time.Second); !errors.Is(err, api.ErrConflict) || view.Status != "cancelled" || removals != 1 {
+		h.harness = func(ctx context.Context, _ io.Writer) error { return h.runUntilKilled(ctx) }
+		if _, view, err := runHarness(t, h, &listener{}, true, time.Second); !errors.Is(err, api.ErrConflict) || view.Status != "cancelled" || removals != 1 {
 			t.Errorf("%s after %d removals: %v", view.Status, removals, err)
 		}
 	})
@@ -165,9 +165,9 @@ func TestCancelledRunDoesNotWaitForItsClient(t *testing.T) {
 		h := &hostile{}
 		h.harness = func(ctx context.Context, out io.Writer) error {
 			_, _ = io.WriteString(out, "event: text\ndata: {}\n\n") // waits for the client
-			return h.goOn(ctx)
+			return h.runUntilKilled(ctx)
 		}
-		if _, view, err := play(t, h, &listener{stuck: make(chan struct{})}, false, time.Second); view.Status != "cancelled" {
+		if _, view, err := runHarness(t, h, &listener{stuck: make(chan struct{})}, false, time.Second); view.Status != "cancelled" {
 			t.Errorf("%s, %v", view.Status, err)
 		}
 	})

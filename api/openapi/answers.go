@@ -48,7 +48,7 @@ func success(rt rest.Route, s *schemas) object {
 func content(rt rest.Route, s *schemas) object {
 	all := object{}
 	if rt.Response != nil {
-		all["application/json"] = object{"schema": s.of(rt.Response)}
+		all["application/json"] = object{"schema": s.schemaOf(rt.Response)}
 	}
 	for _, media := range rt.Produces {
 		all[media] = object{"schema": s.ofMedia(media, rt.Items)}
@@ -74,5 +74,5 @@ func (s *schemas) ofMedia(media string, items []reflect.Type) object {
 }
 
 func failure(text string, s *schemas) object {
-	return object{"description": text, "content": object{"application/json": object{"schema": s.of(reflect.TypeFor[problem.Body]())}}}
+	return object{"description": text, "content": object{"application/json": object{"schema": s.schemaOf(reflect.TypeFor[problem.Body]())}}}
 }

@@ -12,7 +12,7 @@ import (
 
 // ofField returns the schema of a field: that of its type, extended by its tags. See [rest.Route].
 func (s *schemas) ofField(f strict.Field) object {
-	schema := s.of(f.Type)
+	schema := s.schemaOf(f.Type)
 	if text := f.Tag.Get("doc"); text != "" {
 		schema["description"] = text
 	}

@@ -90,7 +90,7 @@ func requestBody(rt rest.Route, s *schemas) object {
 	if rt.Consumes != "" {
 		media = rt.Consumes
 	}
-	content := object{"schema": s.of(rt.Request)}
+	content := object{"schema": s.schemaOf(rt.Request)}
 	if rt.Example != "" {
 		content["example"] = json.RawMessage(rt.Example)
 	}

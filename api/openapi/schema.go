@@ -39,11 +39,11 @@ var (
 	jsonMarshaler = reflect.TypeFor[json.Marshaler]()
 )
 
-// of returns the JSON schema of a Go type. Structs are referenced by name.
-func (s *schemas) of(t reflect.Type) object {
+// schemaOf returns the JSON schema of a Go type. Structs are referenced by name.
+func (s *schemas) schemaOf(t reflect.Type) object {
 	switch {
 	case t.Kind() == reflect.Pointer:
-		return s.of(t.Elem())
+		return s.schemaOf(t.Elem())
 	case t == timeType:
 		return object{"type": "string", "format": "date-time"}
 	case reflect.Zero(t).CanInterface() && isEnumerated(t) != nil:
@@ -69,9 +69,9 @@ func (s *schemas) ofKind(t reflect.Type) object {
 	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
 		return object{"type": "string", "contentEncoding": "base64"}
 	case t.Kind() == reflect.Slice:
-		return object{"type": "array", "items": s.of(t.Elem())}
+		return object{"type": "array", "items": s.schemaOf(t.Elem())}
 	case t.Kind() == reflect.Map:
-		return object{"type": "object", "additionalProperties": s.of(t.Elem())}
+		return object{"type": "object", "additionalProperties": s.schemaOf(t.Elem())}
 	case t.Kind() == reflect.Bool:
 		return object{"type": "boolean"}
 	case t.Kind() == reflect.Float64:
@@ -138,7 +138,7 @@ func (s *schemas) ofStruct(t reflect.Type) object {
 func (s *schemas) anyOf(forms []reflect.Type) object {
 	var all []object
 	for _, t := range forms {
-		all = append(all, s.of(t))
+		all = append(all, s.schemaOf(t))
 	}
 	if len(all) == 1 {
 		return all[0]

@@ -130,8 +130,8 @@ func (k *talk) wantExit(code int) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// gone waits until a process has ended.
-func gone(t *testing.T, pid int) {
+// waitForExit waits until a process has ended.
+func waitForExit(t *testing.T, pid int) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -215,7 +215,7 @@ func TestSessionRefusals(t *testing.T) {
 		if got := k.next(); got.Type != "error" || got.Message == "" {
 			t.Errorf("%s: %+v", later, got)
 		}
-		gone(t, started.Pid)
+		waitForExit(t, started.Pid)
 	}
 	for name, edit := range map[string]func(http.Header){
 		"no key":           func(h http.Header) { h.Del("X-Box-Api-Key") },
@@ -260,7 +260,7 @@ func TestSessionEndsWithItsClient(t *testing.T) {
 				}
 				_ = again.conn.Close(websocket.StatusNormalClosure, "")
 			}
-			gone(t, started.Pid)
+			waitForExit(t, started.Pid)
 		}
 	}
 	k, started := f.session(t, id, m{"argv": []string{"sleep", "600"}, "reattach": true})
@@ -268,7 +268,7 @@ func TestSessionEndsWithItsClient(t *testing.T) {
 	if got := k.next(); got.Type != "error" || !strings.Contains(got.Message, "key") {
 		t.Errorf("%+v", got)
 	}
-	gone(t, started.Pid)
+	waitForExit(t, started.Pid)
 }
 
 // TestSessionComesBack: over a connection that breaks repeatedly, every byte of input and output arrives once and in
@@ -396,7 +396,7 @@ func TestSlowSession(t *testing.T) {
 	if got := f.Call(t, "POST", "/v2/box/"+id+"/runs/"+started.ExecID+"/cancel", ""); got.StatusCode != 200 {
 		t.Error(got.Status)
 	}
-	gone(t, started.Pid)
+	waitForExit(t, started.Pid)
 
 	k, started = f.session(t, id, m{"argv": []string{"sleep", "600"}})
 	for range 3 {
@@ -404,7 +404,7 @@ func TestSlowSession(t *testing.T) {
 	}
 	k.send(m{"type": "signal", "signal": "KILL"})
 	k.wantExit(137)
-	gone(t, started.Pid)
+	waitForExit(t, started.Pid)
 }
 
 // TestSessionsAreLimited: each box has its own limit of sessions, and closed sessions do not count.

@@ -107,9 +107,9 @@ func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 
 // noTrail fails after a number of entries.
 type noTrail struct {
-	mu   sync.Mutex
-	left int
-	seen []trail.Entry
+	mu      sync.Mutex
+	left    int
+	entries []trail.Entry
 }
 
 func (n *noTrail) Append(e trail.Entry) (uint64, error) {
@@ -118,8 +118,8 @@ func (n *noTrail) Append(e trail.Entry) (uint64, error) {
 	if n.left--; n.left < 0 {
 		return 0, errors.New("no space left on device")
 	}
-	n.seen = append(n.seen, e)
-	return uint64(len(n.seen)), nil
+	n.entries = append(n.entries, e)
+	return uint64(len(n.entries)), nil
 }
 
 func (n *noTrail) AppendAll(list []trail.Entry) (first uint64, err error) {
@@ -189,8 +189,8 @@ func TestTheCallIsWrittenFirst(t *testing.T) {
 	f.create(t, `{}`)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.seen) != 2 || o.seen[1].Kind != trail.Answer {
-		t.Errorf("when the answer is there the trail has %+v", o.seen)
+	if len(o.entries) != 2 || o.entries[1].Kind != trail.Answer {
+		t.Errorf("when the answer is there the trail has %+v", o.entries)
 	}
 }
 

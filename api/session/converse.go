@@ -15,52 +15,52 @@ import (
 
 // serveSession moves frames in both directions until the session or its connection ends, then decides whether the session
 // survives. Frames are read from the start, even while the box is still being created or woken.
-func (l *connection) serveSession(s *session, hello string, offset int64) {
-	s.attach(l)
+func (c *connection) serveSession(s *session, hello string, offset int64) {
+	s.attach(c)
 	delivered := make(chan bool, 1)
-	go func() { delivered <- l.sendStart(s, hello) && l.sendOutput(s, offset) }()
-	err := l.readFrames(s)
-	l.cancel(err)
-	close(l.drained)
-	complete, cause := <-delivered, context.Cause(l.ctx)
+	go func() { delivered <- c.sendStart(s, hello) && c.sendOutput(s, offset) }()
+	err := c.readFrames(s)
+	c.cancel(err)
+	close(c.drained)
+	complete, cause := <-delivered, context.Cause(c.ctx)
 	if complete {
 		s.forget()
 		return
 	}
-	s.disconnect(l, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
+	s.disconnect(c, s.reattach && s.running() && !hungUp(err) && !errors.Is(err, errRefused) && !keyEnded(cause))
 }
 
 // sendStart waits until the command runs, then sends the first frame. If the command did not start, it sends the reason. It
 // reports whether the command runs.
-func (l *connection) sendStart(s *session, hello string) bool {
+func (c *connection) sendStart(s *session, hello string) bool {
 	select {
 	case <-s.started:
 	case <-s.done:
-	case <-l.ctx.Done():
+	case <-c.ctx.Done():
 		return false
 	}
 	if !s.running() {
-		l.refuse(s.err)
-		l.cancel(s.err)
+		c.refuse(s.err)
+		c.cancel(s.err)
 		return false
 	}
 	arrived := s.in.receivedBytes()
-	if err := l.send(toClient{Type: hello, Pid: s.proc.Pid(), ExecID: s.id, Offset: arrived}); err != nil {
-		l.cancel(err)
+	if err := c.send(toClient{Type: hello, Pid: s.proc.Pid(), ExecID: s.id, Offset: arrived}); err != nil {
+		c.cancel(err)
 		return false
 	}
 	if s.acks {
-		go l.sendAcks(s, arrived)
+		go c.sendAcks(s, arrived)
 	}
 	return true
 }
 
 // sendAcks sends the client an ack for each new amount of accepted input beyond known. It is separate from the reader
 // of frames, which would otherwise stop handling frames while the client does not read.
-func (l *connection) sendAcks(s *session, known int64) {
+func (c *connection) sendAcks(s *session, known int64) {
 	for {
-		taken, err := s.in.waitReceived(l.ctx, known)
-		if err != nil || l.send(toClient{Type: "ack", Offset: taken}) != nil {
+		taken, err := s.in.waitReceived(c.ctx, known)
+		if err != nil || c.send(toClient{Type: "ack", Offset: taken}) != nil {
 			return
 		}
 		known = taken
@@ -80,62 +80,62 @@ func keyEnded(cause error) bool {
 }
 
 // sendOutput sends the session's output from offset on, then its result. It reports whether the client received everything.
-func (l *connection) sendOutput(s *session, offset int64) (complete bool) {
+func (c *connection) sendOutput(s *session, offset int64) (complete bool) {
 	for {
-		c, more, err := s.out.next(l.ctx, offset)
+		piece, more, err := s.out.next(c.ctx, offset)
 		if err != nil {
 			return false
 		}
 		if !more {
 			break
 		}
-		if err := l.send(toClient{Type: c.stream, Data: c.data}); err != nil {
-			if !l.closing.Load() { // otherwise the client gets closeTimeout to read why the connection ends
-				l.cancel(err)
+		if err := c.send(toClient{Type: piece.stream, Data: piece.data}); err != nil {
+			if !c.closing.Load() { // otherwise the client gets closeTimeout to read why the connection ends
+				c.cancel(err)
 			}
 			return false
 		}
-		offset = c.end
+		offset = piece.end
 		if !s.reattach {
 			s.out.acknowledge(offset)
 		}
 	}
 	select {
 	case <-s.done:
-	case <-l.ctx.Done():
+	case <-c.ctx.Done():
 		return false
 	}
-	if !l.startClosing() {
+	if !c.startClosing() {
 		return false
 	}
-	if err := errors.Join(l.send(s.finalFrame()), l.out.waitDelivered(l.ctx)); err != nil {
-		l.cancel(err)
+	if err := errors.Join(c.send(s.finalFrame()), c.out.waitDelivered(c.ctx)); err != nil {
+		c.cancel(err)
 		return false
 	}
-	err := l.conn.Close(closeCode(s.err), "")
-	l.cancel(nil)
+	err := c.conn.Close(closeCode(s.err), "")
+	c.cancel(nil)
 	return err == nil || !s.reattach
 }
 
 // readFrames handles the client's frames until the connection ends, and returns the reason it ended.
-func (l *connection) readFrames(s *session) error {
+func (c *connection) readFrames(s *session) error {
 	for {
-		data, release, err := l.read(l.ctx)
+		data, release, err := c.read(c.ctx)
 		if _, exceeded := errors.AsType[*quota.Error](err); exceeded {
 			_, body := problem.StatusOf(err)
-			_ = l.write(toClient{Type: "error", Message: body.Error})
+			_ = c.write(toClient{Type: "error", Message: body.Error})
 			return errRefused
 		}
 		if err != nil {
 			return err
 		}
-		if l.closing.Load() {
+		if c.closing.Load() {
 			release()
 			continue // the session is ending, or the client lost access to it
 		}
 		f, err := parseFrame(data)
 		if err == nil {
-			err = l.handleFrame(s, &f)
+			err = c.handleFrame(s, &f)
 		}
 		release()
 		switch status, body := problem.StatusOf(err); {
@@ -143,21 +143,21 @@ func (l *connection) readFrames(s *session) error {
 		case status >= http.StatusInternalServerError:
 			return err // the connection broke
 		default:
-			_ = l.write(toClient{Type: "error", Message: body.Error})
+			_ = c.write(toClient{Type: "error", Message: body.Error})
 			return errRefused
 		}
 	}
 }
 
 // handleFrame executes a frame.
-func (l *connection) handleFrame(s *session, f *fromClient) error {
+func (c *connection) handleFrame(s *session, f *fromClient) error {
 	switch f.Type {
 	case "stdin":
 		data, err := base64.StdEncoding.DecodeString(f.Data)
 		if err != nil {
 			return problem.Invalid("/data", "must be base64")
 		}
-		return s.in.add(l.ctx, data)
+		return s.in.add(c.ctx, data)
 	case "stdin_close":
 		s.in.closeWrite()
 	case "ack":

@@ -146,12 +146,12 @@ func (e *Endpoints) recordOutput(r *history.Run, w writerFunc) writerFunc {
 	}
 }
 
-// attach makes l the connection of the session. A previous connection is ended; once attach returns, it handles no more
+// attach makes c the connection of the session. A previous connection is ended; once attach returns, it handles no more
 // frames.
-func (s *session) attach(l *connection) {
+func (s *session) attach(c *connection) {
 	s.mu.Lock()
 	before := s.conn
-	s.conn = l
+	s.conn = c
 	if s.reconnectTimer != nil {
 		s.reconnectTimer.Stop()
 		s.reconnectTimer = nil
@@ -168,10 +168,10 @@ var errReplaced = errors.New("the session was taken over by another connection")
 
 // disconnect removes a connection that has ended, unless another connection has replaced it. If the client may come back, the
 // session waits for it; otherwise the session ends.
-func (s *session) disconnect(l *connection, mayComeBack bool) {
+func (s *session) disconnect(c *connection, mayComeBack bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conn != l {
+	if s.conn != c {
 		return
 	}
 	s.conn = nil

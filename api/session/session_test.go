@@ -89,8 +89,8 @@ type client struct {
 	conn *websocket.Conn
 }
 
-// in runs a test with a session server in a synctest bubble, which has a fake clock.
-func in(t *testing.T, h *host, test func(c *client)) {
+// withServer runs a test with a session server in a synctest bubble, which has a fake clock.
+func withServer(t *testing.T, h *host, test func(c *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		e := New(h, h, history.New(nil), strict.Bodies{Most: 1 << 20})
@@ -159,8 +159,8 @@ func (c *client) read() (f toClient) {
 	return f
 }
 
-// want reads the next frame, which must be of the given type.
-func (c *client) want(kind string) toClient {
+// expectFrame reads the next frame, which must be of the given type.
+func (c *client) expectFrame(kind string) toClient {
 	c.t.Helper()
 	f := c.read()
 	if f.Type != kind {
@@ -203,7 +203,7 @@ func start(more m) m {
 func TestClientPauses(t *testing.T) {
 	t.Parallel()
 	const flood = 1 << 20
-	in(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, signals <-chan string) int {
+	withServer(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, signals <-chan string) int {
 		select {
 		case <-signals:
 		case <-ctx.Done():
@@ -215,7 +215,7 @@ func TestClientPauses(t *testing.T) {
 		return 3
 	}}, func(c *client) {
 		c.send(start(nil))
-		c.want("started")
+		c.expectFrame("started")
 		time.Sleep(24 * time.Hour)
 		c.send(m{"type": "signal", "signal": "USR1"})
 		time.Sleep(24 * time.Hour)
@@ -237,9 +237,9 @@ func TestSignalsOvertakeInput(t *testing.T) {
 			return 137
 		}
 	}
-	in(t, &host{program: deaf}, func(c *client) {
+	withServer(t, &host{program: deaf}, func(c *client) {
 		c.send(start(nil))
-		c.want("started")
+		c.expectFrame("started")
 		for range 16 {
 			c.send(m{"type": "stdin", "data": make([]byte, 256<<10)})
 		}
@@ -247,13 +247,13 @@ func TestSignalsOvertakeInput(t *testing.T) {
 		c.exit(5)
 	})
 	var killed atomic.Bool
-	in(t, &host{program: func(ctx context.Context, in io.Reader, out io.Writer, signals <-chan string) int {
+	withServer(t, &host{program: func(ctx context.Context, in io.Reader, out io.Writer, signals <-chan string) int {
 		code := deaf(ctx, in, out, signals)
 		killed.Store(true)
 		return code
 	}}, func(c *client) {
 		c.send(start(nil))
-		c.want("started")
+		c.expectFrame("started")
 		for range 16 {
 			c.send(m{"type": "stdin", "data": make([]byte, 256<<10)})
 		}
@@ -276,9 +276,9 @@ func echo(_ context.Context, stdin io.Reader, stdout io.Writer, _ <-chan string)
 func TestBulkBothWays(t *testing.T) {
 	t.Parallel()
 	const size, piece = 4 << 20, 64 << 10
-	in(t, &host{program: echo}, func(c *client) {
+	withServer(t, &host{program: echo}, func(c *client) {
 		c.send(start(m{"reattach": true}))
-		c.want("started")
+		c.expectFrame("started")
 		acked := make(chan int64, 1000)
 		go func() {
 			known := int64(0)
@@ -305,9 +305,9 @@ func TestBulkBothWays(t *testing.T) {
 			}
 		}
 	})
-	in(t, &host{program: echo}, func(c *client) {
+	withServer(t, &host{program: echo}, func(c *client) {
 		c.send(start(m{"reattach": true}))
-		c.want("started")
+		c.expectFrame("started")
 		refused := make(chan string, 1)
 		go func() {
 			f := c.read()
@@ -321,9 +321,9 @@ func TestBulkBothWays(t *testing.T) {
 			t.Errorf("%q", message)
 		}
 	})
-	in(t, &host{program: echo}, func(c *client) {
+	withServer(t, &host{program: echo}, func(c *client) {
 		c.send(start(m{"reattach": true}))
-		c.want("started")
+		c.expectFrame("started")
 		if c.flood(piece) == nil { // without reading
 			t.Error("a client that neither reads nor waits was not refused")
 		}
@@ -351,7 +351,7 @@ func TestBeforeTheStart(t *testing.T) {
 			return len(<-signals + <-signals)
 		},
 	}
-	in(t, h, func(c *client) {
+	withServer(t, h, func(c *client) {
 		c.send(start(nil))
 		pinged := make(chan error, 1)
 		go func() {
@@ -361,14 +361,14 @@ func TestBeforeTheStart(t *testing.T) {
 		}()
 		c.send(m{"type": "signal", "signal": "TERM"})
 		c.send(m{"type": "signal", "signal": "INT"})
-		c.want("started")
+		c.expectFrame("started")
 		if err := <-pinged; err != nil {
 			t.Errorf("a ping before the start: %v", err)
 		}
 		c.exit(7)
 	})
 	gone := errors.New("not yet")
-	in(t, &host{start: func(ctx context.Context) error {
+	withServer(t, &host{start: func(ctx context.Context) error {
 		<-ctx.Done()
 		gone = context.Cause(ctx)
 		return ctx.Err()
@@ -381,9 +381,9 @@ func TestBeforeTheStart(t *testing.T) {
 			t.Errorf("the start goes on without a client: %v", gone)
 		}
 	})
-	in(t, &host{start: func(context.Context) error { return api.Errorf(api.ErrUnavailable, "no such program") }}, func(c *client) {
+	withServer(t, &host{start: func(context.Context) error { return api.Errorf(api.ErrUnavailable, "no such program") }}, func(c *client) {
 		c.send(start(nil))
-		if f := c.want("error"); f.Message != "no such program" {
+		if f := c.expectFrame("error"); f.Message != "no such program" {
 			t.Errorf("%q", f.Message)
 		}
 	})
@@ -393,17 +393,17 @@ func TestBeforeTheStart(t *testing.T) {
 func TestWaitForTheClient(t *testing.T) {
 	t.Parallel()
 	var ended atomic.Bool
-	in(t, &host{program: func(ctx context.Context, _ io.Reader, _ io.Writer, _ <-chan string) int {
+	withServer(t, &host{program: func(ctx context.Context, _ io.Reader, _ io.Writer, _ <-chan string) int {
 		<-ctx.Done()
 		ended.Store(true)
 		return 137
 	}}, func(c *client) {
 		c.send(start(m{"reattach": true}))
-		id := c.want("started").ExecID
+		id := c.expectFrame("started").ExecID
 		_ = c.conn.CloseNow()
 		time.Sleep(reconnectTimeout - time.Second)
 		c.conn = c.dial("?session=" + id)
-		c.want("attached")
+		c.expectFrame("attached")
 		time.Sleep(2 * reconnectTimeout)
 		_ = c.conn.CloseNow()
 		time.Sleep(reconnectTimeout - time.Second)
@@ -421,7 +421,7 @@ func TestWaitForTheClient(t *testing.T) {
 func TestUnreadOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	var written atomic.Int64
-	in(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, _ <-chan string) int {
+	withServer(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, _ <-chan string) int {
 		for written.Load() < 64<<20 && ctx.Err() == nil {
 			_, _ = out.Write(make([]byte, 16<<10))
 			written.Add(16 << 10)
@@ -429,7 +429,7 @@ func TestUnreadOutputIsBounded(t *testing.T) {
 		return 0
 	}}, func(c *client) {
 		c.send(start(nil))
-		c.want("started")
+		c.expectFrame("started")
 		time.Sleep(time.Hour)
 		if n := written.Load(); n > maxUnsent+queueLimit {
 			t.Errorf("a command that nobody reads wrote %d bytes", n)

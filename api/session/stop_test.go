@@ -20,7 +20,7 @@ import (
 func TestStop(t *testing.T) {
 	t.Parallel()
 	var running atomic.Int64
-	in(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, _ <-chan string) int {
+	withServer(t, &host{program: func(ctx context.Context, _ io.Reader, out io.Writer, _ <-chan string) int {
 		running.Add(1)
 		defer running.Add(-1)
 		for ctx.Err() == nil {
@@ -35,12 +35,12 @@ func TestStop(t *testing.T) {
 			first := c.conn
 			c.conn = conn
 			c.send(start(m{"reattach": true}))
-			c.want("started")
+			c.expectFrame("started")
 			c.conn = first
 		}
 		_ = broken.CloseNow()
 		c.send(start(nil))
-		c.want("started")
+		c.expectFrame("started")
 		synctest.Wait()
 		if n := running.Load(); n != 3 {
 			t.Fatalf("%d commands", n)

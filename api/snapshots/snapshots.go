@@ -38,7 +38,7 @@ type Endpoints struct {
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/box/{id}/snapshots", ID: "takeSnapshot", Summary: "Take a snapshot of a running or paused box; it is ready once its status is no longer creating", Status: 201, Request: reflect.TypeFor[snapshotBody](), Example: `{"name":"after setup"}`, Response: reflect.TypeFor[snapshotView](), Handle: e.take},
+		{Method: "POST", Path: "/v2/box/{id}/snapshots", ID: "takeSnapshot", Summary: "Take a snapshot of a running or paused box; it is ready once its status is no longer creating", Status: 201, Request: reflect.TypeFor[snapshotBody](), Example: `{"name":"after setup"}`, Response: reflect.TypeFor[snapshotView](), Handle: e.takeSnapshot},
 		{Method: "GET", Path: "/v2/box/{id}/snapshots", ID: "listBoxSnapshots", Summary: "The snapshots of a box, which may be deleted if it is given by its ID", Response: reflect.TypeFor[snapshotsView](), Handle: e.listOfBox},
 		{Method: "DELETE", Path: "/v2/box/{id}/snapshots/{snapshot}", ID: "deleteSnapshot", Summary: "Delete a snapshot of a box; boxes made from it stay", Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteOne},
 		{Method: "GET", Path: "/v2/box/snapshots", ID: "listSnapshots", Summary: "All snapshots that the key sees", Response: reflect.TypeFor[snapshotsView](), Handle: e.list},
@@ -83,7 +83,7 @@ func view(s api.Snapshot) snapshotView {
 	return snapshotView{s.ID, s.Name, s.Box, s.Size, s.Status, s.Error, s.CreatedAt.Unix()}
 }
 
-func (e *Endpoints) take(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+func (e *Endpoints) takeSnapshot(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var body snapshotBody
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err

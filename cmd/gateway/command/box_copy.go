@@ -41,9 +41,9 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 			toBox, to, in := cutBox(args[1])
 			switch {
 			case out && !in:
-				return c.out(fromBox, from, args[1])
+				return c.copyOut(fromBox, from, args[1])
 			case in && !out:
-				return c.in(args[0], toBox, to)
+				return c.copyIn(args[0], toBox, to)
 			}
 			return cli.Usagef("one of the two must be BOX:PATH, and the other a local path")
 		},
@@ -90,8 +90,8 @@ func (c *boxCopy) kind(box, file string) (string, error) {
 	return stat.Type, err
 }
 
-// in copies into a box.
-func (c *boxCopy) in(local, box, file string) error {
+// copyIn copies into a box.
+func (c *boxCopy) copyIn(local, box, file string) error {
 	fi, err := os.Stat(local)
 	if err != nil {
 		return cli.FileError(err)
@@ -141,8 +141,8 @@ func (c *boxCopy) send(box, call, media string, body io.Reader) error {
 	return resp.Body.Close()
 }
 
-// out copies out of a box.
-func (c *boxCopy) out(box, file, local string) error {
+// copyOut copies out of a box.
+func (c *boxCopy) copyOut(box, file, local string) error {
 	kind, err := c.kind(box, file)
 	if err == nil && (kind == "directory") != c.recursive && kind != "" {
 		err = recursion(file, kind == "directory")

@@ -31,7 +31,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"box", "create", "--policy", "preset:pypi,"}, "preset:pypi,npm", "preset:pypi,pypi"},
 		{[]string{"policy", "presets", ""}, "github npm pypi", "demo"},
 	} {
-		out, _ := ran(t, append([]string{"__complete"}, c.args...)...)
+		out, _ := runCommandLine(t, append([]string{"__complete"}, c.args...)...)
 		offered := strings.Fields(out)
 		for _, want := range strings.Fields(c.want) {
 			if !slices.Contains(offered, want) {
@@ -43,7 +43,7 @@ func TestCompletion(t *testing.T) {
 		}
 	}
 	srv.Close()
-	if out, _ := ran(t, "__complete", "policy", "get", ""); !strings.Contains(out, ":4") {
+	if out, _ := runCommandLine(t, "__complete", "policy", "get", ""); !strings.Contains(out, ":4") {
 		t.Errorf("without a gateway: %s", out)
 	}
 }

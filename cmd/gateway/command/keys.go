@@ -69,11 +69,11 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 }
 
 func printStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {
-	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, store.KeyFileName))
+	message := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, store.KeyFileName))
 	if next.Reveal() != "" {
-		said = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
+		message = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
 	}
-	_, err := io.WriteString(w, said)
+	_, err := io.WriteString(w, message)
 	return err
 }
 

@@ -80,7 +80,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{"serve --config " + file("tab.yaml", "dns:\n\t- x"), "line 2", cli.ExitFailed},
 		{"serve --config " + file("section.yaml", "dns: no"), "a section of keys belongs", cli.ExitFailed},
 	} {
-		out, status := ran(t, strings.Fields(c.args)...)
+		out, status := runCommandLine(t, strings.Fields(c.args)...)
 		if status != c.status || !strings.Contains(out, c.want) || goText.MatchString(out) {
 			t.Errorf("%s: exit %d, want %d and %q\n%s", c.args, status, c.status, c.want, out)
 		}
@@ -203,7 +203,7 @@ func TestMistakesNameWhatHelps(t *testing.T) {
 		args, said, helps := strings.ReplaceAll(m.args, "{dir}", dir), strings.ReplaceAll(m.said, "{dir}", dir), strings.ReplaceAll(m.helps, "{dir}", dir)
 		t.Run(m.args, func(t *testing.T) {
 			serveInMemory(t)
-			out, status := ran(t, shellWords(args)...)
+			out, status := runCommandLine(t, shellWords(args)...)
 			word, right, corrects := strings.Cut(helps, " => ")
 			if status == cli.ExitOK || !strings.Contains(out, said) || !corrects && !strings.Contains(out, helps) || goText.MatchString(out) {
 				t.Errorf("exit %d, want %q and %q in\n%s", status, said, helps, out)
@@ -259,7 +259,7 @@ func runNamed(t *testing.T, line string) (out string, failed bool) {
 		said, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
 		return string(said), err != nil
 	}
-	out, status := ran(t, args[1:]...)
+	out, status := runCommandLine(t, args[1:]...)
 	return out, status != cli.ExitOK
 }
 
@@ -287,16 +287,16 @@ func TestKeysThatDoNotDo(t *testing.T) {
 	}
 	host.Keys = map[string]api.Key{"reader": {Caller: api.Caller{Name: "ci", Role: api.RoleReader}}}
 	t.Setenv("BOXGATE_API_KEY", "reader")
-	if out, _ := ran(t, "box", "rm", "demo"); !strings.Contains(out, "has the role read-only, which may not do this") || !strings.Contains(out, "gateway api-key create") {
+	if out, _ := runCommandLine(t, "box", "rm", "demo"); !strings.Contains(out, "has the role read-only, which may not do this") || !strings.Contains(out, "gateway api-key create") {
 		t.Error(out)
 	}
 	t.Setenv("BOXGATE_API_KEY", "wrong")
-	if out, _ := ran(t, "box", "list"); !strings.Contains(out, "does not accept the API key in BOXGATE_API_KEY") || !strings.Contains(out, "gateway api-key create") {
+	if out, _ := runCommandLine(t, "box", "list"); !strings.Contains(out, "does not accept the API key in BOXGATE_API_KEY") || !strings.Contains(out, "gateway api-key create") {
 		t.Error(out)
 	}
 	t.Setenv("BOXGATE_API_KEY", "")
 	t.Setenv("BOXGATE_ADMIN", "")
-	if out, _ := ran(t, "box", "list", "--config", file); !strings.Contains(out, socket+": nothing listens there") || strings.Contains(out, "key") {
+	if out, _ := runCommandLine(t, "box", "list", "--config", file); !strings.Contains(out, socket+": nothing listens there") || strings.Contains(out, "key") {
 		t.Error(out)
 	}
 	l, err := net.Listen("unix", socket)
@@ -304,7 +304,7 @@ func TestKeysThatDoNotDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if out, _ := ran(t, "box", "list", "--config", file); !strings.Contains(out, "there is no file "+stateDir+"/api-key, but the gateway runs: name its configuration with --config") {
+	if out, _ := runCommandLine(t, "box", "list", "--config", file); !strings.Contains(out, "there is no file "+stateDir+"/api-key, but the gateway runs: name its configuration with --config") {
 		t.Error(out)
 	}
 }
@@ -315,7 +315,7 @@ func TestEveryMistakeAtOnce(t *testing.T) {
 	serveInMemory(t)
 	const doc = `{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b","c.com:99999"]}`
 	for _, line := range [][]string{{"box", "create", "--policy", doc}, {"policy", "set", "demo", doc}, {"policy", "diff", "demo", doc}} {
-		out, _ := ran(t, line...)
+		out, _ := runCommandLine(t, line...)
 		for _, part := range []string{"3 mistakes:\n", `/allowed_domains/0: "https://a.com/x" is a URL`, "/allowed_domains/1: ", "/allowed_domains/2: "} {
 			if !strings.Contains(out, part) {
 				t.Errorf("%v: %q is not in\n%s", line, part, out)
@@ -384,10 +384,10 @@ func TestRemoveAll(t *testing.T) {
 	t.Cleanup(srv.Close)
 	t.Setenv("BOXGATE_API_KEY", "key")
 	t.Setenv("BOXGATE_ADMIN", srv.URL)
-	if out, code := ran(t, "box", "rm", "--all"); code != cli.ExitUsage || !strings.Contains(out, "--yes") || removed != nil {
+	if out, code := runCommandLine(t, "box", "rm", "--all"); code != cli.ExitUsage || !strings.Contains(out, "--yes") || removed != nil {
 		t.Errorf("without a terminal: exit %d, %v: %s", code, removed, out)
 	}
-	if out, code := ran(t, "box", "rm", "--all", "--yes"); code != cli.ExitFailed || !strings.Contains(out, "b1: busy") || strings.Join(removed, " ") != "b1 b2" {
+	if out, code := runCommandLine(t, "box", "rm", "--all", "--yes"); code != cli.ExitFailed || !strings.Contains(out, "b1: busy") || strings.Join(removed, " ") != "b1 b2" {
 		t.Errorf("exit %d, %v: %s", code, removed, out)
 	}
 }

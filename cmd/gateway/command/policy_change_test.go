@@ -32,7 +32,7 @@ func newAdmin(t *testing.T, doc string) *admin {
 	a.set(t, doc)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v2/box/demo/config/network-policy", a.get)
-	mux.HandleFunc("PUT /v2/box/demo/config/network-policy", a.put)
+	mux.HandleFunc("PUT /v2/box/demo/config/network-policy", a.handlePut)
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	t.Setenv("BOXGATE_ADMIN", srv.URL)
@@ -67,7 +67,7 @@ func (a *admin) get(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-func (a *admin) put(w http.ResponseWriter, r *http.Request) {
+func (a *admin) handlePut(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var doc map[string]any
@@ -97,8 +97,8 @@ func (a *admin) policy(t *testing.T) string {
 	return string(out)
 }
 
-// ran runs a command line and returns its output, including the error, and its exit status.
-func ran(t *testing.T, args ...string) (string, int) {
+// runCommandLine runs a command line and returns its output, including the error, and its exit status.
+func runCommandLine(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	var out bytes.Buffer
 	root := newRootCommand(&cli.Options{})
@@ -116,7 +116,7 @@ func ran(t *testing.T, args ...string) (string, int) {
 func TestPolicyAllowKeepsWhatOthersChange(t *testing.T) {
 	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"]}`)
 	a.others = 3
-	out, code := ran(t, "policy", "allow", "demo", "b.example", "192.0.2.0/24", "a.example")
+	out, code := runCommandLine(t, "policy", "allow", "demo", "b.example", "192.0.2.0/24", "a.example")
 	want := `{"mode":"custom","allowed_domains":["a.example","b.example"],"denied_domains":["other4.example"],"allowed_cidrs":["192.0.2.0/24"]}`
 	if code != 0 || a.policy(t) != want || a.puts != 1 {
 		t.Errorf("exit %d, %d changes, %s\n%s", code, a.puts, a.policy(t), out)
@@ -153,7 +153,7 @@ func TestPolicyAllowSaysWhatHasNoEffect(t *testing.T) {
 	t.Cleanup(srv.Close)
 	t.Setenv("BOXGATE_ADMIN", srv.URL)
 	t.Setenv("BOXGATE_API_KEY", "key")
-	out, code := ran(t, "policy", "allow", "demo", "10.0.0.0/8", "b.example", "169.254.169.254")
+	out, code := runCommandLine(t, "policy", "allow", "demo", "10.0.0.0/8", "b.example", "169.254.169.254")
 	for _, part := range []string{
 		`10.0.0.0/8: added, but it has no effect: "10.0.0.0/8" is in a protected range`, "b.example: allowed\n", "warning: /mode: another\n",
 		"169.254.169.254: nothing to do: it is in the policy already, and has no effect: no policy opens this range",
@@ -165,7 +165,7 @@ func TestPolicyAllowSaysWhatHasNoEffect(t *testing.T) {
 	if code != 0 || strings.Count(out, "protected range, which") != 1 || asked != 1 {
 		t.Errorf("exit %d, asked %d times\n%s", code, asked, out)
 	}
-	out, _ = ran(t, "policy", "allow", "demo", "10.0.0.1", "--for", "1h")
+	out, _ = runCommandLine(t, "policy", "allow", "demo", "10.0.0.1", "--for", "1h")
 	if !strings.Contains(out, "10.0.0.1: no effect: no policy opens this range") || strings.Contains(out, "allowed until") {
 		t.Error(out)
 	}
@@ -186,7 +186,7 @@ func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
 		{[]string{"deny", "demo", "x.b.example"}, 0, `"*.b.example" denies it already`},
 		{[]string{"deny", "nobody", "x.b.example"}, cli.ExitFailed, "404"},
 	} {
-		out, code := ran(t, append([]string{"policy"}, c.args...)...)
+		out, code := runCommandLine(t, append([]string{"policy"}, c.args...)...)
 		if code != c.status || !strings.Contains(out, c.said) || a.policy(t) != before || a.puts != 0 {
 			t.Errorf("%v: exit %d, %s\n%s", c.args, code, a.policy(t), out)
 		}
@@ -196,14 +196,14 @@ func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
 // TestPolicyAmendNeedsToKnowAll: a policy with an unknown field is not rewritten without it.
 func TestPolicyAmendNeedsToKnowAll(t *testing.T) {
 	a := newAdmin(t, `{"mode":"custom","allowed_domains":["a.example"],"quota":7}`)
-	if out, code := ran(t, "policy", "allow", "demo", "b.example"); code != cli.ExitFailed || !strings.Contains(out, "does not understand") || a.puts != 0 {
+	if out, code := runCommandLine(t, "policy", "allow", "demo", "b.example"); code != cli.ExitFailed || !strings.Contains(out, "does not understand") || a.puts != 0 {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }
 
 func TestPolicyAmendAsJSON(t *testing.T) {
 	newAdmin(t, `{"mode":"deny-all"}`)
-	out, code := ran(t, "--json", "policy", "allow", "demo", "preset:anthropic")
+	out, code := runCommandLine(t, "--json", "policy", "allow", "demo", "preset:anthropic")
 	var answer struct {
 		Entries []struct {
 			Entry   string
@@ -221,14 +221,14 @@ func TestPolicyAmendAsJSON(t *testing.T) {
 
 func TestPolicyDiff(t *testing.T) {
 	a := newAdmin(t, `{"mode":"custom","allowed_domains":["pypi.org:443","a.example"]}`)
-	out, code := ran(t, "policy", "diff", "demo", "preset:pypi")
+	out, code := runCommandLine(t, "policy", "diff", "demo", "preset:pypi")
 	if want := "- allowed_domains: a.example\n+ allowed_domains: files.pythonhosted.org:443\n"; code != 0 || out != want || a.puts != 0 {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if out, _ := ran(t, "policy", "diff", "demo", a.policy(t)); out != "The policies are the same.\n" {
+	if out, _ := runCommandLine(t, "policy", "diff", "demo", a.policy(t)); out != "The policies are the same.\n" {
 		t.Error(out)
 	}
-	if out, code := ran(t, "policy", "diff", "demo", `{"mode":"open"}`); code != cli.ExitFailed || !strings.Contains(out, "/mode") {
+	if out, code := runCommandLine(t, "policy", "diff", "demo", `{"mode":"open"}`); code != cli.ExitFailed || !strings.Contains(out, "/mode") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }
@@ -252,7 +252,7 @@ func TestPolicyEdit(t *testing.T) {
 		a.others = c.others
 		t.Setenv("TMPDIR", t.TempDir())
 		t.Setenv("EDITOR", c.editor)
-		out, code := ran(t, "policy", "edit", "demo")
+		out, code := runCommandLine(t, "policy", "edit", "demo")
 		if code != c.status || !strings.Contains(out, c.said) || a.policy(t) != c.after {
 			t.Errorf("%s: exit %d, %s\n%s", c.editor, code, a.policy(t), out)
 		}
@@ -277,13 +277,13 @@ func TestPolicyArgumentsTakePresets(t *testing.T) {
 
 func TestPolicyPresets(t *testing.T) {
 	t.Parallel()
-	if out, code := ran(t, "policy", "presets"); code != 0 || !strings.Contains(out, "github ") || !strings.Contains(out, "docker-hub ") {
+	if out, code := runCommandLine(t, "policy", "presets"); code != 0 || !strings.Contains(out, "github ") || !strings.Contains(out, "docker-hub ") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if out, code := ran(t, "policy", "presets", "npm"); code != 0 || !strings.Contains(out, "registry.npmjs.org:443") || !strings.Contains(out, "version ") {
+	if out, code := runCommandLine(t, "policy", "presets", "npm"); code != 0 || !strings.Contains(out, "registry.npmjs.org:443") || !strings.Contains(out, "version ") {
 		t.Errorf("exit %d: %s", code, out)
 	}
-	if out, code := ran(t, "policy", "presets", "npn"); code != cli.ExitUsage || !strings.Contains(out, "the presets are") {
+	if out, code := runCommandLine(t, "policy", "presets", "npn"); code != cli.ExitUsage || !strings.Contains(out, "the presets are") {
 		t.Errorf("exit %d: %s", code, out)
 	}
 }

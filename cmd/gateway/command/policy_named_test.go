@@ -53,7 +53,7 @@ func TestPolicyNamed(t *testing.T) {
 		{"policy diff demo named:web", "The policies are the same.", ""},
 	} {
 		*changes = nil
-		out, status := ran(t, strings.Fields(c.args)...)
+		out, status := runCommandLine(t, strings.Fields(c.args)...)
 		if status != 0 || !strings.Contains(out, c.said) || !strings.HasPrefix(strings.Join(*changes, "\n"), c.sent) || (c.sent == "") != (len(*changes) == 0) {
 			t.Errorf("%s: exit %d, sent %q\n%s", c.args, status, *changes, out)
 		}
@@ -65,12 +65,12 @@ func TestFollowersAreNotAmended(t *testing.T) {
 	changes := follower(t)
 	t.Setenv("VISUAL", "false")
 	for _, args := range []string{"policy allow demo b.example", "policy deny demo b.example", "policy edit demo"} {
-		out, status := ran(t, strings.Fields(args)...)
+		out, status := runCommandLine(t, strings.Fields(args)...)
 		if status != cli.ExitFailed || !strings.Contains(out, `follows the named policy "web"`) || len(*changes) > 0 {
 			t.Errorf("%s: exit %d, %q\n%s", args, status, *changes, out)
 		}
 	}
-	if out, status := ran(t, "run", "--policy", "named:web", "--", "true"); status != cli.ExitUsage || !strings.Contains(out, "running gateway") {
+	if out, status := runCommandLine(t, "run", "--policy", "named:web", "--", "true"); status != cli.ExitUsage || !strings.Contains(out, "running gateway") {
 		t.Errorf("run: exit %d\n%s", status, out)
 	}
 }
@@ -81,11 +81,11 @@ func TestCompletionOfNamedPolicies(t *testing.T) {
 	for args, want := range map[string]string{
 		"policy named get": "web", "policy named rm": "web", "policy named set": "web", "policy set demo": "named:", "policy named set web": "preset:npm",
 	} {
-		if out, _ := ran(t, append(append([]string{"__complete"}, strings.Fields(args)...), "")...); !strings.Contains(out, want+"\n") {
+		if out, _ := runCommandLine(t, append(append([]string{"__complete"}, strings.Fields(args)...), "")...); !strings.Contains(out, want+"\n") {
 			t.Errorf("%s: %s", args, out)
 		}
 	}
-	if out, _ := ran(t, "__complete", "box", "create", "--policy", "named:"); !strings.Contains(out, "named:web\n") {
+	if out, _ := runCommandLine(t, "__complete", "box", "create", "--policy", "named:"); !strings.Contains(out, "named:web\n") {
 		t.Error(out)
 	}
 }

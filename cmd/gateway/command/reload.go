@@ -37,11 +37,11 @@ func replaceCommand(o *cli.Options, word, short, long string) *cobra.Command {
 			for _, c := range done.Changes {
 				fmt.Fprintln(cmd.OutOrStdout(), c)
 			}
-			said := "the configuration has not changed"
+			message := "the configuration has not changed"
 			if done.Replaced {
-				said = "another process serves; the one before drains its connections"
+				message = "another process serves; the one before drains its connections"
 			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), said)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), message)
 			return err
 		},
 	}

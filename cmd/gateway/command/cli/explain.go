@@ -38,14 +38,14 @@ func Sends(cmd *cobra.Command, parts map[string]string) {
 func Explain(cmd *cobra.Command, err error) string {
 	text := err.Error()
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
-		said := refusal(cmd, refused)
+		message := refusal(cmd, refused)
 		if refused.Status == http.StatusUnauthorized {
-			said = keyRefused()
+			message = keyRefused()
 		}
-		if list := listFor(cmd, refused); list != "" && !strings.Contains(said, list) && !strings.HasSuffix(said, "?") {
-			said += "; see `" + list + "`"
+		if list := listFor(cmd, refused); list != "" && !strings.Contains(message, list) && !strings.HasSuffix(message, "?") {
+			message += "; see `" + list + "`"
 		}
-		return strings.Replace(text, refused.Error(), said, 1)
+		return strings.Replace(text, refused.Error(), message, 1)
 	}
 	if invalid, ok := errors.AsType[*document.InvalidError](err); ok && len(invalid.Problems) > 1 {
 		return strings.Replace(text, invalid.Error(), mistakes(cmd, invalid.Problems), 1)

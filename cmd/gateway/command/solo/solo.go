@@ -92,8 +92,8 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 		return 0, done, err
 	}
 	err = closeProcess(process, o.Errout)
-	if gone := g.Services().Life.DetachBox(ctx, box.ID); gone != nil && err == nil {
-		err = fmt.Errorf("taking the command off the network: %w", gone)
+	if detachErr := g.Services().Life.DetachBox(ctx, box.ID); detachErr != nil && err == nil {
+		err = fmt.Errorf("taking the command off the network: %w", detachErr)
 	}
 	stop()
 	<-ended

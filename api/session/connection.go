@@ -45,19 +45,19 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	l, err := e.accept(w, r)
+	c, err := e.accept(w, r)
 	if err != nil {
 		leave()
 		return rest.Reply{Written: true}, nil
 	}
-	defer l.close()
-	s, err := e.readStart(l, box.ID, leave)
+	defer c.close()
+	s, err := e.readStart(c, box.ID, leave)
 	if err != nil {
 		leave()
-		l.refuse(err)
+		c.refuse(err)
 		return rest.Reply{Written: true}, nil
 	}
-	l.serveSession(s, "started", 0)
+	c.serveSession(s, "started", 0)
 	return rest.Reply{Written: true}, nil
 }
 
@@ -73,10 +73,10 @@ func checkHandshake(r *http.Request) error {
 }
 
 // readStart reads the start frame and begins the requested session; releaseSlot releases its slot.
-func (e *Endpoints) readStart(l *connection, box policy.BoxID, releaseSlot func()) (*session, error) {
-	ctx, cancel := context.WithTimeout(l.ctx, startTimeout)
+func (e *Endpoints) readStart(c *connection, box policy.BoxID, releaseSlot func()) (*session, error) {
+	ctx, cancel := context.WithTimeout(c.ctx, startTimeout)
 	defer cancel()
-	data, release, err := l.read(ctx)
+	data, release, err := c.read(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -85,12 +85,12 @@ func (e *Endpoints) readStart(l *connection, box policy.BoxID, releaseSlot func(
 	if err != nil {
 		return nil, err
 	}
-	return e.newSession(l.ctx, box, &f, releaseSlot)
+	return e.newSession(c.ctx, box, &f, releaseSlot)
 }
 
 // read reads a frame. The memory it takes is charged to the quota until release is called.
-func (l *connection) read(ctx context.Context) (data []byte, release func(), err error) {
-	_, r, err := l.conn.Reader(ctx)
+func (c *connection) read(ctx context.Context) (data []byte, release func(), err error) {
+	_, r, err := c.conn.Reader(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -111,13 +111,13 @@ func (e *Endpoints) resume(w http.ResponseWriter, r *http.Request, box policy.Bo
 	if !s.out.retains(q.Offset) {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "query parameter \"offset\" must be at least the offset that was acknowledged last")
 	}
-	l, err := e.accept(w, r)
+	c, err := e.accept(w, r)
 	if err != nil {
 		return rest.Reply{Written: true}, nil
 	}
-	defer l.close()
+	defer c.close()
 	s.out.acknowledge(q.Offset)
-	l.serveSession(s, "attached", q.Offset)
+	c.serveSession(s, "attached", q.Offset)
 	return rest.Reply{Written: true}, nil
 }
 
@@ -147,17 +147,17 @@ func (e *Endpoints) accept(w http.ResponseWriter, r *http.Request) (*connection,
 	}
 	conn.SetReadLimit(e.bodies.Most)
 	ctx, end := context.WithCancelCause(context.WithoutCancel(r.Context()))
-	l := &connection{ctx: ctx, cancel: end, conn: conn, out: queued.queue, drained: make(chan struct{})}
-	go l.watchPeer()
-	go l.watch(r.Context(), e.stopping)
-	return l, nil
+	c := &connection{ctx: ctx, cancel: end, conn: conn, out: queued.queue, drained: make(chan struct{})}
+	go c.watchPeer()
+	go c.watch(r.Context(), e.stopping)
+	return c, nil
 }
 
 // watch ends the connection, with the reason, when its request loses permission or the server shuts down.
-func (l *connection) watch(request context.Context, stopping <-chan struct{}) {
+func (c *connection) watch(request context.Context, stopping <-chan struct{}) {
 	cause := errStopping
 	select {
-	case <-l.ctx.Done():
+	case <-c.ctx.Done():
 		return
 	case <-stopping:
 	case <-request.Done():
@@ -165,14 +165,14 @@ func (l *connection) watch(request context.Context, stopping <-chan struct{}) {
 			cause = context.Cause(request)
 		}
 	}
-	time.AfterFunc(closeTimeout, func() { l.cancel(cause) })
-	if !l.startClosing() {
+	time.AfterFunc(closeTimeout, func() { c.cancel(cause) })
+	if !c.startClosing() {
 		return // another goroutine is sending the command's result
 	}
 	_, body := problem.StatusOf(cause)
-	_ = l.write(toClient{Type: "error", Message: body.Error})
-	_ = l.conn.Close(closeCode(cause), "")
-	l.cancel(cause)
+	_ = c.write(toClient{Type: "error", Message: body.Error})
+	_ = c.conn.Close(closeCode(cause), "")
+	c.cancel(cause)
 }
 
 // closeTimeout bounds how long a connection stays open for the client to read why it ends and to answer.
@@ -180,7 +180,7 @@ const closeTimeout = 2 * time.Second
 
 // startClosing reports whether the caller is the first to call it. Only that caller sends the reason why the connection
 // ends.
-func (l *connection) startClosing() bool { return !l.closing.Swap(true) }
+func (c *connection) startClosing() bool { return !c.closing.Swap(true) }
 
 // closeCode returns the close status (RFC 6455, section 7.4.1) for a session that ended with err.
 func closeCode(err error) websocket.StatusCode {
@@ -194,9 +194,9 @@ func closeCode(err error) websocket.StatusCode {
 	}
 }
 
-func (l *connection) close() {
-	l.cancel(nil)
-	_ = l.conn.CloseNow()
+func (c *connection) close() {
+	c.cancel(nil)
+	_ = c.conn.CloseNow()
 }
 
 // pingInterval is the interval of pings on an idle connection. They keep it open in proxies and reveal whether the peer
@@ -205,55 +205,55 @@ const pingInterval = 20 * time.Second
 
 // watchPeer ends the connection once its peer has vanished. A client that does not read, or is suspended and answers no
 // pings, is still considered present as long as its kernel acknowledges data.
-func (l *connection) watchPeer() {
+func (c *connection) watchPeer() {
 	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
 	for {
 		select {
-		case <-l.ctx.Done():
+		case <-c.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		if l.out.peerLost() {
-			l.cancel(errLost)
+		if c.out.peerLost() {
+			c.cancel(errLost)
 			return
 		}
-		if l.out.idle() {
-			l.ping()
+		if c.out.idle() {
+			c.ping()
 		}
 	}
 }
 
 // ping waits only briefly for the pong, because no decision depends on it.
-func (l *connection) ping() {
-	ctx, cancel := context.WithTimeout(l.ctx, time.Second)
+func (c *connection) ping() {
+	ctx, cancel := context.WithTimeout(c.ctx, time.Second)
 	defer cancel()
-	_ = l.conn.Ping(ctx)
+	_ = c.conn.Ping(ctx)
 }
 
 // send sends a frame. It waits while the client does not read.
-func (l *connection) send(f toClient) error {
-	if err := l.out.waitForRoom(l.ctx); err != nil {
+func (c *connection) send(f toClient) error {
+	if err := c.out.waitForRoom(c.ctx); err != nil {
 		return err
 	}
-	return l.write(f)
+	return c.write(f)
 }
 
 // write sends a frame without waiting. It is for the last frame of a connection.
-func (l *connection) write(f toClient) error {
+func (c *connection) write(f toClient) error {
 	data, err := json.Marshal(f)
 	if err != nil {
 		return err
 	}
-	return l.conn.Write(l.ctx, websocket.MessageText, data)
+	return c.conn.Write(c.ctx, websocket.MessageText, data)
 }
 
 // refuse sends the reason why there is no session and closes the connection.
-func (l *connection) refuse(err error) {
-	if l.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !l.startClosing() {
+func (c *connection) refuse(err error) {
+	if c.ctx.Err() != nil || websocket.CloseStatus(err) != -1 || !c.startClosing() {
 		return
 	}
 	_, body := problem.StatusOf(err)
-	_ = l.send(toClient{Type: "error", Message: body.Error})
-	_ = l.conn.Close(closeCode(err), "")
+	_ = c.send(toClient{Type: "error", Message: body.Error})
+	_ = c.conn.Close(closeCode(err), "")
 }
