@@ -79,7 +79,7 @@ func (a *Answer) clearLocked(keep int) {
 	a.reserved, a.used, a.outputs = keep, 0, nil
 }
 
-// Output returns a writer that keeps the first bytes of a stream and then fails with [ErrFull]. It keeps at most most
+// Output returns a writer that keeps the first bytes of a stream and then fails with [ErrFull]. It keeps up to most
 // bytes, counted as in JSON, and no more than the budget allows.
 func (a *Answer) Output(most int) *Output {
 	a.mu.Lock()

@@ -103,7 +103,7 @@ type PolicyChange struct {
 	Leases         *List    `json:"leases,omitempty"` // with their expiry
 }
 
-// Policy describes the change of a box's policy, including its leases, with at most most bytes of names. A zero was
+// Policy describes the change of a box's policy, including its leases, with up to most bytes of names. A zero was
 // stands for no policy.
 func Policy(was, is api.PolicyState, most int) PolicyChange {
 	before, after, left := was.Spec, is.Spec, budget(most)

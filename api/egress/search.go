@@ -95,7 +95,7 @@ func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuer
 		return rest.Reply{}, err
 	}
 	if err != nil {
-		panic(http.ErrAbortHandler) // prevents that the client takes a partial response for a complete one
+		panic(http.ErrAbortHandler) // otherwise the client would take a partial response for a complete one
 	}
 	begin()
 	return rest.Reply{Written: true}, nil

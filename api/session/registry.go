@@ -38,7 +38,7 @@ func newRegistry() *registry {
 	}
 }
 
-// acquireSlot takes a slot for a session of the caller; release releases it.
+// acquireSlot takes a slot for a session of the caller, until release is called.
 func (r *registry) acquireSlot(caller api.Caller, box policy.BoxID) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

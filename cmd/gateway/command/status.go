@@ -230,7 +230,7 @@ func (r *statusReport) denials() string {
 
 func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
 
-// formatCounts lists the count of each kind, or returns none, a text, if of is empty.
+// formatCounts lists the count of each kind. If of is empty, it returns the text none.
 func formatCounts[N int | uint64](of map[string]N, none string) string {
 	var parts []string
 	for _, what := range slices.Sorted(maps.Keys(of)) {

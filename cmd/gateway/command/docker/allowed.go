@@ -170,7 +170,7 @@ func refusesOthers(profile string) bool {
 	return err == nil && slices.Contains([]string{"", "SCMP_ACT_ERRNO", "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP"}, p.DefaultAction)
 }
 
-// checkLabel reports whether an SELinux label keeps a container confined. Types such as spc_t do not.
+// checkLabel reports whether an SELinux label keeps a container confined. A type such as spc_t does not.
 func checkLabel(setting string) bool {
 	name, value, _ := strings.Cut(strings.Replace(setting, ":", "=", 1), "=")
 	switch name {
