@@ -19,7 +19,7 @@ import (
 // promiseTables are the sections of docs/security.md whose rows mutants can name.
 var promiseTables = []string{"What is promised", "Limits of a box", "When something fails"}
 
-// promises returns the first cells of the tables of docs/security.md, by section.
+// promises returns the first cells of the tables of docs/security.md, by section, without the tables' heads.
 func promises(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("docs/security.md")
@@ -32,6 +32,9 @@ func promises(t *testing.T) map[string][]string {
 		if title, ok := strings.CutPrefix(line, "## "); ok {
 			section = strings.TrimSpace(title)
 		}
+		if strings.HasPrefix(line, "|---") { // the line before is the head of a table
+			out[section] = out[section][:len(out[section])-1]
+		}
 		row, ok := strings.CutPrefix(line, "| ")
 		if !ok {
 			continue
@@ -40,10 +43,9 @@ func promises(t *testing.T) map[string][]string {
 		out[section] = append(out[section], first)
 	}
 	for _, section := range promiseTables {
-		if len(out[section]) < 2 {
+		if len(out[section]) == 0 {
 			t.Fatalf("docs/security.md has no table under %q", section)
 		}
-		out[section] = out[section][1:] // the head
 	}
 	return out
 }

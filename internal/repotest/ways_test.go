@@ -34,7 +34,7 @@ type hop struct {
 var (
 	wayHeading  = regexp.MustCompile(`^### (Hops of .+)$`)
 	hopRow      = regexp.MustCompile("^\\| (\\d+) \\| `([^`]+\\.go)` `(\\w+)` \\| ([^|]+) \\|$")
-	hopTableTop = regexp.MustCompile(`^\|( hop \| function \| what it does |(---\|)+)\|?$`)
+	hopTableTop = regexp.MustCompile(`^\|( hop \| function \| work |(---\|)+)\|?$`)
 	hopCalls    = regexp.MustCompile("`([^`]+\\.go)` `(\\w+)`")
 )
 
@@ -132,7 +132,7 @@ func hopOf(row string, number int) (hop, error) {
 
 // TestRowsOfWaysAreRead: every row is parsed.
 func TestRowsOfWaysAreRead(t *testing.T) {
-	const head = "### Hops of a test\n\n| hop | function | what it does |\n|---|---|---|\n"
+	const head = "### Hops of a test\n\n| hop | function | work |\n|---|---|---|\n"
 	ways, err := waysOf(head + "| 1 | `a/b.go` `c` | does (`d.go` `e`) |\n| 2 | `d.go` `e` | all |\n\n## More\n\n| 3 |\n")
 	want := map[string][]hop{"Hops of a test": {{function{"a/b.go", "c"}, []function{{"d.go", "e"}}}, {function: function{"d.go", "e"}}}}
 	if err != nil || !reflect.DeepEqual(ways, want) {
