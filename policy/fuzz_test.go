@@ -9,6 +9,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -26,8 +27,8 @@ func FuzzParseHeaders(f *testing.F) {
 			checkInvalid(t, err)
 			return
 		}
-		h := rules[0].Headers[0]
-		if h.Value.Reveal() != value || strings.ContainsAny(value+h.Name, "\r\n\x00") || strings.ContainsAny(h.Name, ": ") {
+		h := header.Of(rules[0].Effects)[0]
+		if h.Literal.Reveal() != value || strings.ContainsAny(value+h.Name, "\r\n\x00") || strings.ContainsAny(h.Name, ": ") {
 			t.Fatalf("%q: %q", h.Name, value)
 		}
 		again, err := ParseHeaders(map[string]map[string]string{rules[0].Pattern.String(): {h.Name: value}})
@@ -68,12 +69,12 @@ func FuzzParseHeaderRules(f *testing.F) {
 			t.Fatalf("%s: accepted, but does not compile: %v", data, err)
 		}
 		for _, r := range rules {
-			for _, h := range r.Headers {
-				sent := h.Value.Reveal()
+			for _, h := range header.Of(r.Effects) {
+				sent := h.Literal.Reveal()
 				if h.Source != "" {
 					sent = h.Prefix + "value" + h.Suffix
 				}
-				if match.CheckHeaderValue(sent) != nil || h.Source != "" && (h.Source != "k" || h.Value.Reveal() != "") || strings.ContainsAny(h.Name, ": \r\n\x00") {
+				if match.CheckHeaderValue(sent) != nil || h.Source != "" && (h.Source != "k" || h.Literal.Reveal() != "") || strings.ContainsAny(h.Name, ": \r\n\x00") {
 					t.Fatalf("%s: header %q, source %q", data, h.Name, h.Source)
 				}
 			}

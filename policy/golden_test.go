@@ -14,6 +14,7 @@ import (
 	"boxgate/policy/dialect"
 	"boxgate/policy/name"
 	"boxgate/policy/policytest"
+	"boxgate/rule/header"
 )
 
 // TestGoldenDecisions compares decisions with the tables of testdata/decisions: one policy per file, one question per
@@ -90,7 +91,7 @@ func answer(t *testing.T, table []byte, c *policy.Compiled) []byte {
 		if refused.Reason != "" {
 			fmt.Fprintf(&out, ", refuse %s", refused.Reason)
 		} else {
-			for _, h := range rule.Headers {
+			for _, h := range header.Of(rule.Effects) {
 				fmt.Fprintf(&out, ", set %s", h.Name)
 			}
 			for _, p := range rule.Placeholders() {

@@ -9,23 +9,6 @@ import (
 	"boxgate/rule"
 )
 
-// Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by
-// name. Or it is one that the gateway removes.
-type Header struct {
-	Name           string      // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
-	Value          name.Secret // the literal; empty when Source is set
-	Source         string      // name of a secret in the gateway's configuration; "" for a literal
-	Prefix, Suffix string      // written around the value of Source
-	Basic          bool        // the value of Source is the password of basic authentication (RFC 7617), for User
-	User           string
-	Remove         bool // the box's own is dropped, and nothing set in its place
-}
-
-// value returns where the value of a header that is set comes from.
-func (h Header) value() rule.Value {
-	return rule.Value{Literal: h.Value, Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix, Basic: h.Basic, User: h.User}
-}
-
 // HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
 // pattern gives none). The most specific pattern that covers a host applies alone, so a rule that sets nothing takes its
 // hosts out of wider rules.
@@ -35,11 +18,10 @@ func (h Header) value() rule.Value {
 type HeaderRule struct {
 	Pattern name.Pattern
 	Match   *match.Match // nil: every request
-	Headers []Header     // sorted by name
 	Scrub   bool         // the rule's secrets are masked in responses
 	Shared  *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
 	Deny    bool         // the requests are refused; nothing else is given
-	// Effects are what else is done, by kind in the order of their keys, at most one of each.
+	// Effects are what is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
 	Connection *rule.Connection
@@ -78,14 +60,13 @@ const MaxHeaderHosts = 256
 
 // Limits of header rules.
 const (
-	MaxHostHeaders  = 64
 	MaxAlternatives = 64   // of one host
 	maxHeaderRules  = 1024 // of all hosts, alternatives counted one by one
 )
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || slices.ContainsFunc(r.Effects, isForBoxes)
+	return r.Deny || slices.ContainsFunc(r.Effects, isForBoxes)
 }
 
 // isForBoxes reports whether an effect is on what boxes send, or may be.
@@ -94,22 +75,12 @@ func isForBoxes(e rule.Effect) bool {
 	return !own
 }
 
-// secretive reports whether the rule changes texts in requests, which responses may show.
-func (r *HeaderRule) secretive() bool {
-	return len(r.Headers) > 0 || rule.Sends(r.Effects)
-}
-
 // Placeholders returns the placeholders of the rule, sorted by variable.
 func (r *HeaderRule) Placeholders() []rule.Placeholder { return rule.Requests(r.Effects).Placeholders }
 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {
 	return rule.ScrubsByDefault(r.Effects)
-}
-
-// setsValues reports whether the rule sends values of its own.
-func (r HeaderRule) setsValues() bool {
-	return rule.Sends(r.Effects) || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
 }
 
 // refusesValues returns an effect of the rule beside which no values may be set; nil if there is none.
@@ -169,19 +140,12 @@ func SortRules(rules []HeaderRule) {
 // SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent
 // under it.
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
-	return slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
-		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
+	return slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 
 func byKey(a, b rule.Effect) int { return cmp.Compare(a.Key(), b.Key()) }
 
 func sameEffect(a, b rule.Effect) bool { return a.Key() == b.Key() && a.Equal(b) }
-
-func (h Header) equal(o Header) bool {
-	same := h.Value.Equal(o.Value)
-	h.Value, o.Value = name.Secret{}, name.Secret{}
-	return same && h == o
-}
 
 // WithTokens returns the rules with the tokens that a box with this key sees for placeholders. The result shares with rules what it does not
 // change.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/textproto"
 	"reflect"
 	"slices"
 	"strings"
@@ -170,42 +169,50 @@ func (p *headerParser) loginHost(at string, pattern name.Pattern, kind rule.Logi
 }
 
 // rule reads one entry.
-func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
+func (p *headerParser) rule(at string, entry document.Value) (r HeaderRule) {
 	switch {
 	case isCompact(entry):
-		rule.Headers = p.headers(at, entry)
-		return rule
+		p.Entry = document.Value{} // whose members are names of headers
+		if e := kinds.Compact.Parse(at, entry, &p.Context); e != nil {
+			r.Effects = append(r.Effects, e)
+		}
+		return r
 	case loginKind(entry) != nil:
-		rule.Effects = p.login(at, entry)
-		return rule
+		r.Effects = p.login(at, entry)
+		return r
 	}
 	before := len(p.List)
 	p.Entry = entry
-	known := p.entryKeys(at, &rule)
+	known := p.entryKeys(at, &r)
 	for _, key := range entry.Keys {
 		if _, ok := known[key]; !ok && document.Nearest(key, known) == "" {
 			key = name.Shown(key, name.IsToken)
 			p.Add(document.Pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, name.Quote(key))
 		}
 	}
+	unsorted := len(p.List)
 	entry.Fields(at, "an object of headers", &p.Problems, known)
+	sortByMember(at, entry, p.List[unsorted:])
 	if !entry.Has("scrub") {
-		rule.Scrub = rule.scrubsByDefault()
+		r.Scrub = r.scrubsByDefault()
 	}
-	slices.SortFunc(rule.Effects, byKey)
-	p.checkRemoved(at, &rule)
-	p.checkRewrites(at, &rule)
+	slices.SortFunc(r.Effects, byKey)
+	for _, e := range r.Effects {
+		if c, ok := e.(rule.Checker); ok {
+			c.Check(at, r.Effects, &p.Problems)
+		}
+	}
 	switch {
 	case len(p.List) > before:
-	case rule.Deny && (rule.secretive() || rule.Scrub || len(rule.Effects) > 0):
+	case r.Deny && (r.Scrub || len(r.Effects) > 0):
 		p.Add(document.Pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
-	case rule.setsValues() && rule.refusesValues() != nil:
-		e := rule.refusesValues()
+	case rule.SetsValues(r.Effects) && r.refusesValues() != nil:
+		e := r.refusesValues()
 		p.Add(document.Pointer(at, e.Key()), "%s", e.RefusesValues())
-	case rule.Scrub && !rule.secretive():
+	case r.Scrub && !rule.Sends(r.Effects):
 		p.Add(document.Pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
-	return rule
+	return r
 }
 
 // entryKeys returns how to read each key of the entry at a pointer into a rule.
@@ -215,10 +222,8 @@ func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(strin
 			r.Match = match.Read(at, v, &p.Problems)
 			match.Compile(at, *r.Match, &p.Problems)
 		},
-		"headers": func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
-		"remove":  func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
-		"scrub":   func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
-		"deny":    func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
+		"scrub": func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
+		"deny":  func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
 	}
 	for _, kind := range kinds.All {
 		read := func(at string, v document.Value) {
@@ -238,55 +243,13 @@ func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(strin
 	return known
 }
 
-// checkRewrites refuses what would be set twice.
-func (p *headerParser) checkRewrites(at string, r *HeaderRule) {
-	signer := rule.Requests(r.Effects).Signer
-	for _, h := range r.Headers {
-		if signer != nil && signer.SetsHeader(h.Name) {
-			p.Add(document.Pointer(document.Pointer(at, "headers"), h.Name), "is set by the signature")
-		}
+// sortByMember sorts the problems of an entry by its members: a kind that reads several finds their mistakes together.
+func sortByMember(at string, entry document.Value, list []document.Problem) {
+	member := func(p document.Problem) int {
+		key, _, _ := strings.Cut(strings.TrimPrefix(p.Pointer, at+"/"), "/")
+		return slices.IndexFunc(entry.Keys, func(k string) bool { return document.Pointer("", name.Shown(k, name.IsToken)) == "/"+key })
 	}
-}
-
-// removed reads the names of headers to remove.
-func (p *headerParser) removed(at string, v document.Value) []Header {
-	names := v.AsStrings(at, &p.Problems)
-	if p.TooMany(at, len(names), MaxHostHeaders) {
-		return nil
-	}
-	headers := make([]Header, 0, len(names))
-	for i, n := range names {
-		if flaw := match.HeaderFlaw(n); flaw != "" {
-			p.Add(document.Element(at, i), "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
-		}
-		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(n), Value: name.NewSecret(""), Remove: true})
-	}
-	return headers
-}
-
-// checkRemoved sorts the headers of a rule and refuses those that are removed twice, or set as well.
-func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
-	SortHeaders(rule.Headers)
-	seen := map[string]bool{}
-	for _, h := range rule.Headers {
-		seen[match.FoldHeader(h.Name)] = seen[match.FoldHeader(h.Name)] || !h.Remove
-	}
-	removed := map[string]bool{}
-	for _, h := range rule.Headers {
-		switch n := match.FoldHeader(h.Name); {
-		case !h.Remove:
-		case seen[n]:
-			p.Add(document.Pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", name.Quote(h.Name))
-		case removed[n]:
-			p.Add(document.Pointer(at, "remove"), "%s is there twice", name.Quote(h.Name))
-		default:
-			removed[n] = true
-		}
-	}
-}
-
-func SortHeaders(headers []Header) {
-	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(list, func(a, b document.Problem) int { return cmp.Compare(member(a), member(b)) })
 }
 
 // isCompact reports whether an entry has only header names and literal values. The key of a kind whose member is a text is
@@ -295,52 +258,6 @@ func isCompact(entry document.Value) bool {
 	isText := func(k rule.Kind) bool { return k.Form().Kind() == reflect.String && entry.Has(k.Key()) }
 	return entry.Kind == document.Object && !slices.ContainsFunc(kinds.All, isText) &&
 		!slices.ContainsFunc(entry.Items, func(v document.Value) bool { return v.Kind != document.Text })
-}
-
-func (p *headerParser) headers(at string, v document.Value) []Header {
-	if v.Kind != document.Object {
-		p.Add(at, "is %s; want an object of header names and values", v.Kind)
-		return nil
-	}
-	if len(v.Keys) > MaxHostHeaders {
-		p.Add(at, "there are %d headers; the limit for one host is %d", len(v.Keys), MaxHostHeaders)
-		return nil
-	}
-	headers := make([]Header, 0, len(v.Keys))
-	seen := map[string]string{}
-	for i, n := range v.Keys {
-		shown := name.Shown(n, name.IsToken)
-		at := document.Pointer(at, shown)
-		if flaw := match.HeaderFlaw(n); flaw != "" {
-			p.Add(at, "%s %s", name.Quote(shown), flaw)
-		} else if other, twice := seen[match.FoldHeader(n)]; twice {
-			p.Add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
-		}
-		seen[match.FoldHeader(n)] = n
-		text := p.Value(at, shown, v.Items[i], true)
-		headers = append(headers, Header{
-			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.Literal, Source: text.Source,
-			Prefix: text.Prefix, Suffix: text.Suffix, Basic: text.Basic, User: text.User,
-		})
-	}
-	SortHeaders(headers)
-	return headers
-}
-
-// ReadPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
-// gateway, and who writes a policy may have a key of the API that may name none.
-func ReadPlainHeaders(at string, v document.Value, ps *document.Problems) []Header {
-	p := &headerParser{rule.Context{Known: func(string) bool { return false }}}
-	headers := p.headers(at, v)
-	for _, h := range headers {
-		if h.Source != "" || h.Remove {
-			ps.Add(document.Pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
-		}
-	}
-	for _, problem := range p.List {
-		ps.Add(problem.Pointer, "%s", problem.Message)
-	}
-	return headers
 }
 
 // ReadHeaderRules is [ParseHeaderRules] for a document that was read already, whose rules may name any secret.

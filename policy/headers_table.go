@@ -88,25 +88,10 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 	return t
 }
 
-// eachSent calls visit with each value that the rule may send: a literal, or the name of its source.
-func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
-	r.eachOwn(visit)
-	rule.EachSent(r.Effects, visit)
-}
-
-// eachOwn is eachSent without what kinds send.
-func (r *HeaderRule) eachOwn(visit func(literal name.Secret, source string)) {
-	for _, h := range r.Headers {
-		visit(h.Value, h.Source)
-	}
-}
-
 // Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
 // in.
 func (r *HeaderRule) Secrets() []string {
 	var names []string
-	note := func(_ name.Secret, source string) { names = append(names, source) }
-	r.eachOwn(note)
 	for _, e := range r.Effects {
 		if s, ok := e.(rule.Sourced); ok {
 			names = append(names, s.Sources()...)
@@ -366,7 +351,7 @@ func (h *hostScrub) add(of *alternatives) {
 		}
 	}
 	for i := range of.list {
-		of.list[i].eachSent(note)
+		rule.EachSent(of.list[i].Effects, note)
 		h.Sources = h.Sources || of.list[i].Request.Later
 	}
 	h.rules += len(of.list)

@@ -12,6 +12,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 )
 
 func mustRules(t testing.TB, doc string) []HeaderRule {
@@ -37,13 +38,14 @@ func TestParseHeaderRules(t *testing.T) {
 		t.Fatalf("%d rules", len(rules))
 	}
 	full := rules[0]
-	if full.Pattern.String() != "a.test:8443" || !full.Scrub || len(full.Headers) != 3 || len(full.Placeholders()) != 2 {
+	headers := header.Of(full.Effects)
+	if full.Pattern.String() != "a.test:8443" || !full.Scrub || len(headers) != 3 || len(full.Placeholders()) != 2 {
 		t.Fatalf("%+v", full)
 	}
-	if h := full.Headers[0]; h.Name != "Authorization" || h.Source != "openai" || h.Prefix != "Bearer " || h.Suffix != " x" || h.Value.Reveal() != "" {
+	if h := headers[0]; h.Name != "Authorization" || h.Source != "openai" || h.Prefix != "Bearer " || h.Suffix != " x" || h.Literal.Reveal() != "" {
 		t.Errorf("%+v", h)
 	}
-	if a, b := full.Headers[1], full.Headers[2]; a.Value.Reveal() != "literal" || b.Value.Reveal() != "other" || a.Source+b.Source != "" {
+	if a, b := headers[1], headers[2]; a.Literal.Reveal() != "literal" || b.Literal.Reveal() != "other" || a.Source+b.Source != "" {
 		t.Errorf("%+v %+v", a, b)
 	}
 	if p := full.Placeholders()[0]; p.Variable != "API_KEY" || p.Source != "openai" || p.Token != "" {
@@ -55,7 +57,7 @@ func TestParseHeaderRules(t *testing.T) {
 	if rules[1].Applies() || rules[2].Applies() || !full.Applies() {
 		t.Error("Applies")
 	}
-	if compact := rules[3]; len(compact.Headers) != 2 || compact.Scrub || compact.Headers[0].Name != "Scrub" {
+	if compact := header.Of(rules[3].Effects); len(compact) != 2 || rules[3].Scrub || compact[0].Name != "Scrub" {
 		t.Errorf("%+v", compact)
 	}
 }
@@ -150,7 +152,7 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		rule, d := c.HeaderRule(Request{Stage: StageHTTP, Name: hostName, Port: q.port, Protocol: TCP, Method: "POST", Path: "/"})
-		if d.Reason != "" || len(rule.Headers) != q.sent || rule.Scrub != (q.want != nil) {
+		if d.Reason != "" || len(header.Of(rule.Effects)) != q.sent || rule.Scrub != (q.want != nil) {
 			t.Errorf("%s:%d: %+v, %+v", q.host, q.port, rule, d)
 		}
 		for _, r := range []HeaderRule{rule, c.ScrubRule(hostName)} {
@@ -164,7 +166,7 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 				t.Errorf("%s:%d: %q is masked, want %q", q.host, q.port, got, q.want)
 			}
 		}
-		if clear := c.ScrubRule(hostName); len(clear.Headers) != 0 || clear.Scrub != (q.want != nil) {
+		if clear := c.ScrubRule(hostName); len(clear.Effects) != 0 || clear.Scrub != (q.want != nil) {
 			t.Errorf("%s in the clear: %+v", q.host, clear)
 		}
 	}
@@ -185,7 +187,7 @@ func TestRulesShowNoSecret(t *testing.T) {
 	var out strings.Builder
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		for _, r := range rules {
-			for _, v := range []any{r, &r, r.Headers, r.Placeholders(), r.Effects, effectOf(r)} {
+			for _, v := range []any{r, &r, header.Of(r.Effects), r.Placeholders(), r.Effects, effectOf(r)} {
 				fmt.Fprintf(&out, verb+"\n", v)
 			}
 		}

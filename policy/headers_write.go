@@ -5,6 +5,7 @@ import (
 	"maps"
 
 	"boxgate/rule"
+	"boxgate/rule/kinds"
 )
 
 // MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
@@ -32,28 +33,23 @@ func writeEntry(r HeaderRule) map[string]any {
 	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // which stands alone
 		return map[string]any{r.Effects[0].Key(): r.Effects[0].Document()}
 	}
-	headers, remove := map[string]any{}, []string{}
-	for _, h := range r.Headers {
-		if h.Remove {
-			remove = append(remove, h.Name)
-		} else {
-			headers[h.Name] = h.value().Document()
-		}
+	out := map[string]any{}
+	if r.Match != nil {
+		out["match"] = r.Match
 	}
-	out := map[string]any{
-		"match": r.Match, "headers": headers, "remove": remove,
-		"scrub": r.Scrub, "deny": r.Deny,
+	if !r.Applies() {
+		out[kinds.Compact.Key()] = map[string]any{} // as {} alone is compact, and has no match
 	}
-	for key, given := range map[string]bool{
-		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
-		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny,
-	} {
-		if !given {
-			delete(out, key)
-		}
+	if r.Scrub != r.scrubsByDefault() {
+		out["scrub"] = r.Scrub
+	}
+	if r.Deny {
+		out["deny"] = true
 	}
 	for _, e := range r.Effects {
-		out[e.Key()] = e.Document()
+		if d := e.Document(); d != nil {
+			out[e.Key()] = d
+		}
 		if w, ok := e.(rule.WideEffect); ok {
 			maps.Copy(out, w.Members())
 		}

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 )
 
 func mustName(t testing.TB, s string) name.Name {
@@ -110,8 +111,8 @@ func TestMergeHeaders(t *testing.T) {
 	box := mustHeaders(t, map[string]map[string]string{"A.test": {"x-a": "box"}, "b.test": {}, "a.test:8443": {"x-a": "port"}})
 	var got []string
 	for _, r := range MergeHeaders(global, box) {
-		for _, h := range r.Headers {
-			got = append(got, r.Pattern.String()+" "+h.Name+" "+h.Value.Reveal())
+		for _, h := range header.Of(r.Effects) {
+			got = append(got, r.Pattern.String()+" "+h.Name+" "+h.Literal.Reveal())
 		}
 	}
 	want := []string{"*.a.test X-C global", "a.test X-A box", "a.test:8443 X-A port", "c.test X 1"}

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 )
 
 // TestAlternatives: of the most specific pattern the first alternative that surely covers the request applies alone, one
@@ -46,8 +47,8 @@ func TestAlternatives(t *testing.T) {
 		}
 		rule, d := c.HeaderRule(r)
 		got := string(d.Reason)
-		if len(rule.Headers) > 0 {
-			got += rule.Headers[len(rule.Headers)-1].Value.Reveal()
+		if set := header.Of(rule.Effects); len(set) > 0 {
+			got += set[len(set)-1].Literal.Reveal()
 		}
 		if got != want {
 			t.Errorf("%q: %q, want %q", request, got, want)
@@ -124,7 +125,7 @@ func TestRulesAllocateNothing(t *testing.T) {
 			if rt := c.Route(r, Evidence{Opening: OpeningSecure}); rt.Action != Forward || c.Needs(hostName, 443) != nil {
 				t.Fatal("refused")
 			}
-			if rule, _ := c.HeaderRule(r); len(rule.Headers) != 1 || (rule.OnConnections().Identity != nil) != (host == "c.test") {
+			if rule, _ := c.HeaderRule(r); len(header.Of(rule.Effects)) != 1 || (rule.OnConnections().Identity != nil) != (host == "c.test") {
 				t.Fatal("no rule")
 			}
 		}); n > 0 {
@@ -171,7 +172,7 @@ func TestMatchingIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"headers", "query"} {
 		c, r := costly(t, kind, 1)
-		if rule, d := c.HeaderRule(r); d.Reason != "" || len(rule.Headers) != 1 || rule.Headers[0].Value.Reveal() != "last" {
+		if rule, d := c.HeaderRule(r); d.Reason != "" || len(rule.Effects) != 1 || header.Of(rule.Effects)[0].Literal.Reveal() != "last" {
 			t.Errorf("%s: an ordinary request: %+v", kind, d)
 		}
 		if c, r = costly(t, kind, 500); r.Fields.List != nil {

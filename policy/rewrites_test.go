@@ -7,6 +7,7 @@ import (
 
 	"boxgate/policy/document"
 	"boxgate/rule"
+	"boxgate/rule/header"
 )
 
 const awsKeys = `"{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}"`
@@ -34,7 +35,7 @@ func TestParseRewrites(t *testing.T) {
 	if p := rule.Requests(d.Effects).Places; !p.Has(rule.InQuery|rule.InForm|rule.InJSON|rule.InWebSocket) || !d.Scrub || strings.Join(p.Names(), " ") != "header query form json websocket" {
 		t.Errorf("%+v", d)
 	}
-	if h := e.Headers; !h[0].Basic || h[0].User != "me" || h[0].Source != "k" || h[1].Value.Reveal() != "Basic OnB3" || h[1].Basic {
+	if h := header.Of(e.Effects); !h[0].Basic || h[0].User != "me" || h[0].Source != "k" || h[1].Literal.Reveal() != "Basic OnB3" || h[1].Basic {
 		t.Errorf("%+v", h)
 	}
 	for _, r := range rules[:4] {

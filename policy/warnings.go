@@ -31,13 +31,11 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 			ps.Add(at, "can never apply: %s", why)
 		}
 		c.warnPlain(at, h, parsed, &ps)
-		h.warnScrub(at, &ps)
 		for _, e := range h.Effects {
 			if w, ok := e.(rule.Warner); ok {
 				w.Warn(at, h.Scrub, &ps)
 			}
 		}
-		h.warnShown(at, &ps)
 	}
 	return ps.List
 }
@@ -70,24 +68,6 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *doc
 	judged := slices.ContainsFunc(c.rules, func(r match.CompiledRule) bool { return r.Covers(p.Name(), name.HTTPPort) })
 	if !judged && c.neverApplies(plain, parsed) == "" {
 		ps.Add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
-	}
-}
-
-// warnScrub finds literals that a rule wants masked but that are too short to mask.
-func (r HeaderRule) warnScrub(at string, ps *document.Problems) {
-	for _, h := range r.Headers {
-		if r.Scrub && !h.Remove {
-			h.value().WarnShort(document.Pointer(document.Pointer(at, "headers"), h.Name), ps)
-		}
-	}
-}
-
-// warnShown finds headers that servers show again, although their values are kept like secrets.
-func (r HeaderRule) warnShown(at string, ps *document.Problems) {
-	for _, h := range r.Headers {
-		if !h.Remove && match.ShownHeader(h.Name) {
-			ps.Add(document.Pointer(document.Pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
-		}
 	}
 }
 

@@ -34,6 +34,23 @@ type Warner interface {
 	Warn(at string, scrubs bool, ps *document.Problems)
 }
 
+// Checker is implemented by effects that cannot stand beside some others.
+type Checker interface {
+	Effect
+	// Check adds mistakes below the pointer of the rule, which has all these effects.
+	Check(at string, all []Effect, ps *document.Problems)
+}
+
+// HeaderSetter is implemented by effects that set or remove header fields. A rule has at most one.
+type HeaderSetter interface {
+	Sender
+	// HeaderNames returns the names of the fields that are set, and of those that are removed, sorted and in canonical form.
+	HeaderNames() (set, removed []string)
+	// HeaderFields returns the fields with their values of now, sorted by name. The list must not be modified: without sources all requests
+	// share one.
+	HeaderFields(ctx context.Context, s Secrets) ([]Field, error)
+}
+
 // QuerySetter is implemented by effects that set parameters in the query of requests. A rule has at most one.
 type QuerySetter interface {
 	Sender
@@ -137,10 +154,12 @@ type Signer interface {
 type Request struct {
 	Placeholders []Placeholder  // that are replaced
 	Places       Places         // where, besides header values
+	Headers      HeaderSetter   // nil: no header fields are set or removed
 	Query        QuerySetter    // nil: no parameters are set
 	Signer       Signer         // nil: requests are not signed
 	Responses    []ResponseHead // that change the heads of responses
 
+	Sourced bool     // some effect sends what comes from a secret of the configuration
 	Later   bool     // some effect sends more than what is known when a request is judged
 	Sources []string // names of the secrets that requests are sent or signed with, without those of placeholders
 }
@@ -152,6 +171,8 @@ func Requests(effects []Effect) (r Request) {
 		switch e := e.(type) {
 		case Replacer:
 			r.Placeholders, r.Places, replaces = e.Placeholders(), e.Places(), true
+		case HeaderSetter:
+			r.Headers = e
 		case QuerySetter:
 			r.Query = e
 		case Signer:
@@ -165,8 +186,13 @@ func Requests(effects []Effect) (r Request) {
 			continue
 		}
 		r.Later = r.Later || s.SendsLater()
-		if s, ok := e.(Sourced); ok && !replaces {
-			r.Sources = append(r.Sources, s.Sources()...)
+		of, ok := e.(Sourced)
+		if !ok {
+			continue
+		}
+		names := of.Sources()
+		if r.Sourced = r.Sourced || len(names) > 0; !replaces {
+			r.Sources = append(r.Sources, names...)
 		}
 	}
 	return r
@@ -189,6 +215,18 @@ func (r *Request) Rewrites() bool { return r.Places != 0 || r.Query != nil || r.
 // Sends reports whether one of the effects sends texts in requests.
 func Sends(effects []Effect) bool {
 	return slices.ContainsFunc(effects, func(e Effect) bool { _, ok := e.(Sender); return ok })
+}
+
+// SetsValues reports whether one of the effects sends values of its own.
+func SetsValues(effects []Effect) bool {
+	return slices.ContainsFunc(effects, func(e Effect) bool {
+		if h, ok := e.(HeaderSetter); ok {
+			set, _ := h.HeaderNames()
+			return len(set) > 0
+		}
+		_, ok := e.(Sender)
+		return ok
+	})
 }
 
 // ScrubsByDefault reports whether one of the effects has its rule mask secrets unless it says otherwise.
@@ -226,11 +264,18 @@ func (m *Message) Values(name string) (values []string) {
 	return values
 }
 
-// Field is a header field that is set in a request in the place of any that the client sent, or removed.
+// Field is a header field that is set in a request instead of any that the client sent, or removed.
 type Field struct {
-	Name   string // canonical form
-	Value  name.Secret
-	Remove bool
+	Name          string // canonical form
+	Value         name.Secret
+	Before, After int // how many bytes of Value are around the secret in it
+	Remove        bool
+}
+
+// Bare returns the secret in the value, without what is around it.
+func (f *Field) Bare() string {
+	whole := f.Value.Reveal()
+	return whole[f.Before : len(whole)-f.After]
 }
 
 // Signed is what a signature changes in a request.

@@ -24,9 +24,9 @@ type Kind interface {
 	Form() reflect.Type
 	// Example is the JSON of a member. The tests of what all kinds share try it.
 	Example() string
-	// Parse reads the member, which is at a pointer. A [Wide] kind finds the others in the context, and its value is of no kind if the entry has
-	// only some of those. Parse adds every mistake to the context's problems, and quotes no secret in them. It returns
-	// nil if there was one, or if the member is empty and changes nothing.
+	// Parse reads the member, which is at a pointer. A [Wide] kind finds its other members in the context, and v has no Kind if the entry lacks
+	// the member of Key. Parse adds every mistake to the context's problems, and quotes no secret in them. It returns nil if the
+	// member is empty and changes nothing. After a mistake it may return an effect, which is used for further checks only.
 	Parse(at string, v document.Value, c *Context) Effect
 	// Line is what `gateway headers list` prints of an effect that is shown as this JSON; "" if it cannot be read.
 	Line(shown json.RawMessage) string
@@ -57,6 +57,14 @@ type Member struct {
 	Key, Doc string
 	Form     reflect.Type
 	ViewDoc  string // in the form in which rules are shown, whose type is the same
+	// Line is like [Kind.Line]; nil if nothing is printed.
+	Line func(shown json.RawMessage) string
+}
+
+// AlwaysShown is implemented by kinds whose member the API also shows of rules without an effect of the kind.
+type AlwaysShown interface {
+	// ShowNone returns the member of such a rule.
+	ShowNone() any
 }
 
 // Variables is implemented by kinds of variables: their line stands in the column of placeholders of `gateway headers list`.
@@ -70,7 +78,7 @@ type Effect interface {
 	// Key is that of the kind.
 	Key() string
 	// Document returns the member of the rule's document that the kind reads as this effect, as a value for encoding/json. It has secrets in the
-	// clear.
+	// clear. It is nil if only other members of a [Wide] kind are given.
 	Document() any
 	// Show is Document without secrets. The API answers it.
 	Show() any

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 	"boxgate/store/layout"
 )
 
@@ -75,7 +76,7 @@ func flaw(db *DB) string {
 	}
 	for name, get := range map[string]func() (Headers, error){"rules": func() (Headers, error) { return db.Headers("b1") }, "global rules": db.GlobalHeaders} {
 		h, err := get()
-		if err != nil || len(h.Rules) != 1 || h.Rules[0].Headers[0].Value.Reveal() != rotated {
+		if err != nil || len(h.Rules) != 1 || header.Of(h.Rules[0].Effects)[0].Literal.Reveal() != rotated {
 			return fmt.Sprint(name, ": ", err)
 		}
 	}
@@ -322,7 +323,7 @@ func TestTheKeyChangesUnderUse(t *testing.T) {
 					return
 				}
 				got, err := db.Headers(id)
-				if err != nil || got.Rules[0].Headers[0].Value.Reveal() != value {
+				if err != nil || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != value {
 					t.Errorf("%s: %+v %v", id, got, err)
 					return
 				}
@@ -351,7 +352,7 @@ func TestTheKeyChangesUnderUse(t *testing.T) {
 	db = open(t, Options{Dir: dir})
 	for i, n := range last {
 		got, err := db.Headers(policy.BoxID(fmt.Sprintf("w%d", i)))
-		if err != nil || got.Version != uint64(n) || got.Rules[0].Headers[0].Value.Reveal() != fmt.Sprint(n) {
+		if err != nil || got.Version != uint64(n) || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != fmt.Sprint(n) {
 			t.Errorf("w%d: %+v %v, want %d", i, got, err, n)
 		}
 	}

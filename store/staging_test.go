@@ -9,6 +9,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 	"boxgate/store/layout"
 )
 
@@ -19,7 +20,7 @@ func valueOf(t *testing.T, h Headers, err error) string {
 		t.Errorf("%+v %v", h, err)
 		return ""
 	}
-	return h.Rules[0].Headers[0].Value.Reveal()
+	return header.Of(h.Rules[0].Effects)[0].Literal.Reveal()
 }
 
 // stagedStore has a box with committed and staged rules, and committed and staged rules for all boxes.

@@ -19,6 +19,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 	"boxgate/store/layout"
 )
 
@@ -61,10 +62,10 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 	if got, err := db.Policy("b1"); err != nil || cmp.Diff(Policy{Spec: spec, Version: 1}, got) != "" {
 		t.Errorf("policy: %+v, %v", got, err)
 	}
-	if got, err := db.Headers("b1"); err != nil || got.Version != 1 || got.Rules[0].Pattern.String() != "api.example.com" || got.Rules[0].Headers[0].Value.Reveal() != "box-value" {
+	if got, err := db.Headers("b1"); err != nil || got.Version != 1 || got.Rules[0].Pattern.String() != "api.example.com" || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "box-value" {
 		t.Errorf("headers: %+v, %v", got, err)
 	}
-	if got, err := db.GlobalHeaders(); err != nil || got.Version != 3 || got.Rules[0].Pattern.Port() != 8443 || got.Rules[0].Headers[0].Value.Reveal() != "global-value" {
+	if got, err := db.GlobalHeaders(); err != nil || got.Version != 3 || got.Rules[0].Pattern.Port() != 8443 || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "global-value" {
 		t.Errorf("global headers: %+v, %v", got, err)
 	}
 	for _, read := range []func() (CA, error){func() (CA, error) { return db.CA("b1") }, db.InstallationCA} {

@@ -40,16 +40,14 @@ type ruleView struct {
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
 	entryHead
-	sent map[string]any // members of kinds that set values in requests, by key
+	sent []any // of each kind that sends values in requests, an object with its members
 	entryTail
-	effects map[string]any // what else it does, likewise
+	effects []any // of each of the others
 }
 
 // entryHead is the first part of an entry: its members before those of kinds.
 type entryHead struct {
-	Match   *match.Match     `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
-	Headers []rule.NamedView `json:"headers"`
-	Remove  []string         `json:"remove,omitempty"`
+	Match *match.Match `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
 }
 
 // entryTail is the last part of an entry: its members after those of kinds that set values in requests.
@@ -63,13 +61,15 @@ func (headerEntryView) Members() []reflect.StructField { return kinds.Views() }
 
 // MarshalJSON adds what kinds of rules show.
 func (v headerEntryView) MarshalJSON() ([]byte, error) {
-	return joined(v.entryHead, v.sent, v.entryTail, v.effects)
+	return joined(slices.Concat([]any{v.entryHead}, v.sent, []any{v.entryTail}, v.effects)...)
 }
 
 // MarshalJSON adds what kinds of rules show of a host's only rule.
 func (v ruleView) MarshalJSON() ([]byte, error) {
 	if len(v.Alternatives) > 0 {
-		return joined(v.entryHead, v.entryTail, map[string]any{"alternatives": v.Alternatives})
+		whole := viewRule(policy.HeaderRule{})
+		whole.effects = append(whole.effects, map[string]any{"alternatives": v.Alternatives})
+		return whole.MarshalJSON()
 	}
 	return v.headerEntryView.MarshalJSON()
 }
@@ -86,7 +86,7 @@ func joined(objects ...any) ([]byte, error) {
 			out = append(append(out, members[:len(members)-1]...), ',')
 		}
 	}
-	return append(out[:len(out)-1], '}'), nil // there is a member: "headers"
+	return append(out[:len(out)-1], '}'), nil // some kind is always shown
 }
 
 // headersBody is a new set of header rules.
@@ -105,15 +105,12 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 		case !several:
 			whole.headerEntryView = entry
 		case whole.Alternatives == nil:
-			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{entryHead: entryHead{Headers: []rule.NamedView{}}}
+			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{}
 		default:
 			whole.Alternatives = append(whole.Alternatives, entry)
 		}
 		view.Rules[host] = whole
-		names := view.AttachHeaders[host]
-		for _, h := range entry.Headers {
-			names = append(names, h.Name)
-		}
+		names := append(view.AttachHeaders[host], headerNames(r)...)
 		slices.Sort(names)
 		view.AttachHeaders[host] = append([]string{}, slices.Compact(names)...)
 	}
@@ -122,28 +119,35 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 
 // viewRule returns what may be shown of one rule.
 func viewRule(r policy.HeaderRule) headerEntryView {
-	one := headerEntryView{
-		entryHead: entryHead{Match: r.Match, Headers: []rule.NamedView{}}, entryTail: entryTail{Scrub: r.Scrub, Deny: r.Deny},
-		sent: map[string]any{}, effects: map[string]any{},
-	}
-	for _, h := range r.Headers { // sorted by name
-		if h.Remove {
-			one.Remove = append(one.Remove, h.Name)
-			continue
+	one := headerEntryView{entryHead: entryHead{Match: r.Match}, entryTail: entryTail{Scrub: r.Scrub, Deny: r.Deny}}
+	for _, k := range kinds.All {
+		always, ok := k.(rule.AlwaysShown)
+		if ok && !slices.ContainsFunc(r.Effects, func(e rule.Effect) bool { return e.Key() == k.Key() }) {
+			one.sent = append(one.sent, map[string]any{k.Key(): always.ShowNone()})
 		}
-		one.Headers = append(one.Headers, rule.NamedView{Name: h.Name, Secret: h.Source})
 	}
-	for _, e := range r.Effects {
-		shown := one.effects
-		if _, sends := e.(rule.Sender); sends {
-			shown = one.sent
-		}
-		shown[e.Key()] = e.Show()
+	for _, e := range r.Effects { // sorted by key
+		shown := map[string]any{e.Key(): e.Show()}
 		if w, ok := e.(rule.WideEffect); ok {
 			maps.Copy(shown, w.Members())
 		}
+		if _, sends := e.(rule.Sender); sends {
+			one.sent = append(one.sent, shown)
+		} else {
+			one.effects = append(one.effects, shown)
+		}
 	}
 	return one
+}
+
+// headerNames returns the names of the header fields that a rule sets.
+func headerNames(r policy.HeaderRule) []string {
+	setter := rule.Requests(r.Effects).Headers
+	if setter == nil {
+		return nil
+	}
+	set, _ := setter.HeaderNames()
+	return set
 }
 
 // readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.

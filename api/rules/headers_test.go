@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/apitest"
 	"boxgate/policy"
+	"boxgate/rule/header"
 	"boxgate/rule/kinds"
 )
 
@@ -22,7 +23,7 @@ func TestFullHeaderRules(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, api.CreateRequest{})
 	f.Call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", fullRules)
-	if rule := f.host.ByID["box1"].Rules.Rules[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
+	if rule := f.host.ByID["box1"].Rules.Rules[1]; header.Of(rule.Effects)[0].Source != "known" || header.Of(rule.Effects)[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
 		t.Errorf("the host was given %+v", rule)
 	}
 	view := `"rules":{"*.example.org":{"headers":[{"name":"X-Key"}]},"api.example.com":{"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"},{"name":"X-Value"}],` +
@@ -65,7 +66,7 @@ func TestKindsAreShown(t *testing.T) {
 				t.Errorf("%s is shown as %q", kind.Key(), shown)
 			}
 		}
-		if rest := view.Rules["b.test"].Alternatives[1]; rest[kind.Key()] != nil || !strings.Contains(string(rest["headers"]), `"X"`) || strings.Contains(got.Text, "sk-") {
+		if rest := view.Rules["b.test"].Alternatives[1]; len(rest) != 1 || string(rest["headers"]) != `[{"name":"X"}]` || strings.Contains(got.Text, "sk-") {
 			t.Errorf("the other alternative is shown as %s", got.Text)
 		}
 	}
@@ -116,7 +117,7 @@ func TestPatchHeaders(t *testing.T) {
 			}
 			out := map[string]string{}
 			for _, r := range state.Rules {
-				out[r.Pattern.String()] = r.Headers[0].Value.Reveal()
+				out[r.Pattern.String()] = header.Of(r.Effects)[0].Literal.Reveal()
 			}
 			return out
 		}

@@ -7,6 +7,7 @@ import (
 
 	"boxgate/api/apitest"
 	"boxgate/policy"
+	"boxgate/rule/header"
 )
 
 // everything is a create request with every field of the dialect, and a secret in every field that may contain one.
@@ -155,7 +156,7 @@ func TestCreateInAnotherPolicyDialect(t *testing.T) {
 	}
 	f.create(t, `{"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}}`)
 	req := f.host.Created[1]
-	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || req.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-v" {
+	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || header.Of(req.Headers[0].Effects)[0].Literal.Reveal() != "Bearer sk-v" {
 		t.Errorf("%+v", req)
 	}
 	both := `{"attach_headers":{"api.example.com":{"A":"b"}},"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"A":"c"}}]}]}}}`
@@ -172,7 +173,7 @@ func TestCreateWithHeaderRules(t *testing.T) {
 	id := f.create(t, `{"attach_headers":{"api.example.com": {
 		"headers": {"authorization": {"secret": "known", "prefix": "sk-prefix "}, "X-Plain": "sk-plain"},
 		"placeholders": {"API_KEY": {"secret": "known"}, "OTHER": "sk-other"}, "scrub": true}, "*.example.org": {"X-Key": "sk-compact"}}}`)
-	if rule := f.host.Created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
+	if rule := f.host.Created[0].Headers[1]; header.Of(rule.Effects)[0].Source != "known" || header.Of(rule.Effects)[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
 		t.Errorf("the host was given %+v", rule)
 	}
 	f.Expect(t, 200, "GET", "/v2/box/"+id+"/config/attach-headers", "", `"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"}]`)

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/api/apitest"
 	"boxgate/policy"
+	"boxgate/rule/header"
 )
 
 // sdkScript is a program that uses the SDK and prints its observations as JSON.
@@ -133,7 +134,7 @@ func checkSDK(t *testing.T, f *fixture, out []byte) {
 		t.Errorf("logs: %s", s)
 	}
 	first := f.host.Created[0]
-	if len(first.Headers) != 1 || first.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-sdk" || first.Policy.Mode != policy.ModeCustom {
+	if len(first.Headers) != 1 || header.Of(first.Headers[0].Effects)[0].Literal.Reveal() != "Bearer sk-sdk" || first.Policy.Mode != policy.ModeCustom {
 		t.Errorf("create: %+v", first)
 	}
 	if len(f.host.ByID) != 0 {

@@ -5,7 +5,6 @@ import (
 	"reflect"
 
 	"boxgate/policy/match"
-	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
 
@@ -39,11 +38,9 @@ func (headerEntry) Forms() []reflect.Type {
 
 // headerEntryBody describes the full form of an entry.
 type headerEntryBody struct {
-	Match   *match.Match              `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
-	Headers map[string]rule.ValueForm `json:"headers,omitempty"`
-	Remove  []string                  `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
-	Deny    bool                      `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
-	Scrub   *bool                     `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
+	Match *match.Match `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
+	Deny  bool         `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
+	Scrub *bool        `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 }
 
 // Members returns the members that the kinds of rules add.

@@ -21,6 +21,7 @@ import (
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/header"
 	"boxgate/store"
 )
 
@@ -117,7 +118,7 @@ func valueOf(rules []policy.HeaderRule) string {
 	if len(rules) == 0 {
 		return ""
 	}
-	return rules[0].Headers[0].Value.Reveal()
+	return header.Of(rules[0].Effects)[0].Literal.Reveal()
 }
 
 // seen is the state of one box as seen from the API, the applied policy, and requests to servers.

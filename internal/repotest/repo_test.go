@@ -23,16 +23,17 @@ import (
 // types are part of its API. The layers of the firewall, the proxy, the admin API, the launcher, the store, the
 // self-test and the command line are listed one by one: a layer imports only lower layers.
 var allowed = importTable(`
-policy: rule rule/kinds
+policy: rule rule/header rule/kinds
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
-policy/dialect: policy policy/policytest rule rule/forward rule/kinds rule/upstream
+policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
+rule/header: policy/name policy/document policy/match policy rule
 rule/placeholder: policy/name policy/document policy/match internal/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
 rule/query: policy proxy/proxytest rule
@@ -57,9 +58,9 @@ dns/outbound:
 proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
 proxy/contain: policy
 proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
-proxy/header: policy internal/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule/placeholder
-proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule/placeholder
+proxy/header: policy rule internal/h1 proxy/scrub relay
+proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage relay
 proxy/peek: policy internal/buffers internal/memory
@@ -114,8 +115,8 @@ api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
-api/rules: policy rule rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required
+api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
+api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
@@ -127,7 +128,7 @@ api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
 api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 quota:
-store: policy audit
+store: policy rule/header audit
 store/document: store/layout
 store/keyring: store/layout store/private
 store/layout:
@@ -193,7 +194,7 @@ host/listen: config dns firewall host/apart host/handover host/nslock host/syste
 host/meter: policy store
 host/reach: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store
-host/rules: policy api api/change audit config firewall host/apart host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
+host/rules: policy rule/header api api/change audit config firewall host/apart host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
 host/schedule: policy api api/history api/problem api/schedules host/change host/errand host/keys host/state internal/fault internal/required proxy quota store
 host/share: config host/keyless internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store

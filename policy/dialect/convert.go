@@ -10,6 +10,7 @@ import (
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/rule"
+	"boxgate/rule/header"
 )
 
 // Dialect is a way of writing policies.
@@ -319,11 +320,11 @@ func (o orderedObject) MarshalJSON() ([]byte, error) {
 func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string {
 	at := document.Pointer("/attach_headers", r.Pattern.String())
 	out := map[string]string{}
-	for _, h := range r.Headers {
+	for _, h := range header.Of(r.Effects) {
 		if h.Remove || h.Source != "" {
 			ps.Add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
 		}
-		out[h.Name] = h.Value.Reveal()
+		out[h.Name] = h.Literal.Reveal()
 	}
 	on := r.OnConnections()
 	if on.Login != nil || on.Proxy != nil {
@@ -338,7 +339,7 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	}
 	for _, e := range r.Effects {
 		switch e.(type) {
-		case rule.Identity, rule.Redirect, rule.Login, rule.ProxyLogin: // which is said above, or by the dialect
+		case rule.HeaderSetter, rule.Identity, rule.Redirect, rule.Login, rule.ProxyLogin: // which is said above, or by the dialect
 		default:
 			ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 		}

@@ -11,6 +11,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/rule"
+	"boxgate/rule/header"
 	"boxgate/rule/upstream"
 )
 
@@ -169,12 +170,12 @@ func (o *e2bOptions) readRules(at string, v document.Value, ps *document.Problem
 		if _, twice := o.headers[pattern]; ok && twice {
 			ps.Add(at, "is a duplicate")
 		}
-		o.headers[pattern] = []policy.HeaderRule{{Headers: readE2BRules(at, v.Items[i], ps)}}
+		o.headers[pattern] = []policy.HeaderRule{{Effects: setting(readE2BRules(at, v.Items[i], ps))}}
 	}
 }
 
 // readE2BRules reads the rules of a domain, all of which apply.
-func readE2BRules(at string, v document.Value, ps *document.Problems) (headers []policy.Header) {
+func readE2BRules(at string, v document.Value, ps *document.Problems) (headers []header.Header) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of rules", v.Kind)
 		return nil
@@ -188,15 +189,15 @@ func readE2BRules(at string, v document.Value, ps *document.Problems) (headers [
 			},
 		})
 	}
-	ps.TooMany(at, len(headers), policy.MaxHostHeaders)
-	policy.SortHeaders(headers)
+	ps.TooMany(at, len(headers), header.MaxHeaders)
+	header.Sort(headers)
 	return headers
 }
 
-func readE2BHeaders(at string, v document.Value, ps *document.Problems) []policy.Header {
-	headers := policy.ReadPlainHeaders(at, v, ps)
+func readE2BHeaders(at string, v document.Value, ps *document.Problems) []header.Header {
+	headers := header.ReadPlain(at, v, ps)
 	for _, h := range headers {
-		if strings.Contains(h.Value.Reveal(), "${e2b.") {
+		if strings.Contains(h.Literal.Reveal(), "${e2b.") {
 			ps.Add(document.Pointer(at, h.Name), "asks for an identity token of E2B, which boxgate cannot mint; use a secret of its own in attach_headers")
 		}
 	}

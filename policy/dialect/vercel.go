@@ -11,6 +11,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/rule"
 	"boxgate/rule/forward"
+	"boxgate/rule/header"
 )
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
@@ -144,7 +145,9 @@ func readVercelRules(at string, v document.Value, ps *document.Problems) (rules 
 
 func readVercelRule(at string, v document.Value, ps *document.Problems) (rule policy.HeaderRule) {
 	v.Fields(at, "an object with transform, forwardURL or response", ps, map[string]func(string, document.Value){
-		"transform": func(at string, v document.Value) { rule.Headers = readVercelTransforms(at, v, ps) },
+		"transform": func(at string, v document.Value) {
+			rule.Effects = append(rule.Effects, setting(readVercelTransforms(at, v, ps))...)
+		},
 		"match": func(at string, v document.Value) {
 			before := len(ps.List)
 			if m := readVercelMatch(at, v, ps); !m.IsZero() || m.Methods != nil {
@@ -153,8 +156,10 @@ func readVercelRule(at string, v document.Value, ps *document.Problems) (rule po
 				}
 			}
 		},
-		"forwardURL": func(at string, v document.Value) { rule.Effects = readVercelForward(at, v, ps) },
-		"response":   func(at string, v document.Value) { rule.Deny = readVercelResponse(at, v, ps) },
+		"forwardURL": func(at string, v document.Value) {
+			rule.Effects = append(rule.Effects, readVercelForward(at, v, ps)...)
+		},
+		"response": func(at string, v document.Value) { rule.Deny = readVercelResponse(at, v, ps) },
 	})
 	actions := 0
 	for _, key := range []string{"transform", "forwardURL", "response"} {
@@ -245,7 +250,7 @@ func readVercelPairs(at string, v document.Value, ps *document.Problems) (out ma
 	return out
 }
 
-func readVercelTransforms(at string, v document.Value, ps *document.Problems) (headers []policy.Header) {
+func readVercelTransforms(at string, v document.Value, ps *document.Problems) (headers []header.Header) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of transforms", v.Kind)
 		return nil
@@ -253,19 +258,27 @@ func readVercelTransforms(at string, v document.Value, ps *document.Problems) (h
 	for i, item := range v.Items {
 		item.Fields(document.Element(at, i), "an object with headers", ps, map[string]func(string, document.Value){
 			"headers": func(at string, v document.Value) {
-				headers = overlayHeaders(headers, policy.ReadPlainHeaders(at, v, ps))
+				headers = overlayHeaders(headers, header.ReadPlain(at, v, ps))
 			},
 		})
 	}
-	ps.TooMany(at, len(headers), policy.MaxHostHeaders)
-	policy.SortHeaders(headers)
+	ps.TooMany(at, len(headers), header.MaxHeaders)
+	header.Sort(headers)
 	return headers
 }
 
+// setting returns the effect that sets headers, if there are any.
+func setting(headers []header.Header) []rule.Effect {
+	if len(headers) == 0 {
+		return nil
+	}
+	return []rule.Effect{header.New(headers)}
+}
+
 // overlayHeaders returns headers with those of a later transform, which replace earlier ones.
-func overlayHeaders(headers, later []policy.Header) []policy.Header {
-	headers = slices.DeleteFunc(headers, func(h policy.Header) bool {
-		return slices.ContainsFunc(later, func(l policy.Header) bool { return match.FoldHeader(l.Name) == match.FoldHeader(h.Name) })
+func overlayHeaders(headers, later []header.Header) []header.Header {
+	headers = slices.DeleteFunc(headers, func(h header.Header) bool {
+		return slices.ContainsFunc(later, func(l header.Header) bool { return match.FoldHeader(l.Name) == match.FoldHeader(h.Name) })
 	})
 	return append(headers, later...)
 }
@@ -340,8 +353,7 @@ func sameEntry(a, b policy.HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
 	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Deny == b.Deny &&
-		slices.EqualFunc(a.Effects, b.Effects, rule.Effect.Equal) &&
-		slices.EqualFunc(a.Headers, b.Headers, func(x, y policy.Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
+		slices.EqualFunc(a.Effects, b.Effects, rule.Effect.Equal)
 }
 
 // covers443 reports whether p covers all hosts of q that headers can be set on.

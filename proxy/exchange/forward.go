@@ -61,12 +61,12 @@ func (r *Ruling) introduce(s *Session) error {
 	if err != nil {
 		return err
 	}
-	set := make([]policy.Header, len(r.Set), len(r.Set)+len(r.Via.introduction)+1)
+	set := make([]rule.Field, len(r.Set), len(r.Set)+len(r.Via.introduction)+1)
 	copy(set, r.Set)
 	for _, f := range r.Via.introduction {
-		set = append(set, policy.Header{Name: f.Name, Value: name.NewSecret(f.Value)})
+		set = append(set, rule.Field{Name: f.Name, Value: name.NewSecret(f.Value)})
 	}
-	r.Set = append(set, policy.Header{Name: r.Via.to.TokenField(), Value: token})
+	r.Set = append(set, rule.Field{Name: r.Via.to.TokenField(), Value: token})
 	return nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -53,7 +52,8 @@ type Ruling struct {
 	rule    string
 	byName  bool
 	header  policy.HeaderRule  // of the destination; the zero rule if there is none
-	Set     []policy.Header    // its headers, with the values for this request
+	Set     []rule.Field       // its header fields with their values for this request, then those of a proxy and of the signature
+	own     int                // how many of Set are the rule's own, which are masked in the response
 	Swaps   []placeholder.Swap // for the placeholders in the request
 	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
 	errors  bool               // it is masked in responses that are errors alone
@@ -145,8 +145,7 @@ func unjudged() (Ruling, bool) {
 // what is masked in the response.
 func (r *Ruling) decided() bool {
 	on := r.header.OnConnections()
-	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
-		!slices.ContainsFunc(r.header.Request.Placeholders, func(p rule.Placeholder) bool { return p.Source != "" })
+	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !r.header.Request.Sourced
 }
 
 // routeRequest routes the request and completes the ruling, which it refuses if the route does. If it may not wait, it

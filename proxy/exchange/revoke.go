@@ -65,11 +65,6 @@ func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.asked,
 
 // sourcesOf are the secrets of the configuration that a ruling sends.
 func (r *Ruling) sourcesOf() (names []string) {
-	for i := range r.header.Headers {
-		if name := r.header.Headers[i].Source; name != "" {
-			names = append(names, name)
-		}
-	}
 	for i := range r.header.Request.Placeholders {
 		if name := r.header.Request.Placeholders[i].Source; name != "" && len(r.Swaps) > 0 {
 			names = append(names, name)

@@ -150,7 +150,7 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 
 // renew sets everything that the request is sent with to what it is now.
 func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
-	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err != nil {
+	if err = r.setHeaders(ctx, s); err != nil {
 		return err
 	}
 	if err = r.introduce(s); err != nil { // without which the box could send those headers itself

@@ -2,9 +2,9 @@ package exchange
 
 import (
 	"context"
+	"slices"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/proxy/scrub"
 	"boxgate/rule"
 )
@@ -55,11 +55,6 @@ func (w *Rewriting) sign(ctx context.Context) error {
 		w.r.told = append(w.r.told, scrub.Texts(signed.Shown)...)
 		w.r.Scrub, w.r.errors = w.r.masked(w.s), !w.r.header.Scrub
 	}
-	set := make([]policy.Header, 0, len(w.r.Set)+len(signed.Set))
-	set = append(set, w.r.Set...) // the rule's own list must stay as it is
-	for _, f := range signed.Set {
-		set = append(set, policy.Header{Name: f.Name, Value: f.Value, Remove: f.Remove})
-	}
-	w.r.Set, w.Target = set, signed.Target
+	w.r.Set, w.Target = slices.Concat(w.r.Set, signed.Set), signed.Target // requests may share the rule's own list
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
@@ -56,36 +55,13 @@ func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 	return v, nil
 }
 
-// Literals returns the headers of a rule with their values for this request. If none has a source it returns the rule's
-// own list.
-func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.Header, error) {
-	first := 0
-	for first < len(headers) && headers[first].Source == "" {
-		first++
+// setHeaders gives the ruling the header fields of its rule with their values of now.
+func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
+	if r.Set = nil; r.header.Request.Headers != nil {
+		r.Set, err = r.header.Request.Headers.HeaderFields(ctx, s.Core)
 	}
-	if first == len(headers) {
-		return headers, nil
-	}
-	out := make([]policy.Header, len(headers))
-	copy(out, headers)
-	for i := first; i < len(out); i++ {
-		h := &out[i]
-		if h.Source == "" {
-			continue
-		}
-		v, err := k.secret(ctx, h.Source)
-		if err != nil {
-			return nil, err
-		}
-		if v = h.Prefix + v + h.Suffix; h.Basic {
-			v = rule.BasicCredentials(h.User, v)
-		}
-		if err := match.CheckHeaderValue(v); err != nil {
-			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
-		}
-		*h = policy.Header{Name: h.Name, Value: name.NewSecret(v)}
-	}
-	return out, nil
+	r.own = len(r.Set)
+	return err
 }
 
 // fill completes the ruling on an allowed request: the headers to set and the values of the placeholders that the box
@@ -105,7 +81,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	}
 	var err error
 	r.asked = s.Core.Revoked.count.Load()
-	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err == nil {
+	if err = r.setHeaders(ctx, s); err == nil {
 		r.Swaps, err = s.Core.swaps(ctx, r.header.Request.Placeholders, m.Tokens.Found)
 	}
 	if err == nil {
@@ -127,12 +103,12 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 
 // named is the list of headers set for the latest request, for requests to which the same are set.
 type named struct {
-	set   []policy.Header
+	set   []rule.Field
 	names []string
 }
 
 // headers is [headerNames], without a new list if the previous request had the very same headers set.
-func (n *named) headers(set []policy.Header, swaps []placeholder.Swap) []string {
+func (n *named) headers(set []rule.Field, swaps []placeholder.Swap) []string {
 	if len(set) == 0 || len(swaps) > 0 {
 		return headerNames(set, swaps)
 	}
@@ -143,7 +119,7 @@ func (n *named) headers(set []policy.Header, swaps []placeholder.Swap) []string 
 }
 
 // headerNames lists what was set or changed, for the decision log.
-func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
+func headerNames(set []rule.Field, swaps []placeholder.Swap) []string {
 	if len(set)+len(swaps) == 0 {
 		return nil
 	}
@@ -242,12 +218,11 @@ func (r *Ruling) maskAlso(s *Session, values []string) {
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
 func (r *Ruling) secrets() (texts []string) {
-	for i := range min(len(r.Set), len(r.header.Headers)) { // what follows is the signature's, or for a proxy
-		h := &r.header.Headers[i]
-		value := r.Set[i].Value.Reveal()
-		texts = append(texts, scrub.Texts(value)...)
-		if h.Source != "" && !h.Basic { // which Texts looks into
-			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
+	for i := range r.Set[:min(len(r.Set), r.own)] {
+		f := &r.Set[i]
+		texts = append(texts, scrub.Texts(f.Value.Reveal())...)
+		if f.Before+f.After > 0 {
+			texts = append(texts, scrub.Texts(f.Bare())...)
 		}
 	}
 	for i := range r.header.Request.Placeholders {

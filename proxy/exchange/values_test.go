@@ -4,14 +4,18 @@ import (
 	"testing"
 
 	"boxgate/policy"
-	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
-// TestLiteralsDoNotAllocate: a rule without sources is used as it is.
+// TestLiteralsDoNotAllocate: requests share the header fields of a rule without sources.
 func TestLiteralsDoNotAllocate(t *testing.T) {
-	var core Core
-	headers := []policy.Header{{Name: "A", Value: name.NewSecret("1")}, {Name: "B", Value: name.NewSecret("2")}}
-	if n := testing.AllocsPerRun(100, func() { _, _ = core.Literals(t.Context(), headers) }); n != 0 {
-		t.Errorf("%v allocations", n)
+	rules, err := policy.ParseHeaders(map[string]map[string]string{"a.test": {"A": "1", "B": "2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Session{Core: &Core{}}
+	r := Ruling{header: policy.HeaderRule{Request: rule.Requests(rules[0].Effects)}}
+	if n := testing.AllocsPerRun(100, func() { _ = r.setHeaders(t.Context(), s) }); n != 0 || len(r.Set) != 2 {
+		t.Errorf("%v allocations, %d fields", n, len(r.Set))
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // PassResponse removes from the fields of a response, in place, those of the upstream hop. interim says that it is a 1xx
@@ -57,7 +57,7 @@ func ToHTTP2(r *h1.Response) []hpack.HeaderField {
 // PassRequest appends the fields of a request for an upstream that speaks HTTP/2: those of the box, without what belongs
 // to its connection, what the gateway writes itself, and any variant of a header in set. body says that content follows,
 // after which there may be trailers.
-func PassRequest(dst, fields []hpack.HeaderField, set []policy.Header, body bool) []hpack.HeaderField {
+func PassRequest(dst, fields []hpack.HeaderField, set []rule.Field, body bool) []hpack.HeaderField {
 	for _, f := range fields {
 		switch f.Name {
 		case "host", "content-length", "connection", "keep-alive", "transfer-encoding", "upgrade", "http2-settings", "expect":
@@ -82,7 +82,7 @@ func PassRequest(dst, fields []hpack.HeaderField, set []policy.Header, body bool
 }
 
 // appendCookies appends each cookie as a field of its own (RFC 9113, 8.2.3): servers limit the length of a field.
-func appendCookies(dst []hpack.HeaderField, f hpack.HeaderField, set []policy.Header) []hpack.HeaderField {
+func appendCookies(dst []hpack.HeaderField, f hpack.HeaderField, set []rule.Field) []hpack.HeaderField {
 	if IsSet(f.Name, set) {
 		return dst
 	}
@@ -95,7 +95,7 @@ func appendCookies(dst []hpack.HeaderField, f hpack.HeaderField, set []policy.He
 }
 
 // passTrailerNames returns a list of field names, as in Trailer, without those that [PassTrailers] drops.
-func passTrailerNames(list string, set []policy.Header) string {
+func passTrailerNames(list string, set []rule.Field) string {
 	kept := make([]string, 0, 4)
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
@@ -108,7 +108,7 @@ func passTrailerNames(list string, set []policy.Header) string {
 
 // PassTrailers returns trailer fields without those that frame, route or control the connection (RFC 9110, 6.5.1) and any
 // variant of a header in set.
-func PassTrailers(fields []hpack.HeaderField, set []policy.Header) []hpack.HeaderField {
+func PassTrailers(fields []hpack.HeaderField, set []rule.Field) []hpack.HeaderField {
 	unfit := func(f hpack.HeaderField) bool { return !passesTrailer(f.Name, set) || !h1.ValidField(f.Name, f.Value) }
 	if slices.ContainsFunc(fields, unfit) {
 		return slices.DeleteFunc(slices.Clone(fields), unfit) // another attempt asks again
@@ -117,7 +117,7 @@ func PassTrailers(fields []hpack.HeaderField, set []policy.Header) []hpack.Heade
 }
 
 // passesTrailer judges a name in lower case.
-func passesTrailer(name string, set []policy.Header) bool {
+func passesTrailer(name string, set []rule.Field) bool {
 	switch name {
 	case "authorization", "cache-control", "connection", "content-encoding", "content-length", "content-range", "content-type",
 		"expect", "host", "http2-settings", "keep-alive", "max-forwards", "pragma", "range", "realm", "te", "trailer",

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 func list(pairs ...string) (fields []hpack.HeaderField) {
@@ -18,7 +18,7 @@ func list(pairs ...string) (fields []hpack.HeaderField) {
 	return fields
 }
 
-var setKey = []policy.Header{{Name: "X-Api-Key", Value: name.NewSecret("s3cret")}}
+var setKey = []rule.Field{{Name: "X-Api-Key", Value: name.NewSecret("s3cret")}}
 
 // TestTrailersPass: trailer fields pass whether they were announced or not, but for variants of headers that are set and
 // for those that frame, route or control. The list of the request stays whole, for another attempt.
@@ -45,7 +45,7 @@ func TestRequestFieldsPass(t *testing.T) {
 	if got := PassRequest(nil, in, setKey, true); !slices.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
-	if got := PassRequest(nil, list("trailer", "x-sum", "cookie", "a=1"), []policy.Header{{Name: "Cookie"}}, false); len(got) != 0 {
+	if got := PassRequest(nil, list("trailer", "x-sum", "cookie", "a=1"), []rule.Field{{Name: "Cookie"}}, false); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // IsSet reports whether the gateway sets the header itself, so that the box's field of that name must be dropped.
-func IsSet[S []byte | string](name S, set []policy.Header) bool {
+func IsSet[S []byte | string](name S, set []rule.Field) bool {
 	for i := range set {
 		if h1.IsVariant(name, set[i].Name) {
 			return true
@@ -19,7 +19,7 @@ func IsSet[S []byte | string](name S, set []policy.Header) bool {
 }
 
 // listsSet reports whether a list of field names, as in Trailer, contains one the gateway sets.
-func listsSet(list []byte, set []policy.Header) bool {
+func listsSet(list []byte, set []rule.Field) bool {
 	for name := range bytes.SplitSeq(list, []byte(",")) {
 		if IsSet(bytes.TrimSpace(name), set) {
 			return true

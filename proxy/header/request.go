@@ -2,18 +2,18 @@ package header
 
 import (
 	"boxgate/internal/h1"
-	"boxgate/policy"
 	"boxgate/relay"
+	"boxgate/rule"
 )
 
 // AppendRequest appends the head of r for the upstream: origin-form target, one Host, the box's fields without
 // hop-by-hop ones and without any variant of a header in set, then set. upgrade keeps an upgrade to WebSocket.
-func AppendRequest(dst []byte, r *h1.Request, set []policy.Header, upgrade bool) []byte {
+func AppendRequest(dst []byte, r *h1.Request, set []rule.Field, upgrade bool) []byte {
 	return relay.AppendRequest(dst, r, upgrade, setting(set))
 }
 
 // setting is a request for which the gateway sets headers.
-type setting []policy.Header
+type setting []rule.Field
 
 // AppendField implements [relay.RequestFields].
 func (s setting) AppendField(dst []byte, f *h1.Field) []byte {

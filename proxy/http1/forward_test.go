@@ -10,10 +10,10 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/header"
 	"boxgate/relay"
+	"boxgate/rule"
 )
 
 // FuzzForward holds the loop against net/http: whatever is parsed and written on, net/http reads as the same method,
@@ -24,7 +24,7 @@ func FuzzForward(f *testing.F) {
 	f.Add([]byte("POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: A\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\nX-Key: c\r\n\r\n"))
 	f.Add([]byte("GET http://a.example.com HTTP/1.0\r\nHost: a\r\nConnection: close, B\r\nB: c\r\n\r\n"))
 	f.Add([]byte("OPTIONS * HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"))
-	set := []policy.Header{{Name: "X-Key", Value: name.NewSecret("s3cret")}}
+	set := []rule.Field{{Name: "X-Key", Value: name.NewSecret("s3cret")}}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var r h1.Request
 		n, err := r.Parse(in)

@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )
 
@@ -17,7 +17,7 @@ import (
 type body struct {
 	relay.Body
 	h     *conn
-	set   []policy.Header // trailers that repeat one of these are dropped
+	set   []rule.Field // trailers that repeat one of these are dropped
 	watch placeholder.Watch
 
 	rewriting *exchange.Rewriting // nil unless the request was changed

@@ -8,12 +8,12 @@ import (
 	"boxgate/rule/kinds"
 )
 
-// whole are rules by kind, "" for headers, with all members that the kind reads, and parts of them with what may stand there instead.
+// whole are rules by kind, with all members that the kind reads, and parts of them with what may stand there instead.
 var whole = map[string][]struct {
 	entry   string
 	changes []string // old, new, old, new…
 }{
-	"": {{
+	"headers": {{
 		`{"headers": {"X-A": "literal", "X-B": {"secret": "k", "prefix": "p", "suffix": "s"}, "X-C": {"secret": "m", "encode": "basic", "user": "u"}}, "remove": ["X-D"]}`,
 		[]string{
 			"X-A", "X-E", "literal", "other", `"k"`, `"l"`, `"p"`, `"q"`, `"s"`, `"t"`, `{"secret": "m", "encode": "basic", "user": "u"}`, `{"secret": "m"}`,

@@ -2,12 +2,14 @@
 package kinds
 
 import (
+	"encoding/json"
 	"reflect"
 	"strconv"
 
 	"boxgate/rule"
 	"boxgate/rule/clientcert"
 	"boxgate/rule/forward"
+	"boxgate/rule/header"
 	"boxgate/rule/placeholder"
 	"boxgate/rule/postgres"
 	"boxgate/rule/query"
@@ -17,8 +19,12 @@ import (
 	"boxgate/rule/upstream"
 )
 
+// Compact is the kind whose member may stand for a whole entry, if that has only texts.
+var Compact rule.Kind = header.Kind{}
+
 // All are the kinds in the order in which `gateway headers list` prints them.
 var All = []rule.Kind{
+	Compact,
 	placeholder.Kind{},
 	query.Kind{},
 	sign.Kind{},
@@ -47,9 +53,9 @@ func Login(key string) rule.LoginKind {
 // Members returns the members of a rule's document that kinds read, for the description of the API.
 func Members() (fields []reflect.StructField) {
 	for _, k := range All {
-		fields = append(fields, member(k.Key(), k.Form(), k.Doc()))
+		fields = append(fields, member(k.Key(), k.Form(), k.Doc(), true))
 		for _, m := range Further(k) {
-			fields = append(fields, member(m.Key, m.Form, m.Doc))
+			fields = append(fields, member(m.Key, m.Form, m.Doc, true))
 		}
 	}
 	return fields
@@ -62,12 +68,29 @@ func Views() (fields []reflect.StructField) {
 		if v, ok := k.(rule.Viewed); ok {
 			form, doc = v.View()
 		}
-		fields = append(fields, member(k.Key(), form, doc))
+		_, always := k.(rule.AlwaysShown)
+		fields = append(fields, member(k.Key(), form, doc, !always))
 		for _, m := range Further(k) {
-			fields = append(fields, member(m.Key, m.Form, m.ViewDoc))
+			fields = append(fields, member(m.Key, m.Form, m.ViewDoc, true))
 		}
 	}
 	return fields
+}
+
+// Lines returns what `gateway headers list` prints of a kind in a rule that is shown with these members.
+func Lines(k rule.Kind, shown map[string]json.RawMessage) (lines []string) {
+	add := func(key string, line func(json.RawMessage) string) {
+		if of, ok := shown[key]; ok && line != nil {
+			if text := line(of); text != "" {
+				lines = append(lines, text)
+			}
+		}
+	}
+	add(k.Key(), k.Line)
+	for _, m := range Further(k) {
+		add(m.Key, m.Line)
+	}
+	return lines
 }
 
 // Further returns the members that a kind reads besides the one of its key.
@@ -87,8 +110,11 @@ func Shown() []rule.Kind {
 	return append(out, All...)
 }
 
-func member(key string, form reflect.Type, doc string) reflect.StructField {
-	tag := reflect.StructTag(`json:"` + key + `,omitempty"`)
+func member(key string, form reflect.Type, doc string, optional bool) reflect.StructField {
+	tag := reflect.StructTag(`json:"` + key + `"`)
+	if optional {
+		tag = reflect.StructTag(`json:"` + key + `,omitempty"`)
+	}
 	if doc != "" {
 		tag += reflect.StructTag(" doc:" + strconv.Quote(doc))
 	}

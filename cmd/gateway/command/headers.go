@@ -123,10 +123,8 @@ func (r *headerRules) UnmarshalJSON(data []byte) error {
 // headerEntry is one entry of a host.
 type headerEntry struct {
 	Match       match.Match
-	Headers     []struct{ Name, Secret string }
-	Remove      []string
 	Scrub, Deny bool
-	// effects are what else it does, by the keys of the kinds.
+	// effects are the members of the kinds.
 	effects map[string]json.RawMessage
 }
 
@@ -151,29 +149,18 @@ func renderHeaders(w io.Writer, a headersAnswer) error {
 	return cli.Table(w, rows...)
 }
 
-// row returns the cells of an entry. A header that is removed has a minus sign.
+// row returns the cells of an entry.
 func (e headerEntry) row() []string {
 	var headers, placeholders []string
-	for _, h := range e.Headers {
-		headers = append(headers, withSecret(h.Name, h.Secret))
-	}
-	for _, name := range e.Remove {
-		headers = append(headers, "-"+name)
-	}
-	if e.Deny {
+	if e.Deny { // beside which there is nothing else
 		headers = append(headers, "(denied)")
 	}
 	for _, kind := range kinds.Shown() {
-		line := ""
-		if shown, ok := e.effects[kind.Key()]; ok {
-			line = kind.Line(shown)
-		}
-		switch _, variables := kind.(rule.Variables); {
-		case line == "":
-		case variables:
-			placeholders = append(placeholders, line)
-		default:
-			headers = append(headers, line)
+		lines := kinds.Lines(kind, e.effects)
+		if _, variables := kind.(rule.Variables); variables {
+			placeholders = append(placeholders, lines...)
+		} else {
+			headers = append(headers, lines...)
 		}
 	}
 	match, scrub := "-", "no"
@@ -184,13 +171,6 @@ func (e headerEntry) row() []string {
 		scrub = "yes"
 	}
 	return []string{match, orDash(headers), orDash(placeholders), scrub}
-}
-
-func withSecret(name, secret string) string {
-	if secret == "" {
-		return name
-	}
-	return name + " (" + secret + ")"
 }
 
 func orDash(list []string) string {
