@@ -38,12 +38,29 @@ type Viewed interface {
 	View() (form reflect.Type, doc string)
 }
 
-// Flagged is implemented by kinds whose member a flag of `gateway headers set HOST` gives.
+// Flagged is implemented by kinds whose member can be given by flags of `gateway headers set HOST`.
 type Flagged interface {
-	// Flag is the name of the flag, and what it is for.
-	Flag() (name, usage string)
-	// FromFlag returns the member that a text stands for, as a value for encoding/json.
-	FromFlag(text string) any
+	Flags() []Flag
+	// FromFlag adds an argument to the member that earlier arguments make, which is nil at first, and returns the member as a value for
+	// encoding/json. Arguments come in the order of Flags. The error is shown to the user, and quotes no text.
+	FromFlag(member any, a Argument) (any, error)
+}
+
+// Flag is a flag of `gateway headers set HOST`.
+type Flag struct {
+	Name, Usage string
+	// Names is what arguments name before an equals sign, such as HEADER. The flag can then be given several times. "" is a flag that is
+	// given once, whose argument is a text alone.
+	Names    string
+	Readable bool // the text may be @FILE or - (standard input), for what is read there
+	Secret   bool // the text has the name of a secret
+}
+
+// Argument is one use of a flag.
+type Argument struct {
+	Flag string // its name
+	Name string // before the equals sign
+	Text string
 }
 
 // Wide is implemented by kinds that read more than one member of a rule's document.

@@ -99,13 +99,13 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	return e
 }
 
-// Flag implements [rule.Flagged].
-func (Kind) Flag() (name, usage string) {
-	return "client-certificate", "SECRET: a certificate and its key, in PEM, that the gateway authenticates with"
+// Flags implements [rule.Flagged].
+func (Kind) Flags() []rule.Flag {
+	return []rule.Flag{{Name: "client-certificate", Usage: "SECRET: a certificate and its key, in PEM, that the gateway authenticates with"}}
 }
 
 // FromFlag implements [rule.Flagged].
-func (Kind) FromFlag(secret string) any { return form{Secret: secret} }
+func (Kind) FromFlag(_ any, a rule.Argument) (any, error) { return form{Secret: a.Text}, nil }
 
 // Line implements [rule.Kind].
 func (Kind) Line(shown json.RawMessage) string {

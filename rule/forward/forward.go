@@ -43,13 +43,13 @@ func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[stri
 // Example implements [rule.Kind].
 func (Kind) Example() string { return `"https://proxy.test:8443/in"` }
 
-// Flag implements [rule.Flagged].
-func (Kind) Flag() (name, usage string) {
-	return "forward-url", "URL of a proxy of yours (https) that decides about the requests in the place of the host"
+// Flags implements [rule.Flagged].
+func (Kind) Flags() []rule.Flag {
+	return []rule.Flag{{Name: "forward-url", Usage: "URL of a proxy of yours (https) that decides about the requests in the place of the host"}}
 }
 
 // FromFlag implements [rule.Flagged].
-func (Kind) FromFlag(url string) any { return url }
+func (Kind) FromFlag(_ any, a rule.Argument) (any, error) { return a.Text, nil }
 
 // Line implements [rule.Kind].
 func (Kind) Line(shown json.RawMessage) string {

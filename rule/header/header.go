@@ -78,6 +78,51 @@ func removedLine(shown json.RawMessage) string {
 	return "-" + strings.Join(names, ", -")
 }
 
+// secretFlag is the flag for a header field whose value has a source.
+const secretFlag = "secret"
+
+// Flags implements [rule.Flagged].
+func (Kind) Flags() []rule.Flag {
+	return []rule.Flag{
+		{Name: "header", Usage: "NAME=VALUE, NAME=@FILE or NAME=- (standard input)", Names: "HEADER", Readable: true},
+		{Name: secretFlag, Usage: "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration", Names: "HEADER", Secret: true},
+	}
+}
+
+// FromFlag implements [rule.Flagged].
+func (Kind) FromFlag(member any, a rule.Argument) (any, error) {
+	headers, ok := member.(map[string]any)
+	if !ok {
+		headers = map[string]any{}
+	}
+	if a.Flag != secretFlag {
+		headers[a.Name] = a.Text
+		return headers, nil
+	}
+	if _, twice := headers[a.Name]; twice {
+		return nil, fmt.Errorf("the header %q is given twice", a.Name)
+	}
+	headers[a.Name] = sourced(a.Text)
+	return headers, nil
+}
+
+// sourced reads "SECRET" or "text {SECRET} text".
+func sourced(text string) map[string]string {
+	prefix, rest, ok := strings.Cut(text, "{")
+	if !ok {
+		return map[string]string{"secret": text}
+	}
+	n, suffix, _ := strings.Cut(rest, "}")
+	value := map[string]string{"secret": n}
+	if prefix != "" {
+		value["prefix"] = prefix
+	}
+	if suffix != "" {
+		value["suffix"] = suffix
+	}
+	return value
+}
+
 // Header is a header field that a rule sets, or removes.
 type Header struct {
 	Name       string // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case

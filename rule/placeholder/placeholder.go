@@ -60,6 +60,21 @@ func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[[]pl
 // Example implements [rule.Kind].
 func (Kind) Example() string { return `{"API_KEY": "sk-key-1", "OTHER": {"value": "sk-key-2"}}` }
 
+// Flags implements [rule.Flagged].
+func (Kind) Flags() []rule.Flag {
+	return []rule.Flag{{Name: "placeholder", Usage: "VARIABLE=SECRET: the box sees a token, the host gets the secret", Names: "VARIABLE", Secret: true}}
+}
+
+// FromFlag implements [rule.Flagged].
+func (Kind) FromFlag(member any, a rule.Argument) (any, error) {
+	list, ok := member.(map[string]any)
+	if !ok {
+		list = map[string]any{}
+	}
+	list[a.Name] = map[string]string{"secret": a.Text}
+	return list, nil
+}
+
 // ListsVariables implements [rule.Variables].
 func (Kind) ListsVariables() {}
 

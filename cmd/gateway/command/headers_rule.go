@@ -19,31 +19,44 @@ import (
 
 // hostRule holds the flags of `gateway headers set HOST`.
 type hostRule struct {
-	headers, secrets, placeholders []string
-	scrub                          bool
-	of                             []*kindFlag // what kinds of rules have flags for
+	scrub bool
+	flags []*kindFlag // of all kinds, those of each kind together
 }
 
-// kindFlag is the flag of a kind of rules.
+// kindFlag is a flag of a kind of rules, with what it is given.
 type kindFlag struct {
-	key, name, text string
-	member          func(text string) any
+	rule.Flag
+	key  string // of the kind
+	add  func(member any, a rule.Argument) (any, error)
+	list []string // if arguments have names
+	text string   // if not
 }
 
 func (r *hostRule) register(cmd *cobra.Command) {
-	f := cmd.Flags()
-	f.StringArrayVar(&r.headers, "header", nil, "NAME=VALUE, NAME=@FILE or NAME=- (standard input)")
-	f.StringArrayVar(&r.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
-	f.StringArrayVar(&r.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
-	f.BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
+	cmd.Flags().BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
 	for _, k := range kinds.All {
-		if flagged, ok := k.(rule.Flagged); ok {
-			name, usage := flagged.Flag()
-			of := &kindFlag{key: k.Key(), name: name, member: flagged.FromFlag}
-			r.of = append(r.of, of)
-			f.StringVar(&of.text, name, "", usage)
+		flagged, ok := k.(rule.Flagged)
+		if !ok {
+			continue
+		}
+		for _, flag := range flagged.Flags() {
+			f := &kindFlag{Flag: flag, key: k.Key(), add: flagged.FromFlag}
+			r.flags = append(r.flags, f)
+			if f.Names != "" {
+				cmd.Flags().StringArrayVar(&f.list, f.Name, nil, f.Usage)
+			} else {
+				cmd.Flags().StringVar(&f.text, f.Name, "", f.Usage)
+			}
 		}
 	}
+}
+
+// uses returns what the flag is given. An empty text counts as none.
+func (f *kindFlag) uses() []string {
+	if f.Names == "" && f.text != "" {
+		return []string{f.text}
+	}
+	return f.list
 }
 
 // change returns the request for what `gateway headers set` is given: a whole set of rules, or a host, whose rule is in
@@ -67,14 +80,14 @@ func isHost(arg string) bool {
 }
 
 func (r *hostRule) given() bool {
-	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || slices.ContainsFunc(r.of, func(f *kindFlag) bool { return f.text != "" })
+	return r.scrub || slices.ContainsFunc(r.flags, func(f *kindFlag) bool { return len(f.uses()) > 0 })
 }
 
 // flagNames lists the flags that make a rule; a command needs at least one of them.
 func (r *hostRule) flagNames() string {
-	names := []string{"--header", "--secret", "--placeholder"}
-	for _, f := range r.of {
-		names = append(names, "--"+f.name)
+	names := make([]string, len(r.flags))
+	for i, f := range r.flags {
+		names[i] = "--" + f.Name
 	}
 	last := len(names) - 1
 	return strings.Join(names[:last], ", ") + " or " + names[last]
@@ -85,40 +98,33 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 	if !r.given() {
 		return nil, cli.Usagef("no rule given for %q: use %s (--help has examples)", host, r.flagNames())
 	}
-	headers, placeholders := map[string]any{}, map[string]any{}
-	for _, arg := range r.headers {
-		name, text, err := assignment("--header", arg)
-		if err != nil {
-			return nil, err
-		}
-		if headers[name], err = literal(text, stdin); err != nil {
-			return nil, err
-		}
-	}
-	for _, arg := range r.secrets {
-		name, text, err := assignment("--secret", arg)
-		if err != nil {
-			return nil, err
-		}
-		if _, twice := headers[name]; twice {
-			return nil, cli.Usagef("the header %q is given twice", name)
-		}
-		headers[name] = secretValue(text)
-	}
-	for _, arg := range r.placeholders {
-		variable, secret, err := assignment("--placeholder", arg)
-		if err != nil {
-			return nil, err
-		}
-		placeholders[variable] = map[string]string{"secret": secret}
-	}
-	rule := map[string]any{"headers": headers, "placeholders": placeholders, "scrub": r.scrub}
-	for _, f := range r.of {
-		if f.text != "" {
-			rule[f.key] = f.member(f.text)
+	entry := map[string]any{"scrub": r.scrub}
+	for _, f := range r.flags {
+		for _, text := range f.uses() {
+			arg, err := f.argument(text, stdin)
+			if err != nil {
+				return nil, err
+			}
+			if entry[f.key], err = f.add(entry[f.key], arg); err != nil {
+				return nil, cli.Usagef("%s", err)
+			}
 		}
 	}
-	return json.Marshal(map[string]any{host: rule})
+	return json.Marshal(map[string]any{host: entry})
+}
+
+// argument reads one use of the flag.
+func (f *kindFlag) argument(text string, stdin io.Reader) (a rule.Argument, err error) {
+	a = rule.Argument{Flag: f.Name, Text: text}
+	if f.Names != "" {
+		if a.Name, a.Text, err = assignment("--"+f.Name, text); err != nil {
+			return a, err
+		}
+	}
+	if f.Readable {
+		a.Text, err = literal(a.Text, stdin)
+	}
+	return a, err
 }
 
 // explain prepares the refusal of a host's rule for [cli.Explain]: it maps pointers into the rule to flags, and where a secret is
@@ -130,42 +136,40 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 	}
 	at := document.Pointer("/attach_headers", host)
 	sent := map[string]string{at + "/scrub": "--scrub"}
-	swapped := map[string]string{} // pointer to a secret → name before the "="
-	note := func(flag, part string, args []string) {
-		for _, arg := range args {
-			named, _, _ := strings.Cut(arg, "=")
-			pointer := document.Pointer(at+part, named)
-			sent[pointer], sent[pointer+"/secret"] = flag+" "+named, flag+" "+named // without the value: it may be the secret itself
-			swapped[pointer+"/secret"] = named
+	swapped := map[string]func() string{} // pointer to a secret → what may be meant
+	for _, f := range r.flags {
+		if f.Names == "" {
+			sent[document.Pointer(at, f.key)] = "--" + f.Name
+			continue
 		}
-	}
-	note("--header", "/headers", r.headers)
-	note("--secret", "/headers", r.secrets)
-	note("--placeholder", "/placeholders", r.placeholders)
-	for _, f := range r.of {
-		sent[document.Pointer(at, f.key)] = "--" + f.name
+		for _, arg := range f.uses() {
+			named, _, _ := strings.Cut(arg, "=")
+			pointer := document.Pointer(document.Pointer(at, f.key), named)
+			sent[pointer], sent[pointer+"/secret"] = "--"+f.Name+" "+named, "--"+f.Name+" "+named // without the value: it may be the secret itself
+			if f.Secret {
+				swapped[pointer+"/secret"] = func() string { return f.secretHint(cmd, o, named) }
+			}
+		}
 	}
 	cli.Sends(cmd, sent)
 	for i, p := range refused.Problems {
-		if named, ok := swapped[p.Pointer]; ok {
-			refused.Problems[i].Message += secretHint(cmd, o, sent[p.Pointer], named)
+		if hint, ok := swapped[p.Pointer]; ok {
+			refused.Problems[i].Message += hint()
 		}
 	}
 }
 
-// secretHint returns the syntax of a flag that takes NAME=SECRET, corrected if named is the name of a secret.
-func secretHint(cmd *cobra.Command, o *cli.Options, flag, named string) string {
-	flag, _, _ = strings.Cut(flag, " ")
-	first := map[string]string{"--secret": "HEADER", "--placeholder": "VARIABLE"}[flag]
+// secretHint returns the syntax of the flag, corrected if named is the name of a secret.
+func (f *kindFlag) secretHint(cmd *cobra.Command, o *cli.Options, named string) string {
 	var known struct{ Secrets []secretAnswer }
 	client, err := o.Client()
 	if err == nil {
 		err = client.Get(cmd.Context(), "/v2/secrets", &known)
 	}
 	if err == nil && slices.ContainsFunc(known.Secrets, func(s secretAnswer) bool { return s.Name == named }) {
-		return "; " + named + " is one, so did you mean " + flag + " " + first + "=" + named + "?"
+		return "; " + named + " is one, so did you mean --" + f.Name + " " + f.Names + "=" + named + "?"
 	}
-	return "; " + flag + " takes " + first + "=SECRET, and `gateway secret list` has the names"
+	return "; --" + f.Name + " takes " + f.Names + "=SECRET, and `gateway secret list` has the names"
 }
 
 func assignment(flag, arg string) (name, text string, err error) {
@@ -190,21 +194,4 @@ func literal(text string, stdin io.Reader) (string, error) {
 		return text, nil
 	}
 	return strings.TrimRight(string(data), "\r\n"), cli.FileError(err)
-}
-
-// secretValue reads "SECRET" or "text {SECRET} text".
-func secretValue(text string) map[string]string {
-	prefix, rest, ok := strings.Cut(text, "{")
-	if !ok {
-		return map[string]string{"secret": text}
-	}
-	name, suffix, _ := strings.Cut(rest, "}")
-	value := map[string]string{"secret": name}
-	if prefix != "" {
-		value["prefix"] = prefix
-	}
-	if suffix != "" {
-		value["suffix"] = suffix
-	}
-	return value
 }
