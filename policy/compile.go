@@ -140,7 +140,7 @@ func (c *Compiled) HasPlaceholders() bool { return c != nil && c.headers.placeho
 func (c *Compiled) Tokens() map[string]string {
 	out := map[string]string{}
 	if c != nil {
-		c.headers.eachPlaceholder(func(p *rule.Placeholder) { out[p.Variable] = p.Token })
+		c.headers.eachPlaceholder(func(p rule.Placeholder) { out[p.Variable] = p.Token })
 	}
 	return out
 }
@@ -150,7 +150,7 @@ func (c *Compiled) PlaceholderVariable(token string) (variable string) {
 	if c == nil || token == "" {
 		return ""
 	}
-	c.headers.eachPlaceholder(func(p *rule.Placeholder) {
+	c.headers.eachPlaceholder(func(p rule.Placeholder) {
 		if p.Token == token {
 			variable = p.Variable
 		}

@@ -25,8 +25,8 @@ type HeaderRule struct {
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
 	Connection *rule.Connection
-	// Request is what the effects do to requests and their responses. Only compiled rules have it.
-	Request rule.Request
+	// Request is what the effects do to requests and their responses. Only compiled rules have it, see [HeaderRule.OnRequests].
+	Request *rule.Request
 }
 
 // OnConnections returns what the effects of the rule do to connections. Nothing is searched for if the rule is compiled.
@@ -36,6 +36,22 @@ func (r *HeaderRule) OnConnections() rule.Connection {
 	}
 	return rule.Connections(r.Effects)
 }
+
+// OnRequests returns what the effects of the rule do to requests and their responses. Nothing is searched for if the rule is compiled. The
+// result must not be modified.
+func (r *HeaderRule) OnRequests() *rule.Request {
+	if r.Request != nil {
+		return r.Request
+	}
+	if len(r.Effects) == 0 {
+		return &noRequest
+	}
+	does := rule.Requests(r.Effects)
+	return &does
+}
+
+// noRequest is what rules without effects do.
+var noRequest rule.Request
 
 // SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
 type SharedScrub struct {
@@ -76,7 +92,12 @@ func isForBoxes(e rule.Effect) bool {
 }
 
 // Placeholders returns the placeholders of the rule, sorted by variable.
-func (r *HeaderRule) Placeholders() []rule.Placeholder { return rule.Requests(r.Effects).Placeholders }
+func (r *HeaderRule) Placeholders() []rule.Placeholder {
+	if does := r.OnRequests(); does.Replacer != nil {
+		return does.Replacer.Placeholders()
+	}
+	return nil
+}
 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {

@@ -102,8 +102,8 @@ func (r *HeaderRule) Secrets() []string {
 
 // add adds the next rule of the pattern.
 func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
-	a := alternative{HeaderRule: r}
-	a.Request = rule.Requests(r.Effects)
+	a, does := alternative{HeaderRule: r}, rule.Requests(r.Effects)
+	a.Request = &does
 	if r.Match != nil {
 		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
 		a.match = match.Compile(at+"/match", *r.Match, ps)
@@ -136,11 +136,11 @@ func (t headerTable) find(n name.Name, port uint16) *alternatives {
 }
 
 // eachPlaceholder calls visit with the placeholders of all rules.
-func (t headerTable) eachPlaceholder(visit func(*rule.Placeholder)) {
+func (t headerTable) eachPlaceholder(visit func(rule.Placeholder)) {
 	for _, of := range t.rules {
 		for i := range of.list {
-			for k := range of.list[i].Request.Placeholders {
-				visit(&of.list[i].Request.Placeholders[k])
+			for _, p := range of.list[i].Placeholders() {
+				visit(p)
 			}
 		}
 	}

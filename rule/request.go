@@ -79,8 +79,11 @@ func (p Placeholder) Equal(o Placeholder) bool {
 // Replacer is implemented by effects that replace placeholders. A rule has at most one.
 type Replacer interface {
 	Sender
+	Sourced
 	// Placeholders returns those of the rule, sorted by variable. The list must not be modified.
 	Placeholders() []Placeholder
+	// Find returns the placeholder that a token stands for; nil if there is none.
+	Find(token string) *Placeholder
 	// Places returns where they may stand.
 	Places() Places
 	// WithTokens returns the effect with the tokens that a box with this key sees.
@@ -152,27 +155,28 @@ type Signer interface {
 
 // Request is what the effects of one rule do to requests and their responses. The zero Request changes nothing.
 type Request struct {
-	Placeholders []Placeholder  // that are replaced
-	Places       Places         // where, besides header values
-	Headers      HeaderSetter   // nil: no header fields are set or removed
-	Query        QuerySetter    // nil: no parameters are set
-	Signer       Signer         // nil: requests are not signed
-	Responses    []ResponseHead // that change the heads of responses
+	Headers   HeaderSetter   // nil: no header fields are set or removed
+	Replacer  Replacer       // nil: there are no placeholders
+	Places    Places         // of the placeholders, besides header values
+	Query     QuerySetter    // nil: no parameters are set
+	Signer    Signer         // nil: requests are not signed
+	Responses []ResponseHead // that change the heads of responses
 
-	Sourced bool     // some effect sends what comes from a secret of the configuration
-	Later   bool     // some effect sends more than what is known when a request is judged
-	Sources []string // names of the secrets that requests are sent or signed with, without those of placeholders
+	// Sources are the names of the secrets that every request may be sent or signed with, and Swapped of those that only requests with a
+	// placeholder in a header field are sent with.
+	Sources, Swapped []string
+	Later            bool          // some effect sends more than what is known when a request is judged
+	Masked           []name.Secret // literals that responses must not show, whether or not they were sent
 }
 
 // Requests returns what effects do to requests and their responses.
 func Requests(effects []Effect) (r Request) {
 	for _, e := range effects {
-		replaces := false
 		switch e := e.(type) {
-		case Replacer:
-			r.Placeholders, r.Places, replaces = e.Placeholders(), e.Places(), true
 		case HeaderSetter:
 			r.Headers = e
+		case Replacer:
+			r.Replacer, r.Places = e, e.Places()
 		case QuerySetter:
 			r.Query = e
 		case Signer:
@@ -181,21 +185,44 @@ func Requests(effects []Effect) (r Request) {
 		if h, ok := e.(ResponseHead); ok {
 			r.Responses = append(r.Responses, h)
 		}
-		s, sends := e.(Sender)
-		if !sends {
-			continue
-		}
-		r.Later = r.Later || s.SendsLater()
-		of, ok := e.(Sourced)
-		if !ok {
-			continue
-		}
-		names := of.Sources()
-		if r.Sourced = r.Sourced || len(names) > 0; !replaces {
-			r.Sources = append(r.Sources, names...)
+		if s, ok := e.(Sender); ok {
+			r.addSender(s)
 		}
 	}
 	return r
+}
+
+// addSender notes what is known of an effect that sends texts.
+func (r *Request) addSender(s Sender) {
+	r.Later = r.Later || s.SendsLater()
+	var sources []string
+	if s, ok := s.(Sourced); ok {
+		sources = s.Sources()
+	}
+	_, replaces := s.(Replacer)
+	if replaces && r.Places == 0 {
+		r.Swapped = append(r.Swapped, sources...)
+	} else {
+		r.Sources = append(r.Sources, sources...)
+	}
+	if replaces {
+		s.EachSent(func(literal name.Secret, source string) {
+			if source == "" {
+				r.Masked = append(r.Masked, literal)
+			}
+		})
+	}
+}
+
+// Sourced reports whether a request may need a secret of the configuration.
+func (r *Request) Sourced() bool { return len(r.Sources)+len(r.Swapped) > 0 }
+
+// Placeholder returns the placeholder that a token stands for; nil if there is none.
+func (r *Request) Placeholder(token string) *Placeholder {
+	if r.Replacer == nil {
+		return nil
+	}
+	return r.Replacer.Find(token)
 }
 
 // WithTokens returns effects with the tokens that a box with this key sees. The result shares with effects what it does not change.

@@ -330,8 +330,8 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	if on.Login != nil || on.Proxy != nil {
 		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
-	does := rule.Requests(r.Effects)
-	if r.Deny || r.Scrub || len(does.Placeholders) > 0 || on.Identity != nil {
+	does := r.OnRequests()
+	if r.Deny || r.Scrub || does.Replacer != nil || on.Identity != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	if does.Rewrites() {

@@ -145,7 +145,7 @@ func unjudged() (Ruling, bool) {
 // what is masked in the response.
 func (r *Ruling) decided() bool {
 	on := r.header.OnConnections()
-	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !r.header.Request.Sourced
+	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !r.header.OnRequests().Sourced()
 }
 
 // routeRequest routes the request and completes the ruling, which it refuses if the route does. If it may not wait, it

@@ -60,7 +60,7 @@ func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searche
 	f := &Frames{Writer: w}
 	f.holds.Open(s.Usage.Memory, memory.Buffers)
 	f.frames.Memory = &f.holds
-	if r.header.Request.Places.Has(rule.InWebSocket) {
+	if r.header.OnRequests().Places.Has(rule.InWebSocket) {
 		f.frames.Values = func(tokens []string) ([]string, error) {
 			values, err := r.valuesOf(ctx, s, tokens, rule.InWebSocket)
 			if err == nil && r.header.Scrub {

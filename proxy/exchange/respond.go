@@ -14,12 +14,12 @@ import (
 
 // drops reports whether the client is not sent a field of a response; the name is in lower case.
 func (r *Ruling) drops(name string) bool {
-	return slices.ContainsFunc(r.header.Request.Responses, func(h rule.ResponseHead) bool { return h.DropsResponseField(name) })
+	return slices.ContainsFunc(r.header.OnRequests().Responses, func(h rule.ResponseHead) bool { return h.DropsResponseField(name) })
 }
 
 // ResponseFields returns the fields of a response's head, or trailers, that the client is sent. It changes the list.
 func (r *Ruling) ResponseFields(fields []h1.Field) []h1.Field {
-	if len(r.header.Request.Responses) == 0 {
+	if len(r.header.OnRequests().Responses) == 0 {
 		return fields
 	}
 	return slices.DeleteFunc(fields, func(f h1.Field) bool { return r.drops(strings.ToLower(string(f.Name))) })
@@ -27,7 +27,7 @@ func (r *Ruling) ResponseFields(fields []h1.Field) []h1.Field {
 
 // ResponseHTTP2 is [Ruling.ResponseFields] for HTTP/2, where names are in lower case.
 func (r *Ruling) ResponseHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
-	if len(r.header.Request.Responses) == 0 {
+	if len(r.header.OnRequests().Responses) == 0 {
 		return fields
 	}
 	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return r.drops(f.Name) })

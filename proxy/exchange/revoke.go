@@ -63,29 +63,15 @@ func (v *Revocations) since(then uint64, secrets []string) bool {
 // Revoked reports whether a secret that the request is sent with was revoked after the request was ruled on.
 func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.asked, r.sources) }
 
-// sourcesOf are the secrets of the configuration that a ruling sends.
-func (r *Ruling) sourcesOf() (names []string) {
-	for i := range r.header.Request.Placeholders {
-		if name := r.header.Request.Placeholders[i].Source; name != "" && len(r.Swaps) > 0 {
-			names = append(names, name)
-		}
+// sourcesOf are the secrets of the configuration that a ruling sends. The list must not be modified.
+func (r *Ruling) sourcesOf() []string {
+	does := r.header.OnRequests()
+	names := slices.Clip(does.Sources)
+	if len(r.Swaps) > 0 {
+		names = append(names, does.Swapped...)
 	}
-	if r.Rewrites() {
-		names = r.rewriteSources(names)
-	}
-	names = append(names, r.header.Request.Sources...)
 	if i := r.header.OnConnections().Identity; i != nil {
 		names = append(names, i.Sources()...)
 	}
 	return names
-}
-
-// rewriteSources appends the secrets that a request may be changed or signed with, once its body is known.
-func (r *Ruling) rewriteSources(names []string) []string {
-	if r.header.Request.Places != 0 {
-		for i := range r.header.Request.Placeholders {
-			names = append(names, r.header.Request.Placeholders[i].Source)
-		}
-	}
-	return slices.DeleteFunc(names, func(s string) bool { return s == "" })
 }

@@ -54,7 +54,7 @@ type Rewriting struct {
 }
 
 // Rewrites reports whether a request that was not refused is to be changed by [Session.Rewrite].
-func (r *Ruling) Rewrites() bool { return r.header.Request.Rewrites() }
+func (r *Ruling) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 
 // Rewrite begins to change a request. If read is set, the body has to be read, up to a byte more than [MaxBody]: also one
 // that is coded and has to be decoded to be searched, if it is not too large, so that nothing of it is sent before. The
@@ -62,7 +62,7 @@ func (r *Ruling) Rewrites() bool { return r.header.Request.Rewrites() }
 func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
 	w = &Rewriting{Outgoing: out, s: s, r: r}
 	w.holds.Open(s.Usage.Memory, memory.Buffers)
-	if signer := r.header.Request.Signer; signer != nil {
+	if signer := r.header.OnRequests().Signer; signer != nil {
 		var err error
 		if w.hash, err = signer.HashesBody(w.message()); err != nil {
 			return w, false, w.refuse(err)
@@ -79,8 +79,8 @@ func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, re
 func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
 	syntax := placeholder.SyntaxOf(contentType)
 	switch {
-	case syntax == placeholder.Form && r.header.Request.Places.Has(rule.InForm):
-	case syntax == placeholder.JSON && r.header.Request.Places.Has(rule.InJSON):
+	case syntax == placeholder.Form && r.header.OnRequests().Places.Has(rule.InForm):
+	case syntax == placeholder.JSON && r.header.OnRequests().Places.Has(rule.InJSON):
 	default:
 		return placeholder.Opaque, nil
 	}
@@ -159,7 +159,7 @@ func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 	if r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity); err != nil {
 		return err
 	}
-	r.Swaps, err = s.Core.refreshed(ctx, r.header.Request.Placeholders, r.Swaps)
+	r.Swaps, err = s.Core.refreshed(ctx, r.header.OnRequests(), r.Swaps)
 	return err
 }
 
@@ -188,13 +188,13 @@ func (r *Ruling) Stale(s *Session) error {
 // placeholderNow returns a placeholder of the rule, if the policy in force still has a value for it in some places: a WebSocket
 // may live much longer than its rule.
 func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *rule.Placeholder {
-	ph, c := placeholder.Of(r.header.Request.Placeholders, token), s.Box.Policy.Load()
+	ph, c := r.header.OnRequests().Placeholder(token), s.Box.Policy.Load()
 	if ph == nil || c == r.Policy {
 		return ph
 	}
 	then, d := c.HeaderRule(r.Request)
-	now := placeholder.Of(then.Request.Placeholders, token)
-	if d.Reason != "" || !then.Request.Places.Has(places) || now == nil || !now.Equal(*ph) {
+	now := then.OnRequests().Placeholder(token)
+	if d.Reason != "" || !then.OnRequests().Places.Has(places) || now == nil || !now.Equal(*ph) {
 		return nil
 	}
 	return ph
@@ -202,7 +202,7 @@ func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *r
 
 // setQuery sets the parameters of the rule, and replaces placeholders in what else the query has.
 func (w *Rewriting) setQuery(ctx context.Context) error {
-	setter := w.r.header.Request.Query
+	setter := w.r.header.OnRequests().Query
 	if setter == nil {
 		w.Target = placeholder.SwapTarget(w.Target, w.r.Swaps)
 		return nil
@@ -239,7 +239,7 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 		return err
 	}
 	rule, d := r.Policy.HeaderRule(way.Asked)
-	if d.Reason == "" && rule.Request.Query != r.header.Request.Query {
+	if d.Reason == "" && rule.OnRequests().Query != r.header.OnRequests().Query {
 		d = policy.Decision{Reason: name.ReasonAmbiguousRequest, Rule: r.header.Pattern.String(), Version: r.Policy.Version()}
 	}
 	if d.Reason != "" {
@@ -307,12 +307,9 @@ func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, plac
 		if ph == nil {
 			return nil, placeholder.ErrLate
 		}
-		v := ph.Literal.Reveal()
-		if ph.Source != "" {
-			var err error
-			if v, err = s.Core.secret(ctx, ph.Source); err != nil {
-				return nil, err
-			}
+		v, err := ph.Bare(ctx, s.Core)
+		if err != nil {
+			return nil, err
 		}
 		values = append(values, v)
 	}

@@ -9,14 +9,18 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
-	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )
 
 // TestEncodersAreCharged: what compresses a changed body is charged to the box like what has decompressed it.
 func TestEncodersAreCharged(t *testing.T) {
 	t.Parallel()
-	token := "bxgph_" + strings.Repeat("a", placeholder.TokenLen-len("bxgph_"))
+	rules, err := policy.ParseHeaderRules([]byte(`{"a.test": {"placeholders": {"KEY": "value"}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules = policy.WithTokens(rules, name.NewSecret("key of the box"))
+	token := rules[0].Placeholders()[0].Token
 	plain := []byte(`["` + strings.Repeat("x", 300<<10) + token + `"]`)
 	for _, coding := range []string{"gzip", "br", "zstd"} {
 		codings := []string{coding}
@@ -31,7 +35,7 @@ func TestEncodersAreCharged(t *testing.T) {
 		}{{decoding + 3*len(plain), nil}, {decoding + len(plain), memory.ErrFull}} {
 			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
 			account := memory.New(100*most, most).Account("box")
-			r := &Ruling{header: policy.HeaderRule{Request: rule.Request{Placeholders: []rule.Placeholder{{Token: token, Value: rule.Value{Literal: name.NewSecret("value")}}}}}}
+			r := &Ruling{header: rules[0]}
 			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
 			w.holds.Open(account, memory.Buffers)
 			if err := w.replace(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {

@@ -40,7 +40,7 @@ func (k *Core) now() time.Time {
 // sign adds the signature of the rule to the headers that are set. What goes with it in the clear is masked even where the rule does not
 // scrub, in responses that are errors. Other responses are then left alone: they may be parts of large objects.
 func (w *Rewriting) sign(ctx context.Context) error {
-	signer := w.r.header.Request.Signer
+	signer := w.r.header.OnRequests().Signer
 	if signer == nil {
 		return nil
 	}

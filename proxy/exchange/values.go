@@ -57,8 +57,9 @@ func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 
 // setHeaders gives the ruling the header fields of its rule with their values of now.
 func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
-	if r.Set = nil; r.header.Request.Headers != nil {
-		r.Set, err = r.header.Request.Headers.HeaderFields(ctx, s.Core)
+	r.Set = nil
+	if setter := r.header.OnRequests().Headers; setter != nil {
+		r.Set, err = setter.HeaderFields(ctx, s.Core)
 	}
 	r.own = len(r.Set)
 	return err
@@ -82,7 +83,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	var err error
 	r.asked = s.Core.Revoked.count.Load()
 	if err = r.setHeaders(ctx, s); err == nil {
-		r.Swaps, err = s.Core.swaps(ctx, r.header.Request.Placeholders, m.Tokens.Found)
+		r.Swaps, err = s.Core.swaps(ctx, r.header.OnRequests(), m.Tokens.Found)
 	}
 	if err == nil {
 		r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity)
@@ -143,9 +144,10 @@ func headerNames(set []rule.Field, swaps []placeholder.Swap) []string {
 
 // leaked returns a placeholder of the request that has no value in the rule of its host, or that is not in a header.
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
+	does := r.header.OnRequests()
 	for i := range tokens {
 		t := &tokens[i]
-		if !t.Swappable(r.header.Request.Places) || placeholder.Of(r.header.Request.Placeholders, t.Text) == nil {
+		if !t.Swappable(does.Places) || does.Placeholder(t.Text) == nil {
 			return t
 		}
 	}
@@ -159,16 +161,13 @@ func LeakProblem() *problem.Problem {
 }
 
 // swaps returns the values of the placeholders in the request; those of others are not fetched.
-func (k *Core) swaps(ctx context.Context, list []rule.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
+func (k *Core) swaps(ctx context.Context, does *rule.Request, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
-		ph := placeholder.Of(list, t.Text)
-		v := ph.Literal.Reveal()
-		if ph.Source != "" {
-			var err error
-			if v, err = k.secret(ctx, ph.Source); err != nil {
-				return nil, err
-			}
+		ph := does.Placeholder(t.Text)
+		v, err := ph.Bare(ctx, k)
+		if err != nil {
+			return nil, err
 		}
 		if t.EndsAtColon() && strings.Contains(v, ":") { // RFC 7617, 2: the server would split it there
 			return nil, fmt.Errorf("the value of %s has a colon: it cannot be the user of basic authentication", ph.Variable)
@@ -179,12 +178,12 @@ func (k *Core) swaps(ctx context.Context, list []rule.Placeholder, tokens []plac
 }
 
 // refreshed returns swaps with their values of now.
-func (k *Core) refreshed(ctx context.Context, list []rule.Placeholder, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
+func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
 	out := slices.Clone(swaps)
 	for i := range out {
-		if ph := placeholder.Of(list, out[i].Token); ph != nil && ph.Source != "" {
+		if ph := does.Placeholder(out[i].Token); ph != nil {
 			var err error
-			if out[i].Value, err = k.secret(ctx, ph.Source); err != nil {
+			if out[i].Value, err = ph.Bare(ctx, k); err != nil {
 				return nil, err
 			}
 		}
@@ -202,7 +201,7 @@ func (r *Ruling) scrubbed(s *Session) {
 
 // masked returns the set of what is masked in responses, which supersedes earlier ones.
 func (r *Ruling) masked(s *Session) *scrub.Set {
-	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.Request.Later
+	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.OnRequests().Later
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
 
@@ -225,8 +224,8 @@ func (r *Ruling) secrets() (texts []string) {
 			texts = append(texts, scrub.Texts(f.Bare())...)
 		}
 	}
-	for i := range r.header.Request.Placeholders {
-		texts = append(texts, scrub.Texts(r.header.Request.Placeholders[i].Literal.Reveal())...)
+	for _, literal := range r.header.OnRequests().Masked {
+		texts = append(texts, scrub.Texts(literal.Reveal())...)
 	}
 	for i := range r.Swaps {
 		texts = append(texts, scrub.Texts(r.Swaps[i].Value)...)

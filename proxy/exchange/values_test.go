@@ -14,7 +14,8 @@ func TestLiteralsDoNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &Session{Core: &Core{}}
-	r := Ruling{header: policy.HeaderRule{Request: rule.Requests(rules[0].Effects)}}
+	does := rule.Requests(rules[0].Effects)
+	r := Ruling{header: policy.HeaderRule{Request: &does}}
 	if n := testing.AllocsPerRun(100, func() { _ = r.setHeaders(t.Context(), s) }); n != 0 || len(r.Set) != 2 {
 		t.Errorf("%v allocations, %d fields", n, len(r.Set))
 	}

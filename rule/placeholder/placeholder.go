@@ -244,6 +244,16 @@ func (e *effect) Warn(at string, scrubs bool, ps *document.Problems) {
 // Placeholders implements [rule.Replacer].
 func (e *effect) Placeholders() []rule.Placeholder { return e.list }
 
+// Find implements [rule.Replacer].
+func (e *effect) Find(token string) *rule.Placeholder {
+	for i := range e.list {
+		if e.list[i].Token == token && token != "" {
+			return &e.list[i]
+		}
+	}
+	return nil
+}
+
 // Places implements [rule.Replacer].
 func (e *effect) Places() rule.Places { return e.places }
 

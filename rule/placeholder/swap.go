@@ -8,18 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/rule"
 )
-
-// Of returns the placeholder in list with a token, or nil.
-func Of(list []rule.Placeholder, token string) *rule.Placeholder {
-	for i := range list {
-		if list[i].Token == token && token != "" {
-			return &list[i]
-		}
-	}
-	return nil
-}
 
 // Swap is a token that was sent and the value that replaces it.
 type Swap struct {
