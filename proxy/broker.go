@@ -133,7 +133,7 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		return
 	}
 	c.event.Via = rt.Upstream.URL()
-	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
+	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), rule.LoginSource(b.login)
 	switch login := b.login.(type) {
 	case *postgresrule.Login:
 		c.postgres(f, b, login)

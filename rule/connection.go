@@ -52,15 +52,38 @@ type LoginKind interface {
 	OnWebPorts() bool
 }
 
+// LoginForms are the JSON forms of a kind of logins: of its member, of its entry, and of the view of an effect. A kind embeds it.
+type LoginForms[Member, Entry, View any] struct{}
+
+// Form implements [Kind].
+func (LoginForms[Member, Entry, View]) Form() reflect.Type { return reflect.TypeFor[Member]() }
+
+// Entry implements [LoginKind].
+func (LoginForms[Member, Entry, View]) Entry() reflect.Type { return reflect.TypeFor[Entry]() }
+
+// View implements [Viewed].
+func (LoginForms[Member, Entry, View]) View() (form reflect.Type, doc string) {
+	return reflect.TypeFor[*View](), ""
+}
+
+// OnWebPorts implements [LoginKind]: only some protocols have servers there.
+func (LoginForms[Member, Entry, View]) OnWebPorts() bool { return false }
+
 // Login is implemented by effects that have the gateway log in to a server of another protocol than HTTP for the box, which has no
 // credentials for it. A connection to its host and port either is one that the gateway logs in, or is refused.
 type Login interface {
 	Effect
 	Sourced
-	// Source is the name of the secret that it needs; "" if that is a literal.
-	Source() string
 	// URL names the server and the user for the decision log. authority is the host and port.
 	URL(authority string) string
+}
+
+// LoginSource returns the name of the secret that a login needs; "" if that is a literal.
+func LoginSource(l Login) string {
+	for _, name := range l.Sources() {
+		return name
+	}
+	return ""
 }
 
 // ProxyLogin is implemented by effects that authenticate the gateway to an upstream proxy. They are of no use to a box that connects

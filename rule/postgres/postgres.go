@@ -8,7 +8,6 @@ package postgres
 import (
 	"encoding/json"
 	"net/url"
-	"reflect"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -22,7 +21,9 @@ import (
 const Key = "postgres"
 
 // Kind reads logins to PostgreSQL servers.
-type Kind struct{}
+type Kind struct {
+	rule.LoginForms[form, entry, view]
+}
 
 // entry is the JSON of an entry with a login.
 type entry struct {
@@ -60,15 +61,6 @@ func (Kind) Key() string { return Key }
 // Doc implements [rule.Kind].
 func (Kind) Doc() string { return "log in to a PostgreSQL server in the place of the box" }
 
-// Form implements [rule.Kind].
-func (Kind) Form() reflect.Type { return reflect.TypeFor[form]() }
-
-// Entry implements [rule.LoginKind].
-func (Kind) Entry() reflect.Type { return reflect.TypeFor[entry]() }
-
-// View implements [rule.Viewed].
-func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[*view](), "" }
-
 // Example implements [rule.Kind].
 func (Kind) Example() string {
 	return `{"user": "app", "database": "orders", "password": {"secret": "orders-db"}, "auth": "md5"}`
@@ -76,9 +68,6 @@ func (Kind) Example() string {
 
 // UsualPort implements [rule.LoginKind].
 func (Kind) UsualPort() uint16 { return 5432 }
-
-// OnWebPorts implements [rule.LoginKind].
-func (Kind) OnWebPorts() bool { return false }
 
 // Line implements [rule.Kind].
 func (Kind) Line(shown json.RawMessage) string {
@@ -184,9 +173,6 @@ func (l *Login) Equal(other rule.Effect) bool {
 	o, ok := other.(*Login)
 	return ok && l.User == o.User && l.Database == o.Database && l.Auth == o.Auth && l.Password.Equal(o.Password)
 }
-
-// Source implements [rule.Login].
-func (l *Login) Source() string { return l.Password.Source }
 
 // Sources implements [rule.Sourced].
 func (l *Login) Sources() []string { return l.Password.Sources() }

@@ -7,6 +7,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/document"
+	"boxgate/rule"
 	"boxgate/rule/postgres"
 )
 
@@ -25,7 +26,7 @@ func TestLogins(t *testing.T) {
 		url, source, secrets string
 	}{{postgres.SCRAM, "postgres://u@h:1/d", "", ""}, {postgres.MD5, "postgres://u%40x@h:1/d/e", "s", "s"}} {
 		l, ok := rules[i].OnConnections().Login.(*postgres.Login)
-		if !ok || l.Auth != want.auth || l.URL("h:1") != want.url || l.Source() != want.source || strings.Join(rules[i].Secrets(), " ") != want.secrets || !rules[i].Applies() {
+		if !ok || l.Auth != want.auth || l.URL("h:1") != want.url || rule.LoginSource(l) != want.source || strings.Join(rules[i].Secrets(), " ") != want.secrets || !rules[i].Applies() {
 			t.Errorf("%+v, want %+v", l, want)
 		}
 	}

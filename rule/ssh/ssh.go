@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"reflect"
 	"slices"
 	"strings"
 	"unicode"
@@ -28,7 +27,9 @@ import (
 const Key = "ssh"
 
 // Kind reads logins to SSH servers.
-type Kind struct{}
+type Kind struct {
+	rule.LoginForms[form, entry, view]
+}
 
 // entry is the JSON of an entry with a login.
 type entry struct {
@@ -83,15 +84,6 @@ func (Kind) Key() string { return Key }
 // Doc implements [rule.Kind].
 func (Kind) Doc() string { return "log in to an SSH server in the place of the box" }
 
-// Form implements [rule.Kind].
-func (Kind) Form() reflect.Type { return reflect.TypeFor[form]() }
-
-// Entry implements [rule.LoginKind].
-func (Kind) Entry() reflect.Type { return reflect.TypeFor[entry]() }
-
-// View implements [rule.Viewed].
-func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[*view](), "" }
-
 // Example implements [rule.Kind].
 func (Kind) Example() string {
 	return `{"user": "git", "key": {"secret": "forge-key"}, "host_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],
@@ -100,9 +92,6 @@ func (Kind) Example() string {
 
 // UsualPort implements [rule.LoginKind].
 func (Kind) UsualPort() uint16 { return 22 }
-
-// OnWebPorts implements [rule.LoginKind].
-func (Kind) OnWebPorts() bool { return false }
 
 // Line implements [rule.Kind].
 func (Kind) Line(shown json.RawMessage) string {
@@ -168,9 +157,6 @@ func (l *Login) Equal(other rule.Effect) bool {
 	return ok && l.User == o.User && l.Secret == o.Secret && slices.Equal(l.HostKeys, o.HostKeys) &&
 		slices.Equal(l.Repos, o.Repos) && slices.Equal(l.Commands, o.Commands)
 }
-
-// Source implements [rule.Login].
-func (l *Login) Source() string { return l.Secret }
 
 // Sources implements [rule.Sourced].
 func (l *Login) Sources() []string { return []string{l.Secret} }

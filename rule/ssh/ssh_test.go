@@ -8,6 +8,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
+	"boxgate/rule"
 	"boxgate/rule/ssh"
 )
 
@@ -74,7 +75,7 @@ func TestAttackWhatALoginAllows(t *testing.T) {
 func TestWhatChangesALogin(t *testing.T) {
 	t.Parallel()
 	first := ruleOf(t, login(""))
-	if l := loginOf(t, login("")); l.URL("git.test:22") != "ssh://git@git.test:22" || l.Source() != "forge-key" || !first.SendsAlike(ruleOf(t, login(""))) {
+	if l := loginOf(t, login("")); l.URL("git.test:22") != "ssh://git@git.test:22" || rule.LoginSource(l) != "forge-key" || !first.SendsAlike(ruleOf(t, login(""))) {
 		t.Errorf("%+v", l)
 	}
 	for _, entry := range []string{

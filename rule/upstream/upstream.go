@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"reflect"
 	"slices"
 	"strings"
 	"unicode"
@@ -27,7 +26,9 @@ const Key = "proxy"
 var schemes = []string{"https", "http", "socks5"}
 
 // Kind reads logins to upstream proxies.
-type Kind struct{}
+type Kind struct {
+	rule.LoginForms[form, entry, view]
+}
 
 // entry is the JSON of an entry with a login.
 type entry struct {
@@ -62,15 +63,6 @@ func (Kind) Key() string { return Key }
 
 // Doc implements [rule.Kind].
 func (Kind) Doc() string { return "authenticate to an upstream proxy" }
-
-// Form implements [rule.Kind].
-func (Kind) Form() reflect.Type { return reflect.TypeFor[form]() }
-
-// Entry implements [rule.LoginKind].
-func (Kind) Entry() reflect.Type { return reflect.TypeFor[entry]() }
-
-// View implements [rule.Viewed].
-func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[*view](), "" }
 
 // Example implements [rule.Kind].
 func (Kind) Example() string {
