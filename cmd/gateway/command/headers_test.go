@@ -42,7 +42,7 @@ func TestFlagsOfAHostsRule(t *testing.T) {
 		{"--header canary", "--header wants NAME=…"},
 		{"--placeholder =canary", "--placeholder wants NAME=…"},
 		{"--header X-A=@/nowhere", "/nowhere"},
-		{"--forward-url=", "use --header, --secret, --placeholder, --client-certificate or --forward-url"},
+		{"--forward-url=", `no rule given for "a.test": use --header, --secret, --placeholder, `},
 	} {
 		rules, err := ruleOf(t, strings.Fields(tt.flags)...)
 		if want := `{"a.test":{` + tt.want + `}}`; err == nil && rules != want {
