@@ -8,51 +8,51 @@ import (
 	"boxgate/policy/name"
 )
 
-// This file has the stages at which effects act on connections to servers, rather than on the content of requests. A rule has at most
-// one effect for each of them: [Connections] finds them once, when a policy is compiled.
+// This file defines the stages at which effects act on connections to servers. A rule has at most one effect for each stage. [Connections]
+// assigns them once, when a policy is compiled.
 
-// Identity is implemented by effects that authenticate the gateway to a server in the TLS handshake. Implementations are comparable: equal
-// ones make the same certificate of the same values.
+// Identity is implemented by effects that authenticate the gateway to a server in the TLS handshake. Implementations are comparable. Equal
+// ones make the same certificate from the same secrets.
 type Identity interface {
 	Effect
 	Sourced
-	// CertificateSource and KeySource name the secrets of the configuration that have the certificate and its private key. They may be the
-	// same. The first is the one that the decision log names.
+	// CertificateSource and KeySource name the secrets with the certificate and its private key, possibly the same. The decision log names
+	// the first.
 	CertificateSource() string
 	KeySource() string
-	// Certificate returns the certificate that these values of the two make, with its Leaf. The error shows nothing of them.
+	// Certificate parses the values of the two secrets. The result has its Leaf. The error quotes neither value.
 	Certificate(certificate, key name.Secret) (tls.Certificate, error)
 }
 
-// Redirect is implemented by effects that send requests to a proxy of the operator's, over TLS, in the place of their server.
+// Redirect is implemented by effects that send requests to a proxy of the operator over TLS, instead of to their server.
 type Redirect interface {
 	Effect
-	// Proxy returns the host, which has to prove its name, and the port.
+	// Proxy returns the host, whose certificate is verified, and the port.
 	Proxy() (n name.Name, port uint16)
-	// URL returns the URL of the proxy without a slash at its end. It is the audience of the tokens that say which box a request is from.
+	// URL returns the URL of the proxy without a trailing slash. It is the audience of the tokens that identify the box of a request.
 	URL() string
-	// Authority and Target return the Host and the target (path and query) of a request, given its own target.
+	// Authority and Target return the Host and the target (path and query) of a request to the proxy, given its original target.
 	Authority() string
 	Target(target string) string
 	// Introduction returns header fields for the proxy with the original destination of a request.
 	Introduction(host name.Name, port uint16, target string) []match.Field
-	// TokenField is the name of the field for a token of the box.
+	// TokenField returns the name of the field for the token that identifies the box.
 	TokenField() string
 }
 
-// LoginKind is implemented by kinds of logins, whose effects are [Login] or [ProxyLogin]. The member of such a kind stands alone in its entry,
-// which is for one host on one port and has no alternatives.
+// LoginKind is implemented by kinds of logins, whose effects are [Login] or [ProxyLogin]. The member of such a kind is the only one of its
+// entry, which applies to one host on one port and has no alternatives.
 type LoginKind interface {
 	Kind
-	// Entry is a type whose JSON an entry with the member has, for the description of the API.
+	// Entry returns a type with the JSON of an entry with the member, for the description of the API.
 	Entry() reflect.Type
-	// UsualPort is the port of most servers.
+	// UsualPort returns the port of most servers.
 	UsualPort() uint16
-	// OnWebPorts reports whether servers may have a port of HTTP.
+	// OnWebPorts reports whether servers may use a port of HTTP.
 	OnWebPorts() bool
 }
 
-// LoginForms are the JSON forms of a kind of logins: of its member, of its entry, and of the view of an effect. A kind embeds it.
+// LoginForms has the JSON forms of a kind of logins: its member, its entry, and the view of its effects. Kinds embed it.
 type LoginForms[Member, Entry, View any] struct{}
 
 // Form implements [Kind].
@@ -66,11 +66,11 @@ func (LoginForms[Member, Entry, View]) View() (form reflect.Type, doc string) {
 	return reflect.TypeFor[*View](), ""
 }
 
-// OnWebPorts implements [LoginKind]: only some protocols have servers there.
+// OnWebPorts implements [LoginKind].
 func (LoginForms[Member, Entry, View]) OnWebPorts() bool { return false }
 
-// Login is implemented by effects that have the gateway log in to a server of another protocol than HTTP for the box, which has no
-// credentials for it. A connection to its host and port either is one that the gateway logs in, or is refused.
+// Login is implemented by effects that log in to a server of another protocol than HTTP for the box, which has no credentials for it. A
+// connection to the host and port is either logged in by the gateway or refused.
 type Login interface {
 	Effect
 	Sourced
@@ -78,7 +78,7 @@ type Login interface {
 	URL(authority string) string
 }
 
-// LoginSource returns the name of the secret that a login needs; "" if that is a literal.
+// LoginSource returns the name of the secret of a login; "" for a literal.
 func LoginSource(l Login) string {
 	for _, name := range l.Sources() {
 		return name
@@ -86,39 +86,39 @@ func LoginSource(l Login) string {
 	return ""
 }
 
-// ProxyLogin is implemented by effects that authenticate the gateway to an upstream proxy. They are of no use to a box that connects
-// there, and apply to no request.
+// ProxyLogin is implemented by effects that authenticate the gateway to an upstream proxy. They do not apply to connections or requests of
+// boxes to the proxy.
 type ProxyLogin interface {
 	Effect
 	Sourced
-	// IsFor reports whether the login may be given to a proxy that is spoken to by a scheme.
+	// IsFor reports whether the login may be used for a proxy with a URL of this scheme.
 	IsFor(scheme string) bool
 	Username() string
 	Password() Value
 }
 
-// AdminOnly is implemented by effects that only API keys with the role of an administrator may set.
+// AdminOnly marks effects that only API keys with the role admin may set.
 type AdminOnly interface {
 	Effect
 	OnlyForAdmins()
 }
 
-// WithoutValues is implemented by effects beside which a rule may set no values.
+// WithoutValues is implemented by effects whose rules must not set values.
 type WithoutValues interface {
 	Effect
-	// RefusesValues completes a sentence that begins with the effect: why it refuses them.
+	// RefusesValues returns the reason, as a sentence whose subject is the effect.
 	RefusesValues() string
 }
 
-// Connection is what the effects of one rule do to connections. The zero value changes nothing.
+// Connection is the plan of one rule for connections: its effects by stage. The zero Connection has no effect.
 type Connection struct {
-	Identity Identity   // nil: none
+	Identity Identity   // nil: no client certificate
 	Redirect Redirect   // nil: requests are sent to their server
 	Login    Login      // nil: the server speaks HTTP
-	Proxy    ProxyLogin // nil: the host is no upstream proxy that wants a login
+	Proxy    ProxyLogin // nil: the host is not an upstream proxy with a login
 }
 
-// Connections returns what effects do to connections.
+// Connections returns the plan of effects for connections.
 func Connections(effects []Effect) (c Connection) {
 	for _, e := range effects {
 		switch e := e.(type) {

@@ -11,43 +11,43 @@ import (
 	"boxgate/policy/name"
 )
 
-// This file has the stages at which effects act on the content of requests. [Requests] finds the effects for each stage once, when a policy is
-// compiled. The order of the stages in a request is that of the fields of [Request].
+// This file defines the stages at which effects act on the content of requests. [Requests] assigns effects to stages once, when a policy is
+// compiled. A request passes the stages in the order of the fields of [Request].
 
 // MaxBody is the size of the largest body that is changed or hashed, in bytes.
 const MaxBody = 1 << 20
 
-// Sender is implemented by effects that send texts in requests, which responses may show.
+// Sender is implemented by effects that add texts to requests, which responses may show.
 type Sender interface {
 	Effect
-	// EachSent calls visit with each value that requests may be sent with: a literal, or the name of its source.
+	// EachSent calls visit with each value that requests may contain: a literal, or the name of its source.
 	EachSent(visit func(literal name.Secret, source string))
-	// SendsLater reports whether requests may be sent with more than what is known when they are judged.
+	// SendsLater reports whether some values become known only after the request was judged.
 	SendsLater() bool
-	// ScrubsByDefault reports whether a rule masks its secrets in responses unless it says otherwise.
+	// ScrubsByDefault reports whether a rule without the member scrub masks its secrets in responses.
 	ScrubsByDefault() bool
 }
 
-// Warner is implemented by effects that may not do what is meant.
+// Warner is implemented by effects that may have unintended consequences.
 type Warner interface {
-	// Warn adds warnings, below the pointer of the rule. scrubs reports whether the rule masks its secrets in responses.
+	// Warn adds warnings below the pointer of the rule. scrubs reports whether the rule masks its secrets in responses.
 	Warn(at string, scrubs bool, ps *document.Problems)
 }
 
-// Checker is implemented by effects that cannot stand beside some others.
+// Checker is implemented by effects that are incompatible with some others.
 type Checker interface {
 	Effect
-	// Check adds mistakes below the pointer of the rule, which has all these effects.
+	// Check adds mistakes below the pointer of the rule, given all of its effects.
 	Check(at string, all []Effect, ps *document.Problems)
 }
 
 // HeaderSetter is implemented by effects that set or remove header fields. A rule has at most one.
 type HeaderSetter interface {
 	Sender
-	// HeaderNames returns the names of the fields that are set, and of those that are removed, sorted and in canonical form.
+	// HeaderNames returns the sorted names of the fields that are set and that are removed, in canonical form.
 	HeaderNames() (set, removed []string)
-	// HeaderFields returns the fields with their values of now, sorted by name. The list must not be modified: without sources all requests
-	// share one.
+	// HeaderFields returns the fields with their current values, sorted by name. The list must not be modified: requests share it if no
+	// value has a source.
 	HeaderFields(ctx context.Context, s Secrets) ([]Field, error)
 }
 
@@ -56,22 +56,22 @@ type QuerySetter interface {
 	Sender
 	// Parameters returns the names of the parameters.
 	Parameters() []string
-	// RemoveQuery returns a request target without those of the client, in any spelling that some server may take for them. own are the parts
-	// that were removed and are spelled as the parameters themselves.
+	// RemoveQuery removes the client's parameters of these names from a request target, in every spelling that some server may accept. own
+	// are the removed pairs that are spelled like the parameters.
 	RemoveQuery(target string) (rest string, own []string)
-	// SetQuery returns the target with the parameters. It calls sent with each text of theirs that a response may show.
+	// SetQuery appends the parameters to a target. It calls sent with each text that a response may show.
 	SetQuery(ctx context.Context, s Secrets, target string, sent func(text string)) (string, error)
 }
 
-// Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway replaces it by the value
-// in requests to the hosts of the rule.
+// Placeholder is an environment variable with a token. The box sends the token, and the gateway replaces it by the value in requests to the
+// hosts of the rule.
 type Placeholder struct {
 	Variable string // of the box's environment
-	Token    string // what the box sees; "" in rules as written
+	Token    string // content of the variable; "" in rules as written
 	Value           // without prefix and suffix
 }
 
-// Equal reports whether two placeholders stand for the same value.
+// Equal reports whether two placeholders have the same variable, token and value.
 func (p Placeholder) Equal(o Placeholder) bool {
 	return p.Variable == o.Variable && p.Token == o.Token && p.Value.Equal(o.Value)
 }
@@ -80,17 +80,17 @@ func (p Placeholder) Equal(o Placeholder) bool {
 type Replacer interface {
 	Sender
 	Sourced
-	// Placeholders returns those of the rule, sorted by variable. The list must not be modified.
+	// Placeholders returns the placeholders of the rule, sorted by variable. The list must not be modified.
 	Placeholders() []Placeholder
-	// Find returns the placeholder that a token stands for; nil if there is none.
+	// Find returns the placeholder with a token, or nil.
 	Find(token string) *Placeholder
-	// Places returns where they may stand.
+	// Places returns the parts of requests in which placeholders are replaced.
 	Places() Places
-	// WithTokens returns the effect with the tokens that a box with this key sees.
+	// WithTokens returns the effect with the tokens of the box that has this key.
 	WithTokens(key name.Secret) Effect
 }
 
-// Places are where the placeholders of a rule may stand in a request, besides header values.
+// Places is a set of parts of requests in which placeholders are replaced, in addition to header values.
 type Places uint8
 
 // The places.
@@ -101,15 +101,15 @@ const (
 	InWebSocket                    // a text message of a WebSocket
 )
 
-// placeNames are in the order of the bits. A header value is always a place.
+// placeNames are in the order of the bits. Header values are always included and have no bit.
 var placeNames = []string{"query", "form", "json", "websocket"}
 
 const headerPlace = "header"
 
-// Has reports whether all of some places are among them.
+// Has reports whether p contains all of some.
 func (p Places) Has(some Places) bool { return p&some == some }
 
-// Names returns the places as written in rules, header values included; nil if there is nothing else.
+// Names returns the places as written in rules, including header values. The empty set returns nil.
 func (p Places) Names() []string {
 	if p == 0 {
 		return nil
@@ -123,7 +123,7 @@ func (p Places) Names() []string {
 	return names
 }
 
-// PlaceNames returns the names of all places, that of header values first.
+// PlaceNames returns the names of all places, header values first.
 func PlaceNames() []string { return append([]string{headerPlace}, placeNames...) }
 
 // PlacesOf is the inverse of [Places.Names].
@@ -145,15 +145,15 @@ type Signer interface {
 	Sender
 	// SetsHeader reports whether a signature sets the header, or removes that of the client.
 	SetsHeader(name string) bool
-	// HashesBody reports whether the whole body takes part in the signature, so that it must be read first. The error is a *[Refusal].
+	// HashesBody reports whether the signature covers the whole body, which then must be read first. The error is a *[Refusal].
 	HashesBody(m *Message) (bool, error)
-	// Sign signs a request, whose body has been read if HashesBody asked for that. The error is a *[Refusal] if the request is to blame.
+	// Sign signs a request, whose body has been read if HashesBody reported true. If the request is to blame, the error is a *[Refusal].
 	Sign(ctx context.Context, s Secrets, m *Message) (Signed, error)
-	// TooLarge returns the refusal of a request whose body is larger than [MaxBody] and would have to be hashed.
+	// TooLarge returns the refusal of a request whose body exceeds [MaxBody] and would have to be hashed.
 	TooLarge() *Refusal
 }
 
-// Request is what the effects of one rule do to requests and their responses. The zero Request changes nothing.
+// Request is the plan of one rule for requests and their responses: its effects by stage. The zero Request has no effect.
 type Request struct {
 	Headers   HeaderSetter   // nil: no header fields are set or removed
 	Replacer  Replacer       // nil: there are no placeholders
@@ -162,14 +162,14 @@ type Request struct {
 	Signer    Signer         // nil: requests are not signed
 	Responses []ResponseHead // that change the heads of responses
 
-	// Sources are the names of the secrets that every request may be sent or signed with, and Swapped of those that only requests with a
-	// placeholder in a header field are sent with.
+	// Sources names the secrets that any request may be sent or signed with. Swapped names the secrets that are sent only with requests
+	// that have a placeholder in a header field.
 	Sources, Swapped []string
-	Later            bool          // some effect sends more than what is known when a request is judged
-	Masked           []name.Secret // literals that responses must not show, whether or not they were sent
+	Later            bool          // some values become known only after the request was judged
+	Masked           []name.Secret // literals of placeholders, which are masked in responses even if they were not sent
 }
 
-// Requests returns what effects do to requests and their responses.
+// Requests returns the plan of effects for requests.
 func Requests(effects []Effect) (r Request) {
 	for _, e := range effects {
 		switch e := e.(type) {
@@ -192,7 +192,7 @@ func Requests(effects []Effect) (r Request) {
 	return r
 }
 
-// addSender notes what is known of an effect that sends texts.
+// addSender adds the secrets and literals of an effect.
 func (r *Request) addSender(s Sender) {
 	r.Later = r.Later || s.SendsLater()
 	var sources []string
@@ -214,10 +214,10 @@ func (r *Request) addSender(s Sender) {
 	}
 }
 
-// Sourced reports whether a request may need a secret of the configuration.
+// Sourced reports whether some requests need a secret of the configuration.
 func (r *Request) Sourced() bool { return len(r.Sources)+len(r.Swapped) > 0 }
 
-// Placeholder returns the placeholder that a token stands for; nil if there is none.
+// Placeholder returns the placeholder with a token, or nil.
 func (r *Request) Placeholder(token string) *Placeholder {
 	if r.Replacer == nil {
 		return nil
@@ -225,7 +225,7 @@ func (r *Request) Placeholder(token string) *Placeholder {
 	return r.Replacer.Find(token)
 }
 
-// WithTokens returns effects with the tokens that a box with this key sees. The result shares with effects what it does not change.
+// WithTokens returns effects with the tokens of the box that has this key. The result shares its other effects with the argument.
 func WithTokens(effects []Effect, key name.Secret) []Effect {
 	out := slices.Clone(effects)
 	for i, e := range out {
@@ -236,15 +236,15 @@ func WithTokens(effects []Effect, key name.Secret) []Effect {
 	return out
 }
 
-// Rewrites reports whether more of a request than its header fields may be changed, or it is signed.
+// Rewrites reports whether requests are signed, or changed in more than their header fields.
 func (r *Request) Rewrites() bool { return r.Places != 0 || r.Query != nil || r.Signer != nil }
 
-// Sends reports whether one of the effects sends texts in requests.
+// Sends reports whether one of the effects is a [Sender].
 func Sends(effects []Effect) bool {
 	return slices.ContainsFunc(effects, func(e Effect) bool { _, ok := e.(Sender); return ok })
 }
 
-// SetsValues reports whether one of the effects sends values of its own.
+// SetsValues reports whether one of the effects adds values to requests, rather than only removing header fields.
 func SetsValues(effects []Effect) bool {
 	return slices.ContainsFunc(effects, func(e Effect) bool {
 		if h, ok := e.(HeaderSetter); ok {
@@ -256,12 +256,12 @@ func SetsValues(effects []Effect) bool {
 	})
 }
 
-// ScrubsByDefault reports whether one of the effects has its rule mask secrets unless it says otherwise.
+// ScrubsByDefault reports whether a rule with these effects and without the member scrub masks its secrets in responses.
 func ScrubsByDefault(effects []Effect) bool {
 	return slices.ContainsFunc(effects, func(e Effect) bool { s, ok := e.(Sender); return ok && s.ScrubsByDefault() })
 }
 
-// EachSent calls visit with each value that effects may send.
+// EachSent calls visit with each value that effects may add to requests.
 func EachSent(effects []Effect, visit func(literal name.Secret, source string)) {
 	for _, e := range effects {
 		if s, ok := e.(Sender); ok {
@@ -270,14 +270,14 @@ func EachSent(effects []Effect, visit func(literal name.Secret, source string)) 
 	}
 }
 
-// Message is a request as it will be forwarded, without what a signature adds and removes.
+// Message is a request as it will be forwarded, before the signature changes it.
 type Message struct {
 	Method, Host string
 	Target       string // path and query
 	Fields       []match.Field
 	Length       int64  // of the body; -1: not known in advance
-	Body         []byte // if it was asked for
-	Altered      bool   // the body is not the client's own: a hash that the client gave is not of this one
+	Body         []byte // if HashesBody reported true
+	Altered      bool   // the body was changed, so that a hash given by the client is wrong
 	Time         time.Time
 }
 
@@ -291,28 +291,28 @@ func (m *Message) Values(name string) (values []string) {
 	return values
 }
 
-// Field is a header field that is set in a request instead of any that the client sent, or removed.
+// Field is a header field that replaces every variant sent by the client or, with Remove, only removes them.
 type Field struct {
 	Name          string // canonical form
 	Value         name.Secret
-	Before, After int // how many bytes of Value are around the secret in it
+	Before, After int // bytes of Value before and after the secret in it
 	Remove        bool
 }
 
-// Bare returns the secret in the value, without what is around it.
+// Bare returns the value without prefix and suffix.
 func (f *Field) Bare() string {
 	whole := f.Value.Reveal()
 	return whole[f.Before : len(whole)-f.After]
 }
 
-// Signed is what a signature changes in a request.
+// Signed contains the changes that sign a request.
 type Signed struct {
-	Target string  // with the client's own signature removed
-	Set    []Field // what is removed comes last
-	Shown  string  // what is sent in the clear, so that responses that are errors may show it; "" if nothing is
+	Target string  // without the client's signature
+	Set    []Field // removed fields come last
+	Shown  string  // a text sent in the clear, which error responses may show; "" if there is none
 }
 
-// Refusal is the error of a request that cannot be forwarded as the rule asks, for a reason that the client is told.
+// Refusal is the error of a request that cannot be forwarded as the rule requires, for a reason that the client may see.
 type Refusal struct {
 	Status int
 	Reason name.Reason

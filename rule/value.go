@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Value is a text that a rule sends or signs with: a literal, or a secret of the operator by name. The zero Value is the empty literal.
+// Value is a text that a rule sends or signs with: a literal, or a named secret of the operator. The zero Value is the empty literal.
 type Value struct {
 	Literal        name.Secret // empty when Source is set
 	Source         string      // name of a secret in the gateway's configuration; "" for a literal
@@ -24,18 +24,18 @@ type Value struct {
 
 // Secrets returns values of the operator's secrets. Safe for concurrent use.
 type Secrets interface {
-	// Text returns the value of a secret, which is not empty and valid as a header value. The error shows none of it.
+	// Text returns the value of a secret, which is valid as a header value and not empty. The error does not quote it.
 	Text(ctx context.Context, name string) (string, error)
 }
 
-// Equal reports whether two values are the same now and later.
+// Equal reports whether two values have the same literal, or the same source and form.
 func (v Value) Equal(o Value) bool {
 	same := v.Literal.Equal(o.Literal)
 	v.Literal, o.Literal = name.Secret{}, name.Secret{}
 	return same && v == o
 }
 
-// Sources returns the name of its source, if it has one.
+// Sources returns the name of the source, if there is one.
 func (v Value) Sources() []string {
 	if v.Source == "" {
 		return nil
@@ -43,7 +43,7 @@ func (v Value) Sources() []string {
 	return []string{v.Source}
 }
 
-// Plain returns the JSON that is read as a value without prefix and suffix.
+// Plain returns the JSON form of a value without prefix and suffix.
 func (v Value) Plain() any {
 	if v.Source != "" {
 		return map[string]string{"secret": v.Source}
@@ -51,7 +51,7 @@ func (v Value) Plain() any {
 	return v.Literal.Reveal()
 }
 
-// Document returns the JSON that is read as the value.
+// Document returns the JSON form that [Context.Value] reads as v.
 func (v Value) Document() any {
 	switch {
 	case v.Basic:
@@ -70,7 +70,7 @@ func (v Value) Bare(ctx context.Context, s Secrets) (string, error) {
 	return s.Text(ctx, v.Source)
 }
 
-// Whole returns the text that is sent if the source has a value.
+// Whole returns the text to send, given the literal or the value of the source.
 func (v Value) Whole(bare string) string {
 	switch {
 	case v.Source == "":
@@ -81,10 +81,10 @@ func (v Value) Whole(bare string) string {
 	return v.Prefix + bare + v.Suffix
 }
 
-// minScrub is the length of the shortest text that is masked in responses.
+// minScrub is the length of the shortest text that is masked in responses, in bytes.
 const minScrub = 8
 
-// WarnShort warns of a literal that a rule wants masked but that is too short to mask.
+// WarnShort warns of a literal that is too short to be masked.
 func (v Value) WarnShort(at string, ps *document.Problems) {
 	if v.Source == "" && len(v.Literal.Reveal()) < minScrub {
 		ps.Add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
@@ -96,15 +96,15 @@ func BasicCredentials(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-// Context is what kinds know while they read a rule, and where they add mistakes.
+// Context is the input of [Kind.Parse] in addition to the member, and collects the mistakes.
 type Context struct {
 	document.Problems
 	Entry document.Value           // the whole entry that is read
-	Known func(secret string) bool // reports whether the configuration has a secret of this name; nil: any
-	Host  name.Pattern             // the hosts that the rule is for; zero if they are not valid
+	Known func(secret string) bool // reports whether the configuration has a secret of this name; nil: accept any
+	Host  name.Pattern             // of the rule; zero if it is not valid
 }
 
-// Member returns a member of the entry, if it has it, and its pointer. Another one of its members is at a pointer.
+// Member returns a member of the entry and its pointer. beside is the pointer of another member.
 func (c *Context) Member(beside, key string) (at string, v document.Value, ok bool) {
 	for i, k := range c.Entry.Keys {
 		if k == key {
@@ -114,8 +114,7 @@ func (c *Context) Member(beside, key string) (at string, v document.Value, ok bo
 	return "", document.Value{}, false
 }
 
-// Value reads a literal or the name of a secret, which n names in messages. affixes reports whether the secret may have a prefix and suffix, or
-// be encoded.
+// Value reads a literal or the name of a secret. Messages call the value n. affixes allows a prefix and suffix around the secret, or an encoding.
 func (c *Context) Value(at, n string, v document.Value, affixes bool) (text Value) {
 	text.Literal = name.NewSecret("")
 	if v.Kind == document.Text {
@@ -158,7 +157,7 @@ func (c *Context) Filled(at, n string, v document.Value, affixes bool) Value {
 	return text
 }
 
-// NotEmpty refuses an empty literal, which n names in messages.
+// NotEmpty refuses an empty literal. Messages call the value n.
 func (c *Context) NotEmpty(at, n string, v Value) {
 	if v.Source == "" && v.Literal.Reveal() == "" {
 		c.Add(at, "the value of %s is empty", name.Quote(n))
@@ -204,7 +203,7 @@ func (c *Context) affix(at string, v document.Value, suffix bool) string {
 	return text
 }
 
-// OneOf reads one of the known texts.
+// OneOf reads a string that is one of the known ones.
 func (c *Context) OneOf(at string, v document.Value, known ...string) string {
 	if text := v.AsString(at, &c.Problems); !slices.Contains(known, text) {
 		c.Add(at, "is not one of %s", strings.Join(known, ", "))
@@ -212,7 +211,7 @@ func (c *Context) OneOf(at string, v document.Value, known ...string) string {
 	return v.Text
 }
 
-// Required adds a problem for each key that an object lacks.
+// Required adds a problem for each missing key of an object.
 func (c *Context) Required(at string, v document.Value, keys ...string) {
 	if v.Kind != document.Object {
 		return
@@ -241,7 +240,7 @@ func (c *Context) Flag(at string, v document.Value) bool {
 	return v.Truth
 }
 
-// NamedView is what is shown of a value that is sent by a name.
+// NamedView is the view of a value with a name, such as a header field.
 type NamedView struct {
 	Name   string `json:"name"`
 	Secret string `json:"secret,omitempty" doc:"the secret of the gateway's configuration that it comes from; absent for a literal"`

@@ -1,9 +1,9 @@
-// Package clientcert is the kind of rules that authenticate the gateway to a server by a client certificate in the TLS handshake:
+// Package clientcert is the kind of rules that authenticate the gateway to a server with a client certificate in the TLS handshake:
 //
 //	{"client_certificate": {"secret": "api-client"}}
 //	{"client_certificate": {"certificate": {"secret": "pay-cert"}, "key": {"secret": "pay-key"}}}
 //
-// Secrets of the configuration hold the certificate, perhaps followed by intermediate ones, and its private key, all in PEM. Literals are
+// Secrets of the configuration contain the certificate, optionally followed by intermediate ones, and its private key, in PEM. Literals are
 // refused.
 package clientcert
 
@@ -40,7 +40,7 @@ type secretRef struct {
 	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
 }
 
-// view is the form in which the API shows an effect.
+// view is the JSON of an effect as shown by the API.
 type view struct {
 	Certificate string `json:"certificate" doc:"the secret that holds it"`
 	Key         string `json:"key" doc:"the secret that holds its private key; it may be the same"`
@@ -116,7 +116,7 @@ func (Kind) Line(shown json.RawMessage) string {
 	return rule.LineWithSecret("(client certificate)", v.Certificate)
 }
 
-// effect presents a certificate. It names the secrets that hold it and its key.
+// effect presents a certificate. Its fields name the secrets with the certificate and its key.
 type effect struct{ certificate, key string }
 
 // Key implements [rule.Effect].
@@ -145,7 +145,7 @@ func (e effect) CertificateSource() string { return e.certificate }
 // KeySource implements [rule.Identity].
 func (e effect) KeySource() string { return e.key }
 
-// errCertificate refuses an unusable certificate or key, and quotes neither.
+// errCertificate refuses an unusable certificate or key without quoting it.
 var errCertificate = errors.New("it is no certificate with its unencrypted private key, both in PEM")
 
 // Certificate implements [rule.Identity].

@@ -1,8 +1,8 @@
-// Package forward is the kind of rules that send requests to a proxy of the operator's, which decides about them, in the place of their server:
+// Package forward is the kind of rules that send requests to a proxy of the operator instead of to their server. The proxy decides about them:
 //
 //	{"forward_url": "https://proxy.example.net/sandbox"}
 //
-// The header fields of Vercel Sandbox carry the original destination and a token of the box.
+// Header fields as in Vercel Sandbox contain the original destination and a token of the box.
 package forward
 
 import (
@@ -77,11 +77,11 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 // maxURL is the length of the longest URL, in bytes.
 const maxURL = 2048
 
-// plainPath is a path that every server reads in the same way.
+// plainPath matches paths that all servers interpret in the same way.
 var plainPath = regexp.MustCompile(`^(/[0-9A-Za-z_~-][0-9A-Za-z._~-]*)*$`)
 
-// parse reads the URL of a proxy: https, a host by its name, optionally a port and a path. The error completes a sentence about the URL, and
-// quotes nothing of it.
+// parse reads the URL of a proxy: https, a host name, optionally a port and a path. The error completes a sentence about the URL and does not
+// quote it.
 func parse(text string) (*effect, error) {
 	u, err := url.Parse(text)
 	switch {
@@ -116,7 +116,7 @@ type effect struct {
 	name      name.Name
 	port      uint16
 	authority string
-	path      string // before the path of each request; "" or without a slash at its end
+	path      string // prefix of the path of each request; empty or without a trailing slash
 }
 
 // Key implements [rule.Effect].
@@ -159,7 +159,7 @@ func (e *effect) Target(target string) string {
 	return e.path + target
 }
 
-// Header fields for the proxy, as Vercel Sandbox has them: the original destination of the request, and a token of the box.
+// Header fields for the proxy, as in Vercel Sandbox: the original destination of the request, and a token of the box.
 const (
 	forwardedHost   = "Vercel-Forwarded-Host"
 	forwardedScheme = "Vercel-Forwarded-Scheme"

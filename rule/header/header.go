@@ -1,4 +1,4 @@
-// Package header is the kind of rules that set header fields in requests, instead of any that the box sent, or remove those of the box:
+// Package header is the kind of rules that set header fields in requests, replacing every variant sent by the box, or remove fields of the box:
 //
 //	{"headers": {"Authorization": {"secret": "openai", "prefix": "Bearer "}}, "remove": ["X-Debug"]}
 package header
@@ -25,7 +25,7 @@ const (
 	RemoveKey = "remove"
 )
 
-// MaxHeaders is how many header fields a rule may set, and how many it may remove.
+// MaxHeaders is the largest number of header fields that a rule may set, and that it may remove.
 const MaxHeaders = 64
 
 // Kind reads rules that set or remove header fields.
@@ -69,7 +69,7 @@ func (Kind) Line(shown json.RawMessage) string {
 	return strings.Join(lines, ", ")
 }
 
-// removedLine is the line of the header fields that are removed, each with a minus sign.
+// removedLine lists the fields that are removed, each with a minus sign.
 func removedLine(shown json.RawMessage) string {
 	var names []string
 	if json.Unmarshal(shown, &names) != nil || len(names) == 0 {
@@ -78,7 +78,7 @@ func removedLine(shown json.RawMessage) string {
 	return "-" + strings.Join(names, ", -")
 }
 
-// secretFlag is the flag for a header field whose value has a source.
+// secretFlag is the name of the flag for a value with a source.
 const secretFlag = "secret"
 
 // Flags implements [rule.Flagged].
@@ -123,14 +123,14 @@ func sourced(text string) map[string]string {
 	return value
 }
 
-// Header is a header field that a rule sets, or removes.
+// Header is a header field that a rule sets or removes.
 type Header struct {
 	Name       string // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
-	rule.Value        // zero if it is removed
-	Remove     bool   // the box's own is dropped, and none is set
+	rule.Value        // the empty literal with Remove
+	Remove     bool   // variants sent by the box are removed, and none is set
 }
 
-// Equal reports whether two rules that have these do the same to the header field.
+// Equal reports whether h and o have the same name, value and Remove.
 func (h Header) Equal(o Header) bool {
 	return h.Name == o.Name && h.Remove == o.Remove && h.Value.Equal(o.Value)
 }
@@ -140,7 +140,7 @@ func Sort(list []Header) {
 	slices.SortFunc(list, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// New returns the effect of some header fields, sorted by name. It keeps the list.
+// New returns an effect with these fields, sorted by name. It keeps the list.
 func New(list []Header) rule.Effect {
 	e := &effect{list: list, fields: make([]rule.Field, len(list))}
 	for i, h := range list {
@@ -155,7 +155,7 @@ func New(list []Header) rule.Effect {
 	return e
 }
 
-// Of returns the header fields that the effects of a rule set and remove. The list must not be modified.
+// Of returns the fields that the effects of a rule set and remove. The list must not be modified.
 func Of(effects []rule.Effect) []Header {
 	for _, e := range effects {
 		if e, ok := e.(*effect); ok {
@@ -165,7 +165,7 @@ func Of(effects []rule.Effect) []Header {
 	return nil
 }
 
-// Parse implements [rule.Kind]. Further checks of a rule with mistakes see the header fields without them.
+// Parse implements [rule.Kind]. It returns an effect after mistakes, too, for further checks.
 func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	var list []Header
 	if v.Kind != "" {
@@ -181,7 +181,7 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	return New(list)
 }
 
-// parseSet reads header fields with their values.
+// parseSet reads fields with their values.
 func parseSet(at string, v document.Value, c *rule.Context) []Header {
 	if v.Kind != document.Object {
 		c.Add(at, "is %s; want an object of header names and values", v.Kind)
@@ -207,7 +207,7 @@ func parseSet(at string, v document.Value, c *rule.Context) []Header {
 	return list
 }
 
-// parseRemoved reads the names of header fields to remove.
+// parseRemoved reads the names of fields to remove.
 func parseRemoved(at string, v document.Value, c *rule.Context) []Header {
 	names := v.AsStrings(at, &c.Problems)
 	if c.TooMany(at, len(names), MaxHeaders) {
@@ -223,8 +223,8 @@ func parseRemoved(at string, v document.Value, c *rule.Context) []Header {
 	return list
 }
 
-// ReadPlain reads an object of header names and literal values, as dialects have them that know no secrets of the gateway: the API key of
-// someone who may write policies need not be allowed to name secrets. The result is sorted by name.
+// ReadPlain reads an object of header names and literal values, sorted by name. It is for dialects without secrets of the gateway: an API key
+// that may write policies is not necessarily allowed to name secrets.
 func ReadPlain(at string, v document.Value, ps *document.Problems) []Header {
 	c := &rule.Context{Known: func(string) bool { return false }}
 	list := parseSet(at, v, c)
@@ -243,7 +243,7 @@ func ReadPlain(at string, v document.Value, ps *document.Problems) []Header {
 // effect sets and removes header fields.
 type effect struct {
 	list         []Header     // sorted by name
-	fields       []rule.Field // those of list, with the literals alone
+	fields       []rule.Field // of list, without the values of sources
 	sourced      bool         // some value has a source
 	set, removed []string     // names
 }
@@ -307,13 +307,13 @@ func (e *effect) EachSent(visit func(literal name.Secret, source string)) {
 	}
 }
 
-// SendsLater implements [rule.Sender]: all values are known when a request is judged.
+// SendsLater implements [rule.Sender]: the values are fetched when a request is judged.
 func (*effect) SendsLater() bool { return false }
 
 // ScrubsByDefault implements [rule.Sender].
 func (*effect) ScrubsByDefault() bool { return false }
 
-// Check implements [rule.Checker]: it refuses header fields that are removed twice, that are set as well, or that the signature of the rule sets.
+// Check implements [rule.Checker]. It refuses fields that are removed twice, both set and removed, or set by the signature of the rule.
 func (e *effect) Check(at string, all []rule.Effect, ps *document.Problems) {
 	set, removed := map[string]bool{}, map[string]bool{}
 	for _, n := range e.set {
@@ -340,7 +340,7 @@ func (e *effect) Check(at string, all []rule.Effect, ps *document.Problems) {
 	}
 }
 
-// Warn implements [rule.Warner]: a literal may be too short to be masked, and servers show some headers again.
+// Warn implements [rule.Warner]. It warns of literals that are too short to be masked, and of fields that servers echo or store readably.
 func (e *effect) Warn(at string, scrubs bool, ps *document.Problems) {
 	for _, h := range e.list {
 		at := document.Pointer(document.Pointer(at, Key), h.Name)
@@ -372,7 +372,7 @@ func (e *effect) HeaderFields(ctx context.Context, s rule.Secrets) ([]rule.Field
 	return fields, nil
 }
 
-// fill gives a field the value of its source.
+// fill sets the value of a field from its source.
 func (h *Header) fill(ctx context.Context, s rule.Secrets, f *rule.Field) error {
 	bare, err := s.Text(ctx, h.Source)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package kinds lists all kinds of rules. A new one is a folder beside this one, and a line here.
+// Package kinds lists all kinds of rules. A new kind is a folder next to this one and a line here.
 package kinds
 
 import (
@@ -19,10 +19,10 @@ import (
 	"boxgate/rule/upstream"
 )
 
-// Compact is the kind whose member may stand for a whole entry, if that has only texts.
+// Compact is the kind that reads compact entries, whose values are all strings: the entry is its member.
 var Compact rule.Kind = header.Kind{}
 
-// All are the kinds in the order in which `gateway headers list` prints them.
+// All lists the kinds in the order of `gateway headers list`, without [Logins].
 var All = []rule.Kind{
 	Compact,
 	placeholder.Kind{},
@@ -33,14 +33,14 @@ var All = []rule.Kind{
 	response.Kind{},
 }
 
-// Logins are the kinds that stand alone in an entry.
+// Logins lists the kinds whose member is the only one of its entry.
 var Logins = []rule.LoginKind{
 	postgres.Kind{},
 	ssh.Kind{},
 	upstream.Kind{},
 }
 
-// Login returns the kind of a login by its key; nil if there is none.
+// Login returns the kind of a login by its key, or nil.
 func Login(key string) rule.LoginKind {
 	for _, k := range Logins {
 		if k.Key() == key {
@@ -50,7 +50,7 @@ func Login(key string) rule.LoginKind {
 	return nil
 }
 
-// Members returns the members of a rule's document that kinds read, for the description of the API.
+// Members returns the members of kinds in a rule's document, for the description of the API.
 func Members() (fields []reflect.StructField) {
 	for _, k := range All {
 		fields = append(fields, member(k.Key(), k.Form(), k.Doc(), true))
@@ -61,7 +61,7 @@ func Members() (fields []reflect.StructField) {
 	return fields
 }
 
-// Views returns the members of a rule as it is shown.
+// Views returns the members of kinds in rules as shown, for the description of the API.
 func Views() (fields []reflect.StructField) {
 	for _, k := range Shown() {
 		form, doc := k.Form(), k.Doc()
@@ -77,7 +77,7 @@ func Views() (fields []reflect.StructField) {
 	return fields
 }
 
-// Lines returns what `gateway headers list` prints of a kind in a rule that is shown with these members.
+// Lines returns the lines of a kind for `gateway headers list`, given the members of a rule as shown.
 func Lines(k rule.Kind, shown map[string]json.RawMessage) (lines []string) {
 	add := func(key string, line func(json.RawMessage) string) {
 		if of, ok := shown[key]; ok && line != nil {
@@ -93,7 +93,7 @@ func Lines(k rule.Kind, shown map[string]json.RawMessage) (lines []string) {
 	return lines
 }
 
-// Further returns the members that a kind reads besides the one of its key.
+// Further returns the members of a kind in addition to the one of its key.
 func Further(k rule.Kind) []rule.Member {
 	if w, ok := k.(rule.Wide); ok {
 		return w.Members()
@@ -101,7 +101,7 @@ func Further(k rule.Kind) []rule.Member {
 	return nil
 }
 
-// Shown returns all kinds, in the order in which `gateway headers list` prints them.
+// Shown returns all kinds in the order of `gateway headers list`.
 func Shown() []rule.Kind {
 	out := make([]rule.Kind, 0, len(All)+len(Logins))
 	for _, k := range Logins {

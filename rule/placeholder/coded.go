@@ -15,12 +15,11 @@ var (
 	errExpands = fmt.Errorf("%w: it expands too much", ErrCoded)
 )
 
-// Expansion bounds how much a compressed body may expand.
+// Expansion bounds the expansion of a compressed body.
 var Expansion = scrub.Limit{Between: 4 << 20, Plain: 4 << 20, Times: 100}
 
-// coded searches a compressed body. A goroutine decodes it; each part is forwarded once the decoder has asked for more than
-// it. Decoders keep some back, so earlier parts may have been forwarded when a token is found, but the end of the body is
-// only forwarded once all of it was decoded.
+// coded searches a compressed body. A goroutine decodes it, and each part is forwarded when the decoder asks for the next one. Decoders buffer
+// output, so earlier parts may have been forwarded when a token is found, but the end of the body is only forwarded after all of it was decoded.
 type coded struct {
 	parts  chan []byte
 	hungry chan struct{}
@@ -30,10 +29,10 @@ type coded struct {
 	ending sync.Once // closes parts
 	once   sync.Once // closes quit
 
-	part  []byte // as the decoder reads it
+	part  []byte // unread part of the current one
 	in    int64  // of the body so far
 	over  bool   // there are no more parts
-	asked bool   // the decoder waits for a part; known to the caller's side
+	asked bool   // the decoder waits for a part; for the caller's goroutine only
 }
 
 // NewCodedWatch is [NewWatch] for a body with codings, of a box that has placeholders. The caller has reserved [scrub.Memory]. start runs the decoder in a
@@ -70,7 +69,7 @@ func (d *coded) search(codings []string) error {
 	}
 }
 
-// stopped ends the decoding once nobody waits for it.
+// stopped ends the decoding after the watch was closed.
 func (d *coded) stopped() error {
 	select {
 	case <-d.quit:
@@ -116,11 +115,11 @@ func (d *coded) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// look has the decoder take a part, and returns when it asks for more or has found something.
+// look passes a part to the decoder, and returns when it asks for the next one or has failed.
 func (d *coded) look(part []byte) error {
 	if ended, err := d.await(); ended {
 		if err == nil {
-			err = ErrCoded // there is something after the end
+			err = ErrCoded // data after the end of the coding
 		}
 		return err
 	}
@@ -153,12 +152,12 @@ func (d *coded) await() (ended bool, err error) {
 	}
 }
 
-// end tells the decoder that the body has ended, and returns what it has found in the rest.
+// end signals the end of the body to the decoder, and returns its result.
 func (d *coded) end() error {
 	if ended, err := d.await(); ended {
 		return err
 	}
-	d.asked = false // again, the answer is that of the end
+	d.asked = false // later calls return the same result
 	d.ending.Do(func() { close(d.parts) })
 	select {
 	case <-d.done:

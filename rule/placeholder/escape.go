@@ -2,15 +2,14 @@ package placeholder
 
 import "strings"
 
-// escapeWindow is how far before a token an escape is looked for: escaped itself, it may be longer than a few bytes.
+// escapeWindow is the number of bytes before a token that are searched for an escape, which may be escaped itself.
 const escapeWindow = 24
 
-// escaped decodes what itself begins an escape.
+// escaped decodes escaped characters that begin an escape.
 var escaped = strings.NewReplacer("%25", "%", "%5c", `\`, "%5C", `\`)
 
-// inEscape reports whether a text ends within an escape, of a URL (%4, %u00) or of JSON (\, \u00, \x4), that what follows would
-// complete. The server would take the first bytes of a value for a part of it, and show the rest: the mask of the value would
-// not fit that.
+// inEscape reports whether a text ends within an escape of a URL (%4, %u00) or of JSON (\, \u00, \x4). The server would read the first bytes
+// of a value after it as part of the escape. Masking would not find the remaining bytes in the response.
 func inEscape(before string) bool {
 	before = before[max(0, len(before)-escapeWindow):]
 	for range 3 {

@@ -13,19 +13,19 @@ import (
 	"boxgate/rule"
 )
 
-// place is where in a request a token was found.
+// place is a part of a request.
 type place uint8
 
 const (
 	inHeader        place = iota
 	inBasicUser           // of Authorization: Basic
-	inBasicPassword       // likewise
+	inBasicPassword       // of Authorization: Basic
 	inQuery               // the value of a parameter in the query
-	inTarget              // elsewhere in the request line: method, request target, authority
+	inTarget              // the rest of the request line: method, request target, authority
 	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
 	inPrinted // a header that never contains a key: see [match.ShownHeader]
-	inEscaped // behind an unfinished escape: see inEscape
+	inEscaped // after an unfinished escape: see inEscape
 )
 
 var placeNames = [...]string{
@@ -34,15 +34,15 @@ var placeNames = [...]string{
 	"in a header that holds no key", "behind an unfinished escape",
 }
 
-// Sent is one token that a box sent.
+// Sent is a token sent by a box.
 type Sent struct {
 	Text   string
-	Header string // the header it was found in, "" if elsewhere
+	Header string // in which it was found; "" if elsewhere
 	where  place
 }
 
-// Error says for the log which placeholder was sent where: that of a variable, which is "" if the token is of another box. The token itself
-// would mean nothing to the reader.
+// Error returns the error for the log, which names the variable of the placeholder and the place. variable is "" if the token belongs to
+// another box. The token itself would be useless to readers.
 func (t *Sent) Error(variable string) error {
 	what := "a placeholder"
 	if variable != "" {
@@ -54,8 +54,8 @@ func (t *Sent) Error(variable string) error {
 	return fmt.Errorf("%s %s", what, placeNames[t.where])
 }
 
-// Swappable reports whether the token was found where its value may be sent: in the value of a header that can contain
-// a key, or in one of the places of the rule.
+// Swappable reports whether the token may be replaced: it was found in the value of a header that can contain a key, or in one of the places of
+// the rule.
 func (t *Sent) Swappable(places rule.Places) bool {
 	return t.where <= inBasicPassword || t.where == inQuery && places.Has(rule.InQuery)
 }
@@ -63,7 +63,7 @@ func (t *Sent) Swappable(places rule.Places) bool {
 // EndsAtColon reports whether a colon in the value would be read as its end (RFC 7617, 2).
 func (t *Sent) EndsAtColon() bool { return t.where == inBasicUser }
 
-// MaxTokens bounds the tokens of one request, and so how much it can grow.
+// MaxTokens bounds the tokens of one request, and thereby its growth.
 const MaxTokens = 64
 
 // ErrMany refuses a request with more than [MaxTokens] tokens.
@@ -72,7 +72,7 @@ var ErrMany = errors.New("too many placeholders")
 // Scan is the result of searching a request for tokens.
 type Scan struct {
 	Found []Sent
-	Many  bool // there are more than a request may contain: Found is incomplete
+	Many  bool // there are more than [MaxTokens], and Found is incomplete
 }
 
 func (t *Scan) look(s string, where place, header string) {
@@ -108,7 +108,7 @@ func (t *Scan) target(target string) {
 	}
 }
 
-// separates reports whether servers separate the parameters of a query at c: all at "&", some at ";" as well.
+// separates reports whether some servers separate parameters of a query at c: all do at "&", some at ";".
 func separates(c rune) bool { return c == '&' || c == ';' }
 
 // field searches one field of a head.
@@ -147,7 +147,7 @@ func InRequest(head []byte, r *h1.Request) (t Scan) {
 	return t
 }
 
-// hasBasic reports whether a request has basic authentication credentials, whose encoding can hide a token.
+// hasBasic reports whether a request has credentials of basic authentication, whose encoding hides tokens.
 func hasBasic(r *h1.Request) bool {
 	for i := range r.Fields {
 		if f := &r.Fields[i]; h1.EqualFold(f.Name, "authorization") && len(f.Value) > 6 && h1.EqualFold(f.Value[:5], "basic") {
@@ -157,7 +157,7 @@ func hasBasic(r *h1.Request) bool {
 	return false
 }
 
-// InHTTP2Request returns the tokens in an HTTP/2 request: target is its path with the query, line has its other
+// InHTTP2Request returns the tokens in an HTTP/2 request. target is its path with the query, line contains its other
 // pseudo-header fields.
 func InHTTP2Request(fields []hpack.HeaderField, target string, line ...string) (t Scan) {
 	t.target(target)
@@ -181,7 +181,7 @@ func InHTTP2Request(fields []hpack.HeaderField, target string, line ...string) (
 	return t
 }
 
-// suspect reports whether a field may have a token: credentials of basic authentication hide it.
+// suspect reports whether a field may contain a token, possibly hidden in credentials of basic authentication.
 func suspect(f *hpack.HeaderField) bool {
 	name, _ := FindToken(f.Name)
 	value, _ := FindToken(f.Value)
@@ -212,5 +212,5 @@ func InHTTP2Trailer(fields []hpack.HeaderField) error {
 	return nil
 }
 
-// ErrLate ends a request whose head, and perhaps part of its body, was already forwarded.
+// ErrLate aborts a request whose head, and possibly part of its body, was already forwarded.
 var ErrLate = errors.New("a placeholder in the body or a trailer")

@@ -13,17 +13,17 @@ var ErrFrames = errors.New("the client's WebSocket frames break the protocol")
 // MaxMessage is the largest message in which tokens are replaced.
 const MaxMessage = 1 << 20
 
-// Memory accounts for what is buffered.
+// Memory accounts for buffers.
 type Memory interface {
 	Grow(n int) bool
 	Shrink(n int)
 }
 
-// Frames searches what a WebSocket client sends (RFC 6455, 5), without extensions, for tokens. If it may replace them, up to
-// [MaxTokens] in a message, it collects each text message and sends it in one frame; one larger than [MaxMessage] is passed on
-// as it comes, and searched. Else the frames are unchanged. Not safe for concurrent use.
+// Frames searches the frames of a WebSocket client (RFC 6455, 5), without extensions, for tokens. With Values it collects each text message,
+// replaces up to [MaxTokens] tokens, and sends the message in one frame. A message larger than [MaxMessage] is only searched and forwarded as it
+// arrives. Without Values the frames are unchanged. Not safe for concurrent use.
 type Frames struct {
-	// Values returns the values of the tokens of a text message; nil if none are replaced.
+	// Values returns the values of the tokens of a text message. nil: tokens are not replaced.
 	Values Values
 	Memory Memory // required if Values is set
 
@@ -37,11 +37,11 @@ type Frames struct {
 	watch   Watch
 	within  bool   // a message has begun
 	collect bool   // it is a text message in which tokens are replaced
-	message []byte // what was collected of it
-	grown   int    // of Memory, for it
-	sent    int    // of Memory, for what Append has returned
+	message []byte // its collected part
+	grown   int    // bytes of Memory for message
+	sent    int    // bytes of Memory for the result of Append
 	passing bool   // it is too large to be collected
-	first   byte   // opcode of the next frame that is sent of it
+	first   byte   // opcode of its next frame
 }
 
 const (
@@ -55,8 +55,8 @@ const (
 	maxHeader  = 14
 )
 
-// Append takes the next bytes from the client and appends to dst what can be forwarded, which has to be before the next call.
-// After an error the connection must end.
+// Append takes the next bytes from the client and appends bytes that can be forwarded to dst. They must be forwarded before the next call.
+// After an error the connection must be closed.
 func (f *Frames) Append(dst, part []byte) (_ []byte, err error) {
 	if f.sent > 0 {
 		f.Memory.Shrink(f.sent)
@@ -180,7 +180,7 @@ func (f *Frames) frameEnd() bool {
 	return final
 }
 
-// ofControl searches a control frame once it is whole: a server sends the payload of a ping back.
+// ofControl searches a complete control frame: servers echo the payload of a ping.
 func (f *Frames) ofControl(dst, masked []byte) ([]byte, error) {
 	f.control = append(f.control, masked...)
 	if f.left > 0 {
@@ -198,7 +198,7 @@ func (f *Frames) ofControl(dst, masked []byte) ([]byte, error) {
 	return append(dst, frame...), nil
 }
 
-// collected takes the next bytes of a text message, and sends it when it is whole or too large.
+// collected takes the next bytes of a text message, and sends it when it is complete or too large.
 func (f *Frames) collected(dst []byte) (_ []byte, err error) {
 	if !f.passing {
 		if err := f.keep(); err != nil {
@@ -227,7 +227,7 @@ func (f *Frames) collected(dst []byte) (_ []byte, err error) {
 	return f.replaced(dst)
 }
 
-// replaced sends a message that is whole with its tokens replaced.
+// replaced sends a complete message with its tokens replaced.
 func (f *Frames) replaced(dst []byte) ([]byte, error) {
 	defer f.drop()
 	syntax := Text
@@ -238,7 +238,7 @@ func (f *Frames) replaced(dst []byte) ([]byte, error) {
 	if err != nil {
 		return dst, err
 	}
-	if need := 2*message.Size() + maxHeader; message.Any() { // as written and as sent; else it is charged already
+	if need := 2*message.Size() + maxHeader; message.Any() { // as written and as sent; otherwise charged already
 		if !f.Memory.Grow(need) {
 			return dst, errMemory
 		}
@@ -247,9 +247,9 @@ func (f *Frames) replaced(dst []byte) ([]byte, error) {
 	return f.send(dst, message.Bytes(), true), nil
 }
 
-// keep adds to the message what has come of it.
+// keep adds the received payload to the message.
 func (f *Frames) keep() error {
-	if need := 3 * (len(f.message) + len(f.plain)); need > f.grown { // as it grows, and as it is sent
+	if need := 3 * (len(f.message) + len(f.plain)); need > f.grown { // while growing, and as sent
 		if !f.Memory.Grow(need - f.grown) {
 			return errMemory
 		}
@@ -261,7 +261,7 @@ func (f *Frames) keep() error {
 
 var errMemory = errors.New("the box has reached its memory limit in the gateway")
 
-// drop gives up what was collected, once it has been sent.
+// drop releases the collected message after it was sent.
 func (f *Frames) drop() {
 	f.sent += f.grown
 	f.message, f.grown = nil, 0

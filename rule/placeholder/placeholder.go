@@ -1,9 +1,9 @@
-// Package placeholder is the kind of rules with placeholders, environment variables of a box that stand in for secrets:
+// Package placeholder is the kind of rules with placeholders, environment variables of a box with tokens instead of secrets:
 //
 //	{"placeholders": {"OPENAI_API_KEY": {"secret": "openai"}}, "places": ["header", "json"]}
 //
-// The box sees a token. The package finds tokens in requests and replaces them by values. Every part of a request is searched for tokens; they
-// are replaced in header values, and in the places that the rule names.
+// The package finds tokens in requests and replaces them by values. Every part of a request is searched. Tokens are replaced in header values
+// and in the places of the rule, and refused elsewhere.
 package placeholder
 
 import (
@@ -24,7 +24,7 @@ const (
 	PlacesKey = "places"
 )
 
-// maxPlaceholders is how many placeholders a rule may have.
+// maxPlaceholders is the largest number of placeholders of a rule.
 const maxPlaceholders = 64
 
 // Kind reads rules with placeholders.
@@ -48,7 +48,7 @@ func (Kind) Members() []rule.Member {
 		ViewDoc: "where placeholders are replaced; absent: in header values alone"}}
 }
 
-// placeholderView is what is shown of a placeholder.
+// placeholderView is a placeholder as shown.
 type placeholderView struct {
 	Variable string `json:"variable"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
@@ -144,7 +144,7 @@ func parsePlaces(at string, v document.Value, c *rule.Context) rule.Places {
 	return places
 }
 
-// takenVariables have a meaning to every program of a box: a placeholder in their place could only break it.
+// takenVariables have a meaning to all programs of a box: a placeholder of this name would break them.
 var takenVariables = map[string]bool{
 	"PATH": true, "HOME": true, "USER": true, "LOGNAME": true, "SHELL": true, "PWD": true, "LANG": true, "TERM": true,
 	"IFS": true, "TMPDIR": true, "LD_PRELOAD": true, "LD_LIBRARY_PATH": true, "SSL_CERT_FILE": true,
@@ -152,7 +152,7 @@ var takenVariables = map[string]bool{
 	"HTTP_PROXY": true, "HTTPS_PROXY": true, "ALL_PROXY": true, "NO_PROXY": true,
 }
 
-// variableFlaw completes the sentence that begins with the name of a variable; empty if there is none.
+// variableFlaw returns a sentence whose subject is the name of a variable, or "" if the name is valid.
 func variableFlaw(n string) string {
 	if n == "" || len(n) > 128 || '0' <= n[0] && n[0] <= '9' {
 		return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
@@ -171,7 +171,7 @@ func variableFlaw(n string) string {
 // effect replaces placeholders.
 type effect struct {
 	list   []rule.Placeholder // sorted by variable
-	places rule.Places        // besides header values
+	places rule.Places        // in addition to header values
 }
 
 // Key implements [rule.Effect].

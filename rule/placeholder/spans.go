@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// Syntax is how a text that may have tokens is written: where in it a value may stand, and how it is escaped there.
+// Syntax is the syntax of a text with tokens. It determines where values are allowed and how they are escaped.
 type Syntax uint8
 
 // The syntaxes.
 const (
-	Opaque Syntax = iota // nothing is replaced in it
+	Opaque Syntax = iota // tokens are not replaced
 	Form                 // application/x-www-form-urlencoded, and the query of a URL: in the value of a field
 	JSON                 // in a string that is not the name of a member
-	Text                 // anywhere, as it is
+	Text                 // anywhere, unescaped
 )
 
 // SyntaxOf returns the syntax of a body by its Content-Type.
@@ -34,10 +34,10 @@ func SyntaxOf(contentType string) Syntax {
 	return Opaque
 }
 
-// Values returns the values of tokens, none of which is there twice.
+// Values returns the values of distinct tokens.
 type Values func(tokens []string) ([]string, error)
 
-// Replacement is a text with values in the places of its tokens, before it is written.
+// Replacement is a text with the values of its tokens, before it is written.
 type Replacement struct {
 	text  []byte
 	at    spans    // of the tokens
@@ -45,8 +45,8 @@ type Replacement struct {
 	size  int
 }
 
-// Replace finds the tokens of a text, and what they are replaced by. It returns [ErrLate] if one stands where no value may,
-// [ErrMany] if there are more than [MaxTokens], and what values returns if that fails.
+// Replace finds the tokens of a text and their values. The error is [ErrLate] if a token is where values are not allowed, [ErrMany] if there
+// are more than [MaxTokens], or the error of values.
 func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err error) {
 	r = Replacement{text: text, size: len(text)}
 	start, end := FindTokenBytes(text)
@@ -69,7 +69,7 @@ func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err erro
 	return r, r.fill(syntax, values)
 }
 
-// fill asks for the values.
+// fill gets the values.
 func (r *Replacement) fill(syntax Syntax, values Values) error {
 	var tokens []string
 	for _, t := range r.at {
@@ -95,10 +95,10 @@ func (r *Replacement) fill(syntax Syntax, values Values) error {
 // Any reports whether there are tokens.
 func (r *Replacement) Any() bool { return len(r.at) > 0 }
 
-// Size returns the length of the text once it is written.
+// Size returns the length of the written text.
 func (r *Replacement) Size() int { return r.size }
 
-// Bytes writes the text, in a single pass, so that values are never searched for tokens. Without tokens it is the one given.
+// Bytes writes the text in a single pass, so that values are never searched for tokens. Without tokens it returns the original.
 func (r *Replacement) Bytes() []byte {
 	if !r.Any() {
 		return r.text
@@ -111,7 +111,7 @@ func (r *Replacement) Bytes() []byte {
 	return append(out, r.text[at:]...)
 }
 
-// nextToken returns where the first token at or after an offset is.
+// nextToken returns the position of the first token at or after an offset.
 func nextToken(text []byte, at int) (start, end int) {
 	if start, end = FindTokenBytes(text[at:]); start < 0 {
 		return start, end
@@ -119,7 +119,7 @@ func nextToken(text []byte, at int) (start, end int) {
 	return start + at, end + at
 }
 
-// escape writes a value as it stands in a text.
+// escape escapes a value for a text.
 func (s Syntax) escape(v string) string {
 	switch s {
 	case Form:
@@ -131,7 +131,7 @@ func (s Syntax) escape(v string) string {
 	}
 }
 
-// jsonEscapes has all that needs one: values are visible ASCII with spaces and tabs.
+// jsonEscapes has all characters of values, which are visible ASCII, space and tab, that need an escape.
 var jsonEscapes = strings.NewReplacer(`"`, `\"`, `\`, `\\`, "\t", `\t`)
 
 // spans are parts of a text, in order.
@@ -139,22 +139,22 @@ type spans []span
 
 type span struct{ start, end int }
 
-// add adds a part, unless it is too short for a token: a text may have very many of those.
+// add adds a part, unless it is too short for a token: a text may have very many short parts.
 func (s *spans) add(start, end int) {
 	if end-start >= TokenLen {
 		*s = append(*s, span{start, end})
 	}
 }
 
-// hold reports whether one of the spans has all of a part.
+// hold reports whether one of the spans contains a part.
 func (s *spans) hold(start, end int) bool {
 	for len(*s) > 0 && (*s)[0].end < end {
-		*s = (*s)[1:] // tokens are asked about in order
+		*s = (*s)[1:] // calls are in the order of tokens
 	}
 	return len(*s) > 0 && (*s)[0].start <= start
 }
 
-// placesOf returns where values may stand.
+// placesOf returns the parts of a text where values are allowed.
 func placesOf(text []byte, syntax Syntax) (spans, error) {
 	switch syntax {
 	case Form:
@@ -168,8 +168,7 @@ func placesOf(text []byte, syntax Syntax) (spans, error) {
 	}
 }
 
-// formValues returns the values of fields. Some servers separate fields at ";" as well: what stands behind one is a name to
-// them.
+// formValues returns the values of fields. Some servers separate fields at ";" as well, and read the text after it as a name.
 func formValues(text []byte) (all spans) {
 	for at := 0; at <= len(text); {
 		end := len(text)
@@ -190,7 +189,7 @@ func jsonValues(text []byte) (all spans, err error) {
 		return nil, ErrLate
 	}
 	var objects []bool // whether each open bracket is that of an object
-	name := false      // a string here is a name
+	name := false      // the next string is a name
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
 		case '{', '[':
@@ -213,7 +212,7 @@ func jsonValues(text []byte) (all spans, err error) {
 	return all, nil
 }
 
-// stringEnd returns where the quote is that ends a string of valid JSON.
+// stringEnd returns the position of the closing quote of a string in valid JSON.
 func stringEnd(text []byte, at int) int {
 	for ; text[at] != '"'; at++ {
 		if text[at] == '\\' {

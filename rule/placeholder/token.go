@@ -10,8 +10,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// A token is tokenPrefix and 160 bits in lower-case base32: what a box holds in the place of a secret. It is recognised
-// by its form wherever it turns up, and it consists of bytes that need no escaping in URLs, JSON or shells.
+// A token is tokenPrefix and 160 bits in lower-case base32. Boxes have it instead of a secret. It is recognised by its form, and its bytes need
+// no escaping in URLs, JSON or shells.
 const (
 	tokenPrefix = "bxgph_"
 	tokenBytes  = 20
@@ -22,15 +22,14 @@ const tokenAlphabet = "abcdefghijklmnopqrstuvwxyz234567"
 
 var tokenEncoding = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPadding)
 
-// NewToken returns the token of a variable under the key of a box: the same each time, and impossible to guess without
-// the key.
+// NewToken derives the token of a variable from the key of a box. It cannot be guessed without the key.
 func NewToken(key name.Secret, variable string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte(variable))
 	return tokenPrefix + tokenEncoding.EncodeToString(mac.Sum(nil)[:tokenBytes])
 }
 
-// FindToken returns where the first token of any box and variable is in s; start is -1 if there is none.
+// FindToken returns the position of the first token of any box and variable in s; start is -1 if there is none.
 func FindToken(s string) (start, end int) {
 	for from := 0; ; {
 		i := strings.Index(s[from:], tokenPrefix)

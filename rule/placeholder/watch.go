@@ -1,11 +1,11 @@
 package placeholder
 
-// Watch searches a body for tokens as it passes. Nothing is buffered: the chunk in which a token ends is not forwarded,
-// so no server receives a whole one. The zero value searches for nothing. Not safe for concurrent use, but for Close.
+// Watch searches a body for tokens while it is forwarded, without buffering: the chunk in which a token ends is not forwarded, so that no server
+// receives a complete token. The zero Watch is off. Not safe for concurrent use, except Close.
 type Watch struct {
 	on    bool
 	tail  []byte // the last bytes, where a token may have begun
-	coded *coded // for a compressed body; nil if it is not
+	coded *coded // nil if the body is not compressed
 }
 
 // NewWatch returns a watch for request bodies of a box. It is on if the box has placeholders.
@@ -28,7 +28,7 @@ func (w *Watch) Look(piece []byte) error {
 // Decodes reports whether the body is decoded to be searched.
 func (w *Watch) Decodes() bool { return w.coded != nil }
 
-// End checks what remains of a body, all of which was looked at. The end must not be forwarded before.
+// End finishes the search after the last chunk. The end of the body must not be forwarded before.
 func (w *Watch) End() error {
 	if !w.on || w.coded == nil {
 		return nil

@@ -2,7 +2,7 @@
 //
 //	{"postgres": {"user": "app", "database": "orders", "password": {"secret": "orders-db"}}}
 //
-// Package proxy/postgres has the protocol.
+// Package proxy/postgres implements the protocol.
 package postgres
 
 import (
@@ -44,7 +44,7 @@ type form struct {
 // SchemaName is the name of the form in the description of the API.
 func (form) SchemaName() string { return "postgresBody" }
 
-// view is the form in which the API shows a login.
+// view is the JSON of a login as shown by the API.
 type view struct {
 	User     string `json:"user"`
 	Database string `json:"database"`
@@ -107,7 +107,7 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	return l
 }
 
-// maxIdentifier is larger than what PostgreSQL keeps of a name, which is 63 bytes unless it was compiled otherwise.
+// maxIdentifier is the length limit of names, in bytes. PostgreSQL truncates names to 63 bytes by default (NAMEDATALEN).
 const maxIdentifier = 256
 
 // identifier reads the name of a user or database.
@@ -130,20 +130,20 @@ type Login struct {
 	Auth           Auth
 }
 
-// Auth is a limit on how the password may be proved to the server. The zero value is the narrowest.
+// Auth is the weakest authentication method that may be used with the password. The zero value is the strongest.
 type Auth uint8
 
-// The ways. The weaker ones are for servers that offer no better: a server that offers SCRAM gets SCRAM.
+// The authentication methods. Each allows SCRAM as well, which is used if the server offers it.
 const (
-	SCRAM    Auth = iota // SCRAM-SHA-256, bound to the TLS connection where the server can
-	Password             // or the password itself, inside TLS
-	MD5                  // or its MD5 hash
+	SCRAM    Auth = iota // SCRAM-SHA-256, with channel binding if the server supports it
+	Password             // the password itself, inside TLS
+	MD5                  // its MD5 hash
 )
 
-// auths are the ways by the names that PostgreSQL has for them.
+// auths maps PostgreSQL's names to methods.
 var auths = map[string]Auth{"scram-sha-256": SCRAM, "password": Password, "md5": MD5}
 
-// String returns the name of the way in pg_hba.conf.
+// String returns the name of the method in pg_hba.conf.
 func (a Auth) String() string {
 	for name, auth := range auths {
 		if auth == a {

@@ -1,4 +1,4 @@
-// Package query is the kind of rules that set parameters in the query of requests, in the place of any that the box sent:
+// Package query is the kind of rules that set parameters in the query of requests, replacing the box's own:
 //
 //	{"query": {"key": {"secret": "maps"}, "lang": "en"}}
 package query
@@ -18,7 +18,7 @@ import (
 // Key is the member of a rule's document.
 const Key = "query"
 
-// maxParameters is how many parameters a rule may set.
+// maxParameters is the largest number of parameters of a rule.
 const maxParameters = 16
 
 // Kind reads rules that set parameters.
@@ -96,12 +96,12 @@ func isNameByte(c byte) bool { return name.IsWordByte(c) || c == '.' || c == '-'
 // effect sets parameters.
 type effect struct {
 	parameters []parameter // sorted by name
-	names      []string    // theirs
+	names      []string    // of parameters
 }
 
-// parameter is one that is set.
+// parameter is a parameter with its value.
 type parameter struct {
-	name  string // as it is after decoding
+	name  string // decoded
 	value rule.Value
 }
 

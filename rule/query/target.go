@@ -7,8 +7,8 @@ import (
 	"boxgate/policy/match"
 )
 
-// remove returns a request target without a query parameter, in any spelling that some server may take for it. What
-// remains is kept byte for byte. own are the parts that were removed and are spelled as the parameter itself.
+// remove returns a request target without a query parameter, in every spelling that some server may accept. The rest is
+// unchanged byte for byte. own are the removed pairs that are spelled like the parameter.
 func remove(target, name string) (rest string, own []string) {
 	path, query, found := strings.Cut(target, "?")
 	if !found {
@@ -45,8 +45,8 @@ func add(target, name, value string) string {
 	return target + "&" + pair
 }
 
-// mayFold reports whether a name has an escape such as %uFF41 and may begin as a folded name does. Servers that read those make
-// a letter of their own character set of what such an escape stands for: it, and what follows, may be anything.
+// mayFold reports whether a name has an escape such as %uFF41 and may begin like a folded name. Servers that accept such escapes map the
+// character to their own character set: it, and the rest of the name, may become anything.
 func mayFold(name, folded string) bool {
 	for range 4 {
 		if i := match.OldEscape(name); i >= 0 {
@@ -61,8 +61,8 @@ func mayFold(name, folded string) bool {
 	return false
 }
 
-// foldParameter returns the name of a parameter as the most lenient server sees it: decoded as often as it can be, without
-// case; of PHP's names, which have "_" for spaces and dots and an index in brackets, what comes before the index.
+// foldParameter returns the name of a parameter as the most lenient server reads it: decoded repeatedly, in lower case, and as PHP does
+// with "_" for spaces and dots and without an index in brackets.
 func foldParameter(name string) string {
 	for range 4 {
 		plain := decoded(name)
@@ -102,7 +102,7 @@ func decoded(name string) string {
 	return b.String()
 }
 
-// oldByte returns the ASCII character that a text begins with an escape of, such as %u0061.
+// oldByte decodes an escape of an ASCII character such as %u0061 at the beginning of a text.
 func oldByte(s string) (c byte, ok bool) {
 	if len(s) < 6 || nibble(s[4]) < 0 || nibble(s[5]) < 0 {
 		return 0, false

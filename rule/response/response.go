@@ -20,7 +20,7 @@ import (
 // Key is the member of a rule's document.
 const Key = "response_headers"
 
-// maxNames is how many fields a rule may remove.
+// maxNames is the largest number of fields that a rule may remove.
 const maxNames = 64
 
 // Kind reads rules that remove fields of responses.
@@ -87,8 +87,8 @@ func parseNames(at string, v document.Value, ps *document.Problems) []string {
 	return names
 }
 
-// kept reports whether a field, by its name in lower case, is needed to read the response: it frames the message, says how the body is coded or
-// which part of it there is, belongs to the connection (RFC 9110, 7.6.1) or to a WebSocket's handshake, ends a call of gRPC, or asks for a login.
+// kept reports whether a field, by its name in lower case, is needed to read the response: for the framing, coding or range of the body, the
+// connection (RFC 9110, 7.6.1), the handshake of a WebSocket, the status of a gRPC call, or an authentication challenge.
 func kept(lower string) bool {
 	switch lower {
 	case "connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "content-length", "content-encoding",

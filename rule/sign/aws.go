@@ -19,8 +19,8 @@ import (
 
 const hashHeader = "X-Amz-Content-Sha256"
 
-// awsEffect signs by AWS Signature Version 4. The first region and service are used unless there are others: then those that the request's own
-// credential scope names, which must be among them.
+// awsEffect signs by AWS Signature Version 4. A single region or service is always used. If there are several, the credential scope of the
+// client's signature must name one of them.
 type awsEffect struct {
 	credentials rule.Value // see [ParseCredentials]
 	regions     []string
@@ -83,8 +83,8 @@ func (*awsEffect) TooLarge() *rule.Refusal { return &tooLarge }
 
 var errExpired = errors.New("the AWS credentials have expired")
 
-// Sign implements [rule.Signer]. A session token goes with the signature in the clear, and AWS prints what it was sent when it refuses a
-// request.
+// Sign implements [rule.Signer]. A session token is sent in the clear next to the signature, and AWS echoes the request's headers in the answer
+// if it refuses the request.
 func (e *awsEffect) Sign(ctx context.Context, s rule.Secrets, m *rule.Message) (rule.Signed, error) {
 	text, err := e.credentials.Bare(ctx, s)
 	if err != nil {
@@ -141,15 +141,15 @@ func (e *awsEffect) sign(c Credentials, r *request) (rule.Signed, error) {
 	return signed, nil
 }
 
-// awsOwn are the headers of a signature. The client's own are replaced or removed.
+// awsOwn are the headers of a signature. The client's are replaced or removed.
 var awsOwn = []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token", hashHeader, "X-Amz-Region-Set", "X-Amz-S3session-Token"}
 
-// isS3 reports whether a service takes the path of a request as it is. The others normalize it, and encode it once more.
+// isS3 reports whether a service verifies the path of a request unchanged. The others normalize it and encode it once more.
 func isS3(service string) bool {
 	return service == "s3" || service == "s3express" || strings.HasPrefix(service, "s3-")
 }
 
-// normalizedPath returns a path without empty and dot segments, as AWS's services verify it. Encoded dots and slashes stay.
+// normalizedPath returns a path without empty and dot segments, as AWS's services verify it. Encoded dots and slashes are kept.
 func normalizedPath(path string) string {
 	var kept []string
 	for segment := range strings.SplitSeq(path, "/") {
@@ -168,8 +168,8 @@ func normalizedPath(path string) string {
 	return out
 }
 
-// request returns the request as the signer takes it: with the fields that are signed. The opaque URL keeps the encoding of
-// the path as it is forwarded.
+// request returns the request for the signer, with the fields that are signed. The opaque URL preserves the encoding of the path as
+// forwarded.
 func (r *request) request(target string, plain bool) *http.Request {
 	path, query, _ := strings.Cut(target, "?")
 	if !plain {
@@ -188,8 +188,8 @@ func (r *request) request(target string, plain bool) *http.Request {
 	return out
 }
 
-// isSigned reports whether a field takes part in the signature: those that AWS asks for, and the type of the content. The
-// others may be changed by what is on the way.
+// isSigned reports whether a field is signed: the fields that AWS requires, and the type of the content. Proxies may change the
+// others.
 func isSigned(name string) bool {
 	switch {
 	case name == "content-type", name == "content-md5":
@@ -197,12 +197,12 @@ func isSigned(name string) bool {
 	case !strings.HasPrefix(name, "x-amz-"):
 		return false
 	}
-	// The signature's own replace the client's, which are dropped in every spelling and must not be signed.
+	// The fields of the signature replace the client's, which are removed in every spelling and must not be signed.
 	name = strings.ReplaceAll(name, "_", "-")
 	return !slices.ContainsFunc(awsOwn, func(own string) bool { return strings.EqualFold(name, own) })
 }
 
-// awsHash returns the hash of the body as it is signed, or "" if it has to be computed.
+// awsHash returns the hash of the body for the signature, or "" if it must be computed.
 func awsHash(m *rule.Message) (string, error) {
 	values := m.Values(hashHeader)
 	switch {

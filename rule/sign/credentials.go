@@ -9,12 +9,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// Credentials are what requests to AWS are signed with.
+// Credentials are credentials of AWS for signing requests.
 type Credentials struct {
 	AccessKeyID     string
 	SecretAccessKey name.Secret
-	SessionToken    name.Secret // empty for a user's long-lived keys
-	Expires         time.Time   // not to be used from then on; zero: they do not expire
+	SessionToken    name.Secret // empty for long-lived keys of a user
+	Expires         time.Time   // zero: they do not expire
 }
 
 var errCredentials = errors.New(
@@ -30,8 +30,8 @@ type credentialProcess struct {
 }
 
 // ParseCredentials reads credentials from the value of one secret: a JSON object of access_key_id, secret_access_key
-// and session_token, or one as AWS's credential_process prints it. Unknown fields are ignored, so the output of `aws configure
-// export-credentials` can be used as it is. The error shows nothing of it.
+// and session_token, or the output of AWS's credential_process. Unknown fields are ignored, so that the output of `aws configure
+// export-credentials` is accepted. The error does not quote the value.
 func ParseCredentials(s name.Secret) (Credentials, error) {
 	var parts struct {
 		ID    string `json:"access_key_id"`
@@ -55,7 +55,7 @@ func ParseCredentials(s name.Secret) (Credentials, error) {
 	return c, nil
 }
 
-// Secret returns the credentials as the value of one secret, of one line: the inverse of [ParseCredentials].
+// Secret is the inverse of [ParseCredentials]. The value has one line.
 func (c Credentials) Secret() name.Secret {
 	d := credentialProcess{
 		Version: 1, ID: c.AccessKeyID, Key: c.SecretAccessKey.Reveal(), Token: c.SessionToken.Reveal(),
@@ -71,7 +71,7 @@ func (c Credentials) Secret() name.Secret {
 	return name.NewSecret(string(text))
 }
 
-// isAccessKeyID reports whether s may stand in a credential scope.
+// isAccessKeyID reports whether s is allowed in a credential scope.
 func isAccessKeyID(s string) bool {
 	if s == "" || len(s) > 128 {
 		return false

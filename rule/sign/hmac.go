@@ -24,14 +24,14 @@ const (
 	bodyHashName  = "{body_sha256}"
 )
 
-// hmacEffect signs by HMAC-SHA256, in a header, a text that is made of the request.
+// hmacEffect sets a header to the HMAC-SHA256 of a text made from the request.
 type hmacEffect struct {
 	key       rule.Value
 	header    string // canonical form
 	format    string // of the header's value: {signature} and {timestamp} are replaced
 	encoding  string // of the signature: "hex" or "base64"
-	template  string // what is signed: {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256} are replaced
-	timestamp string // the header that the time is sent in, canonical form; "" if it is not, or in header
+	template  string // of the signed text: {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256} are replaced
+	timestamp string // header with the time, canonical form; "" if the time is not sent, or in header
 	clock     string // format of the time: "unix", "unix_ms" or "rfc3339"
 }
 
@@ -114,8 +114,8 @@ func (e *hmacEffect) Sign(ctx context.Context, s rule.Secrets, m *rule.Message) 
 	return signed, nil
 }
 
-// fill writes the text to sign, no part of which is copied. It is made in one pass, so that nothing in the request is taken for a
-// part of the template.
+// fill writes the signed text without copying its parts. It replaces names in one pass, so that names in the request are not
+// replaced.
 func fill(w io.Writer, template, clock string, r *request) {
 	path, query, _ := strings.Cut(r.Target, "?")
 	text := map[string]func() string{
@@ -136,7 +136,7 @@ func fill(w io.Writer, template, clock string, r *request) {
 		name, after, _ := strings.Cut(rest, "}")
 		if name = "{" + name + "}"; name == bodyName {
 			_, _ = w.Write(r.Body)
-		} else if value := text[name]; value != nil { // rules have no others
+		} else if value := text[name]; value != nil { // always so: rules have no other names
 			_, _ = io.WriteString(w, value())
 		}
 		template = after

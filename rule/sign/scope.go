@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// scope is the region and service that a client would have signed for; empty if it did not say.
+// scope is the region and service of the client's signature; empty if it has none.
 type scope struct{ region, service string }
 
 // awsScope returns the scope of the client's own signature.
@@ -36,7 +36,7 @@ func (r *request) awsScope() (scope, error) {
 	return scope{parts[2], parts[3]}, nil
 }
 
-// within returns the region and service to sign for: the client's own, if the rule lists several and them among others.
+// within returns the region and service to sign for: the client's, if the rule lists several and contains them.
 func (s scope) within(e *awsEffect) (region, service string, err error) {
 	region, ok := choose(e.regions, s.region)
 	if !ok {
@@ -56,8 +56,8 @@ func choose(allowed []string, own string) (string, bool) {
 	return own, slices.Contains(allowed, own)
 }
 
-// withoutPresigned returns a target without the query parameters of a presigned URL. What remains is kept byte for byte; a
-// query that servers read in different ways is refused, since the signature is of one of them.
+// withoutPresigned returns a target without the query parameters of a presigned URL. The rest is unchanged byte for byte. A query that
+// servers interpret differently is refused, since the signature covers one interpretation.
 func withoutPresigned(target string) (string, error) {
 	path, query, found := strings.Cut(target, "?")
 	if !found {
@@ -82,7 +82,7 @@ func withoutPresigned(target string) (string, error) {
 	return path + "?" + strings.Join(kept, "&"), nil
 }
 
-// presigned reports whether a query parameter belongs to the signature of a presigned URL, however it is written.
+// presigned reports whether a query parameter, in any spelling, belongs to the signature of a presigned URL.
 func presigned(name string) bool {
 	switch strings.ToLower(unescaped(name)) {
 	case "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
@@ -92,8 +92,8 @@ func presigned(name string) bool {
 	return false
 }
 
-// ofVersion2 reports whether a query parameter belongs to a signature of version 2: services that still take those might take
-// it for the request's. One such as "Signature" means nothing without these.
+// ofVersion2 reports whether a query parameter belongs to a signature of version 2, which some services still accept. Others such as
+// "Signature" have no effect without these.
 func ofVersion2(name string) bool {
 	switch strings.ToLower(unescaped(name)) {
 	case "awsaccesskeyid", "signatureversion", "signaturemethod":

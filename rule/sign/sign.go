@@ -1,10 +1,10 @@
-// Package sign is the kind of rules that sign requests with keys that the box does not have: by AWS Signature Version 4, or by HMAC-SHA256 of a
-// text that is made of the request:
+// Package sign is the kind of rules that sign requests with keys that the box does not have, by AWS Signature Version 4 or by HMAC-SHA256 of a
+// text made from the request:
 //
 //	{"sign": {"aws": {"credentials": {"secret": "aws"}, "region": "eu-central-1", "service": "s3"}}}
 //	{"sign": {"hmac": {"key": {"secret": "hooks"}, "header": "X-Signature", "template": "{timestamp}.{body}"}}}
 //
-// What is signed is the request as it will be forwarded. The caller provides the time.
+// The request is signed as it will be forwarded. The caller provides the time.
 package sign
 
 import (
@@ -41,7 +41,7 @@ func (Kind) Example() string {
 	return `{"hmac": {"key": "sk-key", "header": "X-Signature", "format": "v1={signature}", "encoding": "base64", "template": "{timestamp}.{body}", "timestamp": {"header": "X-Time", "format": "rfc3339"}}}`
 }
 
-// signingBody describes how requests are signed.
+// signingBody is the JSON of the member.
 type signingBody struct {
 	AWS  *awsSigningBody  `json:"aws,omitempty" doc:"by AWS Signature Version 4"`
 	HMAC *hmacSigningBody `json:"hmac,omitempty" doc:"by HMAC-SHA256 of a template; instead of aws"`
@@ -70,12 +70,12 @@ type signingClock struct {
 // signingScopes is a part of credential scopes.
 type signingScopes struct{}
 
-// Forms lists one, and those that the client's own signature chooses from.
+// Forms lists a single scope, and a list from which the client's signature chooses.
 func (signingScopes) Forms() []reflect.Type {
 	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[[]string]()}
 }
 
-// signingView is how requests are signed, without the key.
+// signingView is the JSON of an effect as shown by the API, without the key.
 type signingView struct {
 	Kind     string   `json:"kind" doc:"aws or hmac"`
 	Secret   string   `json:"secret,omitempty" doc:"the secret that signs; absent for a literal"`
@@ -128,7 +128,7 @@ func parseAWS(at string, v document.Value, c *rule.Context) *awsEffect {
 	return e
 }
 
-// parseScopes reads a part of credential scopes: one, or a list of those that requests may choose from.
+// parseScopes reads a part of credential scopes: one, or a list from which requests may choose.
 func parseScopes(at string, v document.Value, c *rule.Context) []string {
 	list := []string{v.Text}
 	if v.Kind == document.List {
@@ -161,7 +161,7 @@ func isScope(s string) bool {
 
 const (
 	maxSigned      = 4 << 10 // length of a template or format
-	maxSignedParts = 32      // names in a template: what stands for one may be as long as a head
+	maxSignedParts = 32      // names in a template, each replaced by up to the length of a head
 )
 
 func parseHMAC(at string, v document.Value, c *rule.Context) *hmacEffect {
@@ -192,7 +192,7 @@ func parseHMAC(at string, v document.Value, c *rule.Context) *hmacEffect {
 	return e
 }
 
-// parseTimestamp reads how the time is sent: {"header": name, "format": …}.
+// parseTimestamp reads the header and the format of the time: {"header": name, "format": …}.
 func parseTimestamp(at string, v document.Value, c *rule.Context) (header, clock string) {
 	clock = "unix"
 	v.Fields(at, `an object of "header" and "format"`, &c.Problems, map[string]func(string, document.Value){
@@ -202,7 +202,7 @@ func parseTimestamp(at string, v document.Value, c *rule.Context) (header, clock
 	return header, clock
 }
 
-// parseTemplate reads a text in which names in braces are replaced: only those known.
+// parseTemplate reads a text with names in braces, which must be known ones.
 func parseTemplate(at string, v document.Value, c *rule.Context, known ...string) string {
 	text := v.AsString(at, &c.Problems)
 	if len(text) > maxSigned {

@@ -2,7 +2,7 @@
 //
 //	{"ssh": {"user": "git", "key": {"secret": "forge-key"}, "host_keys": ["ssh-ed25519 AAAA…"], "repos": [{"name": "acme/web", "access": "push"}]}}
 //
-// Package proxy/ssh has the protocol.
+// Package proxy/ssh implements the protocol.
 package ssh
 
 import (
@@ -66,7 +66,7 @@ type sshRepo struct {
 // SchemaName is the name of the form in the description of the API.
 func (sshRepo) SchemaName() string { return "sshRepoBody" }
 
-// view is the form in which the API shows a login.
+// view is the JSON of a login as shown by the API.
 type view struct {
 	User     string           `json:"user"`
 	Secret   string           `json:"secret" doc:"as for a header"`
@@ -123,14 +123,14 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	return l
 }
 
-// Login is a login to an SSH server: one user, whose private key the gateway holds, and what that user may do there.
+// Login is a login to an SSH server as one user with a private key of the gateway, and the permissions of the box there.
 type Login struct {
 	User     string
-	Secret   string    // of the gateway's configuration: the private key
-	HostKeys []HostKey // the server must prove that it has one of them
-	// Repos and Commands are what the user may do. If both are empty it may do anything that needs no forwarding.
-	Repos    []match.RepoRule // git repositories; the host of each is that of the login
-	Commands []string         // commands, as a whole
+	Secret   string    // name of the secret with the private key
+	HostKeys []HostKey // the server must have one of them
+	// Repos and Commands are the allowed operations. If both are empty, everything without forwarding is allowed.
+	Repos    []match.RepoRule // git repositories on the host of the login
+	Commands []string         // whole command lines
 }
 
 // Key implements [rule.Effect].
@@ -167,7 +167,7 @@ func (l *Login) URL(authority string) string {
 	return u.String()
 }
 
-// Limited reports whether only some commands are allowed.
+// Limited reports whether Repos or Commands limit the box.
 func (l *Login) Limited() bool { return len(l.Repos)+len(l.Commands) > 0 }
 
 // The services of git over SSH.
@@ -180,9 +180,8 @@ const (
 // GitServices are the programs of git that a server runs for its clients.
 func GitServices() []string { return []string{gitUploadPack, gitReceivePack, gitUploadArchive} }
 
-// Repo reports whether a service of git on a repository is allowed. It returns the repository of the rule that decides, "" if there is none.
-// The path is as a client of a host gives it, with or without a slash at its beginning and .git at its end, which mean the same. A rule that
-// allows pushing allows reading, too.
+// Repo reports whether a service of git on a repository is allowed, and the repository of the rule that decided, "" if there is none.
+// A leading slash and a trailing .git of the path make no difference. Access to push includes access to read.
 func (l *Login) Repo(host name.Name, service, path string) (repo string, allowed bool) {
 	if !slices.Contains(GitServices(), service) {
 		return "", false
@@ -203,7 +202,7 @@ func (l *Login) Repo(host name.Name, service, path string) (repo string, allowed
 // Command reports whether a command is allowed.
 func (l *Login) Command(command string) bool { return slices.Contains(l.Commands, command) }
 
-// hostKeyLines returns the keys as texts.
+// hostKeyLines returns the keys in the form of known_hosts.
 func (l *Login) hostKeyLines() []string {
 	out := make([]string, len(l.HostKeys))
 	for i, k := range l.HostKeys {
@@ -214,20 +213,19 @@ func (l *Login) hostKeyLines() []string {
 
 // HostKey is a public key in the form of RFC 4253, 6.6.
 type HostKey struct {
-	Authority bool // signs the certificates of hosts; it is no host's own key
+	Authority bool // the key signs certificates of hosts, and is not the key of a host
 	Blob      string
 }
 
-// authorityMark stands before the key of an authority, as in known_hosts (sshd(8)).
+// authorityMark precedes the key of an authority, as in known_hosts (sshd(8)).
 const authorityMark = "@cert-authority"
 
-// hostKeyTypes are the types of keys that servers may prove themselves with, and for each how long the last part of a key is;
-// 0: that varies.
+// hostKeyTypes maps the accepted types of host keys to the length of the last part of a key, in bytes; 0 if it varies.
 var hostKeyTypes = map[string]int{
 	"ssh-ed25519": 32, "ecdsa-sha2-nistp256": 65, "ecdsa-sha2-nistp384": 97, "ecdsa-sha2-nistp521": 133, "ssh-rsa": 0,
 }
 
-// minRSAModulus is the length of the modulus of an RSA key with 2048 bits.
+// minRSAModulus is the length of the modulus of a 2048-bit RSA key, in bytes.
 const minRSAModulus = 256
 
 var (
@@ -235,8 +233,8 @@ var (
 	errHostKeyBlob = errors.New("has a key that is cut short or not of its type")
 )
 
-// ParseHostKey reads a public key as it stands in known_hosts after the names of hosts, perhaps with the mark of an authority
-// before it. A comment is left out.
+// ParseHostKey parses a line of known_hosts without the names of hosts: optionally the mark of an authority, a type and a key. A comment is
+// ignored.
 func ParseHostKey(line string) (HostKey, error) {
 	fields := strings.Fields(line)
 	k := HostKey{}
@@ -265,7 +263,7 @@ func isHostKeyType(s string) bool {
 	return ok
 }
 
-// isKeyBlob reports whether a blob is laid out like a key of its type.
+// isKeyBlob reports whether a blob has the layout of a key of this type.
 func isKeyBlob(kind string, blob []byte) bool {
 	var parts [][]byte
 	for len(blob) >= 4 {
@@ -289,7 +287,7 @@ func isKeyBlob(kind string, blob []byte) bool {
 	}
 }
 
-// String returns the key as ParseHostKey reads it.
+// String is the inverse of [ParseHostKey].
 func (k HostKey) String() string {
 	kind := ""
 	if n := len(k.Blob); n > 4 {
@@ -321,7 +319,7 @@ func user(at string, v document.Value, ps *document.Problems) string {
 	return name
 }
 
-// key reads which secret is the private key. It may not stand in the rule itself.
+// key reads the name of the secret with the private key. A literal key is refused.
 func key(at string, v document.Value, c *rule.Context) (source string) {
 	if v.Kind != document.Object {
 		c.Add(at, "is %s; want %s", v.Kind, wantSecret)

@@ -2,7 +2,7 @@
 //
 //	{"proxy": {"scheme": "socks5", "username": "boxes", "password": {"secret": "proxy-password"}}}
 //
-// Such a rule applies to no request and is of no use to a box: the policy decides which connections go by the proxy.
+// Such a rule does not apply to requests of boxes. The policy decides which connections use the proxy.
 package upstream
 
 import (
@@ -22,7 +22,7 @@ import (
 // Key is the member of a rule's document.
 const Key = "proxy"
 
-// schemes of proxies, the default first.
+// schemes lists the schemes of proxies, the default first.
 var schemes = []string{"https", "http", "socks5"}
 
 // Kind reads logins to upstream proxies.
@@ -48,7 +48,7 @@ type form struct {
 // SchemaName is the name of the form in the description of the API.
 func (form) SchemaName() string { return "proxyBody" }
 
-// view is the form in which the API shows a login.
+// view is the JSON of a login as shown by the API.
 type view struct {
 	Scheme   string `json:"scheme" enum:"https http socks5" doc:"of the proxy that it is for"`
 	Username string `json:"username"`
@@ -75,10 +75,10 @@ func (Kind) UsualPort() uint16 { return 3128 }
 // OnWebPorts implements [rule.LoginKind].
 func (Kind) OnWebPorts() bool { return true }
 
-// Line implements [rule.Kind]. Nothing is printed: the rule is not for what boxes send.
+// Line implements [rule.Kind]. The list has no such rules: they do not apply to requests of boxes.
 func (Kind) Line(json.RawMessage) string { return "" }
 
-// Parse implements [rule.Kind]. What SOCKS (RFC 1929) and basic authentication (RFC 7617) cannot carry is refused.
+// Parse implements [rule.Kind]. It refuses texts that SOCKS (RFC 1929) or basic authentication (RFC 7617) cannot carry.
 func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	before := len(c.List)
 	l := &login{}
@@ -108,11 +108,11 @@ func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
 	return l
 }
 
-// maxText is what a login of SOCKS holds of a user name, and of a password.
+// maxText is the length limit of user names and passwords in SOCKS (RFC 1929), in bytes.
 const maxText = 255
 
-// CheckUser checks the name of a user at a proxy, which basic authentication ends with a colon. The error completes a
-// sentence about it.
+// CheckUser checks a user name, which must not have a colon because of basic authentication (RFC 7617, 2). The error completes a sentence about
+// it.
 func CheckUser(user string) error {
 	if user == "" || len(user) > maxText || !utf8.ValidString(user) || strings.ContainsFunc(user, unicode.IsControl) || strings.Contains(user, ":") {
 		return errors.New("is empty, longer than 255 bytes, or has a colon or a control character")
@@ -120,7 +120,7 @@ func CheckUser(user string) error {
 	return nil
 }
 
-// CheckPassword checks the password of a user at a proxy. The error completes a sentence about it, and shows nothing of it.
+// CheckPassword checks a password. The error completes a sentence about it and does not quote it.
 func CheckPassword(password name.Secret) error {
 	if text := password.Reveal(); text == "" || len(text) > maxText || strings.ContainsFunc(text, unicode.IsControl) {
 		return errors.New("is empty, longer than 255 bytes, or has a control character")
@@ -130,13 +130,13 @@ func CheckPassword(password name.Secret) error {
 
 // login authenticates the gateway to an upstream proxy.
 type login struct {
-	// scheme is that of the proxy which the login is for: to one that is spoken to in another way it is not given. Empty is
-	// https: whoever may change the policy, and not the login, cannot have the login sent in clear text.
+	// scheme is the only scheme of proxies that are given the login. Empty is https, so that an API key that may change the policy but not
+	// the login cannot make the gateway send it in clear text.
 	scheme, user string
 	password     rule.Value
 }
 
-// New returns a login to a proxy of a scheme; "" is https.
+// New returns a login to proxies with a scheme; "" is https.
 func New(scheme, user string, password rule.Value) rule.ProxyLogin {
 	return &login{scheme, user, password}
 }

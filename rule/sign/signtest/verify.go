@@ -1,4 +1,4 @@
-// Package signtest verifies signatures of requests, as AWS would, by AWS's own signer.
+// Package signtest verifies signatures of requests as AWS does, with AWS's own signer.
 package signtest
 
 import (
@@ -19,8 +19,8 @@ import (
 // Keys are the credentials that requests must be signed with.
 type Keys struct{ ID, Secret, Token string }
 
-// Verify returns nil if a request that a server has read, with its body, is signed with the keys for a region and service:
-// what its signature lists is what has arrived, and what AWS demands is among it.
+// Verify returns nil if a request received by a server, with its body, is signed with the keys for a region and service: the fields that
+// the signature lists are unchanged and include the ones that AWS requires.
 func Verify(r *http.Request, body []byte, k Keys, region, service string) error {
 	given := r.Header.Values("Authorization")
 	if len(given) != 1 {
@@ -44,7 +44,7 @@ func Verify(r *http.Request, body []byte, k Keys, region, service string) error 
 		return fmt.Errorf("the session token is %q", got)
 	}
 	hash, sum := r.Header.Get("X-Amz-Content-Sha256"), sha256.Sum256(body)
-	if hash == "" && service != "s3" { // which alone demands it
+	if hash == "" && service != "s3" { // only S3 requires the header
 		hash = hex.EncodeToString(sum[:])
 	}
 	if len(hash) == 64 && hash != hex.EncodeToString(sum[:]) {
