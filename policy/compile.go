@@ -12,8 +12,8 @@ import (
 	"boxgate/rule"
 )
 
-// Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
-// safe for concurrent use. The zero value and nil deny.
+// Compiled is a policy together with the header rules of its box and the protected ranges. It is immutable and safe for
+// concurrent use. The zero value and nil deny.
 type Compiled struct {
 	spec       Spec
 	version    uint64
@@ -21,47 +21,47 @@ type Compiled struct {
 	domains    *domains
 	denied     name.Ranges
 	allowed    name.Ranges
-	anyName    portRules    // bare "*" in allowed_domains: allows connections without a name, too
-	open       bool         // what is in no list is allowed
-	namePorts  name.PortSet // where names matter although the address is allowed: denied_domains or a rule covers them
-	ruledPorts name.PortSet // that a header rule or a request rule names, or 80 and 443 if one covers every port
+	anyName    portRules    // bare "*" in allowed_domains, which also allows connections without a name
+	open       bool         // destinations in no list are allowed
+	namePorts  name.PortSet // ports covered by denied_domains or a rule, where names matter even if the address is allowed
+	ruledPorts name.PortSet // ports of header rules and request rules; 80 and 443 for a rule that covers every port
 	headers    headerTable
 	rules      []match.CompiledRule
 	matches    bool           // some rule, for headers or requests, looks at header fields
-	ruled      []name.Pattern // hosts of header rules, ports filled in, and of request rules
+	ruled      []name.Pattern // of header rules, with ports, and of request rules
 	plan       KernelPlan
 	warnings   []document.Problem
-	ceiling    *Compiled      // what the operator allows at most; nil: everything
+	ceiling    *Compiled      // upper bound set by the operator; nil: none
 	forwarding *Compiled      // see Forwarding
-	withheld   *Decision      // instead of whatever is allowed; nil: nothing is withheld
-	upstream   *UpstreamProxy // by which servers are connected to; nil: directly
+	withheld   *Decision      // replaces every allowing decision; nil: none
+	upstream   *UpstreamProxy // for connections to servers; nil: connect directly
 	reach      *Compiled      // decides about connections to upstream itself
-	source     Source         // from where connections leave; zero: from wherever the host chooses
+	source     Source         // source addresses of connections; zero: chosen by the host
 	lacks      lacks          // of the source
 }
 
-// Options are what a policy is compiled from besides its [Spec]. With the zero value there are no header rules, and every
-// address is protected.
+// Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every
+// address.
 type Options struct {
 	Version   uint64
 	Headers   []HeaderRule            // the merged rules of [MergeHeaders]
-	Protected *name.Protected         // nil: the ranges are not known, and every address is protected
-	Ceiling   *Ceiling                // the operator's policy above this one; nil takes nothing away
-	Upstream  *HostUpstream           // the operator's proxy, which reaches that of the policy if there is one; nil: none
-	Source    Source                  // from where everything leaves; zero: from wherever the host chooses
-	Unusable  func(netip.Addr) string // says why nothing can leave from an address of Source now, or ""; nil: nothing can
-	Withheld  Withheld                // why the box may reach nothing for now; zero: it may
+	Protected *name.Protected         // nil: the ranges are unknown, and every address is protected
+	Ceiling   *Ceiling                // upper bound set by the operator; nil: none
+	Upstream  *HostUpstream           // proxy of the operator, also used to connect to the proxy of the policy; nil: none
+	Source    Source                  // source addresses of all traffic; zero: chosen by the host
+	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
+	Withheld  Withheld                // denies everything for now; zero: no restriction
 }
 
-// Withheld is a reason, which is not the policy's, for which a box may reach nothing for now: what the policy denies is denied as
-// before, and what it allows is denied with this reason and rule.
+// Withheld temporarily denies everything, for a reason outside the policy. Decisions of the policy to deny are unchanged. Decisions to allow
+// become denials with this reason and rule.
 type Withheld struct {
 	Reason name.Reason
 	Rule   string
 }
 
-// Compile checks a policy and makes it ready to decide, from all that it depends on: nothing is changed afterwards. The error is
-// an *[document.InvalidError] that lists every problem.
+// Compile checks a policy and compiles it with everything that it depends on. The error is an *[document.InvalidError] that lists every
+// problem.
 func Compile(spec Spec, o Options) (*Compiled, error) {
 	var ps document.Problems
 	parsed := checkSpec(spec, MaxEntries+MostBeside, &ps)
@@ -78,7 +78,7 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.OnConnections().Redirect != nil }) {
 		c.forwarding = c.newReach(o.Protected.Forwarding())
 	}
-	// Each of these takes away from what those before it allow, also from the policies for connections in the place of the box.
+	// Each of these restricts the result of the previous ones, also for connections that the gateway makes instead of the box.
 	c.setCeiling(o.Ceiling)
 	c.setHostUpstream(o.Upstream)
 	c.setSource(o.Source, o.Unusable)
@@ -86,9 +86,8 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	return c, nil
 }
 
-// Forwarding returns the policy for connections to the proxies that rules forward to, which are not the box's: all may
-// be reached but what is protected, and what the operator's ceiling does not allow. It is nil, and denies, where no rule
-// forwards.
+// Forwarding returns the policy for connections to the proxies of rules that forward. It allows everything except protected
+// ranges and destinations that the operator's ceiling denies. It is nil, and denies, if no rule forwards.
 func (c *Compiled) Forwarding() *Compiled {
 	if c == nil {
 		return nil
@@ -96,7 +95,7 @@ func (c *Compiled) Forwarding() *Compiled {
 	return c.forwarding
 }
 
-// build makes the part of a policy that does without the protected ranges and the values of header rules.
+// build compiles the part of a policy that does not depend on the protected ranges and the values of header rules.
 func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *Compiled {
 	c := &Compiled{
 		spec:    spec.clone(),
@@ -136,7 +135,7 @@ func (c *Compiled) Spec() Spec {
 // HasPlaceholders reports whether any header rule has a placeholder.
 func (c *Compiled) HasPlaceholders() bool { return c != nil && c.headers.placeholders }
 
-// Tokens returns the variables that the box's environment has for its placeholders, and their tokens.
+// Tokens returns the tokens of all placeholders by their environment variables.
 func (c *Compiled) Tokens() map[string]string {
 	out := map[string]string{}
 	if c != nil {
@@ -145,7 +144,7 @@ func (c *Compiled) Tokens() map[string]string {
 	return out
 }
 
-// PlaceholderVariable returns the variable that a token of this box stands for, or "" if no rule has it.
+// PlaceholderVariable returns the variable of a token of this box, or "" if no rule has it.
 func (c *Compiled) PlaceholderVariable(token string) (variable string) {
 	if c == nil || token == "" {
 		return ""
@@ -183,8 +182,7 @@ func (c *Compiled) NamesDecide(port uint16) bool {
 	return c != nil && (c.namePorts.Contains(port) || c.ceiling.NamesDecide(port))
 }
 
-// RuledNames returns the names, written out in full in header rules and request rules, whose requests on the port are
-// judged. Hosts covered by a wildcard are not among them.
+// RuledNames returns the names in header rules and request rules that cover the port, without wildcards.
 func (c *Compiled) RuledNames(port uint16) []name.Name {
 	if c == nil {
 		return nil
@@ -205,8 +203,8 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 	})
 }
 
-// ResolvesOthers reports whether dns: resolve is in force for a name that is not allowed by itself: it is resolved all the
-// same, A and AAAA only, and the answers limited to what Decide allows by address.
+// ResolvesOthers reports whether dns: resolve applies to a name that is not allowed. Such a name is resolved, for A and AAAA
+// only, and the answers are limited to addresses that Decide allows.
 func (c *Compiled) ResolvesOthers(n name.Name) bool {
 	if c == nil || c.withheld != nil {
 		return false
@@ -217,9 +215,9 @@ func (c *Compiled) ResolvesOthers(n name.Name) bool {
 	return c.resolves(n) && c.ceiling.resolves(n)
 }
 
-// AnswerDenied returns how DNS answers for a name that may not be reached; the zero name stands for one that no host has. Names
-// below the search list of the box do not exist, nor do single labels, unless the policy says otherwise: the resolver of the
-// box must go on to the name that was meant, which may be allowed. It opens nothing, whoever wrote the list.
+// AnswerDenied returns the DNS answer for a name that is not allowed; the zero name is a name that is not a host name. Unless the policy sets
+// denied_names, names below the search list of the box and single labels do not exist, so that the resolver of the box tries the
+// next name of its list, which may be allowed. A search list grants no access, whoever wrote it.
 func (c *Compiled) AnswerDenied(n name.Name, search []name.Name) DeniedNames {
 	switch {
 	case c == nil:
@@ -234,8 +232,8 @@ func (c *Compiled) AnswerDenied(n name.Name, search []name.Name) DeniedNames {
 	return DeniedSink
 }
 
-// Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Callers must
-// not modify its slices.
+// Kernel returns the part of the policy that nftables enforces. For nil, nothing is forwarded or redirected. Callers must not
+// modify its slices.
 func (c *Compiled) Kernel() KernelPlan {
 	if c == nil {
 		return KernelPlan{Protected: (*name.Protected)(nil).Prefixes()}
@@ -243,8 +241,8 @@ func (c *Compiled) Kernel() KernelPlan {
 	return c.plan
 }
 
-// Warnings returns the entries of the policy and the header rules that have no effect. Pointers into the policy are
-// those of [dialect.ParseSpec]; those of header rules are "/attach_headers/" and the pattern.
+// Warnings returns the warnings about entries of the policy and header rules. Pointers into the policy are as in
+// [dialect.ParseSpec]. Pointers to header rules begin with "/attach_headers/" and the pattern.
 func (c *Compiled) Warnings() []document.Problem {
 	if c == nil {
 		return nil
@@ -252,16 +250,16 @@ func (c *Compiled) Warnings() []document.Problem {
 	return append([]document.Problem(nil), c.warnings...)
 }
 
-// Live is the one mutable cell of a box's policy. The zero value holds nothing and denies. Safe for concurrent use.
+// Live is the current policy of a box. The zero value has no policy and denies. Safe for concurrent use.
 type Live struct{ p atomic.Pointer[Compiled] }
 
-// Load returns the policy in force, or nil (which denies) when none was stored.
+// Load returns the current policy; nil, which denies, before the first Store.
 func (l *Live) Load() *Compiled { return l.p.Load() }
 
-// Store puts c in force for every decision that begins afterwards.
+// Store makes c the current policy for all decisions that begin afterwards.
 func (l *Live) Store(c *Compiled) { l.p.Store(c) }
 
-// setWithheld denies what the policy allows, and has the kernel forward nothing.
+// setWithheld denies everything that the policy allows, and stops forwarding in the kernel.
 func (c *Compiled) setWithheld(w Withheld) {
 	if w == (Withheld{}) {
 		return

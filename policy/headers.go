@@ -9,27 +9,27 @@ import (
 	"boxgate/rule"
 )
 
-// HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
-// pattern gives none). The most specific pattern that covers a host applies alone, so a rule that sets nothing takes its
-// hosts out of wider rules.
+// HeaderRule contains the gateway's changes to the HTTPS requests of hosts that the pattern covers, on port 443 if the
+// pattern has none. Only the most specific pattern that covers a host applies, so a rule without effects exempts its hosts
+// from wider rules.
 //
-// Rules of the same pattern are alternatives, which stand next to each other: of those the first whose Match covers the
-// request applies alone, and if none does nothing is changed.
+// Rules of the same pattern are alternatives and adjacent in lists: the first whose Match covers the request applies alone.
+// If no alternative matches, the request is unchanged.
 type HeaderRule struct {
 	Pattern name.Pattern
 	Match   *match.Match // nil: every request
 	Scrub   bool         // the rule's secrets are masked in responses
-	Shared  *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
-	Deny    bool         // the requests are refused; nothing else is given
-	// Effects are what is done, by kind in the order of their keys, at most one of each.
+	Shared  *SharedScrub // in compiled rules whose host has several, one of which scrubs; nil in rules as written
+	Deny    bool         // the requests are refused; there are no effects
+	// Effects has at most one effect of each kind, sorted by key.
 	Effects []rule.Effect
-	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
+	// Connection is the plan for connections, in compiled rules only. Use [HeaderRule.OnConnections].
 	Connection *rule.Connection
-	// Request is what the effects do to requests and their responses. Only compiled rules have it, see [HeaderRule.OnRequests].
+	// Request is the plan for requests and their responses, in compiled rules only. Use [HeaderRule.OnRequests].
 	Request *rule.Request
 }
 
-// OnConnections returns what the effects of the rule do to connections. Nothing is searched for if the rule is compiled.
+// OnConnections returns the plan of the rule for connections. Compiled rules have it ready.
 func (r *HeaderRule) OnConnections() rule.Connection {
 	if r.Connection != nil {
 		return *r.Connection
@@ -37,8 +37,7 @@ func (r *HeaderRule) OnConnections() rule.Connection {
 	return rule.Connections(r.Effects)
 }
 
-// OnRequests returns what the effects of the rule do to requests and their responses. Nothing is searched for if the rule is compiled. The
-// result must not be modified.
+// OnRequests returns the plan of the rule for requests and their responses, which must not be modified. Compiled rules have it ready.
 func (r *HeaderRule) OnRequests() *rule.Request {
 	if r.Request != nil {
 		return r.Request
@@ -50,20 +49,20 @@ func (r *HeaderRule) OnRequests() *rule.Request {
 	return &does
 }
 
-// noRequest is what rules without effects do.
+// noRequest is the plan of rules without effects.
 var noRequest rule.Request
 
-// SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
+// SharedScrub is masked in all responses of a host, whether or not one of its rules applied to the request. It must not be modified.
 type SharedScrub struct {
 	Literals []name.Secret // of all rules
-	Sources  bool          // some rule sends what is not known before, such as a secret of the configuration
+	Sources  bool          // some rule sends values that are not literals, such as secrets of the configuration
 }
 
-// MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an
-// environment variable of every command, and the kernel limits how large an environment may be.
+// MaxPlaceholders is the largest number of placeholders in the header rules of a box, and in the global ones. Each becomes an
+// environment variable of every command, and the kernel limits the size of an environment.
 const MaxPlaceholders = 512
 
-// CountPlaceholders returns how many placeholders the rules have.
+// CountPlaceholders returns the number of placeholders of the rules.
 func CountPlaceholders(rules []HeaderRule) (n int) {
 	for _, r := range rules {
 		n += len(r.Placeholders())
@@ -71,21 +70,21 @@ func CountPlaceholders(rules []HeaderRule) (n int) {
 	return n
 }
 
-// MaxHeaderHosts is how many hosts the header rules of a box, or the global ones, may name.
+// MaxHeaderHosts is the largest number of patterns in the header rules of a box, and in the global ones.
 const MaxHeaderHosts = 256
 
 // Limits of header rules.
 const (
 	MaxAlternatives = 64   // of one host
-	maxHeaderRules  = 1024 // of all hosts, alternatives counted one by one
+	maxHeaderRules  = 1024 // of all hosts, including alternatives
 )
 
-// Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
+// Applies reports whether the rule refuses or changes traffic of boxes, so that the traffic of its hosts must be intercepted.
 func (r HeaderRule) Applies() bool {
 	return r.Deny || slices.ContainsFunc(r.Effects, isForBoxes)
 }
 
-// isForBoxes reports whether an effect is on what boxes send, or may be.
+// isForBoxes reports whether an effect applies to traffic of boxes.
 func isForBoxes(e rule.Effect) bool {
 	_, own := e.(rule.ProxyLogin)
 	return !own
@@ -99,12 +98,12 @@ func (r *HeaderRule) Placeholders() []rule.Placeholder {
 	return nil
 }
 
-// scrubsByDefault reports whether the rule scrubs if that is not said.
+// scrubsByDefault reports whether the rule scrubs without the member scrub.
 func (r *HeaderRule) scrubsByDefault() bool {
 	return rule.ScrubsByDefault(r.Effects)
 }
 
-// refusesValues returns an effect of the rule beside which no values may be set; nil if there is none.
+// refusesValues returns an effect of the rule that is incompatible with values, or nil.
 func (r HeaderRule) refusesValues() rule.WithoutValues {
 	for _, e := range r.Effects {
 		if e, ok := e.(rule.WithoutValues); ok {
@@ -114,9 +113,9 @@ func (r HeaderRule) refusesValues() rule.WithoutValues {
 	return nil
 }
 
-// MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
-// pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares
-// its lists with the arguments, which must not be modified afterwards.
+// MergeHeaders merges the rules of a box with the global ones. The rules of a box for a pattern (with its port) replace all global
+// rules for the same pattern. The result is sorted by pattern. It shares its lists with the arguments, which must not be modified
+// afterwards.
 func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	own := map[name.Pattern]bool{}
 	for _, r := range box {
@@ -128,7 +127,7 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	return out
 }
 
-// CountHosts returns how many hosts the rules are for: alternatives are for the same.
+// CountHosts returns the number of patterns of the rules. Alternatives have the same pattern.
 func CountHosts(rules []HeaderRule) int {
 	hosts := map[name.Pattern]bool{}
 	for _, r := range rules {
@@ -137,7 +136,7 @@ func CountHosts(rules []HeaderRule) int {
 	return len(hosts)
 }
 
-// WithoutHosts returns the rules without those for the given patterns, and the patterns that no rule has.
+// WithoutHosts removes the rules with the given patterns. It also returns the patterns without rules.
 func WithoutHosts(rules []HeaderRule, hosts []name.Pattern) (rest []HeaderRule, unknown []name.Pattern) {
 	rest = slices.Clone(rules)
 	for _, h := range hosts {
@@ -150,7 +149,7 @@ func WithoutHosts(rules []HeaderRule, hosts []name.Pattern) (rest []HeaderRule, 
 	return rest, unknown
 }
 
-// key is the pattern with its port filled in: two rules with the same key are for the same hosts.
+// key returns the pattern with a port. Rules with the same key apply to the same hosts.
 func (r HeaderRule) key() name.Pattern { return r.Pattern.WithDefaultPort(name.HTTPSPort) }
 
 // SortRules sorts by pattern. Alternatives keep their order.
@@ -158,8 +157,8 @@ func SortRules(rules []HeaderRule) {
 	slices.SortStableFunc(rules, func(a, b HeaderRule) int { return cmp.Compare(a.key().String(), b.key().String()) })
 }
 
-// SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent
-// under it.
+// SendsAlike reports whether two rules make the same changes and send requests to the same place, so that a request that began under one may
+// continue under the other.
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
@@ -168,8 +167,7 @@ func byKey(a, b rule.Effect) int { return cmp.Compare(a.Key(), b.Key()) }
 
 func sameEffect(a, b rule.Effect) bool { return a.Key() == b.Key() && a.Equal(b) }
 
-// WithTokens returns the rules with the tokens that a box with this key sees for placeholders. The result shares with rules what it does not
-// change.
+// WithTokens returns the rules with the tokens of the box that has this key. The result shares everything else with the argument.
 func WithTokens(rules []HeaderRule, key name.Secret) []HeaderRule {
 	out := slices.Clone(rules)
 	for i := range out {

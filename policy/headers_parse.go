@@ -16,8 +16,8 @@ import (
 )
 
 // ParseHeaders reads header rules in their compact form: host pattern → header name → value, such as
-// {"api.example.com": {"Authorization": "Bearer …"}}. The rules come back sorted by pattern. The error is an
-// *[document.InvalidError] that lists every problem; its pointers are relative to m, and it never holds a value.
+// {"api.example.com": {"Authorization": "Bearer …"}}. The result is sorted by pattern. The error is an
+// *[document.InvalidError] that lists every problem with pointers relative to m and does not quote values.
 func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 	doc := document.Value{Kind: document.Object}
 	for _, host := range slices.Sorted(maps.Keys(m)) {
@@ -38,10 +38,10 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //	 "query": {name: value}, "sign": {…}, "scrub": bool, "deny": bool, "client_certificate": {"secret": name},
 //	 "forward_url": "https://…"}
 //
-// where a value is a string, {"value": string} or {"secret": name}, in headers and queries with "prefix" and "suffix"
-// around it, in headers with "encode". A rule with placeholders or a query scrubs unless it says otherwise.
+// where a value is a string, {"value": string} or {"secret": name}, with optional "prefix" and "suffix" in headers and queries, and
+// "encode" in headers. Without the member scrub, rules with placeholders or a query scrub.
 // The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [rule.LoginKind]. known reports
-// whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
+// whether a secret of that name exists; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
 	p := &headerParser{rule.Context{Known: known}}
 	doc, ok := document.Parse(data, &p.Problems)
@@ -128,7 +128,7 @@ func (p *headerParser) host(at, host string, entry document.Value) (rules []Head
 	return rules, err == nil
 }
 
-// loginKind returns the kind of the login that an entry is; nil if it is none. A header that is set to a text is none, whatever its name.
+// loginKind returns the kind of an entry with a login; nil for other entries. Compact entries are never logins.
 func loginKind(entry document.Value) rule.LoginKind {
 	if entry.Kind != document.Object || isCompact(entry) {
 		return nil
@@ -156,7 +156,7 @@ func (p *headerParser) login(at string, entry document.Value) (effects []rule.Ef
 	return effects
 }
 
-// loginHost says what is wrong with the pattern of a login.
+// loginHost adds the mistakes in the pattern of a login.
 func (p *headerParser) loginHost(at string, pattern name.Pattern, kind rule.LoginKind) {
 	switch {
 	case pattern.IsWildcard():
@@ -172,7 +172,7 @@ func (p *headerParser) loginHost(at string, pattern name.Pattern, kind rule.Logi
 func (p *headerParser) rule(at string, entry document.Value) (r HeaderRule) {
 	switch {
 	case isCompact(entry):
-		p.Entry = document.Value{} // whose members are names of headers
+		p.Entry = document.Value{} // there are no other members
 		if e := kinds.Compact.Parse(at, entry, &p.Context); e != nil {
 			r.Effects = append(r.Effects, e)
 		}
@@ -215,7 +215,7 @@ func (p *headerParser) rule(at string, entry document.Value) (r HeaderRule) {
 	return r
 }
 
-// entryKeys returns how to read each key of the entry at a pointer into a rule.
+// entryKeys returns the functions that read the members of an entry into r, by key.
 func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(string, document.Value) {
 	known := map[string]func(string, document.Value){
 		"match": func(at string, v document.Value) {
@@ -232,7 +232,7 @@ func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(strin
 			}
 		}
 		known[kind.Key()] = read
-		for _, m := range kinds.Further(kind) { // which are read with the first
+		for _, m := range kinds.Further(kind) { // read together with the member of Key
 			known[m.Key] = func(string, document.Value) {
 				if !p.Entry.Has(kind.Key()) {
 					read(document.Pointer(at, kind.Key()), document.Value{})
@@ -243,7 +243,7 @@ func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(strin
 	return known
 }
 
-// sortByMember sorts the problems of an entry by its members: a kind that reads several finds their mistakes together.
+// sortByMember sorts the problems of an entry in the order of its members, as a [rule.Wide] kind reads several members at the same time.
 func sortByMember(at string, entry document.Value, list []document.Problem) {
 	member := func(p document.Problem) int {
 		key, _, _ := strings.Cut(strings.TrimPrefix(p.Pointer, at+"/"), "/")
@@ -252,13 +252,13 @@ func sortByMember(at string, entry document.Value, list []document.Problem) {
 	slices.SortStableFunc(list, func(a, b document.Problem) int { return cmp.Compare(member(a), member(b)) })
 }
 
-// isCompact reports whether an entry has only header names and literal values. The key of a kind whose member is a text is
-// no name of a header: else the requests would go to their server.
+// isCompact reports whether an entry has only header names and literal values. The key of a kind whose member is a string, such as
+// forward_url, is not accepted as the name of a header: the requests would be sent to their server.
 func isCompact(entry document.Value) bool {
 	isText := func(k rule.Kind) bool { return k.Form().Kind() == reflect.String && entry.Has(k.Key()) }
 	return entry.Kind == document.Object && !slices.ContainsFunc(kinds.All, isText) &&
 		!slices.ContainsFunc(entry.Items, func(v document.Value) bool { return v.Kind != document.Text })
 }
 
-// ReadHeaderRules is [ParseHeaderRules] for a document that was read already, whose rules may name any secret.
+// ReadHeaderRules is [ParseHeaderRules] for a parsed document, whose rules may name any secret.
 func ReadHeaderRules(doc document.Value) ([]HeaderRule, error) { return (&headerParser{}).rules(doc) }

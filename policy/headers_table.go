@@ -11,12 +11,12 @@ import (
 	"boxgate/rule"
 )
 
-// headerTable finds the header rules of a host. Every header pattern has a port, given or 443.
+// headerTable finds the header rules of a host. Every pattern has a port, by default 443.
 type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
 	logins       name.PortSet
-	proxies      map[headerKey]rule.ProxyLogin // the gateway's own, to upstream proxies
+	proxies      map[headerKey]rule.ProxyLogin // logins of the gateway to upstream proxies
 	rules        map[headerKey]*alternatives
 	scrubs       map[hostKey]*hostScrub // nil: no rule scrubs
 }
@@ -36,7 +36,7 @@ type alternatives struct {
 	needs   match.Needs
 }
 
-// alternative is a header rule ready to compare.
+// alternative is a header rule with its compiled match.
 type alternative struct {
 	HeaderRule
 	match *match.Conditions // nil: every request
@@ -55,7 +55,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 		}
 		key := headerKey{p.Name().String(), p.IsWildcard(), p.Port()}
 		on := rule.Connections(r.Effects)
-		if on.Proxy != nil { // not for what boxes say to the host
+		if on.Proxy != nil { // does not apply to traffic of boxes
 			if t.proxies == nil {
 				t.proxies = map[headerKey]rule.ProxyLogin{}
 			}
@@ -88,8 +88,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 	return t
 }
 
-// Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
-// in.
+// Secrets returns the names of all secrets of the operator that the rule uses.
 func (r *HeaderRule) Secrets() []string {
 	var names []string
 	for _, e := range r.Effects {
@@ -114,8 +113,8 @@ func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 	of.list = append(of.list, a)
 }
 
-// find returns the rules of the most specific pattern that covers the name and port, nil if there is none or they change
-// nothing. An unknown port or name is covered by none.
+// find returns the rules of the most specific pattern that covers the name and port. It returns nil if the rules have no effect, and if the
+// name or port is unknown.
 func (t headerTable) find(n name.Name, port uint16) *alternatives {
 	if len(t.rules) == 0 || n.IsZero() || port == 0 {
 		return nil
@@ -146,9 +145,9 @@ func (t headerTable) eachPlaceholder(visit func(rule.Placeholder)) {
 	}
 }
 
-// choose returns the first rule that surely covers the request; the zero decision comes with it, and with none. A rule
-// that denies refuses what it may cover. Where another may cover the request, or not, the request is refused: the next
-// rule could send what only other requests should carry.
+// choose returns the first rule that certainly covers the request, or nil. A rule with Deny refuses requests that it possibly covers. If it is
+// uncertain whether another rule covers the request, the request is refused as well: the next rule could send a secret that is
+// meant for other requests. The decision is zero unless the request is refused.
 func (of *alternatives) choose(r *Request) (*HeaderRule, Decision) {
 	if of == nil {
 		return nil, Decision{}
@@ -175,7 +174,7 @@ func (of *alternatives) choose(r *Request) (*HeaderRule, Decision) {
 	return nil, Decision{}
 }
 
-// rule names an alternative in decisions.
+// rule returns the name of an alternative for decisions.
 func (of *alternatives) rule(i int) string {
 	if len(of.list) == 1 {
 		return of.pattern.String()
@@ -190,9 +189,8 @@ func (a *alternative) fit(r *match.Request) match.Fit {
 	return a.match.Fit(r)
 }
 
-// refuses returns why the header rules of its host refuse a request; the zero decision if they do not. A request that
-// was judged before the rules looked at its header fields is refused only if a rule denies it: nothing is sent with it
-// any more.
+// refuses returns the decision of the header rules of a host that refuse a request; the zero decision if they do not. A request that was
+// judged when the rules did not look at its header fields is refused only by rules with Deny: its secrets have already been sent.
 func (t headerTable) refuses(r *Request) Decision {
 	of := t.find(r.Name, r.Port)
 	if of == nil || of.known(r.Fields) {
@@ -230,9 +228,8 @@ func (t headerTable) shadows(common, p name.Pattern) bool {
 	return false
 }
 
-// HeaderRule returns the header rule for a request over TLS, the zero rule if there is none: of the most specific pattern
-// that covers the host, the first whose match covers the request. If the rules refuse the request, the decision says why;
-// else it is zero.
+// HeaderRule returns the header rule for a request over TLS, or the zero rule: of the most specific pattern that covers the host,
+// the first rule whose match covers the request. The decision is zero unless the rules refuse the request.
 func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	if c == nil {
 		return HeaderRule{}, Decision{}
@@ -251,7 +248,7 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	return all, d
 }
 
-// Needs returns the header fields that the rules for a host look at, nil if they look at none.
+// Needs returns the header fields that the rules for a host look at, or nil.
 func (c *Compiled) Needs(n name.Name, port uint16) *match.Needs {
 	if c == nil || !c.matches {
 		return nil
@@ -274,7 +271,7 @@ func (c *Compiled) Needs(n name.Name, port uint16) *match.Needs {
 	return &all
 }
 
-// Login returns the login for a host and port, nil if there is none. Nothing else may be said to them.
+// Login returns the login for a host and port, or nil. Other connections to a host and port with a login must be refused.
 func (c *Compiled) Login(n name.Name, port uint16) rule.Login {
 	if c == nil {
 		return nil
@@ -292,21 +289,21 @@ func (t headerTable) login(n name.Name, port uint16) rule.Login {
 	return nil
 }
 
-// hostKey is the host of a header rule, whatever its port.
+// hostKey is the pattern of a header rule without its port.
 type hostKey struct {
 	name string
 	wild bool
 }
 
-// hostScrub is what responses of a host must not show on any port, whichever rule applied, or none: a server that was sent a
-// secret with one request may show it in the answer to another, and on another port.
+// hostScrub is masked in all responses of a host, on every port and whether or not a rule applied: a server may show the secret of one request
+// in the response to another one, also on another port.
 type hostScrub struct {
 	SharedScrub
-	rules int // on whose ports something is masked
+	rules int // number of rules on ports with a rule that scrubs
 }
 
-// newHostScrubs collects by host what rules mask. A host whose rules mask nothing has an entry as well if others do: they may
-// be exceptions from those of a wildcard.
+// newHostScrubs collects the texts to mask by host. If some rule scrubs, hosts whose rules do not scrub have an entry as well, as they may be
+// exceptions from a wildcard.
 func newHostScrubs(rules map[headerKey]*alternatives) map[hostKey]*hostScrub {
 	hosts, scrubs := map[hostKey][]headerKey{}, false
 	for key, of := range rules {
@@ -322,7 +319,7 @@ func newHostScrubs(rules map[headerKey]*alternatives) map[hostKey]*hostScrub {
 		sum, seen := &hostScrub{}, map[uint16]bool{}
 		for at, more := host, true; more; {
 			for _, key := range hosts[at] {
-				if !seen[key.port] { // else a more specific pattern covers the port
+				if !seen[key.port] { // otherwise a more specific pattern covers the port
 					sum.add(rules[key])
 				}
 				seen[key.port] = true
@@ -357,7 +354,7 @@ func (h *hostScrub) add(of *alternatives) {
 	h.rules += len(of.list)
 }
 
-// scrubOf returns what is masked on every port of a host; nil or empty if nothing is.
+// scrubOf returns the texts that are masked on every port of a host, possibly nil or empty.
 func (t *headerTable) scrubOf(n name.Name) *hostScrub {
 	if len(t.scrubs) == 0 || n.IsZero() {
 		return nil
@@ -369,15 +366,15 @@ func (t *headerTable) scrubOf(n name.Name) *hostScrub {
 	return of
 }
 
-// addHost completes the rule for a request by what is masked for other rules of its host.
+// addHost adds the texts that are masked for other rules of the host to the rule of a request.
 func (t *headerTable) addHost(rule *HeaderRule, n name.Name) {
 	if of := t.scrubOf(n); of != nil && of.rules > 0 && (!rule.Scrub || of.rules > 1) {
 		rule.Scrub, rule.Shared = true, &of.SharedScrub
 	}
 }
 
-// ScrubRule returns the rule for requests in the clear: it sends nothing, and masks what rules for
-// the host send on other ports.
+// ScrubRule returns the rule for requests over plain HTTP. It has no effects but masks the secrets that rules for the host send on other
+// ports.
 func (c *Compiled) ScrubRule(n name.Name) (rule HeaderRule) {
 	if c != nil {
 		c.headers.addHost(&rule, n)

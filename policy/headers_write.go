@@ -8,13 +8,13 @@ import (
 	"boxgate/rule/kinds"
 )
 
-// MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
-// the clear: whoever keeps it seals it.
+// MarshalHeaderRules is the inverse of [ParseHeaderRules], without tokens. The result contains literal values in the clear and must be sealed
+// before it is stored.
 func MarshalHeaderRules(rules []HeaderRule) ([]byte, error) {
 	return json.Marshal(WriteHeaderRules(rules))
 }
 
-// WriteHeaderRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
+// WriteHeaderRules returns the document of header rules as a value for encoding/json, with literal values in the clear.
 func WriteHeaderRules(rules []HeaderRule) map[string]any {
 	entries := map[string][]map[string]any{}
 	for _, r := range rules {
@@ -30,7 +30,7 @@ func WriteHeaderRules(rules []HeaderRule) map[string]any {
 }
 
 func writeEntry(r HeaderRule) map[string]any {
-	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // which stands alone
+	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // the only member of its entry
 		return map[string]any{r.Effects[0].Key(): r.Effects[0].Document()}
 	}
 	out := map[string]any{}
@@ -38,7 +38,7 @@ func writeEntry(r HeaderRule) map[string]any {
 		out["match"] = r.Match
 	}
 	if !r.Applies() {
-		out[kinds.Compact.Key()] = map[string]any{} // as {} alone is compact, and has no match
+		out[kinds.Compact.Key()] = map[string]any{} // the full form, which may have a match
 	}
 	if r.Scrub != r.scrubsByDefault() {
 		out["scrub"] = r.Scrub

@@ -10,7 +10,7 @@ import (
 	"boxgate/rule"
 )
 
-// newWarnings finds entries that have no effect.
+// newWarnings returns the warnings about entries without effect and rules with unintended consequences.
 func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []document.Problem {
 	var ps document.Problems
 	c.warnDomains(&ps)
@@ -40,7 +40,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 	return ps.List
 }
 
-// warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
+// warnProxyLogin warns of a login for the upstream proxy of the policy that is for another scheme.
 func (c *Compiled) warnProxyLogin(h HeaderRule, ps *document.Problems) {
 	p, u, login := h.key(), c.upstream, h.OnConnections().Proxy
 	if login == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || login.IsFor(string(u.Scheme)) {
@@ -49,8 +49,7 @@ func (c *Compiled) warnProxyLogin(h HeaderRule, ps *document.Problems) {
 	ps.Add(document.Pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
 }
 
-// warnPlain finds a rule that denies or forwards, while the policy allows its host over plain HTTP, where header rules do not
-// apply.
+// warnPlain warns of a rule that denies or forwards while the policy allows its host over plain HTTP, where header rules do not apply.
 func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *document.Problems) {
 	p := h.key()
 	does := ""
@@ -93,7 +92,7 @@ func (c *Compiled) warnCIDRs(ps *document.Problems) {
 	}
 }
 
-// warnPaths warns of paths that no request can have where a rule covers its host.
+// warnPaths warns of paths that match no request, since requests with such a path are refused.
 func (c *Compiled) warnPaths(ps *document.Problems) {
 	for i, rule := range c.spec.Rules {
 		for k, path := range rule.Paths {
@@ -115,7 +114,7 @@ func protectedBy(rule string) string {
 	return rule
 }
 
-// neverApplies says why no connection that the policy allows is covered by a header rule; "" if one is.
+// neverApplies returns the reason why a header rule covers no connection that the policy allows; "" if it covers one.
 func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	if c.spec.Mode == ModeDenyAll {
 		return "the policy denies everything"
@@ -156,7 +155,7 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	return why
 }
 
-// intersect returns the pattern that covers what both cover, with the port of q; ok is false if there is nothing.
+// intersect returns the pattern of the hosts that both p and q cover, with the port of q; ok is false if there are none.
 func intersect(p, q name.Pattern) (common name.Pattern, ok bool) {
 	full := p.WithDefaultPort(q.Port())
 	switch {
@@ -170,7 +169,7 @@ func intersect(p, q name.Pattern) (common name.Pattern, ok bool) {
 	return name.Pattern{}, false
 }
 
-// warnAlternatives finds alternatives behind one that covers all their requests. Those of a pattern follow one another.
+// warnAlternatives warns of alternatives that come after one that covers all their requests. Alternatives are adjacent.
 func warnAlternatives(headers []HeaderRule, ps *document.Problems) {
 	first := 0
 	for i, h := range headers {
@@ -193,7 +192,7 @@ func warnAlternatives(headers []HeaderRule, ps *document.Problems) {
 	}
 }
 
-// warnRules finds request rules behind one that decides all their requests.
+// warnRules warns of request rules that come after one that decides all their requests.
 func (c *Compiled) warnRules(ps *document.Problems) {
 	for i, r := range c.spec.Rules {
 		at := document.Element("/rules", i)
