@@ -10,20 +10,20 @@ import (
 	"boxgate/policy/name"
 )
 
-// Ceiling is the operator's policy above those of the boxes: what it denies is denied, whatever the policy of a box says.
-// Immutable and safe for concurrent use.
+// Ceiling is a policy of the operator that bounds the policies of boxes: a box is allowed only destinations that the ceiling allows
+// as well. Immutable and safe for concurrent use.
 type Ceiling struct{ policy *Compiled }
 
-// ruleCeiling is the rule of decisions for which the ceiling has no entry to name, and begins the others.
+// ruleCeiling is the rule of decisions without an entry of the ceiling, and the prefix of the others.
 const ruleCeiling = "policy.ceiling"
 
-// IsOfCeiling reports whether a decision with the rule is one of the operator's ceiling, which no policy of a box exceeds.
+// IsOfCeiling reports whether a decision with this rule comes from the operator's ceiling.
 func IsOfCeiling(rule string) bool {
 	return rule == ruleCeiling || strings.HasPrefix(rule, ruleCeiling+": ")
 }
 
-// NewCeiling makes a policy the ceiling of others. Its rules for requests may only deny: what one allowed could not be
-// taken back by another, which users of allow rules expect. The error is an *[document.InvalidError] that lists every problem.
+// NewCeiling returns a ceiling. Its request rules may only deny: a request that an allow rule matched could not be denied by another
+// rule, as users of allow rules expect. The error is an *[document.InvalidError] that lists every problem.
 func NewCeiling(spec Spec) (*Ceiling, error) {
 	var ps document.Problems
 	parsed := checkSpec(spec, MaxEntries, &ps)
@@ -42,12 +42,12 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 		return nil, err
 	}
 	c := build(spec, parsed.under(ruleCeiling+": "), nil, 0)
-	c.protected = &name.Protected{} // the policy below looks after those
+	c.protected = &name.Protected{} // the policies of boxes deny protected ranges
 	c.plan = c.newKernelPlan(parsed)
 	return &Ceiling{c}, nil
 }
 
-// under returns the entries with a prefix to the text that decisions name.
+// under returns the entries with a prefix to their texts for decisions.
 func (p parsedSpec) under(prefix string) parsedSpec {
 	for _, list := range [][]domain{p.allowedDomains, p.deniedDomains} {
 		for i := range list {
@@ -65,7 +65,7 @@ func (p parsedSpec) under(prefix string) parsedSpec {
 	return p
 }
 
-// setCeiling puts the policy below a ceiling: it allows what both allow, and the kernel forwards what both would forward.
+// setCeiling restricts the policy to the decisions and the kernel plan that the ceiling allows as well.
 func (c *Compiled) setCeiling(ceiling *Ceiling) {
 	if ceiling == nil {
 		return
@@ -84,7 +84,7 @@ func (c *Compiled) setCeiling(ceiling *Ceiling) {
 	c.warnings = append(c.warnings, c.beyond(top)...)
 }
 
-// limit is the decision below a ceiling for what the policy itself allows.
+// limit restricts an allowing decision of the policy by the ceiling.
 func (c *Compiled) limit(r Request, d Decision) Decision {
 	top := c.decide(r)
 	if top.Verdict != Allow {
@@ -95,19 +95,19 @@ func (c *Compiled) limit(r Request, d Decision) Decision {
 	}
 	dialName := d.DialName || top.DialName
 	if d.Reason == name.ReasonAllowedCIDR && top.Reason != name.ReasonAllowedCIDR {
-		d.Reason, d.Rule = name.ReasonNotDenied, ruleCeiling // bytes that name no host pass only to addresses that both list
+		d.Reason, d.Rule = name.ReasonNotDenied, ruleCeiling // bytes without a host name pass only to addresses that both list
 	}
 	d.DialName = dialName
 	return d
 }
 
-// resolves reports whether a name may be asked for upstream as far as this policy alone is concerned.
+// resolves reports whether this policy, without its ceiling, allows upstream queries for a name.
 func (c *Compiled) resolves(n name.Name) bool {
 	d := c.decide(Request{Stage: StageDNS, Name: n})
 	return d.Allowed() || d.Reason == name.ReasonNotAllowed && c.spec.resolvesOthers()
 }
 
-// under returns what both plans forward, and steers to the proxy what either of them does not leave to the kernel.
+// under returns a plan that forwards the traffic that both plans forward, and steers traffic to the proxy if either plan does.
 func (p KernelPlan) under(top KernelPlan) KernelPlan {
 	out := KernelPlan{
 		Version:      p.Version,
@@ -130,7 +130,7 @@ func (p KernelPlan) under(top KernelPlan) KernelPlan {
 	return out
 }
 
-// unite returns the addresses of either list.
+// unite returns the union of two lists.
 func unite(a, b []netip.Prefix) []netip.Prefix {
 	var all name.Ranges
 	for _, p := range slices.Concat(a, b) {
@@ -139,7 +139,7 @@ func unite(a, b []netip.Prefix) []netip.Prefix {
 	return all.Merged()
 }
 
-// common returns the addresses of both lists, which are in order and do not overlap within themselves.
+// common returns the intersection of two lists, each sorted and without overlaps.
 func common(a, b []netip.Prefix) (out []netip.Prefix) {
 	for len(a) > 0 && len(b) > 0 {
 		switch p, q := a[0], b[0]; {
@@ -158,7 +158,7 @@ func common(a, b []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// beyond finds what the policy allows and the ceiling does not.
+// beyond warns of entries that the policy allows and the ceiling does not.
 func (c *Compiled) beyond(top *Compiled) []document.Problem {
 	var ps document.Problems
 	if c.open && !top.open {
@@ -177,8 +177,8 @@ func (c *Compiled) beyond(top *Compiled) []document.Problem {
 	return ps.List
 }
 
-// allowsSome reports whether the policy may allow a name that the pattern covers. Where addresses are allowed the name may
-// lead to one.
+// allowsSome reports whether the policy may allow a name that the pattern covers. If addresses are allowed, the name may
+// resolve to one.
 func (c *Compiled) allowsSome(p name.Pattern) bool {
 	switch {
 	case c.domains.deniesWhole(p):
@@ -196,7 +196,7 @@ func (c *Compiled) allowsSome(p name.Pattern) bool {
 	})
 }
 
-// reachesSome reports whether the policy may allow an address of the prefix. Where names are allowed one may lead there.
+// reachesSome reports whether the policy may allow an address of the prefix. If names are allowed, one may resolve to it.
 func (c *Compiled) reachesSome(p netip.Prefix) bool {
 	if _, denied := c.denied.CoveredBy(p); denied {
 		return false

@@ -8,18 +8,18 @@ import (
 	"boxgate/policy/name"
 )
 
-// BoxID identifies one sandbox. It is made by the gateway and safe in file names, interface names and URLs
+// BoxID identifies one sandbox. The gateway makes it. It is safe in file names, interface names and URLs
 // (lower-case letters and digits, at most 32 bytes).
 type BoxID string
 
-// Stage says which part of the gateway asks for a decision.
+// Stage is the part of the gateway that needs a decision.
 type Stage string
 
 // The stages, in the order a connection meets them.
 const (
 	StageDNS    Stage = "dns"    // a query for a name
 	StageKernel Stage = "kernel" // a packet judged by nftables
-	StageConn   Stage = "conn"   // a connection at the proxy, once its name is known or known to be absent
+	StageConn   Stage = "conn"   // a connection at the proxy, when its name is known or known to be absent
 	StageHTTP   Stage = "http"   // one request inside a connection
 	StageDial   Stage = "dial"   // the address about to be dialled
 	StageURL    Stage = "url"    // a request to a public URL
@@ -28,20 +28,20 @@ const (
 // Protocol is the transport protocol of a destination.
 type Protocol string
 
-// The transport protocols a policy can tell apart.
+// The transport protocols that policies distinguish.
 const (
 	TCP  Protocol = "tcp"
 	UDP  Protocol = "udp"
 	ICMP Protocol = "icmp"
 )
 
-// Request is all that is known about a destination when a stage asks for a decision. Fields not known yet are zero.
+// Request describes a destination at a stage. Unknown fields are zero.
 type Request struct {
 	Stage    Stage
 	Box      BoxID
-	Name     name.Name  // SNI, Host or query name; zero if none is known
-	Addr     netip.Addr // the destination address; invalid if not known yet (DNS before resolution, the sink)
-	Port     uint16     // destination port; 0 if not known (DNS, ICMP)
+	Name     name.Name  // SNI, Host or query name; zero if unknown
+	Addr     netip.Addr // the destination address; invalid if unknown (DNS before resolution, the sink)
+	Port     uint16     // destination port; 0 if unknown (DNS, ICMP)
 	Protocol Protocol
 	Method   string        // HTTP method, only at StageHTTP
 	Path     string        // HTTP path without the query, only at StageHTTP
@@ -69,7 +69,7 @@ func (v Verdict) String() string {
 // MarshalText returns [Verdict.String] for JSON and logs.
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote. Anything but "allow" is Deny.
+// UnmarshalText is the inverse of MarshalText. Any text but "allow" is Deny.
 func (v *Verdict) UnmarshalText(b []byte) error {
 	*v = Deny
 	if string(b) == "allow" {
@@ -82,17 +82,17 @@ func (v *Verdict) UnmarshalText(b []byte) error {
 type Decision struct {
 	Verdict Verdict
 	Reason  name.Reason
-	Rule    string // the rule as written that decided, such as "*.github.com"; empty where no single rule did
+	Rule    string // the deciding rule as written, such as "*.github.com"; empty if no single rule decided
 	Version uint64 // version of the policy that decided
-	// DialName says that the verdict holds for the name, not for the address the box asked for: the proxy must dial an
-	// address that the name resolves to, and ask again at StageDial. Where it is false the address itself was allowed.
+	// DialName reports that the verdict applies to the name, and not to the address requested by the box: the proxy must dial an
+	// address of the name, and get a decision about that at StageDial. If it is false, the address itself was allowed.
 	DialName bool
 }
 
 // Allowed reports whether the verdict is Allow.
 func (d Decision) Allowed() bool { return d.Verdict == Allow }
 
-// Err returns nil if the decision allows, else a *[DeniedError] holding it and the request.
+// Err returns nil if the decision allows, else a *[DeniedError] with the decision and the request.
 func (d Decision) Err(r Request) error {
 	if d.Allowed() {
 		return nil
@@ -100,9 +100,8 @@ func (d Decision) Err(r Request) error {
 	return &DeniedError{Request: r, Decision: d}
 }
 
-// ShownRule returns the rule as it may be shown to the box: the entry of its own policy, but never a protected range.
-// Which range matched would reveal which addresses are the host's own, and what a name resolves to inside the host's
-// network.
+// ShownRule returns the rule for the box: the entry of its own policy, but never a protected range. The matching range
+// would reveal addresses of the host, and the addresses of names inside the host's network.
 func (d Decision) ShownRule() string {
 	if d.Reason == name.ReasonProtectedRange {
 		return ""
@@ -110,16 +109,16 @@ func (d Decision) ShownRule() string {
 	return d.Rule
 }
 
-// DeniedError is the one typed denial. Each protocol maps it to its own words with errors.As.
+// DeniedError is the error of all denials. Each protocol maps it to an answer of its own with errors.As.
 type DeniedError struct {
 	Request  Request
 	Decision Decision
 }
 
-// Error says what was denied, why, and by which rule.
+// Error describes the destination, the reason and the rule.
 func (e *DeniedError) Error() string { return e.text(e.Decision.Rule) }
 
-// Shown is Error as the box may see it: see [Decision.ShownRule].
+// Shown is Error for the box: see [Decision.ShownRule].
 func (e *DeniedError) Shown() string { return e.text(e.Decision.ShownRule()) }
 
 func (e *DeniedError) text(rule string) string {
@@ -139,23 +138,23 @@ func (e *DeniedError) text(rule string) string {
 	return fmt.Sprintf("%s denied: %s", what, e.Decision.Reason)
 }
 
-// Box is what the data path knows about a sandbox. Its addresses identify it: the kernel has checked the source address
-// and the interface before any other part of the gateway sees a packet. ID and addresses never change.
+// Box is a sandbox in the data path. Its addresses identify it: the kernel has checked the source address and the
+// interface before any other part of the gateway sees a packet. ID and addresses never change.
 type Box struct {
 	ID     BoxID
 	V4, V6 netip.Addr  // the box's own addresses
-	Search []name.Name // the search list of its resolver, if that is known; it never changes
+	Search []name.Name // the search list of its resolver, if known; never changes
 	Policy Live
 	Limits LiveLimits
 }
 
-// Ports with rules of their own, apart from the lists.
+// Ports with special rules in addition to the lists.
 const (
 	portDoT  = 853 // DNS over TLS (RFC 7858) and, by UDP, over QUIC (RFC 9250)
 	portQUIC = 443 // HTTP/3 over UDP
 )
 
-// Rules that decisions on those ports name.
+// The names of these rules in decisions.
 const (
 	ruleQUIC = "UDP 443 while names decide on 443"
 	ruleRule = "UDP on a port where a rule decides"
@@ -163,9 +162,9 @@ const (
 	ruleDoQ  = "DNS over QUIC only by allowed_cidrs"
 )
 
-// Decide judges a destination. It never fails, does not allocate unless a path needs resolving, and is safe for
-// concurrent use. What is not known yet is zero: no port and no address in a DNS query, no name in the kernel. The
-// first of these that applies decides:
+// Decide decides about a destination. It never fails, does not allocate unless a path needs resolving, and is safe for
+// concurrent use. Unknown fields are zero: a DNS query has no port and no address, a packet in the kernel no name. The
+// first applicable rule decides:
 //
 //  1. the address is protected: deny
 //  2. the name matches denied_domains, or the address denied_cidrs: deny
@@ -177,10 +176,9 @@ const (
 //     rules) only to an address of the name that is given (DialName), and on 80, 443 and the ports that rules name not
 //     without a name; otherwise deny
 //
-// What that allows is then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
-// protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. What passes all that must be
-// allowed by the operator's ceiling as well, if there is one, have an address to leave from (see [Options.Source]), and not
-// be withheld from the box (see [Options.Withheld]).
+// Allowed destinations are then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
+// protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. They must also be allowed by the
+// operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]).
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
@@ -256,7 +254,7 @@ func (c *Compiled) decideDestination(r Request) Decision {
 	return Decision{Reason: name.ReasonNotAllowed}
 }
 
-// decideOpen allows what is in no list. Where names matter, the name that a client gives must be more than a claim.
+// decideOpen decides about destinations in no list. Where names matter, a name given by the client must be verified by dialling it.
 func (c *Compiled) decideOpen(r Request, why name.Reason) Decision {
 	d := Decision{Verdict: Allow, Reason: why}
 	switch {
@@ -269,8 +267,8 @@ func (c *Compiled) decideOpen(r Request, why name.Reason) Decision {
 	return c.unlessNameless(r, d)
 }
 
-// unlessNameless denies connections without a name on ports where names matter and clients can always send one: such a
-// connection might be for a denied name, or for a host with rules.
+// unlessNameless denies connections without a name on ports where names matter and clients can always send one. Such a
+// connection could be for a denied name, or for a host with rules.
 func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
 	if !r.Name.IsZero() || r.Stage == StageDNS || !named(r) || !c.namePorts.Contains(r.Port) {
 		return d
@@ -281,11 +279,11 @@ func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
 	return d
 }
 
-// named reports whether the name of a destination can be relied on: TCP goes to the proxy, which dials the name. UDP
-// and ICMP go to whatever address the box chose, so only the address counts.
+// named reports whether the name of a destination is reliable: TCP goes to the proxy, which dials the name. UDP and ICMP
+// go to the address that the box chose, so that only the address counts.
 func named(r Request) bool { return r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" }
 
-// decideTransport denies transports that may not be used even to an allowed destination.
+// decideTransport denies transports that are forbidden even to an allowed destination.
 func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	switch r.Protocol {
 	case TCP, "":
@@ -314,8 +312,8 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	return d
 }
 
-// decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may
-// read in different ways is denied whatever the rules say.
+// decideRequest applies the first matching request rule. If any rule covers the host, a path that servers may interpret
+// differently is denied regardless of the rules.
 func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 	var j match.Request
 	for i := range c.rules {
@@ -340,15 +338,14 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 	return d
 }
 
-// judge returns a request as matchers see it.
+// judge returns a request for matchers.
 func judge(r *Request) match.Request { return match.NewRequest(r.Method, r.Path, r.Query, r.Fields) }
 
-// Unseen says what of a request the rules for its host look at, and is not known.
+// Unseen reports the unknown parts of a request that the rules for its host look at.
 type Unseen struct{ Query, Headers bool }
 
-// Explain decides a destination as [Compiled.Decide] does, and a request by the header rules as well, as it would be over TLS.
-// If a part of a request is unknown that rules look at, another query or other headers may be decided otherwise. knowsQuery says
-// that an empty query is known to be empty.
+// Explain is [Compiled.Decide], followed for requests by the header rules as over TLS. If a part of the request that rules look at is unknown,
+// another query or other headers may change the decision. knowsQuery reports that an empty query is known to be empty.
 func (c *Compiled) Explain(r Request, knowsQuery bool) (Decision, Unseen) {
 	d := c.Decide(r)
 	if c == nil || r.Stage != StageHTTP {

@@ -7,27 +7,27 @@ import (
 	"boxgate/policy/name"
 )
 
-// KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:
-// refuse; Denied: refuse; Allowed, or in no list while DefaultAllow: the address is allowed, so TCP on a port of
-// SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; anything else: TCP on a
-// port of SteerOther goes to the proxy, the rest is refused. What the plan forwards, Decide allows by address.
+// KernelPlan is the part of a policy that nftables enforces. For a new packet the first applicable rule decides: Protected:
+// refuse; Denied: refuse; Allowed, or in no list with DefaultAllow: the address is allowed, so TCP to a port of
+// SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; otherwise TCP to a
+// port of SteerOther goes to the proxy, and the rest is refused. Decide allows everything that the plan forwards by address.
 //
-// The zero value refuses everything. Prefixes are of both families, masked, merged, sorted, and do not overlap within
+// The zero value refuses everything. Prefixes are of both families, masked, merged and sorted, and do not overlap within
 // a list.
 type KernelPlan struct {
 	Version      uint64
 	DefaultAllow bool           // addresses in no list are allowed (allow-all, custom with denied lists only)
-	Allowed      []netip.Prefix // allowed_cidrs, with the NAT64 (64:ff9b::/96) forms of those that are IPv4
+	Allowed      []netip.Prefix // allowed_cidrs, with the NAT64 (64:ff9b::/96) forms of IPv4 ones
 	Denied       []netip.Prefix // denied_cidrs, likewise; wins over Allowed
-	Protected    []netip.Prefix // protected ranges, likewise, exemptions taken out; wins over all
-	SteerAllowed name.PortSet   // TCP ports that go to the proxy although the address alone is allowed
-	SteerOther   name.PortSet   // TCP ports that go to the proxy where the address is neither allowed nor denied
+	Protected    []netip.Prefix // protected ranges without exemptions, likewise; wins over all
+	SteerAllowed name.PortSet   // TCP ports that go to the proxy although the address is allowed
+	SteerOther   name.PortSet   // TCP ports that go to the proxy if the address is neither allowed nor denied
 	RejectUDP    name.PortSet   // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
-	Sourced      bool           // what is forwarded leaves from Source alone, and what is of a family without an address there is refused
+	Sourced      bool           // traffic is forwarded from the addresses of Source only; families without one are refused
 	Source       Source
 }
 
-// findPorts notes the hosts of rules, and on which ports names matter where the address alone is allowed.
+// findPorts finds the hosts of rules, and the ports where names matter although the address is allowed.
 func (c *Compiled) findPorts(parsed parsedSpec, headers []HeaderRule) {
 	for _, rule := range parsed.rules {
 		c.ruled = append(c.ruled, rule.Hosts...)
@@ -74,7 +74,7 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 		plan.SteerOther = plan.SteerAllowed.Clone()
 		return plan
 	}
-	// Web traffic is refused by name, so that the refusal says which.
+	// Web traffic is refused by the proxy, so that the refusal has the name.
 	plan.SteerOther.Add(name.HTTPPort)
 	plan.SteerOther.Add(name.HTTPSPort)
 	for _, d := range parsed.allowedDomains {
@@ -86,8 +86,8 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	return plan
 }
 
-// rejectQUIC adds the port of a rule by which requests are judged or changed. 0, every port, stands for that of HTTP/3:
-// other protocols over UDP have no hosts, and a rule that names no port does not block them.
+// rejectQUIC adds the port of a rule that judges or changes requests. 0, every port, adds the port of HTTP/3 only: other
+// protocols over UDP have no hosts, and a rule without a port does not block them.
 func (p *KernelPlan) rejectQUIC(port uint16) {
 	if port == 0 {
 		port = portQUIC
@@ -106,19 +106,19 @@ func (p KernelPlan) WithoutForwarding() KernelPlan {
 	return p
 }
 
-// Loosens reports whether the kernel forwards under the next plan all that it forwards under the old one, so that no
-// open connection has to be ended. It errs on the side of false.
+// Loosens reports whether the kernel forwards under the next plan everything that it forwards under the old one, so that no
+// open connection must be cut. False negatives are possible.
 func Loosens(old, next KernelPlan) bool {
 	wider := next.DefaultAllow || !old.DefaultAllow && covers(next.Allowed, old.Allowed)
-	if old.Sourced != next.Sourced || old.Source != next.Source { // what is open leaves from elsewhere
+	if old.Sourced != next.Sourced || old.Source != next.Source { // open connections have another source address
 		return false
 	}
 	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
 		old.SteerAllowed.Covers(next.SteerAllowed) && old.RejectUDP.Covers(next.RejectUDP)
 }
 
-// covers reports whether every prefix of inner lies within one of outer. Of a list that is not sorted, or overlaps, it may
-// miss some, but finds none that are not there.
+// covers reports whether every prefix of inner is within a prefix of outer. If a list is not sorted or overlaps, false
+// negatives are possible.
 func covers(outer, inner []netip.Prefix) bool {
 	return !slices.ContainsFunc(inner, func(p netip.Prefix) bool {
 		i, exact := slices.BinarySearchFunc(outer, p.Addr(), func(o netip.Prefix, a netip.Addr) int { return o.Addr().Compare(a) })
@@ -129,8 +129,8 @@ func covers(outer, inner []netip.Prefix) bool {
 	})
 }
 
-// Forwards reports whether the kernel forwards connections to the address by itself: the address alone is allowed, and
-// neither a name nor a rule can matter.
+// Forwards reports whether the kernel forwards connections to the address without the proxy: the address is allowed, and
+// neither names nor rules matter.
 func (c *Compiled) Forwards(a netip.Addr, port uint16, protocol Protocol) bool {
 	if c == nil {
 		return false

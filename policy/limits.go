@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 )
 
-// Limit is a bound on what one box can take of the gateway. The configuration sets each for all boxes, and a box can have others.
+// Limit is a bound on the gateway's resources for one box. The configuration sets each for all boxes, and a box can override it.
 type Limit uint8
 
-// The limits that a box can have of its own.
+// The limits.
 const (
 	LimitConnections    Limit = iota // through the gateway, open
 	LimitNewConnections              // a second
@@ -28,14 +28,14 @@ const (
 	limits
 )
 
-// Unlimited is the value of a limit that bounds nothing. Only some can be unlimited.
+// Unlimited is the value of a limit without a bound. Only some limits can be unlimited.
 const Unlimited = -1
 
-// limitKind is what is fixed about a limit.
+// limitKind contains the name and the possible values of a limit.
 type limitKind struct {
 	name        string // of its key in the configuration
 	least, most int64
-	free        bool // it can be unlimited, which is written as 0
+	free        bool // can be unlimited, written as 0
 	bytes       bool
 }
 
@@ -47,7 +47,7 @@ var limitKinds = [limits]limitKind{
 	LimitRequests:       {name: "requests_per_second", least: 1, most: 1_000_000},
 	LimitUpstreams:      {name: "upstreams", least: 1, most: 1_000_000},
 	LimitDNSQueries:     {name: "dns_queries_per_second", least: 1, most: 1_000_000},
-	// What one connection still works with, and 100 Gbit/s.
+	// From the rate at which one connection still works to 100 Gbit/s.
 	LimitSend:    {name: "send_bytes_per_second", least: 64 << 10, most: 12_500_000_000, free: true, bytes: true},
 	LimitReceive: {name: "receive_bytes_per_second", least: 64 << 10, most: 12_500_000_000, free: true, bytes: true},
 	LimitQuota:   {name: "quota", least: 1 << 20, most: math.MaxInt64, free: true, bytes: true},
@@ -69,13 +69,13 @@ func (l Limit) String() string { return limitKinds[l].name }
 // Bytes reports whether a limit is a number of bytes.
 func (l Limit) Bytes() bool { return limitKinds[l].bytes }
 
-// LimitNamed returns the limit of a name.
+// LimitNamed returns the limit with a name.
 func LimitNamed(name string) (Limit, bool) {
 	i := slices.IndexFunc(limitKinds[:], func(k limitKind) bool { return k.name == name })
 	return Limit(max(i, 0)), i >= 0
 }
 
-// Value returns n as a value of the limit, in which 0 is written for none where there can be none, or says which values there are.
+// Value returns n as a value of the limit, where 0 is [Unlimited] if the limit can be. The error lists the possible values.
 func (l Limit) Value(n int64) (int64, error) {
 	k := limitKinds[l]
 	switch {
@@ -94,13 +94,13 @@ func (l Limit) Value(n int64) (int64, error) {
 	return 0, fmt.Errorf("must be %s", values)
 }
 
-// Limits has a value for each limit: a positive number, [Unlimited], or 0 where none is set.
+// Limits has a value for each limit: a positive number, [Unlimited], or 0 if it is not set.
 type Limits [limits]int64
 
 // Exceeds reports whether a value of a limit allows more than another.
 func Exceeds(a, b int64) bool { return b != Unlimited && (a == Unlimited || a > b) }
 
-// Over returns the limits that are set in l, and those of other for the rest.
+// Over returns l, with the limits that are not set taken from other.
 func (l Limits) Over(other Limits) Limits {
 	for i, n := range l {
 		if n != 0 {
@@ -110,7 +110,7 @@ func (l Limits) Over(other Limits) Limits {
 	return other
 }
 
-// Within returns l, where it is set and allows no more than most, and most elsewhere.
+// Within returns most, lowered to the limits that are set in l.
 func (l Limits) Within(most Limits) Limits {
 	for i, n := range l {
 		if n != 0 && !Exceeds(n, most[i]) {
@@ -120,7 +120,7 @@ func (l Limits) Within(most Limits) Limits {
 	return most
 }
 
-// Beside returns the limits that differ from those of other.
+// Beside returns the limits of l that differ from other. The rest is not set.
 func (l Limits) Beside(other Limits) Limits {
 	for i := range l {
 		if l[i] == other[i] {
@@ -130,7 +130,7 @@ func (l Limits) Beside(other Limits) Limits {
 	return l
 }
 
-// Map returns the limits that are set by their names. 0 is written for [Unlimited].
+// Map returns the limits that are set, by name. [Unlimited] is written as 0.
 func (l Limits) Map() map[string]int64 {
 	m := map[string]int64{}
 	for i, n := range l {
@@ -144,7 +144,7 @@ func (l Limits) Map() map[string]int64 {
 // MarshalJSON writes [Limits.Map].
 func (l Limits) MarshalJSON() ([]byte, error) { return json.Marshal(l.Map()) }
 
-// UnmarshalJSON reads what MarshalJSON has written. Names that are not known are left out: a later version may have written them.
+// UnmarshalJSON is the inverse of MarshalJSON. It ignores unknown names, which a later version may have written.
 func (l *Limits) UnmarshalJSON(data []byte) error {
 	var m map[string]int64
 	if err := json.Unmarshal(data, &m); err != nil {
@@ -174,10 +174,10 @@ func LimitNames() string {
 	return strings.Join(names, ", ")
 }
 
-// LiveLimits are the limits that a box has of its own at present. The zero value has none. Safe for concurrent use.
+// LiveLimits are the current limits of a box that override the configuration. The zero value has none. Safe for concurrent use.
 type LiveLimits struct{ p atomic.Pointer[Limits] }
 
-// Store replaces the limits, for everything that is admitted from then on.
+// Store replaces the limits for everything that is admitted afterwards.
 func (l *LiveLimits) Store(now Limits) { l.p.Store(&now) }
 
 // Load returns the limits.
@@ -188,7 +188,7 @@ func (l *LiveLimits) Load() Limits {
 	return Limits{}
 }
 
-// Of returns the value of a limit, or of all boxes' where the box has none of its own.
+// Of returns the value of a limit, or all, the value for all boxes, if the box does not override it.
 func (l *LiveLimits) Of(limit Limit, all int64) int64 {
 	if own := l.p.Load(); own != nil && own[limit] != 0 {
 		return own[limit]

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Source is from which addresses of the host the connections of a box leave, one for each family at most. With one alone,
-// nothing of the other family leaves. The zero value leaves the choice to the host.
+// Source contains the source addresses of the host for the connections of a box, at most one of each family. With only one,
+// the other family is denied. With the zero value the host chooses.
 type Source struct {
 	V4 netip.Addr `json:"v4,omitzero"`
 	V6 netip.Addr `json:"v6,omitzero"`
@@ -33,7 +33,7 @@ func ParseSource(list []string) (s Source, err error) {
 	return s, nil
 }
 
-// ParseSourceAddr reads one address that traffic can leave from.
+// ParseSourceAddr reads one source address.
 func ParseSourceAddr(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch {
@@ -47,8 +47,8 @@ func ParseSourceAddr(text string) (netip.Addr, error) {
 	return a, nil
 }
 
-// For returns the address that connections to another leave from: the zero Addr for whichever the host chooses. It reports
-// false if they must not leave at all.
+// For returns the source address for connections to an address; the zero Addr if the host chooses. It reports false if such
+// connections are denied.
 func (s Source) For(to netip.Addr) (from netip.Addr, ok bool) {
 	switch {
 	case s == Source{}:
@@ -70,18 +70,18 @@ func (s Source) Addrs() (list []netip.Addr) {
 	return list
 }
 
-// lacks says of each family why nothing of it leaves; "" if something does.
+// lacks contains the reason why a family is denied; "" if it is not.
 type lacks struct{ v4, v6 string }
 
-// The rules of decisions on a family that a box has no source address of.
+// The rules of decisions about a family without a source address.
 const (
 	ruleNoV4 = "no IPv4 address among the source addresses"
 	ruleNoV6 = "no IPv6 address among the source addresses"
 )
 
-// setSource makes everything that leaves for the box leave from the source, and denies what is of a family that it has no
-// address of, or one that cannot be used now: unusable says why, or "". It comes after the upstream proxies, whose connections
-// leave from there as well.
+// setSource sets the source addresses of all traffic of the box, and denies families without a usable address. unusable returns the reason why
+// an address cannot be used now, or "". setSource comes after the upstream proxies, as their connections have the same source
+// addresses.
 func (c *Compiled) setSource(s Source, unusable func(netip.Addr) string) {
 	if s == (Source{}) {
 		return
@@ -103,7 +103,7 @@ func (c *Compiled) setSource(s Source, unusable func(netip.Addr) string) {
 	c.leaveFrom(s, usable, l)
 }
 
-// leaveFrom is setSource for the policy and for those that decide about the connections made in its place.
+// leaveFrom is setSource for the policy and the policies of connections that the gateway makes for the box.
 func (c *Compiled) leaveFrom(s, usable Source, l lacks) {
 	c.source, c.lacks = s, l
 	c.plan.Sourced, c.plan.Source = true, usable
@@ -114,7 +114,7 @@ func (c *Compiled) leaveFrom(s, usable Source, l lacks) {
 	}
 }
 
-// Source returns from where the connections of the box leave.
+// Source returns the source addresses of the box's connections.
 func (c *Compiled) Source() Source {
 	if c == nil {
 		return Source{}
@@ -122,8 +122,8 @@ func (c *Compiled) Source() Source {
 	return c.source
 }
 
-// leaving denies what is allowed but has no address to leave from. What goes by an upstream proxy may be of either family: the
-// connection to the proxy is judged.
+// leaving denies allowed destinations without a source address of their family. Through an upstream proxy both families are allowed: the
+// connection to the proxy is checked.
 func (c *Compiled) leaving(r Request, d Decision) Decision {
 	a := r.Addr.Unmap()
 	if c.source == (Source{}) || c.upstream != nil || !a.IsValid() {

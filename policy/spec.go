@@ -19,22 +19,22 @@ const (
 	ModeCustom   Mode = "custom"
 )
 
-// DNSMode says which names the DNS server resolves when the mode is custom.
+// DNSMode determines the names that the DNS server resolves when the mode is custom.
 type DNSMode string
 
 // The DNS modes. The empty value takes the default: strict when allowed_domains is given, resolve when it is not.
 const (
-	DNSStrict  DNSMode = "strict"  // only names that may be reached are sent upstream
+	DNSStrict  DNSMode = "strict"  // only allowed names are sent upstream
 	DNSResolve DNSMode = "resolve" // other names too, A and AAAA only, answers limited to allowed_cidrs
 )
 
-// DeniedNames says how DNS answers for names that may not be reached.
+// DeniedNames is the DNS answer for names that are not allowed.
 type DeniedNames string
 
-// The answers for names that may not be reached. The empty value takes the default: no such name for single labels and for
-// names below the search list of the box, the sink for the rest.
+// The answers for names that are not allowed. The default for the empty value is DeniedNXDOMAIN for single labels and names
+// below the search list of the box, and DeniedSink for the rest.
 const (
-	DeniedSink     DeniedNames = "sink"     // the sink's address, so that the attempt that follows is refused by name
+	DeniedSink     DeniedNames = "sink"     // the address of the sink, where the connection is refused by name
 	DeniedNXDOMAIN DeniedNames = "nxdomain" // no such name
 	DeniedRefused  DeniedNames = "refused"
 )
@@ -58,11 +58,11 @@ const (
 	MaxEntries = 10_000 // of each list of domains or CIDRs
 )
 
-// MostBeside is how many entries may stand beside a policy for a time. A policy that has as many as it may have can be compiled with them:
-// they are no reason to refuse it.
+// MostBeside is the largest number of temporary entries in addition to a policy. A policy with the largest number of entries can still be
+// compiled with them.
 const MostBeside = 256
 
-// domain is one entry of a list of domains, and cidr one of a list of CIDRs, with the text that decisions name.
+// domain is an entry of a list of domains, and cidr of a list of CIDRs, with the text for decisions.
 type (
 	domain struct {
 		pattern name.Pattern
@@ -74,19 +74,19 @@ type (
 	}
 )
 
-// parsedSpec holds the entries of a valid Spec.
+// parsedSpec contains the entries of a valid Spec.
 type parsedSpec struct {
 	allowedDomains, deniedDomains []domain
 	allowedCIDRs, deniedCIDRs     []cidr
 	rules                         []match.CompiledRule
 }
 
-// DefaultAllow reports whether a custom policy has only denied lists, so that everything else is allowed.
+// DefaultAllow reports whether the policy has only denied lists, so that everything else is allowed.
 func (s Spec) DefaultAllow() bool {
 	return s.Mode == ModeAllowAll || s.Mode == ModeCustom && len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0
 }
 
-// resolvesOthers reports whether dns: resolve is in force, given or by default.
+// resolvesOthers reports whether dns: resolve applies, explicitly or by default.
 func (s Spec) resolvesOthers() bool {
 	if s.Mode != ModeCustom || len(s.AllowedCIDRs) == 0 {
 		return false
@@ -109,8 +109,8 @@ func (s Spec) clone() Spec {
 	return s
 }
 
-// checkSpec checks a policy as a whole, whose lists may have so many entries, and returns them. They are valid only if ps stays
-// empty.
+// checkSpec checks a policy, whose lists may each have most entries, and returns the parsed entries. They are valid only if ps
+// stays empty.
 func checkSpec(s Spec, most int, ps *document.Problems) parsedSpec {
 	parsed := checkEntries(s, most, ps)
 	checkUpstream(s.UpstreamProxy, most, ps)
@@ -191,7 +191,7 @@ func checkCustom(s Spec, ps *document.Problems) {
 	}
 }
 
-// checkEntries checks each entry of the lists by itself.
+// checkEntries checks each entry of the lists separately.
 func checkEntries(s Spec, most int, ps *document.Problems) parsedSpec {
 	return parsedSpec{
 		allowedDomains: checkDomains("/allowed_domains", s.AllowedDomains, most, ps),
@@ -239,8 +239,8 @@ func checkUpstream(s *UpstreamSpec, most int, ps *document.Problems) {
 	checkDomains("/upstream_proxy/resolve_there", s.ResolveThere, most, ps)
 }
 
-// Check adds what is wrong with a policy.
+// Check adds the problems of a policy.
 func (s Spec) Check(ps *document.Problems) { checkSpec(s, MaxEntries, ps) }
 
-// CheckEntries adds what is wrong with the entries of a policy, each by itself.
+// CheckEntries adds the problems of the entries of a policy, each checked separately.
 func (s Spec) CheckEntries(ps *document.Problems) { checkEntries(s, MaxEntries, ps) }
