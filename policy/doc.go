@@ -1,12 +1,11 @@
-// Package policy says what a box may reach. A policy as written is a [Spec]; [Compile] makes it, with everything else that it
-// depends on ([Options]), an immutable [Compiled]. Every stage of the gateway (kernel, DNS, proxy, dialler, public URLs) asks
-// that one: [Compiled.Decide] whether a destination may be reached, [Compiled.Route] how a connection or a request may pass,
-// held against what is known of its bytes, and [Compiled.Kernel] what nftables enforces by itself. [Live] is the policy in
-// force for a box.
+// Package policy decides about the traffic of boxes. A policy as written is a [Spec]. [Compile] combines it with its other inputs
+// ([Options]) to an immutable [Compiled], which every stage of the gateway uses (kernel, DNS, proxy, dialler, public URLs):
+// [Compiled.Decide] decides about a destination, [Compiled.Route] about how a connection or request may pass, given the evidence
+// about its bytes, and [Compiled.Kernel] is the part that nftables enforces. [Live] is the current policy of a box.
 //
-// Below it are what names, addresses and reasons are (policy/name), what requests rules are for (policy/match) and how documents
-// are read (policy/document); above it, the forms that policies are written in (policy/dialect).
+// It builds on policy/name (names, addresses, reasons), policy/match (conditions on requests) and policy/document (strict JSON).
+// Package policy/dialect reads and writes policies.
 //
 // The package is pure: it has no clock, disk, socket or log. Every zero value denies: an empty [Decision], an empty
-// [Route], a nil *[Compiled], a [Live] in which nothing was stored.
+// [Route], a nil *[Compiled], a [Live] before the first Store.
 package policy

@@ -6,14 +6,14 @@ import (
 	"boxgate/policy"
 )
 
-// Allow makes a policy allow what an entry is for, and leaves everything else as it is:
+// Allow changes a policy so that it allows an entry, and preserves all other decisions:
 //
 //   - allow-all allows it already
 //   - deny-all becomes custom with this one entry
-//   - a custom policy loses the denied entry that is the same, and gets an allowed one unless another covers it or it only
-//     denies: there, an allowed entry would deny everything else
+//   - a custom policy loses the same denied entry. It gets an allowed entry, unless another one covers it or the policy only
+//     denies: an allowed entry would deny everything else
 //
-// Denied entries win, so if one that is for more remains, the error names it. The policy is not modified.
+// Denied entries win, so the error names a remaining one that covers the entry. The argument is not modified.
 func Allow(s policy.Spec, e Entry) (Change, error) {
 	switch s.Mode {
 	case policy.ModeAllowAll:
@@ -44,7 +44,7 @@ func Allow(s policy.Spec, e Entry) (Change, error) {
 	case by != "":
 		return unchanged(s, "%q allows it already", by), nil
 	case len(s.AllowedDomains) == 0 && s.DNS == "":
-		s.DNS = policy.DNSResolve // as it was by default, which the first name would change
+		s.DNS = policy.DNSResolve // the previous default, which changes with the first name
 	}
 	*allowed = added(*allowed, e)
 	return Change{s, true, "allowed" + e.exceptions(rest)}, nil
@@ -62,14 +62,14 @@ func allowInOpen(s policy.Spec, lifted bool) Change {
 	return Change{s, true, "not denied any more"}
 }
 
-// Deny makes a policy deny what an entry is for, and leaves everything else as it is:
+// Deny changes a policy so that it denies an entry, and preserves all other decisions:
 //
 //   - deny-all denies it already
 //   - allow-all becomes custom with this one denied entry
-//   - a custom policy gets a denied entry, unless another covers it, and loses the allowed ones that it covers, unless
-//     no other would be left: an empty list means something else
+//   - a custom policy gets a denied entry, unless another one covers it, and loses the allowed entries that it covers, unless
+//     none would remain: an empty list has another meaning
 //
-// The policy is not modified.
+// The argument is not modified.
 func Deny(s policy.Spec, e Entry) Change {
 	switch s.Mode {
 	case policy.ModeDenyAll:
@@ -91,7 +91,7 @@ func Deny(s policy.Spec, e Entry) Change {
 	return Change{s, true, "denied"}
 }
 
-// exceptions says which parts of e denied entries keep closed.
+// exceptions describes the parts of e that denied entries exclude.
 func (e Entry) exceptions(denied []string) string {
 	parts := ""
 	for _, s := range denied {

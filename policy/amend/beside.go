@@ -6,9 +6,9 @@ import (
 	"boxgate/policy"
 )
 
-// Beside returns what a policy is while entries are allowed and denied beside it for a time. What it denies stays denied, and
-// so does what is denied beside it, whatever is allowed. An entry that is allowed already changes nothing: in a policy that
-// only denies, an allowed entry would deny everything else. The policy is not modified.
+// Beside returns a policy with temporarily allowed and denied entries. Denied entries, of the policy and temporary ones, win over
+// allowed ones. Entries that are already allowed are not added: in a policy that only denies, an allowed entry would deny everything
+// else. The argument is not modified.
 func Beside(s policy.Spec, allowed, denied []Entry) policy.Spec {
 	for _, e := range allowed {
 		s = allowBeside(s, e)
@@ -21,7 +21,7 @@ func Beside(s policy.Spec, allowed, denied []Entry) policy.Spec {
 
 func allowBeside(s policy.Spec, e Entry) policy.Spec {
 	if s.Mode == policy.ModeDenyAll {
-		c, _ := Allow(s, e) // nothing is listed that could be in the way
+		c, _ := Allow(s, e) // no denied entry covers it
 		return c.Spec
 	}
 	list, _ := e.lists(&s)
@@ -29,13 +29,13 @@ func allowBeside(s policy.Spec, e Entry) policy.Spec {
 	case s.Mode != policy.ModeCustom || len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0 || e.coveredBy(*list) != "":
 		return s
 	case len(s.AllowedDomains) == 0 && s.DNS == "":
-		s.DNS = policy.DNSResolve // as it was by default, which the first name would change
+		s.DNS = policy.DNSResolve // the previous default, which changes with the first name
 	}
 	*list = added(*list, e)
 	return s
 }
 
-// denyBeside adds the entry to what is denied, and takes nothing from what is allowed: denied wins.
+// denyBeside adds a denied entry and keeps allowed ones, as denied entries win.
 func denyBeside(s policy.Spec, e Entry) policy.Spec {
 	if s.Mode != policy.ModeCustom {
 		return Deny(s, e).Spec
@@ -47,8 +47,8 @@ func denyBeside(s policy.Spec, e Entry) policy.Spec {
 	return s
 }
 
-// Idle says why allowing or denying an entry beside a policy has no effect at present; "" if it has one. What the policy
-// denies cannot be allowed beside it: that is an error.
+// Idle returns the reason why temporarily allowing or denying an entry has no effect at present; "" if it has one. An entry that the
+// policy denies cannot be allowed, which is an error.
 func (e Entry) Idle(s policy.Spec, allow bool) (why string, err error) {
 	c := Deny(s, e)
 	if allow {

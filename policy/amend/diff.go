@@ -7,7 +7,7 @@ import (
 	"boxgate/policy"
 )
 
-// Difference is one entry that only one of two policies has.
+// Difference is an entry that only one of two policies has.
 type Difference struct {
 	Added bool   `json:"added"` // only the second has it
 	Field string `json:"field"` // "mode", "allowed_domains", …
@@ -23,8 +23,8 @@ func (d Difference) String() string {
 	return sign + " " + d.Field + ": " + d.Entry
 }
 
-// Diff returns the entries that only one of two policies has. The order of rules matters: of those, all between the first and
-// the last that differ are returned.
+// Diff returns the entries that only one of two policies has. As the order of rules matters, it returns all rules from the first to
+// the last difference.
 func Diff(before, after policy.Spec) []Difference {
 	var all []Difference
 	for _, f := range []struct {
@@ -46,7 +46,7 @@ func Diff(before, after policy.Spec) []Difference {
 	return append(all, ordered("repos", encoded(before.Repos), encoded(after.Repos))...)
 }
 
-// one is a list of one text, or of none.
+// one returns a list of one text; nil for "".
 func one(s string) []string {
 	if s == "" {
 		return nil
@@ -54,7 +54,7 @@ func one(s string) []string {
 	return []string{s}
 }
 
-// missing returns the entries of a list that another lacks.
+// missing returns the entries that another list lacks.
 func missing(field string, list, from []string, added bool) []Difference {
 	var out []Difference
 	for _, s := range list {

@@ -1,4 +1,4 @@
-// Package amend changes single entries of a policy, and keeps what the policy means for everything else.
+// Package amend changes single entries of a policy, and preserves its decisions about everything else.
 package amend
 
 import (
@@ -12,21 +12,21 @@ import (
 	"boxgate/policy/name"
 )
 
-// Entry is one destination as the lists of a policy have it: a name, "*.name", with or without a port; or an address or CIDR.
+// Entry is an entry for the lists of a policy: a name or "*.name" with or without a port, an address or a CIDR.
 type Entry struct {
 	text    string
 	pattern name.Pattern // zero for an address
 	prefix  netip.Prefix // zero for a name
 }
 
-// ParseEntry reads an entry. The error says what is wrong with it, and what was probably meant.
+// ParseEntry reads an entry. The error contains the corrected form if it is obvious.
 func ParseEntry(s string) (Entry, error) {
 	prefix, isAddress := prefixOf(s)
 	if !isAddress {
 		pattern, err := name.ParsePattern(s)
 		return Entry{s, pattern, netip.Prefix{}}, err
 	}
-	// The policy's own parser allows one spelling for each range.
+	// The parser of policies accepts one spelling of each range.
 	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, policy.Options{})
 	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
 		return Entry{}, errors.New(invalid.Problems[0].Message)
@@ -48,7 +48,7 @@ func (e Entry) String() string { return e.text }
 
 func (e Entry) isAddress() bool { return e.prefix.IsValid() }
 
-// covers reports whether e is for everything that o is for.
+// covers reports whether e covers all destinations of o.
 func (e Entry) covers(o Entry) bool {
 	if e.isAddress() != o.isAddress() {
 		return false
@@ -59,10 +59,10 @@ func (e Entry) covers(o Entry) bool {
 	return e.pattern.Covers(o.pattern)
 }
 
-// isSame reports whether both are for the same destinations.
+// isSame reports whether both cover the same destinations.
 func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
 
-// coveredBy returns the first entry of a list that covers e; "" if none does.
+// coveredBy returns the first entry of a list that covers e, or "".
 func (e Entry) coveredBy(list []string) string {
 	i := slices.IndexFunc(list, func(s string) bool {
 		other, err := ParseEntry(s)
@@ -74,7 +74,7 @@ func (e Entry) coveredBy(list []string) string {
 	return list[i]
 }
 
-// without returns the entries of a list that are not gone; nil if none is left.
+// without returns a list without the entries for which gone reports true; nil if it is empty.
 func without(list []string, gone func(Entry) bool) []string {
 	var out []string
 	for _, s := range list {
@@ -85,7 +85,7 @@ func without(list []string, gone func(Entry) bool) []string {
 	return out
 }
 
-// lists are the lists of a policy that entries like e are in.
+// lists returns the lists of a policy for entries like e.
 func (e Entry) lists(s *policy.Spec) (allowed, denied *[]string) {
 	if e.isAddress() {
 		return &s.AllowedCIDRs, &s.DeniedCIDRs
@@ -97,7 +97,7 @@ func (e Entry) lists(s *policy.Spec) (allowed, denied *[]string) {
 type Change struct {
 	Spec    policy.Spec
 	Changed bool
-	Said    string // what was changed, or why nothing was
+	Said    string // describes the change, or the reason why there is none
 }
 
 func unchanged(s policy.Spec, format string, args ...any) Change {

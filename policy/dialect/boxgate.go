@@ -6,9 +6,9 @@ import (
 	"boxgate/policy/match"
 )
 
-// ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
-// holds the entries as written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of
-// Vercel Sandbox or E2B is translated as by [Parse]; if it carries headers it is refused, since a Spec cannot.
+// ParseSpec reads and checks a policy in JSON: keys and types strictly, domains, CIDRs and rules. The Spec contains the entries as
+// written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of Vercel Sandbox or E2B
+// is translated as by [Parse], and refused if it has headers, which a Spec cannot contain.
 func ParseSpec(data []byte) (policy.Spec, error) {
 	spec, headers, err := Parse(data)
 	if err != nil {
@@ -22,8 +22,8 @@ func ParseSpec(data []byte) (policy.Spec, error) {
 	return spec, nil
 }
 
-// Parse reads a policy in any dialect: boxgate's own, that of Vercel Sandbox (see [ParseVercel]) or of E2B
-// (see [ParseE2B]). The latter two may include header rules, which come back sorted by pattern; headers is nil otherwise.
+// Parse reads a policy in any dialect: boxgate's own, Vercel Sandbox's (see [ParseVercel]) or E2B's (see [ParseE2B]). The latter two
+// may include header rules, which are returned sorted by pattern; otherwise headers is nil.
 func Parse(data []byte) (spec policy.Spec, headers []policy.HeaderRule, err error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)

@@ -13,24 +13,24 @@ import (
 	"boxgate/rule/header"
 )
 
-// Dialect is a way of writing policies.
+// Dialect is a form of policies.
 type Dialect string
 
 // The dialects.
 const (
-	Boxgate Dialect = "boxgate" // this API's own, which is that of Upstash Box with header rules beside it
+	Boxgate Dialect = "boxgate" // of this API: Upstash Box's form, with header rules in another member
 	Vercel  Dialect = "vercel"  // see [ParseVercel]
 	E2B     Dialect = "e2b"     // see [ParseE2B]
 )
 
-// Document is a policy with the header rules that come with it.
+// Document is a policy with header rules.
 type Document struct {
 	NetworkPolicy policy.Spec    `json:"network_policy"`
 	AttachHeaders map[string]any `json:"attach_headers,omitempty"`
 }
 
-// Convert writes a policy of one dialect in another, with the values of its header rules. The error is an *[document.InvalidError]
-// with what is wrong in the document, or what the other dialect cannot say.
+// Convert translates a policy from one dialect to another, with the values of its header rules. The error is an *[document.InvalidError]
+// that lists the mistakes in the document, or the parts that the other dialect cannot express.
 func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	spec, rules, err := readDialect(data, from)
 	if err != nil {
@@ -57,8 +57,8 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	return json.MarshalIndent(out, "", "  ")
 }
 
-// readDialect reads a document of one dialect. That of boxgate is a policy, or an object of network_policy and
-// attach_headers as in a request to create a box.
+// readDialect reads a document in a dialect. In boxgate's it is a policy, or an object of network_policy and attach_headers
+// as in a request to create a box.
 func readDialect(data []byte, from Dialect) (policy.Spec, []policy.HeaderRule, error) {
 	switch from {
 	case Vercel:
@@ -101,7 +101,7 @@ func readBoxgate(data []byte) (spec policy.Spec, rules []policy.HeaderRule, err 
 	return spec, rules, ps.Err()
 }
 
-// checkForeign refuses what neither of the other dialects can say.
+// checkForeign refuses policies that neither of the other dialects can express.
 func checkForeign(spec policy.Spec, ps *document.Problems) {
 	if len(spec.DeniedDomains) > 0 {
 		ps.Add("/denied_domains", "the other dialect denies no names")
@@ -161,7 +161,7 @@ func writeVercel(spec policy.Spec, rules []policy.HeaderRule, ps *document.Probl
 	return map[string]any{"allow": allow, "subnets": subnets}
 }
 
-// headerHosts returns the patterns of rules, the most specific ones first: in that dialect the first domain wins.
+// headerHosts returns the patterns of rules, the most specific ones first: in Vercel's dialect the first domain wins.
 func headerHosts(rules []policy.HeaderRule) (hosts []string) {
 	for _, r := range rules {
 		if s := r.Pattern.String(); !slices.Contains(hosts, s) {
@@ -195,7 +195,7 @@ func vercelRules(rules []policy.HeaderRule, host string, ps *document.Problems) 
 			continue
 		}
 		denies := r.Deny
-		r.Deny = false // which that dialect knows
+		r.Deny = false // that dialect has it
 		headers, to := plainHeaders(r, ps), r.OnConnections().Redirect
 		rule := map[string]any{"transform": []any{map[string]any{"headers": headers}}}
 		switch {
@@ -316,7 +316,7 @@ func (o orderedObject) MarshalJSON() ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
+// plainHeaders returns the headers of a rule for a dialect with literal values only.
 func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string {
 	at := document.Pointer("/attach_headers", r.Pattern.String())
 	out := map[string]string{}
@@ -339,7 +339,7 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	}
 	for _, e := range r.Effects {
 		switch e.(type) {
-		case rule.HeaderSetter, rule.Identity, rule.Redirect, rule.Login, rule.ProxyLogin: // which is said above, or by the dialect
+		case rule.HeaderSetter, rule.Identity, rule.Redirect, rule.Login, rule.ProxyLogin: // handled above or by the dialect
 		default:
 			ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 		}

@@ -1,7 +1,7 @@
-// Package dialect reads and writes policies as products write them: boxgate's own form, that of Vercel Sandbox and that of E2B.
-// [Parse] tells them apart and returns a [policy.Spec] with the header rules that come with it; [ParseSpec] is for where there
-// can be none; [Convert] writes a policy of one dialect in another.
+// Package dialect reads and writes policies in the forms of several products: boxgate, Vercel Sandbox and E2B. [Parse] detects
+// the dialect and returns a [policy.Spec] with header rules. [ParseSpec] refuses header rules. [Convert] translates a policy
+// between dialects.
 //
-// Each dialect keeps its own meaning: what boxgate cannot honour, or another dialect cannot say, is a problem with its place
-// in the document.
+// Each dialect keeps its meaning. Parts that boxgate cannot honour, or another dialect cannot express, are problems with
+// pointers.
 package dialect

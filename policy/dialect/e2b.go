@@ -20,11 +20,10 @@ import (
 //	{allowOut: [domain | cidr…], denyOut: [cidr…], rules: {domain: [{transform: {headers}}…]},
 //	 egressProxy: {address, username, password}, allowPublicTraffic: true}
 //
-// What is neither allowed nor denied is allowed in that dialect, and what is allowed wins over what is denied; in boxgate
-// denied wins. So allowOut is honoured beside a denyOut of all traffic, and where it opens nothing that denyOut closes;
-// else it is refused. All rules of a domain apply, later headers replacing earlier ones. Refused as well are
-// maskRequestHost, httpsPorts, allowPublicTraffic: false, and identity tokens in headers. The error is an *[document.InvalidError] that lists
-// every problem.
+// In E2B destinations in neither list are allowed, and allowOut wins over denyOut; in boxgate denied entries win. So allowOut is
+// accepted with a denyOut of all traffic, or if it does not overlap with denyOut, and refused otherwise. All rules of a domain
+// apply, and later headers replace earlier ones. maskRequestHost, httpsPorts, allowPublicTraffic: false, and identity tokens in
+// headers are refused as well. The error is an *[document.InvalidError] that lists every problem.
 func ParseE2B(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
@@ -34,7 +33,7 @@ func ParseE2B(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	return translateE2B(doc, &ps)
 }
 
-// isE2B reports whether a document is in that dialect rather than boxgate's own.
+// isE2B reports whether a document is in E2B's dialect rather than boxgate's.
 func isE2B(doc document.Value) bool {
 	if doc.Kind != document.Object || doc.Has("mode") {
 		return false
@@ -53,7 +52,7 @@ func isE2B(doc document.Value) bool {
 // e2bOptions are the network options as written.
 type e2bOptions struct {
 	allow, deny []string
-	closed      bool // no access to the internet but for allow
+	closed      bool // only entries of allow are allowed
 	headers     map[name.Pattern][]policy.HeaderRule
 	proxy       *policy.UpstreamSpec
 	login       *policy.HeaderRule // for the proxy; nil: none
@@ -101,7 +100,7 @@ func translateE2B(doc document.Value, ps *document.Problems) (policy.Spec, []pol
 	return spec, headers, nil
 }
 
-// spec translates the lists. Addresses are those that are also written as one, without a prefix length.
+// spec translates the lists, whose addresses may have no prefix length.
 func (o *e2bOptions) spec(ps *document.Problems) policy.Spec {
 	denied := readCIDRs("/denyOut", o.deny, ps)
 	var spec policy.Spec
@@ -129,7 +128,7 @@ func (o *e2bOptions) spec(ps *document.Problems) policy.Spec {
 	return o.deniedOnly(spec, allowed, denied, ps)
 }
 
-// deniedOnly translates lists that deny some addresses: all others are allowed, whether allowOut lists them or not.
+// deniedOnly translates lists that deny some addresses. All others are allowed, whether or not allowOut contains them.
 func (o *e2bOptions) deniedOnly(spec policy.Spec, allowed []netip.Prefix, denied []subnet, ps *document.Problems) policy.Spec {
 	if len(denied) == 0 {
 		if len(o.allow) > 0 {
@@ -204,7 +203,7 @@ func readE2BHeaders(at string, v document.Value, ps *document.Problems) []header
 	return headers
 }
 
-// readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
+// readProxy reads egressProxy, a SOCKS5 proxy with credentials. The credentials become a header rule, which requires a host name.
 func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problems) {
 	var address string
 	user, password := "", name.NewSecret("")
@@ -242,8 +241,7 @@ func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problem
 	o.login = &policy.HeaderRule{Pattern: pattern, Effects: []rule.Effect{upstream.New(string(policy.ProxySOCKS5), user, rule.Value{Literal: password})}}
 }
 
-// writeE2BProxy writes the proxy of a policy and the login that rules have for it; nil if there is none. The other rules are
-// returned.
+// writeE2BProxy returns the proxy of a policy with its login, nil if there is none, and the other rules.
 func writeE2BProxy(spec policy.Spec, rules []policy.HeaderRule, ps *document.Problems) (out map[string]string, rest []policy.HeaderRule) {
 	p, err := (*policy.UpstreamProxy)(nil), error(nil)
 	if spec.UpstreamProxy != nil {
@@ -275,7 +273,7 @@ func writeE2BProxy(spec policy.Spec, rules []policy.HeaderRule, ps *document.Pro
 	return out, rest
 }
 
-// subnet is a range of addresses, as it is and as it was written.
+// subnet is a range of addresses, parsed and as written.
 type subnet struct {
 	prefix netip.Prefix
 	text   string

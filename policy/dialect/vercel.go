@@ -18,11 +18,10 @@ import (
 //
 //	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}] | forwardURL | response}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
 //
-// What is not allowed is denied in that dialect: {} and a policy with denied subnets alone deny everything. Denied
-// subnets win over everything, allowed ones over domains. Of the rules of a domain the first that matches a request
-// wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
-// rules, alternatives in their order, nil if there are none, and so are those that forward, and those with a response, which
-// refuse. What boxgate cannot honour is refused: headers on "*", and responses other than a 403 of the gateway's own. The
+// In Vercel's dialect destinations in no list are denied: {} and a policy with only denied subnets deny everything. Denied
+// subnets win over everything, allowed subnets over domains. The first rule of a domain that matches a request applies, and the
+// first domain that covers a host. Rules with transforms, a forwardURL or a response become header rules, as alternatives in their
+// order; a response becomes a rule that denies. Headers on "*", and responses other than the gateway's own 403, are refused. The
 // error is an *[document.InvalidError] that lists every problem.
 func ParseVercel(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	var ps document.Problems
@@ -33,7 +32,7 @@ func ParseVercel(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	return translateVercel(doc, &ps)
 }
 
-// isVercel reports whether a document is in that dialect rather than boxgate's own.
+// isVercel reports whether a document is in Vercel's dialect rather than boxgate's.
 func isVercel(doc document.Value) bool {
 	return doc.Kind == document.Text || !doc.Has("mode") && (doc.Has("allow") || doc.Has("subnets"))
 }
@@ -122,8 +121,8 @@ func readVercelAllow(at string, v document.Value, ps *document.Problems) []verce
 	return hosts
 }
 
-// readVercelRules reads the rules of a domain. Those behind one that is for every request never apply, and are read only
-// for their mistakes.
+// readVercelRules reads the rules of a domain. It checks rules after one for every request, but drops them, as they never
+// apply.
 func readVercelRules(at string, v document.Value, ps *document.Problems) (rules []policy.HeaderRule) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of rules", v.Kind)
@@ -173,7 +172,7 @@ func readVercelRule(at string, v document.Value, ps *document.Problems) (rule po
 	return rule
 }
 
-// readVercelResponse reads an answer in the place of the server's, which the gateway gives in its own words.
+// readVercelResponse reads a response that replaces the server's. The gateway sends its own 403.
 func readVercelResponse(at string, v document.Value, ps *document.Problems) bool {
 	own := func(at string, _ document.Value) {
 		ps.Add(at, "the gateway says itself why it refuses a request; leave it out")
@@ -192,7 +191,7 @@ func readVercelResponse(at string, v document.Value, ps *document.Problems) bool
 	return true
 }
 
-// checkVercelMatch checks a match under the names of that dialect.
+// checkVercelMatch checks a match, with the member names of Vercel's dialect in pointers.
 func checkVercelMatch(at string, m match.Match, ps *document.Problems) {
 	var own document.Problems
 	match.Compile("", m, &own)
@@ -207,7 +206,7 @@ func checkVercelMatch(at string, m match.Match, ps *document.Problems) {
 	}
 }
 
-// readVercelMatch reads a match, whose keys have names of their own.
+// readVercelMatch reads a match in Vercel's dialect.
 func readVercelMatch(at string, v document.Value, ps *document.Problems) *match.Match {
 	var m match.Match
 	v.Fields(at, "an object with method, path, queryString and headers", ps, map[string]func(string, document.Value){
@@ -240,7 +239,7 @@ func readVercelPairs(at string, v document.Value, ps *document.Problems) (out ma
 	}
 	for i, item := range v.Items {
 		at := document.Element(at, i)
-		pair := match.Pair{Key: *match.Prefix("")} // without a key any will do
+		pair := match.Pair{Key: *match.Prefix("")} // without a key any name matches
 		item.Fields(at, "an object with key and value", ps, map[string]func(string, document.Value){
 			"key":   func(at string, v document.Value) { pair.Key = *readVercelMatcher(at, v, ps) },
 			"value": func(at string, v document.Value) { pair.Value = readVercelMatcher(at, v, ps) },
@@ -283,9 +282,9 @@ func overlayHeaders(headers, later []header.Header) []header.Header {
 	return append(headers, later...)
 }
 
-// vercelHeaders turns the hosts into header rules. In the Vercel dialect the first domain wins, in boxgate the most
-// specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
-// headers is kept as a rule that sets none.
+// vercelHeaders turns the hosts into header rules. In Vercel's dialect the first domain wins, in boxgate the most specific one. If these
+// differ, the policy is refused. A specific domain without headers before a wider one with headers becomes a rule without
+// effects.
 func vercelHeaders(hosts []vercelHost, ps *document.Problems) []policy.HeaderRule {
 	out := map[name.Pattern][]policy.HeaderRule{}
 	for i, h := range hosts {
@@ -307,7 +306,7 @@ func vercelHeaders(hosts []vercelHost, ps *document.Problems) []policy.HeaderRul
 	return patternRules(out, ps)
 }
 
-// setsHeaders reports whether some rule changes anything.
+// setsHeaders reports whether some rule has an effect.
 func setsHeaders(rules []policy.HeaderRule) bool {
 	return slices.ContainsFunc(rules, policy.HeaderRule.Applies)
 }
@@ -327,7 +326,7 @@ func patternRules(of map[name.Pattern][]policy.HeaderRule, ps *document.Problems
 	return rules
 }
 
-// refuseShadowed refuses a later domain whose hosts an earlier one already covers with other headers.
+// refuseShadowed refuses a later domain whose hosts are covered by an earlier one with other headers.
 func refuseShadowed(earlier, later vercelHost, ps *document.Problems) bool {
 	if !covers443(earlier.pattern, later.pattern) || slices.EqualFunc(earlier.rules, later.rules, sameEntry) {
 		return false
@@ -348,7 +347,7 @@ func readVercelForward(at string, v document.Value, ps *document.Problems) []rul
 	return []rule.Effect{e}
 }
 
-// sameEntry reports whether two rules of that dialect do the same.
+// sameEntry reports whether two rules are equivalent.
 func sameEntry(a, b policy.HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
@@ -356,7 +355,7 @@ func sameEntry(a, b policy.HeaderRule) bool {
 		slices.EqualFunc(a.Effects, b.Effects, rule.Effect.Equal)
 }
 
-// covers443 reports whether p covers all hosts of q that headers can be set on.
+// covers443 reports whether p covers q. A pattern without a port is for port 443.
 func covers443(p, q name.Pattern) bool {
 	return p.WithDefaultPort(name.HTTPSPort).Covers(q.WithDefaultPort(name.HTTPSPort))
 }

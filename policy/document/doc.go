@@ -1,6 +1,6 @@
 // Package document reads JSON documents strictly: [Parse] refuses duplicate keys and keeps the order of members, and
-// [Value.Fields] refuses unknown keys, naming the nearest known one. Whatever is wrong is collected in [Problems], each with a
-// pointer to its place, and comes back at once as one *[InvalidError].
+// [Value.Fields] refuses unknown keys, naming the nearest known one. All mistakes are collected in [Problems], each with a
+// JSON pointer, and returned as one *[InvalidError].
 //
-// The readers of policies, header rules and matches, and of the dialects of other products, are built on it.
+// The parsers of policies, header rules, matches and the dialects of other products use it.
 package document

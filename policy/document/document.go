@@ -25,8 +25,8 @@ const (
 	Null   Kind = "null"
 )
 
-// Value is a JSON value with its members in the order they were written. encoding/json alone would accept keys in any
-// case, and take the last of duplicate keys.
+// Value is a JSON value with its members in their original order. encoding/json would accept keys in any case, and the last of
+// duplicate keys.
 type Value struct {
 	Kind  Kind
 	Text  string   // of a string, or a number in decimal
@@ -43,7 +43,7 @@ func Parse(data []byte, ps *Problems) (Value, bool) {
 		ps.Add("", "is not valid UTF-8")
 		return Value{}, false
 	}
-	// The token reader below does not check that the document is valid as a whole.
+	// The token reader below does not check that the whole document is valid.
 	if err := json.Unmarshal(data, new(json.RawMessage)); err != nil {
 		ps.Add("", "%s", jsonFlaw(err))
 		return Value{}, false
@@ -55,7 +55,7 @@ func Parse(data []byte, ps *Problems) (Value, bool) {
 	return v, err == nil
 }
 
-// jsonFlaw says what is wrong with the JSON, without quoting any of it.
+// jsonFlaw describes the mistake in the JSON without quoting it.
 func jsonFlaw(err error) string {
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Sprintf("is not valid JSON (at byte %d)", e.Offset)
@@ -126,8 +126,8 @@ func readList(d *json.Decoder, at string, ps *Problems, depth int) (Value, error
 	return v, err
 }
 
-// Fields walks the members of an object. Each key must be one of known, whose function reads it; an unknown key is a
-// problem that names the nearest known one. want describes the object in messages.
+// Fields calls the function of each member's key in known. An unknown key is a problem whose message contains the nearest known
+// one. want describes the object in messages.
 func (v Value) Fields(at, want string, ps *Problems, known map[string]func(at string, v Value)) {
 	if v.Kind != Object {
 		ps.Add(at, "is %s; want %s", v.Kind, want)
@@ -201,7 +201,7 @@ func foldKey(key string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(strings.ToLower(key), "_", ""), "-", "")
 }
 
-// distance is the number of letters to insert, remove or replace (Levenshtein).
+// distance returns the number of letters to insert, remove or replace (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -10,13 +10,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// Problem is one error or warning about a document: where it is, and what to write instead.
+// Problem is an error or warning about a document.
 type Problem struct {
 	Pointer string `json:"pointer"` // RFC 6901 pointer into the document; "" is the whole document
-	Message string `json:"message"` // a sentence, with the corrected form where one is obvious
+	Message string `json:"message"` // a sentence, with the corrected form if it is obvious
 }
 
-// InvalidError carries every problem of a document at once.
+// InvalidError contains all problems of a document.
 type InvalidError struct {
 	Problems []Problem
 }
@@ -36,13 +36,13 @@ func (e *InvalidError) Error() string {
 	return strings.Join(parts, "; ")
 }
 
-// Problems collects problems, one for each place: the first one found there.
+// Problems collects problems, of which it keeps the first one for each pointer.
 type Problems struct {
-	List []Problem // in the order in which they were found
+	List []Problem // in the order of Add
 	at   map[string]bool
 }
 
-// Add adds a problem with the place that a pointer names, unless there is one already.
+// Add adds a problem, unless there is one with the same pointer.
 func (ps *Problems) Add(pointer, format string, args ...any) {
 	if ps.at == nil {
 		ps.at = map[string]bool{}
@@ -70,7 +70,7 @@ func Pointer(base, key string) string { return base + "/" + pointerEscapes.Repla
 // Element extends an RFC 6901 pointer by one index.
 func Element(base string, i int) string { return base + "/" + strconv.Itoa(i) }
 
-// AddBelow adds the problems of a part of the document; nil has none.
+// AddBelow adds the problems of a part of the document at a pointer. err may be nil.
 func (ps *Problems) AddBelow(at string, err error) {
 	if invalid, ok := errors.AsType[*InvalidError](err); ok {
 		for _, p := range invalid.Problems {
@@ -79,7 +79,7 @@ func (ps *Problems) AddBelow(at string, err error) {
 	}
 }
 
-// TooMany adds a problem if a list has more entries than it may have, and reports whether it has.
+// TooMany adds a problem if a list has more than most entries, and reports whether it does.
 func (ps *Problems) TooMany(at string, n, most int) bool {
 	if n > most {
 		ps.Add(at, "has %d entries; the limit is %d", n, most)
@@ -87,7 +87,7 @@ func (ps *Problems) TooMany(at string, n, most int) bool {
 	return n > most
 }
 
-// Pattern reads a host pattern that stands at a pointer.
+// Pattern reads the host pattern at a pointer.
 func (ps *Problems) Pattern(at, s string) (name.Pattern, bool) {
 	p, err := name.ParsePattern(s)
 	if err == nil {
@@ -101,7 +101,7 @@ func (ps *Problems) Pattern(at, s string) (name.Pattern, bool) {
 	return name.Pattern{}, false
 }
 
-// CIDR reads a range of addresses that stands at a pointer.
+// CIDR reads the range of addresses at a pointer.
 func (ps *Problems) CIDR(at, s string) (netip.Prefix, bool) {
 	p, err := name.ParseCIDR(s)
 	if err == nil {

@@ -9,15 +9,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// Limits of a match. Those of regular expressions bound the time that one takes: it grows with the size of the program
-// and the length of the text.
+// Limits of a match. The limits of regular expressions bound their running time, which grows with the size of the program and the
+// length of the text.
 const (
 	maxMatchPairs   = 16 // of the query or the headers
 	maxMatcherText  = 1024
 	maxRegexProgram = 512 // instructions
 )
 
-// Compile checks a match and makes it ready to compare. It is valid only if ps stays empty.
+// Compile checks and compiles a match. The result is valid only if ps stays empty.
 func Compile(at string, m Match, ps *document.Problems) *Conditions {
 	out := &Conditions{methods: m.Methods}
 	if m.IsZero() && m.Methods == nil {
@@ -46,7 +46,7 @@ func checkParameter(at string, p *pairMatcher, ps *document.Problems) {
 	}
 }
 
-// checkMatchedHeader completes the matcher of a header, whose name is compared in lower case.
+// checkMatchedHeader completes the matcher of a header. Names are compared in lower case.
 func checkMatchedHeader(at string, p *pairMatcher, ps *document.Problems) {
 	n := p.key.text
 	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, FoldHeader(n)
@@ -72,7 +72,7 @@ func checkPathMatcher(at string, m Matcher, ps *document.Problems) *pathMatcher 
 	return out
 }
 
-// escapeStar marks a star that stands for itself, which the paths of a rule cannot.
+// escapeStar marks a literal star, which the paths of a rule cannot contain.
 func escapeStar(path string) string {
 	if path == "*" {
 		return path
@@ -80,7 +80,7 @@ func escapeStar(path string) string {
 	return strings.ReplaceAll(path, "*", "%2A")
 }
 
-// checkPairs checks the conditions on a query or on headers; complete fills in what depends on which of them it is.
+// checkPairs checks the conditions on a query or on headers. complete does the part that differs between them.
 func checkPairs(at string, m Pairs, ps *document.Problems, complete func(at string, p *pairMatcher, ps *document.Problems)) []pairMatcher {
 	if ps.TooMany(at, len(m.Pairs), maxMatchPairs) {
 		return nil
@@ -98,7 +98,7 @@ func checkPairs(at string, m Pairs, ps *document.Problems, complete func(at stri
 	return out
 }
 
-// pairPointer points to a condition in the form in which it is written.
+// pairPointer returns the pointer of a condition in the form in which it is written.
 func pairPointer(at string, m Pairs, i int) string {
 	for _, p := range m.Pairs {
 		if p.Key.Exact == nil || p.Value == nil {
@@ -134,14 +134,14 @@ func checkMatcher(at string, m Matcher, ps *document.Problems) (out textMatcher)
 	return out
 }
 
-// set fills in the text of an exact matcher or a prefix; a regular expression has none.
+// set sets the text of an exact matcher or a prefix. Regular expressions have none.
 func (m *textMatcher) set(text string) {
 	if m.re == nil {
 		m.text, m.folded = text, strings.ToLower(text)
 	}
 }
 
-// checkRegex compiles a regular expression, as written and without regard to case.
+// checkRegex compiles a regular expression, as written and ignoring case.
 func checkRegex(at, expr string, ps *document.Problems) (re, folded *regexp.Regexp, size int) {
 	if expr == "" {
 		ps.Add(at, `is empty; {"prefix": ""} matches everything`)
@@ -178,7 +178,7 @@ func programSize(expr string) (int, error) {
 	return len(prog.Inst), nil
 }
 
-// regexFlaw says what is wrong without the wording of the parser, which begins with its own name.
+// regexFlaw describes the mistake without the prefix of the parser's message.
 func regexFlaw(err error) string {
 	return strings.TrimPrefix(err.Error(), "error parsing regexp: ")
 }

@@ -24,7 +24,7 @@ func coversPaths(all, some []string) bool {
 	})
 }
 
-// Covers reports whether every request of one match is surely one of another; nil is every request.
+// Covers reports whether one match certainly covers every request of another; nil covers every request.
 func Covers(all, some *Match) bool {
 	switch {
 	case all == nil:
@@ -36,7 +36,7 @@ func Covers(all, some *Match) bool {
 		coversPairs(all.Query, some.Query) && coversPairs(all.Headers, some.Headers)
 }
 
-// coversAll reports whether every text of another matcher is surely one of m; nil is every text.
+// coversAll reports whether m certainly covers every text of another matcher; nil covers every text.
 func (m *Matcher) coversAll(some *Matcher) bool {
 	switch {
 	case m == nil:
@@ -51,7 +51,7 @@ func (m *Matcher) coversAll(some *Matcher) bool {
 	return reflect.DeepEqual(m, some)
 }
 
-// coversPairs reports whether whatever meets some meets all: each condition is among the others.
+// coversPairs reports whether each condition of all is among some, so that requests that meet some meet all.
 func coversPairs(all, some Pairs) bool {
 	return !slices.ContainsFunc(all.Pairs, func(p Pair) bool {
 		return !slices.ContainsFunc(some.Pairs, func(q Pair) bool {
@@ -60,7 +60,7 @@ func coversPairs(all, some Pairs) bool {
 	})
 }
 
-// Warn finds what no request has.
+// Warn warns of conditions that no request meets.
 func Warn(at string, m Match, ps *document.Problems) {
 	for i, method := range m.Methods {
 		WarnMethod(document.Element(at+"/methods", i), method, ps)
@@ -77,14 +77,14 @@ func Warn(at string, m Match, ps *document.Problems) {
 	}
 }
 
-// WarnMethod warns of the method that no request has here.
+// WarnMethod warns of methods that no request can have here.
 func WarnMethod(at, method string, ps *document.Problems) {
 	if method == http.MethodConnect {
 		ps.Add(at, "no request has this method: it opens a tunnel, whose requests are judged one by one")
 	}
 }
 
-// pathless says why a regular expression matches no path; "" if it may match one. It looks at what every match contains.
+// pathless returns the reason why a regular expression matches no path; "" if it may match one. It examines the literals of every match.
 func pathless(re *syntax.Regexp) string {
 	parts := []*syntax.Regexp{re}
 	if re.Op == syntax.OpConcat {

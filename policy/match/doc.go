@@ -1,7 +1,7 @@
-// Package match compares requests with what rules say about them. A [Match] has conditions on method, path, query and header
-// fields, and [Compile] makes them ready to compare: [Conditions.Fit] is how surely a [Request] meets them, because servers
-// read some requests in different ways. A [RequestRule] is a match with hosts and a verdict, and a [RepoRule] stands for the
-// request rules of a git repository.
+// Package match compares requests with the conditions of rules. A [Match] has conditions on method, path, query and header
+// fields. [Compile] compiles it, and [Conditions.Fit] returns how certainly a [Request] meets the conditions, as servers interpret
+// some requests differently. A [RequestRule] is a match with hosts and an action, and a [RepoRule] generates the request rules of a
+// git repository.
 //
-// Everything is bounded: the size of matches, the regular expressions in them, and the effort that one request may cost.
+// The size of matches, their regular expressions and the effort for one request are bounded.
 package match

@@ -8,8 +8,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Fields are the header fields of a request that matchers look at: those that are forwarded, under the names that
-// [policy.Compiled.Needs] asked for. A nil *Fields has none and knows of none.
+// Fields are the forwarded header fields of a request with the names in Needs, from [policy.Compiled.Needs]. With a nil *Fields
+// no field is known.
 type Fields struct {
 	Needs *Needs
 	List  []Field
@@ -18,18 +18,18 @@ type Fields struct {
 // Field is one header field, as forwarded.
 type Field struct{ Name, Value string }
 
-// Needs are the names of the header fields that rules look at.
+// Needs is the set of header fields that rules look at.
 type Needs struct {
-	all   bool     // some rule looks for names by a prefix or a regular expression
+	all   bool     // some rule has a prefix or a regular expression for names
 	names []string // folded, see foldHeader
 }
 
-// Wants reports whether rules look at fields of that name, in any variant of it.
+// Wants reports whether rules look at fields with any variant of a name.
 func (n *Needs) Wants(name string) bool {
 	return n != nil && (n.all || slices.Contains(n.names, FoldHeader(name)))
 }
 
-// Add adds what other asks for.
+// Add adds the fields of other.
 func (n *Needs) Add(other Needs) {
 	n.all = n.all || other.all
 	for _, name := range other.names {
@@ -41,7 +41,7 @@ func (n *Needs) Add(other Needs) {
 
 func (n *Needs) IsZero() bool { return !n.all && len(n.names) == 0 }
 
-// knows reports whether the fields that a matcher looks at are known.
+// knows reports whether the fields of a matcher are known.
 func (f *Fields) knows(m *pairMatcher) bool {
 	if f == nil || f.Needs == nil {
 		return false
@@ -49,7 +49,7 @@ func (f *Fields) knows(m *pairMatcher) bool {
 	return f.Needs.all || m.key.exact && slices.Contains(f.Needs.names, m.folded)
 }
 
-// Covers reports whether the fields that other asks for are among those asked for.
+// Covers reports whether n contains all fields of other.
 func (n *Needs) Covers(other Needs) bool {
 	if n == nil {
 		return false
@@ -57,14 +57,14 @@ func (n *Needs) Covers(other Needs) bool {
 	return n.all || !other.all && !slices.ContainsFunc(other.names, func(s string) bool { return !slices.Contains(n.names, s) })
 }
 
-// AllFields are the header fields of a request of which every field is known.
+// AllFields returns Fields with a complete list.
 func AllFields(list []Field) *Fields { return &Fields{Needs: &Needs{all: true}, List: list} }
 
-// FoldHeader returns a name as servers that turn headers into variables see it: without case, and "_" as "-".
+// FoldHeader returns a name in lower case with "-" for "_", which are equal for servers that turn headers into variables (CGI).
 func FoldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
-// refusedHeaders belong to the connection or to the framing of the message (RFC 9110 7.6.1 and 7.2, RFC 9112 6): the
-// gateway sets them itself.
+// refusedHeaders belong to the connection or to the framing of the message (RFC 9110 7.6.1 and 7.2, RFC 9112 6), and are set
+// by the gateway.
 var refusedHeaders = map[string]string{
 	"connection":          "is hop-by-hop",
 	"keep-alive":          "is hop-by-hop",
@@ -81,7 +81,7 @@ var refusedHeaders = map[string]string{
 	"expect":              "belongs to the framing of the message",
 }
 
-// HeaderFlaw completes the sentence that begins with the name; empty if there is none.
+// HeaderFlaw returns a sentence whose subject is the name, or "" if the header may be set.
 func HeaderFlaw(n string) string {
 	switch {
 	case n == "":

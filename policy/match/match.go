@@ -12,7 +12,7 @@ import (
 	"boxgate/policy/document"
 )
 
-// Match says which requests a rule is for: those that all given parts cover. The zero value covers every request.
+// Match is the condition of a rule on requests: all parts that are set must cover the request. The zero value covers every request.
 type Match struct {
 	Methods []string `json:"methods,omitempty" doc:"any of them; none given: every method"`
 	Path    *Matcher `json:"path,omitempty"`
@@ -20,14 +20,14 @@ type Match struct {
 	Headers Pairs    `json:"headers,omitzero" doc:"every one must be met by a header"`
 }
 
-// Matcher compares a text. Exactly one field is given.
+// Matcher compares a text. Exactly one field is set.
 type Matcher struct {
 	Exact  *string `json:"exact,omitempty"`
 	Prefix *string `json:"prefix,omitempty"`
 	Regex  *string `json:"regex,omitempty" doc:"RE2, not anchored unless written so"`
 }
 
-// Pair is met by a parameter or header whose name Key covers and whose value Value does; nil covers every value.
+// Pair is met by a parameter or header if Key covers its name and Value its value. A nil Value covers every value.
 type Pair struct {
 	Key   Matcher  `json:"key"`
 	Value *Matcher `json:"value,omitempty"`
@@ -45,7 +45,7 @@ type Pairs struct {
 // Exact returns a matcher for one text.
 func Exact(s string) *Matcher { return &Matcher{Exact: &s} }
 
-// Prefix returns a matcher for the texts that begin with s.
+// Prefix returns a matcher for texts that begin with s.
 func Prefix(s string) *Matcher { return &Matcher{Prefix: &s} }
 
 // Regex returns a matcher for a regular expression.
@@ -64,7 +64,7 @@ func (Pairs) Forms() []reflect.Type {
 	return []reflect.Type{reflect.TypeFor[map[string]Matcher](), reflect.TypeFor[[]Pair]()}
 }
 
-// MarshalJSON writes the object if every key is a name that occurs once, else the list.
+// MarshalJSON writes the object if the keys are distinct names, else the list.
 func (m Pairs) MarshalJSON() ([]byte, error) {
 	named := make(map[string]*Matcher, len(m.Pairs))
 	for _, p := range m.Pairs {
@@ -98,7 +98,7 @@ func (m *Pairs) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Clone returns a copy that shares no list with m. Matchers are never modified, and are shared.
+// Clone returns a copy that shares no list with m. It shares matchers, which are never modified.
 func (m *Match) Clone() *Match {
 	if m == nil {
 		return nil
@@ -106,7 +106,7 @@ func (m *Match) Clone() *Match {
 	return &Match{slices.Clone(m.Methods), m.Path, Pairs{slices.Clone(m.Query.Pairs)}, Pairs{slices.Clone(m.Headers.Pairs)}}
 }
 
-// String writes a match in one line, as decisions name it.
+// String returns a match in one line, for decisions.
 func (m Match) String() string {
 	var parts []string
 	if len(m.Methods) > 0 {

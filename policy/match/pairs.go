@@ -2,19 +2,19 @@ package match
 
 import "strings"
 
-// maxQueryPairs is how many parameters of a query are looked at. Of a longer one the fit is unsure.
+// maxQueryPairs is the largest number of parameters that are compared. The fit of longer queries is unsure.
 const maxQueryPairs = 512
 
-// found collects the parameters or fields that a matcher is about.
+// found collects the parameters or fields with the name of a matcher.
 type found struct {
-	best  Fit             // of any one
-	some  bool            // there is one
-	names map[string]bool // their names, folded, unless the matcher is about one name alone
-	twice bool            // one of them surely fits, and another may have the same name
+	best  Fit             // the best of all
+	some  bool            // there is at least one
+	names map[string]bool // their folded names, unless the matcher has a single name
+	twice bool            // one certainly fits, and another may have the same name
 }
 
-// add takes one whose name fits as said. Names are looked up, not compared with each other: a request may have hundreds, and a
-// host hundreds of matchers.
+// add adds a parameter or field, given the fit of its name. It looks names up in a map instead of comparing each with each: a request
+// may have hundreds of them, and a host hundreds of matchers.
 func (s *found) add(m *pairMatcher, name string, f Fit, e *effort) {
 	s.best = max(s.best, f)
 	if m.key.exact {
@@ -33,7 +33,7 @@ func (s *found) add(m *pairMatcher, name string, f Fit, e *effort) {
 	s.names[name] = true
 }
 
-// fit is that of the whole request: of a name that is repeated, servers take the first, the last or all.
+// fit returns the fit of the whole request. If a name is repeated, servers use the first, the last or all values.
 func (s *found) fit() Fit {
 	if s.twice {
 		return min(s.best, Unsure)
@@ -74,7 +74,7 @@ func (m *pairMatcher) fitParameters(query, separators string, e *effort) Fit {
 	return s.fit()
 }
 
-// fitParameter compares the value of a parameter whose name fits as said.
+// fitParameter compares the value of a parameter, given the fit of its name.
 func (m *pairMatcher) fitParameter(name Fit, value string, e *effort) Fit {
 	switch {
 	case m.anyValue:
@@ -85,7 +85,7 @@ func (m *pairMatcher) fitParameter(name Fit, value string, e *effort) Fit {
 	return min(name, m.value.all(readingsOf(value), e))
 }
 
-// fitName compares the name of a parameter. Frameworks rewrite names: PHP makes "_" of dots and spaces, and several read
+// fitName compares the name of a parameter. Frameworks rewrite names: PHP replaces dots and spaces by "_", and several interpret
 // "name[]" and "name[0]" as elements of name.
 func (m *pairMatcher) fitName(raw string, e *effort) Fit {
 	if m.key.exact && raw == m.key.text {
@@ -108,8 +108,8 @@ func (m *pairMatcher) fitName(raw string, e *effort) Fit {
 	return Unfit
 }
 
-// namesOf is readingsOf for the name of a parameter: of "??a=1" some servers drop the second question mark, and of what begins
-// with NUL bytes or blanks others drop those.
+// namesOf is readingsOf for the name of a parameter. Some servers drop the second question mark of "??a=1", and others NUL bytes
+// and blanks at the beginning.
 func namesOf(raw string) []string {
 	all := readingsOf(raw)
 	for _, s := range all {
@@ -122,12 +122,12 @@ func namesOf(raw string) []string {
 
 var parameterFolds = strings.NewReplacer(" ", "_", ".", "_", "-", "_", "+", "_")
 
-// foldParameter returns the name of a parameter as the most lenient framework reads it.
+// foldParameter returns the name of a parameter as the most lenient framework interprets it.
 func foldParameter(name string) string {
 	return parameterFolds.Replace(strings.ToLower(strings.TrimSpace(name)))
 }
 
-// fitFields compares header fields. Servers that turn headers into variables read "_" as "-".
+// fitFields compares header fields. "_" is equal to "-" for servers that turn headers into variables.
 func (m *pairMatcher) fitFields(fields *Fields, e *effort) Fit {
 	if !fields.knows(m) {
 		return Unsure
@@ -149,7 +149,7 @@ func (m *pairMatcher) fitFields(fields *Fields, e *effort) Fit {
 	return s.fit()
 }
 
-// fitField compares the value of a field, which servers may read as a list.
+// fitField compares the value of a field, which servers may interpret as a list.
 func (m *pairMatcher) fitField(value string, e *effort) Fit {
 	if m.anyValue {
 		return Fits

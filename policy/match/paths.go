@@ -8,17 +8,17 @@ import (
 	"boxgate/policy/name"
 )
 
-// IsAmbiguous reports whether servers may read a path (as sent, without its query) in different ways, so that a request
-// rule could judge one resource and the server answer with another. Refused are
+// IsAmbiguous reports whether servers may interpret a path (as sent, without its query) differently, so that a request
+// rule could judge one resource and the server return another. Refused are
 //
-//   - empty segments, "." and ".." segments, backslashes, ";" (parameters that some servers take off)
-//   - percent-encoded slashes, backslashes, dots, percent signs, ";", "?", "#" and control bytes, which a server that
-//     decodes early, late or twice reads as what they stand for; encoded letters, digits, "-" and "_", which never need encoding
-//   - percent signs that begin no escape, bytes outside ASCII, and escapes that are not UTF-8, overlong forms among them,
-//     or that Unicode's compatibility forms make a slash or dot of
+//   - empty segments, "." and ".." segments, backslashes, ";" (parameters, which some servers remove)
+//   - percent-encoded slashes, backslashes, dots, percent signs, ";", "?", "#" and control bytes, which are special for a
+//     server that decodes early, late or twice; encoded letters, digits, "-" and "_", which never need encoding
+//   - percent signs outside escapes, bytes outside ASCII, and escapes that are not UTF-8 (such as overlong forms) or that
+//     Unicode compatibility mappings turn into a slash or dot
 //
-// Any other path reads the same in a server that compares paths as sent except for escapes, one that decodes once, and
-// one that cleans what it has decoded. "*" is the path of OPTIONS alone.
+// All other paths are equivalent for servers that compare paths as sent except for escapes, servers that decode once, and
+// servers that clean the decoded path. "*" is the path of OPTIONS only.
 func IsAmbiguous(path string) bool {
 	if path == "*" {
 		return false
@@ -52,8 +52,7 @@ func IsAmbiguous(path string) bool {
 // isDots reports whether a segment that is not the last is empty, "." or "..".
 func isDots(segment string) bool { return segment == "" || segment == "." || segment == ".." }
 
-// isPlainEscape reports whether the byte that %XY encodes is neither part of the syntax of paths nor one that needs no
-// encoding.
+// isPlainEscape reports whether the byte encoded by %XY needs encoding and has no meaning in the syntax of paths.
 func isPlainEscape(x, y byte) bool {
 	high, ok1 := hexDigit(x)
 	low, ok2 := hexDigit(y)
@@ -64,8 +63,8 @@ func isPlainEscape(x, y byte) bool {
 	return !name.IsWordByte(c) && strings.IndexByte(`/\.%;?#-`, c) < 0
 }
 
-// isOddText reports whether a decoded path is not UTF-8 or holds a character that compatibility forms turn into the syntax
-// of paths.
+// isOddText reports whether a decoded path is not UTF-8, or has a character that compatibility mappings turn into the syntax of
+// paths.
 func isOddText(s string) bool {
 	return !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool {
 		switch r {
@@ -106,9 +105,8 @@ func matchPath(pattern string, prefix bool, path string) bool {
 	return path == pattern
 }
 
-// resolvePath returns path as a lenient server may read it: percent-encoding decoded once, backslashes as slashes,
-// repeated slashes as one, "." and ".." segments resolved. It returns path itself, without allocating, if nothing
-// changes.
+// resolvePath returns path as interpreted by a lenient server: percent-encoding decoded once, backslashes as slashes,
+// repeated slashes as one, "." and ".." segments resolved. It returns path, without allocating, if it is unchanged.
 func resolvePath(path string) string {
 	if !strings.ContainsAny(path, `%\`) && !strings.Contains(path, "//") && !hasDotSegment(path) {
 		return path
@@ -126,7 +124,7 @@ func resolvePath(path string) string {
 			continue
 		}
 		if last {
-			kept = append(kept, "") // a path that ends in a slash, "." or ".." is a directory
+			kept = append(kept, "") // a path with a slash, "." or ".." at the end is a directory
 		}
 	}
 	return "/" + strings.Join(kept, "/")
@@ -146,7 +144,7 @@ func hasDotSegment(path string) bool {
 	}
 }
 
-// decodePercent decodes valid escapes and leaves the rest as it is.
+// decodePercent decodes valid escapes.
 func decodePercent(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

@@ -9,21 +9,21 @@ import (
 	"boxgate/policy/name"
 )
 
-// RepoRule opens one git repository of a host over HTTPS. On a host that any of these rules names, only what they open
-// passes; request rules of the policy come first. A rule does not allow its host: the lists of the policy do.
+// RepoRule allows one git repository of a host over HTTPS. On a host with such rules, all other requests are denied, except
+// those decided by request rules of the policy, which come first. The host itself must be allowed by the lists of the policy.
 type RepoRule struct {
 	Host   string `json:"host,omitempty" doc:"absent: github.com"`
 	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
 	Access string `json:"access" enum:"read push"`
 }
 
-// What a rule opens.
+// The values of Access.
 const (
 	AccessRead = "read"
 	AccessPush = "push"
 )
 
-// The hosts whose repositories have names without case.
+// The hosts that ignore the case of repository names.
 const (
 	gitHub = "github.com"
 	gitLab = "gitlab.com"
@@ -34,7 +34,7 @@ var repoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][
 
 func (r RepoRule) Describe() string { return r.Access + " " + r.Host + "/" + r.Name }
 
-// foldsRepos reports whether a host ignores the case of repositories' names.
+// foldsRepos reports whether a host ignores the case of repository names.
 func foldsRepos(host string) bool { return host == gitHub || host == gitLab }
 
 const (
@@ -42,8 +42,8 @@ const (
 	gitHubAPI = "api.github.com"
 )
 
-// gitHubWrites are the parts of a repository in the API of GitHub that access push may change. Not among them is what
-// changes who may do what: hooks, keys, collaborators, secrets, protected branches, the repository itself.
+// gitHubWrites are the parts of a repository in GitHub's API that may be changed with access push. They do not include
+// permissions: hooks, keys, collaborators, secrets, protected branches, and the repository itself.
 const gitHubWrites = "pulls|issues|git|contents|merges|merge-upstream|comments|commits|statuses|labels|milestones|releases"
 
 // CompileRepos checks the rules for repositories and compiles them to request rules.
@@ -79,8 +79,8 @@ func CompileRepos(at string, repos []RepoRule, ps *document.Problems) (out []Com
 	return out
 }
 
-// canonicalHost is the one spelling of a host that is compared with those that are known; port 443 is left out. What is no host
-// stays as it is.
+// canonicalHost returns the canonical form of a host without port 443, for comparison with known hosts. It returns an invalid host
+// unchanged.
 func canonicalHost(host string) string {
 	p, err := name.ParsePattern(host)
 	if err != nil {
@@ -92,7 +92,7 @@ func canonicalHost(host string) string {
 	return p.String()
 }
 
-// otherNames are hosts of GitHub and GitLab under which a rule would leave the one that is meant open.
+// otherNames are other hosts of GitHub and GitLab, with the main host. A rule for one of them would not restrict the main host.
 var otherNames = map[string]string{
 	"www.github.com": gitHub, gitHubAPI: gitHub, "gist.github.com": gitHub, "codeload.github.com": gitHub, "raw.githubusercontent.com": gitHub, "ssh.github.com": gitHub, "www.gitlab.com": gitLab,
 }
@@ -132,7 +132,7 @@ func (r RepoRule) CheckPath(at string, ps *document.Problems) {
 	}
 }
 
-// rules returns the request rules that allow what the rule opens.
+// rules returns the request rules that allow the repository.
 func (r RepoRule) rules() []RequestRule {
 	services := []string{"git-upload-pack"}
 	if r.Access == AccessPush {
@@ -145,7 +145,7 @@ func (r RepoRule) rules() []RequestRule {
 			r.allow(r.Host, base+"info/refs$", []string{"GET"}, Pair{*Exact("service"), Exact(service)}),
 			r.allow(r.Host, base+service+"$", []string{"POST"}))
 	}
-	if r.Access == AccessPush { // whether a batch reads or writes is in its body
+	if r.Access == AccessPush { // only the body of a batch distinguishes reading from writing
 		out = append(out, r.allow(r.Host, base+"info/lfs/(objects/batch|locks(/verify|/[0-9A-Za-z_-]+/unlock)?|verify)$", []string{"GET", "POST"}))
 	}
 	if r.Host != gitHub {
@@ -159,7 +159,7 @@ func (r RepoRule) rules() []RequestRule {
 	return out
 }
 
-// path returns the beginning of the expression for the repository's paths. GitHub and GitLab ignore the case of names.
+// path returns the beginning of the regular expression for the paths of the repository. GitHub and GitLab ignore the case of names.
 func (r RepoRule) path() string {
 	name := regexp.QuoteMeta(r.Name)
 	if foldsRepos(r.Host) {
@@ -190,7 +190,7 @@ func ReadRepos(at string, v document.Value, ps *document.Problems) []RepoRule {
 	return repos
 }
 
-// SameRepo reports whether a path is that of a repository, as in [RepoRule.path].
+// SameRepo reports whether a path belongs to a repository, as in [RepoRule.path].
 func SameRepo(host name.Name, rule, path string) bool {
 	if !repoName.MatchString(path) {
 		return false

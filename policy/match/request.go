@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Request is a request as matchers see it: the path as sent and resolved. It holds no pointer to the request, which would
-// be allocated then.
+// Request is a request for matchers, with the path as sent and resolved. It has no pointer to the original request, which would
+// have to be allocated.
 type Request struct {
 	method, plain, clean, query string
 	fields                      *Fields
 	effort                      effort
 }
 
-// NewRequest returns a request as matchers see it: path is as sent, and query without its question mark.
+// NewRequest returns a request for matchers. path is as sent, and query has no question mark.
 func NewRequest(method, path, query string, fields *Fields) Request {
 	if path == "" {
 		path = "/"
@@ -21,13 +21,13 @@ func NewRequest(method, path, query string, fields *Fields) Request {
 	return Request{method, path, resolvePath(path), query, fields, effort{fullEffort}}
 }
 
-// IsZero reports whether there is no request yet.
+// IsZero reports whether r is the zero Request.
 func (r *Request) IsZero() bool { return r.plain == "" }
 
-// IsAmbiguous reports whether servers may read the path in different ways.
+// IsAmbiguous reports whether servers may interpret the path differently.
 func (r *Request) IsAmbiguous() bool { return IsAmbiguous(r.plain) }
 
-// Conditions is a [Match] ready to compare.
+// Conditions is a compiled [Match].
 type Conditions struct {
 	methods        []string
 	path           *pathMatcher
@@ -37,11 +37,11 @@ type Conditions struct {
 // pathMatcher compares a path as sent and resolved.
 type pathMatcher struct{ sent, resolved textMatcher }
 
-// pairMatcher is a [Pair] ready to compare.
+// pairMatcher is a compiled [Pair].
 type pairMatcher struct {
 	key, value textMatcher
 	anyValue   bool
-	folded     string // of an exact key: what is compared where servers rewrite names
+	folded     string // form of an exact key for servers that rewrite names
 }
 
 // Fit compares a request.

@@ -8,13 +8,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
-// allows what the rest of the policy denies. A host without a port means every port, so that using another port does
-// not bypass the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix, else
-// exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
-// either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
-// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers
-// ([name.ReasonAmbiguousPath]).
+// RequestRule judges requests to its hosts. The first matching rule decides; without a match the request is allowed. A rule
+// never allows requests that the rest of the policy denies. A host without a port covers every port, so that another port does
+// not bypass the rule. Empty Methods or Paths match every method or path. A path ending in "*" is a prefix, else it must match
+// exactly. Paths are compared both as sent and with percent-encoding resolved: a rule denies if either form matches, and
+// allows only if both do. A path that servers may interpret differently, with "." and ".." segments, repeated or encoded
+// slashes and the like, is denied on every host that a rule covers ([name.ReasonAmbiguousPath]).
 type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
@@ -29,13 +28,13 @@ const (
 	ActionDeny  = "deny"
 )
 
-// Limits of rules for requests.
+// Limits of request rules.
 const (
 	maxRules        = 256
 	maxRuleElements = 256 // hosts, methods or paths of one rule
 )
 
-// CompiledRule is a RequestRule ready to match.
+// CompiledRule is a compiled RequestRule.
 type CompiledRule struct {
 	Hosts   []name.Pattern
 	methods []string
@@ -45,7 +44,7 @@ type CompiledRule struct {
 	Rule    string
 }
 
-// Covers reports whether the rule applies to the host and port at all.
+// Covers reports whether the rule applies to the host and port.
 func (r *CompiledRule) Covers(n name.Name, port uint16) bool {
 	for _, h := range r.Hosts {
 		if h.Match(n, port) {
@@ -72,8 +71,7 @@ func (r *CompiledRule) hasPath(plain, clean string) bool {
 	if len(r.paths) == 0 {
 		return true
 	}
-	// Where the server may read the path differently from us, a denying rule must match either reading, an allowing one
-	// both.
+	// The server may interpret the path in either form: a denying rule must match one of them, an allowing rule both.
 	for _, p := range r.paths {
 		asSent, resolved := matchPath(p.plain, p.prefix, plain), matchPath(p.clean, p.prefix, clean)
 		if asSent && resolved || r.Deny && (asSent || resolved) {
@@ -84,13 +82,13 @@ func (r *CompiledRule) hasPath(plain, clean string) bool {
 }
 
 // hasMethod reports whether the rule covers a method. Methods are case-sensitive (RFC 9110, 9.1), but some servers
-// ignore that, and so does a rule that denies.
+// ignore case. Therefore rules that deny do as well.
 func (r *CompiledRule) hasMethod(method string) bool {
 	return slices.Contains(r.methods, method) ||
 		r.Deny && slices.ContainsFunc(r.methods, func(m string) bool { return strings.EqualFold(m, method) })
 }
 
-// describe writes a rule in one line for decisions.
+// describe returns a rule in one line, for decisions.
 func describe(r RequestRule) string {
 	s := r.Action
 	if len(r.Methods) > 0 {
@@ -144,7 +142,7 @@ func compileRule(at string, r RequestRule, ps *document.Problems) CompiledRule {
 	if len(r.Hosts) == 0 {
 		ps.Add(at+"/hosts", `is empty; name the hosts, or use "*" for all of them`)
 	}
-	// An empty list would match everything, which is the opposite of what it says.
+	// An empty list would match every request.
 	if r.Methods != nil && len(r.Methods) == 0 {
 		ps.Add(at+"/methods", "is empty; leave it out to match every method")
 	}
@@ -206,8 +204,8 @@ func (r RequestRule) Clone() RequestRule {
 	return r
 }
 
-// DecidesAllOf reports whether r decides every request that other does. One that allows decides only what it is sure of, and one
-// that denies also what it is not.
+// DecidesAllOf reports whether r decides every request that other decides. Rules that allow decide only requests that certainly match, rules
+// that deny also requests that possibly match.
 func (r RequestRule) DecidesAllOf(other RequestRule) bool {
 	all := len(r.Methods) == 0 && len(r.Paths) == 0 && r.Match == nil
 	if !all && r.Action == ActionAllow && other.Action != ActionAllow {

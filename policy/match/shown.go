@@ -5,10 +5,9 @@ import (
 	"strings"
 )
 
-// ShownHeader reports whether no server reads a key from a request header and many show it again: in a response header,
+// ShownHeader reports whether a request header is unsuitable for a key, since many servers show its value: in a response header,
 // such as the origin of a cross-origin request, the ID of a request or the subprotocol of a WebSocket; on an error
-// page, such as the unsupported media type; or to anyone who reads what was stored, such as the metadata of an object.
-// A value put there would be shown to anyone who asks.
+// page, such as the unsupported media type; or to all readers of a stored object, such as its metadata.
 func ShownHeader(name string) bool {
 	name = FoldHeader(name)
 	has := func(test func(string, string) bool) func(string) bool {
@@ -35,9 +34,8 @@ var shownSuffixes = []string{
 	"-request-id", "-correlation-id", "-trace-id", "-idempotency-key", "-api-client", "-version", "-beta", "-key-id", "-key-name", "-key-enabled", "-key-md5", "-key-sha256",
 }
 
-// storePrefixes begin the names that belong to object stores and the clouds around them. Stores print, return or keep
-// nearly all of them: tags, redirects, copy sources, content types. Those that do hold a key have one of keyWords in
-// their name.
+// storePrefixes are prefixes of the headers of object stores and their clouds. Stores print, return or keep nearly all of
+// them: tags, redirects, copy sources, content types. Headers for keys have one of keyWords in their name.
 var (
 	storePrefixes = []string{"x-amz-", "x-goog-", "x-ms-", "x-oss-", "x-cos-", "x-obs-", "x-tos-", "x-bce-", "x-bz-"}
 	keyWords      = []string{"key", "token", "auth", "secret", "credential", "mfa"}

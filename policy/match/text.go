@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Fit is how well a request meets a condition. The zero value is unfit. Of a request that is unsure some server may say
-// that it meets the condition, and another that it does not: a rule that denies applies to it, one that allows or sends
-// something does not.
+// Fit is how certainly a request meets a condition. The zero value is unfit. An unsure request meets the condition for some servers
+// and not for others: rules that deny apply to it, rules that allow or send secrets do not.
 type Fit uint8
 
 // The fits, from the worst to the best.
@@ -19,45 +18,45 @@ const (
 	Fits
 )
 
-// maxMatchedText is the length of the longest text that regular expressions are tried on. Of a longer one the fit is
-// unsure. It bounds the time that one takes.
+// maxMatchedText is the length of the longest text that is compared with regular expressions, which bounds their time. The fit of
+// longer texts is unsure.
 const maxMatchedText = 4096
 
-// effort is what comparing one request with all the matchers of its host may still cost: a step is about what a regular
-// expression takes for a byte and an instruction. Many rules and a large request would else keep a processor busy for seconds.
+// effort is the remaining budget for comparing one request with all matchers of its host. A step is about the time of a regular
+// expression for a byte and an instruction. Without the budget, a large request and many rules would take seconds of CPU time.
 type effort struct{ left int }
 
-// fullEffort is some hundred times what ordinary requests need, and some 20 ms.
+// fullEffort is about 20 ms, and a hundred times the effort of ordinary requests.
 const fullEffort = 8 << 20
 
 // Steps of an operation for each byte.
 const (
-	compareSteps = 1 // comparing texts without regard to case
+	compareSteps = 1 // comparing texts ignoring case
 	splitSteps   = 8 // taking a query or head apart, and decoding
 )
 
-// nameSteps is what remembering a name takes, besides its bytes.
+// nameSteps is the effort of remembering a name, in addition to its bytes.
 const nameSteps = 64
 
-// spend reports whether there are so many steps left. If not, the fit is unsure.
+// spend takes steps from the budget. If it reports false, the budget is exceeded and the fit is unsure.
 func (e *effort) spend(steps int) bool {
 	if e.left < steps {
-		e.left = 0 // of what comes after it nothing is looked at, however small
+		e.left = 0 // later comparisons fail as well, however small
 		return false
 	}
 	e.left -= steps
 	return true
 }
 
-// textMatcher is a [Matcher] ready to compare.
+// textMatcher is a compiled [Matcher].
 type textMatcher struct {
 	exact, any   bool // any: the empty prefix
 	text, folded string
-	re, foldedRE *regexp.Regexp // of a regex, and the same without regard to case
+	re, foldedRE *regexp.Regexp // of a regex, as written and ignoring case
 	size         int            // instructions of foldedRE
 }
 
-// one compares one reading of a text. What differs in case alone is unsure: some servers ignore case.
+// one compares one reading of a text. A difference in case only is unsure: some servers ignore case.
 func (m *textMatcher) one(s string, e *effort) Fit {
 	switch {
 	case m.any:
@@ -106,7 +105,7 @@ func (m *textMatcher) all(readings []string, e *effort) Fit {
 	return agreed(least, most)
 }
 
-// agreed is the fit of a text whose readings fit at least and at most so well.
+// agreed returns the fit of a text, given the worst and the best fit of its readings.
 func agreed(least, most Fit) Fit {
 	if least == most {
 		return least
@@ -114,9 +113,9 @@ func agreed(least, most Fit) Fit {
 	return Unsure
 }
 
-// readingsOf returns what servers may read in a part of a query: percent-encoding decoded, "+" as it is and as a space,
-// decoded once more where that changes anything, with the %u0061 of old ones, and ended by a NUL byte. There is one if all read
-// the same.
+// readingsOf returns the possible interpretations of a part of a query by servers: percent-encoding decoded, with "+" unchanged and as
+// a space, decoded twice, with escapes such as %u0061 decoded, and cut at a NUL byte. Equal ones are returned
+// once.
 func readingsOf(raw string) []string {
 	out := []string{decodePercent(raw)}
 	if old := decodeOld(raw); old != raw {
@@ -136,9 +135,9 @@ func readingsOf(raw string) []string {
 	return out
 }
 
-// OldEscape returns where in a part of a query the first escape such as %uFF41 is, of a character that is not ASCII; -1 without
-// one. Servers that read those (IIS) make of it what is most like it in their own character set, such as the "a" of a full-width
-// one: what they read cannot be told from here.
+// OldEscape returns the position of the first escape such as %uFF41 of a character outside ASCII in a part of a query, or -1. Servers
+// that decode those (IIS) replace the character by a similar one of their own character set, such as a full-width "a" by "a". The
+// result is unpredictable here.
 func OldEscape(s string) int {
 	for at := 0; ; at++ {
 		i := strings.IndexByte(s[at:], '%')
@@ -153,13 +152,13 @@ func OldEscape(s string) int {
 	}
 }
 
-// hasOldEscape reports whether there is an [OldEscape], as sent or behind another escape.
+// hasOldEscape reports whether there is an [OldEscape], as sent or after decoding.
 func hasOldEscape(raw string) bool {
 	return strings.Contains(raw, "%") && (OldEscape(raw) >= 0 || OldEscape(decodePercent(raw)) >= 0)
 }
 
-// decodeOld decodes escapes such as %u0061, which IIS and others read: only those of ASCII characters, other than the percent
-// sign, which would begin another escape.
+// decodeOld decodes escapes such as %u0061, as IIS and others do, of ASCII characters except the percent sign, which would begin
+// another escape.
 func decodeOld(s string) string {
 	if !strings.Contains(s, "%u00") && !strings.Contains(s, "%U00") {
 		return s

@@ -8,7 +8,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// CheckHeaderName returns nil if a header of that name may be set: a token that belongs neither to the connection nor to the
+// CheckHeaderName returns nil if a header with this name may be set: it is a token, and belongs neither to the connection nor to the
 // framing of the message.
 func CheckHeaderName(n string) error {
 	if flaw := HeaderFlaw(n); flaw != "" {
@@ -17,8 +17,8 @@ func CheckHeaderName(n string) error {
 	return nil
 }
 
-// CheckHeaderValue returns nil if v may be sent as the value of a header: visible ASCII with spaces and tabs inside, up
-// to 8 KiB. The error shows no part of the value.
+// CheckHeaderValue returns nil if v is valid as the value of a header: visible ASCII with spaces and tabs inside, up to 8 KiB.
+// The error does not quote the value.
 func CheckHeaderValue(v string) error {
 	if flaw := HeaderValueFlaw(v); flaw != "" {
 		return errors.New("the value " + flaw)
@@ -29,7 +29,7 @@ func CheckHeaderValue(v string) error {
 // MaxHeaderValue is the length of the longest value of a header, in bytes.
 const MaxHeaderValue = 8 << 10
 
-// HeaderValueFlaw completes the sentence "the value of …" without showing any of it; empty if there is none.
+// HeaderValueFlaw completes the sentence "the value of …" without quoting the value; "" if it is valid.
 func HeaderValueFlaw(v string) string {
 	if len(v) > MaxHeaderValue {
 		return fmt.Sprintf("is %d bytes; the limit is %d", len(v), MaxHeaderValue)
@@ -46,7 +46,7 @@ func HeaderValueFlaw(v string) string {
 	return ""
 }
 
-// HeaderBytesFlaw completes a sentence about a text that has bytes other than those of header values; empty if it has none.
+// HeaderBytesFlaw completes a sentence about a text with bytes that are invalid in header values; "" if it has none.
 func HeaderBytesFlaw(v string) string {
 	for i := range len(v) {
 		if c := v[i]; c != '\t' && (c < ' ' || c > '~') {
@@ -56,8 +56,8 @@ func HeaderBytesFlaw(v string) string {
 	return ""
 }
 
-// AffixFlaw completes a sentence about the prefix or suffix of a secret's value. Unlike a value, it may have a space on
-// the side of the secret.
+// AffixFlaw completes a sentence about an invalid prefix or suffix of a secret. Unlike a value, it may have a space next to the
+// secret.
 func AffixFlaw(v string, suffix bool) string {
 	outer := strings.TrimLeft(v, " \t")
 	if suffix {

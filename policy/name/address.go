@@ -7,18 +7,17 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// nat64 is the well-known prefix (RFC 6052) by which IPv4 is reached from IPv6: an address in it is the IPv4 in its
-// last 32 bits.
+// nat64 is the well-known prefix for IPv4 addresses in IPv6 (RFC 6052): the last 32 bits are the IPv4 address.
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")
 
-// Ranges is a set of prefixes of both families, each with the rule it came from. An IPv4 prefix includes its NAT64
-// form; an IPv6 prefix wider than the NAT64 one does not include it when the set allows. So decisions and the kernel
-// use the same set, and neither needs to translate.
+// Ranges is a set of prefixes of both families, each with its rule. An IPv4 prefix includes its NAT64 form. In a set of
+// allowed ranges, an IPv6 prefix wider than the NAT64 prefix does not include that. So decisions and the kernel use the
+// same set without translation.
 type Ranges struct {
 	table bart.Table[string]
 }
 
-// Lookup returns the rule of the most specific prefix that holds a, which must be canonical (see canonicalAddr).
+// Lookup returns the rule of the most specific prefix that contains a, which must be canonical (see [CanonicalAddr]).
 func (r *Ranges) Lookup(a netip.Addr) (rule string, ok bool) { return r.table.Lookup(a) }
 
 // Insert keeps the first of two rules for the same prefix.
@@ -28,8 +27,7 @@ func (r *Ranges) Insert(p netip.Prefix, rule string) {
 	}
 }
 
-// AddDenied adds p with everything that leads there: the NAT64 addresses of an IPv4 prefix, and those inside a wide
-// IPv6 prefix.
+// AddDenied adds p, and for IPv4 its NAT64 form. An IPv6 prefix includes the NAT64 addresses within it.
 func (r *Ranges) AddDenied(p netip.Prefix, rule string) {
 	r.Insert(p, rule)
 	if p.Addr().Is4() {
@@ -37,8 +35,7 @@ func (r *Ranges) AddDenied(p netip.Prefix, rule string) {
 	}
 }
 
-// AddAllowed adds p and nothing that was not written: an IPv6 prefix opens NAT64 addresses, which are IPv4 hosts, only
-// if it lies inside their range.
+// AddAllowed adds p. An IPv6 prefix allows NAT64 addresses, which are IPv4 hosts, only if it is within the NAT64 prefix.
 func (r *Ranges) AddAllowed(p netip.Prefix, rule string) {
 	if p.Addr().Is6() && p.Bits() < nat64.Bits() {
 		for _, q := range subtract(p, nat64) {
@@ -49,13 +46,13 @@ func (r *Ranges) AddAllowed(p netip.Prefix, rule string) {
 	r.AddDenied(p, rule)
 }
 
-// CoveredBy returns the rule of the most specific prefix that holds every address of p.
+// CoveredBy returns the rule of the most specific prefix that contains all of p.
 func (r *Ranges) CoveredBy(p netip.Prefix) (rule string, ok bool) { return r.table.LookupPrefix(p) }
 
 // Overlaps reports whether some address of p is in the set.
 func (r *Ranges) Overlaps(p netip.Prefix) bool { return r.table.OverlapsPrefix(p) }
 
-// Merged returns the addresses of the set as the fewest prefixes that do not overlap, in order.
+// Merged returns the set as the smallest sorted list of prefixes without overlaps.
 func (r *Ranges) Merged() []netip.Prefix {
 	var flat bart.Lite
 	for p := range r.table.All() {
@@ -77,7 +74,7 @@ func translated(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(b), 96+p.Bits())
 }
 
-// subtract returns what is left of p without the addresses of q.
+// subtract returns p without the addresses of q.
 func subtract(p, q netip.Prefix) []netip.Prefix {
 	switch {
 	case !p.Overlaps(q):
@@ -89,7 +86,7 @@ func subtract(p, q netip.Prefix) []netip.Prefix {
 	return append(subtract(low, q), subtract(high, q)...)
 }
 
-// subtractAll returns what is left of p without the addresses of any of qs.
+// subtractAll returns p without the addresses of qs.
 func subtractAll(p netip.Prefix, qs []netip.Prefix) []netip.Prefix {
 	left := []netip.Prefix{p}
 	for _, q := range qs {
@@ -112,8 +109,8 @@ func halves(p netip.Prefix) (low, high netip.Prefix) {
 	return low, netip.PrefixFrom(a, bits+1)
 }
 
-// Untranslated returns the host that an address leads to: the IPv4 address inside an IPv4-mapped or NAT64 (64:ff9b::/96,
-// RFC 6052) one, else the address itself, without a zone.
+// Untranslated returns the IPv4 address in an IPv4-mapped or NAT64 address (64:ff9b::/96, RFC 6052), and other addresses
+// without their zone.
 func Untranslated(a netip.Addr) netip.Addr {
 	if a = CanonicalAddr(a); !nat64.Contains(a) {
 		return a
@@ -122,11 +119,11 @@ func Untranslated(a netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte(b[12:]))
 }
 
-// CanonicalAddr returns the form in which an address is judged: IPv4-mapped IPv6 as IPv4, and without a zone.
+// CanonicalAddr returns an address in the form for decisions: IPv4-mapped IPv6 as IPv4, and without a zone.
 func CanonicalAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// ParseCIDR reads a masked prefix of either family, or an address as its host route. One range has one spelling: host
-// bits, zones and IPv4-mapped IPv6 are refused, and the error gives the plain form.
+// ParseCIDR reads a masked prefix of either family, or an address as its host route. Each range has one valid spelling: host
+// bits, zones and IPv4-mapped IPv6 are refused with an error that contains the corrected form.
 func ParseCIDR(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -148,7 +145,7 @@ func ParseCIDR(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// cidrError says what s is, if not a CIDR.
+// cidrError returns the error for a text that is not a CIDR.
 func cidrError(s string) error {
 	e := &syntaxError{input: s, flaw: "is not a CIDR or an IP address"}
 	trimmed := strings.TrimSpace(s)

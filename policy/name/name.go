@@ -13,26 +13,26 @@ import (
 
 // Name is a host name in canonical form: lower case, no trailing dot, IDNA as punycode, every label 1 to 63 bytes, at
 // most 253 in all. Only [Parse] makes one, so a Name can be compared with == and used as a map key. The zero Name
-// means "no name is known" and matches no pattern, not even "*".
+// is an unknown name and matches no pattern, not even "*".
 type Name struct{ s string }
 
 // String returns the canonical form, or "" for the zero Name.
 func (n Name) String() string { return n.s }
 
-// IsZero reports whether no name is known.
+// IsZero reports whether the name is unknown.
 func (n Name) IsZero() bool { return n.s == "" }
 
-// Limits of RFC 1035, and the longest text that is looked at in the first place.
+// Limits of RFC 1035, and the length of the longest text that is parsed at all.
 const (
 	maxNameLen  = 253
 	maxLabelLen = 63
 	maxInputLen = 1024
 )
 
-// Parse returns the canonical form of a host name. It refuses whatever a resolver or a server might read as
-// something else: IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986 7.4),
-// any name whose last label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The error says
-// what is wrong and, where it is obvious, what was probably meant.
+// Parse returns the canonical form of a host name. It refuses texts that a resolver or a server might interpret differently:
+// IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986 7.4), names whose last
+// label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The error contains the corrected form
+// if it is obvious.
 func Parse(s string) (Name, error) {
 	if isCanonical(s) {
 		return Name{s}, nil
@@ -44,13 +44,13 @@ func Parse(s string) (Name, error) {
 	return n, nil
 }
 
-// isCanonical reports whether s is a plain name in canonical form already, as nearly every SNI and Host is. It may say
-// no to a good name (one with punycode), never yes to a bad one.
+// isCanonical reports whether s is already a name in canonical form, as nearly every SNI and Host is. False negatives are
+// possible (punycode), false positives are not.
 func isCanonical(s string) bool {
 	if len(s) > maxNameLen {
 		return false
 	}
-	label := 0 // where the current label begins
+	label := 0 // start of the current label
 	for i := 0; i <= len(s); i++ {
 		if i < len(s) && s[i] != '.' {
 			if !isLDH(s[i]) {
@@ -68,20 +68,20 @@ func isCanonical(s string) bool {
 	return !isNumber(s[label:])
 }
 
-// isLDH reports whether c is valid in a canonical label: lower-case letters, digits and hyphens, and the underscore
-// that service names such as _acme-challenge begin with.
+// isLDH reports whether c is valid in a canonical label: lower-case letters, digits and hyphens, and the underscore for
+// service names such as _acme-challenge.
 func isLDH(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '_'
 }
 
 const punycodePrefix = "xn--"
 
-// lookup is the IDNA mapping that browsers apply to what is typed (UTS 46, non-transitional), without the rules that
-// names in use break: no hyphens in the third and fourth place, and no underscores.
+// lookup is the IDNA mapping of browsers (UTS 46, non-transitional), without the rules against hyphens in the third and fourth
+// position and against underscores, which existing names break.
 var lookup = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.StrictDomainName(false),
 	idna.CheckHyphens(false), idna.BidiRule())
 
-// parseName does the work of [Parse]; flaw completes the sentence `"…" is …`, and is empty if there is none.
+// parseName implements [Parse]. flaw completes the sentence `"…" is …`, or is empty.
 func parseName(s string) (n Name, flaw string) {
 	if flaw := shapeFlaw(s); flaw != "" {
 		return Name{}, flaw
@@ -109,8 +109,8 @@ func parseName(s string) (n Name, flaw string) {
 	return Name{ascii}, ""
 }
 
-// toASCII maps s to lower-case ASCII. Punycode that was in the text or that the mapping made must round-trip: two
-// spellings of one name must not become two names.
+// toASCII maps s to lower-case ASCII. Punycode in the text or in the result must round-trip, so that two spellings of one name
+// do not become two names.
 func toASCII(s string) (string, bool) {
 	var err error
 	if !isASCII(s) {
@@ -135,7 +135,7 @@ func isASCII(s string) bool {
 	return true
 }
 
-// shapeFlaw finds out whether s is something other than a host name, so that the message can say what it is.
+// shapeFlaw recognises URLs and other texts that are not host names, for the error message.
 func shapeFlaw(s string) string {
 	switch {
 	case s == "":
@@ -197,19 +197,19 @@ func labelFlaw(label string) string {
 	return ""
 }
 
-// IsLoopback reports whether the name is localhost or below it: every resolver resolves it to the machine itself (RFC
-// 6761, 6.3).
+// IsLoopback reports whether the name is localhost or below it, which resolvers resolve to the machine itself (RFC 6761,
+// 6.3).
 func (n Name) IsLoopback() bool { return n.s == "localhost" || strings.HasSuffix(n.s, ".localhost") }
 
-// IsWithin reports whether n is the domain or at any depth below it. Nothing is within the zero Name.
+// IsWithin reports whether n is the domain or at any depth below it. No name is within the zero Name.
 func (n Name) IsWithin(domain Name) bool {
 	return !domain.IsZero() && (n == domain || isBelow(n, domain))
 }
 
 // IsPublic reports whether the name can be that of a host on the internet: below a delegated top-level domain. Single
 // labels, special-use names (RFC 6761: localhost, local, test, invalid, home.arpa and the like), internal and any other
-// top-level domain that a site makes up are not. A domain delegated after the list of golang.org/x/net/publicsuffix was
-// made counts as made up.
+// top-level domain made up by a site are not. A domain that was delegated after the list of golang.org/x/net/publicsuffix was
+// made is treated as made up.
 func (n Name) IsPublic() bool {
 	dot := strings.LastIndexByte(n.s, '.')
 	if dot < 0 {
@@ -223,7 +223,7 @@ func (n Name) IsPublic() bool {
 	return icann || strings.Contains(suffix, ".") // a private entry is below a delegated domain; one label is the default rule
 }
 
-// isNumber reports whether a resolver may take a last label for a number, and so the whole name for an IPv4 address:
+// isNumber reports whether a resolver may parse a last label as a number, and the whole name as an IPv4 address:
 // decimal and octal digits, or hexadecimal ones after 0x (WHATWG URL, "ends in a number").
 func isNumber(label string) bool {
 	if label == "" {
@@ -240,7 +240,7 @@ func isNumber(label string) bool {
 	return true
 }
 
-// MeansAddress reports whether s is an IP address in any spelling, perhaps with what surrounds it in a URL, or a CIDR.
+// MeansAddress reports whether s is an IP address in any spelling, optionally inside a URL, or a CIDR.
 func MeansAddress(s string) bool {
 	if isPrefix(s) {
 		return true
@@ -253,7 +253,7 @@ func MeansAddress(s string) bool {
 }
 
 // legacyIPv4 reads the forms that inet_aton accepts in addition to four decimal numbers: one to four parts, each
-// decimal, octal or hexadecimal, the last one filling the remaining bytes. It is only used to name the address in the
+// decimal, octal or hexadecimal, the last one filling the remaining bytes. It is only used for the address in the error
 // message.
 func legacyIPv4(labels []string) (netip.Addr, bool) {
 	if len(labels) > 4 {

@@ -11,7 +11,7 @@ type Pattern struct {
 	name Name   // zero for "*"
 	wild bool   // "*.name" or "*"
 	port uint16 // 0: not given
-	ok   bool   // made by ParsePattern; a zero Pattern matches nothing
+	ok   bool   // made by ParsePattern; the zero Pattern matches no host
 }
 
 // The ports of HTTPS and HTTP.
@@ -20,8 +20,8 @@ const (
 	HTTPPort  = 80
 )
 
-// ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error says what is wrong and,
-// where it is obvious, what was probably meant.
+// ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error contains the corrected form if it
+// is obvious.
 func ParsePattern(s string) (Pattern, error) {
 	p, flaw := parsePattern(s)
 	if flaw != "" {
@@ -55,8 +55,7 @@ func parsePattern(s string) (p Pattern, flaw string) {
 	return p, ""
 }
 
-// parsePort reads a decimal port of 1 to 65535 without sign or leading zero: one spelling each, so that two patterns
-// are the same if they look the same.
+// parsePort reads a decimal port of 1 to 65535 without sign or leading zero, so that each port has one spelling.
 func parsePort(s string) (port uint16, flaw string) {
 	v, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || v == 0 || s[0] == '0' || s[0] == '+' {
@@ -65,10 +64,10 @@ func parsePort(s string) (port uint16, flaw string) {
 	return uint16(v), ""
 }
 
-// IsZero reports whether the pattern is the zero Pattern, which covers nothing.
+// IsZero reports whether the pattern is the zero Pattern, which covers no host.
 func (p Pattern) IsZero() bool { return !p.ok }
 
-// ParsePort reads a port as patterns have it.
+// ParsePort reads a port in the form of patterns.
 func ParsePort(s string) (uint16, error) {
 	port, flaw := parsePort(s)
 	if flaw != "" {
@@ -77,8 +76,8 @@ func ParsePort(s string) (uint16, error) {
 	return port, nil
 }
 
-// Match reports whether the pattern covers the name on the port. Port 0 means that the port is not known yet (DNS):
-// the pattern then covers the name if it does so on any port. The zero Name is never covered.
+// Match reports whether the pattern covers the name on the port. With port 0 (unknown, as in DNS) it reports whether the
+// pattern covers the name on any port. The zero Name is never covered.
 func (p Pattern) Match(n Name, port uint16) bool {
 	if !p.ok || n.IsZero() || p.port != 0 && port != 0 && p.port != port {
 		return false
@@ -99,11 +98,10 @@ func isBelow(n, parent Name) bool {
 	return cut > 1 && n.s[cut-1] == '.' && n.s[cut:] == parent.s
 }
 
-// Covers reports whether every name and port that q covers is covered by p as well; false if either is zero.
+// Covers reports whether p covers every name and port that q covers; false if either is zero.
 func (p Pattern) Covers(q Pattern) bool { return p.ok && q.ok && p.covers(q) }
 
-// covers reports whether every name and port that q covers is covered by p as well. Without a port a pattern covers
-// all of them.
+// covers reports whether p covers every name and port that q covers. A pattern without a port covers every port.
 func (p Pattern) covers(q Pattern) bool {
 	if p.port != 0 && p.port != q.port {
 		return false
@@ -114,7 +112,7 @@ func (p Pattern) covers(q Pattern) bool {
 	return p.wild && (p.name.IsZero() || p.name == q.name || isBelow(q.name, p.name))
 }
 
-// String returns the canonical form, which [ParsePattern] reads back to the same pattern; "" for the zero Pattern.
+// String returns the canonical form, the inverse of [ParsePattern]; "" for the zero Pattern.
 func (p Pattern) String() string {
 	if !p.ok {
 		return ""
@@ -135,19 +133,19 @@ func (p Pattern) String() string {
 // Name returns the name of the pattern, without "*."; zero for "*".
 func (p Pattern) Name() Name { return p.name }
 
-// Port returns the port, or 0 if the pattern gives none.
+// Port returns the port, or 0 if the pattern has none.
 func (p Pattern) Port() uint16 { return p.port }
 
 // IsWildcard reports whether the pattern is "*.name" or "*".
 func (p Pattern) IsWildcard() bool { return p.wild }
 
-// WithPort returns p with the port in the place of its own; 0 is every port.
+// WithPort returns p with another port; 0 is every port.
 func (p Pattern) WithPort(port uint16) Pattern {
 	p.port = port
 	return p
 }
 
-// WithDefaultPort returns p with the port filled in where it gives none.
+// WithDefaultPort returns p with this port if p has none.
 func (p Pattern) WithDefaultPort(port uint16) Pattern {
 	if p.port == 0 {
 		p.port = port

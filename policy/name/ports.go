@@ -17,7 +17,7 @@ func (s PortSet) Contains(port uint16) bool {
 	return found
 }
 
-// Add adds a port; 0 stands for every port.
+// Add adds a port; 0 is every port.
 func (s *PortSet) Add(port uint16) {
 	switch i, found := slices.BinarySearch(s.Ports, port); {
 	case s.All || found:
@@ -30,7 +30,7 @@ func (s *PortSet) Add(port uint16) {
 
 func (s PortSet) Clone() PortSet { return PortSet{s.All, slices.Clone(s.Ports)} }
 
-// With returns the ports of both sets.
+// With returns the union of two sets.
 func (s PortSet) With(other PortSet) PortSet {
 	out := s.Clone()
 	if other.All {

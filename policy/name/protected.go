@@ -2,20 +2,20 @@ package name
 
 import "net/netip"
 
-// Protected is an immutable snapshot of the addresses that no policy can open: what the IANA special-purpose registries
-// mark not globally reachable, multicast, and the host's and boxes' own addresses, minus what the operator exempted. A
-// nil *Protected protects everything. Safe for concurrent use.
+// Protected is an immutable snapshot of the addresses that no policy can allow: the ranges that the IANA special-purpose
+// registries mark not globally reachable, multicast, and the addresses of the host and the boxes, minus the exemptions of the
+// operator. A nil *Protected protects every address. Safe for concurrent use.
 type Protected struct {
 	ranges  Ranges
 	merged  []netip.Prefix
-	forward *Protected // for connections to the proxies that rules forward to; nil: the same
+	forward *Protected // for connections to the proxies of rules that forward; nil: the same
 }
 
 // NewProtected makes a snapshot. own are the addresses of the host and the pools of the boxes. exempt are the
-// operator's exceptions: each is taken out of the special-purpose ranges whatever its size, but out of an own range
-// only if it lies inside that range. Exempting 10.0.0.0/8 therefore opens neither the host's 10.0.0.5 nor a pool in
-// it; exempting 10.0.0.5/32 does open that address. Host bits are masked, invalid prefixes ignored in exempt and, in
-// own, taken to mean everything.
+// exemptions of the operator: each is subtracted from the special-purpose ranges, but from a range in own only if it is
+// inside that range. Exempting 10.0.0.0/8 therefore allows neither the host's 10.0.0.5 nor a pool within it; exempting
+// 10.0.0.5/32 does allow that address. Host bits are masked. Invalid prefixes are ignored in exempt, and protect
+// everything in own.
 func NewProtected(exempt, own []netip.Prefix) *Protected {
 	exempt = validPrefixes(exempt)
 	p := &Protected{}
@@ -36,21 +36,21 @@ func NewProtected(exempt, own []netip.Prefix) *Protected {
 			p.ranges.AddDenied(left, rule)
 		}
 	}
-	// Decisions see IPv4-mapped addresses as IPv4. Packets to them are IPv6 and meaningless, and no exemption applies
+	// Decisions treat IPv4-mapped addresses as IPv4. IPv6 packets to such addresses are invalid, and no exemption applies
 	// to them.
 	p.ranges.AddDenied(mapped, mapped.String()+" (IPv4-mapped)")
 	p.merged = p.ranges.Merged()
 	return p
 }
 
-// WithForwarding sets the ranges that are protected from connections to the proxies that rules forward to, and returns p,
-// which is not in use yet.
+// WithForwarding sets the ranges for connections to the proxies of rules that forward, and returns p. It must not be called
+// once p is in use.
 func (p *Protected) WithForwarding(f *Protected) *Protected {
 	p.forward = f
 	return p
 }
 
-// Forwarding returns these ranges.
+// Forwarding returns the ranges for connections to the proxies of rules that forward.
 func (p *Protected) Forwarding() *Protected {
 	if p == nil || p.forward == nil {
 		return p
@@ -58,9 +58,8 @@ func (p *Protected) Forwarding() *Protected {
 	return p.forward
 }
 
-// Contains reports whether a is protected, and by which range. An invalid address is protected. The IPv4 inside an
-// IPv4-mapped or NAT64 address is judged as itself; 6to4, Teredo and the local-use NAT64 range are protected as a
-// whole.
+// Contains reports whether a is protected, and the range. An invalid address is protected. An IPv4-mapped or NAT64 address
+// is protected if its IPv4 address is. 6to4, Teredo and the local-use NAT64 range are protected as a whole.
 func (p *Protected) Contains(a netip.Addr) (rule string, protected bool) {
 	if p == nil || !a.IsValid() {
 		return "", true
@@ -76,7 +75,7 @@ func (p *Protected) Prefixes() []netip.Prefix {
 	return p.merged
 }
 
-// CoveredBy reports whether every address of q is protected, and by which range.
+// CoveredBy reports whether every address of q is protected, and the range.
 func (p *Protected) CoveredBy(q netip.Prefix) (rule string, protected bool) {
 	if p == nil {
 		return "", true
@@ -104,7 +103,7 @@ func validPrefixes(ps []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// inside returns the prefixes of ps that lie in q.
+// inside returns the prefixes of ps that are within q.
 func inside(ps []netip.Prefix, q netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range ps {
@@ -122,7 +121,7 @@ type specialRange struct {
 }
 
 // specialPurpose lists the ranges that the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890 and its
-// updates) mark not globally reachable, multicast, and a few that are in no registry but lead to the same places. The
+// updates) mark not globally reachable, multicast, and a few equivalent ranges that are in no registry. The
 // small globally reachable exceptions inside 192.0.0.0/24 and 2001::/23 (PCP and TURN anycast, ORCHIDv2 and the like)
 // are kept: they are addresses of the next router or of no machine at all.
 var specialPurpose = []specialRange{
@@ -164,7 +163,7 @@ var specialPurpose = []specialRange{
 	{netip.MustParsePrefix("ff00::/8"), "multicast"},
 }
 
-// SpecialPurpose returns the special-purpose ranges, which are protected unless the operator has exempted them.
+// SpecialPurpose returns the special-purpose ranges, which are protected unless the operator exempts them.
 func SpecialPurpose() []netip.Prefix {
 	out := make([]netip.Prefix, len(specialPurpose))
 	for i, s := range specialPurpose {

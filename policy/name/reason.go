@@ -1,7 +1,7 @@
 package name
 
-// Reason says why a decision came out as it did. The set is closed: the same string goes to the log, the metric label
-// and the answer, and docs/reasons.md explains each.
+// Reason is the reason of a decision, from a closed set. Log, metric labels and answers contain the same string, and
+// docs/reasons.md explains each.
 type Reason string
 
 // Reasons of an allowing decision.
@@ -11,8 +11,8 @@ const (
 	ReasonAllowedDomain Reason = "allowed_domain" // the name matches allowed_domains
 	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and none matched
 	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
-	ReasonURL           Reason = "url"            // a public URL with a valid credential, or one that needs none
-	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not named one by one
+	ReasonURL           Reason = "url"            // a public URL with a valid credential, or without authentication
+	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not logged separately
 )
 
 // Reasons of a denying decision that the policy itself gives.
@@ -25,40 +25,40 @@ const (
 	ReasonDenyAll        Reason = "deny_all"
 	ReasonNotAllowed     Reason = "not_allowed"
 	ReasonHeaderRule     Reason = "header_rule"    // a header rule refuses the request
-	ReasonQuota          Reason = "quota"          // the box has used up the bytes that it may send and receive
-	ReasonSourceAddress  Reason = "source_address" // the box has no address of the host to leave from, of this family or for now
+	ReasonQuota          Reason = "quota"          // the box has used up its quota of bytes sent and received
+	ReasonSourceAddress  Reason = "source_address" // the box has no usable source address of this family
 )
 
-// Reasons of a denial that the data path gives, before or after asking the policy.
+// Reasons of denials by the data path, before or after the decision of the policy.
 const (
 	ReasonSpoofed           Reason = "spoofed_source"       // the source address or interface is not the box's
 	ReasonHostPort          Reason = "host_port"            // a port of the host other than the gateway's DNS and proxy
-	ReasonProtocol          Reason = "protocol"             // a protocol that boxes may not speak, or not on this port
+	ReasonProtocol          Reason = "protocol"             // a protocol that is forbidden, or on this port
 	ReasonNoName            Reason = "no_name"              // no SNI or Host, and no address rule allows
 	ReasonAuthorityMismatch Reason = "authority_mismatch"   // Host or :authority is not the SNI (421)
 	ReasonBadRequest        Reason = "bad_request"          // malformed or ambiguous framing (400)
-	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers read in different ways, where a rule looks at the paths of the host
-	ReasonAmbiguousRequest  Reason = "ambiguous_request"    // a query, header or spelling for which servers would differ on whether a header rule is for it
+	ReasonAmbiguousPath     Reason = "ambiguous_path"       // a path that servers interpret differently, on a host whose rules look at paths
+	ReasonAmbiguousRequest  Reason = "ambiguous_request"    // a request that servers interpret differently, so that it is uncertain whether a header rule covers it
 	ReasonPlaceholderLeak   Reason = "placeholder_leak"     // a placeholder where its value does not belong (403)
-	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule could not be had (502)
-	ReasonUnsignable        Reason = "unsignable"           // a request that cannot be signed as the rule of its host asks (400, 413)
+	ReasonSecretUnavailable Reason = "secret_unavailable"   // a secret of a header rule is unavailable (502)
+	ReasonUnsignable        Reason = "unsignable"           // a request that cannot be signed as the rule of its host requires (400, 413)
 	ReasonUnscrubbable      Reason = "unscrubbable"         // a response in which secrets cannot be masked (502)
 	ReasonMethod            Reason = "method"               // TRACE, TRACK, CONNECT inside an intercepted connection
 	ReasonPeekTimeout       Reason = "peek_timeout"         // no complete first message before the deadline
 	ReasonPeekSize          Reason = "peek_size"            // first message larger than the cap
 	ReasonLimit             Reason = "limit"                // a per-box limit: connections, queries, interceptions
-	ReasonUnresolved        Reason = "upstream_unresolved"  // the allowed name has no address that may be dialled
+	ReasonUnresolved        Reason = "upstream_unresolved"  // the allowed name has no allowed address
 	ReasonUnreachable       Reason = "upstream_unreachable" // dialling failed
 	ReasonUpstreamTLS       Reason = "upstream_tls"         // the upstream's certificate could not be verified (502)
 	ReasonUpstreamHTTP      Reason = "upstream_http"        // the upstream broke the protocol (502)
-	ReasonUpstreamLogin     Reason = "upstream_login"       // the upstream refused the login that the gateway made in the place of the box
+	ReasonUpstreamLogin     Reason = "upstream_login"       // the upstream refused the gateway's login
 	ReasonUpstreamProxy     Reason = "upstream_proxy"       // the upstream proxy could not be used, or refused (502)
 	ReasonClientTLS         Reason = "client_tls"           // the box did not complete the TLS handshake with its CA
 	ReasonPolicyChanged     Reason = "policy_changed"       // cut because the policy tightened
-	ReasonInternal          Reason = "internal"             // a fault of the gateway; the connection died, nothing else
+	ReasonInternal          Reason = "internal"             // a fault of the gateway, which ended only this connection
 	ReasonURLUnknown        Reason = "url_unknown"          // no such public URL (404)
 	ReasonURLAuth           Reason = "url_auth"             // missing or wrong credential (401)
-	ReasonURLOrigin         Reason = "url_origin"           // another site used the credential that a browser keeps (403)
+	ReasonURLOrigin         Reason = "url_origin"           // another site used the credential in a browser (403)
 	ReasonURLUnavailable    Reason = "url_unavailable"      // the box does not answer on that port (502)
 )
 

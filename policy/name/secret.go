@@ -8,16 +8,15 @@ import (
 	"strings"
 )
 
-// Secret is a value that must not be shown. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]";
-// Reveal returns the value itself and is called only where it is written to the upstream or encrypted for the store.
-// The zero Secret is the empty value. It cannot be decoded: code that reads a secret calls [NewSecret].
+// Secret is a value that must not be shown. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]".
+// Reveal returns the value. Call it only to send the value upstream or to encrypt it for the store. The zero Secret is the
+// empty value. A Secret cannot be decoded: use [NewSecret].
 type Secret struct {
-	// h is a pointer because fmt prints the contents of unexported fields without calling their methods: it prints an
-	// address there.
+	// h is a pointer because fmt prints unexported fields without calling their methods. Of a pointer it prints the address.
 	h *hidden
 }
 
-// hidden keeps the value where reflection does not find it: printers that follow pointers end at the address of a
+// hidden keeps the value in a closure, which reflection cannot read: printers that follow pointers print the address of the
 // function.
 type hidden struct{ reveal func() string }
 
@@ -26,7 +25,7 @@ const redacted = "[redacted]"
 // NewSecret wraps a value.
 func NewSecret(v string) Secret { return Secret{h: &hidden{reveal: func() string { return v }}} }
 
-// Reveal returns the value itself.
+// Reveal returns the value.
 func (s Secret) Reveal() string {
 	if s.h == nil {
 		return ""
@@ -34,7 +33,7 @@ func (s Secret) Reveal() string {
 	return s.h.reveal()
 }
 
-// Equal reports whether two secrets hold the same value, in time that does not depend on where they differ.
+// Equal reports whether two secrets have the same value, in constant time for values of the same length.
 func (s Secret) Equal(o Secret) bool {
 	return subtle.ConstantTimeCompare([]byte(s.Reveal()), []byte(o.Reveal())) == 1
 }
@@ -60,7 +59,7 @@ func (s Secret) GobEncode() ([]byte, error) { return []byte(redacted), nil }
 // LogValue returns "[redacted]" for log/slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// IsSecretName reports whether s may name a secret of the operator: 1 to 64 letters, digits, '.', '_' and '-', the
+// IsSecretName reports whether s is a valid name of a secret: 1 to 64 letters, digits, '.', '_' and '-', the
 // first a letter or digit.
 func IsSecretName(s string) bool {
 	if s == "" || len(s) > 64 || strings.IndexByte("._-", s[0]) >= 0 {
@@ -74,8 +73,8 @@ func IsSecretName(s string) bool {
 	return true
 }
 
-// ShownSecretName returns what was given as the name of a secret as an error may show it: up to the first character
-// that is not valid in one. What follows is often the value, as in YAML's {value:…}, where a space is missing.
+// ShownSecretName returns an invalid name of a secret for an error message, up to the first invalid character. The rest is
+// often the value, as in YAML's {value:…} with a missing space.
 func ShownSecretName(n string) string {
 	return Shown(n, func(c byte) bool { return IsWordByte(c) || c == '.' || c == '-' })
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// syntaxError is a refused text with its correction, worded for users.
+// syntaxError is the error for a refused text, with a correction.
 type syntaxError struct {
 	input string
 	flaw  string // completes the sentence that begins with the input
-	use   string // the corrected form; empty where none is obvious
+	use   string // the corrected form; empty if none is obvious
 }
 
 func (e *syntaxError) Error() string {
@@ -20,7 +20,7 @@ func (e *syntaxError) Error() string {
 	return s
 }
 
-// Quote returns a refused text quoted and shortened, safe to print to a terminal or log.
+// Quote returns a text quoted and shortened, safe for terminals and logs.
 func Quote(s string) string {
 	const most = 100
 	if len(s) > most {
@@ -29,7 +29,7 @@ func Quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// nameError refuses s, and suggests a name if one is left after stripping everything around it.
+// nameError returns the error for s, with the host name in s as correction if there is one.
 func nameError(s, flaw string) error {
 	e := &syntaxError{input: s, flaw: flaw}
 	host, _, _ := strings.Cut(bareHost(s), ":")
@@ -39,7 +39,7 @@ func nameError(s, flaw string) error {
 	return e
 }
 
-// patternError refuses s, and suggests the pattern that was probably meant, if that is valid.
+// patternError returns the error for s, with the pattern that was probably intended as correction if that is valid.
 func patternError(s, flaw string) error {
 	e := &syntaxError{input: s, flaw: flaw}
 	if p, bad := parsePattern(wholeLabel(bareHost(s))); bad == "" {
@@ -51,7 +51,7 @@ func patternError(s, flaw string) error {
 	return e
 }
 
-// bareHost strips scheme, user, path, query and surrounding space, which are there when s was copied from a browser.
+// bareHost removes scheme, user, path, query and surrounding space, as in a text copied from a browser.
 func bareHost(s string) string {
 	if len(s) > maxInputLen {
 		return ""
@@ -75,8 +75,8 @@ func wholeLabel(s string) string {
 	return "*." + rest
 }
 
-// Shown returns a name as an error may show it: up to the first character that is not valid in one. What follows is
-// often a value that was put in the wrong place, as in "Authorization: Bearer …".
+// Shown returns a name for an error message, up to the first character that is not valid. The rest is often a value in the wrong
+// place, as in "Authorization: Bearer …".
 func Shown(name string, mayHold func(byte) bool) string {
 	for i := range len(name) {
 		if !mayHold(name[i]) && i > 0 {

@@ -1,6 +1,6 @@
-// Package preset has policies for well-known services by name: the hosts that GitHub, a package registry or the API of
-// a model needs, each with its ports. They are files of this package (data/NAME.json). A change to the hosts of one is a
-// new version of it; policies made from it keep the hosts that they were made with.
+// Package preset has policies for well-known services by name: the hosts and ports of GitHub, package registries and APIs of
+// models. They are files of this package (data/NAME.json). A change of the hosts is a new version of the preset. Policies that
+// were made from an older version keep their hosts.
 package preset
 
 import (
@@ -19,7 +19,7 @@ var files embed.FS
 // Preset is a named list of hosts.
 type Preset struct {
 	Name           string   `json:"name"`
-	Version        int      `json:"version"` // grows with each change of AllowedDomains
+	Version        int      `json:"version"` // incremented with each change of AllowedDomains
 	About          string   `json:"about"`
 	Source         string   `json:"source"` // where the service says which hosts it needs
 	AllowedDomains []string `json:"allowed_domains"`
@@ -35,7 +35,7 @@ func Names() []string {
 	return names
 }
 
-// Find returns a preset by its name. The error names those that exist.
+// Find returns a preset by its name. The error lists the presets.
 func Find(name string) (Preset, error) {
 	if !slices.Contains(Names(), name) {
 		return Preset{}, fmt.Errorf("there is no preset %q; the presets are %s", name, strings.Join(Names(), ", "))
@@ -67,7 +67,7 @@ func Hosts(names string) ([]string, error) {
 	return hosts, nil
 }
 
-// Policy returns the policy that allows the hosts of presets, whose names are separated by commas, and nothing else.
+// Policy returns the policy that allows only the hosts of presets, whose names are separated by commas.
 func Policy(names string) (policy.Spec, error) {
 	hosts, err := Hosts(names)
 	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: hosts}, err
