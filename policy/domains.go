@@ -6,21 +6,21 @@ import (
 	"boxgate/policy/name"
 )
 
-// domains answers, in one walk over the labels of a name, which denied and which allowed pattern covers it. The most
-// specific pattern is found first: the name itself, then "*.parent" from the longest parent up, then "*".
+// domains finds the denied and the allowed pattern that cover a name, in one walk over its labels. It finds the most specific
+// pattern: the name itself, then "*.parent" from the longest parent up, then "*".
 type domains struct {
 	nodes map[string]*domainNode // by name, without "*."
 	any   domainNode             // "*", in its below lists
-	deep  int                    // most labels of a key of nodes: longer names need not be looked up
+	deep  int                    // largest number of labels of a key of nodes
 }
 
-// domainNode holds the patterns that end in one name.
+// domainNode has the patterns with one name.
 type domainNode struct {
 	denied, allowed portRules // the name itself
 	below           struct{ denied, allowed portRules }
 }
 
-// portRules are patterns that differ only in their port. There is nearly always just one.
+// portRules are patterns that differ only in their port. There is nearly always one.
 type portRules []portRule
 
 type portRule struct {
@@ -89,8 +89,8 @@ func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
 	return node, p.IsWildcard()
 }
 
-// match walks from the name to its last label. wholeNames says that a rule for one port denies the name only where
-// that port is asked for (DNS, where the port is not known yet).
+// match walks from the name to its last label. With wholeNames, on an unknown port (as in DNS), a denied pattern with a port does
+// not deny the name.
 func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if n.IsZero() {
 		return m

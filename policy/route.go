@@ -8,33 +8,32 @@ import (
 	"boxgate/policy/name"
 )
 
-// Action is what is to be done with a connection or a request. The zero value is Refuse.
+// Action is how a connection or a request is handled. The zero value is Refuse.
 type Action uint8
 
 // The actions.
 const (
 	Refuse      Action = iota
-	AwaitClient        // nothing passes and nothing is dialled before the client has said more: ask again then
-	AwaitServer        // the server is dialled, but told nothing; if it speaks first, or the client does, ask again
-	Splice             // the bytes pass unread
-	Intercept          // TLS is terminated, and each request inside is routed by itself
-	Forward            // the request is forwarded
-	Broker             // the gateway logs in to the server in the place of the box, see [rule.Login]
+	AwaitClient        // wait for more bytes of the client, without dialling; then call Route again
+	AwaitServer        // dial the server, but send nothing; call Route again when the server or the client sends bytes
+	Splice             // pass the bytes unread
+	Intercept          // terminate TLS, and route each request inside separately
+	Forward            // forward the request
+	Broker             // log in to the server for the box, see [rule.Login]
 )
 
-// Route is the answer to how a connection, or a request in it, may pass. The zero value refuses.
+// Route is how a connection, or a request in it, may pass. The zero value refuses.
 type Route struct {
 	Action   Action
-	ByName   bool     // to an address of Request.Name that the gateway finds out, whatever address was asked for; else to Request.Addr
-	Request  Request  // as it was decided: Name is the name that the route goes by, zero for the address alone
-	Decision Decision // why; allows unless Action is Refuse, or AwaitClient where the client must speak first
-	// Upstream is the proxy by which the server is connected to; nil: none. There says that the proxy is given the name, and
-	// finds out its address.
+	ByName   bool     // dial an address of Request.Name that the gateway resolves, and not Request.Addr
+	Request  Request  // that was decided: Name is the name of the route, zero for a route by address only
+	Decision Decision // allows unless Action is Refuse, or AwaitClient where the client must speak first
+	// Upstream is the proxy for the connection to the server; nil: none. With There, the proxy is given the name and resolves it.
 	Upstream *UpstreamProxy
 	There    bool
-	// From is from where the connection to the server, or to the proxy, leaves.
+	// From is the source of the connection to the server, or to the proxy.
 	From Source
-	// Needs is the piece of evidence whose lack counted against the connection. Whoever can have it asks again with it.
+	// Needs is missing evidence that counted against the connection. A caller that can get it should call Route again with it.
 	Needs Need
 }
 
@@ -48,8 +47,8 @@ func (rt Route) Err() error {
 	return d.Err(rt.Request)
 }
 
-// Keeps reports whether what passes in one way may go on under a route that was found later: in the same way, or in one
-// that asks for less.
+// Keeps reports whether a connection or request that passes by the action was may continue under rt, a later route: its action is
+// the same or less strict.
 func (rt Route) Keeps(was Action) bool {
 	switch was {
 	case AwaitServer:
@@ -63,8 +62,8 @@ func (rt Route) Keeps(was Action) bool {
 	}
 }
 
-// Held returns the evidence by which what passes under the route is judged from now on: it is held to the name that it went
-// by, or to none. dialled is the address that it reached, or is about to, and owned whether that is known to be the name's.
+// Held returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to the name of
+// the route, or to no name. dialled is the address of the server, and owned whether that is an address of the name.
 func (rt Route) Held(e Evidence, dialled netip.Addr, owned Answer) Evidence {
 	if n := rt.Request.Name; n.IsZero() {
 		e.Told = nil
@@ -75,13 +74,12 @@ func (rt Route) Held(e Evidence, dialled netip.Addr, owned Answer) Evidence {
 	return e
 }
 
-// Route decides how a connection or a request may pass, from what is known of it. It is the one answer to that question:
-// when the first bytes are there, for each address that is about to be dialled (Evidence.Dialled), and again whenever the
-// policy changes. What is unknown counts against the connection, and Needs says what it was. Like Decide, which it
-// asks about each destination, it never fails and is safe for concurrent use.
+// Route decides how a connection or a request may pass, given the evidence. It is called when the first bytes have arrived, for each
+// address before it is dialled (Evidence.Dialled), and again whenever the policy changes. Missing evidence counts against the
+// connection, and is returned in Needs. Like Decide, which it uses for each destination, it never fails and is safe for
+// concurrent use.
 //
-// What it ensures is that bytes nobody reads never reach a host whose requests are judged or changed; docs/security.md has
-// the argument.
+// It ensures that unread bytes never reach a host whose requests are judged or changed. docs/security.md has the argument.
 func (c *Compiled) Route(r Request, e Evidence) Route {
 	r.Stage = StageConn
 	if e.Opening == OpeningRequest || e.Opening == OpeningSecure {
@@ -91,7 +89,7 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	switch {
 	case c == nil || c.domains == nil:
 		return denied(r, c.Decide(r))
-	case r.Protocol != TCP && r.Protocol != "": // which have no openings
+	case r.Protocol != TCP && r.Protocol != "": // without openings
 		return q.refuse(r, name.ReasonProtocol, NeedNothing)
 	}
 	rt := q.byOpening()
@@ -103,14 +101,14 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	return rt
 }
 
-// question is what Route was asked.
+// question contains the arguments of Route.
 type question struct {
 	*Compiled
 	r Request
 	e Evidence
 }
 
-// byOpening decides by what the client has said.
+// byOpening decides by the first bytes of the client.
 func (q *question) byOpening() Route {
 	port := q.r.Port
 	switch o := q.e.Opening; {
@@ -135,7 +133,7 @@ func (q *question) byOpening() Route {
 	}
 	rt := q.byToldNames()
 	if rt.Action == Splice && q.e.Opening == OpeningSilent && !q.e.Greeted && q.NamesDecide(port) && !ServerSpeaksFirst(port) {
-		rt.Action = AwaitServer // or silence would be a way to speak later and unread
+		rt.Action = AwaitServer // otherwise a silent client could later send bytes that are not read
 	}
 	return rt
 }
@@ -143,9 +141,9 @@ func (q *question) byOpening() Route {
 // logsIn reports whether the gateway logs in to a host on the port.
 func (q *question) logsIn(n name.Name) bool { return q.headers.login(n, q.r.Port) != nil }
 
-// broker decides a connection that may be for a host that the gateway logs in to: it must be for no other one. Other names that the box
-// was told for the address do not count, unless their requests are judged: what is for them would not pass at an address with a login.
-// Where a request rule covers the host as well, what is no request is refused as everywhere.
+// broker decides about a connection that may be for a host with a login. It must be for that host only. Other names that DNS resolved to
+// the address are ignored unless their requests are judged, as connections to them would be refused at an address with a login. If a
+// request rule covers the host as well, the connection is refused, as it does not consist of requests.
 func (q *question) broker(names []name.Name) Route {
 	if !slices.ContainsFunc(names, func(n name.Name) bool { return !q.logsIn(n) && q.Intercepts(n, q.r.Port) }) {
 		names = slices.DeleteFunc(slices.Clone(names), func(n name.Name) bool { return !q.logsIn(n) })
@@ -165,8 +163,8 @@ func (q *question) broker(names []name.Name) Route {
 	return Route{Action: Broker, ByName: true, Request: r, Decision: d}
 }
 
-// clientSpeaksFirst reports whether a client that has said nothing, or not enough, must go on before anything passes: on
-// the ports of HTTP and TLS, and where this may be for a host with rules. With half a request line also where names decide.
+// clientSpeaksFirst reports whether a client that has sent no bytes, or too few, must send more first: on the ports of HTTP and
+// TLS, and if the connection may be for a host with rules. After half a request line also on ports where names decide.
 func (q *question) clientSpeaksFirst() bool {
 	if q.e.Opening != OpeningSilent && q.e.Opening != OpeningPartial {
 		return false
@@ -176,7 +174,7 @@ func (q *question) clientSpeaksFirst() bool {
 		q.Intercepts(q.e.Bound, port) || slices.ContainsFunc(q.e.Told, func(n name.Name) bool { return q.Intercepts(n, port) })
 }
 
-// connect decides whether there may be a tunnel at all: by the name, or the address, that was asked for.
+// connect decides about a CONNECT by the requested name or address. The bytes in the tunnel are decided about later.
 func (q *question) connect() Route {
 	d := q.Decide(q.r)
 	if !d.Allowed() {
@@ -185,8 +183,8 @@ func (q *question) connect() Route {
 	return Route{Action: AwaitClient, Request: q.r, Decision: d}
 }
 
-// unlessLocated refuses what was asked of a proxy. Where the policy allows by address, not by name, and lets names be
-// resolved for that, an address of the name is needed first.
+// unlessLocated refuses a request to the explicit proxy. If the policy may allow it by the address of its name, the address is
+// needed first.
 func (q *question) unlessLocated(d Decision) Route {
 	rt := denied(q.r, d)
 	if d.Reason == name.ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers(q.r.Name) {
@@ -195,7 +193,7 @@ func (q *question) unlessLocated(d Decision) Route {
 	return rt
 }
 
-// request decides about a request by the host it is for.
+// request decides about a request by its host.
 func (q *question) request() Route {
 	d, secure := q.Decide(q.r), q.e.Opening == OpeningSecure
 	host, port := q.r.Name, q.r.Port
@@ -220,7 +218,7 @@ func (q *question) request() Route {
 	return q.asClaimed(Forward, d)
 }
 
-// named decides by the name in a ClientHello, which must be the one that CONNECT gave, if it gave one.
+// named decides by the name in a ClientHello, which must be the name in the CONNECT, if there was one.
 func (q *question) named() Route {
 	d := q.Decide(q.r)
 	switch {
@@ -238,8 +236,8 @@ func (q *question) named() Route {
 	return q.asClaimed(Splice, d)
 }
 
-// asClaimed lets pass to the address that was asked for, which the policy allows whatever the name. Where a host with rules
-// may be there the name could be a mere claim, so it goes to the owner of the name, if that may be looked up.
+// asClaimed returns a route to the requested address, which the policy allows for any name. If a host with rules may have that address,
+// the name could be false: the route then goes to an address of the name, if the name may be resolved.
 func (q *question) asClaimed(a Action, d Decision) Route {
 	rt := Route{Action: a, Request: q.r, Decision: d}
 	ruled, need := q.ruled()
@@ -253,9 +251,9 @@ func (q *question) asClaimed(a Action, d Decision) Route {
 	return rt
 }
 
-// byAddress decides what should carry a name and carries none, by the address alone: neither what CONNECT nor what DNS said
-// about the address stands in for the name of a host that a server may find in the bytes. Where names decide on the port,
-// or listed says so, the address must be in allowed_cidrs.
+// byAddress decides about bytes that should contain a host name but do not, by the address only: a server may find another name in the bytes
+// than the names from CONNECT or DNS. If names decide on the port, or with listed, the address must be in
+// allowed_cidrs.
 func (q *question) byAddress(lack name.Reason, listed bool) Route {
 	r, bound := q.r, q.e.Bound
 	r.Name = name.Name{}
@@ -274,7 +272,7 @@ func (q *question) byAddress(lack name.Reason, listed bool) Route {
 	if ruled, need := q.ruled(); ruled {
 		return q.refuse(r, lack, need)
 	}
-	if !bound.IsZero() { // it goes by the address, but its name must be allowed as well
+	if !bound.IsZero() { // the name must be allowed as well
 		named := r
 		named.Name = bound
 		if d := q.Decide(named); !d.Allowed() {
@@ -284,7 +282,7 @@ func (q *question) byAddress(lack name.Reason, listed bool) Route {
 	return Route{Action: Splice, Request: r, Decision: d}
 }
 
-// implied returns the names that a connection may be for when its bytes do not say.
+// implied returns the possible names of a connection whose bytes contain none.
 func (q *question) implied() []name.Name {
 	if !q.e.Bound.IsZero() {
 		return []name.Name{q.e.Bound}
@@ -292,8 +290,8 @@ func (q *question) implied() []name.Name {
 	return q.e.Told
 }
 
-// byToldNames decides a protocol of its own, which names no host: by the name that CONNECT gave, else by the first that is
-// allowed of those for which the box was told the address, else by the address alone.
+// byToldNames decides about a protocol without host names: by the name in the CONNECT, else by the first allowed name of the DNS
+// answers with the address, else by the address only.
 func (q *question) byToldNames() Route {
 	var refused Route
 	for i, n := range q.implied() {
@@ -304,7 +302,7 @@ func (q *question) byToldNames() Route {
 		switch {
 		case !d.Allowed():
 			rt = denied(r, d)
-		case q.Intercepts(n, r.Port): // what cannot be read must not pass where requests are judged
+		case q.Intercepts(n, r.Port): // unreadable bytes must not pass where requests are judged
 			rt = q.refuse(r, name.ReasonProtocol, NeedNothing)
 		default:
 			return rt
@@ -325,8 +323,8 @@ func (q *question) byToldNames() Route {
 	return Route{Action: Splice, Request: r, Decision: d}
 }
 
-// arrive judges the address that the bytes reach, once it is known: the policy must allow it; it must not be that of a host
-// with rules, if nobody reads the bytes; and it must be one of the name, if the route goes by the name.
+// arrive checks the destination address of a route when it is known: the policy must allow it, it must not belong to a host with rules
+// if the bytes are unread, and it must be an address of the name if the route goes by name.
 func (q *question) arrive(rt Route) Route {
 	at := q.e.Dialled
 	if !at.IsValid() {
@@ -351,20 +349,20 @@ func (q *question) arrive(rt Route) Route {
 		if need == NeedNothing && q.e.Owned == Unknown {
 			need = NeedOwned
 		}
-		return q.refuse(r, name.ReasonPolicyChanged, need) // it went where it was asked to, by a name that does not lead there
+		return q.refuse(r, name.ReasonPolicyChanged, need) // the dialled address does not belong to the name
 	}
 	return rt
 }
 
-// isUnread reports whether nobody knows which host the bytes are for. Where the gateway logs in to a host on the port, that
-// is so for TLS with any name: servers that are reached by their address alone do not look at it.
+// isUnread reports whether the host of the bytes is unknown. On a port with a login it is unknown for TLS with any name as well, as
+// servers without virtual hosts ignore the name.
 func (q *question) isUnread() bool {
 	return q.e.Opening.unread(q.r.Name) || q.e.Opening == OpeningTLS && q.headers.logins.Contains(q.r.Port)
 }
 
-// bearsUnread reports whether unread bytes may go to whoever else is at the address: the policy names the host itself, on a
-// port where names are not the rule. Any other name may be one that the box made for the address. It is never so where the
-// gateway logs in to a host on the port; and where the ceiling judges requests on it, the ceiling must name the host as well.
+// bearsUnread reports whether unread bytes may reach other hosts at the address: the policy lists the host itself, and the port is not one of
+// HTTP. Other names could have been created by the box for the address. On a port with a login it is always false. If the ceiling
+// judges requests on the port, the ceiling must list the host as well.
 func (q *question) bearsUnread(d Decision, r Request) bool {
 	switch {
 	case q.headers.logins.Contains(r.Port):
@@ -377,19 +375,19 @@ func (q *question) bearsUnread(d Decision, r Request) bool {
 	return q.ceiling.decide(r).listsName()
 }
 
-// listsName reports whether a destination is allowed because an entry other than "*" lists its name.
+// listsName reports whether an entry other than "*" allows the name of a destination.
 func (d Decision) listsName() bool {
 	rule := strings.TrimPrefix(d.Rule, ruleCeiling+": ")
 	return d.Reason == name.ReasonAllowedDomain && rule != "*" && !strings.HasPrefix(rule, "*:")
 }
 
-// asked reports whether the address that was dialled is the one that was asked for.
+// asked reports whether the dialled address is the requested one.
 func (q *question) asked() bool {
 	return name.CanonicalAddr(q.e.Dialled) == name.CanonicalAddr(q.r.Addr)
 }
 
-// ruled reports whether the address that was asked for may be that of a host with rules. Once another is dialled nobody asks
-// about it any more.
+// ruled reports whether the requested address may belong to a host with rules. After another address was dialled, Evidence.Ruled is about
+// that one, and the answer is yes.
 func (q *question) ruled() (bool, Need) {
 	if q.e.Dialled.IsValid() && !q.asked() {
 		return true, NeedNothing
@@ -404,43 +402,43 @@ func (q *question) ruledAt() (bool, Need) {
 	return q.e.Ruled == Yes, NeedNothing
 }
 
-// resolvable reports whether a name may be asked of the upstream DNS servers.
+// resolvable reports whether queries for a name may be sent to upstream DNS servers.
 func (q *question) resolvable(n name.Name) bool {
 	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers(n)
 }
 
-// refuse is the answer for a reason of the data path.
+// refuse returns a refusal for a reason of the data path.
 func (q *question) refuse(r Request, why name.Reason, need Need) Route {
 	return Route{Request: r, Decision: Decision{Reason: why, Version: q.version}, Needs: need}
 }
 
-// denied is the answer where the policy denies a destination.
+// denied returns a refusal for a decision of the policy.
 func denied(r Request, d Decision) Route { return Route{Request: r, Decision: d} }
 
-// Opening is what a client has said so far, as far as it matters to where its bytes may go. The zero value is the
-// narrowest: no other is refused where it passes.
+// Opening classifies the bytes that a client has sent so far. The zero value is the most restricted one: if it may pass,
+// so may all others.
 type Opening uint8
 
 // The openings.
 const (
-	OpeningUnreadable Opening = iota // begins like TLS, but is no ClientHello that is understood here
-	OpeningTLS                       // a ClientHello; the Request has its name, if it gives one
-	OpeningLenient                   // neither TLS nor HTTP here, but a lenient server may read TLS, HTTP or a PROXY header in it
-	OpeningPartial                   // the beginning of a request line, and then a pause
+	OpeningUnreadable Opening = iota // begins like TLS, but is not a ClientHello that the gateway can parse
+	OpeningTLS                       // a ClientHello; the Request has its name, if any
+	OpeningLenient                   // neither TLS nor HTTP, but a lenient server may interpret it as TLS, HTTP or a PROXY header
+	OpeningPartial                   // the beginning of a request line, followed by a pause
 	OpeningOther                     // another protocol
-	OpeningSilent                    // nothing yet
-	OpeningEnded                     // nothing, and the client will send nothing more
-	OpeningConnect                   // a CONNECT to the Request's name or address; nothing of what comes in its tunnel
+	OpeningSilent                    // no bytes yet
+	OpeningEnded                     // no bytes, and the client has closed its side
+	OpeningConnect                   // a CONNECT to the Request's name or address, without bytes of its tunnel
 	OpeningRequest                   // an HTTP request in the clear; the Request has its host, if that is a name
 	OpeningSecure                    // an HTTP request inside TLS that was terminated for the Request's name
 )
 
-// unread reports whether nobody knows which host the bytes are for: they may be for any at the address they reach.
+// unread reports whether the host of the bytes is unknown: it may be any host at the destination address.
 func (o Opening) unread(name name.Name) bool {
 	return o != OpeningRequest && o != OpeningSecure && (o != OpeningTLS || name.IsZero())
 }
 
-// Answer is what is known of something that takes time to find out. The zero value is counted as the worse of the others.
+// Answer is the answer to a question that takes time. Unknown counts as the worse of Yes and No.
 type Answer uint8
 
 // The answers.
@@ -458,23 +456,23 @@ func AnswerOf(yes bool) Answer {
 	return No
 }
 
-// Evidence is what is known of a connection, or of a request in it, besides what its [Request] says. The zero value is
-// the narrowest.
+// Evidence is additional knowledge about the [Request] of a connection or HTTP request. The zero value is the most
+// restricted one.
 type Evidence struct {
 	Opening Opening
-	Bound   name.Name   // the name that a CONNECT gave: the tunnel leads there or nowhere
-	Told    []name.Name // the names for which DNS told the box the address it asks for
-	Proxied bool        // the request was made to a proxy: where it gives a name, an address may be looked up for it
-	NoAddr  bool        // an address was looked for (NeedAddr) and there is none
-	Greeted bool        // the server has spoken before the client, and does not speak HTTP/2
+	Bound   name.Name   // name in the CONNECT, which is the only possible destination of the tunnel
+	Told    []name.Name // names whose DNS answers for the box contained the requested address
+	Proxied bool        // the request was sent to the explicit proxy, so that its name may be resolved
+	NoAddr  bool        // the name was resolved (NeedAddr) and has no allowed address
+	Greeted bool        // the server has sent bytes before the client, and does not speak HTTP/2
 
-	Dialled netip.Addr // the address that is about to be dialled, or was; invalid until it is known
-	Ruled   Answer     // whether Dialled, before it is known Request.Addr, is the address of a host with rules on the port
-	Owned   Answer     // whether Dialled is an address of the name that the route goes by
+	Dialled netip.Addr // address that is about to be dialled, or was; invalid until known
+	Ruled   Answer     // whether Dialled (Request.Addr while that is unknown) belongs to a host with rules on the port
+	Owned   Answer     // whether Dialled is an address of the name of the route
 
-	Settled bool   // the way is known, see [Route.Settle]:
-	By      string // the key of the upstream proxy, "" for none
-	From    Source // from where connections leave
+	Settled bool   // By and From are set, see [Route.Settle]
+	By      string // key of the upstream proxy, "" for none
+	From    Source // source of connections
 }
 
 // Need is a piece of evidence that takes time to gather.
@@ -483,16 +481,16 @@ type Need uint8
 // The pieces.
 const (
 	NeedNothing Need = iota
-	NeedAddr         // Request.Addr: one of the name's (Bound, else that of the Request) with which Decide allows [Route.Request]
+	NeedAddr         // Request.Addr: an address of the name (Bound, else that of the Request) for which Decide allows [Route.Request]
 	NeedRuled        // Evidence.Ruled
 	NeedOwned        // Evidence.Owned
 )
 
-// ServerSpeaksFirst reports whether a port is that of a protocol in which the server greets: FTP, SSH, SMTP, POP3, NNTP,
-// IMAP, submission, MySQL, VNC.
+// ServerSpeaksFirst reports whether a port belongs to a protocol in which the server sends the first bytes: FTP, SSH, SMTP,
+// POP3, NNTP, IMAP, submission, MySQL, VNC.
 func ServerSpeaksFirst(port uint16) bool { return slices.Contains(serverFirst, port) }
 
 var serverFirst = []uint16{21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900}
 
-// isWeb reports whether a port is one of those of HTTP and HTTPS, where the client speaks first and names its host.
+// isWeb reports whether a port is that of HTTP or HTTPS, where the client sends the first bytes and names its host.
 func isWeb(port uint16) bool { return port == name.HTTPPort || port == name.HTTPSPort }

@@ -15,7 +15,7 @@ import (
 	"boxgate/rule"
 )
 
-// ProxyScheme is how an upstream proxy is spoken to.
+// ProxyScheme is the protocol of an upstream proxy.
 type ProxyScheme string
 
 // The schemes.
@@ -25,14 +25,14 @@ const (
 	ProxySOCKS5 ProxyScheme = "socks5" // SOCKS version 5 (RFC 1928)
 )
 
-// defaultProxyPorts are those of proxies whose URL has no port.
+// defaultProxyPorts are the ports of proxies whose URL has no port.
 var defaultProxyPorts = map[ProxyScheme]uint16{ProxyHTTP: name.HTTPPort, ProxyHTTPS: name.HTTPSPort, ProxySOCKS5: 1080}
 
-// UpstreamSpec is an upstream proxy as written: all connections of a box go by it. Its credentials are not in it: they are
-// given to its host and port by a header rule, see [rule.ProxyLogin].
+// UpstreamSpec is an upstream proxy as written, for all connections of a box. Its credentials are in a header rule for its host and
+// port, see [rule.ProxyLogin].
 type UpstreamSpec struct {
 	URL string `json:"url" doc:"http://, https:// or socks5://, a host and a port; without credentials, which an entry proxy of attach_headers has"`
-	// ResolveThere are the names that the proxy resolves. All others are resolved by the gateway.
+	// ResolveThere are the names that the proxy resolves. The gateway resolves all others.
 	ResolveThere []string `json:"resolve_there,omitempty" doc:"domains whose addresses the proxy finds out; \"*\" for all; those of others are found out here"`
 }
 
@@ -44,8 +44,8 @@ func (s *UpstreamSpec) clone() *UpstreamSpec {
 	return &UpstreamSpec{s.URL, slices.Clone(s.ResolveThere)}
 }
 
-// UpstreamProxy is a proxy by which connections to servers are made: the bytes pass through it, and nothing goes past it.
-// Immutable and safe for concurrent use. [ParseUpstream] makes one.
+// UpstreamProxy is a proxy for all connections to servers. Immutable and safe for concurrent use. Use [ParseUpstream] to make
+// one.
 type UpstreamProxy struct {
 	Scheme ProxyScheme
 	Name   name.Name  // of its host; zero if Addr is given
@@ -53,16 +53,16 @@ type UpstreamProxy struct {
 	Port   uint16
 	Login  rule.ProxyLogin // nil: none
 
-	there     []name.Pattern // names that it resolves
-	direct    []name.Pattern // names whose servers are connected to without it
-	directNet []netip.Prefix // the same of servers that were asked for by address
+	there     []name.Pattern // names that the proxy resolves
+	direct    []name.Pattern // names of servers that are connected to without the proxy
+	directNet []netip.Prefix // likewise, of servers requested by address
 	key       string
 }
 
 const maxProxyURL = 2048
 
-// ParseUpstream reads the URL of an upstream proxy, which has neither credentials nor a path. The error completes a
-// sentence about the URL, and quotes nothing of it.
+// ParseUpstream reads the URL of an upstream proxy, which must have neither credentials nor a path. The error completes a
+// sentence about the URL and does not quote it.
 func ParseUpstream(text string) (*UpstreamProxy, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Opaque != "" || len(text) > maxProxyURL {
@@ -101,7 +101,7 @@ func (p *UpstreamProxy) Host() string {
 	return p.Name.String()
 }
 
-// URL returns the URL of the proxy, which has no credentials; "" for nil.
+// URL returns the URL of the proxy, without credentials; "" for nil.
 func (p *UpstreamProxy) URL() string {
 	if p == nil {
 		return ""
@@ -109,8 +109,8 @@ func (p *UpstreamProxy) URL() string {
 	return string(p.Scheme) + "://" + net.JoinHostPort(p.Host(), strconv.Itoa(int(p.Port)))
 }
 
-// Key identifies the proxy together with what the gateway authenticates by: connections of the same key go the same way.
-// It is "" for nil, and shows no credential.
+// Key identifies the proxy together with the credentials of the gateway, without revealing them. Connections with the same key use the
+// same path. It is "" for nil.
 func (p *UpstreamProxy) Key() string {
 	if p == nil {
 		return ""
@@ -118,7 +118,7 @@ func (p *UpstreamProxy) Key() string {
 	return p.key
 }
 
-// seal computes the key, last of all. above is that of the proxy by which this one is reached.
+// seal computes the key, as the last step. above is the key of the proxy that is used to connect to this one.
 func (p *UpstreamProxy) seal(above string) {
 	p.key = p.URL()
 	if p.Login != nil {
@@ -138,7 +138,7 @@ func (p *UpstreamProxy) resolves(n name.Name, port uint16) bool { return covered
 // exceptsName reports whether servers of a name are connected to without the proxy.
 func (p *UpstreamProxy) exceptsName(n name.Name, port uint16) bool { return covered(p.direct, n, port) }
 
-// exceptsAddr is exceptsName for a server that is asked for by its address.
+// exceptsAddr is exceptsName for a server requested by address.
 func (p *UpstreamProxy) exceptsAddr(a netip.Addr) bool {
 	a = name.CanonicalAddr(a)
 	return a.IsValid() && slices.ContainsFunc(p.directNet, func(n netip.Prefix) bool { return n.Contains(a) })
@@ -148,7 +148,7 @@ func covered(list []name.Pattern, n name.Name, port uint16) bool {
 	return slices.ContainsFunc(list, func(p name.Pattern) bool { return p.Match(n, port) })
 }
 
-// except parses what is reached without the proxy: domains, and networks of servers that are asked for by address.
+// except parses the exceptions from the proxy: domains, and networks of servers requested by address.
 func (p *UpstreamProxy) except(direct []string) error {
 	for _, s := range direct {
 		if !name.MeansAddress(s) {
@@ -180,11 +180,11 @@ func (p *UpstreamProxy) leaveTo(there []string) error {
 	return nil
 }
 
-// HostUpstream is the upstream proxy of all boxes: the operator's, which may be at any address.
+// HostUpstream is the upstream proxy of the operator for all boxes. It may have any address.
 type HostUpstream struct{ proxy *UpstreamProxy }
 
-// NewHostUpstream makes a proxy that of all boxes. there are the names that it resolves, and direct the domains and
-// networks that are reached without it. The error is about one of these.
+// NewHostUpstream makes p the proxy of all boxes. there are the names that it resolves, and direct the domains and networks that are
+// excepted from it. The error is about an entry of these.
 func NewHostUpstream(p UpstreamProxy, there, direct []string) (*HostUpstream, error) {
 	p.there, p.direct, p.directNet = nil, nil, nil
 	if err := p.leaveTo(there); err != nil {
@@ -204,8 +204,8 @@ func (h *HostUpstream) reach() *Compiled {
 	return out
 }
 
-// setHostUpstream makes connections of the box go by the operator's proxy, unless they go by one of its own: that one is then
-// reached by the operator's.
+// setHostUpstream uses the operator's proxy for connections of the box. If the policy has a proxy of its own, the operator's is used to
+// connect to that.
 func (c *Compiled) setHostUpstream(h *HostUpstream) {
 	if h == nil {
 		return
@@ -223,16 +223,16 @@ func (c *Compiled) setHostUpstream(h *HostUpstream) {
 	c.plan.leaveNothing()
 }
 
-// newReach makes a policy for connections that are not the box's but that its rules lead to: all may be reached but what is
-// protected.
+// newReach returns a policy for connections of the gateway that the rules of a box require. It allows everything except protected
+// ranges.
 func (c *Compiled) newReach(protected *name.Protected) *Compiled {
 	out := build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, c.version)
 	out.protected = protected
 	return out
 }
 
-// setUpstream makes connections go by the proxy of the policy, with the login that a header rule has for it, and for the way in
-// which it is spoken to.
+// setUpstream uses the proxy of the policy for connections, with the login of a header rule for its host, port and
+// scheme.
 func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if s == nil {
 		return
@@ -249,8 +249,8 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	c.plan.leaveNothing()
 }
 
-// Reach returns the policy for connections to the upstream proxy itself, which are not the box's. It is nil, and denies, if the
-// policy has another proxy, or none.
+// Reach returns the policy for connections to the upstream proxy. It is nil, and denies, if the policy has another proxy or
+// none.
 func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 	if c == nil || c.upstream == nil || c.upstream.Key() != by.Key() {
 		return nil
@@ -258,13 +258,13 @@ func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 	return c.reach
 }
 
-// ResolvedThere reports whether an upstream proxy resolves a name, so that nobody here is asked for its addresses.
+// ResolvedThere reports whether an upstream proxy resolves a name, so that the gateway does not.
 func (c *Compiled) ResolvedThere(n name.Name) bool {
 	return c != nil && c.upstream != nil && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
 }
 
-// by completes a route that lets bytes pass: it says by which proxy and from where, and refuses what would have to change over to another
-// way. A name that a client merely claims for an address makes no exception.
+// by adds the upstream proxy and the source to a route that lets bytes pass. It refuses connections whose proxy or source would change. A name
+// that a client only claims for an address is not an exception from the proxy.
 func (q *question) by(rt Route) Route {
 	p, r := q.upstream, rt.Request
 	if p != nil && (rt.ByName && p.exceptsName(r.Name, r.Port) || !rt.ByName && p.exceptsAddr(r.Addr)) {
@@ -281,14 +281,14 @@ func (q *question) by(rt Route) Route {
 	return rt
 }
 
-// goesFar reports whether what names its host goes to the name because it goes by an upstream proxy, which may have to be
-// given it, or be left out for it.
+// goesFar reports whether connections with a host name go to that name because of an upstream proxy, which resolves the name or has an
+// exception for it.
 func (q *question) goesFar(n name.Name) bool {
 	return q.upstream != nil && !n.IsZero() && q.resolvable(n)
 }
 
-// Settle returns the evidence by which what passes under the route is judged from now on: it keeps to the upstream proxy, or
-// to going without, and to the addresses that it leaves from.
+// Settle returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to the upstream
+// proxy, or to none, and to the source.
 func (rt Route) Settle(e Evidence) Evidence {
 	switch rt.Action {
 	case AwaitServer, Splice, Forward, Broker:
@@ -297,11 +297,11 @@ func (rt Route) Settle(e Evidence) Evidence {
 	return e
 }
 
-// ruleUpstream is the rule of decisions on what an upstream proxy does not take.
+// ruleUpstream is the rule of decisions about traffic that upstream proxies do not accept.
 const ruleUpstream = "only TCP goes by the upstream proxy"
 
-// leaveNothing takes everything that the kernel would forward by itself out of the plan: TCP goes to the gateway's proxy,
-// which knows the way, and nothing else has one.
+// leaveNothing changes the plan so that the kernel forwards no packets: TCP goes to the gateway's proxy, which uses the upstream proxy, and
+// everything else is refused.
 func (p *KernelPlan) leaveNothing() {
 	if p.DefaultAllow || len(p.Allowed) > 0 {
 		p.SteerOther = name.PortSet{All: true}
@@ -310,8 +310,8 @@ func (p *KernelPlan) leaveNothing() {
 	p.SteerAllowed, p.RejectUDP = name.PortSet{All: true}, name.PortSet{All: true}
 }
 
-// GoesWith reports whether connections go by a proxy that is used with a secret of the configuration, or that is itself reached
-// by such a one.
+// GoesWith reports whether connections use a proxy whose login needs a secret of the configuration, directly or to connect to another
+// proxy.
 func (c *Compiled) GoesWith(secret string) bool {
 	if c == nil || c.upstream == nil {
 		return false
