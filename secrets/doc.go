@@ -1,6 +1,5 @@
 // Package secrets provides the values of the operator's secrets: literals, files, variables of the gateway's
-// environment, the output of commands and remote sources. Header rules refer to them by name ([policy.Header],
-// [rule.Value]). A rule can name only secrets that the configuration defines, so that authors of rules cannot read
+// environment, the output of commands and remote sources. Header rules refer to them by name ([rule.Value]). A rule can name only secrets that the configuration defines, so that authors of rules cannot read
 // files of the host or run commands on it.
 //
 // A value is never used for longer than the refresh time of its source: [Secrets.Secret] returns a value that was read

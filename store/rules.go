@@ -51,6 +51,6 @@ func (rec headersRecord) headers() (Headers, error) {
 	return Headers{Rules: rules, Version: rec.Version}, nil
 }
 
-// errRules is the error for rules of which this version does not know all: without what it does not know, a rule would let pass what it
-// refuses.
+// errRules is the error for rules with parts that this version does not know. Without an unknown part, a rule could allow requests that it
+// should refuse.
 var errRules = errors.New("the store has header rules that this version does not know; set the rules again")

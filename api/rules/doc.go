@@ -1,2 +1,2 @@
-// Package rules serves what a box may reach and what is set on its requests: network-policy and attach-headers.
+// Package rules serves the policies and header rules of boxes: network-policy and attach-headers.
 package rules

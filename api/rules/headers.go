@@ -23,7 +23,7 @@ import (
 	"boxgate/rule/kinds"
 )
 
-// headersView is a set of header rules as it may be shown: without values.
+// headersView is a set of header rules without values.
 type headersView struct {
 	AttachHeaders map[string][]string `json:"attach_headers" doc:"host pattern to header names"`
 	Rules         map[string]ruleView `json:"rules" doc:"host pattern to what may be shown of its rule"`
@@ -40,17 +40,17 @@ type ruleView struct {
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
 	entryHead
-	sent []any // of each kind that sends values in requests, an object with its members
+	sent []any // an object for each effect that sends values in requests
 	entryTail
-	effects []any // of each of the others
+	effects []any // an object for each other effect
 }
 
-// entryHead is the first part of an entry: its members before those of kinds.
+// entryHead has the members of an entry before the ones of kinds.
 type entryHead struct {
 	Match *match.Match `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
 }
 
-// entryTail is the last part of an entry: its members after those of kinds that set values in requests.
+// entryTail has the members of an entry after the ones of kinds that send values in requests.
 type entryTail struct {
 	Scrub bool `json:"scrub,omitempty"`
 	Deny  bool `json:"deny,omitempty"`
@@ -59,12 +59,12 @@ type entryTail struct {
 // Members returns the members that the kinds of rules add.
 func (headerEntryView) Members() []reflect.StructField { return kinds.Views() }
 
-// MarshalJSON adds what kinds of rules show.
+// MarshalJSON adds the members of kinds.
 func (v headerEntryView) MarshalJSON() ([]byte, error) {
 	return joined(slices.Concat([]any{v.entryHead}, v.sent, []any{v.entryTail}, v.effects)...)
 }
 
-// MarshalJSON adds what kinds of rules show of a host's only rule.
+// MarshalJSON writes the only entry of a host, or its alternatives.
 func (v ruleView) MarshalJSON() ([]byte, error) {
 	if len(v.Alternatives) > 0 {
 		whole := viewRule(policy.HeaderRule{})
@@ -74,7 +74,7 @@ func (v ruleView) MarshalJSON() ([]byte, error) {
 	return v.headerEntryView.MarshalJSON()
 }
 
-// joined returns one JSON object with the members of several.
+// joined returns a JSON object with the members of several objects.
 func joined(objects ...any) ([]byte, error) {
 	out := []byte{'{'}
 	for _, o := range objects {
@@ -98,7 +98,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 	view := headersView{
 		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
 	}
-	for _, r := range s.Rules { // alternatives stand next to each other
+	for _, r := range s.Rules { // alternatives are adjacent
 		host, entry := r.Pattern.String(), viewRule(r)
 		whole, several := view.Rules[host]
 		switch {
@@ -117,7 +117,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 	return rest.Reply{Body: view, Version: s.Version}
 }
 
-// viewRule returns what may be shown of one rule.
+// viewRule returns a rule without its values.
 func viewRule(r policy.HeaderRule) headerEntryView {
 	one := headerEntryView{entryHead: entryHead{Match: r.Match}, entryTail: entryTail{Scrub: r.Scrub, Deny: r.Deny}}
 	for _, k := range kinds.All {
@@ -192,7 +192,7 @@ func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed 
 func takeNulls(data []byte, p *problem.List) ([]byte, []name.Pattern) {
 	var entries map[string]json.RawMessage
 	if json.Unmarshal(data, &entries) != nil {
-		return data, nil // the parser reports what is wrong
+		return data, nil // the parser reports the mistake
 	}
 	var removed []name.Pattern
 	for host, entry := range entries {
@@ -207,7 +207,7 @@ func takeNulls(data []byte, p *problem.List) ([]byte, []name.Pattern) {
 		delete(entries, host)
 	}
 	rest, err := json.Marshal(entries)
-	if err != nil { // what was decoded can be encoded
+	if err != nil { // decoded JSON can be encoded
 		return data, nil
 	}
 	return rest, removed
@@ -262,7 +262,7 @@ func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (re
 	return changedHeaders("", state), nil
 }
 
-// changedHeaders is the answer to a change of header rules.
+// changedHeaders returns the answer to a change of header rules.
 func changedHeaders(id policy.BoxID, s api.HeaderState) rest.Reply {
 	reply := viewHeaders(s)
 	reply.Change = change.OfHeaders(id, s)

@@ -39,20 +39,20 @@ type leasesView struct {
 	Warnings []problem.View `json:"warnings,omitempty"`
 }
 
-// leasesBody asks for temporary entries.
+// leasesBody is a request for temporary entries.
 type leasesBody struct {
 	Action    string   `json:"action" enum:"allow deny"`
 	Entries   []string `json:"entries" doc:"domains or CIDRs as in a policy"`
 	ExpiresIn *int64   `json:"expires_in" doc:"seconds for which they last; 30 days at most" min:"1" max:"2592000" example:"3600"`
 }
 
-// leasesQuery says which temporary entries end.
+// leasesQuery selects temporary entries to end.
 type leasesQuery struct {
 	Action string `json:"action,omitempty" enum:"allow deny" doc:"only those with this action"`
 	Entry  string `json:"entry,omitempty" doc:"only that of this destination, spelled as it was made"`
 }
 
-// The most that one request asks for.
+// Limits of one request.
 const (
 	mostLeaseSeconds = 30 * 24 * 3600
 	mostLeaseEntries = 256
@@ -164,7 +164,7 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 func takeLeases(data []byte) ([]byte, *[]api.LeaseEntry, error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(data, &fields) != nil || fields["leases"] == nil {
-		return data, nil, nil //nolint:nilerr // what reads the policy says what is wrong
+		return data, nil, nil //nolint:nilerr // the parser of the policy reports the mistake
 	}
 	var list []spec.LeaseEntry
 	if err := strict.Unmarshal(fields["leases"], &list); err != nil {

@@ -18,7 +18,7 @@ const (
 	oneNamedPath = namedPath + "/{name}"
 )
 
-// nameForm is what named policies may be called.
+// nameForm matches valid names of policies.
 var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 // namedView is a named policy.

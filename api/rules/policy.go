@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 )
 
-// policyView is a policy in force.
+// policyView is the current policy of a box.
 type policyView struct {
 	policy.Spec
 	Named    string         `json:"named,omitempty" doc:"the named policy that the box follows, which says the above"`
@@ -102,7 +102,7 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	var fields map[string]json.RawMessage
 	isObject := json.Unmarshal(data, &fields) == nil
 	if !isObject || fields["version"] == nil && fields["warnings"] == nil {
-		return data, match, nil // not an object (another dialect), or nothing to remove
+		return data, match, nil // not an object (another dialect), or without these members
 	}
 	if raw := fields["version"]; raw != nil {
 		var version uint64

@@ -22,14 +22,14 @@ type Host interface {
 
 // Policies are the policies of single boxes.
 type Policies interface {
-	// Policy returns the policy in force.
+	// Policy returns the current policy.
 	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
-	// SetPolicy returns after the new policy is in force everywhere. If ifMatch is not nil and is not the version in
-	// force, nothing changes and the error is ErrPrecondition.
+	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
+	// unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
-	// AddLeases allows or denies destinations for a time, in force everywhere when it returns. ifMatch is as in SetPolicy.
+	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
-	// EndLeases ends leases before their time. If there is none of those the error is an ErrNotFound.
+	// EndLeases ends leases before they expire. If which selects none, the error is an ErrNotFound.
 	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
 }
 
@@ -41,7 +41,7 @@ type Headers interface {
 	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
 	// GlobalHeaders returns the rules that apply to every box.
 	GlobalHeaders(ctx context.Context) (api.HeaderState, error)
-	// SetGlobalHeaders replaces them, in force in every box when it returns.
+	// SetGlobalHeaders replaces them, and returns after that is applied to every box.
 	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
 }
 
@@ -49,8 +49,8 @@ type Headers interface {
 type Named interface {
 	// NamedPolicies returns the named policies, by name.
 	NamedPolicies(ctx context.Context) ([]api.NamedPolicy, error)
-	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it: in force for each of them when it
-	// returns, or after an error for none. ifMatch is as in SetPolicy; the version of one that does not exist is 0.
+	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it. When it returns, the policy is applied to all of
+	// them, or after an error to none. ifMatch is as in SetPolicy; the version of a policy that does not exist is 0.
 	SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
 	// DeleteNamedPolicy deletes a named policy and returns it. If boxes follow it, the error is an ErrConflict that names them.
 	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error)

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// githubToken is what a token of GitHub may look like, with room for what it will look like.
+// githubToken matches tokens of GitHub, including likely future forms.
 var githubToken = regexp.MustCompile(`^[A-Za-z0-9_.=+/~-]{1,1000}$`)
 
 // GitHub returns the header rules that take the place of a token of GitHub: git and the API get it on their way, and the

@@ -16,7 +16,7 @@ func (Headers) Forms() []reflect.Type {
 	return []reflect.Type{reflect.TypeFor[map[string]headerEntries]()}
 }
 
-// headerEntries is what one host pattern has.
+// headerEntries is the value of one host pattern.
 type headerEntries struct{}
 
 // Forms lists an entry and a list of alternatives.
@@ -43,5 +43,5 @@ type headerEntryBody struct {
 	Scrub *bool        `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 }
 
-// Members returns the members that the kinds of rules add.
+// Members returns the members of the kinds of rules.
 func (headerEntryBody) Members() []reflect.StructField { return kinds.Members() }

@@ -17,7 +17,7 @@ func (Policy) Forms() []reflect.Type {
 	return []reflect.Type{reflect.TypeFor[policyBody](), reflect.TypeFor[policyReference]()}
 }
 
-// policyReference says which named policy a box is to follow.
+// policyReference is the named policy that a box follows.
 type policyReference struct {
 	Named   string       `json:"named" doc:"of a box: the named policy that it follows" example:"web"`
 	Version uint64       `json:"version,omitempty" doc:"as in a policy"`
@@ -31,7 +31,7 @@ type policyBody struct {
 	Leases  []LeaseEntry `json:"leases,omitempty" doc:"on a box that has one: the temporary entries that go on; absent: those that deny"`
 }
 
-// LeaseEntry names a temporary entry of a policy. What an answer says of it besides may be sent back.
+// LeaseEntry identifies a temporary entry of a policy. Requests may include the other fields of answers.
 type LeaseEntry struct {
 	Action    string `json:"action" enum:"allow deny"`
 	Entry     string `json:"entry" doc:"a domain or CIDR as in a policy" example:"api.example.com:443"`
@@ -41,15 +41,15 @@ type LeaseEntry struct {
 	Idle      string `json:"idle,omitempty"`
 }
 
-// GivenPolicy is a policy as a request gives it: written out, or by its name.
+// GivenPolicy is a policy in a request: a document, or the name of a policy.
 type GivenPolicy struct {
 	Spec    policy.Spec         // not valid if Named is set
 	Headers []policy.HeaderRule // only with Spec
 	Named   string              // the named policy to follow; "": none
 }
 
-// ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in one of those that
-// [dialect.Parse] translates, which may include header rules; or the name of one: {"named": NAME} and nothing else.
+// ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in a dialect that [dialect.Parse] translates,
+// which may include header rules; or the name of a policy: {"named": NAME} without other members.
 func ParsePolicy(data []byte) (given GivenPolicy, err error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(data, &fields) != nil || fields["named"] == nil {

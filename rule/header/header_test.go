@@ -15,7 +15,7 @@ import (
 	"boxgate/rule/header"
 )
 
-// secrets are values by name. One that is missing is not available.
+// secrets maps names to values. Missing secrets are unavailable.
 type secrets map[string]string
 
 func (s secrets) Text(_ context.Context, n string) (string, error) {
@@ -35,8 +35,8 @@ func rulesOf(t *testing.T, entry string) policy.HeaderRule {
 	return rules[0]
 }
 
-// TestHeaderFields: each request gets the values of now, with what stands around them. The secret in a value is known, as responses must show
-// neither. Without sources, requests share the fields.
+// TestHeaderFields: each request gets the current values with their prefixes and suffixes. The secret in a value is known, as it must be masked
+// as well. Without sources, requests share the fields.
 func TestHeaderFields(t *testing.T) {
 	t.Parallel()
 	r := rulesOf(t, `{"headers": {"authorization": {"secret": "s", "prefix": "Bearer ", "suffix": " x"}, "x-plain": "literal", "x-whole": {"secret": "s"},
@@ -67,7 +67,7 @@ func TestHeaderFields(t *testing.T) {
 	}
 }
 
-// TestHeaderWithoutItsSecret: without the value of a source there are no fields at all, and the error shows no value.
+// TestHeaderWithoutItsSecret: if the value of a source is unavailable or invalid, there are no fields, and the error does not quote it.
 func TestHeaderWithoutItsSecret(t *testing.T) {
 	t.Parallel()
 	setter := rule.Requests(rulesOf(t, `{"headers": {"X-A": {"secret": "s"}, "X-B": "literal"}}`).Effects).Headers
@@ -79,7 +79,7 @@ func TestHeaderWithoutItsSecret(t *testing.T) {
 	}
 }
 
-// TestHeadersOfARule: what a rule sets and removes is read, written and shown; a rule that only removes sets no value.
+// TestHeadersOfARule: fields that a rule sets and removes are read, written and shown. A rule that only removes sets no value.
 func TestHeadersOfARule(t *testing.T) {
 	t.Parallel()
 	for entry, want := range map[string]struct {
@@ -115,7 +115,7 @@ func TestHeadersOfARule(t *testing.T) {
 	}
 }
 
-// TestHeaderProblems: each mistake has its pointer, and no value is shown. Mistakes come in the order of the members.
+// TestHeaderProblems: each mistake has its pointer, no value is quoted, and mistakes are in the order of the members.
 func TestHeaderProblems(t *testing.T) {
 	t.Parallel()
 	const hmac = `"sign": {"hmac": {"key": "canary", "header": "X-Sig", "template": "{path}"}}`
@@ -156,7 +156,7 @@ func containsAll(s string, parts []string) bool {
 	return true
 }
 
-// TestPlainHeaders: a dialect whose documents have no secrets of the gateway cannot name one.
+// TestPlainHeaders: headers in a dialect without secrets of the gateway cannot name one.
 func TestPlainHeaders(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

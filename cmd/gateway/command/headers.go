@@ -124,11 +124,11 @@ func (r *headerRules) UnmarshalJSON(data []byte) error {
 type headerEntry struct {
 	Match       match.Match
 	Scrub, Deny bool
-	// effects are the members of the kinds.
+	// effects are all members, from which the kinds take theirs.
 	effects map[string]json.RawMessage
 }
 
-// UnmarshalJSON keeps what kinds of rules show.
+// UnmarshalJSON also keeps all members for the kinds.
 func (e *headerEntry) UnmarshalJSON(data []byte) error {
 	type plain headerEntry
 	return errors.Join(json.Unmarshal(data, (*plain)(e)), json.Unmarshal(data, &e.effects))
@@ -152,7 +152,7 @@ func renderHeaders(w io.Writer, a headersAnswer) error {
 // row returns the cells of an entry.
 func (e headerEntry) row() []string {
 	var headers, placeholders []string
-	if e.Deny { // beside which there is nothing else
+	if e.Deny { // then there are no effects
 		headers = append(headers, "(denied)")
 	}
 	for _, kind := range kinds.Shown() {

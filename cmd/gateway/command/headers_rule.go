@@ -20,10 +20,10 @@ import (
 // hostRule holds the flags of `gateway headers set HOST`.
 type hostRule struct {
 	scrub bool
-	flags []*kindFlag // of all kinds, those of each kind together
+	flags []*kindFlag // of all kinds, grouped by kind
 }
 
-// kindFlag is a flag of a kind of rules, with what it is given.
+// kindFlag is a flag of a kind of rules, with its arguments.
 type kindFlag struct {
 	rule.Flag
 	key  string // of the kind
@@ -51,7 +51,7 @@ func (r *hostRule) register(cmd *cobra.Command) {
 	}
 }
 
-// uses returns what the flag is given. An empty text counts as none.
+// uses returns the arguments of the flag. An empty text is ignored.
 func (f *kindFlag) uses() []string {
 	if f.Names == "" && f.text != "" {
 		return []string{f.text}
@@ -136,7 +136,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 	}
 	at := document.Pointer("/attach_headers", host)
 	sent := map[string]string{at + "/scrub": "--scrub"}
-	swapped := map[string]func() string{} // pointer to a secret → what may be meant
+	swapped := map[string]func() string{} // pointer to a secret → hint with the correct syntax
 	for _, f := range r.flags {
 		if f.Names == "" {
 			sent[document.Pointer(at, f.key)] = "--" + f.Name

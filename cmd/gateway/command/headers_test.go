@@ -12,7 +12,7 @@ import (
 	"boxgate/rule/kinds"
 )
 
-// ruleOf returns the rule of a.test that flags make, and what is wrong with them.
+// ruleOf returns the rule that flags make for a.test.
 func ruleOf(t *testing.T, flags ...string) (string, error) {
 	t.Helper()
 	var r hostRule
@@ -54,7 +54,7 @@ func TestFlagsOfAHostsRule(t *testing.T) {
 	}
 }
 
-// TestFlagsOfAllKinds: no two kinds have a flag of one name, and a refusal of a member names the flag that gave it.
+// TestFlagsOfAllKinds: each flag has a usage and a name that no other flag has.
 func TestFlagsOfAllKinds(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{"box": true, "scrub": true}
@@ -72,7 +72,7 @@ func TestFlagsOfAllKinds(t *testing.T) {
 	}
 }
 
-// TestHeadersTable: each kind has its line in the column that it belongs to, whatever it shows.
+// TestHeadersTable: the lines of kinds are in the right columns.
 func TestHeadersTable(t *testing.T) {
 	t.Parallel()
 	var a headersAnswer
