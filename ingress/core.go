@@ -12,6 +12,7 @@ import (
 	"boxgate/ingress/h2c"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/relay"
 
 	"go.uber.org/zap"
 )
@@ -95,6 +96,7 @@ type Config struct {
 type core struct {
 	Config
 	upstreams pool
+	poller    relay.Poller // of connections to boxes
 	http2     h2c.Pool[incarnation]
 	places    places // of requests
 	exchanges places // of questions to the identity provider

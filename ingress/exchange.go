@@ -233,6 +233,11 @@ func (e *exchange) Connect(fresh bool) error {
 	if err != nil {
 		return err
 	}
+	return e.attach(up)
+}
+
+// attach makes a connection that of the request, unless that was cut.
+func (e *exchange) attach(up *upstream) error {
 	e.since, up.by = time.Now(), e
 	e.up, e.To, e.From = up, up, &up.in
 	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
@@ -289,11 +294,13 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// abortUpstream interrupts what is waited for from the box. It never blocks.
-func (e *exchange) abortUpstream() {
-	if up := e.cuts.Swap(nil); up != nil {
+// abortUpstream interrupts what is waited for from the box, over the connection that it returns, if there is one. It never blocks.
+func (e *exchange) abortUpstream() *upstream {
+	up := e.cuts.Swap(nil)
+	if up != nil {
 		up.Abort()
 	}
+	return up
 }
 
 // Drop implements [relay.Sender]: it closes the connection to the box, unless it was kept.

@@ -131,8 +131,14 @@ func startWith(t testing.TB, change func(*Config), times func(*Ingress)) *fixtur
 	cfg := Config{
 		URLs: f, Audit: f,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil },
-		Boxes:          &sleepers{wake: func(context.Context, policy.BoxID, uint16) error { f.woken.Add(1); return nil }},
 	}
+	boxes := &sleepers{}
+	boxes.wake = func(context.Context, policy.BoxID, uint16) error {
+		f.woken.Add(1)
+		boxes.up.Store(true)
+		return nil
+	}
+	cfg.Boxes = boxes
 	if change != nil {
 		change(&cfg)
 	}

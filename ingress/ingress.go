@@ -208,6 +208,7 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 		l.wait(ctx)
 	}
 	g.closeIdle()
+	g.poller.Close()
 	return err
 }
 

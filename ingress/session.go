@@ -23,7 +23,7 @@ func (s *session) run() {
 	drain, release := s.held.drained(s.g.draining)
 	defer release()
 	downstream.Serve(context.Background(), s.conn, downstream.Config{
-		Handler: s.serve, Refused: s.refused, Panicked: s.panicked, Memory: s.g.heads, Idle: s.g.IdleTimeout, Drain: drain,
+		Start: s.start, Handler: s.serve, Refused: s.refused, Panicked: s.panicked, Memory: s.g.heads, Idle: s.g.IdleTimeout, Drain: drain,
 	})
 }
 

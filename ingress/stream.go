@@ -24,11 +24,14 @@ import (
 type stream struct {
 	exchange
 	output   relay.Output
+	text     []byte // the request in the form of HTTP/1.1, which Req points into
 	in       *downstream.Stream
 	cut      func() // cutNow, made once
 	answered bool   // a final response has begun
 	shared   bool   // something else may still know it when the request has ended
 	answer   []hpack.HeaderField
+	next     func(*stream) // what is left to do of a request that was begun without a goroutine
+	early    early
 }
 
 // open begins a request.
@@ -38,6 +41,7 @@ func (c *session) open(in *downstream.Stream) *stream {
 		s = &stream{}
 		s.g, s.client, s.cut, s.out = c.g, s, s.cutNow, &s.output
 	}
+	c.held.arrive()
 	s.in, s.visitor, s.ctx = in, c.visitor, in.Context()
 	s.texts.host, s.texts.target = in.Authority, in.Path
 	return s
@@ -57,43 +61,70 @@ func (s *stream) recycle() {
 	s.begun.Store(false)
 	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit = nil, nil, nil, texts{}, false, visit{}
 	s.Source, s.To, s.From, s.Body = nil, nil, nil, relay.Incoming{}
+	s.next, s.early = nil, early{}
 	s.g.streams.Put(s)
 }
 
-// serve handles one request. If it returns before the response is complete, the stream is reset.
+// serve handles one request, of which nothing was begun.
 func (c *session) serve(in *downstream.Stream) {
-	began := time.Now()
-	c.held.arrive()
 	s := c.open(in)
+	s.next = (*stream).handle
+	s.Serve()
+}
+
+// Serve implements [downstream.Task]: it does what is left of a request, in a goroutine. If it returns before the response is complete,
+// the stream is reset.
+func (s *stream) Serve() {
 	defer s.recycle()
-	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
-	text := buffers.BorrowOut()
-	defer func() { buffers.ReturnOut(text) }()
-	err := error(nil)
-	if text, err = appendHTTP1(text, &in.Head); err == nil {
-		err = s.read(text)
-	}
-	if err != nil {
-		s.unreadable(began, err)
+	defer s.ended()
+	s.in.Limit(s.g.BodyTimeout, s.g.BodyTimeout)
+	s.next(s)
+}
+
+// handle handles a request.
+func (s *stream) handle() {
+	if err := s.parse(); err != nil {
+		s.unreadable(err)
 		return
 	}
-	s.visit = newVisit(s.asked(), s, s.cut, &s.opening, &s.entry)
-	defer s.ended()
-	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) && !s.leavesLogin() {
+	s.decide()
+}
+
+// decide checks a request that was parsed, and forwards it.
+func (s *stream) decide() {
+	if s.g.admit(s.ctx, &s.visit, s.visitor.permits) && !s.leavesLogin() {
 		s.forward()
 	}
 }
 
+// parse begins the visit.
+func (s *stream) parse() error {
+	var err error
+	if s.text, err = appendHTTP1(buffers.BorrowOut(), &s.in.Head); err == nil {
+		err = s.read(s.text)
+	}
+	if err == nil {
+		s.visit = newVisit(s.asked(), s, s.cut, &s.opening, &s.entry)
+	}
+	return err
+}
+
 // ended records the request. A panic ends its stream, nothing else.
-func (s *stream) ended() {
-	if recover() != nil {
+func (s *stream) ended() { s.conclude(recover()) }
+
+func (s *stream) conclude(panicked any) {
+	if panicked != nil {
 		s.shared = true
 		s.g.panicked(&s.visit)
 	}
 	s.Upload.Stop()
 	s.Drop()
 	s.out.Give()
-	s.g.record(&s.visit)
+	buffers.ReturnOut(s.text)
+	s.text = nil
+	if s.visit.entry != nil { // the request could be parsed
+		s.g.record(&s.visit)
+	}
 }
 
 // asked is [exchange.asked]; an extended CONNECT is what the client sent.
@@ -115,10 +146,10 @@ func (s *stream) cutNow() {
 	time.AfterFunc(s.g.grace, func() { in.Reset(resetCut) })
 }
 
-// Unwatch implements [downstream.Pending]: nothing more is waited for from the box, as nobody wants it.
+// Unwatch implements [downstream.Pending]: it ends a wait for the box.
 func (s *stream) Unwatch() bool {
-	s.abortUpstream()
-	return false
+	up := s.abortUpstream()
+	return up != nil && up.watch != nil && up.watch.Stop()
 }
 
 // gone implements [side].
@@ -152,12 +183,12 @@ func (s *stream) read(text []byte) error {
 }
 
 // unreadable refuses a request that could not be read.
-func (s *stream) unreadable(began time.Time, err error) {
+func (s *stream) unreadable(err error) {
 	var malformed *h1.Error
 	if !errors.As(err, &malformed) {
 		malformed = &h1.Error{Status: http.StatusBadRequest, What: "no request could be read"}
 	}
-	s.g.refusedUnread(began, malformed.What)
+	s.g.refusedUnread(time.Now(), malformed.What)
 	s.reply(malformed.Status, [][2]string{{"Content-Type", "text/plain; charset=utf-8"}}, []byte(http.StatusText(malformed.Status)+": "+malformed.What+"\n"))
 }
 
@@ -168,6 +199,14 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 	}
 	s.answered = true
 	s.visit.event.Status = status
+	if s.early.reading {
+		s.early.status, s.early.fields, s.early.body = status, fields, body
+		return
+	}
+	s.sendReply(status, fields, body)
+}
+
+func (s *stream) sendReply(status int, fields [][2]string, body []byte) {
 	list := s.answer[:0]
 	for _, f := range fields {
 		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
@@ -185,21 +224,34 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 
 // forward sends an admitted request to the box and relays its response.
 func (s *stream) forward() {
-	s.in.Await(s) // if its context has ended, no connection is taken
-	defer s.in.Await(nil)
-	upgrade := relay.OpensWebSocket(&s.Req)
+	upgrade := s.prepare()
+	whole, err := s.Gather(s.out)
+	if err != nil {
+		_ = s.noBody(err)
+		return
+	}
+	s.send(whole, upgrade)
+}
+
+// prepare writes the request's head for the box, and reports whether it asks for a WebSocket.
+func (s *stream) prepare() (upgrade bool) {
+	upgrade = relay.OpensWebSocket(&s.Req)
 	s.head(upgrade)
 	if s.Source = nil; !s.Req.Body.Empty() {
 		s.Source = &streamBody{s: s, in: s.in, chunked: s.Req.Body.Chunked}
 	}
-	switch refused, err := s.Open(&s.output, s, false); {
-	case refused:
-		_ = s.noBody(err)
-	case err != nil:
+	return upgrade
+}
+
+// send sends a request that was gathered, and relays the response.
+func (s *stream) send(whole, upgrade bool) {
+	s.in.Await(s) // if its context has ended, no connection is taken
+	defer s.in.Await(nil)
+	if err := s.Send(s, whole, false); err != nil {
 		_ = s.unserved(err)
-	default:
-		s.respond(upgrade)
+		return
 	}
+	s.respond(upgrade)
 }
 
 // noBody ends a request whose body could not be read.

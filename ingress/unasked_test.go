@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -40,7 +41,7 @@ func TestNothingUnaskedIsAnAnswer(t *testing.T) {
 		"no content": {"GET", "HTTP/1.1 204 No Content\r\n\r\n", poison},
 		"a byte":     {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "\r"},
 	} {
-		for _, next := range []string{http.MethodGet, http.MethodPost} {
+		for _, next := range []string{"GET", "POST", "GET HTTP/2", "POST HTTP/2"} {
 			t.Run(name+" "+next, func(t *testing.T) {
 				t.Parallel()
 				f := start(t, nil)
@@ -64,7 +65,8 @@ func TestNothingUnaskedIsAnAnswer(t *testing.T) {
 						t.Errorf("another request comes over the connection: %s", r.Method)
 					}
 				})
-				client := f.client(t, false)
+				next, h2 := strings.CutSuffix(next, " HTTP/2")
+				client := f.client(t, h2)
 				do(t, client, c.method, "https://one"+domain+"/")
 				close(read)
 				<-sent

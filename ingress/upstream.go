@@ -10,6 +10,7 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
+	"boxgate/relay"
 )
 
 const (
@@ -32,14 +33,16 @@ type upstream struct {
 	by     interface {
 		expected() error // what ends the wait for a response
 	}
-	leave func() // gives back the place of a request over HTTP/2; nil: it has none
+	leave func()       // gives back the place of a request over HTTP/2; nil: it has none
+	watch *relay.Watch // for requests without a goroutine; nil until the first
+	now   bool         // reads do not wait
 }
 
 // Read reads from the box while its response is expected.
 func (u *upstream) Read(b []byte) (int, error) {
 	for {
 		n, err := u.conn.Read(b)
-		if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		if n > 0 || u.now || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
 		}
 		if err := u.by.expected(); err != nil {
@@ -68,8 +71,30 @@ func (u *upstream) Write(b []byte) error {
 // Abort implements [relay.Server].
 func (u *upstream) Abort() { socket.Abort(u.conn) }
 
+// fillNow reads what has arrived. Without any it returns [os.ErrDeadlineExceeded].
+func (u *upstream) fillNow() error {
+	u.patience() // or the read would fail
+	u.now = true
+	u.direct.DontWait(true)
+	err := u.in.Fill()
+	u.direct.DontWait(false)
+	u.now = false
+	return err
+}
+
+// watched returns the watch of the connection, or nil if it cannot be watched.
+func (u *upstream) watched(by *relay.Poller) *relay.Watch {
+	if u.watch == nil && u.raw != nil {
+		u.watch = by.Add(u.raw)
+	}
+	return u.watch
+}
+
 func (u *upstream) close() {
 	u.in.Release()
+	if u.watch != nil {
+		u.watch.Close()
+	}
 	_ = u.conn.Close()
 	if u.leave != nil {
 		u.leave()
@@ -151,6 +176,9 @@ func (p *pool) put(u *upstream) {
 	}
 	u.in.Release()
 	u.by = nil
+	if u.watch != nil {
+		u.watch.Rest()
+	}
 	p.mu.Lock()
 	full := p.n >= p.most || len(p.idle[u.key]) >= idleMax
 	if !full {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"time"
 
 	"boxgate/audit"
@@ -57,6 +58,11 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry
 // admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. Each refusal ends them, and the
 // client has been answered. ctx must end when the request is cut.
 func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
+	return g.check(ctx, v, permits) && g.wake(ctx, v, g.enter(v)) && g.allow(v)
+}
+
+// check runs the checks of admit up to the places. Unless [core.mayWait], it does not wait.
+func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
 	if !ok {
 		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This address is not a public URL.")
@@ -91,15 +97,16 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
-	switch err := g.wake(ctx, v); {
-	case errors.Is(err, errCut):
-		v.revoked()
-		return false
-	case err != nil:
-		v.asleep(err)
-		return false
-	}
-	// From here on the decision is to allow; a 502 reverses it.
+	return true
+}
+
+// mayWait reports whether the checks of a request may have to wait: for a form, or for the identity provider.
+func (g *core) mayWait(v *visit) bool {
+	return strings.HasPrefix(v.path, pages.Reserved) || g.Accounts != nil && bareHost(v.host) == g.Accounts.host
+}
+
+// allow notes that an admitted request is forwarded; a 502 reverses that.
+func (g *core) allow(v *visit) bool {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
 		v.opening.Begin(g.Audit, &v.event)

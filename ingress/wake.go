@@ -45,8 +45,8 @@ type waking struct {
 	err  error // valid once done is closed
 }
 
-// wake has the box of a visit stay awake, and wakes it if it sleeps, for which it waits a while.
-func (g *core) wake(ctx context.Context, v *visit) error {
+// enter keeps the box of a visit awake. If it sleeps, enter returns the attempt to wake it.
+func (g *core) enter(v *visit) *waking {
 	if g.Boxes == nil {
 		return nil
 	}
@@ -54,7 +54,25 @@ func (g *core) wake(ctx context.Context, v *visit) error {
 	if g.Boxes.Enter(v.target.Box, v.target.Addr.Port()) {
 		return nil
 	}
-	call := g.wakers.join(g.Boxes.Wake, v.target)
+	return g.wakers.join(g.Boxes.Wake, v.target)
+}
+
+// wake waits a while for an attempt to wake the box of a visit, if there is one. If it reports false, the client has been answered.
+func (g *core) wake(ctx context.Context, v *visit, call *waking) bool {
+	if call == nil {
+		return true
+	}
+	err := g.awaken(ctx, call)
+	switch {
+	case errors.Is(err, errCut):
+		v.revoked()
+	case err != nil:
+		v.asleep(err)
+	}
+	return err == nil
+}
+
+func (g *core) awaken(ctx context.Context, call *waking) error {
 	limit := time.NewTimer(g.wakeWait)
 	defer limit.Stop()
 	select {

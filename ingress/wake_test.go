@@ -16,7 +16,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-// sleepers are boxes that always sleep.
+// sleepers are boxes that sleep until up is set.
 type sleepers struct {
 	wake  func(ctx context.Context, box policy.BoxID, port uint16) error
 	used  *atomic.Int64 // counts beginnings and ends; nil: nobody counts

@@ -43,31 +43,48 @@ type Sender interface {
 // means that the connection is bound to the client and cannot be replaced. refused reports that the body was refused before anything
 // was sent.
 func (x *Exchange) Open(out *Output, s Sender, tied bool) (refused bool, err error) {
+	whole, err := x.Gather(out)
+	if err != nil {
+		return true, err
+	}
+	return false, x.Send(s, whole, tied)
+}
+
+// Gather appends the beginning of the body that has arrived to a head in out, and reports whether that is the whole request. An error refuses
+// the body.
+func (x *Exchange) Gather(out *Output) (whole bool, err error) {
 	whole, n := x.Source == nil, 0
 	if !whole {
 		out.Buf, n, whole, err = x.Source.Gather(out.Buf)
 	}
-	if x.Upload.Content = int64(n); err != nil {
-		return true, err
-	}
-	if err := x.send(s, whole, tied); err != nil {
-		return false, err
-	}
-	if !whole {
-		x.Upload.Start(x.Source, x.To)
-	}
-	return false, nil
+	x.Upload.Content = int64(n)
+	return whole, err
 }
 
-// send sends the output. A server may just have closed a connection that was kept: a request that allows it is then sent again on
-// another one (RFC 9110, 9.2.2), before anything is sent to the client.
-func (x *Exchange) send(s Sender, whole, tied bool) error {
+// Send sends a request that was gathered, and starts the upload of the rest.
+func (x *Exchange) Send(s Sender, whole, tied bool) error {
 	x.Res.Reset()
-	for fresh := false; ; {
-		if err := s.Connect(fresh); err != nil {
-			return err
+	err := x.send(s, nil, whole, tied)
+	if err == nil && !whole {
+		x.Upload.Start(x.Source, x.To)
+	}
+	return err
+}
+
+// SendAgain goes on after a whole request has failed with an error on a connection that had carried an earlier one.
+func (x *Exchange) SendAgain(s Sender, failed error) error { return x.send(s, failed, true, false) }
+
+// send sends the output. A server may just have closed a connection that was kept: a request that allows it is then sent again on
+// another one (RFC 9110, 9.2.2), before anything is sent to the client. A first attempt, on a kept connection, may have failed.
+func (x *Exchange) send(s Sender, failed error, whole, tied bool) error {
+	for fresh, used := false, true; ; {
+		err := failed
+		if failed = nil; err == nil {
+			if err := s.Connect(fresh); err != nil {
+				return err
+			}
+			used, err = s.Ask(whole)
 		}
-		used, err := s.Ask(whole)
 		if err == nil || s.Final(err) {
 			return err
 		}

@@ -12,6 +12,7 @@ var ErrNotAsked = errors.New("the peer is not waiting for a request")
 // ask is the state of one [Direct.Ask] call. It is reused by later calls.
 type ask struct {
 	ready func(fd uintptr) bool // step as a method value, allocated once
+	now   func(fd uintptr)      // the same, for AskNow
 	b     []byte                // bytes still to send
 	sent  bool
 	errno syscall.Errno
@@ -23,12 +24,7 @@ type ask struct {
 // closed the connection, Ask sends no byte and returns [ErrNotAsked], because the caller would take that data for the
 // answer. The check costs no extra system call: it replaces the read that would return EAGAIN.
 func (d *Direct) Ask(b []byte) error {
-	a := d.asking
-	if a == nil {
-		a = &ask{}
-		a.ready, d.asking = a.step, a
-	}
-	a.b, a.sent, a.errno = b, false, 0
+	a := d.newAsk(b)
 	err := d.raw.Read(a.ready)
 	rest := a.b
 	a.b = nil
@@ -42,6 +38,33 @@ func (d *Direct) Ask(b []byte) error {
 	}
 	_, err = d.Write(rest)
 	return err
+}
+
+// AskNow is [Direct.Ask] without waiting. It returns how much of the request was sent: not all if the kernel has no room for more.
+func (d *Direct) AskNow(b []byte) (sent int, err error) {
+	a := d.newAsk(b)
+	err = d.raw.Control(a.now)
+	rest := len(a.b)
+	a.b = nil
+	switch {
+	case err != nil:
+		return 0, d.failed("write", err)
+	case !a.sent:
+		return 0, ErrNotAsked
+	case a.errno != 0:
+		return 0, d.failed("write", a.errno)
+	}
+	return len(b) - rest, nil
+}
+
+func (d *Direct) newAsk(b []byte) *ask {
+	a := d.asking
+	if a == nil {
+		a = &ask{}
+		a.ready, a.now, d.asking = a.step, func(fd uintptr) { a.step(fd) }, a
+	}
+	a.b, a.sent, a.errno = b, false, 0
+	return a
 }
 
 // step peeks at the socket and sends the request when called first. It returns false to wait for the peer.

@@ -88,6 +88,7 @@ type conn struct {
 	running  int      // requests that are being served
 	working  int      // of which by goroutines
 	waiting  []*Stream
+	starting bool           // the goroutine that reads starts those that wait
 	spare    []chan *Stream // goroutines without a handler; nil ends one
 	kept     int            // how many have memory in stacks
 	stacks   memory.Claim

@@ -150,10 +150,10 @@ func (h *Head) declared() int64 {
 	return -1
 }
 
-// beginWaiting starts the handlers of streams that wait, as many as may run. The caller holds mu.
+// beginWaiting starts the handlers of streams that wait, as many as may run, unless startWaiting goes on. The caller holds mu.
 func (c *conn) beginWaiting() {
 	n := min(len(c.waiting), h2.Streams-c.running)
-	if n <= 0 || c.ended != nil {
+	if n <= 0 || c.ended != nil || c.starting {
 		return
 	}
 	for _, s := range c.waiting[:n] {

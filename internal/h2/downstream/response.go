@@ -102,6 +102,24 @@ func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool
 	return true
 }
 
+// AnswerNow sends a whole response. If that would take waiting, or is not what may be sent next, it sends nothing and reports false.
+func (s *Stream) AnswerNow(status int, fields []hpack.HeaderField, p []byte) bool {
+	out := &s.c.out
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if !s.readyLocked() || s.answered || len(p) > min(s.send.Left(), out.send.Left(), dataMax) {
+		return false
+	}
+	s.answered = true
+	s.last, s.batch = out.head(s.id, status, fields, len(p) == 0)
+	if len(p) > 0 {
+		s.sendLocked(p)
+		out.pending[s.last+4] |= byte(http2.FlagDataEndStream)
+	}
+	s.localEnd(true)
+	return true
+}
+
 // Ready reports whether something can be sent without waiting, and nothing else waits to be sent.
 func (s *Stream) Ready() bool {
 	s.c.mu.Lock()

@@ -70,6 +70,7 @@ func (c *conn) cancelAll() {
 
 // startWaiting starts requests that wait, as many as may run. The caller holds mu, which is not held while one is started.
 func (c *conn) startWaiting() {
+	c.starting = true
 	for len(c.waiting) > 0 && c.running < h2.Streams && c.ended == nil {
 		s := c.waiting[0]
 		c.waiting = slices.Delete(c.waiting, 0, 1)
@@ -77,6 +78,7 @@ func (c *conn) startWaiting() {
 		c.running++
 		c.start(s)
 	}
+	c.starting = false
 }
 
 // start has a request started. The caller holds mu.

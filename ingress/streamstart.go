@@ -1,0 +1,250 @@
+package ingress
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"runtime"
+
+	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
+	"boxgate/internal/h2/downstream"
+)
+
+// This file serves requests over HTTP/2 without a goroutine of their own: the goroutine that reads the visitor's connection checks a
+// request and sends it to the box over a connection that was kept, and a goroutine of the poller passes the response on. Neither may
+// wait. A request that would have to wait, or is not an ordinary one, goes on in a goroutine.
+
+// early is the part of a request that was done without a goroutine.
+type early struct {
+	reading bool // the goroutine that reads has it: a reply is kept
+
+	// A reply that was kept.
+	status int
+	fields [][2]string
+	body   []byte
+
+	waking *waking // the box; nil: it is awake
+
+	sent int   // bytes of the request
+	err  error // why it has failed after that
+}
+
+// start begins a request in the goroutine that reads the client's connection.
+func (c *session) start(in *downstream.Stream) {
+	s := c.open(in)
+	in.Take(s)
+	defer s.contain(in)
+	s.early.reading = true
+	if s.begin() {
+		return // others have it now
+	}
+	s.early.reading = false
+	in.Resume()
+}
+
+// contain ends a request after a panic. It must be deferred directly.
+func (s *stream) contain(in *downstream.Stream) {
+	if v := recover(); v != nil {
+		s.over(in, v)
+	}
+}
+
+// over ends a request that no goroutine serves.
+func (s *stream) over(in *downstream.Stream, panicked any) {
+	s.conclude(panicked)
+	s.recycle()
+	in.Done()
+}
+
+// begin checks and sends a request that has arrived whole, if that takes no waiting, and reports whether it was sent. If not, next is what
+// is left to do.
+func (s *stream) begin() bool {
+	s.next = (*stream).handle
+	if n, whole := s.in.Arrived(); !whole || n > buffers.OutFlush || s.in.Protocol != "" {
+		return false
+	}
+	if s.early.err = s.parse(); s.early.err != nil {
+		s.next = (*stream).refuse
+		return false
+	}
+	if s.next = (*stream).decide; s.g.mayWait(&s.visit) {
+		return false
+	}
+	if s.next = (*stream).answerKept; !s.g.check(s.ctx, &s.visit, s.visitor.permits) {
+		return false
+	}
+	if s.next, s.early.waking = (*stream).wakeBox, s.g.enter(&s.visit); s.early.waking != nil {
+		return false
+	}
+	s.next = (*stream).pass
+	return s.g.allow(&s.visit) && s.depart()
+}
+
+// depart sends an admitted request over a connection that was kept, if there is one.
+func (s *stream) depart() bool {
+	if h1.LogsIn(s.Req.Fields) || s.prepare() || s.http2 {
+		return false
+	}
+	up := s.g.upstreams.get(s.visit.target)
+	if up == nil {
+		return false
+	}
+	watch := up.watched(&s.g.poller)
+	if watch == nil {
+		s.g.upstreams.put(up)
+		return false
+	}
+	whole, err := s.Gather(s.out)
+	if err != nil || !whole {
+		s.g.upstreams.put(up)
+		s.early.err, s.next = err, (*stream).sendRest
+		return false
+	}
+	s.Res.Reset()
+	s.next = (*stream).await
+	watch.Arm(s)
+	if s.early.err = s.attach(up); s.early.err != nil || !s.in.Await(s) {
+		return false
+	}
+	if s.early.sent, s.early.err = up.direct.AskNow(s.out.Buf); s.early.err != nil || s.early.sent < len(s.out.Buf) {
+		return false
+	}
+	s.early.reading = false
+	return watch.Wait()
+}
+
+// refuse answers a request that could not be read.
+func (s *stream) refuse() { s.unreadable(s.early.err) }
+
+// answerKept sends the reply that was kept.
+func (s *stream) answerKept() { s.sendReply(s.early.status, s.early.fields, s.early.body) }
+
+// wakeBox forwards a request, whose checks are done, when its box has woken.
+func (s *stream) wakeBox() {
+	if s.g.wake(s.ctx, &s.visit, s.early.waking) && s.g.allow(&s.visit) {
+		s.pass()
+	}
+}
+
+// pass forwards an admitted request.
+func (s *stream) pass() {
+	if !s.leavesLogin() {
+		s.forward()
+	}
+}
+
+// sendRest sends a request of whose body only a part was there, or none that could be read.
+func (s *stream) sendRest() {
+	if s.early.err != nil {
+		_ = s.noBody(s.early.err)
+		return
+	}
+	s.send(false, false)
+}
+
+// await goes on with a request that was sent, or could not be.
+func (s *stream) await() {
+	if !s.in.Await(s) { // its context has ended
+		s.abortUpstream()
+	}
+	defer s.in.Await(nil)
+	err := s.early.err
+	if rest := s.out.Buf[s.early.sent:]; err == nil && len(rest) > 0 {
+		err = s.up.Write(rest)
+	}
+	if err == nil && len(s.From.Bytes()) == 0 {
+		err = s.From.Fill()
+	}
+	if err != nil {
+		err = s.SendAgain(s, err)
+	}
+	if err != nil {
+		_ = s.unserved(err)
+		return
+	}
+	s.respond(false)
+}
+
+// Overdue implements [relay.Waiter].
+func (s *stream) Overdue() { s.in.Resume() }
+
+// Answered implements [relay.Waiter]: it passes on a response that has arrived whole.
+func (s *stream) Answered() {
+	in := s.in
+	defer s.contain(in)
+	s.early.err = s.up.fillNow()
+	switch {
+	case errors.Is(s.early.err, os.ErrDeadlineExceeded):
+		s.waitAgain(in)
+	case s.early.err == nil && s.respondNow():
+		s.over(in, nil)
+	default:
+		in.Resume()
+	}
+}
+
+// waitAgain goes on waiting for a box that has sent nothing.
+func (s *stream) waitAgain(in *downstream.Stream) {
+	watch := s.up.watch
+	s.early.err = nil
+	watch.Again()
+	if in.Cancelled() && watch.Stop() { // perhaps while nobody waited
+		in.Resume()
+	}
+}
+
+// respondNow passes on a response that has arrived whole, if that takes no waiting. Otherwise it reports false and nothing has changed.
+func (s *stream) respondNow() bool {
+	arrived := s.From.Bytes()
+	n, err := s.Res.Parse(arrived, s.Method)
+	if err != nil || s.Res.Status < http.StatusOK {
+		s.Res.Reset()
+		return false
+	}
+	content, m, whole := wholeBody(&s.Res, arrived[n:])
+	if !whole || !s.answerNow(content) {
+		s.Res.Reset()
+		return false
+	}
+	s.answered = true
+	s.begun.Store(true)
+	s.visit.event.Status = s.Res.Status
+	s.visit.event.BytesOut += int64(len(content))
+	s.received()
+	reuse := !s.Res.Close && !h1.LogsIn(s.Res.Fields)
+	s.From.Take(n + m)
+	if s.in.Await(nil) && reuse && len(s.From.Bytes()) == 0 {
+		s.keepUpstream()
+	}
+	return true
+}
+
+// answerNow sends the response with its content. The goroutine that writes to the client gets a chance to make room.
+func (s *stream) answerNow(content []byte) bool {
+	fields := s.headFields(&s.Res)
+	if s.in.AnswerNow(s.Res.Status, fields, content) {
+		return true
+	}
+	runtime.Gosched()
+	return s.in.AnswerNow(s.Res.Status, fields, content)
+}
+
+// wholeBody returns the content of a response whose body has arrived in one piece, without trailers, and the length of the body.
+func wholeBody(r *h1.Response, arrived []byte) (content []byte, n int, whole bool) {
+	if r.Body.Empty() {
+		return nil, 0, true
+	}
+	var b h1.Body
+	b.Begin(r.Body, true)
+	for !whole {
+		part, m, done, err := b.Next(arrived[n:])
+		if err != nil || !done && m == 0 || len(content) > 0 && len(part) > 0 || r.Body.UntilClose {
+			return nil, 0, false
+		}
+		if n, whole = n+m, done; len(part) > 0 {
+			content = part
+		}
+	}
+	return content, n, len(b.Trailers) == 0
+}

@@ -1,0 +1,197 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/audit"
+	"boxgate/relay"
+)
+
+const firstAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst"
+
+// primed returns a visitor over HTTP/2 whose first request to "one" has left a connection to the box, on which box gets every further
+// request. On other connections, the box answers with "fresh".
+func (f *fixture) primed(t *testing.T, box func(net.Conn, *bufio.Reader, *http.Request)) *frames {
+	t.Helper()
+	first := make(chan struct{}, 1)
+	first <- struct{}{}
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		var kept bool
+		select {
+		case <-first:
+			kept = true
+		default:
+		}
+		for n := 0; ; n++ {
+			r, err := http.ReadRequest(in)
+			if err != nil {
+				return
+			}
+			switch {
+			case !kept:
+				_, _ = io.Copy(io.Discard, r.Body)
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfresh")
+			case n == 0:
+				_, _ = io.WriteString(c, firstAnswer)
+			default:
+				box(c, in, r)
+			}
+		}
+	})
+	v := f.frames(t, "one")
+	if r := v.answer(v.ask(true, to("GET", "one", "/first")...)); r.body != "first" {
+		t.Fatalf("%+v", r)
+	}
+	f.event(t, func(e audit.Event) bool { return e.Path == "/first" }) // the connection is kept
+	return v
+}
+
+// TestAnswersOnKeptConnections: a visitor over HTTP/2 whose request goes over a connection that was kept gets the response whole,
+// however it arrives.
+func TestAnswersOnKeptConnections(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("large", 1<<16)
+	for name, c := range map[string]struct {
+		method string
+		parts  []string // each sent when the one before has been acknowledged
+		want   string
+	}{
+		"length":           {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"}, "200 hi"},
+		"no length":        {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"}, "200 "},
+		"chunk":            {"GET", []string{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"}, "200 hi"},
+		"chunks":           {"GET", []string{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n4\r\n you\r\n0\r\n\r\n", ""}, "200 hi you"},
+		"trailers":         {"GET", []string{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 7\r\n\r\n"}, "200 hi x-sum=7"},
+		"HEAD":             {"HEAD", []string{"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"}, "200 "},
+		"304":              {"GET", []string{"HTTP/1.1 304 Not Modified\r\nContent-Length: 100\r\n\r\n"}, "304 "},
+		"interim":          {"GET", []string{"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"}, "200 hi"},
+		"head in parts":    {"GET", []string{"HTTP/1.1 20", "0 OK\r\nContent-Length: 2\r\n\r\nhi"}, "200 hi"},
+		"body in parts":    {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", "h", "i"}, "200 hi"},
+		"large":            {"GET", []string{fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(large), large)}, "200 " + large},
+		"POST":             {"POST", []string{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"}, "200 hi"},
+		"until the end":    {"GET", []string{"HTTP/1.1 200 OK\r\n\r\nhi", "end"}, "200 hi"},
+		"short":            {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhi", "end"}, "reset INTERNAL_ERROR after 200"},
+		"not HTTP":         {"GET", []string{"hello, this is not HTTP"}, "502"},
+		"two lengths":      {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi"}, "502"},
+		"a switch":         {"GET", []string{"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"}, "502"},
+		"end, GET again":   {"GET", []string{"end"}, "200 fresh"},
+		"end, POST failed": {"POST", []string{"end"}, "502"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := start(t, nil)
+			v := f.primed(t, func(box net.Conn, _ *bufio.Reader, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				for _, part := range c.parts {
+					if part == "end" {
+						_ = box.Close()
+						return
+					}
+					_, _ = io.WriteString(box, part)
+					f.delivered(t, box)
+				}
+			})
+			_ = v.WriteWindowUpdate(0, 1<<20)
+			_ = v.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+			id := v.ask(c.method != "POST", to(c.method, "one", "/second")...)
+			if c.method == "POST" {
+				_ = v.WriteData(id, true, []byte("content"))
+			}
+			r := v.answer(id)
+			got := r.status()
+			if !r.ended && len(r.heads) > 0 {
+				got = "reset " + r.reset.String() + " after " + got
+			} else if got != "502" {
+				got = r.text()
+			}
+			if got != c.want {
+				t.Errorf("%.100q instead of %.100q", got, c.want)
+			}
+		})
+	}
+}
+
+// text returns the status, the body and the trailers.
+func (r *response) text() string {
+	text := r.heads[0].PseudoValue("status") + " " + r.body
+	for _, h := range r.heads[1:] {
+		if h.PseudoValue("status") != "" {
+			text = h.PseudoValue("status") + " " + r.body
+			continue
+		}
+		for _, f := range h.Fields {
+			text += " " + f.Name + "=" + f.Value
+		}
+	}
+	return text
+}
+
+// TestCutsOnKeptConnections: a request that waits for a box without a goroutine ends when its URL is revoked, when its visitor resets it or
+// disconnects, and when the gateway stops, and the box learns of it.
+func TestCutsOnKeptConnections(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		end  func(f *fixture, v *frames, id uint32)
+		want string
+	}{
+		"revoked": {func(f *fixture, _ *frames, _ uint32) {
+			f.remove("one" + domain)
+			f.CloseURL("one")
+		}, errCut.Error()},
+		"reset":        {func(_ *fixture, v *frames, id uint32) { _ = v.WriteRSTStream(id, http2.ErrCodeCancel) }, relay.ErrClientGone.Error()},
+		"disconnected": {func(_ *fixture, v *frames, _ uint32) { _ = v.Close() }, relay.ErrClientGone.Error()},
+		"stopped": {func(f *fixture, _ *frames, _ uint32) {
+			now, cancel := context.WithCancel(context.Background())
+			cancel()
+			_ = f.Shutdown(now)
+		}, errCut.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := start(t, nil)
+			asked, ended := make(chan struct{}), make(chan struct{})
+			v := f.primed(t, func(_ net.Conn, in *bufio.Reader, _ *http.Request) {
+				close(asked)
+				_, _ = in.ReadByte()
+				close(ended)
+			})
+			id := v.ask(true, to("GET", "one", "/second")...)
+			<-asked
+			c.end(f, v, id)
+			<-ended
+			f.event(t, func(e audit.Event) bool { return e.Path == "/second" && e.Error == c.want })
+		})
+	}
+}
+
+// TestSlowBoxOnAKeptConnection: a request that has waited without a goroutine for a while is answered all the same, or refused when the box
+// has had its time.
+func TestSlowBoxOnAKeptConnection(t *testing.T) {
+	t.Parallel()
+	for patience, want := range map[time.Duration]string{time.Minute: "200", 5 * time.Second: "504"} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			f := start(t, func(c *Config) { c.ResponseTimeout = patience })
+			v := f.primed(t, func(c net.Conn, in *bufio.Reader, _ *http.Request) {
+				if want == "504" {
+					_, _ = in.ReadByte()
+					return
+				}
+				time.Sleep(2*relay.PollLimit + 100*time.Millisecond)
+				_, _ = io.WriteString(c, firstAnswer)
+			})
+			if r := v.answer(v.ask(true, to("GET", "one", "/second")...)); r.status() != want {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
