@@ -43,6 +43,6 @@ func (s *stream) form(most int, until time.Time) ([]byte, error) {
 	if s.Req.Body.Chunked || s.Req.Body.Length > int64(most) {
 		return nil, errForm
 	}
-	defer time.AfterFunc(time.Until(until), s.in.CloseRead).Stop()
-	return io.ReadAll(io.LimitReader(s.in, int64(most)+1))
+	defer time.AfterFunc(time.Until(until), s.In.CloseRead).Stop()
+	return io.ReadAll(io.LimitReader(s.In, int64(most)+1))
 }

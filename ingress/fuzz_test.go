@@ -100,7 +100,7 @@ func FuzzHTTP1Form(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := &stream{in: &downstream.Stream{Head: h}}
+		s := &stream{Stream: relay.Stream{In: &downstream.Stream{Head: h}}}
 		s.g = &core{Config: Config{MaxHeaderBytes: 64 << 10}}
 		if s.read(text) != nil {
 			return

@@ -52,6 +52,6 @@ func (s *stream) leavesLogin() bool {
 		return false
 	}
 	s.visit.event.Error = "a login of the connection takes HTTP/1.1, as the client was told"
-	s.in.Reset(http2.ErrCodeHTTP11Required)
+	s.In.Reset(http2.ErrCodeHTTP11Required)
 	return true
 }

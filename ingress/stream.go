@@ -22,14 +22,13 @@ import (
 // stream is one request over HTTP/2. Its memory is used for one request after another, of any connection
 // to the same gateway.
 type stream struct {
+	relay.Stream
 	exchange
 	output   relay.Output
-	text     []byte // the request in the form of HTTP/1.1, which Req points into
-	in       *downstream.Stream
-	cut      func() // cutNow, made once
-	answered bool   // a final response has begun
-	shared   bool   // something else may still know it when the request has ended
-	answer   []hpack.HeaderField
+	text     []byte        // the request in the form of HTTP/1.1, which Req points into
+	cut      func()        // cutNow, made once
+	answered bool          // a final response has begun
+	shared   bool          // something else may still know it when the request has ended
 	next     func(*stream) // what is left to do of a request that was begun without a goroutine
 	early    early
 }
@@ -42,7 +41,7 @@ func (c *session) open(in *downstream.Stream) *stream {
 		s.g, s.client, s.cut, s.out = c.g, s, s.cutNow, &s.output
 	}
 	c.held.arrive()
-	s.in, s.visitor, s.ctx = in, c.visitor, in.Context()
+	s.In, s.visitor, s.ctx = in, c.visitor, in.Context()
 	s.texts.host, s.texts.target = in.Authority, in.Path
 	return s
 }
@@ -56,10 +55,10 @@ func (s *stream) recycle() {
 	s.Res.Reset()
 	clear(s.Req.Fields[:cap(s.Req.Fields)])
 	clear(s.Res.Fields[:cap(s.Res.Fields)])
-	clear(s.answer[:cap(s.answer)])
 	s.Upload.Reset()
 	s.begun.Store(false)
-	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit = nil, nil, nil, texts{}, false, visit{}
+	s.Clear()
+	s.visitor, s.ctx, s.texts, s.answered, s.visit = nil, nil, texts{}, false, visit{}
 	s.Source, s.To, s.From, s.Body = nil, nil, nil, relay.Incoming{}
 	s.next, s.early = nil, early{}
 	s.g.streams.Put(s)
@@ -77,7 +76,7 @@ func (c *session) serve(in *downstream.Stream) {
 func (s *stream) Serve() {
 	defer s.recycle()
 	defer s.ended()
-	s.in.Limit(s.g.BodyTimeout, s.g.BodyTimeout)
+	s.In.Limit(s.g.BodyTimeout, s.g.BodyTimeout)
 	s.next(s)
 }
 
@@ -100,7 +99,7 @@ func (s *stream) decide() {
 // parse begins the visit.
 func (s *stream) parse() error {
 	var err error
-	if s.text, err = appendHTTP1(buffers.BorrowOut(), &s.in.Head); err == nil {
+	if s.text, err = appendHTTP1(buffers.BorrowOut(), &s.In.Head); err == nil {
 		err = s.read(s.text)
 	}
 	if err == nil {
@@ -130,13 +129,13 @@ func (s *stream) conclude(panicked any) {
 // asked is [exchange.asked]; an extended CONNECT is what the client sent.
 func (s *stream) asked() asked {
 	q := s.exchange.asked()
-	q.method = relay.Method([]byte(s.in.Method))
+	q.method = relay.Method([]byte(s.In.Method))
 	return q
 }
 
 // cutNow makes the request end, whatever it waits for. It never blocks.
 func (s *stream) cutNow() {
-	in := s.in
+	in := s.In
 	in.Cancel(errCut) // interrupts what is waited for from the box
 	in.CloseRead()
 	if s.begun.Load() {
@@ -157,7 +156,7 @@ func (s *stream) gone() bool { return s.ctx.Err() != nil }
 
 // reset implements [side].
 func (s *stream) reset(code http2.ErrCode) bool {
-	s.in.Reset(code)
+	s.In.Reset(code)
 	return true
 }
 
@@ -170,13 +169,13 @@ func (s *stream) read(text []byte) error {
 	if err != nil {
 		return err
 	}
-	if string(s.Req.Host) != s.in.Authority {
+	if string(s.Req.Host) != s.In.Authority {
 		return &h1.Error{Status: http.StatusBadRequest, What: "the authority is not a host"}
 	}
-	if s.in.Protocol != "" && !s.Req.Body.Empty() {
+	if s.In.Protocol != "" && !s.Req.Body.Empty() {
 		return &h1.Error{Status: http.StatusBadRequest, What: "a CONNECT with a body"}
 	}
-	if n != len(text) || !s.Req.Body.Chunked && s.in.Protocol == "" && s.Req.Body.Length != s.in.Length {
+	if n != len(text) || !s.Req.Body.Chunked && s.In.Protocol == "" && s.Req.Body.Length != s.In.Length {
 		return &h1.Error{Status: http.StatusBadRequest, What: "Content-Length is not the length of the body"}
 	}
 	return nil
@@ -207,30 +206,27 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 }
 
 func (s *stream) sendReply(status int, fields [][2]string, body []byte) {
-	list := s.answer[:0]
+	list := make([]hpack.HeaderField, 0, len(fields)+2)
 	for _, f := range fields {
 		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
 	}
 	list = s.appendHSTS(list)
 	list = append(list, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
-	empty := s.in.Method == http.MethodHead || len(body) == 0
-	if s.in.WriteHeader(status, list, empty) == nil && !empty { // else the client has gone
-		_, _ = s.in.Write(body)
-		_ = s.in.CloseWrite(nil)
+	empty := s.In.Method == http.MethodHead || len(body) == 0
+	if s.In.WriteHeader(status, list, empty) == nil && !empty { // else the client has gone
+		_, _ = s.In.Write(body)
+		_ = s.In.CloseWrite(nil)
 		s.visit.event.BytesOut += int64(len(body))
 	}
-	s.in.CloseRead()
+	s.In.CloseRead()
 }
 
 // forward sends an admitted request to the box and relays its response.
 func (s *stream) forward() {
 	upgrade := s.prepare()
-	whole, err := s.Gather(s.out)
-	if err != nil {
-		_ = s.noBody(err)
-		return
-	}
-	s.send(whole, upgrade)
+	s.In.Await(s) // if its context has ended, no connection is taken
+	defer s.In.Await(nil)
+	_ = s.Forward(&s.Exchange, s.out, s, upgrade)
 }
 
 // prepare writes the request's head for the box, and reports whether it asks for a WebSocket.
@@ -238,24 +234,13 @@ func (s *stream) prepare() (upgrade bool) {
 	upgrade = relay.OpensWebSocket(&s.Req)
 	s.head(upgrade)
 	if s.Source = nil; !s.Req.Body.Empty() {
-		s.Source = &streamBody{s: s, in: s.in, chunked: s.Req.Body.Chunked}
+		s.Source = &streamBody{s: s, in: s.In, chunked: s.Req.Body.Chunked}
 	}
 	return upgrade
 }
 
-// send sends a request that was gathered, and relays the response.
-func (s *stream) send(whole, upgrade bool) {
-	s.in.Await(s) // if its context has ended, no connection is taken
-	defer s.in.Await(nil)
-	if err := s.Send(s, whole, false); err != nil {
-		_ = s.unserved(err)
-		return
-	}
-	s.respond(upgrade)
-}
-
-// noBody ends a request whose body could not be read.
-func (s *stream) noBody(err error) error {
+// BadBody implements [relay.Side].
+func (s *stream) BadBody(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return s.stalledBody(err)
 	}

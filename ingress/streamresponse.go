@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -78,48 +77,32 @@ func (b *streamBody) Interrupt() { b.in.CloseRead() }
 
 var bodyBuffers = buffers.NewPool(16 << 10)
 
-// respond relays the response to the client.
-func (s *stream) respond(upgrade bool) {
-	n, err := relay.FinalHead(s.From, &s.Res, s.Method, s)
-	if err == nil && s.Res.Status == http.StatusSwitchingProtocols {
-		if err = s.Upgraded(upgrade); err == nil {
-			s.tunnel(n)
-			return
-		}
-	}
-	if err == nil && s.in.Protocol != "" && s.Res.Status < 300 {
-		err = relay.ErrProtocol // the client would take it for the handshake's success
-	}
-	if err != nil {
-		s.Upload.Stop()
-		_ = s.noResponse(err)
-		return
-	}
+// Inspect implements [relay.Side].
+func (s *stream) Inspect(*h1.Response) error { return nil }
+
+// WriteHead implements [relay.StreamWriter].
+func (s *stream) WriteHead(r *h1.Response, end bool) error {
 	s.answered = true
 	s.begun.Store(true)
-	s.in.Limit(0, s.g.BodyTimeout) // the box has answered: the two may talk to each other
-	s.visit.event.Status = s.Res.Status
-	err = s.in.WriteHeader(s.Res.Status, s.headFields(&s.Res), s.Res.Body.Empty())
-	s.up.in.Take(n)
-	if err == nil && !s.Res.Body.Empty() {
-		err = s.relay()
-	}
-	if err != nil {
-		s.failed(err)
-		return
-	}
-	reuse := s.Upload.Finished() && !s.Res.Close && !h1.LogsIn(s.Res.Fields)
-	s.Upload.Stop()
-	s.received()
-	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
-	if reuse && len(s.up.in.Bytes()) == 0 && s.in.Await(nil) {
-		s.keepUpstream()
-	}
+	s.In.Limit(0, s.g.BodyTimeout) // the box has answered: the two may talk to each other
+	s.visit.event.Status = r.Status
+	return s.In.WriteHeader(r.Status, s.headFields(r), end)
 }
 
-// failed ends a response that is not whole: the stream is reset.
-func (s *stream) failed(err error) {
-	s.Upload.Stop()
+// Relay implements [relay.Side].
+func (s *stream) Relay() error { return s.Body.Copy(s) }
+
+// WriteEnd implements [relay.StreamWriter].
+func (s *stream) WriteEnd(trailers []h1.Field) error { return s.In.CloseWrite(s.trailers(trailers)) }
+
+// Unsent implements [relay.Side].
+func (s *stream) Unsent(err error) error { return s.unserved(err) }
+
+// NoResponse implements [relay.Side].
+func (s *stream) NoResponse(err error) error { return s.noResponse(err) }
+
+// Broken implements [relay.Side]: the stream is reset when its request has ended.
+func (s *stream) Broken(err error) error {
 	s.received()
 	switch {
 	case s.wasCut():
@@ -128,6 +111,17 @@ func (s *stream) failed(err error) {
 		err = relay.ErrClientGone
 	}
 	s.visit.event.Error = err.Error()
+	return err
+}
+
+// Settle implements [relay.Side].
+func (s *stream) Settle(reuse bool) (end bool) {
+	s.received()
+	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
+	if reuse && !h1.LogsIn(s.Res.Fields) && len(s.From.Bytes()) == 0 && s.In.Await(nil) {
+		s.keepUpstream()
+	}
+	return false
 }
 
 // Interim implements [relay.Receiver].
@@ -135,51 +129,28 @@ func (s *stream) Interim(r *h1.Response) error {
 	if !s.TakesInterim() {
 		return nil
 	}
-	if s.in.WriteHeader(r.Status, s.headFields(r), false) != nil || s.in.Flush() != nil {
+	if s.In.WriteHeader(r.Status, s.headFields(r), false) != nil || s.In.Flush() != nil {
 		return relay.ErrClientGone
 	}
 	return nil
 }
 
-// relay copies the response's body to the client.
-func (s *stream) relay() error {
-	s.Body.Begin(s.From, &s.Res)
-	if err := s.Body.Copy(s); err != nil {
-		return err
-	}
-	return s.in.CloseWrite(s.trailers())
-}
-
 // Put implements [relay.Sink].
 func (s *stream) Put(content []byte) error {
-	sent, err := s.in.Write(content)
+	sent, err := s.In.Write(content)
 	s.visit.event.BytesOut += int64(sent)
 	return err
 }
 
 // Flush implements [relay.Sink].
-func (s *stream) Flush() error { return s.in.Flush() }
+func (s *stream) Flush() error { return s.In.Flush() }
 
-// headFields returns the fields of a response for the client, until the next call: without the length of the content that a 304 does
-// not have, for which Go's client waits over HTTP/2 (net/http: missingBody).
+// headFields returns the fields of a response for the client, until the next call.
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
-	list := s.answer[:0]
-	for i := range r.Fields {
-		f := &r.Fields[i]
-		switch {
-		case f.Kind == h1.ContentLength && r.Status == http.StatusNotModified:
-		case relay.PassesFrame(r, f, r.Body.Chunked):
-			list = append(list, field(f.Name, f.Value))
-		case !r.Named(f.Name):
-			if value, ok := shown(f); ok {
-				list = append(list, field(f.Name, value))
-			}
-		}
-	}
+	list := s.Head(r, shown)
 	if !r.Interim() {
 		list = s.appendHSTS(list)
 	}
-	s.answer = list
 	return list
 }
 
@@ -191,44 +162,21 @@ func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
 	return list
 }
 
-// trailers returns the trailer fields of the response for the client.
-func (s *stream) trailers() []hpack.HeaderField {
-	var list []hpack.HeaderField
-	for i := range s.Body.Trailers {
-		if f := &s.Body.Trailers[i]; !f.Forbidden() && !withheld(f.Name) {
-			list = append(list, field(f.Name, f.Value))
+// trailers returns trailer fields of a response for the client.
+func (s *stream) trailers(fields []h1.Field) (list []hpack.HeaderField) {
+	for i := range fields {
+		if f := &fields[i]; !f.Forbidden() && !withheld(f.Name) {
+			list = append(list, relay.StreamField(f.Name, f.Value))
 		}
 	}
 	return list
 }
 
-func field(name, value []byte) hpack.HeaderField {
-	lower, ok := common[string(name)]
-	if !ok {
-		lower = strings.ToLower(string(name))
-	}
-	return hpack.HeaderField{Name: lower, Value: string(value)}
-}
-
-// common are the names that most responses have, as they are written, and as HTTP/2 has them.
-var common = func() map[string]string {
-	names := map[string]string{}
-	for _, name := range []string{
-		"Accept-Ranges", "Age", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Length", "Content-Security-Policy", "Content-Type", "Date",
-		"Etag", "Expires", "Last-Modified", "Location", "Server", "Set-Cookie", "Vary", "X-Content-Type-Options", "X-Frame-Options", "X-Powered-By",
-	} {
-		lower := strings.ToLower(name)
-		names[name], names[lower] = lower, lower
-	}
-	names["ETag"] = "etag"
-	return names
-}()
-
-// tunnel accepts a WebSocket and relays bytes both ways, as [client.Tunnel] does.
-func (s *stream) tunnel(n int) {
+// Tunnel implements [relay.Side]: it accepts a WebSocket and relays bytes both ways, as [client.Tunnel] does.
+func (s *stream) Tunnel(n int) error {
 	s.answered, s.shared = true, true
 	s.begun.Store(true)
-	s.in.Limit(0, 0)
+	s.In.Limit(0, 0)
 	s.visit.event.Status = http.StatusOK
 	fields := s.headFields(&s.Res)
 	kept := fields[:0]
@@ -237,11 +185,11 @@ func (s *stream) tunnel(n int) {
 			kept = append(kept, f)
 		}
 	}
-	err := s.in.WriteHeader(http.StatusOK, kept, false)
+	err := s.In.WriteHeader(http.StatusOK, kept, false)
 	s.up.in.Take(n)
 	s.out.Give()
 	if err == nil {
-		err = s.in.Flush()
+		err = s.In.Flush()
 	}
 	if err == nil {
 		err = s.pump()
@@ -252,6 +200,7 @@ func (s *stream) tunnel(n int) {
 	case err != nil:
 		s.visit.event.Error = err.Error()
 	}
+	return err
 }
 
 // pump copies both ways until both directions have ended, or one has and the other stays silent.
@@ -271,13 +220,13 @@ func (s *stream) pump() error {
 		}()
 		err = s.fromClient(up, &received)
 	}()
-	err := relay.Pump(flushing{s.in}, relay.End{Conn: s.up.conn, In: &s.up.in, Read: &sent, Moved: func() { s.g.moved(&s.visit, false) }})
+	err := relay.Pump(flushing{s.In}, relay.End{Conn: s.up.conn, In: &s.up.in, Read: &sent, Moved: func() { s.g.moved(&s.visit, false) }})
 	if err == nil {
-		_ = s.in.CloseWrite(nil) // the client may have gone
-		limit := time.AfterFunc(relay.Rest, s.in.CloseRead)
+		_ = s.In.CloseWrite(nil) // the client may have gone
+		limit := time.AfterFunc(relay.Rest, s.In.CloseRead)
 		defer limit.Stop()
 	} else {
-		s.in.CloseRead()
+		s.In.CloseRead()
 	}
 	other := <-ended
 	s.visit.event.BytesIn, s.visit.event.BytesOut = received.Load(), sent.Load()
@@ -292,7 +241,7 @@ func (s *stream) fromClient(up *upstream, n *atomic.Int64) error {
 	buf := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(buf) }()
 	for {
-		m, err := s.in.Read(buf[:cap(buf)])
+		m, err := s.In.Read(buf[:cap(buf)])
 		n.Add(int64(m))
 		if m > 0 {
 			s.g.moved(&s.visit, true)

@@ -61,7 +61,7 @@ func (s *stream) over(in *downstream.Stream, panicked any) {
 // is left to do.
 func (s *stream) begin() bool {
 	s.next = (*stream).handle
-	if n, whole := s.in.Arrived(); !whole || n > buffers.OutFlush || s.in.Protocol != "" {
+	if n, whole := s.In.Arrived(); !whole || n > buffers.OutFlush || s.In.Protocol != "" {
 		return false
 	}
 	if s.early.err = s.parse(); s.early.err != nil {
@@ -104,7 +104,7 @@ func (s *stream) depart() bool {
 	s.Res.Reset()
 	s.next = (*stream).await
 	watch.Arm(s)
-	if s.early.err = s.attach(up); s.early.err != nil || !s.in.Await(s) {
+	if s.early.err = s.attach(up); s.early.err != nil || !s.In.Await(s) {
 		return false
 	}
 	if s.early.sent, s.early.err = up.direct.AskNow(s.out.Buf); s.early.err != nil || s.early.sent < len(s.out.Buf) {
@@ -136,19 +136,24 @@ func (s *stream) pass() {
 
 // sendRest sends a request of whose body only a part was there, or none that could be read.
 func (s *stream) sendRest() {
-	if s.early.err != nil {
-		_ = s.noBody(s.early.err)
-		return
+	s.In.Await(s)
+	defer s.In.Await(nil)
+	err := s.early.err
+	if err != nil {
+		_ = s.BadBody(err)
+	} else if err = s.Send(s, false, false); err != nil {
+		_ = s.Unsent(err)
+	} else {
+		_ = s.Respond(&s.Exchange, s, false)
 	}
-	s.send(false, false)
 }
 
 // await goes on with a request that was sent, or could not be.
 func (s *stream) await() {
-	if !s.in.Await(s) { // its context has ended
+	if !s.In.Await(s) { // its context has ended
 		s.abortUpstream()
 	}
-	defer s.in.Await(nil)
+	defer s.In.Await(nil)
 	err := s.early.err
 	if rest := s.out.Buf[s.early.sent:]; err == nil && len(rest) > 0 {
 		err = s.up.Write(rest)
@@ -160,18 +165,18 @@ func (s *stream) await() {
 		err = s.SendAgain(s, err)
 	}
 	if err != nil {
-		_ = s.unserved(err)
+		_ = s.Unsent(err)
 		return
 	}
-	s.respond(false)
+	_ = s.Respond(&s.Exchange, s, false)
 }
 
 // Overdue implements [relay.Waiter].
-func (s *stream) Overdue() { s.in.Resume() }
+func (s *stream) Overdue() { s.In.Resume() }
 
 // Answered implements [relay.Waiter]: it passes on a response that has arrived whole.
 func (s *stream) Answered() {
-	in := s.in
+	in := s.In
 	defer s.contain(in)
 	s.early.err = s.up.fillNow()
 	switch {
@@ -214,7 +219,7 @@ func (s *stream) respondNow() bool {
 	s.received()
 	reuse := !s.Res.Close && !h1.LogsIn(s.Res.Fields)
 	s.From.Take(n + m)
-	if s.in.Await(nil) && reuse && len(s.From.Bytes()) == 0 {
+	if s.In.Await(nil) && reuse && len(s.From.Bytes()) == 0 {
 		s.keepUpstream()
 	}
 	return true
@@ -223,11 +228,11 @@ func (s *stream) respondNow() bool {
 // answerNow sends the response with its content. The goroutine that writes to the client gets a chance to make room.
 func (s *stream) answerNow(content []byte) bool {
 	fields := s.headFields(&s.Res)
-	if s.in.AnswerNow(s.Res.Status, fields, content) {
+	if s.In.AnswerNow(s.Res.Status, fields, content) {
 		return true
 	}
 	runtime.Gosched()
-	return s.in.AnswerNow(s.Res.Status, fields, content)
+	return s.In.AnswerNow(s.Res.Status, fields, content)
 }
 
 // wholeBody returns the content of a response whose body has arrived in one piece, without trailers, and the length of the body.

@@ -45,7 +45,10 @@ type Client struct {
 
 	deadline time.Time // for reading, unless it has expired; zero: not set, or not known
 	until    time.Time // for writing
-	chunked  bool      // content is written in chunks
+
+	side   Writer // of the current request
+	answer Answer // to it
+	whole  bool   // the request was sent when the response began
 }
 
 // Cuts reports whether another goroutine has cut the connection by setting deadlines, which later ones must not replace.
@@ -175,7 +178,7 @@ func (c *Client) Reply(r *Reply) (content int, err error) {
 func (c *Client) Put(content []byte) error {
 	c.Passed += int64(len(content))
 	switch {
-	case c.chunked:
+	case c.answer.Chunked:
 		c.Out.Buf = h1.AppendChunk(c.Out.Buf, content)
 	case len(c.Out.Buf)+len(content) <= 2*buffers.OutSize:
 		c.Out.Buf = append(c.Out.Buf, content...)

@@ -105,23 +105,19 @@ func (x *Exchange) send(s Sender, failed error, whole, tied bool) error {
 	}
 }
 
-// Side is one direction, egress or public URLs, for an admitted request of an HTTP/1.x client: the decisions in which they differ.
+// Side is one direction, egress or public URLs, for an admitted request of a client that speaks any version: the decisions in which they
+// differ. A client of HTTP/1.x also needs [Writer], one of HTTP/2 [StreamWriter].
 type Side interface {
 	Sender
 	Receiver
-	ResponseFields
 	// Inspect sees the final head. An error refuses the response.
 	Inspect(*h1.Response) error
-	// Begin is called before the response begins. It reports whether the connection must end after it.
-	Begin() (end bool)
 	// Relay copies the body of the response to the client.
 	Relay() error
-	// AppendEnd appends the last chunk for the client.
-	AppendEnd(dst []byte, trailers []h1.Field) []byte
 	// Tunnel passes on a 101, whose head has that length, and then bytes.
 	Tunnel(head int) error
 
-	// The other methods end an exchange whose upload has stopped. All but Settle return the result of [Client.Forward].
+	// The other methods end an exchange whose upload has stopped. All but Settle return the result of Forward.
 
 	// BadBody answers a request whose body was refused before anything was sent.
 	BadBody(err error) error
@@ -129,29 +125,53 @@ type Side interface {
 	Unsent(err error) error
 	// NoResponse answers a request that got no final head, or one that cannot be forwarded.
 	NoResponse(err error) error
-	// Broken ends a response that was cut short.
+	// Broken ends a response that was cut short: it must not look complete.
 	Broken(err error) error
 	// Settle ends a complete exchange. reuse reports whether the framing lets the server's connection carry another request; end,
 	// whether the client's must close.
 	Settle(reuse bool) (end bool)
 }
 
+// Writer is a [Side] for a client of HTTP/1.x.
+type Writer interface {
+	Side
+	ResponseFields
+	// Begin is called before the response begins. It reports whether the connection must end after it.
+	Begin() (end bool)
+	// AppendEnd appends the last chunk for the client.
+	AppendEnd(dst []byte, trailers []h1.Field) []byte
+}
+
+// version writes responses in the form of a version of HTTP.
+type version interface {
+	// check refuses a response that the client would take for another one.
+	check(x *Exchange) error
+	// begin writes the head of the response.
+	begin(x *Exchange) error
+	// finish ends the response after its body, and reports whether the whole request was sent.
+	finish(x *Exchange) (whole bool, err error)
+}
+
 // Forward sends a request, whose head for the server is in the output, and relays its response. A nil error means that the
 // connection can carry another request. upgrade and tied are those of [OpensWebSocket] and [Exchange.Open].
-func (c *Client) Forward(x *Exchange, s Side, upgrade, tied bool) error {
+func (c *Client) Forward(x *Exchange, s Writer, upgrade, tied bool) error {
 	c.In.Take(c.Head)
 	c.Head = 0
+	c.side, c.answer = s, Answer{Minor: x.Req.Minor}
 	switch refused, err := x.Open(&c.Out, s, tied); {
 	case refused:
 		return s.BadBody(err)
 	case err != nil:
 		return s.Unsent(err)
 	}
-	return c.respond(x, s, upgrade)
+	if err := x.respond(c, s, upgrade); err != nil || !c.answer.Close {
+		return err
+	}
+	return ErrLinger
 }
 
 // respond relays the response to the client.
-func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
+func (x *Exchange) respond(to version, s Side, upgrade bool) error {
 	n, err := FinalHead(x.From, &x.Res, x.Method, s)
 	if err == nil {
 		err = s.Inspect(&x.Res)
@@ -161,27 +181,51 @@ func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
 			return s.Tunnel(n)
 		}
 	}
+	if err == nil {
+		err = to.check(x)
+	}
 	if err != nil {
 		x.Upload.Stop()
 		return s.NoResponse(err)
 	}
-	whole := x.Upload.Finished()
-	a := Answer{Minor: x.Req.Minor}
-	a.Close = s.Begin() || x.Req.Close || !whole
-	if x.Res.Body.Chunked || x.Res.Body.UntilClose || x.Recoded {
-		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
+	if err = to.begin(x); err == nil {
+		x.From.Take(n)
+		x.Body.Begin(x.From, &x.Res)
+		err = s.Relay()
 	}
-	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, a, ResponseFields(s))
-	x.From.Take(n)
-	err = c.relay(x, s, a.Chunked)
+	whole := false
+	if err == nil {
+		whole, err = to.finish(x)
+	}
 	x.Upload.Stop()
 	if err != nil {
-		return s.Broken(err) // a truncated body must not look complete
+		return s.Broken(err)
 	}
-	if s.Settle(whole && !x.Res.Close) || a.Close {
+	if s.Settle(whole && !x.Res.Close) {
 		return ErrLinger
 	}
 	return nil
+}
+
+func (c *Client) check(*Exchange) error { return nil }
+
+func (c *Client) begin(x *Exchange) error {
+	a := &c.answer
+	c.whole = x.Upload.Finished()
+	a.Close = c.side.Begin() || x.Req.Close || !c.whole
+	if x.Res.Body.Chunked || x.Res.Body.UntilClose || x.Recoded {
+		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
+	}
+	c.Passed = 0
+	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, *a, ResponseFields(c.side))
+	return nil
+}
+
+func (c *Client) finish(x *Exchange) (whole bool, err error) {
+	if c.answer.Chunked {
+		c.Out.Buf = c.side.AppendEnd(c.Out.Buf, x.Body.Trailers)
+	}
+	return c.whole, c.Flush()
 }
 
 // Upgraded checks a 101.
@@ -190,19 +234,6 @@ func (x *Exchange) Upgraded(asked bool) error {
 		return ErrProtocol
 	}
 	return Upgraded(ValuesIn(x.Req.Fields), &x.Res)
-}
-
-// relay copies the body to the client, after the head in the output.
-func (c *Client) relay(x *Exchange, s Side, chunked bool) error {
-	c.Passed, c.chunked = 0, chunked
-	x.Body.Begin(x.From, &x.Res)
-	if err := s.Relay(); err != nil {
-		return err
-	}
-	if chunked {
-		c.Out.Buf = s.AppendEnd(c.Out.Buf, x.Body.Trailers)
-	}
-	return c.Flush()
 }
 
 // TakesInterim reports whether the client takes the 1xx response: HTTP/1.0 has none (RFC 9110, 15.2), and a 100 is for a client that

@@ -74,7 +74,7 @@ proxy/ssh: policy rule/ssh internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
-relay: internal/buffers internal/h1 internal/handshake internal/socket
+relay: internal/buffers internal/h1 internal/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream

@@ -41,19 +41,6 @@ func PassResponse(fields []hpack.HeaderField, interim bool) []hpack.HeaderField 
 	return kept
 }
 
-// ToHTTP2 returns the fields of an HTTP/1.1 response for HTTP/2, without those of the upstream hop. The length of the content that a
-// 304 does not have is left out: over HTTP/2, Go's client waits for that content (net/http: missingBody).
-func ToHTTP2(r *h1.Response) []hpack.HeaderField {
-	fields := make([]hpack.HeaderField, 0, len(r.Fields))
-	for i := range r.Fields {
-		f := &r.Fields[i]
-		if passes(f, r.Named) || (f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204 && r.Status != 304) {
-			fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
-		}
-	}
-	return PassResponse(fields, r.Interim())
-}
-
 // PassRequest appends the fields of a request for an upstream that speaks HTTP/2: those of the box, without what belongs
 // to its connection, what the gateway writes itself, and any variant of a header in set. body says that content follows,
 // after which there may be trailers.

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/rule"
 )
@@ -61,21 +60,5 @@ func TestResponseFieldsPass(t *testing.T) {
 	}
 	if got := PassResponse(in(), true); !slices.Equal(got, list("date", "now")) {
 		t.Errorf("%v", got)
-	}
-}
-
-// TestLengthOfContentThatIsNotThere: over HTTP/2 a 304 has none, as Go's client would wait for the content.
-func TestLengthOfContentThatIsNotThere(t *testing.T) {
-	t.Parallel()
-	for line, want := range map[string][]hpack.HeaderField{
-		"200 OK": list("etag", "a", "content-length", "5"), "304 Not Modified": list("etag", "a"), "204 No Content": list("etag", "a"),
-	} {
-		var r h1.Response
-		if _, err := r.Parse([]byte("HTTP/1.1 "+line+"\r\nEtag: a\r\nContent-Length: 5\r\n\r\n"), "GET"); err != nil {
-			t.Fatal(err)
-		}
-		if got := ToHTTP2(&r); !slices.Equal(got, want) {
-			t.Errorf("%s: %v", line, got)
-		}
 	}
 }

@@ -40,8 +40,7 @@ func offersHTTP3[S []byte | string](value S) bool {
 	return false
 }
 
-// passes reports whether a field is forwarded unchanged. Callers rewrite or drop fields that frame the message or
-// belong to one hop.
+// passes reports whether a field neither frames the message nor belongs to one hop.
 func passes(f *h1.Field, named func([]byte) bool) bool {
 	return (f.Kind == h1.Other || f.Kind == h1.AltSvc) && !named(f.Name)
 }

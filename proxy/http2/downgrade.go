@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,15 +21,17 @@ import (
 )
 
 // downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
-// the HTTP/1.1 parser, so none can end a line or a head. It is the [relay.Sender] of the request, the [relay.Source] of its body, and
-// gets the response.
+// the HTTP/1.1 parser, so none can end a line or a head. It is the side of egress ([relay.StreamWriter]) of the exchange, and the
+// [relay.Source] of the body.
 type downgrade struct {
 	relay.Exchange
+	relay.Stream
 	st      *stream
 	up      *origin.Conn
 	stop    func() bool // the end of the stream's context no longer ends the upstream's reads; it reports whether it has not
 	again   bool        // the request may be sent again, once
 	reuse   bool        // the response lets the connection carry another request
+	offers  bool        // the server offers a login of the connection
 	out     relay.Output
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	begun   bool        // the body has been asked for
@@ -45,7 +46,7 @@ func clientStays() bool { return false }
 // begin takes a request to a connection, which it owns: [downgrade.end] must follow.
 func (d *downgrade) begin(st *stream, up *origin.Conn) {
 	d.st, d.up, d.stop, d.left = st, up, func() bool { return false }, st.length
-	d.Method = st.client.Method
+	d.Method, d.In = st.client.Method, st.client
 }
 
 // downgrades are zero: their memory alone is used again.
@@ -72,11 +73,7 @@ func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 	if st.length != 0 && st.expects {
 		d.proceed = make(chan bool, 1)
 	}
-	if _, err := d.Open(&d.out, d, false); err != nil {
-		st.refuseUpstream(err)
-		return
-	}
-	d.reuse = d.respond()
+	_ = d.Forward(&d.Exchange, &d.out, d, false)
 }
 
 // end ends the upload, and keeps the connection or closes it.
@@ -227,7 +224,10 @@ func (d *downgrade) beginBody() error {
 }
 
 // Interrupt implements [relay.Source].
-func (d *downgrade) Interrupt() { d.st.client.CloseRead() }
+func (d *downgrade) Interrupt() {
+	d.told(false)
+	d.st.client.CloseRead()
+}
 
 // Panicked implements [relay.Source].
 func (d *downgrade) Panicked(v any) {
@@ -271,63 +271,89 @@ func (d *downgrade) head(upgrade bool) []byte {
 	return header.AppendRequest(nil, &d.Req, st.ruling.Set, upgrade)
 }
 
-// respond relays the response to the client, and reports whether the connection can carry another request.
-func (d *downgrade) respond() bool {
-	st := d.st
-	n, err := relay.FinalHead(d.From, &d.Res, d.Method, d)
-	if d.told(false); err == nil && d.Res.Status == http.StatusSwitchingProtocols {
-		err = relay.ErrProtocol
+// Inspect implements [relay.Side].
+func (d *downgrade) Inspect(r *h1.Response) error {
+	return d.st.beginScrub(r.Status, r.Body.Empty(), relay.ValuesIn(r.Fields))
+}
+
+// WriteHead implements [relay.StreamWriter].
+func (d *downgrade) WriteHead(r *h1.Response, _ bool) error {
+	d.st.x.Event.Status = r.Status
+	if d.offers = h1.LogsIn(r.Fields); d.offers {
+		d.st.leadToHTTP1()
 	}
-	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
-		return false
+	d.st.answer(r.Status, d.fields(r))
+	return nil
+}
+
+// fields returns the fields of a response for the client.
+func (d *downgrade) fields(r *h1.Response) []hpack.HeaderField {
+	return d.Head(r, func(f *h1.Field) ([]byte, bool) { return f.Value, header.PassesResponse(f) })
+}
+
+// WriteEnd implements [relay.StreamWriter].
+func (d *downgrade) WriteEnd(trailers []h1.Field) error {
+	fields := make([]hpack.HeaderField, 0, len(trailers))
+	for i := range trailers {
+		fields = append(fields, relay.StreamField(trailers[i].Name, trailers[i].Value))
 	}
-	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), relay.ValuesIn(d.Res.Fields)) {
-		return false
+	d.st.setTrailers(fields)
+	return nil
+}
+
+// BadBody implements [relay.Side].
+func (d *downgrade) BadBody(err error) error { return d.Unsent(err) }
+
+// Unsent implements [relay.Side].
+func (d *downgrade) Unsent(err error) error {
+	d.st.refuseUpstream(err)
+	return err
+}
+
+// NoResponse implements [relay.Side].
+func (d *downgrade) NoResponse(err error) error {
+	var known *problem.Upstream
+	if !errors.As(err, &known) { // it cannot be scrubbed
+		err = d.failed(err)
 	}
-	st.x.Event.Status = d.Res.Status
-	offers := h1.LogsIn(d.Res.Fields)
-	if offers {
-		st.leadToHTTP1()
-	}
-	st.answer(d.Res.Status, header.ToHTTP2(&d.Res))
-	reuse := !d.Res.Close && !offers
-	d.up.In.Take(n)
-	d.relay()
-	fields := make([]hpack.HeaderField, 0, len(d.Body.Trailers))
-	for i := range d.Body.Trailers {
-		f := &d.Body.Trailers[i]
-		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
-	}
-	st.setTrailers(fields)
-	return reuse
+	return d.Unsent(err)
+}
+
+// Broken implements [relay.Side]. It does not return.
+func (d *downgrade) Broken(err error) error {
+	d.st.abort(err)
+	return err
+}
+
+// Settle implements [relay.Side].
+func (d *downgrade) Settle(reuse bool) (end bool) {
+	d.reuse = reuse && !d.offers
+	return false
 }
 
 // Received implements [relay.Receiver]. The head is changed in the form of HTTP/2.
-func (d *downgrade) Received(*h1.Response) {}
+func (d *downgrade) Received(r *h1.Response) {
+	if !r.Interim() {
+		d.told(false)
+	}
+}
 
 // Interim implements [relay.Receiver].
 func (d *downgrade) Interim(r *h1.Response) error {
 	if r.Status == http.StatusContinue {
 		d.told(true)
 	} else {
-		d.st.interim(r.Status, header.ToHTTP2(r))
+		d.st.interim(r.Status, d.fields(r))
 	}
 	return nil
 }
 
-// relay copies the body to the client; if that fails, the stream is aborted.
-func (d *downgrade) relay() {
-	d.Body.Begin(d.From, &d.Res)
-	err := error(nil)
+// Relay implements [relay.Side].
+func (d *downgrade) Relay() error {
 	if d.st.scrub != nil {
-		err = d.st.relayScrubbed(&d.Body)
-	} else {
-		err = d.Body.Copy(d)
+		return d.st.relayScrubbed(&d.Body)
 	}
-	if err != nil {
-		d.st.abort(err)
-	}
+	return d.Body.Copy(d)
 }
 
 // Put implements [relay.Sink].

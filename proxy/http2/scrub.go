@@ -39,15 +39,19 @@ func (b http2Body) Read(p []byte, wait func() error) (int, error) {
 // scrubbable inspects the head of a final response to an HTTP/2 client; if the response is refused the client has been
 // answered. The scrubbing ends with the stream.
 func (st *stream) scrubbable(status int, bodiless bool, field func(string) []string) bool {
-	if st.ruling.Scrub == nil {
-		return true
-	}
-	var err error
-	if st.scrub, err = st.s.NewScrubbing(&st.ruling, status, bodiless, field); err != nil {
+	err := st.beginScrub(status, bodiless, field)
+	if err != nil {
 		st.refuseUpstream(err)
-		return false
 	}
-	return true
+	return err == nil
+}
+
+// beginScrub begins to scrub a response, if it is to be. An error refuses the response.
+func (st *stream) beginScrub(status int, bodiless bool, field func(string) []string) (err error) {
+	if st.ruling.Scrub != nil {
+		st.scrub, err = st.s.NewScrubbing(&st.ruling, status, bodiless, field)
+	}
+	return err
 }
 
 // answer sets the head of the response, masked.

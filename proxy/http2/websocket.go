@@ -14,8 +14,6 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/exchange"
-	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/tunnel"
 	"boxgate/relay"
@@ -32,32 +30,27 @@ func (st *stream) serveWebSocket() {
 	d := &downgrade{}
 	d.begin(st, up)
 	defer d.end()
-	n, err := d.shakeHands()
-	if err != nil {
-		st.refuseUpstream(err)
-		return
-	}
-	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), relay.ValuesIn(d.Res.Fields)) {
-		return
-	}
-	if d.Res.Status != http.StatusSwitchingProtocols {
-		d.pass(n)
-		return
-	}
-	st.x.Event.Status = http.StatusOK
-	fields := slices.DeleteFunc(header.ToHTTP2(&d.Res), func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-accept" })
-	st.answer(http.StatusOK, fields)
-	up.In.Take(n)
-	if err := d.tunnel(); err != nil {
-		st.abort(err) // not a graceful close
-	}
+	d.handshake()
+	d.out.Buf = d.head(true)
+	_ = d.Forward(&d.Exchange, &d.out, d, true)
 }
 
-// shakeHands sends the upgrade request and returns the length of the final head of the response.
-func (d *downgrade) shakeHands() (int, error) {
-	if err := d.Connect(false); err != nil {
-		return 0, err
+// Tunnel implements [relay.Side].
+func (d *downgrade) Tunnel(n int) error {
+	st := d.st
+	st.x.Event.Status = http.StatusOK
+	fields := slices.DeleteFunc(d.fields(&d.Res), func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-accept" })
+	st.answer(http.StatusOK, fields)
+	d.up.In.Take(n)
+	err := d.tunnel()
+	if err != nil {
+		st.abort(err) // not a graceful close
 	}
+	return err
+}
+
+// handshake gives the request what the handshake of a WebSocket has over HTTP/1.1 only (RFC 6455, 4.1).
+func (d *downgrade) handshake() {
 	key := make([]byte, 16)
 	_, _ = rand.Read(key) // never fails
 	nonce := base64.StdEncoding.EncodeToString(key)
@@ -70,26 +63,6 @@ func (d *downgrade) shakeHands() (int, error) {
 	if !versioned {
 		d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-version", Value: "13"})
 	}
-	d.up.Begin()
-	if _, err := d.up.NetConn.Write(d.head(true)); err != nil {
-		return 0, d.failed(err)
-	}
-	n, err := relay.FinalHead(d.From, &d.Res, d.Method, d)
-	if err == nil && d.Res.Status == http.StatusSwitchingProtocols {
-		err = relay.Upgraded(exchange.HTTP2Values(d.st.fields), &d.Res)
-	}
-	if err != nil {
-		return 0, d.failed(err)
-	}
-	return n, nil
-}
-
-// pass relays a response that is not an upgrade to the client.
-func (d *downgrade) pass(n int) {
-	d.st.x.Event.Status = d.Res.Status
-	d.st.answer(d.Res.Status, header.ToHTTP2(&d.Res))
-	d.up.In.Take(n)
-	d.relay()
 }
 
 // tunnel relays the bytes of the stream and of the upgraded connection until the server has ended, or the client has
