@@ -96,7 +96,7 @@ func FuzzHTTP1Form(f *testing.F) {
 			return // downstream resets the stream
 		}
 		h := downstream.Head{Method: method, Path: path, Authority: host, Length: length, Fields: []hpack.HeaderField{{Name: name, Value: value}}}
-		text, err := appendHTTP1(nil, &h)
+		text, err := relay.AppendStreamHead(nil, &h)
 		if err != nil {
 			return
 		}

@@ -1,8 +1,6 @@
 package ingress
 
 import (
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"net/http"
 	"os"
@@ -99,7 +97,7 @@ func (s *stream) decide() {
 // parse begins the visit.
 func (s *stream) parse() error {
 	var err error
-	if s.text, err = appendHTTP1(buffers.BorrowOut(), &s.In.Head); err == nil {
+	if s.text, err = relay.AppendStreamHead(buffers.BorrowOut(), &s.In.Head); err == nil {
 		err = s.read(s.text)
 	}
 	if err == nil {
@@ -245,74 +243,4 @@ func (s *stream) BadBody(err error) error {
 		return s.stalledBody(err)
 	}
 	return s.unserved(relay.ErrClientGone)
-}
-
-// appendHTTP1 appends the head of a request in the form of HTTP/1.1, so that the same parser judges requests of both
-// versions. An extended CONNECT becomes the handshake of a WebSocket.
-func appendHTTP1(dst []byte, h *downstream.Head) ([]byte, error) {
-	verb, target := h.Method, h.Path
-	switch {
-	case h.Protocol != "" && !strings.EqualFold(h.Protocol, "websocket"):
-		return dst, &h1.Error{Status: http.StatusNotImplemented, What: "a CONNECT to something other than a WebSocket"}
-	case h.Protocol != "":
-		verb = http.MethodGet
-	case h.Method == http.MethodConnect:
-		target = h.Authority
-	case !h1.ValidTarget(target):
-		return dst, &h1.Error{Status: http.StatusBadRequest, What: ":path is neither a path nor an asterisk"}
-	}
-	if !h1.ValidMethod(verb) {
-		return dst, &h1.Error{Status: http.StatusBadRequest, What: "the method is not a token"}
-	}
-	dst = append(append(append(append(dst, verb...), ' '), target...), " HTTP/1.1\r\n"...)
-	dst = h1.AppendPair(dst, "Host", h.Authority)
-	dst = appendFields(dst, h)
-	switch {
-	case h.Protocol != "":
-		dst = appendHandshake(dst)
-	case h.Length < 0:
-		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
-	}
-	return append(dst, "\r\n"...), nil
-}
-
-// appendFields appends the fields of a request. Those that only HTTP/1.1 has cannot be among them: downstream resets streams
-// that have any.
-func appendFields(dst []byte, h *downstream.Head) []byte {
-	crumbs := 0
-	for i := range h.Fields {
-		switch f := &h.Fields[i]; f.Name {
-		case "host": // is the authority
-		case "cookie":
-			crumbs++
-		case "sec-websocket-key":
-			if h.Protocol == "" {
-				dst = h1.AppendPair(dst, f.Name, f.Value)
-			}
-		default:
-			dst = h1.AppendPair(dst, f.Name, f.Value)
-		}
-	}
-	if crumbs == 0 {
-		return dst
-	}
-	dst = append(dst, "cookie: "...) // in one line (RFC 9113, 8.2.3)
-	for i := range h.Fields {
-		if f := &h.Fields[i]; f.Name == "cookie" {
-			dst = append(dst, f.Value...)
-			if crumbs--; crumbs > 0 {
-				dst = append(dst, "; "...)
-			}
-		}
-	}
-	return append(dst, "\r\n"...)
-}
-
-// appendHandshake appends what the handshake of a WebSocket has over HTTP/1.1 only (RFC 6455, 4.1).
-func appendHandshake(dst []byte) []byte {
-	key := make([]byte, 16)
-	_, _ = rand.Read(key) // never fails
-	dst = h1.AppendPair(dst, "Connection", "Upgrade")
-	dst = h1.AppendPair(dst, "Upgrade", "websocket")
-	return h1.AppendPair(dst, "Sec-WebSocket-Key", base64.StdEncoding.EncodeToString(key))
 }

@@ -1,9 +1,7 @@
 package header
 
 import (
-	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -112,47 +110,6 @@ func passesTrailer(name string, set []rule.Field) bool {
 		return false
 	}
 	return !strings.HasPrefix(name, "if-") && !strings.HasPrefix(name, "proxy-") && !IsSet(name, set)
-}
-
-// HTTP2Request is the head of an HTTP/2 request that goes to an upstream that speaks HTTP/1.1.
-type HTTP2Request struct {
-	Method, Path, Authority string
-	Fields                  []hpack.HeaderField
-	Length                  int64 // of the content; -1 if it is not known
-	Expects                 bool  // the client waits for a 100
-	Upgrade                 bool  // an extended CONNECT to be sent as an upgrade to WebSocket (RFC 8441)
-}
-
-// HTTP1 converts the head for [AppendRequest]: one Host, one Cookie, the framing for its length, the trailers that it
-// announces.
-func (r *HTTP2Request) HTTP1() (out h1.Request) {
-	out.Method, out.Path, out.Host, out.Hostless, out.Minor = []byte(r.Method), []byte(r.Path), []byte(r.Authority), true, 1
-	out.Fields = make([]h1.Field, 0, len(r.Fields)+2)
-	measured := false
-	for _, f := range joinCookies(r.Fields) {
-		switch field := h1.NewField(textproto.CanonicalMIMEHeaderKey(f.Name), f.Value); field.Kind {
-		case h1.ContentLength:
-			measured = true
-		case h1.Trailer:
-			if names := passTrailerNames(f.Value, nil); names != "" && !r.Upgrade {
-				out.Fields = append(out.Fields, h1.NewField("Trailer", names))
-			}
-		case h1.Other, h1.TE:
-			out.Fields = append(out.Fields, field)
-		}
-	}
-	if r.Upgrade {
-		out.Method = []byte("GET")
-		return out
-	}
-	out.Body = h1.Framing{Chunked: r.Length < 0, Length: max(0, r.Length)}
-	if r.Length > 0 || r.Length == 0 && measured {
-		out.Fields = append(out.Fields, h1.NewField("Content-Length", strconv.FormatInt(r.Length, 10)))
-	}
-	if r.Expects {
-		out.Fields = append(out.Fields, h1.NewField("Expect", "100-continue"))
-	}
-	return out
 }
 
 // joinCookies returns fields with one for all cookies (RFC 9113, 8.2.3).

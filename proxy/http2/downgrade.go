@@ -6,11 +6,13 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
+	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/contain"
@@ -33,6 +35,7 @@ type downgrade struct {
 	reuse   bool        // the response lets the connection carry another request
 	offers  bool        // the server offers a login of the connection
 	out     relay.Output
+	text    []byte      // the request in the form of HTTP/1.1, which Req points into
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	begun   bool        // the body has been asked for
 	left    int64       // of a body whose length is known
@@ -66,7 +69,11 @@ func (st *stream) forward1(up *origin.Conn, again bool) {
 func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 	d.begin(st, up)
 	defer d.end()
-	d.again, d.out.Buf = again, d.head(false)
+	d.again = again
+	if err := d.head(false); err != nil {
+		st.refuseUpstream(err)
+		return
+	}
 	if st.length != 0 {
 		d.Source = d
 	}
@@ -80,6 +87,8 @@ func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 func (d *downgrade) end() {
 	sent := d.Upload.Idle() && d.Upload.Err() == nil
 	d.Upload.Stop()
+	d.out.Give()
+	buffers.ReturnOut(d.text)
 	if d.buf != nil {
 		bodyBuffers.Put(d.buf)
 	}
@@ -261,14 +270,43 @@ func (d *downgrade) trailers() []h1.Field {
 	return out
 }
 
-// head returns the request's head as HTTP/1.1.
-func (d *downgrade) head(upgrade bool) []byte {
-	st, h := d.st, &d.st.client.Head
-	authority, target := st.sentTo()
-	d.Req = (&header.HTTP2Request{
-		Method: h.Method, Path: target, Authority: authority, Fields: st.fields, Length: st.length, Expects: st.expects, Upgrade: upgrade,
-	}).HTTP1()
-	return header.AppendRequest(nil, &d.Req, st.ruling.Set, upgrade)
+// head writes the request's head for the server.
+func (d *downgrade) head(upgrade bool) error {
+	h := d.st.client.Head
+	h.Path, h.Length, h.Fields = d.st.target, d.st.length, d.st.framedFields()
+	var err error
+	if d.text, err = relay.AppendStreamHead(buffers.BorrowOut(), &h); err != nil {
+		return err
+	}
+	if _, err := d.Req.Parse(d.text); err != nil {
+		return err
+	}
+	if via := d.st.ruling.Via; via != nil {
+		header.Readdress(&d.Req, via.Authority, via.Target)
+	}
+	d.out.Buf = header.AppendRequest(d.out.Take(), &d.Req, d.st.ruling.Set, upgrade)
+	return nil
+}
+
+// framedFields returns the fields of the request with those that frame the body as it is sent.
+func (st *stream) framedFields() []hpack.HeaderField {
+	if st.rewriting == nil {
+		return st.fields
+	}
+	measured := st.length > 0
+	fields := make([]hpack.HeaderField, 0, len(st.fields)+1)
+	for _, f := range st.fields {
+		switch {
+		case f.Name == "content-length":
+			measured = measured || st.length == 0
+		case f.Name != "expect" || st.expects:
+			fields = append(fields, f)
+		}
+	}
+	if measured {
+		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(st.length, 10)})
+	}
+	return fields
 }
 
 // Inspect implements [relay.Side].

@@ -1,8 +1,6 @@
 package http2
 
 import (
-	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"io"
 	"net/http"
@@ -30,8 +28,10 @@ func (st *stream) serveWebSocket() {
 	d := &downgrade{}
 	d.begin(st, up)
 	defer d.end()
-	d.handshake()
-	d.out.Buf = d.head(true)
+	if err := d.head(true); err != nil {
+		st.refuseUpstream(err)
+		return
+	}
 	_ = d.Forward(&d.Exchange, &d.out, d, true)
 }
 
@@ -47,22 +47,6 @@ func (d *downgrade) Tunnel(n int) error {
 		st.abort(err) // not a graceful close
 	}
 	return err
-}
-
-// handshake gives the request what the handshake of a WebSocket has over HTTP/1.1 only (RFC 6455, 4.1).
-func (d *downgrade) handshake() {
-	key := make([]byte, 16)
-	_, _ = rand.Read(key) // never fails
-	nonce := base64.StdEncoding.EncodeToString(key)
-	isVersion := func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-version" && f.Value != "" }
-	versioned := slices.ContainsFunc(d.st.fields, isVersion)
-	d.st.fields = slices.DeleteFunc(d.st.fields, func(f hpack.HeaderField) bool {
-		return f.Name == "sec-websocket-key" || !versioned && f.Name == "sec-websocket-version"
-	})
-	d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-key", Value: nonce})
-	if !versioned {
-		d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-version", Value: "13"})
-	}
 }
 
 // tunnel relays the bytes of the stream and of the upgraded connection until the server has ended, or the client has
