@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -14,7 +13,6 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/h2/downstream"
-	"boxgate/internal/socket"
 	"boxgate/relay"
 )
 
@@ -203,70 +201,18 @@ func (s *stream) Tunnel(n int) error {
 	return err
 }
 
-// pump copies both ways until both directions have ended, or one has and the other stays silent.
+// pump passes bytes both ways.
 func (s *stream) pump() error {
 	s.g.leave(&s.visit)
 	var received, sent atomic.Int64
-	ended := make(chan error, 1)
 	up := s.up
-	s.up.in.Source = s.up.conn
-	go func() {
-		err := relay.ErrClientGone
-		defer func() {
-			if recover() != nil || err != nil {
-				up.Abort()
-			}
-			ended <- err
-		}()
-		err = s.fromClient(up, &received)
-	}()
-	err := relay.Pump(flushing{s.In}, relay.End{Conn: s.up.conn, In: &s.up.in, Read: &sent, Moved: func() { s.g.moved(&s.visit, false) }})
-	if err == nil {
-		_ = s.In.CloseWrite(nil) // the client may have gone
-		limit := time.AfterFunc(relay.Rest, s.In.CloseRead)
-		defer limit.Stop()
-	} else {
-		s.In.CloseRead()
+	t := relay.StreamTunnel{
+		Client: s.In, To: relay.Through{Writer: s.In, Flush: s.In.Flush}, End: func() { _ = s.In.CloseWrite(nil) }, // the client may have gone
+		Read: &received, Moved: func() { s.g.moved(&s.visit, true) }, Abort: up.Abort,
+		Server:   relay.End{Conn: up.conn, To: up.conn, In: &up.in, Read: &sent, Moved: func() { s.g.moved(&s.visit, false) }},
+		Panicked: func(any) { s.g.panickedIn(s.visit.target.Box) },
 	}
-	other := <-ended
+	err := t.Run()
 	s.visit.event.BytesIn, s.visit.event.BytesOut = received.Load(), sent.Load()
-	if err != nil && other != nil && !errors.Is(other, downstream.ErrUnread) {
-		return other
-	}
 	return err
-}
-
-// fromClient passes on what the client sends.
-func (s *stream) fromClient(up *upstream, n *atomic.Int64) error {
-	buf := buffers.BorrowOut()
-	defer func() { buffers.ReturnOut(buf) }()
-	for {
-		m, err := s.In.Read(buf[:cap(buf)])
-		n.Add(int64(m))
-		if m > 0 {
-			s.g.moved(&s.visit, true)
-			if _, err := up.conn.Write(buf[:m]); err != nil {
-				return err
-			}
-		}
-		switch {
-		case errors.Is(err, io.EOF):
-			socket.CloseWrite(up.conn)
-			time.AfterFunc(relay.Rest, up.Abort)
-			return nil
-		case err != nil:
-			return err
-		}
-	}
-}
-
-// flushing flushes after every write.
-type flushing struct{ in *downstream.Stream }
-
-func (f flushing) Write(b []byte) (int, error) {
-	n, err := f.in.Write(b)
-	if err != nil {
-		return n, err
-	}
-	return n, f.in.Flush()
 }

@@ -1,16 +1,12 @@
 package http2
 
 import (
-	"errors"
-	"io"
 	"net/http"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/socket"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/tunnel"
@@ -49,54 +45,31 @@ func (d *downgrade) Tunnel(n int) error {
 	return err
 }
 
-// tunnel relays the bytes of the stream and of the upgraded connection until the server has ended, or the client has
-// and the server stays silent.
+// tunnel passes bytes both ways between the client and the upgraded connection.
 func (d *downgrade) tunnel() error {
-	_ = d.up.NetConn.SetReadDeadline(time.Time{})
-	d.up.In.Source = d.up.NetConn
-	var ended atomic.Bool
-	d.st.shared = true
-	toServer, end := d.st.s.Searched(d.st.ctx, &d.st.ruling, upstreamWriter{d.up})
+	st, up := d.st, d.up
+	st.shared = true
+	toServer, end := st.s.Searched(st.ctx, &st.ruling, upstreamWriter{up})
 	defer end()
-	go func() { // ends at the latest when the handler returns and the stream ends
-		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, d.up.Abort)
-		if err := d.st.noted(d.fromClient(toServer)); err != nil {
-			d.up.Abort()
-			return
-		}
-		ended.Store(true)
-		socket.CloseWrite(d.up.NetConn)
-		time.AfterFunc(relay.Rest, d.up.Abort)
-	}()
 	var in atomic.Int64
 	var lost atomic.Bool
-	defer d.st.s.Core.Tunnels.WatchLost(d.up.NetConn, func() { lost.Store(true); d.up.Abort() })()
-	idle := d.st.s.Core.Tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
+	defer st.s.Core.Tunnels.WatchLost(up.NetConn, func() { lost.Store(true); up.Abort() })()
+	idle := st.s.Core.Tunnels.WatchIdle(up.Abort, &st.uploaded, &in)
 	defer idle.Stop()
-	w := flushWriter{&d.st.w}
-	err := w.Flush() // the head
-	if err == nil {
-		err = relay.Pump(d.st.ruling.Masking(w), relay.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
+	if err := st.w.Flush(); err != nil { // the head
+		return err
 	}
-	d.st.x.Event.BytesIn = in.Load()
-	switch {
-	case lost.Load():
+	t := relay.StreamTunnel{
+		Client: st.client, To: st.ruling.Masking(relay.Through{Writer: &st.w, Flush: st.w.Flush}), End: st.w.end, Read: &st.uploaded, Abort: up.Abort,
+		Server:   relay.End{Conn: up.NetConn, To: toServer, In: &up.In, Read: &in},
+		Panicked: func(v any) { contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v) },
+	}
+	err := st.noted(t.Run())
+	st.x.Event.BytesIn = in.Load()
+	if lost.Load() {
 		return tunnel.ErrLost
-	case ended.Load():
-		return nil
 	}
 	return err
-}
-
-// flushWriter flushes after every write.
-type flushWriter struct{ *response }
-
-func (f flushWriter) Write(b []byte) (int, error) {
-	n, err := f.response.Write(b)
-	if err != nil {
-		return n, err
-	}
-	return n, f.Flush()
 }
 
 // upstreamWriter is the server as an [io.Writer].
@@ -107,23 +80,4 @@ func (u upstreamWriter) Write(b []byte) (int, error) {
 		return 0, err
 	}
 	return len(b), nil
-}
-
-// fromClient passes on what the client sends.
-func (d *downgrade) fromClient(to io.Writer) error {
-	buf := bodyBuffers.Get()
-	defer bodyBuffers.Put(buf)
-	for {
-		n, err := d.st.Read(*buf)
-		d.st.uploaded.Add(int64(n))
-		if _, failed := to.Write((*buf)[:n]); failed != nil {
-			return failed
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
