@@ -24,3 +24,13 @@ func TestSideOfPublicURLs(t *testing.T) {
 		}
 	})
 }
+
+// TestSideOfPublicURLsOverHTTP2 does the same for visitors over HTTP/2.
+func TestSideOfPublicURLsOverHTTP2(t *testing.T) {
+	t.Parallel()
+	relaytest.RunHTTP2(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
+		f := start(t, nil)
+		f.script(t, "one", server)
+		return relaytest.Rig{Host: "one" + domain, Dial: func() net.Conn { return f.handshake(t, f.dial(t, f.https), "one"+domain, "h2") }}
+	})
+}

@@ -45,13 +45,15 @@ func (t *StreamTunnel) Run() error {
 	ended := make(chan error, 1)
 	go t.fromClient(ended)
 	err := Pump(t.To, t.Server)
+	if err == nil {
+		t.End()
+	}
 	select {
 	case first := <-ended:
 		return first
 	default:
 	}
 	if err == nil {
-		t.End()
 		defer time.AfterFunc(Rest, t.Client.CloseRead).Stop()
 	} else {
 		t.Client.CloseRead()

@@ -150,30 +150,36 @@ var twoMeanings = map[string]string{
 	"Connection names framing": "POST / HTTP/1.1\r\nHOST\r\nConnection: content-length\r\nContent-Length: 5\r\n\r\nhello",
 }
 
+const begins = "HTTP/1.1 200 OK\r\n"
+
+// responseRow is a response of a server.
+type responseRow struct {
+	answer string
+	ask    string // "": a GET
+	status int
+	body   string
+	broken bool // the client must not take the body for whole
+}
+
+var responseRows = map[string]responseRow{
+	"a length":            {answer: ok, status: 200, body: "ok"},
+	"chunks":              {answer: begins + "Transfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\nX-Sum: 1\r\n\r\n", status: 200, body: "ok"},
+	"chunks to HTTP/1.0":  {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", ask: "GET / HTTP/1.0\r\nHOST\r\n\r\n", status: 200, body: "ok"},
+	"no body":             {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", status: 204},
+	"not modified":        {answer: "HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", status: 304},
+	"to HEAD":             {answer: begins + "Content-Length: 5\r\n\r\n", ask: "HEAD / HTTP/1.1\r\nHOST\r\n\r\n", status: 200},
+	"two lengths":         {answer: begins + "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", status: 502},
+	"a length and chunks": {answer: begins + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", status: 502},
+	"a bare LF":           {answer: "HTTP/1.1 200 OK\nContent-Length: 0\n\n", status: 502},
+	"not HTTP":            {answer: "SSH-2.0-OpenSSH_9.2\r\n", status: 502},
+	"a status of 000":     {answer: "HTTP/1.1 000 No\r\nContent-Length: 0\r\n\r\n", status: 502},
+	"a bad chunk":         {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n", status: 200, body: "ok", broken: true},
+	"half a trailer":      {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: \x00\r\n\r\n", status: 200, body: "ok", broken: true},
+}
+
 // responses come with the same meaning, or not at all.
 func responses(t *testing.T, side Side) {
-	const begins = "HTTP/1.1 200 OK\r\n"
-	for label, tt := range map[string]struct {
-		answer string
-		ask    string // "": a GET
-		status int
-		body   string
-		broken bool // the client must not take the body for whole
-	}{
-		"a length":            {answer: ok, status: 200, body: "ok"},
-		"chunks":              {answer: begins + "Transfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\nX-Sum: 1\r\n\r\n", status: 200, body: "ok"},
-		"chunks to HTTP/1.0":  {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", ask: "GET / HTTP/1.0\r\nHOST\r\n\r\n", status: 200, body: "ok"},
-		"no body":             {answer: "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", status: 204},
-		"not modified":        {answer: "HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", status: 304},
-		"to HEAD":             {answer: begins + "Content-Length: 5\r\n\r\n", ask: "HEAD / HTTP/1.1\r\nHOST\r\n\r\n", status: 200},
-		"two lengths":         {answer: begins + "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", status: 502},
-		"a length and chunks": {answer: begins + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", status: 502},
-		"a bare LF":           {answer: "HTTP/1.1 200 OK\nContent-Length: 0\n\n", status: 502},
-		"not HTTP":            {answer: "SSH-2.0-OpenSSH_9.2\r\n", status: 502},
-		"a status of 000":     {answer: "HTTP/1.1 000 No\r\nContent-Length: 0\r\n\r\n", status: 502},
-		"a bad chunk":         {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\nzz\r\n", status: 200, body: "ok", broken: true},
-		"half a trailer":      {answer: begins + "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: \x00\r\n\r\n", status: 200, body: "ok", broken: true},
-	} {
+	for label, tt := range responseRows {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			rig := side(t, answers(tt.answer))
