@@ -40,8 +40,8 @@ type pollLoop struct {
 	file *os.File
 	raw  syscall.RawConn
 
+	ended   atomic.Bool // written under mu
 	mu      sync.Mutex
-	ended   bool
 	last    uint64
 	watches map[uint64]*Watch
 	sweep   *time.Timer   // runs while there are watches
@@ -73,7 +73,7 @@ func (p *Poller) Add(conn syscall.RawConn) *Watch {
 	w := &Watch{loop: l}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ended {
+	if l.ended.Load() {
 		return nil
 	}
 	l.last++
@@ -144,7 +144,7 @@ func (p *Poller) Close() {
 
 func (l *pollLoop) end() {
 	l.mu.Lock()
-	l.ended = true
+	l.ended.Store(true)
 	if l.sweep != nil {
 		l.sweep.Stop()
 	}
@@ -192,7 +192,7 @@ func (l *pollLoop) sweepOnce() {
 	l.overdue(func(w *Watch) bool { return w.since.Load()+1 < now })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.sweep = nil; len(l.watches) > 0 && !l.ended {
+	if l.sweep = nil; len(l.watches) > 0 && !l.ended.Load() {
 		l.sweep = time.AfterFunc(PollLimit, l.sweepOnce)
 	}
 }
@@ -233,10 +233,17 @@ func (w *Watch) Arm(to Waiter) {
 
 // Wait begins the wait for which the watch was armed. It reports false if something has arrived since. If it reports true, the request belongs
 // to the Waiter's methods, one of which may have been called already.
-func (w *Watch) Wait() bool { return w.state.CompareAndSwap(watchArmed, watchWaiting) }
+func (w *Watch) Wait() bool {
+	return w.state.CompareAndSwap(watchArmed, watchWaiting) && (!w.loop.ended.Load() || !w.Stop())
+}
 
 // Again goes on with a wait in whose [Waiter.Answered] nothing could be read.
-func (w *Watch) Again() { w.state.Store(watchWaiting) }
+func (w *Watch) Again() {
+	w.state.Store(watchWaiting)
+	if w.loop.ended.Load() && w.Stop() {
+		w.to.Overdue()
+	}
+}
 
 // Stop ends the wait. It reports whether there was one: then neither of the Waiter's methods has been called for it, nor will be.
 func (w *Watch) Stop() bool { return w.state.CompareAndSwap(watchWaiting, watchIdle) }

@@ -112,6 +112,9 @@ func TestLongWaitsAreOverdue(t *testing.T) {
 	silent.Wait()
 	p.Close()
 	came(t, last.overdue, "a wait outlives the poller")
+	if silent.Arm(last); silent.Wait() {
+		t.Error("a wait begins after Close")
+	}
 	if p.Add(nil) != nil {
 		t.Error("a connection is watched after Close")
 	}
