@@ -23,6 +23,7 @@ type stream struct {
 	relay.Stream
 	exchange
 	output   relay.Output
+	body     relay.StreamBody
 	text     []byte        // the request in the form of HTTP/1.1, which Req points into
 	cut      func()        // cutNow, made once
 	answered bool          // a final response has begun
@@ -232,7 +233,8 @@ func (s *stream) prepare() (upgrade bool) {
 	upgrade = relay.OpensWebSocket(&s.Req)
 	s.head(upgrade)
 	if s.Source = nil; !s.Req.Body.Empty() {
-		s.Source = &streamBody{s: s, in: s.In, chunked: s.Req.Body.Chunked}
+		s.body = relay.NewStreamBody(s, s.In.Length)
+		s.Source = &s.body
 	}
 	return upgrade
 }

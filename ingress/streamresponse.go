@@ -2,7 +2,6 @@ package ingress
 
 import (
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -10,7 +9,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/h2/downstream"
 	"boxgate/relay"
@@ -19,61 +17,29 @@ import (
 // resetCut is the code with which a request ends that is cut.
 const resetCut = http2.ErrCodeCancel
 
-// streamBody is the body of a request over HTTP/2 ([relay.Source]).
-type streamBody struct {
-	s       *stream
-	in      *downstream.Stream
-	chunked bool
-}
+// Arrived implements [relay.StreamInput].
+func (s *stream) Arrived() (n int, whole bool) { return s.In.Arrived() }
 
-// Gather implements [relay.Source]: it appends the body if all of it has arrived and it is small.
-func (b *streamBody) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
-	if n, all := b.in.Arrived(); !all || n > buffers.OutFlush {
-		return head, 0, false, nil
-	}
-	for n := 0; !whole && err == nil; content += n {
-		head, n, whole, err = b.read(head)
-	}
-	return head, content, whole, err
-}
-
-// More implements [relay.Source].
-func (b *streamBody) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
-	if out.Buf, content, last, err = b.read(out.Take()); err == nil {
-		b.s.g.moved(&b.s.visit, true)
-	}
-	return out.Buf, content, last, err
-}
-
-// read appends what comes next of the body.
-func (b *streamBody) read(out []byte) (grown []byte, n int, last bool, err error) {
-	buf := bodyBuffers.Get()
-	defer bodyBuffers.Put(buf)
-	n, err = b.in.Read(*buf)
-	if b.chunked {
-		out = h1.AppendChunk(out, (*buf)[:n])
-	} else {
-		out = append(out, (*buf)[:n]...)
-	}
+// Read implements [relay.StreamInput].
+func (s *stream) Read(p []byte) (int, error) {
+	n, err := s.In.Read(p)
 	switch {
-	case errors.Is(err, io.EOF):
-		if b.chunked {
-			out = h1.AppendLastChunk(out, nil, nil)
-		}
-		return out, n, true, nil
 	case errors.Is(err, downstream.ErrLate):
 		err = errors.Join(err, os.ErrDeadlineExceeded)
+	case n > 0:
+		s.g.moved(&s.visit, true)
 	}
-	return out, n, false, err
+	return n, err
 }
 
-// Panicked implements [relay.Source].
-func (b *streamBody) Panicked(any) { b.s.g.panickedIn(b.s.visit.target.Box) }
+// AppendLast implements [relay.StreamInput]. The trailers are dropped, as those over HTTP/1.x.
+func (s *stream) AppendLast(out []byte) []byte { return h1.AppendLastChunk(out, nil, nil) }
 
-// Interrupt implements [relay.Source].
-func (b *streamBody) Interrupt() { b.in.CloseRead() }
+// Panicked implements [relay.StreamInput].
+func (s *stream) Panicked(any) { s.g.panickedIn(s.visit.target.Box) }
 
-var bodyBuffers = buffers.NewPool(16 << 10)
+// Interrupt implements [relay.StreamInput].
+func (s *stream) Interrupt() { s.In.CloseRead() }
 
 // Inspect implements [relay.Side].
 func (s *stream) Inspect(*h1.Response) error { return nil }

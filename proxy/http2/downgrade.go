@@ -24,7 +24,7 @@ import (
 
 // downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
 // the HTTP/1.1 parser, so none can end a line or a head. It is the side of egress ([relay.StreamWriter]) of the exchange, and the
-// [relay.Source] of the body.
+// [relay.StreamInput] of the body.
 type downgrade struct {
 	relay.Exchange
 	relay.Stream
@@ -38,9 +38,8 @@ type downgrade struct {
 	text    []byte      // the request in the form of HTTP/1.1, which Req points into
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	begun   bool        // the body has been asked for
-	left    int64       // of a body whose length is known
-	buf     *[]byte     // for the body
-	proceed chan bool   // tells an upload that waits for 100 whether to begin; nil if none waits
+	body    relay.StreamBody
+	proceed chan bool // tells an upload that waits for 100 whether to begin; nil if none waits
 }
 
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
@@ -48,7 +47,7 @@ func clientStays() bool { return false }
 
 // begin takes a request to a connection, which it owns: [downgrade.end] must follow.
 func (d *downgrade) begin(st *stream, up *origin.Conn) {
-	d.st, d.up, d.stop, d.left = st, up, func() bool { return false }, st.length
+	d.st, d.up, d.stop = st, up, func() bool { return false }
 	d.Method, d.In = st.client.Method, st.client
 }
 
@@ -75,7 +74,8 @@ func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 		return
 	}
 	if st.length != 0 {
-		d.Source = d
+		d.body = relay.NewStreamBody(d, st.length)
+		d.Source = &d.body
 	}
 	if st.length != 0 && st.expects {
 		d.proceed = make(chan bool, 1)
@@ -89,9 +89,6 @@ func (d *downgrade) end() {
 	d.Upload.Stop()
 	d.out.Give()
 	buffers.ReturnOut(d.text)
-	if d.buf != nil {
-		bodyBuffers.Put(d.buf)
-	}
 	switch kept := d.stop() && sent && d.reuse; {
 	case d.up == nil:
 	case kept && d.up.Done(d.Res.Body):
@@ -186,34 +183,17 @@ func (d *downgrade) told(wanted bool) {
 	}
 }
 
-// errShort is a body that ends before its length. The server would take what is sent next for the rest of it.
-var errShort = errors.New("the body is shorter than its length")
-
-// Gather implements [relay.Source].
-func (d *downgrade) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
-	return head, 0, false, nil
+// Arrived implements [relay.StreamInput].
+func (d *downgrade) Arrived() (n int, whole bool) {
+	if d.proceed != nil || d.st.early.source != nil {
+		return 0, false // it takes waiting, or is read from elsewhere
+	}
+	return d.st.client.Arrived()
 }
 
-// More implements [relay.Source]: the body passes unchanged if its length is known, else in chunks with its trailers.
-func (d *downgrade) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
-	if err := d.beginBody(); err != nil {
-		return nil, 0, false, err
-	}
-	n, err := d.next(*d.buf)
-	part, last := (*d.buf)[:n], errors.Is(err, io.EOF)
-	if last {
-		err = nil
-	}
-	if d.st.length >= 0 {
-		if d.left -= int64(n); last && d.left != 0 {
-			err = errShort
-		}
-		return part, n, last, err
-	}
-	if out.Buf = h1.AppendChunk(out.Take(), part); last {
-		out.Buf = header.AppendLastChunk(out.Buf, d.trailers(), d.st.ruling.Set)
-	}
-	return out.Buf, n, last, err
+// AppendLast implements [relay.StreamInput]: the trailers follow.
+func (d *downgrade) AppendLast(out []byte) []byte {
+	return header.AppendLastChunk(out, d.trailers(), d.st.ruling.Set)
 }
 
 // beginBody waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
@@ -221,7 +201,7 @@ func (d *downgrade) beginBody() error {
 	if d.begun {
 		return nil
 	}
-	d.begun, d.buf = true, bodyBuffers.Get()
+	d.begun = true
 	if err := d.awaitContinue(); err != nil {
 		return err
 	}
@@ -232,19 +212,22 @@ func (d *downgrade) beginBody() error {
 	return nil
 }
 
-// Interrupt implements [relay.Source].
+// Interrupt implements [relay.StreamInput].
 func (d *downgrade) Interrupt() {
 	d.told(false)
 	d.st.client.CloseRead()
 }
 
-// Panicked implements [relay.Source].
+// Panicked implements [relay.StreamInput].
 func (d *downgrade) Panicked(v any) {
 	contain.Log(d.st.s.Core.Log, "panic in an exchange", d.st.s.Box.ID, v)
 }
 
-// next reads what comes next of the body, which has been searched for placeholders. At the end, so have the trailers.
-func (d *downgrade) next(p []byte) (int, error) {
+// Read implements [relay.StreamInput]. All that it returns has been searched for placeholders, at the end also the trailers.
+func (d *downgrade) Read(p []byte) (int, error) {
+	if err := d.beginBody(); err != nil {
+		return 0, err
+	}
 	if d.taken != nil {
 		return d.taken.Read(p)
 	}
