@@ -130,8 +130,8 @@ func (c *client) refused() error {
 	return nil
 }
 
-// keeps reports whether the connection can carry another request after a response of the gateway's own: if nothing of
-// this one is left to be read.
+// keeps reports whether the connection can carry another request after a response of the gateway's own: no part of the request
+// may be left to be read.
 func (c *client) keeps() bool {
 	return c.Head > 0 && c.Req.Body.Empty() && !c.Req.Close && c.ctx.Err() == nil
 }
@@ -168,7 +168,7 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 	}
 	n, _ := c.Reply(&relay.Reply{ // the client may have gone
 		Status: status, Fields: fields, Body: body, Minor: c.Req.Minor, Keep: c.keeps(),
-		Head: c.visit.method == http.MethodHead, // what c.Req points to may be overwritten by now
+		Head: c.visit.method == http.MethodHead, // the buffer that c.Req points into may have been overwritten
 	})
 	c.visit.event.BytesOut += int64(n)
 }

@@ -25,12 +25,12 @@ type URLs interface {
 
 // Boxes are the boxes behind public URLs, which may sleep. All but Wake must be fast. Safe for concurrent use.
 type Boxes interface {
-	// Enter is told that a request that passed all checks needs a port of its box, and reports whether that can be dialled. If not,
-	// the box is woken. Leave must be called at the end.
+	// Enter keeps a box awake for a request that has passed all checks, and reports whether its port can be dialled. If not, Wake is
+	// called. Each Enter needs a Leave.
 	Enter(box policy.BoxID, port uint16) (awake bool)
-	// Leave is told that the request has ended, or that nobody waits for the box any more, but that bytes may still pass.
+	// Leave ends an Enter: the request has ended, or no longer waits for the box, although bytes may still pass.
 	Leave(box policy.BoxID)
-	// Moved is told then when bytes pass. What a visitor sends wakes a box that has fallen asleep in between.
+	// Moved is called when bytes pass after Leave. Bytes of a visitor wake a box that has fallen asleep since.
 	Moved(box policy.BoxID, byVisitor bool)
 	// Wake returns when a port of a box can be dialled, or cannot be. It is called once at a time for a port.
 	Wake(ctx context.Context, box policy.BoxID, port uint16) error
@@ -47,7 +47,7 @@ type Config struct {
 	Validation string
 	// Dial connects to the target's address and nowhere else. nil: plain TCP.
 	Dial func(ctx context.Context, t Target) (net.Conn, error)
-	// Boxes wakes those that sleep, and is told which are in use. nil: boxes never sleep.
+	// Boxes wakes sleeping boxes and keeps those in use awake. nil: boxes never sleep.
 	Boxes Boxes
 	Audit audit.Recorder // nil: no events
 	Log   *zap.Logger    // nil: no log
@@ -57,8 +57,8 @@ type Config struct {
 	// quarter at most, one URL half. 0: 4096.
 	Connections, Requests int
 
-	// Balancers are the load balancers before the gateway. Their connections, and nobody else's, must begin with a header of
-	// the PROXY protocol, which says who the visitor is.
+	// Balancers are the load balancers before the gateway. Their connections, and no others, must begin with a header of
+	// the PROXY protocol, which contains the visitor's address.
 	Balancers balancer.List
 
 	HSTS HSTS
@@ -92,7 +92,7 @@ type Config struct {
 	ResponseTimeout time.Duration
 }
 
-// core is what the connections of clients share.
+// core is the state that the connections of clients share.
 type core struct {
 	Config
 	upstreams pool

@@ -27,7 +27,7 @@ var (
 	errLate = errors.New("the box did not answer in time")
 	// errEnd ends a connection gracefully.
 	errEnd = errors.New("connection ends")
-	// errAbort resets it: what the client has of a response must not look whole.
+	// errAbort resets it: a truncated response must not look complete to the client.
 	errAbort = errors.New("connection is reset")
 )
 
@@ -38,7 +38,7 @@ const cutTime = 50 * time.Millisecond
 type visitor struct {
 	peer     string       // address
 	addr     netip.Addr   // the same; zero: unknown
-	network  netip.Prefix // by which its requests are counted; zero: they are not
+	network  netip.Prefix // its requests are counted by this; zero: they are not counted
 	inside   bool         // it is a box
 	secure   bool         // it speaks TLS
 	sni      string
@@ -71,7 +71,7 @@ func (w *visitor) permits(v *visit) bool {
 	return true
 }
 
-// exchange is one request to a box and its response: what is the same for clients of HTTP/1.x and HTTP/2.
+// exchange is one request to a box and its response, for clients of HTTP/1.x and HTTP/2.
 type exchange struct {
 	relay.Exchange
 	g       *core
@@ -90,13 +90,13 @@ type exchange struct {
 	cuts    atomic.Pointer[upstream]   // the same, for cuts
 	own     *upstream                  // of a bound client that makes no request
 	since   time.Time                  // it waits for the box's answer
-	begun   atomic.Bool                // the box's response is relayed: nothing else can be said
+	begun   atomic.Bool                // the box's response has begun: no other one can be sent
 	bound   bool                       // connections to the box are this client's alone, for good: see login.go
 	http2   bool                       // the request is sent over HTTP/2 if the application speaks it
 	tries   uint8                      // how often an application that speaks HTTP/2 has not processed the request
 }
 
-// texts are those of the latest request, which the next often repeats.
+// texts are strings of the latest request, which the next one often repeats.
 type texts struct {
 	host, target  string
 	authorization [1]string
@@ -111,8 +111,8 @@ type side interface {
 	reset(code http2.ErrCode) bool
 }
 
-// cutBy returns when a request that is cut now ends at the latest: at once if the box's response has begun. The client may
-// be one that does not read.
+// cutBy returns when a request that is cut now must have ended, since its client may not read: immediately if the box's response has
+// begun.
 func (e *exchange) cutBy() time.Time {
 	if e.begun.Load() {
 		return time.Now()
@@ -128,7 +128,7 @@ func (e *exchange) Cut() (by time.Time, err error) {
 	return by, err
 }
 
-// wasCut reports whether the URL, its credential or its box has gone meanwhile.
+// wasCut reports whether the request was cut because its URL, credential or box has gone.
 func (e *exchange) wasCut() bool {
 	return e.ctx.Err() != nil && errors.Is(context.Cause(e.ctx), errCut)
 }
@@ -246,7 +246,7 @@ func (e *exchange) attach(up *upstream) error {
 	return nil
 }
 
-// connection returns what [exchange.Connect] takes.
+// connection returns a kept connection, if kept is set and there is one, or a new one.
 func (e *exchange) connection(kept bool) (*upstream, error) {
 	if e.own != nil {
 		return e.tied()
@@ -268,8 +268,8 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 	return newUpstream(e.visit.target, conn), nil
 }
 
-// expected returns what ends the wait for a response: a client that has gone, or a box that takes too long. While the box
-// takes more of the request's body, the time does not count.
+// expected returns an error when the response is no longer waited for: the client has gone, or the box takes too long. The time
+// starts again whenever the box takes a part of the request's body.
 func (e *exchange) expected() error {
 	if err := e.left(); err != nil {
 		return err
@@ -294,7 +294,7 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// abortUpstream interrupts what is waited for from the box, over the connection that it returns, if there is one. It never blocks.
+// abortUpstream aborts the connection to the box, which interrupts waits for it, and returns the connection, or nil. It never blocks.
 func (e *exchange) abortUpstream() *upstream {
 	up := e.cuts.Swap(nil)
 	if up != nil {

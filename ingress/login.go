@@ -9,9 +9,9 @@ import (
 	"boxgate/relay"
 )
 
-// This file handles logins of connections (NTLM, Negotiate) at applications: what comes after one is the visitor's without any
-// credential. So once a message has part of one, the visitor's connection and that to the box are bound: neither carries
-// what is anybody else's, and when one ends, so does the other.
+// This file handles logins of connections (NTLM, Negotiate) at applications: later requests on the connection are the visitor's without
+// any credential. So once a message has a part of a login, the visitor's connection and the one to the box are bound: neither carries
+// requests of others, and when one ends, the other is closed.
 
 // tied takes the bound connection for a request.
 func (e *exchange) tied() (*upstream, error) {
@@ -46,7 +46,7 @@ func (c *client) awaitBound(end time.Time) error {
 }
 
 // leavesLogin resets a request over HTTP/2 that is part of the login of a connection: those are left to HTTP/1.1
-// (RFC 9113, 7), over which the visitor gets a connection to the box of its own.
+// (RFC 9113, 7), over which the visitor gets its own connection to the box.
 func (s *stream) leavesLogin() bool {
 	if !h1.LogsIn(s.Req.Fields) {
 		return false

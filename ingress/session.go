@@ -27,7 +27,7 @@ func (s *session) run() {
 	})
 }
 
-// refused records what the HTTP/2 connection refuses by itself.
+// refused records a refusal by the HTTP/2 connection.
 func (s *session) refused(r downstream.Refusal) { s.g.refusedUnread(time.Now(), "HTTP/2: "+r.Why) }
 
 func (s *session) panicked(any) {

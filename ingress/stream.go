@@ -28,7 +28,7 @@ type stream struct {
 	cut      func()        // cutNow, made once
 	answered bool          // a final response has begun
 	shared   bool          // something else may still know it when the request has ended
-	next     func(*stream) // what is left to do of a request that was begun without a goroutine
+	next     func(*stream) // continues a request that was begun without a goroutine
 	early    early
 }
 
@@ -63,14 +63,14 @@ func (s *stream) recycle() {
 	s.g.streams.Put(s)
 }
 
-// serve handles one request, of which nothing was begun.
+// serve handles one request that [session.start] has not begun.
 func (c *session) serve(in *downstream.Stream) {
 	s := c.open(in)
 	s.next = (*stream).handle
 	s.Serve()
 }
 
-// Serve implements [downstream.Task]: it does what is left of a request, in a goroutine. If it returns before the response is complete,
+// Serve implements [downstream.Task]: it continues a request in a goroutine. If it returns before the response is complete,
 // the stream is reset.
 func (s *stream) Serve() {
 	defer s.recycle()
@@ -107,7 +107,7 @@ func (s *stream) parse() error {
 	return err
 }
 
-// ended records the request. A panic ends its stream, nothing else.
+// ended records the request. A panic ends only its stream.
 func (s *stream) ended() { s.conclude(recover()) }
 
 func (s *stream) conclude(panicked any) {
@@ -125,7 +125,7 @@ func (s *stream) conclude(panicked any) {
 	}
 }
 
-// asked is [exchange.asked]; an extended CONNECT is what the client sent.
+// asked is [exchange.asked], with the method that the client sent: an extended CONNECT was changed to a GET.
 func (s *stream) asked() asked {
 	q := s.exchange.asked()
 	q.method = relay.Method([]byte(s.In.Method))
@@ -135,7 +135,7 @@ func (s *stream) asked() asked {
 // cutNow makes the request end, whatever it waits for. It never blocks.
 func (s *stream) cutNow() {
 	in := s.In
-	in.Cancel(errCut) // interrupts what is waited for from the box
+	in.Cancel(errCut) // interrupts a wait for the box
 	in.CloseRead()
 	if s.begun.Load() {
 		in.Reset(resetCut)

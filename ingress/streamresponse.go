@@ -81,7 +81,7 @@ func (s *stream) Broken(err error) error {
 // Settle implements [relay.Side].
 func (s *stream) Settle(reuse bool) (end bool) {
 	s.received()
-	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
+	// If the client has just gone, the connection may be cut at any moment: no other request may get it.
 	if reuse && !h1.LogsIn(s.Res.Fields) && len(s.From.Bytes()) == 0 && s.In.Await(nil) {
 		s.keepUpstream()
 	}

@@ -37,7 +37,7 @@ func (c *session) start(in *downstream.Stream) {
 	defer s.contain(in)
 	s.early.reading = true
 	if s.begin() {
-		return // others have it now
+		return // it may have ended already
 	}
 	s.early.reading = false
 	in.Resume()
@@ -134,7 +134,7 @@ func (s *stream) pass() {
 	}
 }
 
-// sendRest sends a request of whose body only a part was there, or none that could be read.
+// sendRest sends a request whose body has not arrived whole, or could not be read.
 func (s *stream) sendRest() {
 	s.In.Await(s)
 	defer s.In.Await(nil)
@@ -189,17 +189,17 @@ func (s *stream) Answered() {
 	}
 }
 
-// waitAgain goes on waiting for a box that has sent nothing.
+// waitAgain continues to wait for a box that has not sent anything.
 func (s *stream) waitAgain(in *downstream.Stream) {
 	watch := s.up.watch
 	s.early.err = nil
 	watch.Again()
-	if in.Cancelled() && watch.Stop() { // perhaps while nobody waited
+	if in.Cancelled() && watch.Stop() { // the cut may have come before Again
 		in.Resume()
 	}
 }
 
-// respondNow passes on a response that has arrived whole, if that takes no waiting. Otherwise it reports false and nothing has changed.
+// respondNow passes on a response that has arrived whole, if that takes no waiting. Otherwise it changes nothing and reports false.
 func (s *stream) respondNow() bool {
 	arrived := s.From.Bytes()
 	n, err := s.Res.Parse(arrived, s.Method)

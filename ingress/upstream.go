@@ -31,7 +31,7 @@ type upstream struct {
 	since  time.Time // when it was put back
 	until  time.Time // its read deadline
 	by     interface {
-		expected() error // what ends the wait for a response
+		expected() error // returns an error when the response is no longer waited for
 	}
 	leave func()       // gives back the place of a request over HTTP/2; nil: it has none
 	watch *relay.Watch // for requests without a goroutine; nil until the first
@@ -71,7 +71,7 @@ func (u *upstream) Write(b []byte) error {
 // Abort implements [relay.Server].
 func (u *upstream) Abort() { socket.Abort(u.conn) }
 
-// fillNow reads what has arrived. Without any it returns [os.ErrDeadlineExceeded].
+// fillNow reads without waiting. If no bytes have arrived it returns [os.ErrDeadlineExceeded].
 func (u *upstream) fillNow() error {
 	u.patience() // or the read would fail
 	u.now = true
@@ -101,8 +101,8 @@ func (u *upstream) close() {
 	}
 }
 
-// ask sends a request, of which a body may follow if it is not whole. A connection that was kept can only carry it if the
-// box has sent neither data nor EOF: else this returns [socket.ErrNotAsked] and has sent nothing.
+// ask sends a request, or the beginning of one unless whole is set. If the box has sent data or EOF on a kept connection,
+// ask returns [socket.ErrNotAsked] and sends nothing.
 func (u *upstream) ask(request []byte, whole bool) error {
 	switch {
 	case u.used && whole:
@@ -130,8 +130,7 @@ type pool struct {
 	sweep *time.Timer // runs while there are any
 }
 
-// get returns the connection to a target that was used last of those that are kept, or nil. What the box has sent on it
-// since is not known.
+// get returns the kept connection to a target that was used last, or nil. The box may have sent data on it since.
 func (p *pool) get(t Target) *upstream {
 	u := p.pop(t.incarnation())
 	if u != nil {
@@ -198,7 +197,7 @@ func (p *pool) put(u *upstream) {
 	}
 }
 
-// closeOld closes what has been idle for too long, and comes again while there is more.
+// closeOld closes connections that have been idle for too long, and runs again while there are others.
 func (p *pool) closeOld() {
 	p.close(func(u *upstream) bool { return time.Since(u.since) >= idleTime })
 	p.mu.Lock()

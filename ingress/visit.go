@@ -191,15 +191,15 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	return false
 }
 
-// guesses reports whether a request carries what somebody may have guessed: a token or a password.
+// guesses reports whether a request carries a credential that may be guessed: a token or a password.
 func (v *visit) guesses() bool {
 	_, token := signin.Parameter(v.query, signin.TokenParameter)
 	return token || len(v.values("authorization")) > 0
 }
 
-// proven reports whether a request carries what nobody can guess, as the gateway has authenticated it: a session or a signed
-// link. It is let in even if too many wrong credentials have come from its address. One that is not valid does not count as one
-// of those: any web page can have a browser send links, and those of a URL that was created again are not valid either.
+// proven reports whether a request carries a valid session or signed link, which the gateway has authenticated and nobody can guess. It is
+// let in even if too many wrong credentials have come from its address. An invalid one does not count as a wrong credential: any web page
+// can make a browser send links, and the links of a URL become invalid when it is created again.
 func (v *visit) proven(now time.Time) bool {
 	if _, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now); ok {
 		return true
@@ -347,13 +347,13 @@ func (v *visit) unavailable(err error) {
 	v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box does not answer on this port.")
 }
 
-// revoked answers that the URL, its credential or its box has gone meanwhile.
+// revoked answers that the URL, its credential or its box has gone during the request.
 func (v *visit) revoked() {
 	v.event.Error = errCut.Error()
 	v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The public URL has just changed.")
 }
 
-// refusedUnread records a refusal about which nothing else is known.
+// refusedUnread records the refusal of a request that could not be read.
 func (g *core) refusedUnread(began time.Time, why string) {
 	if g.Audit == nil {
 		return

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// wakeWait is how long a request waits for its box. Then its client is told to come again, and the box goes on waking.
+	// wakeWait is how long a request waits for its box. Then its client is asked to try again later; the box continues to wake.
 	wakeWait = 10 * time.Second
 	// wakeTime is how long waking a box may take.
 	wakeTime = 2 * time.Minute
@@ -33,7 +33,7 @@ type wakers struct {
 	calls map[door]*waking
 }
 
-// door is what a request waits for.
+// door is the port of a box that a request waits for.
 type door struct {
 	box  policy.BoxID
 	port uint16
@@ -118,8 +118,8 @@ func (w *wakers) leave(to door, call *waking) {
 	close(call.done)
 }
 
-// leave lets the box of a visit fall asleep as far as this one goes. If bytes still pass, that counts as use, but not that the
-// connection is open.
+// leave lets the box of a visit fall asleep as far as this visit is concerned. From then on bytes that pass count as use, and an open
+// connection does not.
 func (g *core) leave(v *visit) {
 	if v.uses {
 		v.uses = false
@@ -127,7 +127,7 @@ func (g *core) leave(v *visit) {
 	}
 }
 
-// moved tells that bytes have passed on what was left.
+// moved reports to Boxes that bytes have passed, after leave.
 func (g *core) moved(v *visit, byVisitor bool) {
 	if g.Boxes != nil {
 		g.Boxes.Moved(v.target.Box, byVisitor)

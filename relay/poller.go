@@ -237,7 +237,7 @@ func (w *Watch) Wait() bool {
 	return w.state.CompareAndSwap(watchArmed, watchWaiting) && (!w.loop.ended.Load() || !w.Stop())
 }
 
-// Again goes on with a wait in whose [Waiter.Answered] nothing could be read.
+// Again continues a wait. Call it in [Waiter.Answered] when no bytes could be read.
 func (w *Watch) Again() {
 	w.state.Store(watchWaiting)
 	if w.loop.ended.Load() && w.Stop() {

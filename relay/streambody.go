@@ -16,7 +16,7 @@ type StreamInput interface {
 	Read(p []byte) (int, error)
 	// AppendLast appends the last chunk for the server. It is called after the end was read.
 	AppendLast(out []byte) []byte
-	// Interrupt and Panicked are those of [Source].
+	// Interrupt and Panicked are the methods of [Source].
 	Interrupt()
 	Panicked(v any)
 }

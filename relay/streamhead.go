@@ -74,7 +74,7 @@ func appendFields(dst []byte, h *downstream.Head) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// appendField appends a field with the capitals that most programs write, for those that compare names with case.
+// appendField appends a field with the usual capitals in its name, as some programs compare names with case.
 func appendField(dst []byte, f *hpack.HeaderField) []byte {
 	at := len(dst)
 	dst = h1.AppendPair(dst, f.Name, f.Value)

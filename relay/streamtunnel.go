@@ -15,7 +15,7 @@ import (
 type StreamTunnel struct {
 	Client   *downstream.Stream
 	To       io.Writer     // the destination of bytes for Client; it flushes
-	End      func()        // ends what is written there
+	End      func()        // ends the direction to Client
 	Read     *atomic.Int64 // bytes received from the client
 	Moved    func()        // called before each part from the client is passed on; may be nil
 	Server   End

@@ -39,7 +39,7 @@ type downgrade struct {
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	begun   bool        // the body has been asked for
 	body    relay.StreamBody
-	proceed chan bool // tells an upload that waits for 100 whether to begin; nil if none waits
+	proceed chan bool // receives whether an upload that waits for 100 begins; nil if none waits
 }
 
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
@@ -271,7 +271,7 @@ func (d *downgrade) head(upgrade bool) error {
 	return nil
 }
 
-// framedFields returns the fields of the request with those that frame the body as it is sent.
+// framedFields returns the fields of the request, with a Content-Length and an Expect that fit the body as it is sent.
 func (st *stream) framedFields() []hpack.HeaderField {
 	if st.rewriting == nil {
 		return st.fields

@@ -40,7 +40,7 @@ func (st *stream) leadToHTTP1() {
 }
 
 // forward sends an allowed request over the version that the upstream speaks, and relays its response. A login of a
-// connection is left to HTTP/1.1 (RFC 9113, 7), over which the client gets a connection to the server of its own.
+// connection is left to HTTP/1.1 (RFC 9113, 7), over which the client gets its own connection to the server.
 func (st *stream) forward() {
 	if st.logsIn() {
 		st.x.Unserved(errLogin)
@@ -96,7 +96,7 @@ func (st *stream) failed2(err error) {
 	st.resetWith(code)
 }
 
-// forward2 sends the request over HTTP/2 and relays the response. On an error nothing was sent to the client yet.
+// forward2 sends the request over HTTP/2 and relays the response. An error means that the client has not been answered.
 func (st *stream) forward2(up *origin.H2Conn) error {
 	a := st.attempts(up)
 	defer func() { a.leave() }() // another attempt may have replaced it

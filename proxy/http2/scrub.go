@@ -46,7 +46,7 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 	return err == nil
 }
 
-// beginScrub begins to scrub a response, if it is to be. An error refuses the response.
+// beginScrub begins to scrub a response if the ruling asks for it. An error refuses the response.
 func (st *stream) beginScrub(status int, bodiless bool, field func(string) []string) (err error) {
 	if st.ruling.Scrub != nil {
 		st.scrub, err = st.s.NewScrubbing(&st.ruling, status, bodiless, field)

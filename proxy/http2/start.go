@@ -23,7 +23,7 @@ const (
 	headNow = 4 << 10  // the most of a head, or of trailers, that is passed on so
 )
 
-// early is what was begun of a request without a goroutine.
+// early is the part of a request that was done without a goroutine.
 type early struct {
 	up     *origin.H2Conn   // nil until there is one
 	stream *upstream.Stream // nil until the request is sent
@@ -73,8 +73,8 @@ func (st *stream) over(client *downstream.Stream, v any) {
 	}
 }
 
-// send judges a request that has arrived whole and sends it, if that takes no waiting. Else it reports false, and st.next is
-// what is left to do. Once the request is sent, st belongs to who is told of the response.
+// send judges a request that has arrived whole and sends it, if that takes no waiting. Otherwise it reports false, and st.next
+// continues the request. Once it was sent, st belongs to [stream.Arrived].
 func (st *stream) send() bool {
 	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() {
 		return false
@@ -102,7 +102,7 @@ func (st *stream) send() bool {
 	return false
 }
 
-// judgeNow is judge for a request that is allowed, if that takes no waiting. Else nothing is noted of it.
+// judgeNow is judge for a request that is allowed, if that takes no waiting. Otherwise it has no effect.
 func (st *stream) judgeNow() bool {
 	m := st.message()
 	ruling, known := st.s.JudgeNow(st.c.ctx, &m)
@@ -153,7 +153,7 @@ func (st *stream) sendOn(up *origin.H2Conn) bool {
 	return true
 }
 
-// await has the request go on in a goroutine if its client leaves, or it is cut, while nobody serves it.
+// await continues the request in a goroutine if its client leaves, or it is cut, while it has none.
 func await(client *downstream.Stream, to *upstream.Stream) {
 	if !client.Await(to) && to.Unwatch() {
 		client.Resume()
@@ -163,7 +163,7 @@ func await(client *downstream.Stream, to *upstream.Stream) {
 // Failed is called when the server's stream has failed.
 func (st *stream) Failed(*upstream.Stream) { st.client.Resume() }
 
-// Arrived passes on what has come of a response, as far as that takes no waiting.
+// Arrived passes on the part of a response that has arrived, as far as that takes no waiting.
 func (st *stream) Arrived(from *upstream.Stream) {
 	client := st.client
 	defer contain.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
@@ -184,8 +184,8 @@ func (st *stream) Arrived(from *upstream.Stream) {
 	}
 }
 
-// passOn passes on what has come. It reports whether that is all of the response, and else whether to watch for more: if not,
-// the rest takes a goroutine.
+// passOn passes on the part of a response that has arrived. whole reports that it is all of it; watch, that more may be waited for without
+// a goroutine.
 func (st *stream) passOn(from *upstream.Stream) (whole, watch bool) {
 	if st.client.Cancelled() {
 		return false, false

@@ -60,7 +60,7 @@ const earnedByRequest = 4
 
 func (b *block) ended() bool { return b.frame.Flags.Has(http2.FlagHeadersEndStream) }
 
-// refuse resets the stream of a request that no handler sees. The caller holds mu, which is not held while it is told of.
+// refuse resets the stream of a request that no handler sees. The caller holds mu, which refuse releases while it calls Refused.
 func (c *conn) refuse(b *block, code http2.ErrCode, why string) {
 	c.resetStream(b.frame.StreamID, code)
 	c.mu.Unlock()
@@ -105,7 +105,7 @@ func (b *block) request() (h Head, fault string) {
 	return h, ""
 }
 
-// complete reports whether the pseudo-header fields are those that a request has (8.3.1, 8.5; RFC 8441, 4).
+// complete reports whether the pseudo-header fields make a request (8.3.1, 8.5; RFC 8441, 4).
 func (h *Head) complete() bool {
 	if h.Method == "CONNECT" && h.Protocol == "" {
 		return h.Path == "" && h.Scheme == "" && h.Authority != ""
@@ -188,7 +188,7 @@ func (c *conn) launch(s *Stream) {
 	})
 }
 
-// serve runs the handler of a stream, or what is left of a request that was taken.
+// serve runs the handler of a stream, or continues its task.
 func (c *conn) serve(s *Stream) {
 	defer c.contain()
 	if s.task != nil {
@@ -206,7 +206,7 @@ func (c *conn) contain() {
 	}
 }
 
-// done ends a stream whose handler has returned. Its goroutine is told later what to run next.
+// done ends a stream whose handler has returned. Its goroutine receives the next stream later.
 func (c *conn) done(s *Stream, next chan *Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,7 +226,7 @@ func (c *conn) done(s *Stream, next chan *Stream) {
 
 // finish ends a stream that has been served. The caller holds mu.
 func (c *conn) finish(s *Stream) {
-	s.pending = nil // nobody is to go on with it
+	s.pending = nil // its wait must not continue the task
 	switch {
 	case s.closed:
 	case s.localEnded && !s.remoteEnded:
@@ -252,7 +252,7 @@ func (s *Stream) forget() {
 	}
 }
 
-// abandon tells the client that the rest of a body is not wanted (8.1), if it has not sent it by now. The response is
+// abandon resets a stream whose client has not sent the rest of the body yet, which is not wanted (8.1). The response is
 // complete, but some clients take a reset while they upload for a failure, whatever its code.
 func (c *conn) abandon(s *Stream) {
 	c.mu.Lock()
@@ -297,9 +297,9 @@ type Stream struct {
 	cancel      context.CancelCauseFunc // likewise
 	cancelled   atomic.Bool             // the context has ended, or would have; written under mu
 	cause       error                   // why; written before cancelled
-	pending     Pending                 // what ends with the context; nil: nothing
+	pending     Pending                 // the wait that ends with the context; nil: there is none
 	begun       bool                    // has a handler
-	closed      bool                    // is not among the connection's streams any more
+	closed      bool                    // was removed from the connection's streams
 	err         error                   // why, if closed
 	remoteEnded bool                    // the client has ended the request
 	localEnded  bool                    // the response has ended

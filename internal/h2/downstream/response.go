@@ -84,7 +84,7 @@ func (s *Stream) sendLocked(p []byte) {
 }
 
 // WriteNow sends the final head of a response, if there is a status, and a part of the body. If that would take waiting, or
-// is not what may be sent next, it sends nothing and reports false.
+// may not be sent next, it sends nothing and reports false.
 func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool {
 	out := &s.c.out
 	s.c.mu.Lock()
@@ -102,7 +102,7 @@ func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool
 	return true
 }
 
-// AnswerNow sends a whole response. If that would take waiting, or is not what may be sent next, it sends nothing and reports false.
+// AnswerNow sends a whole response. If that would take waiting, or a response has begun, it sends nothing and reports false.
 func (s *Stream) AnswerNow(status int, fields []hpack.HeaderField, p []byte) bool {
 	out := &s.c.out
 	s.c.mu.Lock()
@@ -120,7 +120,7 @@ func (s *Stream) AnswerNow(status int, fields []hpack.HeaderField, p []byte) boo
 	return true
 }
 
-// Ready reports whether something can be sent without waiting, and nothing else waits to be sent.
+// Ready reports whether the stream can send without waiting and before no other.
 func (s *Stream) Ready() bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -151,7 +151,7 @@ func (s *Stream) CloseNow(status int, fields []hpack.HeaderField) {
 
 const earnedByData = 16 // WINDOW_UPDATE frames of a client that answers each 2 KiB with two
 
-// Flush sends what was written, without waiting until it is sent.
+// Flush has the written frames sent. It does not wait until they are.
 func (s *Stream) Flush() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -211,7 +211,7 @@ func (s *Stream) sendErr() error {
 	return s.err
 }
 
-// awaitRoom waits until the client has read enough of what was sent before.
+// awaitRoom waits until the client has read enough of the earlier frames.
 func (s *Stream) awaitRoom() error {
 	c := s.c
 	defer c.out.pass()

@@ -6,13 +6,13 @@ import (
 	"boxgate/internal/h2"
 )
 
-// Task is a request that is served without a goroutine of its own for as long as that takes no waiting.
+// Task is a request that has no goroutine while it can be served without waiting.
 type Task interface {
 	// Serve goes on in a goroutine, in which it may wait. The request has been served when it returns.
 	Serve()
 }
 
-// Pending is what ends with a stream's context.
+// Pending is a wait that ends with a stream's context.
 type Pending interface {
 	// Unwatch ends a task's wait without a goroutine, or a handler's for something else, and reports whether it was the former:
 	// the task then goes on in a goroutine. It must neither wait nor call a method of a [Stream].
@@ -46,9 +46,8 @@ func (s *Stream) resumeLocked() {
 	s.c.run.Done()
 }
 
-// Await notes what ends with the stream's context in place of what was noted before, which is not told any more. It reports
-// whether the context has not ended: if it has, p is not told, and the caller has to see to that. p is nil if nothing ends with
-// the context.
+// Await sets the wait that ends with the stream's context, instead of an earlier one; nil removes it. It reports false if the context has
+// ended: then p is not called, and the caller must end the wait.
 func (s *Stream) Await(p Pending) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
