@@ -238,7 +238,8 @@ func (e *exchange) Connect(fresh bool) error {
 
 // attach makes a connection that of the request, unless that was cut.
 func (e *exchange) attach(up *upstream) error {
-	e.since, up.by = time.Now(), e
+	e.since = time.Now()
+	up.reader.Begin(e, goneCheck)
 	e.up, e.To, e.From = up, up, &up.in
 	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
 		return context.Cause(e.ctx)
@@ -266,6 +267,14 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 		return nil, err
 	}
 	return newUpstream(e.visit.target, conn), nil
+}
+
+// Interrupted implements [relay.Expecter]. A cut aborts the connection.
+func (e *exchange) Interrupted() error { return nil }
+
+// Expected implements [relay.Expecter].
+func (e *exchange) Expected(time.Duration) (next time.Duration, err error) {
+	return goneCheck, e.expected()
 }
 
 // expected returns an error when the response is no longer waited for: the client has gone, or the box takes too long. The time

@@ -22,7 +22,6 @@ func (e *exchange) tied() (*upstream, error) {
 		return nil, relay.ErrUnbound
 	}
 	u.used = true
-	u.patience()
 	return u, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 
@@ -132,6 +133,7 @@ func TestConnectionIsCutOrKept(t *testing.T) {
 			if kept == nil {
 				return
 			}
+			kept.reader.Begin(e, time.Millisecond)
 			if err := kept.ask([]byte("hello"), true); err != nil {
 				t.Error("the next request finds it cut:", err)
 			}

@@ -1,9 +1,7 @@
 package ingress
 
 import (
-	"errors"
 	"net"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -29,37 +27,9 @@ type upstream struct {
 	raw    syscall.RawConn
 	used   bool      // it has carried a request before this one
 	since  time.Time // when it was put back
-	until  time.Time // its read deadline
-	by     interface {
-		expected() error // returns an error when the response is no longer waited for
-	}
-	leave func()       // gives back the place of a request over HTTP/2; nil: it has none
-	watch *relay.Watch // for requests without a goroutine; nil until the first
-	now   bool         // reads do not wait
-}
-
-// Read reads from the box while its response is expected.
-func (u *upstream) Read(b []byte) (int, error) {
-	for {
-		n, err := u.conn.Read(b)
-		if n > 0 || u.now || !errors.Is(err, os.ErrDeadlineExceeded) {
-			return n, err
-		}
-		if err := u.by.expected(); err != nil {
-			return 0, err
-		}
-		u.until = time.Time{}
-		u.patience()
-	}
-}
-
-// patience limits how long a read may take before it checks that. Setting a deadline costs more than reading the
-// clock, so it is renewed only when most of it has passed.
-func (u *upstream) patience() {
-	if now := time.Now(); u.until.Sub(now) < goneCheck/4 {
-		u.until = now.Add(goneCheck)
-		_ = u.conn.SetReadDeadline(u.until)
-	}
+	reader relay.ServerReader
+	leave  func()       // gives back the place of a request over HTTP/2; nil: it has none
+	watch  *relay.Watch // for requests without a goroutine; nil until the first
 }
 
 // Write implements [relay.Server].
@@ -73,12 +43,12 @@ func (u *upstream) Abort() { socket.Abort(u.conn) }
 
 // fillNow reads without waiting. If no bytes have arrived it returns [os.ErrDeadlineExceeded].
 func (u *upstream) fillNow() error {
-	u.patience() // or the read would fail
-	u.now = true
+	u.reader.Renew()
+	u.reader.Now = true
 	u.direct.DontWait(true)
 	err := u.in.Fill()
 	u.direct.DontWait(false)
-	u.now = false
+	u.reader.Now = false
 	return err
 }
 
@@ -135,21 +105,19 @@ func (p *pool) get(t Target) *upstream {
 	u := p.pop(t.incarnation())
 	if u != nil {
 		u.used = true
-		u.patience()
 	}
 	return u
 }
 
 func newUpstream(t Target, conn net.Conn) *upstream {
 	u := &upstream{key: t.incarnation(), conn: conn}
-	u.in.Source = u
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		u.conn = socket.NewDirect(tcp)
 		if u.direct, ok = u.conn.(*socket.Direct); ok {
 			u.raw, _ = tcp.SyscallConn() // nil on a connection that is closed already
 		}
 	}
-	u.patience()
+	u.reader.Conn, u.in.Source = u.conn, &u.reader
 	return u
 }
 
@@ -174,7 +142,7 @@ func (p *pool) put(u *upstream) {
 		return
 	}
 	u.in.Release()
-	u.by = nil
+	u.reader.End()
 	if u.watch != nil {
 		u.watch.Rest()
 	}

@@ -13,6 +13,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/relay"
 )
 
 // Conn is one HTTP/1.1 connection to an origin server. One goroutine uses it at a time, except that one may write while
@@ -25,7 +26,8 @@ type Conn struct {
 	holds   memory.Claim // for in
 
 	TCP    *net.TCPConn
-	reader clientAwareReader
+	reader relay.ServerReader
+	wait   wait
 	raw    syscall.RawConn
 	quiet  bool
 	look   func(fd uintptr)
@@ -71,7 +73,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 		return nil, err
 	}
 	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
-	u.reader.conn, u.layered = conn, !isBare(conn)
+	u.reader.Conn, u.wait.conn, u.layered = conn, conn, !isBare(conn)
 	u.holds.Open(pl.pool.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
 	pl.h1 = u
@@ -159,20 +161,19 @@ func (u *Conn) ahead() bool {
 // ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
 // then fail with the error of ctx, or [relay.ErrClientGone].
 func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
-	u.reader.begin(ctx, gone)
+	u.wait.ctx, u.wait.gone, u.wait.again = ctx, gone, false
+	u.reader.Begin(&u.wait, firstTick)
 	u.In.Source = &u.reader
 }
 
 // AskAgain says that the request just begun can be sent again on another connection: if this one was kept and its server
 // has vanished, reads soon end with [ErrVanished]. It holds until [Conn.Answered].
 func (u *Conn) AskAgain() {
-	if u.served > 1 {
-		u.reader.beginAgain()
-	}
+	u.wait.again = u.wait.again || u.served > 1
 }
 
 // Answered says that the response has begun.
-func (u *Conn) Answered() { u.reader.again = false }
+func (u *Conn) Answered() { u.wait.again = false }
 
 // End tells the server that no request follows, by TLS (close_notify) and by TCP, each once. What it still sends can be read. The connection
 // carries nothing else.
@@ -243,7 +244,7 @@ func (u *Conn) Keep() {
 		return
 	}
 	u.In.Release()
-	u.In.Source, u.reader.ctx, u.reader.gone = nil, nil, nil // which would keep the client's state
+	u.In.Source, u.wait.ctx, u.wait.gone = nil, nil, nil // which would keep the client's state
 	u.place.pool.rest(u.place)
 }
 

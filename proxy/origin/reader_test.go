@@ -18,25 +18,24 @@ func TestReadsEndWithTheClient(t *testing.T) {
 	defer there.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	asked := 0
-	r := &clientAwareReader{conn: here}
-	r.begin(ctx, func() bool { asked++; return asked > 1 })
+	asked, gone := 0, false
+	w := &wait{conn: here, ctx: ctx, gone: func() bool { asked++; return gone }}
+	r := &relay.ServerReader{Conn: here}
+	elapse := func() { _ = here.SetReadDeadline(time.Now()) } // as one that an earlier exchange has set
 	b := make([]byte, 8)
-	elapse := func() { // as if a read had waited until then
-		r.check = time.Now()
-		_ = here.SetReadDeadline(r.check)
-	}
+	r.Begin(w, time.Minute)
 	elapse()
 	go func() { _, _ = there.Write([]byte("late")) }()
-	if n, err := r.Read(b); string(b[:n]) != "late" || err != nil || asked > 1 {
+	if n, err := r.Read(b); string(b[:n]) != "late" || err != nil || asked > 0 {
 		t.Fatalf("%q, %v; the client was polled %d times", b[:n], err, asked)
 	}
-	asked = 1
-	elapse()
-	if _, err := r.Read(b); !errors.Is(err, relay.ErrClientGone) {
-		t.Errorf("a client that is gone: %v", err)
+	gone = true
+	r.Begin(w, time.Nanosecond)
+	if _, err := r.Read(b); !errors.Is(err, relay.ErrClientGone) || asked != 1 {
+		t.Errorf("a client that is gone: %v; it was polled %d times", err, asked)
 	}
 	cancel()
+	r.Begin(w, time.Minute)
 	elapse()
 	if _, err := r.Read(b); !errors.Is(err, context.Canceled) {
 		t.Errorf("a request that was cancelled: %v", err)
