@@ -105,7 +105,7 @@ func (x *Exchange) send(s Sender, failed error, whole, tied bool) error {
 	}
 }
 
-// Side is one direction, egress or public URLs, for an admitted request of a client that speaks any version: the decisions in which they
+// Side is one direction, egress or public URLs, for an admitted request of a client that speaks any version: the decisions that
 // differ. A client of HTTP/1.x also needs [Writer], one of HTTP/2 [StreamWriter].
 type Side interface {
 	Sender

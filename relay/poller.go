@@ -232,7 +232,7 @@ func (w *Watch) Arm(to Waiter) {
 }
 
 // Wait begins the wait for which the watch was armed. It reports false if something has arrived since. If it reports true, the request belongs
-// to the Waiter's methods, one of which may have been called already.
+// to the Waiter's methods, and one may have been called already.
 func (w *Watch) Wait() bool {
 	return w.state.CompareAndSwap(watchArmed, watchWaiting) && (!w.loop.ended.Load() || !w.Stop())
 }

@@ -198,8 +198,8 @@ var twoMeanings2 = map[string]string{
 	"a large head":            get2 + strings.Repeat("\nx-a= "+strings.Repeat("y", 1<<10), 70),
 }
 
-// refusesTwoMeanings2 sends requests that two programs could read in two ways, or that HTTP/2 forbids: none is answered with success, and
-// none reaches the server.
+// refusesTwoMeanings2 sends requests that two programs could read in two ways, or that HTTP/2 forbids: each is refused before a byte
+// reaches the server.
 func refusesTwoMeanings2(t *testing.T, side Side) {
 	var got atomic.Int64
 	rig := side(t, func(_ net.Conn, in *bufio.Reader) {
@@ -335,7 +335,7 @@ func otherLength(t *testing.T, side Side) {
 				if got {
 					t.Error("the server takes it for a whole request")
 				}
-			case <-time.After(10 * time.Millisecond): // it has got nothing
+			case <-time.After(10 * time.Millisecond): // no byte has arrived
 			}
 		})
 	}
@@ -531,8 +531,8 @@ func leaves(t *testing.T, side Side) {
 	}
 }
 
-// answeredEarly2: an answer that comes before the request is complete reaches the client whole, and the server's connection carries nothing
-// else.
+// answeredEarly2: an answer that comes before the request is complete reaches the client whole, and the server's connection is not
+// used again.
 func answeredEarly2(t *testing.T, side Side) {
 	var more atomic.Int64
 	rig := side(t, func(c net.Conn, in *bufio.Reader) {
