@@ -45,6 +45,14 @@ func NewClient(target, key string) *Client {
 	return c
 }
 
+// BoxesPath returns the path of the list of boxes: all of them, or those with a label.
+func BoxesPath(label string) string {
+	if label == "" {
+		return "/v2/box"
+	}
+	return "/v2/box?" + url.Values{"label": {label}}.Encode()
+}
+
 // BoxPath returns the API path of a box, or of a resource below it.
 func BoxPath(box string, below ...string) string {
 	return "/v2/box/" + url.PathEscape(box) + strings.Join(append([]string{""}, below...), "/")

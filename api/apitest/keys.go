@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/audit/trail"
+	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/quota"
 )
@@ -132,7 +133,7 @@ func (h *Host) SearchEvents(_ context.Context, f api.EventSearch, begin func(tim
 	h.Mu.Unlock()
 	begin(time.Unix(100, 0))
 	for _, e := range found {
-		if e.Box == f.Box && !e.Time.Before(f.Since) && (f.Reason == "" || e.Reason == f.Reason) {
+		if (f.Box == "" || e.Box == f.Box) && (!f.Denied || e.Verdict == policy.Deny) && !e.Time.Before(f.Since) && (f.Reason == "" || e.Reason == f.Reason) {
 			if err := do(e); err != nil {
 				return err
 			}

@@ -19,7 +19,7 @@ import (
 // createBody is the JSON of a create request, in the dialect of the SDK.
 type createBody struct {
 	Name          string            `json:"name,omitempty"`
-	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':'"`
+	Labels        []string          `json:"labels,omitempty" doc:"at most 5, of at most 20 letters, digits, '.', '_', '-', ':', '='"`
 	Size          string            `json:"size,omitempty" doc:"absent: small" enum:"small medium large"`
 	Runtime       string            `json:"runtime,omitempty"`
 	KeepAlive     bool              `json:"keep_alive,omitempty"`

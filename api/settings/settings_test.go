@@ -62,6 +62,8 @@ func TestLabels(t *testing.T) {
 	labels := "/v2/box/" + f.host.Add(t, api.CreateRequest{Labels: []string{"one"}}) + "/config/labels"
 	f.Expect(t, 200, "POST", labels, `{"label":"env:prod"}`, `"labels":["one","env:prod"]`)
 	f.Expect(t, 409, "POST", labels, `{"label":"one"}`, "already")
+	f.Expect(t, 200, "POST", labels, `{"label":"team=x"}`, `"labels":["one","env:prod","team=x"]`)
+	f.Expect(t, 200, "DELETE", labels+"/team=x", "", `"labels":["one","env:prod"]`)
 	for _, bad := range []string{`{"label":"has space"}`, `{"label":""}`, `{}`, `{"label":"` + strings.Repeat("x", 21) + `"}`} {
 		f.Expect(t, 422, "POST", labels, bad, "/label")
 	}

@@ -19,7 +19,7 @@ const (
 )
 
 var (
-	labelPat = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,20}$`)
+	labelPat = regexp.MustCompile(`^[A-Za-z0-9._:=-]{1,20}$`)
 	envPat   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 	skillPat = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,2}$`)
 )
@@ -27,7 +27,7 @@ var (
 // Label checks one label.
 func Label(p *problem.List, at, label string) {
 	if !labelPat.MatchString(label) {
-		p.Add(at, "must be 1 to 20 letters, digits, '.', '_', '-' or ':'")
+		p.Add(at, "must be 1 to 20 letters, digits, '.', '_', '-', ':' or '='")
 	}
 }
 

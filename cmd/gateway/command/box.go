@@ -15,23 +15,20 @@ func newBoxCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("box", "Create, list, use and remove boxes")
 	cmd.AddCommand(newBoxCreate(o), newBoxList(o), newBoxGet(o), newBoxExec(o), newBoxShell(o))
 	cmd.AddCommand(newBoxState(o, "pause", "Freeze boxes: they keep their memory and use no CPU"), newBoxState(o, "resume", "Resume paused boxes, and start boxes whose first process has ended"))
-	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxSource(o), newBoxLimits(o))
+	cmd.AddCommand(newBoxCopy(o), newBoxSnapshot(o), newBoxSelfTest(o), newBoxRemove(o), newBoxAttach(o), newBoxReattach(o), newBoxDetach(o), newBoxSource(o), newBoxLimits(o), newBoxLabel(o))
 	return cmd
 }
 
 func newBoxList(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	var label string
+	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List the boxes", Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.Call(cmd, "GET", "/v2/box", nil, cli.Decoded(func(w io.Writer, boxes []boxAnswer) error {
-				rows := [][]string{boxHeading}
-				for _, b := range boxes {
-					rows = append(rows, b.row())
-				}
-				return cli.Table(w, rows...)
-			}))
+			return o.Call(cmd, "GET", api.BoxesPath(label), nil, cli.Decoded(printBoxes))
 		},
 	}
+	cmd.Flags().StringVar(&label, "label", "", "only boxes with this label")
+	return cmd
 }
 
 func newBoxGet(o *cli.Options) *cobra.Command {

@@ -40,7 +40,7 @@ func (s *sandbox) body() boxBody {
 type boxAttach struct {
 	sandbox
 	name, policy, headers, stack string
-	sources, limits              []string
+	sources, limits, labels      []string
 	installCA, disconnect        bool
 }
 
@@ -75,6 +75,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
+	f.StringArrayVar(&a.labels, "label", nil, labelHelp)
 	f.StringArrayVar(&a.sources, "source", nil, sourceHelp)
 	f.StringArrayVar(&a.limits, "limit", nil, limitHelp)
 	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
@@ -92,6 +93,7 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	}
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
+	body.setLabels(a.labels)
 	body.setSources(a.sources)
 	if err := body.setLimits(a.limits); err != nil {
 		return nil, err

@@ -11,7 +11,7 @@ import (
 type boxBody map[string]any
 
 // sentByBox maps members of the request for a new box to flags, for commands that create boxes.
-var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit="}
+var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label"}
 
 // setText sets the fields that are not empty.
 func (b boxBody) setText(fields map[string]string) {
@@ -29,6 +29,16 @@ const sourceHelp = "address from network.sources that its traffic leaves from; o
 func (b boxBody) setSources(list []string) {
 	if len(list) > 0 {
 		b["source_addresses"] = list
+	}
+}
+
+// labelHelp is the help text of --label of commands that create boxes.
+const labelHelp = "label such as team=x, up to 5 (may be repeated); commands with --label select boxes by it"
+
+// setLabels sets the labels, if the command line contains any.
+func (b boxBody) setLabels(list []string) {
+	if len(list) > 0 {
+		b["labels"] = list
 	}
 }
 

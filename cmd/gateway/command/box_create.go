@@ -12,7 +12,7 @@ import (
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
 	name, size, runtime, policy, headers, snapshot string
-	env, sources, limits                           []string
+	env, sources, limits, labels                   []string
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -47,6 +47,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot with the files of the box; also its size and policy unless they are given")
 	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
+	f.StringArrayVar(&c.labels, "label", nil, labelHelp)
 	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)
 	f.StringArrayVar(&c.limits, "limit", nil, limitHelp)
 	return cmd
@@ -58,6 +59,7 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 	if err := body.setNetwork(c.policy, c.headers, stdin); err != nil {
 		return nil, err
 	}
+	body.setLabels(c.labels)
 	body.setSources(c.sources)
 	if err := body.setLimits(c.limits); err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -32,6 +31,9 @@ func complete(cmd *cobra.Command, o *cli.Options) {
 		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return boxNames(cmd, o)
 		},
+		"label": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return boxLabels(cmd, o)
+		},
 		"policy": completePolicy(o),
 		"reason": completeReason,
 	} {
@@ -45,6 +47,8 @@ func complete(cmd *cobra.Command, o *cli.Options) {
 func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		switch next := usage[min(len(args)+1, len(usage)-1)]; {
+		case isBulk(cmd) && next == "BOX":
+			return completePolicy(o)(cmd, args, begun)
 		case strings.HasPrefix(next, "BOX") && (len(args) == 0 || strings.HasSuffix(next, "...")):
 			names, directive := boxNames(cmd, o)
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
@@ -57,11 +61,40 @@ func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 	}
 }
 
+// isBulk reports whether the command line of `gateway policy set` selects boxes by label, so that BOX is left out.
+func isBulk(cmd *cobra.Command) bool {
+	label := cmd.Flags().Lookup("label")
+	return cmd.Name() == "set" && label != nil && label.Changed
+}
+
 // boxNames fetches the boxes from the gateway. It returns their names, or the IDs of boxes without a name.
 func boxNames(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, b := range fetchBoxes(cmd, o) {
+		if b.Name != "" {
+			names = append(names, b.Name)
+		} else {
+			names = append(names, b.ID)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// boxLabels fetches the labels of all boxes.
+func boxLabels(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
+	var labels []string
+	for _, b := range fetchBoxes(cmd, o) {
+		labels = append(labels, b.Labels...)
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels), cobra.ShellCompDirectiveNoFileComp
+}
+
+// fetchBoxes fetches the boxes for a completion. It returns none if the gateway does not answer in time.
+func fetchBoxes(cmd *cobra.Command, o *cli.Options) []boxAnswer {
 	client, err := o.Client()
 	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+		return nil
 	}
 	ctx := cmd.Context()
 	if ctx == nil {
@@ -69,23 +102,11 @@ func boxNames(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDire
 	}
 	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
-	return namesOf(ctx, client), cobra.ShellCompDirectiveNoFileComp
-}
-
-func namesOf(ctx context.Context, client *api.Client) []string {
 	var boxes []boxAnswer
 	if client.Get(ctx, "/v2/box", &boxes) != nil {
 		return nil
 	}
-	var names []string
-	for _, b := range boxes {
-		if b.Name != "" {
-			names = append(names, b.Name)
-		} else {
-			names = append(names, b.ID)
-		}
-	}
-	return names
+	return boxes
 }
 
 // completePolicy completes a policy: a mode, presets, a named policy, or a file name after @.

@@ -26,10 +26,10 @@ import (
 // newLogCommand is `gateway log`.
 func newLogCommand(o *cli.Options) *cobra.Command {
 	r := &logReader{o: o}
-	var box, host string
+	var box, host, label string
 	var since, until time.Duration
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
+		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
 		Short: "Print decisions, with -f also new ones",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -39,6 +39,12 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
 			if box != "" {
 				r.path = api.BoxPath(box, "egress")
+			}
+			if label != "" {
+				if box != "" {
+					return cli.Usagef("give --box or --label, not both")
+				}
+				r.selection = &labelSelection{label: label}
 			}
 			if r.denied {
 				r.query.Set("denied", "true")
@@ -66,6 +72,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
+	f.StringVar(&label, "label", "", "only boxes that have this label now")
 	cli.Duration(f, &since, "since", 0, "how far back to begin in the decisions on disk, such as 10m or 7d (default: all decisions in memory)")
 	cli.Duration(f, &until, "until", 0, "how far back to end, such as 1d")
 	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all names below it, or address")
@@ -112,7 +119,9 @@ type logReader struct {
 	following, denied bool
 	reason            string // only this reason; "" for all
 	patience          time.Duration
+	selection         *labelSelection // nil: every box
 
+	client    *api.Client                    // of the open stream
 	connected bool                           // a stream was opened at least once
 	run       string                         // ID of the gateway's run that made these decisions
 	seq       uint64                         // number of the last decision printed
@@ -126,6 +135,7 @@ func (r *logReader) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.client = client
 	begin := func(run string) {
 		r.connected = true
 		if r.run != run {
@@ -163,6 +173,7 @@ func (r *logReader) readHistory(ctx context.Context, since string) error {
 	if err != nil {
 		return err
 	}
+	r.client = client
 	begin := func(whole time.Time) {
 		from, _ := time.Parse(time.RFC3339, since)
 		if whole.After(from) {
@@ -233,6 +244,11 @@ func (r *logReader) print(line []byte) error {
 	}
 	if decision && r.reason != "" && e.Reason != name.Reason(r.reason) {
 		return nil
+	}
+	if decision && r.selection != nil {
+		if has, err := r.selection.contains(r.cmd.Context(), r.client, string(e.Box)); err != nil || !has {
+			return err
+		}
 	}
 	if r.o.JSON || !decision {
 		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))

@@ -26,23 +26,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
 			},
 		},
-		&cobra.Command{
-			Use: "set BOX POLICY", Short: "Replace the policy: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				data, err := cli.PolicyArgument(args[1], cli.BoxPolicyHelp, cmd.InOrStdin())
-				if err != nil {
-					return err
-				}
-				return o.Call(cmd, "PUT", api.BoxPath(args[0], "config/network-policy"), data, func(w io.Writer, answer json.RawMessage) error {
-					var state struct{ Warnings []cli.Warning }
-					if err := json.Unmarshal(answer, &state); err == nil {
-						cli.PrintWarnings(cmd, state.Warnings)
-					}
-					return cli.Indented(w, answer)
-				})
-			},
-		},
-		newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyEdit(o),
+		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyEdit(o),
 		newPolicyExplain(o), newPolicyPresets(o), newPolicyNamed(o), newPolicyConvert(),
 	)
 	return cmd

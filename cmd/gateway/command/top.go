@@ -19,6 +19,7 @@ import (
 // newTopCommand is `gateway top`.
 func newTopCommand(o *cli.Options) *cobra.Command {
 	var once bool
+	var label string
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show the activity of the boxes live, with keys to allow, deny and explain denials",
 		Long: `Shows the connections, requests, denials and bytes per second of each box, and the latest denials. Arrow keys select a denial;
@@ -37,21 +38,22 @@ For scripts, --once observes two seconds and prints one table, or one JSON docum
 				return err
 			}
 			if once {
-				return topOnce(cmd, o, client)
+				return topOnce(cmd, o, client, label)
 			}
-			if _, err := top.Boxes(cmd.Context(), client); err != nil { // reported before the terminal is drawn on
+			if _, err := top.Boxes(cmd.Context(), client, label); err != nil { // reported before the terminal is drawn on
 				return err
 			}
-			return top.Run(cmd.Context(), client)
+			return top.Run(cmd.Context(), client, label)
 		},
 	}
+	cmd.Flags().StringVar(&label, "label", "", "only boxes with this label")
 	cmd.Flags().BoolVar(&once, "once", false, "observe once, print and exit; needs no terminal")
 	return cmd
 }
 
 // topOnce observes one interval and prints it.
-func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client) error {
-	m, err := observeOnce(cmd.Context(), client)
+func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client, label string) error {
+	m, err := observeOnce(cmd.Context(), client, label)
 	if err != nil {
 		return err
 	}
@@ -62,12 +64,12 @@ func topOnce(cmd *cobra.Command, o *cli.Options, client *api.Client) error {
 	return printTop(cmd.OutOrStdout(), rows, denials)
 }
 
-func observeOnce(ctx context.Context, client *api.Client) (*top.Model, error) {
-	list, err := top.Boxes(ctx, client)
+func observeOnce(ctx context.Context, client *api.Client, label string) (*top.Model, error) {
+	list, err := top.Boxes(ctx, client, label)
 	if err != nil {
 		return nil, err
 	}
-	m := &top.Model{}
+	m := &top.Model{Listed: label != ""}
 	m.Boxes(time.Now(), list)
 	looking, cancel := context.WithTimeout(ctx, top.Interval)
 	defer cancel()
@@ -77,7 +79,7 @@ func observeOnce(ctx context.Context, client *api.Client) (*top.Model, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	if list, err = top.Boxes(ctx, client); err != nil {
+	if list, err = top.Boxes(ctx, client, label); err != nil {
 		return nil, err
 	}
 	m.Boxes(time.Now(), list)

@@ -24,10 +24,10 @@ const Interval = 2 * time.Second
 // the numbers of the gateway's last reading are used.
 const maxFresh = 32
 
-// Boxes fetches the boxes of a gateway.
-func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
+// Boxes fetches the boxes of a gateway, or those with a label if it is not empty.
+func Boxes(ctx context.Context, client *api.Client, label string) ([]Box, error) {
 	var list []Box
-	if err := client.Get(ctx, "/v2/box", &list); err != nil {
+	if err := client.Get(ctx, api.BoxesPath(label), &list); err != nil {
 		return nil, err
 	}
 	if len(list) > maxFresh {

@@ -47,6 +47,8 @@ const maxDenials = 200
 // Model is the data about the boxes. Rates cover the time between the last two calls of [Model.Boxes]. The zero value is
 // empty.
 type Model struct {
+	Listed bool // only decisions about boxes of the last call of [Model.Boxes]
+
 	rows    []Row
 	denials []audit.Event // latest first
 
@@ -65,6 +67,9 @@ type byteReading struct {
 
 // Event adds a decision.
 func (m *Model) Event(e audit.Event) {
+	if m.Listed && !m.since.IsZero() && !m.isListed(e) {
+		return
+	}
 	denied := e.Verdict == policy.Deny
 	if denied {
 		m.denials = slices.Insert(m.denials, 0, e)
@@ -112,6 +117,13 @@ func (m *Model) Boxes(now time.Time, list []Box) {
 		m.rows = append(m.rows, r)
 	}
 	m.since, m.counts = now, nil
+	if m.Listed { // denials from before the first call
+		m.denials = slices.DeleteFunc(m.denials, func(e audit.Event) bool { return !m.isListed(e) })
+	}
+}
+
+func (m *Model) isListed(e audit.Event) bool {
+	return slices.ContainsFunc(m.rows, func(r Row) bool { return r.ID == e.Box })
 }
 
 // rate returns the growth per second, or 0 if the counter was reset.

@@ -79,3 +79,21 @@ func TestLinesAreClean(t *testing.T) {
 		}
 	}
 }
+
+// TestListed: a model of listed boxes drops decisions about others, also from before the first list.
+func TestListed(t *testing.T) {
+	t.Parallel()
+	m := Model{Listed: true}
+	decide := func() {
+		for _, id := range []policy.BoxID{"b1", "b2"} {
+			m.Event(audit.Event{Box: id, Time: noon.Add(time.Second), Verdict: policy.Deny, Stage: policy.StageConn})
+		}
+	}
+	decide()
+	m.Boxes(noon, []Box{box("b1", "one", 0, 0)})
+	decide()
+	m.Boxes(noon.Add(2*time.Second), []Box{box("b1", "one", 0, 0)})
+	if got, rows := m.Denials(""), m.Rows(ByName, ""); len(got) != 2 || got[0].Box != "b1" || got[1].Box != "b1" || len(rows) != 1 || rows[0].Denials != 0.5 {
+		t.Errorf("%v %v", got, rows)
+	}
+}

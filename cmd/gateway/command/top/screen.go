@@ -16,8 +16,8 @@ import (
 // ErrTerminal is returned for a terminal that cannot be drawn on.
 var ErrTerminal = errors.New("this terminal cannot be drawn on; set TERM to its kind, as xterm-256color, or use --once")
 
-// Run shows the boxes on the terminal of the process until ctx ends or the user quits.
-func Run(ctx context.Context, client *api.Client) error {
+// Run shows the boxes, or those with a label if it is not empty, on the terminal of the process until ctx ends or the user quits.
+func Run(ctx context.Context, client *api.Client, label string) error {
 	screen, err := tcell.NewScreen()
 	if err != nil {
 		return ErrTerminal
@@ -28,7 +28,8 @@ func Run(ctx context.Context, client *api.Client) error {
 	defer screen.Fini()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &session{ctx: ctx, client: client, screen: screen, do: make(chan func(), 256)}
+	s := &session{ctx: ctx, client: client, label: label, screen: screen, do: make(chan func(), 256)}
+	s.model.Listed = label != ""
 	s.view.Model = &s.model
 	return s.run()
 }
@@ -38,6 +39,7 @@ func Run(ctx context.Context, client *api.Client) error {
 type session struct {
 	ctx    context.Context
 	client *api.Client
+	label  string // empty: every box
 	screen tcell.Screen
 	do     chan func()
 
@@ -104,7 +106,7 @@ func (s *session) poll() {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	for {
-		if list, err := Boxes(s.ctx, s.client); err == nil { // otherwise follow reports that the gateway is away
+		if list, err := Boxes(s.ctx, s.client, s.label); err == nil { // otherwise follow reports that the gateway is away
 			now := time.Now()
 			s.update(func() { s.model.Boxes(now, list) })
 		}
