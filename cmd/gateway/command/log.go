@@ -23,61 +23,87 @@ import (
 	"boxgate/policy/name"
 )
 
+// logFlags holds the flags of `gateway log` that select decisions.
+type logFlags struct {
+	box, host, label string
+	since, until     time.Duration
+	summary          bool
+}
+
 // newLogCommand is `gateway log`.
 func newLogCommand(o *cli.Options) *cobra.Command {
-	r := &logReader{o: o}
-	var box, host, label string
-	var since, until time.Duration
+	r, flags := &logReader{o: o}, &logFlags{}
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
+		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H] [--summary]",
 		Short: "Print decisions, with -f also new ones",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if r.reason != "" && !slices.Contains(name.Reasons(), name.Reason(r.reason)) {
-				return cli.Usagef("there is no reason %q; %s", r.reason, nearReasons(r.reason))
-			}
-			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
-			if box != "" {
-				r.path = api.BoxPath(box, "egress")
-			}
-			if label != "" {
-				if box != "" {
-					return cli.Usagef("give --box or --label, not both")
-				}
-				r.selection = &labelSelection{label: label}
-			}
-			if r.denied {
-				r.query.Set("denied", "true")
-			}
-			for name, back := range map[string]time.Duration{"since": since, "until": until} {
-				if cmd.Flags().Changed(name) {
-					r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
-				}
-			}
-			if r.following && (r.query.Has("until") || host != "") {
-				return cli.Usagef("--until and --host are for decisions that were made; leave out -f")
+			if err := r.prepare(cmd, flags); err != nil {
+				return err
 			}
 			if r.following {
 				r.query.Set("follow", "true")
 				return r.follow(cmd.Context())
 			}
-			if r.query.Has("since") || r.query.Has("until") || host != "" {
-				return r.search(cmd.Context(), host)
+			var err error
+			if r.query.Has("since") || r.query.Has("until") || flags.host != "" {
+				err = r.search(cmd.Context(), flags.host)
+			} else {
+				err = r.read(cmd.Context())
 			}
-			return r.read(cmd.Context())
+			if err == nil && r.summary != nil {
+				err = r.printSummary()
+			}
+			return err
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&r.following, "follow", "f", false, "keep printing new decisions")
 	f.BoolVar(&r.denied, "denied", false, "denials only")
+	f.BoolVar(&flags.summary, "summary", false, "only how often each box was refused each destination, the most frequent first")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
-	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
-	f.StringVar(&label, "label", "", "only boxes that have this label now")
-	cli.Duration(f, &since, "since", 0, "how far back to begin in the decisions on disk, such as 10m or 7d (default: all decisions in memory)")
-	cli.Duration(f, &until, "until", 0, "how far back to end, such as 1d")
-	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all names below it, or address")
+	f.StringVar(&flags.box, "box", "", "ID or name of a box (default: every box)")
+	f.StringVar(&flags.label, "label", "", "only boxes that have this label now")
+	cli.Duration(f, &flags.since, "since", 0, "how far back to begin in the decisions on disk, such as 10m or 7d (default: all decisions in memory)")
+	cli.Duration(f, &flags.until, "until", 0, "how far back to end, such as 1d")
+	f.StringVar(&flags.host, "host", "", "only decisions about this name, *.NAME for all names below it, or address")
 	cli.Duration(f, &r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
+}
+
+// prepare checks the flags and sets the request.
+func (r *logReader) prepare(cmd *cobra.Command, flags *logFlags) error {
+	if r.reason != "" && !slices.Contains(name.Reasons(), name.Reason(r.reason)) {
+		return cli.Usagef("there is no reason %q; %s", r.reason, nearReasons(r.reason))
+	}
+	r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
+	if flags.box != "" {
+		r.path = api.BoxPath(flags.box, "egress")
+	}
+	if flags.label != "" {
+		if flags.box != "" {
+			return cli.Usagef("give --box or --label, not both")
+		}
+		r.selection = &labelSelection{label: flags.label}
+	}
+	if flags.summary {
+		if r.following {
+			return cli.Usagef("--summary is about decisions that were made; leave out -f")
+		}
+		r.denied, r.summary = true, &logSummary{}
+	}
+	if r.denied {
+		r.query.Set("denied", "true")
+	}
+	for name, back := range map[string]time.Duration{"since": flags.since, "until": flags.until} {
+		if cmd.Flags().Changed(name) {
+			r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
+		}
+	}
+	if r.following && (r.query.Has("until") || flags.host != "") {
+		return cli.Usagef("--until and --host are for decisions that were made; leave out -f")
+	}
+	return nil
 }
 
 // maxNear bounds the number of suggested reasons.
@@ -120,6 +146,7 @@ type logReader struct {
 	reason            string // only this reason; "" for all
 	patience          time.Duration
 	selection         *labelSelection // nil: every box
+	summary           *logSummary     // nil: every decision is printed
 
 	client    *api.Client                    // of the open stream
 	connected bool                           // a stream was opened at least once
@@ -249,6 +276,10 @@ func (r *logReader) print(line []byte) error {
 		if has, err := r.selection.contains(r.cmd.Context(), r.client, string(e.Box)); err != nil || !has {
 			return err
 		}
+	}
+	if r.summary != nil {
+		r.summary.add(e, decision)
+		return nil
 	}
 	if r.o.JSON || !decision {
 		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
