@@ -1,13 +1,16 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/internal/buildinfo"
+	"boxgate/policy"
 	"boxgate/policy/name"
 )
 
@@ -49,8 +52,19 @@ type denialsView struct {
 	Seconds int                    `json:"seconds" doc:"length of the period that is counted"`
 	Total   uint64                 `json:"total"`
 	Reasons map[name.Reason]uint64 `json:"reasons"`
+	Boxes   []boxDenials           `json:"boxes" doc:"the boxes with the most denials, at most ten"`
 	AtLeast bool                   `json:"at_least" doc:"older denials of the period may already have been dropped"`
 }
+
+// boxDenials counts the denials of one box.
+type boxDenials struct {
+	ID    policy.BoxID `json:"id"`
+	Name  string       `json:"name,omitempty"`
+	Total uint64       `json:"total"`
+}
+
+// maxDeniedBoxes bounds the boxes in a [denialsView].
+const maxDeniedBoxes = 10
 
 func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	boxes, err := e.Boxes.Boxes(r.Context(), api.BoxFilter{})
@@ -86,11 +100,30 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 // denials counts the denials still in memory. One event can stand for many denials.
 func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
 	past, err := e.Events.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-denialPeriod), Denied: true})
+	boxes := map[policy.BoxID]*boxDenials{}
 	view := denialsView{Seconds: int(denialPeriod.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}
 	for _, event := range past.Events {
 		n := max(event.Count, 1)
 		view.Total += n
 		view.Reasons[event.Reason] += n
+		if event.Box == "" {
+			continue
+		}
+		if boxes[event.Box] == nil {
+			boxes[event.Box] = &boxDenials{ID: event.Box, Name: event.BoxName}
+		}
+		boxes[event.Box].Total += n
 	}
+	view.Boxes = mostDenied(boxes)
 	return view, err
+}
+
+// mostDenied returns the boxes with the most denials, in descending order.
+func mostDenied(boxes map[policy.BoxID]*boxDenials) []boxDenials {
+	list := make([]boxDenials, 0, len(boxes))
+	for _, b := range boxes {
+		list = append(list, *b)
+	}
+	slices.SortFunc(list, func(a, b boxDenials) int { return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.ID, b.ID)) })
+	return list[:min(len(list), maxDeniedBoxes)]
 }

@@ -112,8 +112,8 @@ func TestStatus(t *testing.T) {
 	f.host.Decisions = []audit.Event{
 		{Seq: 1, Time: now.Add(-time.Hour), Reason: name.ReasonNotAllowed},
 		{Seq: 2, Time: now, Reason: name.ReasonNotAllowed},
-		{Seq: 3, Time: now, Reason: name.ReasonNotAllowed, Count: 40},
-		{Seq: 4, Time: now, Reason: name.ReasonProtectedRange},
+		{Seq: 3, Time: now, Reason: name.ReasonNotAllowed, Count: 40, Box: "box2", BoxName: "two"},
+		{Seq: 4, Time: now, Box: "box1", Reason: name.ReasonProtectedRange},
 		{Seq: 5, Time: now, Verdict: policy.Allow, Reason: name.ReasonAllowAll},
 	}
 	a := f.Call(t, "GET", "/v2/gateway", "")
@@ -123,12 +123,19 @@ func TestStatus(t *testing.T) {
 		Denials            struct {
 			Seconds, Total int
 			Reasons        map[string]int
+			Boxes          []struct {
+				ID, Name string
+				Total    int
+			}
 		}
 	}
 	if err := json.Unmarshal([]byte(a.Text), &got); err != nil || a.StatusCode != 200 || got.Version == "" {
 		t.Fatal(a.Status, a.Text, err)
 	}
 	if got.Boxes["idle"] != 2 || got.Denials.Total != 42 || got.Denials.Reasons["not_allowed"] != 41 || got.Denials.Reasons["protected_range"] != 1 || got.Denials.Seconds != 600 {
+		t.Error(a.Text)
+	}
+	if by := got.Denials.Boxes; len(by) != 2 || by[0].Name != "two" || by[0].Total != 40 || by[1].ID != "box1" || by[1].Total != 1 {
 		t.Error(a.Text)
 	}
 }

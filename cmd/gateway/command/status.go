@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/preflight"
@@ -27,11 +29,18 @@ type gatewayAnswer struct {
 		Seconds int
 		Total   uint64
 		Reasons map[string]uint64
+		Boxes   []deniedBox
 		AtLeast bool `json:"at_least"`
 	}
 	Listeners   []listenerAnswer
 	Places      []placeAnswer
 	Descriptors placeAnswer
+}
+
+// deniedBox is the number of denials of one box.
+type deniedBox struct {
+	ID, Name string
+	Total    uint64
 }
 
 // listenerAnswer is the state of one listener.
@@ -168,6 +177,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		{"boxes", formatCounts(g.Boxes, "none")},
 		{"denials", r.denials()},
 	}
+	if by := r.gateway.deniedBoxes(); by != "" {
+		rows = append(rows, []string{"refused most", by})
+	}
 	if r.Configuration != "" {
 		rows = append(rows, []string{"configuration", r.Configuration})
 	}
@@ -226,6 +238,21 @@ func (r *statusReport) denials() string {
 		atLeast = "at least "
 	}
 	return fmt.Sprintf("%s%d in the last %v: %s; see `gateway log --denied`", atLeast, d.Total, minutes(d.Seconds), formatCounts(d.Reasons, ""))
+}
+
+// maxDeniedShown bounds the boxes in the line about denials.
+const maxDeniedShown = 5
+
+// deniedBoxes lists the boxes with the most denials, and their number, or returns "".
+func (g gatewayAnswer) deniedBoxes() string {
+	var parts []string
+	for _, b := range g.Denials.Boxes[:min(len(g.Denials.Boxes), maxDeniedShown)] {
+		parts = append(parts, fmt.Sprintf("%s %d", audit.Escape(cmp.Or(b.Name, b.ID), 64), b.Total))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return strings.Join(parts, ", ") + "; see `gateway log --summary`"
 }
 
 func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
