@@ -15,7 +15,8 @@ import (
 
 // newPolicyDiff is `gateway policy diff`.
 func newPolicyDiff(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	var exitCode bool
+	cmd := &cobra.Command{
 		Use: "diff BOX POLICY", Short: "Show what `gateway policy set` would change: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
@@ -32,11 +33,18 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 			}
 			diff := amend.Diff(now.spec, next)
 			if o.JSON {
-				return cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"differences": append([]amend.Difference{}, diff...), "version": now.version})
+				err = cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"differences": append([]amend.Difference{}, diff...), "version": now.version})
+			} else {
+				err = printDiff(cmd.OutOrStdout(), diff)
 			}
-			return printDiff(cmd.OutOrStdout(), diff)
+			if err == nil && exitCode && len(diff) > 0 {
+				return cli.CommandExit{Status: cli.ExitDifferent}
+			}
+			return err
 		},
 	}
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with status 3 if there are differences")
+	return cmd
 }
 
 // policyOrNamed reads the policy in an argument, or the named policy that the argument refers to.

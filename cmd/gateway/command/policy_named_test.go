@@ -60,6 +60,21 @@ func TestPolicyNamed(t *testing.T) {
 	}
 }
 
+// TestPolicyDiffExitCode: with --exit-code, the status is 3 if the policies differ, 0 if they do not, and 1 on a failure.
+func TestPolicyDiffExitCode(t *testing.T) {
+	follower(t)
+	for args, want := range map[string]int{
+		"policy diff demo named:web": cli.ExitOK, "policy diff demo named:web --exit-code": cli.ExitOK, "policy diff demo named:web --exit-code --json": cli.ExitOK,
+		"policy diff demo deny-all": cli.ExitOK, "policy diff demo deny-all --exit-code": 3, "policy diff demo deny-all --exit-code --json": 3,
+		"policy diff nope deny-all --exit-code": cli.ExitFailed, "policy diff demo deny --exit-code": cli.ExitUsage,
+	} {
+		out, status := runCommandLine(t, strings.Fields(args)...)
+		if status != want || status == 3 && (strings.Contains(out, "gateway: ") || !strings.Contains(out, "a.example")) {
+			t.Errorf("%s: exit %d\n%s", args, status, out)
+		}
+	}
+}
+
 // TestFollowersAreNotAmended: commands that change the policy of one box refuse a named policy, which other boxes share.
 func TestFollowersAreNotAmended(t *testing.T) {
 	changes := follower(t)

@@ -18,6 +18,7 @@ const (
 	ExitFailed     = 1
 	ExitUsage      = 2
 	ExitUntestable = 3 // of `gateway box selftest`: the box cannot be tested
+	ExitDifferent  = 3 // of `gateway policy diff --exit-code`: the policies differ
 )
 
 // usageError is a mistake on the command line.
@@ -29,8 +30,8 @@ func UsageError(err error) error { return usageError{err} }
 // Usagef returns a mistake on the command line.
 func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// CommandExit is the failure of a command in a box. The gateway exits with the same status and prints no message of its
-// own.
+// CommandExit is an exit status without a message: of a failed command in a box, with whose status the gateway exits, or
+// one that is a result and not a failure.
 type CommandExit struct{ Status int }
 
 // Error implements error.
