@@ -98,6 +98,7 @@ func (p *parts) openLauncher(context.Context) error {
 		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := p.launcher.Trash(); return n }},
 		"boxgate_deleted_boxes_with_failing_files": {"deleted boxes whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
 		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.Left()) }},
+		"boxgate_disk_reserve_bytes":               {"bytes of launcher.reserve that are kept free on the disk of state_dir", func() int { return int(p.launcher.Kept()) }},
 	} {
 		if err := p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},
 			func() float64 { return float64(gauge.value()) })); err != nil {

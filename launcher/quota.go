@@ -35,6 +35,9 @@ func (l *Launcher) Reserve() Reserve { return Reserve{Dir: l.cfg.StateDir, Bytes
 // Left returns how many bytes are free on the disk of the state directory; 0 if unknown.
 func (l *Launcher) Left() int64 { return l.Reserve().Left() }
 
+// Kept returns how many bytes on the disk of the state directory are kept free for the gateway.
+func (l *Launcher) Kept() int64 { return l.Reserve().Kept() }
+
 // volume returns the box's own file system. It may not exist.
 func (d dirs) volume(id policy.BoxID) disk.Volume {
 	return disk.Volume{File: filepath.Join(d.box(id), "disk"), At: d.limited(id)}

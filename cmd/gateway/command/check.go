@@ -69,6 +69,9 @@ func newCheckCommand(o *cli.Options) *cobra.Command {
 // configurationOf returns the name of the configuration file.
 func configurationOf(o *cli.Options) string { return cmp.Or(o.File(), "(no file)") }
 
+// configurationFinding begins the name of the finding about the configuration; the file follows.
+const configurationFinding = "configuration "
+
 // runningFinding is the finding for a gateway that is already running.
 const runningFinding = "gateway"
 
@@ -76,10 +79,11 @@ const runningFinding = "gateway"
 // that one mistake does not hide the next; only its sockets are not opened.
 func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	cfg, err := o.Load()
-	findings := append([]preflight.Finding{finding("configuration "+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
+	findings := append([]preflight.Finding{finding(configurationFinding+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
 		finding("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
 		finding("disk limits", host.CheckDiskLimits(cfg)),
+		finding("free space", preflight.CheckFree("state_dir", cfg.StateDir, uint64(cfg.Launcher.Reserve))),
 		finding("other images", preflight.CheckImages(cfg)),
 		finding("other firewall rules", checkOtherRules()),
 		finding("source addresses", checkSources(cfg)),
