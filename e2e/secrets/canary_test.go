@@ -175,7 +175,7 @@ func (c *canaries) collectOutputs() {
 	}
 	c.ask("POST", api.BoxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443})
 	c.ask("PUT", rules, map[string]any{"attach_headers": c.rules("2")})
-	for _, args := range [][]string{{"secret", "list"}, {"secret", "list", "--json"}, {"status"}, {"status", "--json"}, {"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
+	for _, args := range [][]string{{"secret", "list"}, {"secret", "list", "--json"}, {"status"}, {"status", "--json"}, {"support", "--json"}, {"headers", "list", "--box", box}, {"headers", "list", "--box", box, "--json"}, {"box", "get", box}, {"box", "list", "--json"},
 		{"policy", "get", box}, {"log", "--box", box}, {"check", "--json"}, {"headers", "set", "--box", box, "api.example.com", "--secret", "X-Key=" + literal},
 		{"headers", "set", "--box", box, "api.example.com", "X-Key: " + literal}, {"headers", "set", "--box", box, "--header", literal, "api.example.com"}} {
 		c.keepRun(args...)
