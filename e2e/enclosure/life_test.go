@@ -179,10 +179,10 @@ func TestRunsBesideEachOther(t *testing.T) {
 	t.Parallel()
 	w := &world{harness.Shared(t)}
 	one := w.startUnder([]string{"--policy", `{"mode":"custom","allowed_domains":["www.example.com"]}`},
-		"sh", "-c", "echo ready; read x; curl -sS https://www.example.com/ >/dev/null && echo reached; curl -sS https://api.example.com/ || echo refused")
+		"sh", "-c", "echo ready; read x; curl -sS https://www.example.com/ >/dev/null && echo reached; curl -fsS https://api.example.com/ || echo refused")
 	one.until("ready")
 	two := w.startUnder([]string{"--policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`},
-		"sh", "-c", "curl -sS https://api.example.com/ >/dev/null && echo reached; curl -sS https://www.example.com/ || echo refused")
+		"sh", "-c", "curl -sS https://api.example.com/ >/dev/null && echo reached; curl -fsS https://www.example.com/ || echo refused")
 	for _, c := range []*running{one, two} {
 		if status := c.wait(); status != 0 {
 			t.Errorf("exit %d", status)
@@ -212,7 +212,7 @@ func TestRunLearns(t *testing.T) {
 		t.Errorf("the file is not the user's: %v %v", info, err)
 	}
 	w.must([]string{"--policy", "@" + file}, line)
-	if r := w.run("--policy", "@"+file, "--", "curl", "-sS", "https://api.example.com/"); r.status != 35 {
+	if r := w.run("--policy", "@"+file, "--", "curl", "-fsS", "https://api.example.com/"); r.status != 22 {
 		t.Errorf("another host: exit %d\n%s", r.status, r.errout)
 	}
 	r = w.must([]string{"--learn"}, "curl -sS https://www.example.com/ >/dev/null")

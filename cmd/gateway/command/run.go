@@ -27,7 +27,7 @@ import (
 type runCommand struct {
 	o                         *cli.Options
 	policy, headers, learn    string
-	sockets                   []string
+	sockets, allow            []string
 	quiet, staged, learnGiven bool
 }
 
@@ -37,10 +37,14 @@ The command has the files of the host and runs as the user who called sudo. It r
 which does not change the host's network and needs no daemon. Without --policy everything is refused, and the summary prints the
 policy that the command would need.
 
+A host that is refused HTTPS answers with status 403, for which the command trusts the CA of this gateway. With --json, the
+summary is one line of JSON on standard error, and denials are not printed before.
+
 Values of --headers may be @FILE or env:NAME; the command does not see that file, nor that variable.
 If --policy or --headers is read from standard input, the command's standard input is empty.`
 
 const runExample = `  sudo gateway run -- npm install
+  sudo gateway run --allow registry.npmjs.org -- npm install
   sudo gateway run --learn=policy.json -- npm install
   sudo gateway run --policy @policy.json -- npm install
   sudo gateway run --policy preset:github,anthropic --headers '{"api.github.com": {"Authorization": "env:GITHUB_AUTH"}}' -- claude`
@@ -62,6 +66,7 @@ func newRunCommand(o *cli.Options) *cobra.Command {
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.StringVar(&r.policy, "policy", "", "network policy: "+cli.PolicyHelp+" (default: deny-all)")
+	f.StringArrayVar(&r.allow, "allow", nil, "HOST[:PORT], *.HOST, address or preset:NAME to allow besides --policy (may be repeated)")
 	f.StringVar(&r.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
 	f.StringVar(&r.learn, "learn", "", "allow everything that is not protected, and print the policy that allows what was used, or write it to FILE (--learn=FILE)")
 	f.Lookup("learn").NoOptDefVal = notLearned
@@ -108,13 +113,16 @@ func (r *runCommand) run(cmd *cobra.Command, args []string) error {
 	if failed, ok := errors.AsType[*enclosure.ExitError](err); ok {
 		return cli.StatusError{Status: failed.Status, Err: failed}
 	}
-	if done != nil {
+	switch {
+	case done != nil && r.o.JSON:
+		done.WriteJSON(status, r.learnGiven)
+	case done != nil:
 		done.Summarize()
 	}
 	if err != nil {
 		return cli.StatusError{Status: 125, Err: err}
 	}
-	if r.learnGiven {
+	if r.learnGiven && (learned != nil || !r.o.JSON) { // the report has the policy, too
 		if err := writeLearned(learned, done.Learned()); err != nil {
 			return err
 		}
@@ -134,14 +142,14 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return solo.Options{}, fmt.Errorf("--socket: %w", err)
 	}
-	o := solo.Options{Config: cfg, Args: args, Reach: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	o := solo.Options{Config: cfg, Args: args, Reach: sockets, Quiet: r.quiet || r.o.JSON, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
 	if r.policy != "-" && r.headers != "-" { // otherwise the command could seek back and read the input again, if it is a file
 		o.Stdin = os.Stdin
 	}
 	o.Policy = policy.Spec{Mode: policy.ModeDenyAll}
 	switch {
-	case r.learnGiven && r.policy != "":
-		return o, cli.Usagef("--learn allows everything: leave --policy out")
+	case r.learnGiven && (r.policy != "" || len(r.allow) > 0):
+		return o, cli.Usagef("--learn allows everything: leave --policy and --allow out")
 	case r.learnGiven:
 		o.Policy = policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}}
 	case r.policy != "":
@@ -158,8 +166,8 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 			}
 		}
 	}
-	if r.headers == "" {
-		return o, nil
+	if o.Policy, err = withAllowed(o.Policy, r.allow); err != nil || r.headers == "" {
+		return o, err
 	}
 	data, err := cli.RulesArgument(r.headers, cmd.InOrStdin())
 	if err != nil {
@@ -180,6 +188,19 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	}
 	o.Headers, o.Without, o.Hidden = append(o.Headers, rules...), values.Variables, slices.Concat(o.Hidden, values.Files, given)
 	return o, nil
+}
+
+// withAllowed returns a policy that also allows the destinations of --allow.
+func withAllowed(spec policy.Spec, args []string) (policy.Spec, error) {
+	entries, err := amendEntries(args)
+	if err != nil {
+		return spec, fmt.Errorf("--allow: %w", err)
+	}
+	spec, _, err = amendSpec(spec, "allow", entries)
+	if err != nil {
+		return spec, fmt.Errorf("--allow: %w", cli.UsageError(err))
+	}
+	return spec, nil
 }
 
 // fileOf returns the file named by an argument of the form @FILE.

@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"boxgate/policy"
+	"boxgate/policy/amend"
 	"boxgate/policy/document"
 	"boxgate/policy/preset"
 )
@@ -79,7 +81,7 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 		return json.Marshal(map[string]string{"mode": arg})
 	}
 	if names, ok := strings.CutPrefix(arg, PresetPrefix); ok {
-		spec, err := preset.Policy(names)
+		spec, err := presetPolicy(names)
 		if err != nil {
 			return nil, UsageError(err)
 		}
@@ -99,6 +101,37 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 		return nil, Usagef("%q is no policy; did you mean %s? A policy is %s", arg, near, forms)
 	}
 	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
+}
+
+// presetPolicy returns the policy that allows the hosts of presets and single destinations, in a list separated by commas.
+func presetPolicy(list string) (policy.Spec, error) {
+	var presets, hosts []string
+	for item := range strings.SplitSeq(list, ",") {
+		if item = strings.TrimSpace(item); strings.ContainsAny(item, ".:*") {
+			hosts = append(hosts, item)
+		} else {
+			presets = append(presets, item)
+		}
+	}
+	spec := policy.Spec{Mode: policy.ModeDenyAll}
+	if len(presets) > 0 {
+		var err error
+		if spec, err = preset.Policy(strings.Join(presets, ",")); err != nil {
+			return spec, err
+		}
+	}
+	for _, host := range hosts {
+		e, err := amend.ParseEntry(host)
+		if err != nil {
+			return spec, err
+		}
+		c, err := amend.Allow(spec, e)
+		if err != nil {
+			return spec, err
+		}
+		spec = c.Spec
+	}
+	return spec, nil
 }
 
 // nearPolicy returns a probable correction of a word that is not a policy, or "".

@@ -32,10 +32,12 @@ type gateway struct {
 }
 
 // standalone returns the operator's configuration with its state in memory and without log history, admin API, metrics, public
-// URLs and launcher.
+// URLs and launcher. Refused HTTPS gets a page: the command trusts the CA of this gateway, and many clients, npm among them,
+// retry for minutes after a TLS alert, but stop at a 403.
 func standalone(cfg config.Config) config.Config {
 	cfg.StateDir = filepath.Join(stateMount, "state")
 	cfg.Log.History, cfg.Log.Export = config.Bounds{}, config.Export{}
+	cfg.Proxy.Deny = "page"
 	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
 	cfg.Ingress.HTTPS, cfg.Ingress.HTTP, cfg.Ingress.TLS.Mode = "", "", "internal"
 	cfg.Launcher.Enabled, cfg.Launcher.RunDir = false, filepath.Join(stateMount, "boxes")

@@ -2,6 +2,7 @@ package solo
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/netip"
 	"strings"
 	"testing"
@@ -31,5 +32,32 @@ func TestWhatIsSaidOfARefusal(t *testing.T) {
 		if r.Summarize(); !strings.Contains(out.String(), "(deny_all, 1 time)") {
 			t.Error(&out)
 		}
+	}
+}
+
+// TestReportAsJSON: the summary is one line of JSON with counts, reasons and the entries that would allow the destinations.
+func TestReportAsJSON(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := newRecord(Options{Errout: &out, Quiet: true})
+	deny := audit.Event{Stage: policy.StageConn, Verdict: policy.Deny, Reason: name.ReasonDenyAll, Name: "a.example", Port: 22, Protocol: policy.TCP}
+	r.record(deny)
+	r.record(deny)
+	r.record(audit.Event{Stage: policy.StageConn, Verdict: policy.Allow, Reason: name.ReasonAllowedDomain, Name: "b.example", Port: 443, Protocol: policy.TCP})
+	r.WriteJSON(7, false)
+	var got struct {
+		ExitStatus       int `json:"exit_status"`
+		Reached, Refused []struct {
+			Host, Reason, Allow string
+			Port, Count         int
+		}
+		Policy policy.Spec
+	}
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || strings.Count(out.String(), "\n") != 1 {
+		t.Fatal(err, &out)
+	}
+	if got.ExitStatus != 7 || len(got.Reached) != 1 || got.Reached[0].Host != "b.example" || len(got.Refused) != 1 || got.Refused[0].Allow != "a.example:22" ||
+		got.Refused[0].Count != 2 || got.Refused[0].Reason != "deny_all" || len(got.Policy.AllowedDomains) != 2 {
+		t.Error(&out)
 	}
 }
