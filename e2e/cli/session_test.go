@@ -98,6 +98,41 @@ func TestBoxExecSignals(t *testing.T) {
 	})
 }
 
+// TestInterruptedExec: without -i, Ctrl-C ends the command line with 130, which says that the command in the box goes on. log -f
+// ends with 130, too.
+func TestInterruptedExec(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	box := w.Create(map[string]any{"name": "interrupted"})
+	for _, args := range [][]string{{"box", "exec", "interrupted", "--", "sh", "-c", "echo ready; exec sleep 54322"}, {"log", "-f", "--box", "interrupted"}} {
+		cmd := w.Command(t.Context(), args...)
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		if args[0] == "log" {
+			w.MustSh(box, "getent hosts www.example.com || true") // a line to wait for
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err == nil {
+				_, err = io.ReadFull(out, make([]byte, 1))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			startReady(t, cmd)
+		}
+		_ = cmd.Process.Signal(syscall.SIGINT)
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 130 || strings.Contains(errs.String(), "cancel") || (args[0] == "box") != strings.Contains(errs.String(), "goes on in the box") {
+			t.Errorf("%v: %v: %s", args, cmd.ProcessState, errs.String())
+		}
+	}
+	if out, _ := w.Sh(box, "grep -l 5432[2] /proc/[0-9]*/cmdline 2>/dev/null"); out == "" {
+		t.Error("the command in the box has ended")
+	}
+}
+
 // pty opens a pseudo-terminal of a size.
 func pty(t *testing.T, rows, cols uint16) (master, slave *os.File) {
 	t.Helper()

@@ -1,6 +1,9 @@
 package command
 
 import (
+	"context"
+	"errors"
+
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
@@ -52,6 +55,9 @@ func (e *boxExec) run(cmd *cobra.Command, client *api.Client, box string, comman
 	}
 	req := api.ExecRequest{Command: command, Dir: e.dir}
 	status, err := client.Exec(cmd.Context(), box, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if by, ok := errors.AsType[cli.Interrupted](context.Cause(cmd.Context())); ok && err != nil {
+		return cli.StatusError{Status: by.Status(), Err: errors.New("interrupted; the command goes on in the box. With -i, Ctrl-C reaches the command")}
+	}
 	return exitError(status, err)
 }
 

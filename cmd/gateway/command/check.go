@@ -127,7 +127,7 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 	if asJSON {
 		err = cli.WriteJSON(cmd.OutOrStdout(), list)
 	} else {
-		err = cli.Table(cmd.OutOrStdout(), rows...)
+		err = cli.PaintedTable(cmd.OutOrStdout(), []string{"ok", "warning", "FAILED"}, rows...)
 	}
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d check(s) failed", failed)

@@ -22,7 +22,7 @@ func Run(args []string) int {
 	root := newRootCommand(&opts)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
-	return cli.Report(os.Stderr, cmd, err, opts.JSON || wantsJSON(args))
+	return cli.Report(os.Stderr, cmd, cli.AfterSignal(ctx, err), opts.JSON || wantsJSON(args))
 }
 
 // wantsJSON reports whether --json is on the command line. Parsing may have stopped before it.

@@ -285,7 +285,11 @@ func (r *logReader) print(line []byte) error {
 		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
 		return err
 	}
-	if _, err := fmt.Fprintln(r.cmd.OutOrStdout(), audit.Line(e)); err != nil {
+	text := audit.Line(e)
+	if cli.Coloured(r.cmd.OutOrStdout()) {
+		text = cli.PaintFirst(text, "DENY", "allow")
+	}
+	if _, err := fmt.Fprintln(r.cmd.OutOrStdout(), text); err != nil {
 		return err
 	}
 	return r.advise(e)

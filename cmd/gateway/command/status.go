@@ -101,7 +101,7 @@ gateway's host.`,
 			if o.JSON {
 				return cli.WriteJSON(cmd.OutOrStdout(), report)
 			}
-			return cli.Table(cmd.OutOrStdout(), report.rows(time.Now())...)
+			return cli.PaintedTable(cmd.OutOrStdout(), []string{"warning:", "FAILED:", "NOT AVAILABLE,", "DOES NOT ACCEPT"}, report.rows(time.Now())...)
 		},
 	}
 }

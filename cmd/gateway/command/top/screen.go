@@ -5,12 +5,14 @@ import (
 	"errors"
 
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gdamore/tcell/v2"
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // ErrTerminal is returned for a terminal that cannot be drawn on.
@@ -123,6 +125,10 @@ func (s *session) draw() {
 	s.screen.Clear()
 	styles := map[Style]tcell.Style{
 		Plain: tcell.StyleDefault, Heading: tcell.StyleDefault.Bold(true), Selected: tcell.StyleDefault.Reverse(true), Faint: tcell.StyleDefault.Underline(true),
+		Denied: tcell.StyleDefault,
+	}
+	if !cli.NoColour() {
+		styles[Denied] = tcell.StyleDefault.Foreground(tcell.ColorMaroon)
 	}
 	for y, line := range s.view.Lines(width, height) {
 		for x, c := range []byte(line.Text) {
@@ -142,7 +148,7 @@ func (s *session) handleKey(event tcell.Event) {
 	switch {
 	case !ok:
 	case key.Key() == tcell.KeyCtrlC:
-		s.quit = true
+		s.quit, s.failed = true, cli.CommandExit{Status: cli.Interrupted{Signal: syscall.SIGINT}.Status()}
 	case s.prompt != nil:
 		s.editPrompt(key)
 	case key.Key() == tcell.KeyUp:

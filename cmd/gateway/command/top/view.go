@@ -20,6 +20,7 @@ const (
 	Heading
 	Selected
 	Faint
+	Denied // a box with denials
 )
 
 // Line is one line of the screen. It contains printable ASCII only, even if a box chose its name.
@@ -53,7 +54,11 @@ func (v *View) Lines(width, height int) []Line {
 	boxes := min(len(rows), max((height-4)/2, 1))
 	out := []Line{{v.title(len(rows)), Heading}, {columns(width, "BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S"), Faint}}
 	for _, r := range rows[:boxes] {
-		out = append(out, Line{columns(width, r.Label(), r.Status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut)), Plain})
+		style := Plain
+		if r.Denials > 0 {
+			style = Denied
+		}
+		out = append(out, Line{columns(width, r.Label(), r.Status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut)), style})
 	}
 	out = append(out, Line{"DENIALS", Faint})
 	room := height - len(out) - 1
