@@ -126,9 +126,6 @@ func writeNewRoot(root *furnish.Root, spec Spec) error {
 		Restored: len(spec.Layers) > 0})
 }
 
-// writeRestartedRoot changes only the files that the box needs to start; the rest of the root stays as the box left it.
-func writeRestartedRoot(root *furnish.Root, _ Spec) error { return root.PrepareRestart() }
-
 // buildRoot mounts the box's root, writes files into it and writes the runtime's configuration.
 func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, write rootWriter) error {
 	lim, err := spec.Size.limits()

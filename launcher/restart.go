@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/internal/fault"
+	"boxgate/launcher/furnish"
 	"boxgate/launcher/image"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/overlay"
@@ -49,8 +50,9 @@ func (l *Launcher) Renew(ctx context.Context, id policy.BoxID) (netns string, er
 	return l.dirs.pin(id), fault.At(ctx, "restart: namespaces pinned")
 }
 
-// Restart starts a box in the namespaces that Renew made. Its disk is unchanged: root, users, certificates and hostname are
-// as the box left them. When it returns nil, Exec works. A failed Restart leaves the box stopped. spec is that of Create.
+// Restart starts a box in the namespaces that Renew made. Its disk is unchanged: root, users and hostname are as the box left
+// them. Only with spec.Roots, the box's CA and the roots are added to its certificates again, since the roots may be new; if that
+// fails because of what the box left there, it starts without them. When Restart returns nil, Exec works. A failed Restart leaves the box stopped. spec is that of Create.
 func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 	if err := spec.check(); err != nil {
 		return err
@@ -68,7 +70,19 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 			return err
 		}
 	}
-	return l.launch(ctx, spec, img, r, writeRestartedRoot)
+	return l.launch(ctx, spec, img, r, l.writeRestartedRoot)
+}
+
+// writeRestartedRoot changes only the files that the box needs to start, and its certificates; the rest of the root stays as the
+// box left it.
+func (l *Launcher) writeRestartedRoot(root *furnish.Root, spec Spec) error {
+	if err := root.PrepareRestart(); err != nil || len(spec.Roots) == 0 {
+		return err
+	}
+	if err := root.Trust(spec.CA, spec.Roots); err != nil {
+		l.log.Warn("a box does not get the configured root certificates", zap.String("box", string(spec.ID)), zap.Error(err))
+	}
+	return nil
 }
 
 // createdRecord returns the record of a box whose creation was completed.

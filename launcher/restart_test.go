@@ -81,6 +81,42 @@ func TestRestartOfAnUnusableRoot(t *testing.T) {
 	}
 }
 
+// TestRestartAddsRoots: a box trusts roots that were configured after its creation from its next start on. One that has put
+// something else in the place of its certificates starts as well.
+func TestRestartAddsRoots(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	roots, _ := testChain(t, "corp.example")
+	for name, script := range map[string]string{
+		"as created":      "true",
+		"a pipe":          "rm " + furnish.BundlePath + "; mkfifo " + furnish.BundlePath,
+		"an endless link": "rm -rf /etc/ssl; ln -s ssl /etc/ssl",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			id := newBox(t, l, nil)
+			want(t, rootSh(t, l, id, script+"; echo done"), "done")
+			if err := l.Stop(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Renew(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Restart(t.Context(), Spec{ID: id, Roots: roots}); err != nil {
+				t.Fatal(err)
+			}
+			if name == "as created" {
+				r := run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"cat", furnish.BundlePath}})
+				if !strings.Contains(r.out, strings.TrimSpace(string(roots))) {
+					t.Errorf("the bundle does not contain the new root: %d bytes", len(r.out))
+				}
+				return
+			}
+			want(t, run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"echo", "started"}}), "started")
+		})
+	}
+}
+
 // TestRestartOverMountPoints replaces the directories that the runtime mounts on by links and pipes, which is impossible
 // from inside while they are mounted.
 func TestRestartOverMountPoints(t *testing.T) {
