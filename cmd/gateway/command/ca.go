@@ -14,6 +14,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/host"
 	"boxgate/launcher"
 )
 
@@ -48,9 +49,21 @@ func newCACommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&box, "box", "", "ID or name of a box")
-	cmd.Flags().BoolVar(&bundle, "bundle", false, "include this host's public roots, for environment variables that replace a program's roots")
+	cmd.Flags().BoolVar(&bundle, "bundle", false, "include this host's public roots and those of proxy.upstream_ca_files, for environment variables that replace a program's roots")
 	cmd.Flags().BoolVar(&ssh, "ssh", false, "print the line for ssh_known_hosts that identifies the gateway to the box, instead of the certificate")
 	return cmd
+}
+
+// addedRoots returns the roots of proxy.upstream_ca_files, if the gateway is on this host.
+func addedRoots(o *cli.Options) ([]byte, error) {
+	if o.Admin != "" {
+		return nil, nil
+	}
+	cfg, err := o.Load()
+	if err != nil {
+		return nil, err
+	}
+	return host.AddedRoots(cfg.Proxy.UpstreamCAFiles)
 }
 
 // printCA prints a CA in the requested form.
@@ -60,7 +73,11 @@ func printCA(w io.Writer, o *cli.Options, answer caAnswer, bundle, ssh bool) err
 		if err != nil {
 			return err
 		}
-		answer.PEM = string(roots) + answer.PEM
+		added, err := addedRoots(o)
+		if err != nil {
+			return err
+		}
+		answer.PEM = string(roots) + string(added) + answer.PEM
 	}
 	text := answer.PEM
 	switch {
