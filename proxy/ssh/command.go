@@ -8,15 +8,15 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// gitCommand is a command that git sends over SSH: a service and the path of a repository.
+// gitCommand is a command that git runs over SSH: a service and the path of a repository.
 type gitCommand struct{ service, path string }
 
 // errNotGit is shown to the box.
 var errNotGit = errors.New("this is not a command that git sends: only git-upload-pack, git-receive-pack and git-upload-archive with one quoted path are allowed")
 
-// parseGit reads a command as git writes it: the name of the service, a space, and the path in single quotes. Nothing else is
-// a command of git here, although a shell would find the same meaning in other spellings. The characters of a path are those
-// that need no escaping in single quotes, so that what is sent on means the same to every shell.
+// parseGit parses a command in exactly the form that git sends: the service, a space, and the path in single quotes. Other
+// spellings are rejected, even if a shell would treat them alike. The path contains only characters that need no escaping
+// in single quotes, so every shell on the server reads the command that was judged.
 func parseGit(command string) (gitCommand, error) {
 	service, quoted, ok := strings.Cut(command, " ")
 	if !ok || !slices.Contains(sshrule.GitServices(), service) || len(quoted) < len("'x'") || len(quoted) > maxPath {
@@ -30,7 +30,7 @@ func parseGit(command string) (gitCommand, error) {
 	return gitCommand{service, path}, nil
 }
 
-// maxPath is more than the longest name of a repository.
+// maxPath is the longest accepted path in bytes; names of repositories are shorter.
 const maxPath = 512
 
 func isPathRune(r rune) bool {
@@ -40,5 +40,5 @@ func isPathRune(r rune) bool {
 // String returns the command as git writes it.
 func (c gitCommand) String() string { return c.service + " '" + c.path + "'" }
 
-// repo returns the name of the repository for the log.
+// repo returns the repository's name for the log.
 func (c gitCommand) repo() string { return strings.TrimSuffix(strings.TrimPrefix(c.path, "/"), ".git") }

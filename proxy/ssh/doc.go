@@ -1,8 +1,9 @@
-// Package ssh logs in to SSH servers in the place of boxes. It is a server to the box, to which any user that the rule names
-// is welcome, and a client to the server, with a key that the box never sees. Between the two it passes sessions on, one
-// request at a time: commands that the rule allows, or all of them. What would open a way to elsewhere (forwarded ports,
-// sockets, agents and displays) is refused on both sides, and so is every kind of channel and request that is not known
-// here.
+// Package ssh logs in to SSH servers on behalf of boxes. It is an SSH server to the box, which accepts only the user of the
+// rule, and an SSH client of the real server, with a key that the box never sees. It forwards sessions between the two, one
+// request at a time: the commands that the rule allows, or all if the rule has no limit. Everything that could open a path
+// to elsewhere (forwarded ports, sockets, agents and displays) is refused on both sides, as is every type of channel and
+// request that is not listed here.
 //
-// [Serve] is the entry. Nothing in this package decides where a connection goes: the caller gives it one that was judged.
+// [Serve] is the entry point. This package does not decide the destination of a connection: the caller passes one that it
+// has already judged.
 package ssh

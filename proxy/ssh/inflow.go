@@ -10,51 +10,52 @@ import (
 	"boxgate/internal/memory"
 )
 
-// maxInflow is how much may have been read of a connection that nobody took yet: four full windows of channels.
+// maxInflow is the most bytes read from a connection and not yet consumed: four full channel windows.
 const maxInflow = 8 << 20
 
-// inflowCost is what a byte on the wire takes in memory until it is taken: a packet with one byte of data is longer on the
-// wire than the few words that it becomes.
+// inflowCost is the memory used by each unconsumed byte on the wire. It covers the worst case: a packet with one byte of
+// data takes more bytes on the wire than the few words that the library keeps of it.
 const inflowCost = 2
 
-// freeInflow is how much may wait that the cost of the connection includes.
+// freeInflow is the number of unconsumed bytes that connCost already pays for.
 const freeInflow = 64 << 10
 
-// claimStep is by how much claims grow and shrink.
+// claimStep is the granularity of memory claims, in bytes.
 const claimStep = 256 << 10
 
-// Parts of what is taken and sent that a connection brings in addition: headers of full packets, and updates of windows.
+// Overhead that is deducted as a fraction of the bytes: packet headers (of consumed data) and window updates (of sent
+// data).
 const (
 	headerPart = 256
 	updatePart = 1024
 )
 
-// inflow is one end's connection. A channel's window limits the bytes that a peer may send before they are taken, but not
-// the packets: each may bring a single byte. So the connection is not read further while too much of it waits.
+// inflow is the connection of one side. A channel's window limits the bytes that a peer may send ahead, but not the number
+// of packets: each may carry a single byte. So the connection is not read further while too much of it is unconsumed.
 //
-// How much waits is not known of each channel. Known is how much was read of the connection since the readers of channels
-// last found nothing, less what they took since then: about as much. What else a connection brings must not add up over
-// time: the overhead of packets is counted with the data that they bring, and the updates of windows with what was sent.
+// The library does not report the backlog of each channel. It is estimated as the bytes read since the slowest reader last
+// found its channel empty, minus the bytes consumed since then. Protocol overhead must not accumulate in the estimate:
+// packet headers are counted with the data that they carry, window updates with the bytes that were sent.
 type inflow struct {
 	net.Conn
-	last atomic.Int64 // when something was read, in Unix nanoseconds
+	last atomic.Int64 // time of the last read, in Unix nanoseconds
 	sent atomic.Int64
 
 	mu      sync.Mutex
 	freed   *sync.Cond
 	streams map[*stream]struct{}
 	read    int64 // bytes
-	taken   int64 // bytes of data that streams took
+	taken   int64 // bytes of data that streams consumed
 	claim   memory.Claim
-	claimed int64 // how much of it
+	claimed int64 // bytes of claim in use
 	closed  bool
 }
 
-// stream is a reader of part of what a connection brings.
+// stream is one reader of the data that arrives on a connection.
 type stream struct {
 	flow   *inflow
-	behind bool  // something that is not taken may have been read since mark
-	mark   int64 // where the flow was when the stream last found nothing more
+	behind bool  // unconsumed data may have arrived since mark
+	mark   int64 // atLocked when the stream last found its channel empty
 }
 
 func newInflow(c net.Conn, account *memory.Account) *inflow {
@@ -65,7 +66,7 @@ func newInflow(c net.Conn, account *memory.Account) *inflow {
 	return f
 }
 
-// Read reads from the connection, as soon as not too much waits.
+// Read reads from the connection once the backlog is below the limits.
 func (f *inflow) Read(b []byte) (int, error) {
 	if !f.await() {
 		return 0, net.ErrClosed
@@ -78,7 +79,7 @@ func (f *inflow) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// await waits until there is room, and reports false if the connection is closed.
+// await waits until the backlog allows a read. It returns false if the connection is closed.
 func (f *inflow) await() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,7 +89,7 @@ func (f *inflow) await() bool {
 	return !f.closed
 }
 
-// roomLocked reports whether more may be read, and has the account pay for what waits.
+// roomLocked reports whether more may be read, and adjusts the memory claim to the backlog.
 func (f *inflow) roomLocked() bool {
 	waits := f.waitsLocked()
 	want := (max(0, waits-freeInflow)*inflowCost + claimStep - 1) / claimStep * claimStep
@@ -106,7 +107,7 @@ func (f *inflow) roomLocked() bool {
 	return true
 }
 
-// waitsLocked returns how much was read and may not have been taken.
+// waitsLocked returns the backlog: an upper estimate of the bytes that were read and not consumed.
 func (f *inflow) waitsLocked() int64 {
 	least := int64(math.MaxInt64)
 	for s := range f.streams {
@@ -120,7 +121,7 @@ func (f *inflow) waitsLocked() int64 {
 	return max(0, f.atLocked()-least)
 }
 
-// atLocked returns how much was read that no stream has accounted for.
+// atLocked returns the bytes read minus all data and overhead accounted for.
 func (f *inflow) atLocked() int64 {
 	return f.read - f.taken - f.taken/headerPart - f.sent.Load()/updatePart
 }
@@ -135,7 +136,7 @@ func (f *inflow) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close makes reads and writes fail. It does not close the connection, whose owner may have more to say before it does.
+// Close makes reads and writes fail. It does not close the underlying connection: its owner may still send a last message.
 func (f *inflow) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,7 +155,7 @@ func (f *inflow) isClosed() bool {
 	return f.closed
 }
 
-// setDeadline sets the deadline of reads and writes, unless the connection is closed.
+// setDeadline sets the deadline of reads and writes. It is a no-op after Close.
 func (f *inflow) setDeadline(t time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -163,7 +164,7 @@ func (f *inflow) setDeadline(t time.Time) {
 	}
 }
 
-// open adds a stream that is behind until it is [stream.waiting].
+// open adds a stream. It counts as behind until the first call of [stream.waiting].
 func (f *inflow) open() *stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,10 +173,11 @@ func (f *inflow) open() *stream {
 	return s
 }
 
-// waiting says that the stream is about to wait for more.
+// waiting records that the stream has consumed everything and is about to block.
 func (s *stream) waiting() { s.set(func() { s.behind = false }) }
 
-// took says that the stream took n bytes, and whether it left any; until it waits again, it is behind.
+// took records that the stream consumed n bytes. all reports whether its channel is empty now. The stream counts as behind
+// until it waits again.
 func (s *stream) took(n int, all bool) {
 	s.set(func() {
 		s.flow.taken += int64(n)
@@ -196,7 +198,7 @@ func (s *stream) set(change func()) {
 	s.flow.freed.Broadcast()
 }
 
-// each takes what comes from a connection's channel, one after the other, until it ends.
+// each calls take for each value of a channel of the connection, one at a time, until the channel is closed.
 func each[T any](f *inflow, from <-chan T, take func(T)) {
 	s := f.open()
 	defer s.end()
@@ -211,5 +213,5 @@ func each[T any](f *inflow, from <-chan T, take func(T)) {
 	}
 }
 
-// idle returns for how long nothing was read.
+// idle returns the time since the last read.
 func (f *inflow) idle() time.Duration { return time.Since(time.Unix(0, f.last.Load())) }

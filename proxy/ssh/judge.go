@@ -8,13 +8,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// judge decides about a command, shell or subsystem, and returns the command as it was understood, which is what is sent on.
-// why says why it is refused.
+// judge decides about a command, shell or subsystem. It returns the command in the form to forward, which is the form that
+// was judged, and for a refusal the text that the box sees.
 func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
 	asked = Ask{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
 	switch {
 	case !c.Rule.Limited():
-		asked.Decision = policy.Decision{Verdict: policy.Allow} // as the connection
+		asked.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed
 		return asked, text, ""
 	case kind != "exec":
 		return asked, "", "the rule allows single commands alone, and no " + kind
@@ -38,7 +38,7 @@ func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
 	return asked, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
 }
 
-// firstWord returns the name of a program without its arguments, which may be anything.
+// firstWord returns the program's name without its arguments, which could contain secrets.
 func firstWord(text string) string {
 	const most = 64
 	word, _, _ := strings.Cut(text, " ")

@@ -14,14 +14,14 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// Errors of private keys. None has anything of the key in it.
+// Errors of private keys. Their texts contain nothing of the key.
 var (
 	errPassphrase = errors.New("the private key is protected by a passphrase; store it without one")
 	errKeyForm    = errors.New("the secret is not a private key in OpenSSH's or PEM's form")
 	errKeyKind    = errors.New("the private key is not of a kind that is used here: Ed25519, ECDSA or RSA from 2048 bits")
 )
 
-// minRSA is the smallest length of an RSA key that is used.
+// minRSA is the smallest accepted length of an RSA key in bits.
 const minRSA = 2048
 
 // ParseKey reads a private key.
@@ -37,7 +37,7 @@ func ParseKey(secret name.Secret) (gossh.Signer, error) {
 	return modern(signer)
 }
 
-// modern limits a signer to signatures without SHA-1.
+// modern restricts a signer to signature algorithms without SHA-1.
 func modern(signer gossh.Signer) (gossh.Signer, error) {
 	public, ok := signer.PublicKey().(gossh.CryptoPublicKey)
 	algorithms, can := signer.(gossh.AlgorithmSigner)
@@ -55,15 +55,15 @@ func modern(signer gossh.Signer) (gossh.Signer, error) {
 	return nil, errKeyKind
 }
 
-// errHostKey says that a server is not the one that the rule is for.
+// errHostKey reports that the server is not the one of the rule.
 var errHostKey = errors.New("the server's host key is none of those that the rule names")
 
-// hostKeys are the keys by which a server is known.
+// hostKeys are the keys that identify a server: its own, and certificate authorities.
 type hostKeys struct {
 	own, authorities []gossh.PublicKey
 }
 
-// parseHostKeys reads the keys of a rule. Without any, no server is known.
+// parseHostKeys parses the host keys of a rule. A rule without host keys is an error: it would accept any server.
 func parseHostKeys(list []sshrule.HostKey) (k hostKeys, err error) {
 	for _, key := range list {
 		public, err := gossh.ParsePublicKey([]byte(key.Blob))
@@ -82,7 +82,7 @@ func parseHostKeys(list []sshrule.HostKey) (k hostKeys, err error) {
 	return k, nil
 }
 
-// algorithms returns what to ask a server for, so that it shows a key that can be among those that are known.
+// algorithms returns the host key algorithms to offer, so that the server presents a key that can match.
 func (k hostKeys) algorithms() (out []string) {
 	if len(k.authorities) > 0 {
 		out = append(out, gossh.CertAlgoED25519v01, gossh.CertAlgoECDSA256v01, gossh.CertAlgoECDSA384v01, gossh.CertAlgoECDSA521v01,

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// How often a box may have new keys made on one connection. Each time costs as much as a handshake; by themselves clients do
-// it after a gigabyte or an hour.
+// Limits on the key exchanges that a box may start on one connection. Each costs as much as a handshake; clients start one
+// after a gigabyte or an hour.
 const (
 	rekeyRate  = rate.Limit(1)
 	rekeyBurst = 8
 )
 
-// pacedSigner signs exchanges of keys no faster than a limiter allows.
+// pacedSigner rate-limits the signatures of key exchanges.
 type pacedSigner struct {
 	gossh.Signer
 	limit *rate.Limiter
@@ -30,7 +30,8 @@ func (s *pacedSigner) Sign(random io.Reader, data []byte) (*gossh.Signature, err
 	return s.Signer.Sign(random, data)
 }
 
-// SignWithAlgorithm implements [gossh.AlgorithmSigner]: the kinds of keys that the gateway is known by have one algorithm each.
+// SignWithAlgorithm implements [gossh.AlgorithmSigner]. It ignores the algorithm: the gateway's host keys have one
+// algorithm each.
 func (s *pacedSigner) SignWithAlgorithm(random io.Reader, data []byte, _ string) (*gossh.Signature, error) {
 	return s.Sign(random, data)
 }

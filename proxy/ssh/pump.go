@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// pump passes data on from a channel to another, and counts it, until the first ends. Once it cannot be passed on, or with
-// nowhere to go (to and count are nil then), it is read and dropped: what nobody reads stays in memory.
+// pump copies data from one channel to another and counts it, until from ends. After a failed write, or if to is nil (then
+// count is nil as well), it discards what it reads: unread data would stay in memory.
 func pump(to io.Writer, from io.Reader, of *stream, count *atomic.Int64) {
 	buf := make([]byte, pumpBuffer)
 	for {

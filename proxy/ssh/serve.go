@@ -20,45 +20,45 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// Login is one connection of a box that is logged in to a server. All fields are required unless they say otherwise.
+// Login is one connection of a box that the gateway logs in to a server. All fields are required.
 type Login struct {
 	Rule *sshrule.Login
 	Box  policy.BoxID
 	Host name.Name // of the server
 	Port uint16
-	// Identity is the key that the box knows the gateway by.
+	// Identity is the host key that the gateway presents to the box.
 	Identity gossh.Signer
 	// Key returns the private key to log in with.
 	Key func(context.Context) (name.Secret, error)
-	// Dial connects to the server, if the policy in force allows it.
+	// Dial connects to the server if the current policy allows it.
 	Dial func(context.Context) (net.Conn, error)
 	// Memory pays for what is buffered.
 	Memory *memory.Account
-	// Entered is told when the box is logged in.
+	// Entered is called when the box is logged in.
 	Entered func()
-	// Ask is told of each command, and everything else that the box asks for and that is judged, with the verdict. It returns
-	// what is to be told when that has ended; and false if there were too many of them.
+	// Ask is called for each command and everything else that the box requests and that is judged, with the decision. It
+	// returns a function to call when the command has ended, and false if the box exceeds its rate of requests.
 	Ask func(Ask) (ended func(Outcome), ok bool)
-	// Log takes panics.
+	// Log receives panics.
 	Log *zap.Logger
-	// Handshake bounds each of the handshakes, Idle the time in which nothing comes from either side.
+	// Handshake limits the duration of each handshake, Idle the time without data from either side.
 	Handshake, Idle time.Duration
 }
 
-// Ask is something that a box asks for on a connection.
+// Ask is a request of a box on a connection, with its decision.
 type Ask struct {
-	Verb     string // the service of git; or exec, shell, the subsystem, or the type of a channel
-	What     string // the repository, or the name of the program; empty if there is none
+	Verb     string // git service; or exec, shell, the subsystem, or the type of a channel
+	What     string // the repository or the program's name; may be empty
 	Decision policy.Decision
 }
 
-// Outcome is how what was asked for has ended.
+// Outcome is the result of a request that has ended.
 type Outcome struct {
 	In, Out int64 // bytes of data to and from the box
 	Err     error
 }
 
-// Failure is why a box was not logged in.
+// Failure is the reason for which a box was not logged in.
 type Failure struct {
 	Reason name.Reason
 	Shown  string // for the box
@@ -76,12 +76,12 @@ func (f *Failure) Error() string {
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// version identifies the gateway to both sides. OpenSSH sends eow@openssh.com to what calls itself OpenSSH alone
-// (SSH_NEW_OPENSSH in its compat.c), which [session] passes on.
+// version identifies the gateway to both sides. It begins like OpenSSH's, because OpenSSH sends eow@openssh.com, which
+// [session] forwards, only to peers with such a version (SSH_NEW_OPENSSH in its compat.c).
 const version = "SSH-2.0-OpenSSH_9.9 boxgate"
 
-// algorithms are those spoken on both sides: without SHA-1 and CBC. A MAC of the plaintext is the last choice, for libssh2
-// before 1.11, which knows no other with SHA-2, and no AES-GCM.
+// algorithms returns the algorithms offered to both sides: none with SHA-1 or CBC. The last MAC is not encrypt-then-MAC:
+// libssh2 before 1.11 supports no other with SHA-2, and no AES-GCM.
 func algorithms() gossh.Config {
 	return gossh.Config{
 		KeyExchanges: []string{
@@ -95,13 +95,13 @@ func algorithms() gossh.Config {
 	}
 }
 
-// connCost is the most memory that a connection uses for itself: a packet of each side, what reads and writes them, and what
-// may wait on both.
+// connCost is the memory that a connection uses without its sessions: a packet of each side, readers and writers, and the
+// free backlog of both sides.
 const connCost = 640 << 10
 
-// Serve logs a box in and passes on what it asks for until one side ends the connection or ctx ends, and then returns nil. It
-// returns a *[Failure] if the box was not logged in, and an error if the box does not speak SSH. The caller closes client,
-// whose last message may not have been read yet.
+// Serve logs a box in and forwards its requests until one side closes the connection or ctx ends, and then returns nil. It
+// returns a *[Failure] if the box was not logged in, and another error if the box does not speak SSH. The caller closes
+// client; its last message may not have been read yet.
 func Serve(ctx context.Context, client net.Conn, l Login) error {
 	if !l.Memory.Acquire(memory.Connections, connCost) {
 		return &Failure{Reason: name.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
@@ -109,7 +109,7 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 	defer l.Memory.Release(memory.Connections, connCost)
 	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory), gone: make(chan struct{})}
 	defer c.close()
-	opening := c.box.open() // all that comes before the box is logged in waits
+	opening := c.box.open() // until the login, all data counts as backlog
 	defer context.AfterFunc(ctx, c.close)()
 	c.box.setDeadline(time.Now().Add(l.Handshake))
 	shown, channels, requests, err := c.welcome()
@@ -126,14 +126,14 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 	return nil
 }
 
-// welcome makes the handshake with the box.
+// welcome performs the handshake with the box.
 func (c *conn) welcome() (shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, err error) {
 	defer c.sound(&err)
 	return gossh.NewServerConn(c.box, c.config())
 }
 
-// sound makes an error of a panic in a handshake. Peers can cause one: the library reads which algorithms were agreed on while
-// it may be about to find that there are none in the next key exchange, which a peer has it begin at once.
+// sound recovers from a panic in a handshake and returns it as an error. A peer can cause one: x/crypto/ssh reads the
+// agreed algorithms while a second key exchange, which the peer may start immediately, can reset them to nil.
 func (c *conn) sound(err *error) {
 	if v := recover(); v != nil {
 		contain.Log(c.Log, "panic in a handshake of SSH", c.Box, v)
@@ -141,7 +141,7 @@ func (c *conn) sound(err *error) {
 	}
 }
 
-// conn is a connection while it is served.
+// conn is the state of a connection during Serve.
 type conn struct {
 	Login
 	ctx    context.Context
@@ -151,7 +151,7 @@ type conn struct {
 
 	mu       sync.Mutex
 	closed   bool
-	leaving  bool // the server is gone: no session begins any more
+	leaving  bool // the server is gone: no new sessions
 	upstream *inflow
 	server   gossh.Conn // nil until the gateway is logged in
 
@@ -162,7 +162,7 @@ type conn struct {
 	sessions sync.WaitGroup
 }
 
-// close ends both sides.
+// close closes both sides.
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +174,7 @@ func (c *conn) close() {
 	}
 }
 
-// contained returns f as a function whose panic ends this connection and nothing else.
+// contained wraps f so that a panic in it closes this connection only.
 func (c *conn) contained(f func()) func() {
 	return func() {
 		defer contain.Panic(c.Log, c.Box, c.close)
@@ -182,7 +182,7 @@ func (c *conn) contained(f func()) func() {
 	}
 }
 
-// attach makes a connection the one to the server. It closes it and reports false if the whole is closed.
+// attach sets the connection to the server. If c is closed already, it closes up and returns false.
 func (c *conn) attach(up net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,8 +194,8 @@ func (c *conn) attach(up net.Conn) bool {
 	return true
 }
 
-// config is what the box is served with. What it offers to authenticate itself with means nothing and goes nowhere: the
-// gateway knows which box it is. The gateway is logged in to the server before the box is.
+// config returns the configuration for the handshake with the box. It accepts any authentication, and drops passwords and
+// keys unread: the box is already identified. The gateway logs in to the server before the box is logged in.
 func (c *conn) config() *gossh.ServerConfig {
 	enter := func(m gossh.ConnMetadata) (*gossh.Permissions, error) { return nil, c.enter(m.User()) }
 	config := &gossh.ServerConfig{
@@ -213,7 +213,8 @@ func (c *conn) config() *gossh.ServerConfig {
 	return config
 }
 
-// enter logs the gateway in to the server. If it cannot, the box is told why and reads nothing more.
+// enter logs the gateway in to the server. On failure it sends the reason to the box as a banner, and stops reading from
+// it.
 func (c *conn) enter(user string) error {
 	if c.server != nil {
 		return nil
@@ -271,7 +272,7 @@ func (c *conn) signer() (gossh.Signer, *Failure) {
 	return signer, nil
 }
 
-// authenticate makes the handshake with the server. The key is offered once the server has proved to be the right one.
+// authenticate performs the handshake with the server. The key is offered only after the server's host key was verified.
 func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
 	verified := false
 	config := &gossh.ClientConfig{
@@ -294,7 +295,7 @@ func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
 	return nil
 }
 
-// greet makes the handshake with the server.
+// greet runs the library's handshake with the server.
 func (c *conn) greet(config *gossh.ClientConfig) (err error) {
 	defer c.sound(&err)
 	server, channels, requests, err := gossh.NewClientConn(c.upstream, fmt.Sprintf("%s:%d", c.Host, c.Port), config)
@@ -304,7 +305,7 @@ func (c *conn) greet(config *gossh.ClientConfig) (err error) {
 	return err
 }
 
-// unauthenticated says why a server was not logged in to.
+// unauthenticated maps an error of the handshake with the server to a failure.
 func (c *conn) unauthenticated(err error, verified bool) *Failure {
 	var algorithm *gossh.AlgorithmNegotiationError
 	switch host := c.Host.String(); {
@@ -319,10 +320,10 @@ func (c *conn) unauthenticated(err error, verified bool) *Failure {
 	}
 }
 
-// maxBanner bounds what a server may have shown to a box while the gateway logs in.
+// maxBanner limits the bytes of banners that a server can send to a box during the login.
 const maxBanner = 8 << 10
 
-// banner passes what a server has to say on to the box.
+// banner returns a callback that forwards the server's banners to the box, up to maxBanner.
 func (c *conn) banner() gossh.BannerCallback {
 	left := maxBanner
 	return func(message string) error {
@@ -333,7 +334,7 @@ func (c *conn) banner() gossh.BannerCallback {
 	}
 }
 
-// pass serves what both sides ask for until one of them ends the connection and what was in progress has ended.
+// pass forwards between both sides until one of them closes the connection and running sessions have ended.
 func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request) {
 	defer c.closeIdle().Stop()
 	var rest sync.WaitGroup
@@ -343,7 +344,7 @@ func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, r
 	rest.Go(c.contained(func() { c.accept(channels) }))
 	rest.Go(c.contained(func() {
 		_ = shown.Wait()
-		c.close() // nothing that the server says can reach the box any more
+		c.close() // the server's data can no longer reach the box
 	}))
 	_ = c.server.Wait()
 	close(c.gone)
@@ -352,7 +353,7 @@ func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, r
 	rest.Wait()
 }
 
-// leave waits until what the server said last is passed on to the box, which has some time for it.
+// leave waits until the server's last data has reached the box, at most for farewell.
 func (c *conn) leave() {
 	defer time.AfterFunc(farewell, c.close).Stop()
 	c.mu.Lock()
@@ -361,7 +362,7 @@ func (c *conn) leave() {
 	c.sessions.Wait()
 }
 
-// farewell is how long a box has to take what a server said last.
+// farewell limits the time for delivering the last data of a closed side.
 const farewell = 10 * time.Second
 
 // accept serves the channels that the box opens.
@@ -383,7 +384,7 @@ func (c *conn) accept(channels <-chan gossh.NewChannel) {
 	})
 }
 
-// admit serves a session, unless the server is gone.
+// admit serves a session in a goroutine. It returns false if the server is gone.
 func (c *conn) admit(channel gossh.NewChannel, done func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -397,10 +398,10 @@ func (c *conn) admit(channel gossh.NewChannel, done func()) bool {
 	return true
 }
 
-// knownChannels are the types of channels that are refused by name. Others could be anything.
+// knownChannels are the refused channel types that are recorded by name. Other types could be any text.
 var knownChannels = []string{"direct-tcpip", "direct-streamlocal@openssh.com", "forwarded-tcpip", "forwarded-streamlocal@openssh.com", "x11", "auth-agent@openssh.com", "tun@openssh.com"}
 
-// refuse refuses a channel that is no session.
+// refuse rejects a channel that is not a session.
 func (c *conn) refuse(channel gossh.NewChannel, kind string) {
 	if !slices.Contains(knownChannels, kind) {
 		_ = channel.Reject(gossh.UnknownChannelType, "boxgate: unknown type of channel")
@@ -410,12 +411,12 @@ func (c *conn) refuse(channel gossh.NewChannel, kind string) {
 	prohibit(channel)
 }
 
-// prohibit refuses a channel.
+// prohibit rejects a channel.
 func prohibit(channel gossh.NewChannel) {
 	_ = channel.Reject(gossh.Prohibited, "boxgate: nothing is forwarded but sessions")
 }
 
-// refuseRequests refuses what a box asks of the whole connection. A failure answers a keepalive as well as a success.
+// refuseRequests refuses the box's global requests. A failure reply answers a keepalive as well as a success does.
 func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
 	each(c.box, requests, func(r *gossh.Request) {
 		if r.Type == "tcpip-forward" || r.Type == "streamlocal-forward@openssh.com" {
@@ -425,14 +426,14 @@ func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
 	})
 }
 
-// refused records that something was refused which is refused to everyone.
+// refused records a request that is refused under every rule.
 func (c *conn) refused(what string) {
 	if ended, ok := c.Ask(Ask{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
 		ended(Outcome{})
 	}
 }
 
-// closeIdle closes the connection once nothing has come from either side for too long.
+// closeIdle closes the connection after c.Idle without data from either side.
 func (c *conn) closeIdle() *time.Timer {
 	var timer *time.Timer
 	started := make(chan struct{})

@@ -19,25 +19,26 @@ const (
 	maxRequest   = 64 << 10 // bytes of one request
 	pumpBuffer   = 64 << 10
 
-	// sessionCost is the most memory that a session uses for itself: buffers of what passes, and of the packets being written.
+	// sessionCost is the memory that a session uses: copy buffers, and the packets being written.
 	sessionCost = 4*pumpBuffer + 128<<10
 )
 
-// endOfWrite says that the sender takes no more data on a channel, so that "ssh host yes | head -1" ends (OpenSSH's PROTOCOL, 2.1).
+// endOfWrite tells the peer that the sender accepts no more data on the channel, so that "ssh host yes | head -1" ends
+// (OpenSSH's PROTOCOL, 2.1).
 const endOfWrite = "eow@openssh.com"
 
-// session is a channel on which a box has one command run.
+// session is one channel of the box, on which it runs one command.
 type session struct {
 	c   *conn
 	box gossh.Channel
-	// server is the same channel at the server; nil until something is to be said there.
+	// server is the matching channel to the server; nil until it is needed.
 	server gossh.Channel
 	pumps  sync.WaitGroup
-	env    [][]byte // payloads of requests for variables, until the command begins
-	asked  bool     // for a command, whether or not it was allowed
+	env    [][]byte // payloads of "env" requests, sent before the command
+	asked  bool     // a command was requested, allowed or not
 	ended  func(Outcome)
 	stdin  *stream
-	fed    chan struct{} // closed when all that the box sent is passed on, or cannot be; nil before the command begins
+	fed    chan struct{} // closed when all input from the box is forwarded or dropped; nil before the command starts
 
 	in, out atomic.Int64 // bytes to and from the box
 }
@@ -56,7 +57,7 @@ func (c *conn) serve(channel gossh.NewChannel) {
 	s := &session{c: c, box: box, stdin: c.box.open(), ended: func(Outcome) {}}
 	defer s.stdin.end()
 	defer func() { s.ended(Outcome{In: s.in.Load(), Out: s.out.Load()}) }()
-	s.pumps.Go(c.contained(func() { // no command reads it
+	s.pumps.Go(c.contained(func() { // drained only: no command reads extended data from the client
 		extended := c.box.open()
 		defer extended.end()
 		pump(nil, box.Stderr(), extended, nil)
@@ -71,7 +72,8 @@ func (c *conn) serve(channel gossh.NewChannel) {
 	s.finish()
 }
 
-// finish ends the session of a box that has closed it. What it sent before is passed on, if the server takes it in time.
+// finish closes the session after the box has closed it. It first waits, at most for farewell, for the server to take the
+// box's input.
 func (s *session) finish() {
 	if s.server != nil {
 		if s.fed != nil {
@@ -87,8 +89,8 @@ func (s *session) finish() {
 	s.pumps.Wait()
 }
 
-// answer decides about a request of the box and passes it on if it may be. It returns what is to be done once the box has
-// the answer, or nil.
+// answer decides about a request of the box and forwards it if allowed. It returns a function to call after the reply was
+// sent, or nil.
 func (s *session) answer(r *gossh.Request) (ok bool, then func()) {
 	if len(r.Payload) > maxRequest {
 		return false, nil
@@ -117,8 +119,8 @@ func (s *session) forward(r *gossh.Request) bool {
 	return err == nil && ok
 }
 
-// variable keeps a variable for the command. Which of them a command heeds the server decides; git's own must be what git
-// sends.
+// variable stores an environment variable for the command: GIT_PROTOCOL with the values that git sends, and locales if the
+// rule is not limited. Which of them apply is up to the server.
 func (s *session) variable(payload []byte) bool {
 	var v struct{ Name, Value string }
 	if s.asked || len(s.env) >= maxVariables || gossh.Unmarshal(payload, &v) != nil || len(v.Value) > 256 {
@@ -133,12 +135,12 @@ func (s *session) variable(payload []byte) bool {
 	return true
 }
 
-// start decides about what the box wants to run. A refusal is told as a command would tell it: the request is granted, and
-// then there is a line on standard error and an exit status.
+// start decides about the command and runs it. A refusal looks like a failed command: the request succeeds, followed by a
+// line on standard error and an exit status.
 func (s *session) start(r *gossh.Request) (ok bool, then func()) {
 	var v struct{ Text string }
 	if s.asked || r.Type != "shell" && gossh.Unmarshal(r.Payload, &v) != nil {
-		return false, nil // only one may be run in a session (RFC 4254, 6.5)
+		return false, nil // one command per session (RFC 4254, 6.5)
 	}
 	s.asked = true
 	asked, command, why := s.c.judge(r.Type, v.Text)
@@ -168,7 +170,7 @@ func (s *session) start(r *gossh.Request) (ok bool, then func()) {
 	return true, func() { s.pumps.Go(s.c.contained(s.feed)) }
 }
 
-// refuse tells the box why its command is not run.
+// refuse reports the reason to the box on standard error, and ends the session with exit status 1.
 func (s *session) refuse(why string) {
 	_, _ = s.box.Stderr().Write([]byte("boxgate: " + why + "\r\n"))
 	_, _ = s.box.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{1}))
@@ -177,7 +179,7 @@ func (s *session) refuse(why string) {
 	s.pumps.Go(s.c.contained(func() { pump(nil, s.box, s.stdin, nil) }))
 }
 
-// reach opens the session at the server, unless it is open already, and begins to pass on what the server says.
+// reach opens the session at the server on first use, and starts to forward its output.
 func (s *session) reach() bool {
 	if s.server != nil {
 		return true
@@ -201,8 +203,8 @@ func (s *session) reach() bool {
 	return true
 }
 
-// openSession opens a session at the server. If the server leaves just when it is asked, the library waits for its answer for ever:
-// then that goroutine of it is lost, and nothing else.
+// openSession opens a session at the server. If the server disconnects during the call, the library can wait for a reply
+// forever; then only that one goroutine leaks.
 func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Request, opened bool) {
 	answered := make(chan struct{})
 	var channel gossh.Channel
@@ -220,7 +222,8 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 	}
 }
 
-// report passes on what the server says about the command, and no other request, until it closes the session.
+// report forwards the exit status and flow control of the command until the server closes the session. It refuses other
+// requests.
 func (s *session) report(requests <-chan *gossh.Request) {
 	each(s.c.upstream, requests, func(r *gossh.Request) {
 		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff" || r.Type == endOfWrite
@@ -231,7 +234,7 @@ func (s *session) report(requests <-chan *gossh.Request) {
 	})
 }
 
-// hear passes on what the command writes.
+// hear forwards the output of the command.
 func (s *session) hear() {
 	var both sync.WaitGroup
 	output, errors := s.c.upstream.open(), s.c.upstream.open()
@@ -242,7 +245,7 @@ func (s *session) hear() {
 	both.Wait()
 }
 
-// feed passes on what the command is to read.
+// feed forwards the input of the command.
 func (s *session) feed() {
 	defer close(s.fed)
 	pump(s.server, s.box, s.stdin, &s.out)
