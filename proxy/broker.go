@@ -27,16 +27,16 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// This file logs in to servers that do not speak HTTP, in the place of boxes.
+// This file logs in to servers that do not speak HTTP, on behalf of boxes.
 
-// brokered is a connection that the gateway logs in to a server for. It stands as long as the policy gives the same login
-// for its host and port, and its secret is not revoked.
+// brokered is a connection on which the gateway logs in to a server. It remains allowed while the policy has the same login
+// for its host and port, and the secret is not revoked.
 type brokered struct {
 	c      *conn
 	rt     route.Routed
 	login  rule.Login
-	used   atomic.Pointer[exchange.Credential] // nil while no secret of the configuration is in use
-	passes atomic.Bool                         // what is said passes
+	used   atomic.Pointer[exchange.Credential] // nil until a secret of the configuration is used
+	passes atomic.Bool                         // the login is complete and data passes
 }
 
 // Recheck implements [live.Requests].
@@ -50,7 +50,7 @@ func (b *brokered) Recheck(c *policy.Compiled) policy.Decision {
 	return policy.Decision{Verdict: policy.Allow}
 }
 
-// sameLogin reports whether what one login began may go on under another.
+// sameLogin reports whether a connection that was logged in with one login may continue under another.
 func sameLogin(a, b rule.Login) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -72,7 +72,7 @@ func (b *brokered) authority() string {
 	return net.JoinHostPort(b.rt.Request.Name.String(), strconv.Itoa(int(b.c.port)))
 }
 
-// secret returns a value to log in with: that of the secret of the configuration if it names one.
+// secret returns the value to log in with: a literal of the rule, or the value of the secret that it names.
 func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, error) {
 	if of.Source == "" {
 		return of.Literal, nil
@@ -82,7 +82,7 @@ func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, erro
 		return name.Secret{}, err
 	}
 	b.used.Store(&used)
-	if used.Revoked() { // before a revocation could find it
+	if used.Revoked() { // the revocation may have missed b.used
 		return name.Secret{}, errRevoked
 	}
 	return value, nil
@@ -91,8 +91,8 @@ func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, erro
 // errRevoked refuses a secret that was revoked while it was fetched.
 var errRevoked = errors.New("the secret was revoked")
 
-// dial connects to the server, at an address if one is given. A cut closes the connection from then on, and the route is
-// held to where it leads.
+// dial connects to the server, at the given address if it is valid. From then on a cut closes the connection, and the route
+// is bound to the address that was dialled.
 func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 	to, origins := origin.To(b.rt, true), b.c.p.core.Origins
 	dial := func() (net.Conn, error) { return origins.Dial(ctx, b.c.box, to) }
@@ -111,12 +111,12 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 	rt := b.rt
 	rt.Asked, rt.Known = rt.At(addrPort(up.RemoteAddr()).Addr())
 	if b.c.live.Settle(rt); b.c.p.recheck(b.c.live) {
-		return nil, net.ErrClosed // it is
+		return nil, net.ErrClosed // recheck has closed it
 	}
 	return up, nil
 }
 
-// broker logs in to the server in the place of the box, and passes on what is said after that.
+// broker logs in to the server on behalf of the box, and then forwards between the two.
 func (c *conn) broker(f peek.First, rt route.Routed) {
 	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, helloOf(f)); c.interception == nil {
 		c.refuse(peek.Other, name.ReasonLimit)
@@ -124,7 +124,7 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 	}
 	b := &brokered{c: c, rt: rt, login: c.box.Policy.Load().Login(rt.Request.Name, c.port)}
 	c.live.Watch(b)
-	if b.login == nil || c.p.recheck(c.live) { // the policy has changed
+	if b.login == nil || c.p.recheck(c.live) { // the policy changed after the decision
 		c.refuse(peek.Other, name.ReasonPolicyChanged)
 		return
 	}
@@ -139,12 +139,12 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		c.postgres(f, b, login)
 	case *sshrule.Login:
 		c.ssh(f, b, login)
-	default: // nothing is said to a server whose protocol is not known
+	default: // unknown protocol: do not even dial
 		c.refuse(peek.Other, name.ReasonInternal)
 	}
 }
 
-// helloOf returns the length of the ClientHello among the first bytes; 0: they are none.
+// helloOf returns the length of the ClientHello in the first bytes, or 0 if they are not TLS.
 func helloOf(f peek.First) int {
 	if f.Kind != peek.TLS {
 		return 0
@@ -152,14 +152,14 @@ func helloOf(f peek.First) int {
 	return len(f.Data)
 }
 
-// mayLogIn waits until the box may cause another login, if that is soon.
+// mayLogIn waits, at most for DialTimeout, until the box's rate of logins allows another one.
 func (c *conn) mayLogIn() bool {
 	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
 	defer cancel()
 	return c.usage.Logins.Wait(ctx) == nil
 }
 
-// postgres speaks PostgreSQL with both sides.
+// postgres logs in to a PostgreSQL server and forwards the session.
 func (c *conn) postgres(f peek.First, b *brokered, login *postgresrule.Login) {
 	var server memory.Claim
 	server.Open(c.usage.Memory, memory.Upstreams)
@@ -190,7 +190,7 @@ func (c *conn) postgres(f peek.First, b *brokered, login *postgresrule.Login) {
 	c.passBrokered(b, link.Client, link.Server)
 }
 
-// passBrokered passes on what is said once the gateway has logged in.
+// passBrokered forwards between client and server after the login.
 func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
 	c.open()
 	b.passes.Store(true)
@@ -198,7 +198,7 @@ func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
 	c.pass(client, server, &read[0], &read[1])
 }
 
-// pass moves bytes between the client and the server until both have ended, and counts those that were read of each.
+// pass forwards between client and server until both directions have ended, and counts the bytes read from each.
 func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
 	var held [2]memory.Claim
 	for i := range held {
@@ -214,7 +214,7 @@ func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
 	}
 }
 
-// notBrokered notes why there was no login. The box was told already.
+// notBrokered records why the login failed. The client has already received the error.
 func (c *conn) notBrokered(err error) {
 	if errors.Is(err, postgres.ErrCancelled) {
 		c.last = true

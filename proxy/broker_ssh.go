@@ -25,9 +25,9 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// This file logs boxes in to SSH servers.
+// This file logs in to SSH servers on behalf of boxes.
 
-// ssh speaks SSH with both sides.
+// ssh logs in to an SSH server and forwards the sessions.
 func (c *conn) ssh(f peek.First, b *brokered, login *sshrule.Login) {
 	identity, err := c.sshIdentity()
 	if err != nil {
@@ -67,7 +67,7 @@ func (c *conn) ssh(f peek.First, b *brokered, login *sshrule.Login) {
 	}
 }
 
-// sshIdentity returns the key by which the box knows the gateway.
+// sshIdentity returns the host key that the gateway presents to the box.
 func (c *conn) sshIdentity() (gossh.Signer, error) {
 	if c.p.cfg.SSHKeys == nil {
 		return nil, errors.New("the gateway has no keys for SSH")
@@ -79,7 +79,7 @@ func (c *conn) sshIdentity() (gossh.Signer, error) {
 	return gossh.NewSignerFromSigner(key)
 }
 
-// noSSH notes why the box was not logged in. It was told already, if it spoke SSH.
+// noSSH records why the box was not logged in. The client has already received the reason, if it spoke SSH.
 func (c *conn) noSSH(err error) {
 	var failure *ssh.Failure
 	switch {
@@ -100,7 +100,7 @@ func (c *conn) noSSH(err error) {
 	}
 }
 
-// reasonOf returns why a server could not be dialled, if the error says so.
+// reasonOf returns the reason for which a server could not be dialled, or "" for other errors.
 func reasonOf(err error) name.Reason {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
@@ -110,7 +110,7 @@ func reasonOf(err error) name.Reason {
 	return ""
 }
 
-// askSSH records a command, or what else was asked for, as a decision of its own.
+// askSSH records a command, or another request on the connection, as a decision of its own.
 func (c *conn) askSSH(a ssh.Ask) (ended func(ssh.Outcome), ok bool) {
 	e := &audit.Event{
 		Time: time.Now(), Box: c.box.ID, Stage: policy.StageConn, Protocol: policy.TCP, Name: c.event.Name, Addr: c.event.Addr, Port: c.port,

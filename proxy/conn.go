@@ -22,41 +22,41 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// connCost is the most memory that a connection uses, in bytes: its goroutines and its first, smallest buffers.
+// connCost is the memory that a connection uses at least, in bytes: its goroutines and its smallest initial buffers.
 const connCost = 16 << 10
 
 // conn is one client connection passing through the proxy. Only its handler uses it.
 type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
-	own   *socket.Owned  // who has the connection: see handOver and leaveTo
-	from  netip.Addr     // the address of the box that it is of
-	only  *policy.Box    // the box that it must be of; nil: the one that has the address
+	own   *socket.Owned  // tracks the owner of the connection: see handOver and leaveTo
+	from  netip.Addr     // source address that identifies the box
+	only  *policy.Box    // if not nil, the only box that the connection may belong to
 	head  []byte         // bytes already read from the client by the acceptor
 	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
-	sink  netip.Addr     // where it went to, if that was the sink
+	sink  netip.Addr     // the sink address that the client dialled, if it did
 	port  uint16
 	bound name.Name // the name in CONNECT: the only allowed destination
 	box   *policy.Box
 	usage *usage.Box   // counters of the box, or those shared by all unknown sources
 	first memory.Claim // for the first bytes
-	grant func()       // releases the grant by which the box has the address; nil if none is held
+	grant func()       // releases the DNS grant for the destination address; may be nil
 	live  *live.Conn
 	ctx   context.Context
-	since time.Time   // when the wait for the first bytes began
-	event audit.Event // starts as refused for an internal error
-	// opening records the decision when the allowed traffic begins; nil while nothing is allowed.
+	since time.Time   // start of the wait for the first bytes
+	event audit.Event // initially a refusal for an internal error
+	// opening records the decision when the allowed traffic begins; nil before that.
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
-	literal  bool // that CONNECT gave an address, not a name
+	literal  bool // the CONNECT named an address instead of a host
 	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	quiet    bool // no event for the connection: each request records its own
 	spliced  spliced
 	detour   detour
-	// interception counts against the box's limit; nil: TLS is not terminated.
+	// interception counts against the box's limit; nil if TLS is not terminated.
 	interception *usage.Interception
-	// mustSpeak is set once the server has had its chance to speak first.
+	// mustSpeak is set after the server had its chance to speak first.
 	mustSpeak bool
 }
 
@@ -74,8 +74,8 @@ func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, own *socket.Owned
 	return c
 }
 
-// handleTransparent handles a connection that was steered here: it opens the event, finds the box, checks limits and
-// own addresses, reads the first bytes, routes and acts on the route.
+// handleTransparent handles a connection that the firewall redirected to the proxy: it opens the event, finds the box,
+// checks limits and the gateway's own addresses, reads the first bytes, routes and acts on the route.
 func (c *conn) handleTransparent(listener netip.AddrPort) {
 	if !c.admit() {
 		return
@@ -92,8 +92,8 @@ func (c *conn) handleTransparent(listener netip.AddrPort) {
 	c.serve()
 }
 
-// admit finds the box and counts the connection against its limits. After it returns, a cut closes the connection, and so
-// does the removal of the box.
+// admit finds the box and counts the connection against its limits. Once it has returned true, a cut or the removal of the
+// box closes the connection.
 func (c *conn) admit() bool {
 	if c.find(c.from); c.box == nil {
 		c.event.Error = "from " + c.from.String()
@@ -118,16 +118,16 @@ func (c *conn) admit() bool {
 	}
 	c.ctx = ctx
 	c.first.Open(c.usage.Memory, memory.FirstBytes)
-	if c.p.cfg.Boxes.BoxByAddr(c.from) != c.box { // CloseBox may have looked before the connection was there to be closed
+	if c.p.cfg.Boxes.BoxByAddr(c.from) != c.box { // CloseBox may have run before the connection was in the table
 		c.refuse(peek.Other, name.ReasonUnknownBox)
 		return false
 	}
 	return c.live.Attach(c.tcp)
 }
 
-// close closes the connection, releases everything it held and records its event. Every connection is closed here exactly once,
-// however its socket was closed. panicked is what its handler panicked with, or nil: only this
-// connection fails. The panic's text is not logged, as it might quote traffic.
+// close closes the connection, releases its resources and records its event. It runs exactly once for each connection,
+// however its socket was closed. panicked is the value of a panic in the handler, or nil; a panic ends this connection
+// only, and its text is not logged, because it could quote traffic.
 func (c *conn) close(panicked any) {
 	if panicked != nil {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
@@ -166,7 +166,8 @@ func (c *conn) serve() {
 	c.proceed(c.peek())
 }
 
-// proceed routes the connection by its first bytes and acts on the route; err is why reading them stopped early.
+// proceed routes the connection by its first bytes and acts on the route. err is the error that ended the reading early, if
+// any.
 func (c *conn) proceed(f peek.First, err error) {
 	if err != nil || f.Kind == peek.Oversize {
 		c.refusePeek(f, err)
@@ -190,7 +191,7 @@ func (c *conn) proceed(f peek.First, err error) {
 	case rt.Action == policy.Refuse:
 		c.deny(f, rt.Route)
 	case f.Kind == peek.Silent && f.Ended && rt.Action != policy.Splice:
-		_ = c.tcp.Close() // closed without sending anything: there is nothing to judge, nor to log in with
+		_ = c.tcp.Close() // closed without sending anything: no data to judge or to forward
 	case rt.Action == policy.Intercept:
 		c.intercept(f, rt)
 	case rt.Action == policy.Broker:
@@ -205,11 +206,11 @@ func (c *conn) decide(f peek.First) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.question(f)
 	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
-	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // the name from CONNECT may have been resolved by now
+	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // Route may have resolved the name from CONNECT
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
 	}
-	// This checks a policy that came into force in the meantime; later ones check the settled route.
+	// This checks a policy that was applied since pol was loaded; later policies check the settled route.
 	if c.live.Settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
 		rt.Route = refused(rt.Route, name.ReasonPolicyChanged)
 		rt.Decision.Version = route.Version(c.box.Policy.Load())
@@ -217,7 +218,7 @@ func (c *conn) decide(f peek.First) route.Routed {
 	return rt
 }
 
-// refused refuses the connection for a reason of the data path.
+// refused returns a route that refuses the connection for a reason outside the policy.
 func refused(rt policy.Route, why name.Reason) policy.Route {
 	return policy.Route{Request: rt.Request, Decision: policy.Decision{Reason: why, Version: rt.Decision.Version}}
 }
@@ -245,8 +246,8 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 	}
 }
 
-// nameByDNS has the event of a refusal say for which name the box was last given the address, if the client has said none: what would
-// allow it can then be said by that name.
+// nameByDNS fills in the name of a refusal's event if the client sent none: the name for which DNS last gave the box the
+// address. The log can then suggest a rule for that name.
 func (c *conn) nameByDNS() {
 	at := c.orig.Addr()
 	if !at.IsValid() {
@@ -261,7 +262,7 @@ func (c *conn) nameByDNS() {
 }
 
 // peek reads the first message. Where the policy requires the client to speak first, silence is a timeout. Most clients
-// have spoken when their connection is accepted, so the policy is asked about silence once there is some.
+// have sent something when their connection is accepted, so the policy is evaluated for silence only after a pause.
 func (c *conn) peek() (peek.First, error) {
 	deadline, silence := c.since.Add(c.p.cfg.PeekTimeout), time.Time{}
 	if !c.mustSpeak {
@@ -276,7 +277,7 @@ func (c *conn) peek() (peek.First, error) {
 		f, err = peek.Read(c.tcp, &c.first, f.Data, deadline, time.Time{})
 	}
 	if pausedInLine(f, err) {
-		return f, nil // perhaps a protocol that begins like a request line and whose server speaks next
+		return f, nil // possibly another protocol with a similar beginning, whose server speaks next
 	}
 	return f, err
 }
@@ -303,7 +304,8 @@ func (c *conn) forward(f peek.First) {
 	c.serveHTTP1(s)
 }
 
-// open records that the allowed traffic begins, and keeps the grant by which the box has the address while it lasts.
+// open records that the allowed traffic begins, and holds the DNS grant for the destination address until the connection is
+// closed.
 func (c *conn) open() {
 	if rt, ok := c.live.Passing(); ok && c.grant == nil && c.orig.Addr().IsValid() {
 		c.grant = c.p.cfg.Resolver.Hold(c.box.ID, rt.Request.Name, c.orig.Addr())
@@ -312,12 +314,12 @@ func (c *conn) open() {
 	c.opening.Begin(c.p.cfg.Audit, &c.event)
 }
 
-// step is a part of what handles a connection. It returns the next part, or nil if there is none.
+// step is one stage of handling a connection. It returns the next step, or nil after the last one.
 type step func() step
 
-// handOver continues an allowed connection in a new goroutine, and the steps after that each in another. The stack of the
-// one that read the first bytes, made a handshake and handled requests has grown to several times the initial size, and
-// would keep it for as long as the connection lives. The caller must not use the connection any more.
+// handOver continues an allowed connection in a new goroutine, and runs each further step in another. Reading the first
+// bytes, a handshake and requests grow a goroutine's stack to several times its initial size, and it would keep that for
+// the life of the connection. The caller must not use the connection afterwards.
 func (c *conn) handOver(next step) {
 	c.head = nil
 	c.own.Go(func() {
@@ -327,8 +329,8 @@ func (c *conn) handOver(next step) {
 	})
 }
 
-// find looks up the box by source address, and its counters. A box removed in the meantime is unknown, and what
-// CloseBox dropped for it is not created again.
+// find looks up the box by source address, and its counters. If the box is removed at the same time, the source counts as
+// unknown, and the counters that CloseBox has dropped are not recreated.
 func (c *conn) find(from netip.Addr) {
 	boxes := c.p.cfg.Boxes
 	c.box = boxes.BoxByAddr(from)

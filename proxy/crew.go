@@ -2,18 +2,18 @@ package proxy
 
 import "sync/atomic"
 
-// idleCrew is the most goroutines of a crew that wait for work.
+// idleCrew is the maximum number of idle goroutines of a crew.
 const idleCrew = 64
 
-// crew runs the handlers of connections until these are done or handed over. First bytes and handshakes grow a stack to
-// several times its initial size, so the goroutines that have done one wait for the next.
+// crew runs connection handlers until they return or hand over their connection. First bytes and handshakes grow a stack to
+// several times its initial size, so finished goroutines are reused for the next connections.
 type crew struct {
 	jobs chan func()     // unbuffered: only idle goroutines receive
 	stop <-chan struct{} // closed when no more jobs come
 	idle atomic.Int64
 }
 
-// run runs a job in a goroutine, and returns at once.
+// run runs a job in an idle or new goroutine, and returns immediately.
 func (c *crew) run(job func()) {
 	select {
 	case c.jobs <- job:
@@ -29,7 +29,7 @@ func (c *crew) work(job func()) {
 	}
 }
 
-// next returns the next job, or nil if there is none for this goroutine.
+// next returns the next job, or nil if the goroutine should exit.
 func (c *crew) next() (job func()) {
 	defer c.idle.Add(-1)
 	if c.idle.Add(1) > idleCrew {

@@ -14,24 +14,25 @@ import (
 	"boxgate/proxy/tunnel"
 )
 
-// This file passes connections on to another address of a name, when the one that the client chose does not accept. That
-// one is tried by a tunnel, which has no goroutine; the others are tried beside it, and whichever accepts first is taken.
+// This file moves a connection to another address of its name when the address that the client chose does not accept. A
+// tunnel, which needs no goroutine, connects to the chosen address; the other addresses are dialled in parallel, and the
+// first that accepts wins.
 
-// detour is the search for another address of a connection that a tunnel is to pass on.
+// detour is the state of the search for another address while a tunnel connects to the first.
 type detour struct {
-	attempt  *tunnel.Tunnel // at the address that the client chose
-	deadline time.Time      // of all attempts
+	attempt  *tunnel.Tunnel // connects to the address that the client chose
+	deadline time.Time      // of all attempts together
 
 	mu     sync.Mutex
-	begun  bool
-	over   bool
-	taken  bool               // another address was
-	failed error              // the attempt
-	opened bool               // the attempt has succeeded
-	stop   context.CancelFunc // ends the search
+	begun  bool               // the search has started
+	over   bool               // the search has ended
+	taken  bool               // another address is used
+	failed error              // error of the attempt
+	opened bool               // the attempt succeeded
+	stop   context.CancelFunc // cancels the search
 }
 
-// limit has the search end with the attempt's success: what it has left would be of no use.
+// limit sets the function that cancels the search, and calls it if the attempt has already succeeded.
 func (d *detour) limit(stop context.CancelFunc) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -40,7 +41,7 @@ func (d *detour) limit(stop context.CancelFunc) {
 	}
 }
 
-// succeeded ends the search.
+// succeeded cancels the search.
 func (d *detour) succeeded() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -49,17 +50,17 @@ func (d *detour) succeeded() {
 	}
 }
 
-// hasFailed reports whether the attempt has.
+// hasFailed reports whether the attempt failed.
 func (d *detour) hasFailed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.failed != nil
 }
 
-// Slow tries the other addresses of the name.
+// Slow tries the other addresses of the name, while the attempt continues.
 func (o *owner) Slow() { (*conn)(o).goElsewhere() }
 
-// Failed tries the other addresses of the name, unless that is being done, and else refuses the connection.
+// Failed tries the other addresses of the name, or refuses the connection if they failed as well.
 func (o *owner) Failed(err error) {
 	c := (*conn)(o)
 	d := &c.detour
@@ -75,8 +76,8 @@ func (o *owner) Failed(err error) {
 	}
 }
 
-// goElsewhere connects to one of the other addresses, and goes on there if the attempt has not succeeded by then. It is done
-// once.
+// goElsewhere connects to one of the other addresses, and uses it unless the attempt has succeeded first. It runs once per
+// connection.
 func (c *conn) goElsewhere() {
 	d := &c.detour
 	d.mu.Lock()
@@ -95,14 +96,14 @@ func (c *conn) goElsewhere() {
 	switch {
 	case taken:
 		c.goOnAt(up)
-	case up != nil: // the attempt has succeeded, or the connection was cut
+	case up != nil: // the attempt succeeded, or the connection was cut
 		socket.Abort(up)
 	case failed != nil:
 		c.unreachable(failed)
 	}
 }
 
-// dialOthers connects to one of the other addresses; nil: none accepts.
+// dialOthers connects to one of the other addresses. It returns nil if all refuse.
 func (c *conn) dialOthers() (up net.Conn) {
 	defer contain.Panic(c.p.cfg.Log, c.box.ID, func() {})
 	rt, ok := c.live.Passing()
@@ -119,7 +120,7 @@ func (c *conn) dialOthers() (up net.Conn) {
 	return up
 }
 
-// goOnAt passes the connection on to a server that is connected, in the place of the attempt's.
+// goOnAt continues the connection with a connected server instead of the attempt's.
 func (c *conn) goOnAt(up net.Conn) {
 	c.own.Run(func() {
 		rt, ok := c.live.Passing()
@@ -132,7 +133,7 @@ func (c *conn) goOnAt(up net.Conn) {
 	})
 }
 
-// unreachable refuses the connection: its server does not accept.
+// unreachable refuses the connection because no address of its server accepts.
 func (c *conn) unreachable(err error) {
 	c.own.Run(func() {
 		c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})

@@ -6,10 +6,9 @@ import (
 	"boxgate/proxy/peek"
 )
 
-// This file collects what the policy needs to know about a connection to route it. The full table is in
-// docs/first-bytes.md.
+// This file collects the evidence by which the policy routes a connection. The full table is in docs/first-bytes.md.
 
-// question returns the policy question for a connection whose first bytes are f. It does not depend on how the
+// question returns the policy request and evidence for a connection whose first bytes are f. They do not depend on how the
 // connection arrived: first bytes in a tunnel of the explicit proxy are treated like any others.
 func (c *conn) question(f peek.First) (policy.Request, policy.Evidence) {
 	r := c.asks(f.Name)
@@ -21,7 +20,7 @@ func (c *conn) question(f peek.First) (policy.Request, policy.Evidence) {
 	return r, e
 }
 
-// asks returns the destination that the connection asks for, under a name.
+// asks returns the requested destination of the connection, under the given name.
 func (c *conn) asks(name name.Name) policy.Request {
 	return policy.Request{
 		Stage: policy.StageConn, Box: c.box.ID, Name: name, Addr: c.orig.Addr(), Port: c.port, Protocol: policy.TCP,

@@ -37,9 +37,10 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 	})
 }
 
-// ServeFor serves one connection that the gateway itself made on behalf of a box, as if that box had
-// connected to the explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must
-// know that nobody else is at the other end. The connection of a box that is gone is refused, whoever has its address by now.
+// ServeFor serves one connection that the gateway itself made on behalf of a box, as if that box had connected to the
+// explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must be sure that the
+// peer is the gateway's own. If the box has been removed, the connection is refused, even if its address belongs to another
+// box.
 func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
 	p.start(tcp, nil, func(tcp *net.TCPConn, own *socket.Owned) {
 		c := p.newConn(tcp, netip.AddrPort{}, own)
@@ -69,7 +70,7 @@ func (c *conn) serveExplicit() {
 	}
 }
 
-// connKey is the context key for the connection of a request passed to goproxy.
+// connKey is the context key of the connection to which a request passed to goproxy belongs.
 type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.
@@ -101,12 +102,12 @@ func (c *conn) connect(f peek.First) {
 	c.head = append(bytes.Clone(early), f.Data[len(f.Data)-rest.Len():]...)
 	w := &connectWriter{c: c, header: http.Header{}}
 	c.p.front.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, connKey{}, c)))
-	if !w.hijacked { // goproxy answered on its own, which no handler here asks for
+	if !w.hijacked { // goproxy answered itself, although no handler asks it to
 		c.refuse(peek.Other, name.ReasonProtocol)
 	}
 }
 
-// weighed reads a head and reserves memory for its parsed form, in multiples of its length.
+// weighed reads a head and reserves memory for its parsed form, which is estimated as a multiple of its length.
 type weighed struct {
 	io.Reader
 	holds *memory.Claim
@@ -126,7 +127,7 @@ func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	_ = problem.Write(c.tcp, *answer) // a disconnected client needs no answer
+	_ = problem.Write(c.tcp, *answer) // the client may have disconnected
 	c.last = true
 }
 
@@ -156,8 +157,8 @@ var errFrontDials = errors.New("goproxy must not dial")
 
 func refuseDial(context.Context, string, string) (net.Conn, error) { return nil, errFrontDials }
 
-// handleConnect decides a CONNECT by its authority. If allowed, it becomes a tunnel whose first bytes are read and
-// routed like those of any connection.
+// handleConnect decides a CONNECT by its authority. If allowed, it becomes a tunnel whose first bytes are read and routed
+// like those of any other connection.
 func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
 	c, ok := ctx.Req.Context().Value(connKey{}).(*conn)
 	if !ok {
@@ -176,7 +177,8 @@ func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, 
 	}, host
 }
 
-// judgeConnect parses the authority and asks the policy about it: a name by name, an address by address only.
+// judgeConnect parses the authority and asks the policy about it: about a name as a name, about an address as an address
+// only.
 func (c *conn) judgeConnect(authority string) *problem.Problem {
 	host, port, ok := exchange.SplitAuthority(authority, 0)
 	c.event.Name, c.event.Port = authority, port

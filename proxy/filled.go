@@ -2,7 +2,7 @@ package proxy
 
 import "boxgate/policy"
 
-// Filled says how much of each of its limits a box uses, from 0 to 1, by the name of the limit in the configuration.
+// Filled returns how much of each of its limits a box uses, from 0 to 1, by the limit's name in the configuration.
 func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
 	filled := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0}
 	if u := p.usages.Find(box); u != nil {
@@ -13,7 +13,7 @@ func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
 	return filled
 }
 
-// part is the fraction of a limit; 0 if there is none.
+// part returns used as a fraction of limit, or 0 without a limit.
 func part(used int64, limit int) float64 {
 	if limit <= 0 {
 		return 0

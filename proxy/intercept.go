@@ -14,7 +14,7 @@ import (
 	"boxgate/proxy/route"
 )
 
-// errRooted is the error, for the log, of a client that the gateway cannot be the server of.
+// errRooted is the logged error of a TLS client whose SNI ends in a dot, so that no certificate can match it.
 var errRooted = errors.New("the server name ends in a dot (RFC 6066, 3): leave it out of the URL, since requests for this host are intercepted")
 
 // intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
@@ -25,10 +25,10 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		return
 	}
 	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); c.interception == nil {
-		c.refuse(peek.Other, name.ReasonLimit) // reset: the policy denies nothing here
+		c.refuse(peek.Other, name.ReasonLimit) // a reset, not an alert: the policy allowed the connection
 		return
 	}
-	var alpn []string // the usual ones
+	var alpn []string // the default protocols
 	if c.p.core.Origins.OffersLogin(c.box.ID, rt.Request.Name, c.port) {
 		alpn = loginProtocols
 	}
@@ -50,14 +50,16 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	c.serveHTTP1(s)
 }
 
-// serveHTTP1 runs the message loop of HTTP/1.x. A connection that rests is handed over.
+// serveHTTP1 runs the message loop of HTTP/1.x. While the connection is idle between requests, it is handed over to a new
+// goroutine.
 func (c *conn) serveHTTP1(s *exchange.Session) {
 	if next := c.requests(s, func() (http1.Rest, error) { return http1.Serve(c.ctx, s) }); next != nil {
 		c.handOver(next)
 	}
 }
 
-// requests handles requests until the connection has ended or rests: then it returns how it goes on.
+// requests serves requests until the connection has ended or becomes idle. In the latter case it returns the step that
+// continues.
 func (c *conn) requests(s *exchange.Session, serve http1.Rest) step {
 	rest, err := serve()
 	if rest == nil {
@@ -80,7 +82,7 @@ func (c *conn) serveHTTP2(s *exchange.Session) {
 	c.finish(s, http2.Serve(c.ctx, s, &holds))
 }
 
-// finish closes a connection gracefully after its message loop: the last response must arrive.
+// finish closes a connection gracefully after its message loop, so that the last response arrives.
 func (c *conn) finish(s *exchange.Session, err error) {
 	if c.live.Denied() != nil {
 		return
@@ -93,7 +95,7 @@ func (c *conn) finish(s *exchange.Session, err error) {
 	}
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 	if t, ok := s.Client.(*socket.Terminated); ok {
-		_ = t.CloseWrite() // a disconnected client needs no close_notify
+		_ = t.CloseWrite() // the client may have disconnected
 	}
 	c.last = true
 }

@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules steer there. Their
+// ListenTransparent listens on addr (an address literal and port) for connections that TPROXY rules redirect to it. Their
 // local address is the destination that the box dialled. Needs CAP_NET_ADMIN.
 func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
 	to, err := netip.ParseAddrPort(addr)
@@ -27,7 +27,7 @@ func ListenTransparent(ctx context.Context, addr string) (net.Listener, error) {
 		network, level, option = "tcp4", unix.SOL_IP, unix.IP_TRANSPARENT
 	}
 	lc := net.ListenConfig{
-		KeepAlive: -1, // the listener's own options are those of every connection, without a call for each
+		KeepAlive: -1, // connections inherit the listener's keepalive options, which saves system calls for each
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			var set error
 			err := raw.Control(func(fd uintptr) {
@@ -63,8 +63,8 @@ func (p *Proxy) ServeTransparent(ctx context.Context, ln net.Listener) error {
 	})
 }
 
-// accept runs handle in a new goroutine for each connection of ln. When the process is out of file descriptors it waits
-// and retries: neither the listener nor the connections in the backlog are lost.
+// accept calls handle for each connection of ln, in a goroutine. When the process is out of file descriptors it waits and
+// retries: neither the listener nor the connections in the backlog are lost.
 func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TCPConn, *socket.Owned)) error {
 	count := p.addListener(ln)
 	if count == nil {
@@ -117,7 +117,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// start has one connection handled in a goroutine, unless the proxy is shutting down. Shutdown waits for its end.
+// start runs handle for one connection in a goroutine. During shutdown it resets the connection instead. Shutdown waits for
+// the handler.
 func (p *Proxy) start(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn, *socket.Owned)) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -132,7 +133,8 @@ func (p *Proxy) start(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn,
 	p.crew.run(func() { handle(tcp, own) })
 }
 
-// addListener returns the count of the listener's open connections, or closes it and returns nil when no more are accepted.
+// addListener registers a listener and returns its counter of open connections. After Retire or Shutdown it closes the
+// listener and returns nil.
 func (p *Proxy) addListener(ln net.Listener) *atomic.Int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,7 +147,7 @@ func (p *Proxy) addListener(ln net.Listener) *atomic.Int64 {
 	return p.listeners[ln]
 }
 
-// Held returns how many accepted connections of a listener are open; 0 once the listener has stopped.
+// Held returns the number of open connections that a listener accepted; 0 after the listener has stopped.
 func (p *Proxy) Held(ln net.Listener) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,8 +167,8 @@ func (p *Proxy) dropListener(ln net.Listener) {
 	delete(p.listeners, ln)
 }
 
-// localAddr returns the original destination of a transparently accepted connection: the kernel makes it the socket's
-// local address.
+// localAddr returns the original destination of a transparently accepted connection, which TPROXY makes the socket's local
+// address.
 func localAddr(c net.Conn) netip.AddrPort { return addrPort(c.LocalAddr()) }
 
 // addrPort normalizes a TCP address for comparison: no IPv4-mapped IPv6, no zone.

@@ -31,7 +31,7 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// Boxes finds the box with a source address, or nil if there is none. Safe for concurrent use.
+// Boxes finds the box with a source address, or nil. Safe for concurrent use.
 type Boxes interface {
 	BoxByAddr(netip.Addr) *policy.Box
 }
@@ -41,16 +41,16 @@ type Resolver = route.Resolver
 
 // Leaves issues the certificates used to terminate TLS from a box. Safe for concurrent use.
 type Leaves interface {
-	// LeafFor returns a certificate for the name of a kind that the client takes.
+	// LeafFor returns a certificate for the name, with a kind of key that the client supports.
 	LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, name.Name) (*tls.Certificate, error)
 }
 
-// SSHKeys are the keys by which boxes know the gateway as an SSH server. Safe for concurrent use.
+// SSHKeys returns the host keys that the gateway presents to boxes as an SSH server. Safe for concurrent use.
 type SSHKeys interface {
 	SSHKey(policy.BoxID) (crypto.Signer, error)
 }
 
-// Recorder takes one event per decision.
+// Recorder records one event per decision.
 type Recorder = exchange.Recorder
 
 // Secrets returns the values of the secrets that header rules name.
@@ -58,10 +58,10 @@ type Secrets = exchange.Secrets
 
 // URLs are the gateway's public URLs, which boxes may open by name. Safe for concurrent use.
 type URLs interface {
-	// Served reports whether a name is that of a public URL now, and served over TLS on a port.
+	// Served reports whether a name is currently that of a public URL, served over TLS on the port.
 	Served(name.Name, uint16) bool
-	// Visit serves a connection to a public URL, which begins with a ClientHello, and returns when it has ended. It is
-	// served for no other name. The visitor is its remote address.
+	// Visit serves a connection to the public URL with the name, and to no other, and returns when it has ended. The
+	// connection begins with a ClientHello, and its remote address is the visitor's.
 	Visit(net.Conn, name.Name)
 }
 
@@ -72,39 +72,39 @@ type Config struct {
 	Resolver route.Resolver
 	Leaves   Leaves
 	Audit    exchange.Recorder
-	Secrets  exchange.Secrets // of header rules; nil: a rule that names one refuses its requests
-	SSHKeys  SSHKeys          // nil: boxes are not logged in to SSH servers
-	Tokens   exchange.Tokens  // for the proxies that header rules forward to; nil: these rules refuse their requests
-	Log      *zap.Logger      // nil: nothing is logged
+	Secrets  exchange.Secrets // values of secrets in header rules; nil: rules with a secret refuse their requests
+	SSHKeys  SSHKeys          // nil: no logins to SSH servers
+	Tokens   exchange.Tokens  // for the proxies to which header rules forward; nil: these rules refuse their requests
+	Log      *zap.Logger      // nil: no logging
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
-	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled
-	Own      []netip.Addr     // addresses of the gateway itself, never dialled whatever the policy says
+	Sink     []netip.Addr     // addresses that DNS returns for denied names: never dialled
+	Own      []netip.Addr     // addresses of the gateway itself: never dialled, whatever the policy
 	URLs     URLs             // nil: boxes cannot open the public URLs
 	Host     []name.Name      // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
-	// OriginalDst returns the original destination of a transparently accepted connection. nil: its local address, as TPROXY
-	// leaves it.
+	// OriginalDst returns the original destination of a transparently accepted connection. nil: its local address, for
+	// TPROXY.
 	OriginalDst func(net.Conn) netip.AddrPort
 
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
-	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
+	MaxNewConns      int           // connections a box may make a second, sustained, in bursts of twice as many; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
 	MaxStreams       int           // requests of a box over HTTP/2 in progress at the same time, on all connections; 1024
-	MaxRequests      int           // HTTP requests of a box a second, sustained; twice as many at once; 50000
+	MaxRequests      int           // HTTP requests of a box a second, sustained, in bursts of twice as many; 50000
 	MaxUpstreams     int           // connections to servers in use or idle for HTTP requests of a box, not counting tunnels; 512
 	MaxAllConns      int           // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
-	MaxExtraAttempts int           // attempts to connect of all boxes beside another one of the same connection: one descriptor each; 1024
-	MaxPipes         int           // pipes for splicing tunnels of all boxes; two descriptors each; 512
+	MaxExtraAttempts int           // parallel connection attempts of all boxes in addition to the first of each connection: one descriptor each; 1024
+	MaxPipes         int           // pipes with which tunnels of all boxes splice; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
-	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
+	SilenceTimeout   time.Duration // silence of the client after which the server is assumed to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box (or PeekTimeout, if that is longer) and with the upstream; 15 s
 	DialTimeout      time.Duration // for resolving and dialling an upstream, over all its addresses; 15 s
-	AddressTimeout   time.Duration // for one of several addresses; 3 s
+	AddressTimeout   time.Duration // for one address if there are several; 3 s
 	IdleTimeout      time.Duration // until a spliced or upgraded connection without traffic is closed; 24 h
-	LostAfter        time.Duration // how long a server may acknowledge nothing of what such a connection, or one after a login, has sent it; 20 s
+	LostAfter        time.Duration // how long a server may leave sent data unacknowledged on a spliced, upgraded or logged-in connection; 20 s
 }
 
 func (c *Config) setDefaults() {
@@ -152,17 +152,17 @@ type Proxy struct {
 	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
 	core  exchange.Core            // shared by the exchanges of all connections
 
-	upstreamSecrets sync.Map // by name: those that were asked for to authenticate to upstream proxies
+	upstreamSecrets sync.Map // names of the secrets used to authenticate to upstream proxies
 
 	base   context.Context // parent of every connection's context; cancelled when Shutdown stops draining
 	cancel context.CancelFunc
 
 	mu        sync.Mutex
 	closing   bool
-	listeners map[net.Listener]*atomic.Int64 // with their open connections
+	listeners map[net.Listener]*atomic.Int64 // with the number of their open connections
 	retired   bool                           // guarded by mu
-	accepting sync.WaitGroup                 // one for each listener that accepts; Add under mu and only while neither closing nor retired
-	handlers  socket.Handlers                // of all connections
+	accepting sync.WaitGroup                 // the accepting listeners; Add under mu and only while neither closing nor retired
+	handlers  socket.Handlers                // owners of all connections
 }
 
 // New returns a proxy that is not serving yet. It returns an error if a required field of cfg is missing.
@@ -197,7 +197,7 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Parts are what all connections of a proxy share. Only the tests of this package and of those below it look at them.
+// Parts are the shared parts of a proxy, for tests of this package and of the packages below it.
 type Parts struct {
 	Core   *exchange.Core
 	Usages *usage.Table
@@ -207,15 +207,15 @@ type Parts struct {
 // Parts returns the parts of p.
 func (p *Proxy) Parts() Parts { return Parts{Core: &p.core, Usages: p.usages, Live: &p.live} }
 
-// Recheck routes every live connection of a box under the policy in force, cuts those it no longer allows, and returns
-// when they are closed. Other connections are unaffected. Call it after swapping the policy.
+// Recheck routes every live connection of a box under the current policy, cuts those it no longer allows, and returns when
+// they are closed. Other connections are unaffected. Call it after swapping the policy.
 func (p *Proxy) Recheck(box policy.BoxID) {
 	p.recheckAll(p.live.Of(box))
 	p.core.Origins.CloseElsewhere(box)
 }
 
-// Revoke cuts the connections with a request in progress that was sent with a secret, asked for before the call, and
-// returns when they are closed. Other connections are not routed again.
+// Revoke cuts the connections with a request in progress that was sent with a value of the secret fetched before the call,
+// and returns when they are closed. Other connections are not routed again.
 func (p *Proxy) Revoke(secret string) {
 	p.core.Revoked.Revoke(secret)
 	if p.core.Revoked.Used(secret) {
@@ -224,24 +224,24 @@ func (p *Proxy) Revoke(secret string) {
 	}
 }
 
-// leaveUpstream cuts the connections of the boxes whose upstream proxy is used with a secret, and closes those to servers that
-// they would use next.
+// leaveUpstream cuts the connections of the boxes whose upstream proxy is used with a secret, and closes the idle
+// connections that they would use next.
 func (p *Proxy) leaveUpstream(secret string) {
 	if _, used := p.upstreamSecrets.Load(secret); !used {
 		return
 	}
 	conns := slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Box.Policy.Load().GoesWith(secret) })
 	p.closeAll(conns, name.ReasonSecretUnavailable, nil)
-	p.core.Origins.CloseAllIdle() // of all boxes: that costs them no more than to connect again
+	p.core.Origins.CloseAllIdle() // of all boxes, as only a reconnect is lost
 }
 
-// Holds reports whether a secret may be in use: it has been sent, and boxes have connections open.
+// Holds reports whether a secret may be in use: it was sent before, and boxes have open connections.
 func (p *Proxy) Holds(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
 	var cut []*live.Conn
-	var all sync.WaitGroup // concurrently: a connection with a stuck stream must not delay the others
+	var all sync.WaitGroup // in parallel: a connection with a stuck stream must not delay the others
 	for _, l := range conns {
 		all.Go(func() {
 			if p.recheck(l) {
@@ -255,7 +255,7 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 	live.Wait(cut)
 }
 
-// recheck routes one connection again and records the cut, if there was one. A panic cuts the connection, too.
+// recheck routes one connection again and, if that cuts it, records the cut. A panic cuts the connection as well.
 func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 	defer contain.Panic(p.cfg.Log, l.Box.ID, func() {
 		cut = true
@@ -275,7 +275,7 @@ func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 	return true
 }
 
-// Passing returns the box's ends of the connections of a box on which the policy lets bytes pass now.
+// Passing returns the client addresses of a box's connections on which the policy currently lets bytes pass.
 func (p *Proxy) Passing(box policy.BoxID) map[netip.AddrPort]bool {
 	ends := map[netip.AddrPort]bool{}
 	for _, l := range p.live.Of(box) {
@@ -286,8 +286,8 @@ func (p *Proxy) Passing(box policy.BoxID) map[netip.AddrPort]bool {
 	return ends
 }
 
-// CloseBox closes every connection of a box and drops its state. Call it once Boxes no longer finds the box, so that no
-// new connection can begin.
+// CloseBox closes every connection of a box and drops its state. Call it after Boxes has stopped finding the box, so that
+// no new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
 	p.closeAll(p.live.Of(box), name.ReasonUnknownBox, live.ErrBoxRemoved)
 	p.usages.Forget(box)
@@ -304,8 +304,8 @@ func (p *Proxy) closeAll(conns []*live.Conn, why name.Reason, stop error) {
 	live.Wait(conns)
 }
 
-// Retire stops accepting and returns when it has stopped: each connection that was accepted is served. The listeners'
-// sockets stay usable for another process that has them as well.
+// Retire stops accepting and returns when all listeners have stopped. Connections that were already accepted are served.
+// The listening sockets stay usable for another process that shares them.
 func (p *Proxy) Retire() {
 	p.mu.Lock()
 	p.retired = true
@@ -345,9 +345,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	case <-drained:
 		return nil
 	case <-ctx.Done():
-		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // before cancelling the context, so that their events give this reason
+		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // before cancelling the context, so that the events have this reason
 		p.cancel()
-		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // connections that were being accepted
+		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // connections accepted during the first closeAll
 		return ctx.Err()
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 const (
 	pageBytes   = 64 << 10
-	pageTimeout = 5 * time.Second // for reading the request that a denial page answers
+	pageTimeout = 5 * time.Second // for reading the request that the denial page answers
 )
 
 // refuse refuses the connection in its own protocol and records the reason, replacing any earlier decision.
@@ -27,16 +27,16 @@ func (c *conn) refuse(k peek.Kind, why name.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
 	if k == peek.TLS || k == peek.BadTLS {
 		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-		_, _ = c.tcp.Write(accessDenied) // a disconnected client needs no alert
+		_, _ = c.tcp.Write(accessDenied) // the client may have disconnected
 		c.last = true
 		return
 	}
 	socket.Reset(c.tcp)
 }
 
-// deny refuses what the policy denied: with an alert, or with a denial page if pages are enabled, the name can be a
-// public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
-// machines may trust as well, so names that mean a different host to each machine get no leaf.
+// deny refuses a connection that the policy denied: with an alert, or with a denial page if pages are enabled, the name is
+// a public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
+// machines may trust as well, so names that mean a different host on each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.Kind == peek.TLS && !f.NamesRoot() && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
 		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); page != nil {
@@ -88,7 +88,7 @@ func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	}
 	answer := problem.Of(rt.Err())
 	c.event.Status = answer.Status
-	_ = problem.Write(client, answer) // a disconnected client needs no page
+	_ = problem.Write(client, answer) // the client may have disconnected
 	_ = client.CloseWrite()
 	c.last = true
 }

@@ -18,7 +18,7 @@ type replayConn struct {
 	live     *live.Conn
 }
 
-// newReplay returns a replayConn that takes ownership of head, the first bytes of a connection.
+// newReplay returns a replayConn that takes ownership of head, the first bytes of the connection.
 func newReplay(c *conn, head []byte) *replayConn {
 	return &replayConn{Conn: socket.NewDirect(c.tcp), head: head, holds: &c.first, live: c.live}
 }
@@ -46,7 +46,7 @@ func (c *replayConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom copies r to the client, in the kernel where r allows it.
+// ReadFrom copies r to the client, with splice(2) if r allows it.
 func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
 	n, err := io.Copy(c.Conn, r)
 	c.live.In.Add(n)

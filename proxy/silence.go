@@ -12,12 +12,12 @@ import (
 	"boxgate/internal/h2"
 )
 
-// This file handles clients that stay silent. On most ports they are let through to the address, as the server may
-// speak first. Where names decide, silence must not be a way to send unchecked bytes later.
+// This file handles clients that send nothing at first. On most ports they are connected to the address, as the server may
+// speak first. Where names decide, silence must not become a way to send unjudged bytes later.
 
-// serverSpoke waits until one side has sent something or closed, and reports whether it was the server. It reads
-// nothing from either socket. It also returns false when neither side does within the idle timeout, and when the server
-// speaks HTTP/2 in cleartext: its SETTINGS may come first (RFC 9113, 3.4), and the requests after them.
+// serverSpoke waits until one side has sent something or closed, and reports whether it was the server. It does not
+// consume data of either socket. It returns false if neither side does within the idle timeout, and if the server speaks HTTP/2 in
+// cleartext: its SETTINGS may come first (RFC 9113, 3.4), followed by the client's requests, which must be judged.
 func serverSpoke(client, upstream *net.TCPConn, idle time.Duration) (server bool) {
 	deadline := time.Now().Add(idle)
 	_, _ = client.SetReadDeadline(deadline), upstream.SetReadDeadline(deadline)
@@ -33,8 +33,8 @@ func serverSpoke(client, upstream *net.TCPConn, idle time.Duration) (server bool
 	return server && !greetsHTTP2(upstream)
 }
 
-// greetsHTTP2 reports whether what the server has sent is, or may become, the SETTINGS frame that opens an HTTP/2
-// connection. It consumes nothing.
+// greetsHTTP2 reports whether the server's first bytes are, or may become, the SETTINGS frame that opens an HTTP/2
+// connection. It does not consume them.
 func greetsHTTP2(c *net.TCPConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

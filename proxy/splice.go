@@ -20,9 +20,9 @@ import (
 	"boxgate/proxy/tunnel"
 )
 
-// This file passes connections on unread.
+// This file forwards connections without parsing them.
 
-// splice connects to the server and forwards the bytes unread, starting with those that were peeked.
+// splice connects to the server and forwards the bytes unread, including the peeked ones.
 func (c *conn) splice(f peek.First, rt route.Routed) {
 	if c.isForURL(f, rt) {
 		c.visit(f, rt.Request.Name)
@@ -49,7 +49,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	c.reached(f, rt, up)
 }
 
-// target returns where the bytes of the connection go by a route.
+// target returns the destination of the connection under a route.
 func (c *conn) target(rt route.Routed) origin.Target {
 	to := origin.To(rt, false)
 	if c.literal {
@@ -58,7 +58,7 @@ func (c *conn) target(rt route.Routed) origin.Target {
 	return to
 }
 
-// reached forwards between the client and a server that is connected.
+// reached forwards between the client and a connected server.
 func (c *conn) reached(f peek.First, rt route.Routed, up net.Conn) {
 	upstream, ok := socket.TCP(up)
 	if !ok || !c.live.Attach(upstream) {
@@ -72,16 +72,16 @@ func (c *conn) reached(f peek.First, rt route.Routed, up net.Conn) {
 	c.relayLayered(f, rt, up)
 }
 
-// isForURL reports whether a connection is to be served as one to a public URL of this gateway: TLS whose name the policy
-// allows by itself, on the port of public URLs. No address was asked for but the sink's, or none by CONNECT, so none has to
-// be judged: nothing is dialled.
+// isForURL reports whether the connection is served locally, as a visit to a public URL of this gateway: TLS on the port of
+// public URLs, with a name that the policy allows by name alone. The client dialled the sink, or used CONNECT with the
+// name, so there is no address to judge or to dial.
 func (c *conn) isForURL(f peek.First, rt route.Routed) bool {
 	byName := f.Kind == peek.TLS && rt.Action == policy.Splice && rt.ByName && !rt.Asked.Addr.IsValid()
 	return byName && c.p.cfg.URLs != nil && c.p.cfg.URLs.Served(rt.Request.Name, c.port)
 }
 
-// visit hands the connection over to the server of the public URLs. It stays the proxy's to count and to cut: a cut closes
-// the socket, and does not wait for the server to notice.
+// visit passes the connection to the server of the public URLs. The proxy still counts it and can cut it: a cut closes the
+// socket and does not wait for that server's handler.
 func (c *conn) visit(f peek.First, name name.Name) {
 	c.open()
 	c.live.Watch(visiting{})
@@ -100,7 +100,8 @@ func (c *conn) visit(f peek.First, name name.Name) {
 	})
 }
 
-// visiting stands for the requests to a public URL, which its server judges: to the proxy, all bytes of the connection pass.
+// visiting implements [live.Requests] for requests to a public URL, which its server judges: to the proxy, the whole
+// connection passes.
 type visiting struct{}
 
 // Recheck implements [live.Requests]. The connection itself is routed again.
@@ -114,15 +115,15 @@ func (visiting) Revoked() bool { return false }
 // InFlight implements [live.Requests].
 func (visiting) InFlight() bool { return true }
 
-// visitor is the connection of a box as the server of a public URL sees it: from its first byte.
+// visitor is a box's connection as the server of a public URL reads it, including the peeked bytes.
 type visitor struct {
 	net.Conn
 	c     *conn
 	first peek.First
-	rest  []byte // of first, not read yet
+	rest  []byte // unread part of first
 }
 
-// NetConn returns the connection below, for what is no reading or writing.
+// NetConn returns the underlying connection, for socket options and addresses.
 func (v *visitor) NetConn() net.Conn { return v.Conn }
 
 // Read implements [net.Conn].
@@ -147,11 +148,12 @@ func (v *visitor) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// relay forwards between the client and a server that is connected, at an address; the zero Addr if that is a proxy's to know.
+// relay forwards between the client and a connected server. at is the server's address, or the zero Addr if only an
+// upstream proxy knows it.
 func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at netip.Addr) {
 	rt.Asked, rt.Known = rt.At(at)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
-		return // which closed both
+		return // recheck closed both
 	}
 	if rt.Action == policy.AwaitServer {
 		if !serverSpoke(c.tcp, upstream, c.p.cfg.IdleTimeout) {
@@ -159,7 +161,7 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 			socket.Reset(upstream)
 			c.live.Settle(route.Routed{})
 			c.since, c.mustSpeak = time.Now(), true
-			c.proceed(c.peek()) // judged by what the client sends now, if anything
+			c.proceed(c.peek()) // judged by what the client sends after the pause, if anything
 			return
 		}
 		rt.Action, rt.Known.Greeted = policy.Splice, true
@@ -181,14 +183,14 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 	c.leaveTo(t, t.Start)
 }
 
-// relayLayered is relay where a proxy is spoken to over TLS, which takes goroutines. It does not wait for who speaks first:
-// what TLS itself sends would be taken for the server's greeting.
+// relayLayered is relay for an upstream proxy that is reached over TLS, which takes goroutines. It does not support
+// AwaitServer: the TLS records of the proxy would count as the server's greeting.
 func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	defer func() { socket.Reset(up) }()
 	at := addrPort(up.RemoteAddr()).Addr()
 	rt.Asked, rt.Known = rt.At(at)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
-		return // which closed both
+		return // recheck closed both
 	}
 	if rt.Action != policy.Splice {
 		c.refuse(peek.Other, name.ReasonProtocol)
@@ -207,12 +209,12 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	c.last = true
 }
 
-// passOn makes a tunnel that connects to the only address by itself, until the deadline. It reports false if that is to be
-// done otherwise.
+// passOn starts a tunnel that connects to the only address on its own, until the deadline. It returns false if the caller
+// has to connect.
 func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
 	rt.Asked, rt.Known = rt.At(to)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
-		return true // it is closed
+		return true // recheck closed it
 	}
 	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
 	from, ok := rt.From.For(to)
@@ -228,14 +230,14 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 	return true
 }
 
-// spliced is what a connection needs to know once a tunnel owns it.
+// spliced is the state of a connection that a tunnel owns.
 type spliced struct {
-	first peek.First // until the server has taken it
+	first peek.First // until the server has received it
 	at    netip.Addr // of the server
 	name  name.Name
 }
 
-// tunnelled describes the tunnel of the connection.
+// tunnelled returns the description of the connection's tunnel.
 func (c *conn) tunnelled() tunnel.Spec {
 	return tunnel.Spec{
 		Client: c.tcp, Box: c.box.ID, Owner: (*owner)(c),
@@ -243,8 +245,8 @@ func (c *conn) tunnelled() tunnel.Spec {
 	}
 }
 
-// leaveTo leaves the connection to a tunnel, which is started unless the connection is cut by then, and the handler's goroutine
-// ends: a tunnel needs none. The caller must not use the connection any more.
+// leaveTo makes a tunnel the owner of the connection, starts it unless the connection was cut, and ends the handler's
+// goroutine, which a tunnel does not need. The caller must not use the connection afterwards.
 func (c *conn) leaveTo(t io.Closer, start func()) {
 	c.head = nil
 	c.own.Pass(func() {
@@ -254,10 +256,10 @@ func (c *conn) leaveTo(t io.Closer, start func()) {
 	})
 }
 
-// owner is a connection that a tunnel tells what becomes of it.
+// owner receives the tunnel's events for a connection.
 type owner conn
 
-// Opened records that the server has taken the first bytes.
+// Opened records that the server has received the first bytes.
 func (o *owner) Opened() {
 	c := (*conn)(o)
 	c.detour.succeeded()
@@ -268,12 +270,12 @@ func (o *owner) Opened() {
 	c.open()
 }
 
-// Ended concludes the connection.
+// Ended closes and records the connection.
 func (o *owner) Ended(err error) {
 	c := (*conn)(o)
 	c.own.Run(func() {
 		switch {
-		case c.opening == nil: // cut before the server had accepted
+		case c.opening == nil: // cut before the server accepted
 			c.event.Error = err.Error()
 			c.refuse(peek.Other, name.ReasonUnreachable)
 		case err != nil && c.live.Denied() == nil:
@@ -282,7 +284,7 @@ func (o *owner) Ended(err error) {
 	})
 }
 
-// failed refuses an allowed connection because its upstream could not be reached, or its address was denied.
+// failed refuses an allowed connection whose server could not be reached, or whose resolved address was denied.
 func (c *conn) failed(k peek.Kind, err error) {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
@@ -297,5 +299,5 @@ func (c *conn) failed(k peek.Kind, err error) {
 		reason = up.Reason
 	}
 	c.event.Error = err.Error()
-	c.refuse(peek.Other, reason) // as the kernel of an absent server would
+	c.refuse(peek.Other, reason) // a reset, as the kernel of an absent server would send
 }

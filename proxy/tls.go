@@ -15,7 +15,7 @@ import (
 	"boxgate/proxy/origin"
 )
 
-// tlsConfigs are the server configurations used to terminate TLS, one per box. Boxes share no state such as ticket
+// tlsConfigs are the server configurations used to terminate TLS, one per box, so that boxes share no state such as ticket
 // keys. The zero value is empty.
 type tlsConfigs struct {
 	mu    sync.Mutex
@@ -43,9 +43,9 @@ func (p *Proxy) forgetTLS(box policy.BoxID) {
 	delete(p.tls.boxes, box)
 }
 
-// serverConfig returns the TLS server configuration for one box. Session tickets carry the name they were issued for
-// and resume nothing else: a connection with another SNI makes a full handshake. Early data is never accepted
-// (crypto/tls supports it over QUIC only).
+// serverConfig returns the TLS server configuration of one box. Session tickets contain the name for which they were issued
+// and resume no other: a connection with another SNI makes a full handshake. Early data is never accepted (crypto/tls
+// supports it over QUIC only).
 func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -76,7 +76,8 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	return cfg
 }
 
-// loginProtocols are for hosts at which connections log in, which they cannot over HTTP/2. Clients that offer nothing else have that.
+// loginProtocols is the ALPN preference for hosts where connections log in (NTLM, Kerberos), which HTTP/2 cannot. Clients
+// that offer only h2 get it.
 var loginProtocols = []string{"http/1.1", "http/1.0", "h2"}
 
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
@@ -86,10 +87,10 @@ func (p *Proxy) isHosts(n name.Name) bool {
 	return n.IsLoopback() || slices.ContainsFunc(p.cfg.Host, n.IsWithin)
 }
 
-// terminate performs the TLS handshake with the box using a leaf for name. It fails unless the handshake has the SNI
-// that was peeked: the decision was made for that name only. A cut of the connection closes its socket, which ends the
-// handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection. hello is
-// the length of the ClientHello.
+// terminate performs the TLS handshake with the box, using a leaf for host. It fails unless the SNI is the one that was
+// peeked: the decision was made for that name only. A cut closes the socket, which ends the handshake. The timeout is a
+// deadline of the socket, because a context would cost a timer and a callback for each connection. hello is the length of
+// the ClientHello.
 func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name.Name, alpn []string) (*socket.Terminated, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
@@ -111,15 +112,16 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name
 	return conn, client.SetDeadline(time.Time{})
 }
 
-// boxHandshake is the time for a TLS handshake with a box. A box that may take longer for its first message, because its machine is
-// slow, may take as long for the rest.
+// boxHandshake returns the timeout of a TLS handshake with a box. If slow boxes are given more time for their first
+// message, they get as much for the handshake.
 func (c *Config) boxHandshake() time.Duration { return max(c.HandshakeTimeout, c.PeekTimeout) }
 
-// unreadHello is the most that a ClientHello should have, in bytes, that comes after other messages: database clients' have less than 4 KiB.
+// unreadHello is the assumed length in bytes of a ClientHello that has not been read yet. Those of database clients are
+// shorter than 4 KiB.
 const unreadHello = 16 << 10
 
-// terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box gives a
-// name it must be that one. hello is the length of the ClientHello, or 0 if it has not come. The caller sets deadlines.
+// terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box sends
+// SNI, it must match. hello is the length of the ClientHello, or 0 if it has not arrived. The caller sets deadlines.
 func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, hello int, host name.Name, alpn string) (*socket.Terminated, error) {
 	conn := socket.Terminate(client, max(hello, unreadHello), &tls.Config{
 		MinVersion: tls.VersionTLS12, Time: fault.Now, NextProtos: []string{alpn}, SessionTicketsDisabled: true,

@@ -10,13 +10,13 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// errUntrusted is the error of a handshake that a client ends because of the gateway's certificate.
+// errUntrusted is the error of a handshake that a client ended because of the gateway's certificate.
 type errUntrusted struct {
 	how string
 	err error
 }
 
-// Error says what to do, for the log.
+// Error returns the text for the log, including the remedy.
 func (e *errUntrusted) Error() string {
 	return "the client does not trust the box's CA, or pins a certificate: it " + e.how +
 		"; add the CA to what it trusts (gateway ca), or pass the host on unread by removing its rules (" + e.err.Error() + ")"
@@ -25,14 +25,15 @@ func (e *errUntrusted) Error() string {
 // Unwrap returns the cause.
 func (e *errUntrusted) Unwrap() error { return e.err }
 
-// errRequestless is the error of a connection that ended right after a handshake: some clients verify the certificate only then.
+// errRequestless is the error of a connection that the client closed right after the handshake. Some clients verify the
+// certificate only then.
 var errRequestless = errors.New("the connection ended without a request, as wget ends it if it does not trust the box's CA (gateway ca)")
 
-// certificateSent is how many bytes a server has sent, at least, if a certificate was among them. Without one there are a
-// request for another key share, or a resumed session.
+// certificateSent is the minimum number of bytes that the gateway has sent if its certificate was among them. Shorter
+// flights are a HelloRetryRequest or a resumed session.
 const certificateSent = 512
 
-// handshakeFault returns the error of a handshake with a client, to which so many bytes were sent.
+// handshakeFault explains a failed handshake with a client, after sent bytes were sent to it.
 func handshakeFault(err error, sent int64) error {
 	switch alert, received := problem.AlertOf(err); {
 	case received && problem.AboutCertificate(alert):
@@ -42,7 +43,7 @@ func handshakeFault(err error, sent int64) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return &errUntrusted{"closed the connection when it had the certificate", err}
 	}
-	// Some clients send their alert in clear text, which has no valid MAC once both sides have keys.
+	// Some clients send their alert unencrypted after both sides have keys, so its MAC is invalid.
 	var record tls.RecordHeaderError
 	if errors.As(err, &record) || strings.HasSuffix(err.Error(), "tls: bad record MAC") {
 		return &errUntrusted{"sent something that is not encrypted when it had the certificate, perhaps an alert", err}

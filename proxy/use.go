@@ -1,10 +1,10 @@
 package proxy
 
-// Use is the use of one bounded resource; a limit of 0 is none.
+// Use is the use of one bounded resource. A limit of 0 means unlimited.
 type Use struct{ Taken, Most int }
 
-// Uses returns the current use of resources that all boxes share, by name: their connections, connections to servers for HTTP requests,
-// attempts to connect beside another one of the same connection, and pipes of tunnels.
+// Uses returns the use of the resources that all boxes share, by name: their connections, connections to servers for HTTP
+// requests, parallel connection attempts, and pipes of tunnels.
 func (p *Proxy) Uses() map[string]Use {
 	return map[string]Use{
 		"box_connections":    {p.live.Open(), p.cfg.MaxAllConns},

@@ -8,15 +8,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// safeParameters are the parameters that a client may set as it connects: what drivers send. All that they change could be
-// changed by SET as well.
+// safeParameters are the startup parameters that a client may set: those that drivers send. The box could set each of them
+// with SET as well.
 var safeParameters = []string{
 	"application_name", "client_encoding", "client_min_messages", "datestyle", "default_transaction_isolation",
 	"default_transaction_read_only", "extra_float_digits", "idle_in_transaction_session_timeout", "intervalstyle",
 	"lock_timeout", "search_path", "standard_conforming_strings", "statement_timeout", "timezone",
 }
 
-// check compares what the box asks for with the login, and returns the parameters to pass on.
+// check compares the box's startup message with the login, and returns the parameters to forward.
 func (s *Session) check(asked startup) (map[string]string, *Refusal) {
 	refuse := func(text string, args ...any) (map[string]string, *Refusal) {
 		return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
@@ -39,7 +39,7 @@ func (s *Session) check(asked startup) (map[string]string, *Refusal) {
 	return passed, nil
 }
 
-// shown shortens a text of the box.
+// shown truncates a text from the box for an error message.
 func shown(s string) string {
 	const most = 64
 	if len(s) > most {

@@ -19,43 +19,44 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// Keys maps the keys with which boxes cancel queries to those of the servers. A box is told the process of the server, which
-// functions such as pg_terminate_backend take, with a key of the gateway's own: with the server's it could cancel through
-// another way, and those of others might be guessed. The zero value is empty. Safe for concurrent use.
+// Keys maps the keys with which boxes cancel queries to the servers' keys. A box receives the server's process ID, which
+// functions such as pg_terminate_backend take, with a key that the gateway generated: with the server's key it could cancel
+// over a connection that does not pass the gateway, and the short keys of other clients might be guessed. The zero value is
+// empty. Safe for concurrent use.
 type Keys struct {
 	mu   sync.Mutex
-	keys map[place][]ownKey // servers behind one name may have equal processes
+	keys map[place][]ownKey // a list, because servers behind one name may have equal process IDs
 }
 
-// place is where a key is valid: on connections of a box to a host and port, for a process there.
+// place is the scope of a key: connections of a box to a host and port, for one process ID.
 type place struct {
 	box       policy.BoxID
 	authority string
 	process   uint32
 }
 
-// ownKey is a key of the gateway's own with the connection that it is for.
+// ownKey is a key that the gateway generated, and the server connection that it cancels.
 type ownKey struct {
 	key []byte
 	of  backend
 }
 
-// backend is a connection as its server knows it.
+// backend identifies a connection at its server.
 type backend struct {
 	authority string
 	addr      netip.Addr
 	process   uint32
-	key       []byte // empty if the server takes no requests to cancel
+	key       []byte // empty if the server does not support cancel requests
 }
 
-// Lengths of keys in bytes: before version 3.2 of the protocol, and as PostgreSQL makes them from then on.
+// Lengths of keys in bytes: before protocol version 3.2, as PostgreSQL generates them since then, and the longest allowed.
 const (
 	shortKey = 4
 	longKey  = 32
 	maxKey   = 256
 )
 
-// add returns a new key of n bytes for a connection of a box.
+// add generates and stores a key of n bytes for a connection of a box.
 func (k *Keys) add(box policy.BoxID, of backend, n int) cancel {
 	at := place{box, of.authority, of.process}
 	k.mu.Lock()
@@ -83,7 +84,7 @@ func (k *Keys) remove(box policy.BoxID, authority string, c cancel) {
 	}
 }
 
-// find returns what a key stands for: a connection of the same box to the same host and port.
+// find returns the server connection of a key, if it belongs to the same box, host and port.
 func (k *Keys) find(box policy.BoxID, authority string, c cancel) (backend, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,7 +100,7 @@ func find(keys []ownKey, key []byte) (of backend, found bool) {
 	return of, found
 }
 
-// cancel passes on a request to cancel what another connection of the box does. The box is told nothing, as by a server.
+// cancel forwards a request to cancel a query on another connection of the box. Like a server, it sends no answer.
 func (s *Session) cancel(ctx context.Context, p packet) error {
 	c, err := parseCancel(p)
 	if err != nil {
@@ -153,6 +154,6 @@ func (s *Session) sendCancel(ctx context.Context, of backend) error {
 		return err
 	}
 	_ = secure.SetReadDeadline(time.Now().Add(s.HelloTimeout))
-	_, _ = secure.Read(answer) // the server closes once it has done it
+	_, _ = secure.Read(answer) // the server closes the connection after it has handled the request
 	return nil
 }

@@ -22,25 +22,26 @@ import (
 
 // Memory for a connection to a server, in bytes.
 const (
-	// LoginCost is what it takes until the server is logged in to: TLS, what the server says, and that decoded.
+	// LoginCost is the memory during the login: TLS, the server's messages, and their decoded form.
 	LoginCost = socket.ServerCost + 2*maxLogin
-	// LinkCost is what it takes from then on.
+	// LinkCost is the memory after the login.
 	LinkCost = 120 << 10
 )
 
-// server is a server that is logged in to and ready for queries.
+// server is a server connection after the login, ready for queries.
 type server struct {
 	conn       *tls.Conn
-	in         io.Reader // what it sends from now on
+	in         io.Reader // reads the data after the login
 	addr       netip.Addr
 	parameters map[string]string
-	status     byte   // of the transaction
-	minor      uint16 // of the version agreed on
+	status     byte   // transaction status
+	minor      uint16 // minor version of the protocol in use
 	process    uint32
 	key        []byte
 }
 
-// base returns a configuration without what the environment of the gateway says: all that a login depends on is set over it.
+// base returns a configuration that ignores the environment (PGHOST etc.). config overwrites everything on which a login
+// depends.
 var base = sync.OnceValues(func() (*pgconn.Config, error) {
 	return pgconn.ParseConfig("host=server port=5432 user=nobody database=none password=none sslmode=disable")
 })
@@ -50,20 +51,20 @@ type attempt struct {
 	s        *Session
 	password string
 	dialled  net.Conn
-	wire     socket.ToServer // over which TLS is spoken
-	verified bool            // the TLS handshake has shown the server to be the one of the name
-	failed   error           // of the dial
+	wire     socket.ToServer // carries the TLS connection
+	verified bool            // the TLS handshake has verified the server's name
+	failed   error           // error of the dial
 	in       io.Reader
-	minor    uint16 // of the version asked for
+	minor    uint16 // requested minor version
 	messages *messages
 }
 
-// longKeys is the minor version of the protocol from which keys to cancel queries have any length, and the newest that is
-// spoken.
+// longKeys is the minor version of the protocol in which cancel keys have a variable length. It is also the newest
+// supported version.
 const longKeys = 2
 
-// login connects to the server and logs in. Only if the box asks for a version of the protocol after 3.0 is the server asked for
-// one: some do not answer that.
+// login connects to the server and logs in. It requests a protocol version after 3.0 only if the box does: some servers do
+// not answer such a request.
 func (s *Session) login(ctx context.Context, parameters map[string]string, minor uint16) (*server, *Refusal) {
 	ctx, cancel := context.WithTimeout(ctx, s.LoginTimeout)
 	defer cancel()
@@ -92,8 +93,8 @@ func (s *Session) login(ctx context.Context, parameters map[string]string, minor
 	return server, nil
 }
 
-// config returns how to log in. The server must prove to be the one of the name, and must want the password: the weaker ways
-// to prove it are for logins that say so.
+// config returns the configuration of the login. The server's certificate must match its name. Methods of authentication
+// that are weaker than SCRAM, including none, require a login that names them.
 func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	of, err := base()
 	if err != nil {
@@ -122,7 +123,7 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	return c, nil
 }
 
-// tlsConfig returns how to speak TLS with the server. verified is called once it has proved to be the one of the name.
+// tlsConfig returns the TLS configuration for the server. verified is called after the server's certificate was verified.
 func (s *Session) tlsConfig(verified func()) *tls.Config {
 	return &tls.Config{
 		ServerName: s.Name.String(), RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: []string{ProtocolName}, Time: s.Clock,
@@ -144,7 +145,7 @@ func (a *attempt) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return a.wire, nil
 }
 
-// content reads what a server sends inside TLS.
+// content reads the server's data inside TLS and reports to wire that there was some.
 type content struct {
 	io.Reader
 	wire socket.ToServer
@@ -159,7 +160,7 @@ func (c content) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// take takes the connection from the library that logged in.
+// take takes the connection over from pgconn after its login.
 func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
 	taken, err := conn.Hijack()
 	if err != nil {
@@ -184,7 +185,7 @@ func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
 	}, nil
 }
 
-// refusal says why the login failed. What the server itself says is passed on, but never the password.
+// refusal maps an error of the login to a refusal. The server's own message is forwarded, but never the password.
 func (a *attempt) refusal(err error) *Refusal {
 	var said *pgconn.PgError
 	switch {
@@ -201,7 +202,7 @@ func (a *attempt) refusal(err error) *Refusal {
 		errors.New(a.without(err.Error()))}
 }
 
-// notVerified is the refusal where a server does not speak TLS, or not with a certificate for the name.
+// notVerified is the refusal of a server that does not speak TLS, or has no valid certificate for the name.
 func (s *Session) notVerified(err error) *Refusal {
 	return &Refusal{name.ReasonUpstreamTLS, codeUnreachable, "the TLS certificate of " + s.Authority + " could not be verified",
 		&problem.Upstream{Reason: name.ReasonUpstreamTLS, Name: s.Name, Err: err}}

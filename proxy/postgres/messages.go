@@ -11,27 +11,27 @@ import (
 const (
 	// maxMessage is the longest message of a server during the login.
 	maxMessage = 64 << 10
-	// maxLogin is the most that a server sends during the login.
+	// maxLogin is the most bytes that a server may send during the login.
 	maxLogin = 64 << 10
-	// maxIterations is how often a password is hashed to prove it, at most: 25 times as often as PostgreSQL asks by default.
-	// A box that may change the password of its user, as all users may, chooses the number by that.
+	// maxIterations limits the PBKDF2 iterations of SCRAM: 25 times PostgreSQL's default. A box that can change its user's
+	// password, as every user may, can choose the number.
 	maxIterations = 100_000
 )
 
-// messages reads no further than the end of a message of a server at a time, so that who reads one by one has not read what
-// follows the last. What would make the login costly is an error.
+// messages limits each read to the end of a server's message, so that a reader of single messages does not consume data
+// after the last. It fails on messages that would make the login costly.
 type messages struct {
 	r    io.Reader
-	head [5]byte // the type, and the length with itself
-	n    int     // of head, that were read
-	rest uint32  // of the body, that was not read
-	body []byte  // of a message that was read as a whole, as far as it was not passed on
-	read int     // in all
+	head [5]byte // the type, and the length including itself
+	n    int     // bytes of head that were read
+	rest uint32  // bytes of the body that were not read
+	body []byte  // unread part of a body that was read as a whole
+	read int     // total bytes
 
-	negotiated bool // the server speaks an older version than it was asked for
+	negotiated bool // the server speaks an older version than requested
 }
 
-// errLogin ends a login whose server says more than any has to.
+// errLogin ends a login in which the server sends more than maxLogin.
 var errLogin = fmt.Errorf("the server has sent more than %d KiB during the login", maxLogin>>10)
 
 // Read implements [io.Reader].
@@ -44,7 +44,7 @@ func (m *messages) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next reads up to the end of a message.
+// next reads at most up to the end of the current message.
 func (m *messages) next(p []byte) (int, error) {
 	const authentication = 'R'
 	if m.head[0] == authentication && m.rest > 0 && m.rest <= maxMessage {
@@ -73,7 +73,7 @@ func (m *messages) next(p []byte) (int, error) {
 	return n, err
 }
 
-// challenge reads a message of the authentication as a whole, and checks what it costs to answer.
+// challenge reads an authentication message as a whole, and limits the cost of answering it.
 func (m *messages) challenge() error {
 	m.body = make([]byte, m.rest)
 	if _, err := io.ReadFull(m.r, m.body); err != nil {
@@ -86,7 +86,7 @@ func (m *messages) challenge() error {
 	return nil
 }
 
-// iterations returns how often a message asks to hash the password (RFC 5802, 5.1); 0 if it does not.
+// iterations returns the number of iterations that a SCRAM message requests (RFC 5802, 5.1), or 0 for other messages.
 func iterations(body []byte) int {
 	const saslContinue = 11
 	if len(body) < 4 || binary.BigEndian.Uint32(body) != saslContinue {

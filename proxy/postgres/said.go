@@ -9,13 +9,14 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// This file keeps the password out of what a server says of a login that failed.
+// This file removes the password from the server's messages about a failed login.
 
-// verifiers are what PostgreSQL keeps of passwords, which serve to guess them: those of SCRAM, and MD5 sums.
+// verifiers matches the stored forms of passwords in PostgreSQL, which allow offline guessing: SCRAM verifiers and MD5
+// sums.
 var verifiers = regexp.MustCompile(`(?i)SCRAM-SHA-256\$|md5[0-9a-f]{32}`)
 
-// without returns a text of the server, unless it holds the password in some form: as it is, in hexadecimal or base64, with
-// the escapes of SQL, JSON or URLs, or hashed as PostgreSQL does.
+// without returns a text of the server, or a placeholder if it contains the password in some form: plain, in hexadecimal or
+// base64, escaped for SQL, JSON or URLs, or hashed as PostgreSQL does.
 func (a *attempt) without(text string) string {
 	switch {
 	case len(a.password) < scrub.MinLength:
@@ -26,8 +27,8 @@ func (a *attempt) without(text string) string {
 	return text
 }
 
-// forms are the ways in which a password is written, other than those that are found by themselves. MD5 sums are those of a
-// password with its user.
+// forms returns the forms of the password that package scrub does not derive itself. PostgreSQL's MD5 sums are of the
+// password followed by the user name.
 func (a *attempt) forms() []string {
 	forms := []string{a.password}
 	for _, quote := range []string{`'`, `"`, `\`} {
@@ -40,7 +41,7 @@ func (a *attempt) forms() []string {
 	return forms
 }
 
-// state returns the SQLSTATE code that a server gave, if it is one.
+// state returns the server's SQLSTATE code if it is well-formed, or a generic one.
 func state(code string) string {
 	if len(code) != 5 || strings.ContainsFunc(code, func(c rune) bool { return (c < '0' || c > '9') && (c < 'A' || c > 'Z') }) {
 		return codeUnreachable

@@ -18,17 +18,16 @@ import (
 	postgresrule "boxgate/rule/postgres"
 )
 
-// Secured is a connection by TLS.
+// Secured is a TLS connection.
 type Secured interface {
 	net.Conn
 	ConnectionState() tls.ConnectionState
 }
 
-// Session is the beginning of one connection of a box to a server that the gateway logs in to. All fields but Roots are
-// required.
+// Session opens one connection of a box to a server to which the gateway logs in. All fields but Roots are required.
 type Session struct {
 	Client    net.Conn // the box, from its first byte
-	Direct    bool     // its first byte is one of TLS
+	Direct    bool     // the first byte belongs to TLS: no SSLRequest before it
 	Box       policy.BoxID
 	Name      name.Name // of the server, in its certificate
 	Authority string    // name and port of the server
@@ -39,22 +38,21 @@ type Session struct {
 
 	// Terminate performs a TLS handshake with the box, as the server.
 	Terminate func(net.Conn) (Secured, error)
-	// Password returns the password. Its error is shown to the log alone.
+	// Password returns the password. Its error is logged and not sent to the box.
 	Password func(context.Context) (name.Secret, error)
-	// Dial connects to the server, at an address if one is given. Errors are of type *[policy.DeniedError] or
+	// Dial connects to the server, at the given address if it is valid. Errors are of type *[policy.DeniedError] or
 	// *problem.Upstream.
 	Dial func(context.Context, netip.Addr) (net.Conn, error)
 
-	HelloTimeout time.Duration // until the box has said what it wants
+	HelloTimeout time.Duration // for the box's startup message
 	LoginTimeout time.Duration // for the login at the server
 }
 
-// ErrCancelled says that the connection was one to cancel what another does, which has been passed on. There is no more
-// to it.
+// ErrCancelled reports that the connection carried a cancel request, which was forwarded. The connection is done.
 var ErrCancelled = errors.New("the connection carried a request to cancel")
 
-// Open speaks with both sides until the server is ready for queries, and tells the box so. If the error is of type
-// *[Refusal] the box was told why.
+// Open talks to both sides until the server is ready for queries, and completes the box's login. If the error is of type
+// *[Refusal], the box has already received it.
 func (s *Session) Open(ctx context.Context) (*Link, error) {
 	if err := s.Client.SetDeadline(time.Now().Add(s.HelloTimeout)); err != nil {
 		return nil, err
@@ -86,8 +84,8 @@ func (s *Session) Open(ctx context.Context) (*Link, error) {
 	return link, nil
 }
 
-// hello reads what the box begins with, up to the packet that says what it wants. TLS may come before it, at once or after
-// a request for it; encryption by GSSAPI is declined.
+// hello reads the box's packets up to a startup message or cancel request. TLS may come before it, directly or after an
+// SSLRequest; GSSAPI encryption is declined.
 func (s *Session) hello() (packet, error) {
 	if s.Direct {
 		if err := s.secure(); err != nil {
@@ -126,7 +124,7 @@ func (s *Session) hello() (packet, error) {
 // errHandshake wraps the error of a TLS handshake with the box.
 type errHandshake struct{ error }
 
-// ProtocolName is what TLS connections say that they are for (ALPN). Without a request for TLS before it, it is required.
+// ProtocolName is the ALPN protocol of PostgreSQL. It is required for TLS without an SSLRequest.
 const ProtocolName = "postgresql"
 
 func (s *Session) secure() error {
@@ -141,11 +139,11 @@ func (s *Session) secure() error {
 	return nil
 }
 
-// welcome tells the box that it is logged in, in the words of the server.
+// welcome completes the box's login with the server's parameters.
 func (s *Session) welcome(asked startup, server *server, key cancel) error {
 	var b pgproto3Buffer
 	if asked.minor != server.minor || len(asked.options) > 0 {
-		// The documentation has the minor version here, PostgreSQL sends both, and libpq takes nothing else.
+		// The documentation describes the minor version here, but PostgreSQL sends both and libpq accepts only that.
 		b.add(&pgproto3.NegotiateProtocolVersion{NewestMinorProtocol: codeVersion3 | uint32(server.minor), UnrecognizedOptions: asked.options})
 	}
 	b.add(&pgproto3.AuthenticationOk{})
@@ -180,8 +178,7 @@ func (b *pgproto3Buffer) add(m pgproto3.BackendMessage) {
 	}
 }
 
-// Refusal is why a connection is refused, with a text for each of two audiences: the box is sent Text under the SQLSTATE
-// Code, and the log has Err.
+// Refusal is the reason for which a connection is refused. The box receives Text with the SQLSTATE Code; the log has Err.
 type Refusal struct {
 	Reason     name.Reason
 	Code, Text string
@@ -208,7 +205,7 @@ const (
 	codeUnavailable       = "58000"
 )
 
-// helloRefusal is the refusal of a box that did not say what it wants.
+// helloRefusal maps an error before the startup message to a refusal.
 func helloRefusal(err error) *Refusal {
 	var handshake errHandshake
 	switch {
@@ -222,7 +219,7 @@ func helloRefusal(err error) *Refusal {
 	return &Refusal{Reason: name.ReasonProtocol, Err: fmt.Errorf("before the startup packet was complete: %w", err)}
 }
 
-// refuse tells the box why it is refused.
+// refuse sends a refusal to the box.
 func (s *Session) refuse(r *Refusal) error {
 	if r.Text == "" {
 		return r
@@ -230,6 +227,6 @@ func (s *Session) refuse(r *Refusal) error {
 	var b pgproto3Buffer
 	b.add(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: r.Code, Message: r.Text})
 	_ = s.Client.SetDeadline(time.Now().Add(time.Second))
-	_, _ = s.Client.Write(b.bytes) // a disconnected client needs no answer
+	_, _ = s.Client.Write(b.bytes) // the client may have disconnected
 	return r
 }

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// The codes of the packets that a client may begin with (PostgreSQL documentation, 54.7). They have no type byte.
+// Codes of the packets with which a client may begin (PostgreSQL documentation, 54.7). They have no type byte.
 const (
 	codeVersion3 = 3 << 16
 	codeCancel   = 1234<<16 | 5678
@@ -18,16 +18,16 @@ const (
 // maxStartup is the longest first packet (MAX_STARTUP_PACKET_LENGTH of PostgreSQL).
 const maxStartup = 10000
 
-// errStartup is the error for a first packet that is not one of PostgreSQL's, or is malformed.
+// errStartup is the error of a first packet that is malformed or not PostgreSQL's.
 var errStartup = errors.New("malformed startup packet")
 
-// packet is a first packet: what follows its length.
+// packet is a first packet without its length.
 type packet struct {
 	code uint32
 	body []byte
 }
 
-// readPacket reads one first packet, and no byte more: what follows may be TLS.
+// readPacket reads one first packet, and no byte more, because TLS may follow.
 func readPacket(r io.Reader) (packet, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -42,15 +42,15 @@ func readPacket(r io.Reader) (packet, error) {
 	return p, err
 }
 
-// startup is what a client asks for.
+// startup is a parsed StartupMessage.
 type startup struct {
-	minor      uint16            // of the version; the major one is 3
-	parameters map[string]string // user and database among them
-	options    []string          // of the protocol, whose names begin with "_pq_."
+	minor      uint16            // minor version; the major version is 3
+	parameters map[string]string // including user and database
+	options    []string          // protocol options, whose names begin with "_pq_."
 }
 
-// parseStartup reads a StartupMessage: pairs of names and values that end in NUL, and an empty name. Names are not in it twice,
-// since servers would differ on which value counts.
+// parseStartup parses a StartupMessage: NUL-terminated pairs of name and value, then an empty name. Duplicate names are
+// rejected, because servers could differ on which value counts.
 func parseStartup(p packet) (startup, error) {
 	s := startup{minor: uint16(p.code), parameters: map[string]string{}}
 	if p.code>>16 != codeVersion3>>16 {
@@ -74,7 +74,7 @@ func parseStartup(p packet) (startup, error) {
 	}
 }
 
-// cancel is a request to cancel what another connection is doing.
+// cancel is a request to cancel the query of another connection.
 type cancel struct {
 	process uint32
 	key     []byte

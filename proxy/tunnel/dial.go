@@ -12,27 +12,28 @@ import (
 	"boxgate/internal/socket"
 )
 
-// This file connects tunnels to their servers without a goroutine that waits: a connection that is passed on needs none
-// of what net.Dialer arranges.
+// This file connects tunnels to their servers without a waiting goroutine. A tunnel needs none of the features of
+// net.Dialer.
 
 // dial is a connection attempt.
 type dial struct {
 	to       netip.AddrPort
-	first    []byte        // what the server is sent first
-	timeout  time.Duration // for what is left of it
-	patience time.Duration // until the owner is told that it takes long; 0: it was
+	first    []byte        // sent to the server first
+	timeout  time.Duration // remaining time for the attempt
+	patience time.Duration // time until Owner.Slow is called; 0 after that
 	failed   bool
 }
 
-// patience is [dial.patience] of a new attempt (RFC 8305, 5).
+// patience is the initial [dial.patience] (RFC 8305, 5).
 const patience = 250 * time.Millisecond
 
-// FirstMost is the most that a tunnel may send first: what the buffer of any new socket takes.
+// FirstMost is the maximum length in bytes of a tunnel's first data: it fits into the send buffer of any new socket.
 const FirstMost = 4 << 10
 
-// Dial returns a tunnel that connects to an address, from one of the host unless that is the zero Addr, sends it first, and then relays once [Tunnel.Start] was called. If
-// the server does not accept within timeout, or refuses, the owner is told. first must not change before it was told of
-// the one or the other. After an error there is no tunnel: the attempt could not even be made, or no time is left for it.
+// Dial returns a tunnel that connects to an address, from a local one if from is valid, sends first, and then relays. It
+// begins when [Tunnel.Start] is called. If the server refuses or does not accept within timeout, [Owner.Failed] is called.
+// first must not change until Opened or Failed is called. If Dial returns an error, no attempt was made, and no method of
+// the owner is called.
 func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
 	if len(first) == 0 || len(first) > FirstMost {
 		return nil, errors.ErrUnsupported
@@ -50,7 +51,7 @@ func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, ti
 	return t, nil
 }
 
-// connect begins to connect a new socket.
+// connect starts to connect a new socket, without waiting.
 func connect(from netip.Addr, to netip.AddrPort) (fd int, err error) {
 	a := to.Addr().Unmap()
 	family := unix.AF_INET
@@ -78,7 +79,8 @@ func connect(from netip.Addr, to netip.AddrPort) (fd int, err error) {
 	return -1, err
 }
 
-// connected sends the first bytes once the server has accepted, and reports whether the tunnel relays now.
+// connected handles events until the server has accepted and the first bytes are sent. It reports whether the tunnel relays
+// from now on.
 func (t *Tunnel) connected(what uint32) bool {
 	e := &t.ends[server]
 	if what&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
@@ -91,7 +93,7 @@ func (t *Tunnel) connected(what uint32) bool {
 	n, err := socket.Send(e.fd, t.dial.first)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
-		return false // the next event comes when there is room
+		return false // an event follows when there is space
 	case err != nil:
 		t.unreachable(os.NewSyscallError("write", err))
 		return false
@@ -104,7 +106,7 @@ func (t *Tunnel) connected(what uint32) bool {
 	return true
 }
 
-// late is called when an attempt has not succeeded for its patience, or in time.
+// late is called by the timer when an attempt has taken longer than its patience or its timeout.
 func (t *Tunnel) late() {
 	d := t.dial
 	if d.timeout -= d.patience; d.patience == 0 || d.timeout <= 0 {
@@ -116,8 +118,9 @@ func (t *Tunnel) late() {
 	t.report = t.Owner.Slow
 }
 
-// Yield gives an attempt up for a connection to another server, if it has not succeeded: it reports whether the client is the
-// caller's from now on. The owner is told nothing, unless it has been or is being told that the attempt has failed.
+// Yield abandons the attempt in favour of a connection to another server, unless it has already succeeded. It reports
+// whether the client now belongs to the caller. The owner receives no further calls, except for a Failed that has already
+// been due.
 func (t *Tunnel) Yield() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,7 +134,7 @@ func (t *Tunnel) Yield() bool {
 	return true
 }
 
-// refusal returns why a socket could not connect.
+// refusal returns the error of a failed connect.
 func refusal(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	switch {
@@ -144,7 +147,7 @@ func refusal(fd int) error {
 	}
 }
 
-// begin makes a connection attempt a tunnel: n of the first bytes were sent.
+// begin turns a connection attempt into a relaying tunnel, after n of the first bytes were sent.
 func (t *Tunnel) begin(n int) {
 	first := t.dial.first
 	t.dial = nil
@@ -159,10 +162,10 @@ func (t *Tunnel) begin(n int) {
 	t.Owner.Opened()
 }
 
-// keepAliveAfter is how old a tunnel is when keep-alive is set: few get so old.
+// keepAliveAfter is the age at which keep-alive is set: most tunnels are closed before.
 const keepAliveAfter = 10 * time.Second
 
-// keepAlive makes the kernel notice an idle server that is gone.
+// keepAlive enables keep-alive, so that the kernel detects an idle server that is gone.
 func (t *Tunnel) keepAlive() {
 	if e := t.ends[server]; e.conn == nil && !t.kept {
 		t.kept = true
@@ -170,7 +173,7 @@ func (t *Tunnel) keepAlive() {
 	}
 }
 
-// unreachable ends an attempt. The client is left as it was.
+// unreachable ends an attempt that failed. The client is left untouched.
 func (t *Tunnel) unreachable(err error) {
 	t.dial.failed = true
 	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(t.dial.to), Err: err}

@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	spliceMost = 1 << 20   // the most that is moved at once, and the size requested for a pipe
-	turnMost   = 512 << 10 // what a flow may move before others have their turn
-	bulkAfter  = 64 << 10  // what a flow has moved before it may take a pipe: little data costs less when it is copied
+	spliceMost = 1 << 20   // most bytes of one splice(2), and the size requested for pipes
+	turnMost   = 512 << 10 // most bytes that a flow moves in one turn
+	bulkAfter  = 64 << 10  // bytes that a flow moves before it may get a pipe: small transfers are cheaper to copy
 	copySize   = 16 << 10
 )
 
-// flow is one direction of a tunnel. It keeps a pipe or a buffer only while it has bytes in transit. It is guarded by
-// the tunnel's mutex, and nothing that it does blocks.
+// flow is one direction of a tunnel. It has a pipe or a buffer only while bytes are in transit. Guarded by the tunnel's
+// mutex; its methods do not block.
 type flow struct {
 	pipe   *pipe
 	buf    *[]byte
 	held   int   // bytes in the pipe or the buffer
-	sent   int   // of those in the buffer
-	total  int64 // bytes that were written
-	bulk   bool  // bytes come faster than one buffer takes them
+	sent   int   // offset of held in the buffer
+	total  int64 // bytes written
+	bulk   bool  // reads fill a whole buffer
 	ended  bool  // the source has ended
-	passed bool  // and the destination was told
+	passed bool  // the end was passed to the destination
 }
 
-// run moves what one side sends to the other, and reports whether there may be more.
+// run moves data from one side to the other for up to one turn, and reports whether more can be moved now.
 func (t *Tunnel) run(side int) (more bool, err error) {
 	f, src, dst := &t.flows[side], &t.ends[side], &t.ends[1-side]
 	for stop := f.total + turnMost; f.total < stop; {
@@ -54,7 +54,7 @@ func (t *Tunnel) run(side int) (more bool, err error) {
 	return true, nil
 }
 
-// fill takes up to a pipe or a buffer of what src has.
+// fill reads up to a pipe or a buffer of data from src.
 func (t *Tunnel) fill(f *flow, src *end) error {
 	if f.pipe == nil && f.bulk && !src.alert {
 		f.recycle()
@@ -75,15 +75,15 @@ func (t *Tunnel) fill(f *flow, src *end) error {
 	}
 	f.held = n
 	if f.pipe == nil && n < copySize && !src.alert {
-		src.in = false // the socket is empty (epoll(7)): the next byte is an event
+		src.in = false // a short read empties the socket (epoll(7)): the next byte causes an event
 		f.ended = src.fin
 	}
 	f.bulk = n >= copySize && f.total+int64(n) >= bulkAfter
 	return nil
 }
 
-// take reads once. splice(2) does not get past urgent data: it stops there as if there were nothing, or at the end. So
-// only a read is believed that.
+// take reads once. splice(2) does not cross urgent data: it returns EAGAIN there, or 0 as at the end. So both are confirmed
+// by a read.
 func (t *Tunnel) take(f *flow, src *end) (int, error) {
 	if f.pipe != nil {
 		n, err := socket.Splice(src.fd, f.pipe.w, spliceMost)
@@ -98,7 +98,7 @@ func (t *Tunnel) take(f *flow, src *end) (int, error) {
 	return socket.Recv(src.fd, *f.buf)
 }
 
-// drain writes what was taken, until dst has no room.
+// drain writes the held bytes until dst is full.
 func (t *Tunnel) drain(side int, dst *end) error {
 	f := &t.flows[side]
 	for f.held > 0 {
@@ -118,7 +118,7 @@ func (t *Tunnel) drain(side int, dst *end) error {
 		}
 		f.held -= n
 		f.sent += n
-		t.wrote(side, n) // at once, so that aborted tunnels are counted too
+		t.wrote(side, n) // immediately, so that aborted tunnels are counted too
 	}
 	f.sent = 0
 	return nil
@@ -132,7 +132,7 @@ func (f *flow) give(dst *end) (int, error) {
 	return socket.Send(dst.fd, (*f.buf)[f.sent:f.sent+f.held])
 }
 
-// wrote counts bytes from one side that the other took.
+// wrote counts bytes from one side that were written to the other.
 func (t *Tunnel) wrote(side, n int) {
 	t.flows[side].total += int64(n)
 	if side == client {
@@ -142,7 +142,8 @@ func (t *Tunnel) wrote(side, n int) {
 	}
 }
 
-// pass tells the destination that the source has ended. The last flow leaves that to closing.
+// pass half-closes the destination after the source has ended. If the other flow has ended too, closing the sockets does
+// that.
 func (t *Tunnel) pass(side int, dst *end) error {
 	f := &t.flows[side]
 	if f.passed {
@@ -150,7 +151,7 @@ func (t *Tunnel) pass(side int, dst *end) error {
 	}
 	if !t.flows[1-side].passed {
 		err := socket.Finish(dst.fd)
-		if err != nil && !errors.Is(err, unix.ENOTCONN) { // of a peer that has already disconnected
+		if err != nil && !errors.Is(err, unix.ENOTCONN) { // the peer has already disconnected
 			return err
 		}
 	}
@@ -158,7 +159,7 @@ func (t *Tunnel) pass(side int, dst *end) error {
 	return nil
 }
 
-// drop releases the pipe or buffer once it is empty, or when the tunnel has failed and its bytes are lost.
+// drop releases the pipe or buffer, with the bytes in it if the tunnel has failed.
 func (f *flow) drop(t *Tunnel) {
 	if f.pipe != nil {
 		t.pool.pipes.put(t.Count.Pipes, f.pipe, f.held == 0)
@@ -176,5 +177,5 @@ func (f *flow) recycle() {
 	}
 }
 
-// copyBuffers are for small data, and for tunnels that get no pipe.
+// copyBuffers are for small data, and for tunnels without a pipe.
 var copyBuffers = buffers.NewPool(copySize)

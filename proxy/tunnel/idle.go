@@ -9,7 +9,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// IdleWatch ends an upgraded connection that has been idle for the idle timeout.
+// IdleWatch closes an upgraded connection after the idle timeout.
 type IdleWatch struct {
 	limit time.Duration
 	end   func()
@@ -21,8 +21,8 @@ type IdleWatch struct {
 	stopped bool
 }
 
-// WatchIdle calls end once the counts have not changed for between one and two idle timeouts: it checks once per
-// timeout. [IdleWatch.Stop] must be called.
+// WatchIdle calls end when the counts have not changed for between one and two idle timeouts: it checks once per timeout.
+// [IdleWatch.Stop] must be called.
 func (p *Pool) WatchIdle(end func(), moved ...*atomic.Int64) *IdleWatch {
 	w := &IdleWatch{limit: p.idle, end: end, moved: moved}
 	w.mu.Lock()
@@ -49,7 +49,7 @@ func (w *IdleWatch) look() {
 	w.timer.Reset(w.limit)
 }
 
-// WatchLost calls end once the server at the other end of a connection has vanished, unless stop is called before, which must be.
+// WatchLost calls end when the server at the other end of a connection has vanished. stop must be called.
 func (p *Pool) WatchLost(c net.Conn, end func()) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer

@@ -12,27 +12,28 @@ import (
 	"boxgate/internal/socket"
 )
 
-// loop moves the bytes of many tunnels in one goroutine. It has an epoll instance of its own, which the runtime's
-// poller watches: so no thread waits, and idle tunnels have no goroutine.
+// loop moves the bytes of many tunnels in one goroutine. The runtime's poller watches the loop's epoll instance, so waiting
+// takes no thread, and idle tunnels have no goroutine.
 type loop struct {
-	fd   int      // not to be used once the loop may have ended
+	fd   int      // not to be used after the loop may have ended
 	file *os.File // of fd
 	raw  syscall.RawConn
-	busy []*Tunnel // with more to do, the one that has waited longest first; of the goroutine alone
+	busy []*Tunnel // tunnels with more to move, longest wait first; used by the goroutine only
 
 	mu      sync.Mutex
-	tunnels []*Tunnel // by the index of their slots; nil where free
+	tunnels []*Tunnel // indexed by slot; nil where free
 	free    []int32
 	serial  int32
 	open    int
-	retired bool // it ends with its last tunnel
+	retired bool // ends with its last tunnel
 	ended   bool
 }
 
-// slot is where a loop finds a tunnel. The serial number tells it from earlier ones there: an event may come late.
+// slot identifies a tunnel in a loop. The serial number distinguishes it from earlier tunnels at the same index: an event
+// may be delivered late.
 type slot struct{ index, serial int32 }
 
-// interest is what the sockets of tunnels are watched for: each change once.
+// interest are the epoll events of a tunnel's sockets, edge-triggered.
 const interest = unix.EPOLLIN | unix.EPOLLPRI | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 
 // newLoop starts a loop.
@@ -41,7 +42,7 @@ func newLoop() (*loop, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // only then does the runtime watch it
+	if err := unix.SetNonblock(fd, true); err != nil { // the runtime polls only non-blocking files
 		_ = unix.Close(fd)
 		return nil, os.NewSyscallError("fcntl", err)
 	}
@@ -54,7 +55,7 @@ func newLoop() (*loop, error) {
 	return l, nil
 }
 
-// run turns tunnels until the loop has ended.
+// run handles events until the loop has ended.
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, 128)
 	var n, rounds int
@@ -66,7 +67,7 @@ func (l *loop) run() {
 			err = l.raw.Read(wait)
 		}
 		if err != nil || n < 0 {
-			return // it has ended
+			return // the loop has ended
 		}
 		l.round(events[:n])
 		if rounds++; len(l.busy) > 0 && rounds >= len(l.busy) {
@@ -76,8 +77,8 @@ func (l *loop) run() {
 	}
 }
 
-// round turns the tunnels that something has happened to, and of those with more to do the one that has waited longest: who has little to
-// move does not wait until all have moved much.
+// round runs the tunnels that have events, and one turn of the tunnel that has waited longest of those with more to move.
+// So a tunnel with little data does not wait for all the busy ones.
 func (l *loop) round(events []unix.EpollEvent) {
 	for _, e := range events {
 		if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
@@ -94,7 +95,7 @@ func (l *loop) round(events []unix.EpollEvent) {
 	}
 }
 
-// queue has a tunnel turn again without an event.
+// queue schedules another turn of a tunnel without an event.
 func (l *loop) queue(t *Tunnel) {
 	if !t.queued {
 		t.queued = true
@@ -102,7 +103,7 @@ func (l *loop) queue(t *Tunnel) {
 	}
 }
 
-// poll returns the number of events that are there, or -1 on an error.
+// poll returns the number of pending events, or -1 on an error.
 func poll(fd uintptr, events []unix.EpollEvent) int {
 	n, err := socket.Events(int(fd), events)
 	if err != nil {
@@ -120,7 +121,7 @@ func (l *loop) at(s slot) *Tunnel {
 	return nil
 }
 
-// add gives a tunnel a slot. It reports false if the loop has ended.
+// add gives a tunnel a slot. It returns false if the loop has ended.
 func (l *loop) add(t *Tunnel) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,7 +142,7 @@ func (l *loop) add(t *Tunnel) bool {
 	return true
 }
 
-// remove takes back the slot of a tunnel. Closing its sockets ends their events.
+// remove frees a tunnel's slot. Closing its sockets stops their events.
 func (l *loop) remove(t *Tunnel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +152,7 @@ func (l *loop) remove(t *Tunnel) {
 	l.end()
 }
 
-// retire ends the loop once it has no tunnels.
+// retire ends the loop when it has no tunnels left.
 func (l *loop) retire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,7 +167,7 @@ func (l *loop) end() {
 	}
 }
 
-// watch begins to watch one side of a tunnel, which has a slot.
+// watch adds one side of a tunnel, which has a slot, to the epoll instance.
 func (l *loop) watch(t *Tunnel, side int) error {
 	e := unix.EpollEvent{Events: interest, Fd: t.slot.index<<1 | int32(side), Pad: t.slot.serial} //nolint:gosec // 0 or 1
 	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(l.fd, unix.EPOLL_CTL_ADD, t.ends[side].fd, &e))

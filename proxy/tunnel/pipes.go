@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipesIdle is how many unused pipes are kept open.
+// pipesIdle is the maximum number of unused pipes kept open.
 const pipesIdle = 32
 
-// pipePool pools the pipes through which splice(2) moves bytes. Each takes two descriptors, so their number is bounded:
-// in total, and for one box to a quarter of that, as data that a box does not read stays in its pipes. Tunnels that get
-// no pipe copy. Safe for concurrent use.
+// pipePool pools the pipes through which splice(2) moves bytes. Each takes two descriptors, so their number is limited in
+// total, and for each box to a quarter of that, because unread data of a box occupies its pipes. Tunnels without a pipe
+// copy. Safe for concurrent use.
 type pipePool struct {
 	max int
 
@@ -23,7 +23,7 @@ type pipePool struct {
 
 type pipe struct{ r, w int }
 
-// get returns a pipe, counted in held, the pipes of the box, or nil if none is available.
+// get returns a pipe and counts it in held, the number of pipes of the box. It returns nil if no pipe is available.
 func (p *pipePool) get(held *atomic.Int64) *pipe {
 	if held.Add(1) > int64((p.max+3)/4) {
 		held.Add(-1)
@@ -55,7 +55,7 @@ func (p *pipePool) get(held *atomic.Int64) *pipe {
 	return &pipe{fds[0], fds[1]}
 }
 
-// put returns a pipe to the pool; one that is not empty is closed.
+// put returns a pipe to the pool, or closes it if it is not empty.
 func (p *pipePool) put(held *atomic.Int64, got *pipe, empty bool) {
 	held.Add(-1)
 	p.mu.Lock()

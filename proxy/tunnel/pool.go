@@ -10,9 +10,9 @@ import (
 	"boxgate/internal/socket"
 )
 
-// Pool runs tunnels and lends them the pipes they splice through. Safe for concurrent use.
+// Pool runs tunnels and provides their pipes. Safe for concurrent use.
 type Pool struct {
-	// LostAfter is how long a server may acknowledge nothing of what passes to it. It must not change once the pool is used.
+	// LostAfter is how long a server may leave sent data unacknowledged. It must not change after the pool is used.
 	LostAfter time.Duration
 
 	idle  time.Duration
@@ -20,25 +20,25 @@ type Pool struct {
 	pipes pipePool
 
 	mu     sync.Mutex
-	loops  []*loop // started when they are first needed, at most one for each processor
-	next   int     // the loop that gets the next tunnel
+	loops  []*loop // started on demand, at most one for each processor
+	next   int     // index of the loop for the next tunnel
 	closed bool
 }
 
-// NewPool returns a pool whose tunnels end after being idle for idle. At most pipes pipes, two descriptors each, are in
-// use at a time; beyond that tunnels copy.
+// NewPool returns a pool whose tunnels are closed after being idle for idle. At most pipes pipes, two descriptors each, are
+// in use at a time; further tunnels copy.
 func NewPool(idle time.Duration, pipes int, log *zap.Logger) *Pool {
 	return &Pool{LostAfter: socket.LostAfter, idle: idle, log: log, pipes: pipePool{max: pipes}}
 }
 
-// Pipes returns how many pipes are in use.
+// Pipes returns the number of pipes in use.
 func (p *Pool) Pipes() int {
 	p.pipes.mu.Lock()
 	defer p.pipes.mu.Unlock()
 	return p.pipes.lent
 }
 
-// Close closes the unused pipes and lends no more. Open tunnels continue by copying.
+// Close closes the unused pipes and provides no more. Open tunnels continue by copying.
 func (p *Pool) Close() {
 	p.pipes.close()
 	p.mu.Lock()
@@ -50,7 +50,7 @@ func (p *Pool) Close() {
 	p.loops = nil
 }
 
-// join hands a tunnel to a loop, which watches it from then on.
+// join adds a tunnel to a loop, which watches it from then on.
 func (p *Pool) join(t *Tunnel) error {
 	if err := p.assign(t); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (p *Pool) join(t *Tunnel) error {
 	return t.loop.watch(t, server)
 }
 
-// assign gives a tunnel a slot in the loop whose turn it is.
+// assign gives a tunnel a slot in the next loop, in turn.
 func (p *Pool) assign(t *Tunnel) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *Pool) assign(t *Tunnel) error {
 		}
 		if err == nil && p.closed {
 			l.add(t)
-			l.retire() // with this tunnel
+			l.retire() // ends with this tunnel
 			return nil
 		}
 		if err == nil {

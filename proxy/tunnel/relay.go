@@ -12,7 +12,7 @@ import (
 )
 
 // Relay copies bytes between two ends until both directions have ended, or one has and the other stays silent. When it
-// returns, nothing uses either end.
+// returns, neither end is in use.
 func (p *Pool) Relay(client, server relay.End, box policy.BoxID) error {
 	t := relay.Tunnel{
 		Client: client, Server: server, Kill: socket.Reset,

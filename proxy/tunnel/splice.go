@@ -23,72 +23,71 @@ type Counters struct {
 
 // Spec describes a tunnel.
 type Spec struct {
-	Client *net.TCPConn // nobody else may close it or read from it while the tunnel is open
+	Client *net.TCPConn // must not be closed or read by others while the tunnel is open
 	Box    policy.BoxID
 	Owner  Owner
 	Count  Counters
 }
 
-// Owner is told what becomes of a tunnel: either Ended or Failed is called, once and from any goroutine.
+// Owner receives the events of a tunnel. Either Ended or Failed is called, once and from any goroutine.
 type Owner interface {
-	// Ended says that both sides are closed; the error is nil after a graceful close. It must not block.
+	// Ended is called when both sides are closed; the error is nil after a graceful close. It must not block.
 	Ended(error)
-	// Opened says that a server to which the tunnel has connected by itself has taken the first bytes. It must not block
-	// nor use the tunnel.
+	// Opened is called when a server to which [Pool.Dial] connects has received the first bytes. It must not block or use
+	// the tunnel.
 	Opened()
-	// Failed says that such a server cannot be reached. The client is left as it was. It has a goroutine of its own.
+	// Failed is called in its own goroutine when such a server cannot be reached. The client is left untouched.
 	Failed(error)
-	// Slow says that such a server has not accepted for a moment. Other servers may be tried: see [Tunnel.Yield]. It has a
-	// goroutine of its own.
+	// Slow is called in its own goroutine when such a server has not accepted within 250 ms. The owner may try other
+	// servers: see [Tunnel.Yield].
 	Slow()
 }
 
 // Tunnel relays bytes both ways until both sides have closed, one has reset, or it has been idle for the idle timeout. An
-// event loop moves the bytes, many of them in the kernel (splice(2)), so that an idle tunnel has two sockets and neither
-// a goroutine nor a buffer.
+// event loop moves the bytes, in bulk through the kernel (splice(2)), so an idle tunnel has two sockets and neither a
+// goroutine nor a buffer.
 type Tunnel struct {
 	Spec
 	pool *Pool
 	loop *loop // set by Start
 	slot slot  // in loop
 
-	queued bool // it has another turn without an event; the loop's own
+	queued bool // has another turn without an event; used by the loop only
 
 	mu     sync.Mutex
 	ends   [2]end  // the client and the server
-	flows  [2]flow // what is read from each of them
+	flows  [2]flow // data from each end to the other
 	dial   *dial   // nil once connected
 	moved  time.Time
 	timer  *time.Timer
 	kept   bool // keep-alive is set
 	closed bool
-	report func() // tells how the tunnel closed; nil once it was called
+	report func() // calls the owner when the tunnel has closed; nil after that
 }
 
 // end is one side of a tunnel.
 type end struct {
-	conn    *net.TCPConn // nil if the tunnel made the socket
-	fd      int          // -1 until Start: until then others may close conn
-	in, out bool         // there may be something to read, room to write
-	fin     bool         // its peer sends no more than what is there
-	alert   bool         // a short read does not mean that nothing is left: there is an error, or urgent data
-	delays  bool         // small writes still wait for acknowledgements (Nagle)
+	conn    *net.TCPConn // nil for a socket that Dial made
+	fd      int          // -1 until Start, because others may close conn before
+	in, out bool         // may be readable, writable
+	fin     bool         // the peer sends no more than the buffered data
+	alert   bool         // an error or urgent data is pending, so a short read does not mean an empty socket
+	delays  bool         // Nagle's algorithm is on
 }
 
-// The indices of the ends.
+// Indices of the ends.
 const client, server = 0, 1
 
-// ErrIdle ends a tunnel that has been idle for the idle timeout.
+// ErrIdle closes a tunnel after the idle timeout.
 var ErrIdle = errors.New("idle timeout")
 
-// ErrLost ends a tunnel whose server has vanished.
+// ErrLost closes a tunnel whose server has vanished.
 var ErrLost = errors.New("the server acknowledges nothing any more")
 
-// errClosed ends a tunnel that was cut.
+// errClosed closes a tunnel that was cut.
 var errClosed = errors.New("the tunnel was cut")
 
-// Splice returns a tunnel between two sockets, which it owns from now on: both must be plain. It relays once
-// [Tunnel.Start] was called.
+// Splice returns a tunnel between two plain TCP sockets and takes ownership of them. It relays from [Tunnel.Start] on.
 func (p *Pool) Splice(s Spec, upstream *net.TCPConn) *Tunnel {
 	t := &Tunnel{Spec: s, pool: p}
 	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
@@ -96,7 +95,7 @@ func (p *Pool) Splice(s Spec, upstream *net.TCPConn) *Tunnel {
 	return t
 }
 
-// descriptor returns the descriptor of a socket, valid until that is closed, or -1.
+// descriptor returns the file descriptor of a socket, valid until the socket is closed, or -1.
 func descriptor(c *net.TCPConn) int {
 	fd := -1
 	if raw, err := c.SyscallConn(); err == nil {
@@ -105,7 +104,7 @@ func descriptor(c *net.TCPConn) int {
 	return fd
 }
 
-// Start begins to relay. From now on nobody but the tunnel may close its sockets.
+// Start starts to relay. From now on only the tunnel may close its sockets.
 func (t *Tunnel) Start() {
 	defer t.settle()
 	t.mu.Lock()
@@ -128,7 +127,7 @@ func (t *Tunnel) Start() {
 	}
 }
 
-// Close cuts the tunnel: both sides see a reset. It does not wait for [Owner.Ended].
+// Close cuts the tunnel: both sides receive a reset. It does not wait for [Owner.Ended].
 func (t *Tunnel) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,12 +135,12 @@ func (t *Tunnel) Close() error {
 		return nil
 	}
 	t.shut(errClosed, true)
-	go t.tell(t.report) // the caller may hold a lock that it needs
+	go t.tell(t.report) // in a goroutine, because the caller may hold a lock that the owner needs
 	t.report = nil
 	return nil
 }
 
-// expire ends the tunnel if it was idle, or did not connect in time.
+// expire is called by the timer. It closes the tunnel if it is idle, or if its server is lost or did not accept in time.
 func (t *Tunnel) expire() {
 	defer t.settle()
 	t.mu.Lock()
@@ -172,7 +171,7 @@ func (t *Tunnel) isLost() (lost bool) {
 	return socket.UnansweredBy(e.conn) >= t.pool.LostAfter
 }
 
-// turn reacts to an event of one end, and reports whether the tunnel has more to do that needs no further event.
+// turn handles an event of one end. It reports whether the tunnel has more to do without a further event.
 func (t *Tunnel) turn(side int, what uint32) (again bool) {
 	defer t.settle()
 	t.mu.Lock()
@@ -188,12 +187,12 @@ func (t *Tunnel) turn(side int, what uint32) (again bool) {
 	e.fin = e.fin || what&unix.EPOLLRDHUP != 0
 	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLERR) != 0
 	if what != 0 && (t.queued || t.flows[client].bulk || t.flows[server].bulk) {
-		return true // when those with less to move have had their turn
+		return true // after the tunnels with less to move
 	}
 	return t.relay()
 }
 
-// relay moves what can be moved at once, but no more than one turn of it.
+// relay moves the available data, at most one turn of each flow.
 func (t *Tunnel) relay() (again bool) {
 	before := t.flows[client].total + t.flows[server].total
 	for side := range t.flows {
@@ -214,16 +213,16 @@ func (t *Tunnel) relay() (again bool) {
 	return again
 }
 
-// broken ends the tunnel after an error of the flow from one side. Both sides are reset, so that neither takes a partial
-// transfer for a complete one.
+// broken closes the tunnel after an error of the flow from one side. Both sides are reset, so that neither mistakes a
+// partial transfer for a complete one.
 func (t *Tunnel) broken(side int, err error) {
 	if t.flows[1-side].passed && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
-		err = nil // the side that had closed first did not wait for the other's last data
+		err = nil // the side that closed first did not wait for the other's last data
 	}
 	t.shut(err, true)
 }
 
-// shut closes both sides. What is to be reported is left to the caller.
+// shut closes both sides and sets report. The caller calls it.
 func (t *Tunnel) shut(err error, reset bool) {
 	t.leave()
 	for i := range t.ends {
@@ -232,7 +231,7 @@ func (t *Tunnel) shut(err error, reset bool) {
 	t.report = func() { t.Owner.Ended(err) }
 }
 
-// leave ends everything but the sockets.
+// leave releases everything but the sockets.
 func (t *Tunnel) leave() {
 	t.closed = true
 	if t.timer != nil {
@@ -246,7 +245,7 @@ func (t *Tunnel) leave() {
 	}
 }
 
-// settle contains a panic, unlocks the tunnel and reports its end. It must be deferred before the tunnel is locked.
+// settle recovers from a panic, unlocks the tunnel and calls report. It must be deferred before the tunnel is locked.
 func (t *Tunnel) settle() {
 	if v := recover(); v != nil {
 		contain.Log(t.pool.log, "panic in a tunnel", t.Box, v)
@@ -262,7 +261,7 @@ func (t *Tunnel) settle() {
 	}
 }
 
-// tell reports how the tunnel closed. A panic of its owner ends nothing else.
+// tell calls report and recovers from a panic of the owner.
 func (t *Tunnel) tell(report func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -272,13 +271,13 @@ func (t *Tunnel) tell(report func()) {
 	report()
 }
 
-// close closes the socket, so that its peer sees a reset or the end.
+// close closes the socket, with a reset or gracefully.
 func (e *end) close(reset bool) {
 	fd := e.fd
 	e.fd = -1
 	switch {
 	case e.conn != nil && reset:
-		socket.Reset(e.conn) // not by its number: it may have been closed, and the number be another's
+		socket.Reset(e.conn) // not by fd: if others closed conn, the number may be reused
 	case e.conn != nil:
 		_ = e.conn.Close()
 	default:
