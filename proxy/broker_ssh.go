@@ -100,7 +100,7 @@ func (c *conn) noSSH(err error) {
 	}
 }
 
-// reasonOf returns the reason for which a server could not be dialled, or "" for other errors.
+// reasonOf returns the reason why a server could not be dialled, or "" for other errors.
 func reasonOf(err error) name.Reason {
 	var denied *policy.DeniedError
 	var up *problem.Upstream

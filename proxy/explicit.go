@@ -70,7 +70,7 @@ func (c *conn) serveExplicit() {
 	}
 }
 
-// connKey is the context key of the connection to which a request passed to goproxy belongs.
+// connKey is the context key for the connection of a request passed to goproxy.
 type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.

@@ -74,7 +74,7 @@ type Config struct {
 	Audit    exchange.Recorder
 	Secrets  exchange.Secrets // values of secrets in header rules; nil: rules with a secret refuse their requests
 	SSHKeys  SSHKeys          // nil: no logins to SSH servers
-	Tokens   exchange.Tokens  // for the proxies to which header rules forward; nil: these rules refuse their requests
+	Tokens   exchange.Tokens  // for the upstream proxies of header rules; nil: these rules refuse their requests
 	Log      *zap.Logger      // nil: no logging
 	Roots    *x509.CertPool   // trusted for upstreams; nil: the system's
 	Sink     []netip.Addr     // addresses that DNS returns for denied names: never dialled
@@ -97,7 +97,7 @@ type Config struct {
 	MaxAllConns      int           // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
 	MaxExtraAttempts int           // parallel connection attempts of all boxes in addition to the first of each connection: one descriptor each; 1024
-	MaxPipes         int           // pipes with which tunnels of all boxes splice; two descriptors each; 512
+	MaxPipes         int           // splice pipes of all tunnels; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // silence of the client after which the server is assumed to speak first; 300 ms
 	HandshakeTimeout time.Duration // for each TLS handshake, with the box (or PeekTimeout, if that is longer) and with the upstream; 15 s

@@ -43,7 +43,7 @@ func (p *Proxy) forgetTLS(box policy.BoxID) {
 	delete(p.tls.boxes, box)
 }
 
-// serverConfig returns the TLS server configuration of one box. Session tickets contain the name for which they were issued
+// serverConfig returns the TLS server configuration of one box. Session tickets contain the name they were issued for
 // and resume no other: a connection with another SNI makes a full handshake. Early data is never accepted (crypto/tls
 // supports it over QUIC only).
 func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {

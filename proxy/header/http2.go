@@ -10,8 +10,8 @@ import (
 	"boxgate/rule"
 )
 
-// PassResponse removes from the fields of a response, in place, those of the upstream hop. interim says that it is a 1xx
-// response, which has no content to announce.
+// PassResponse removes the fields of the upstream hop from a response, in place. interim is set for a 1xx response, which
+// has no content to announce.
 func PassResponse(fields []hpack.HeaderField, interim bool) []hpack.HeaderField {
 	kept, measured := fields[:0], interim
 	for _, f := range fields {
@@ -27,7 +27,7 @@ func PassResponse(fields []hpack.HeaderField, interim bool) []hpack.HeaderField 
 				continue
 			}
 		case "content-length":
-			if measured { // several are equal
+			if measured { // duplicates are equal
 				continue
 			}
 			measured = true
@@ -39,9 +39,9 @@ func PassResponse(fields []hpack.HeaderField, interim bool) []hpack.HeaderField 
 	return kept
 }
 
-// PassRequest appends the fields of a request for an upstream that speaks HTTP/2: those of the box, without what belongs
-// to its connection, what the gateway writes itself, and any variant of a header in set. body says that content follows,
-// after which there may be trailers.
+// PassRequest appends the fields of a request for an upstream that speaks HTTP/2: the box's fields, without those of its
+// connection, those that the gateway writes itself, and any variant of a header in set. body is set if content follows, and
+// with it possibly trailers.
 func PassRequest(dst, fields []hpack.HeaderField, set []rule.Field, body bool) []hpack.HeaderField {
 	for _, f := range fields {
 		switch f.Name {
@@ -52,7 +52,7 @@ func PassRequest(dst, fields []hpack.HeaderField, set []rule.Field, body bool) [
 				continue
 			}
 		case "user-agent":
-			if f.Value == "" { // none
+			if f.Value == "" { // not sent at all
 				continue
 			}
 		case "cookie":
@@ -66,7 +66,7 @@ func PassRequest(dst, fields []hpack.HeaderField, set []rule.Field, body bool) [
 	return dst
 }
 
-// appendCookies appends each cookie as a field of its own (RFC 9113, 8.2.3): servers limit the length of a field.
+// appendCookies appends each cookie as a separate field (RFC 9113, 8.2.3): servers limit the length of a field.
 func appendCookies(dst []hpack.HeaderField, f hpack.HeaderField, set []rule.Field) []hpack.HeaderField {
 	if IsSet(f.Name, set) {
 		return dst
@@ -79,7 +79,7 @@ func appendCookies(dst []hpack.HeaderField, f hpack.HeaderField, set []rule.Fiel
 	return dst
 }
 
-// passTrailerNames returns a list of field names, as in Trailer, without those that [PassTrailers] drops.
+// passTrailerNames returns a list of field names, as in Trailer, without the names that [PassTrailers] drops.
 func passTrailerNames(list string, set []rule.Field) string {
 	kept := make([]string, 0, 4)
 	for name := range strings.SplitSeq(list, ",") {
@@ -91,17 +91,17 @@ func passTrailerNames(list string, set []rule.Field) string {
 	return strings.Join(kept, ",")
 }
 
-// PassTrailers returns trailer fields without those that frame, route or control the connection (RFC 9110, 6.5.1) and any
+// PassTrailers returns trailer fields without fields that frame, route or control the connection (RFC 9110, 6.5.1) and any
 // variant of a header in set.
 func PassTrailers(fields []hpack.HeaderField, set []rule.Field) []hpack.HeaderField {
 	unfit := func(f hpack.HeaderField) bool { return !passesTrailer(f.Name, set) || !h1.ValidField(f.Name, f.Value) }
 	if slices.ContainsFunc(fields, unfit) {
-		return slices.DeleteFunc(slices.Clone(fields), unfit) // another attempt asks again
+		return slices.DeleteFunc(slices.Clone(fields), unfit) // on a copy: another attempt uses fields again
 	}
 	return fields
 }
 
-// passesTrailer judges a name in lower case.
+// passesTrailer reports whether a trailer field is forwarded. name is in lower case.
 func passesTrailer(name string, set []rule.Field) bool {
 	switch name {
 	case "authorization", "cache-control", "connection", "content-encoding", "content-length", "content-range", "content-type",
@@ -112,7 +112,7 @@ func passesTrailer(name string, set []rule.Field) bool {
 	return !strings.HasPrefix(name, "if-") && !strings.HasPrefix(name, "proxy-") && !IsSet(name, set)
 }
 
-// joinCookies returns fields with one for all cookies (RFC 9113, 8.2.3).
+// joinCookies returns fields with all cookies joined into one (RFC 9113, 8.2.3).
 func joinCookies(fields []hpack.HeaderField) []hpack.HeaderField {
 	var crumbs []string
 	for i := range fields {
@@ -137,7 +137,7 @@ func joinCookies(fields []hpack.HeaderField) []hpack.HeaderField {
 	return joined
 }
 
-// SizeHTTP2 returns about how long fields are when written as HTTP/1.1.
+// SizeHTTP2 returns the approximate length of fields written as HTTP/1.1.
 func SizeHTTP2(fields []hpack.HeaderField) (n int) {
 	for i := range fields {
 		n += len(fields[i].Name) + len(fields[i].Value) + 4

@@ -7,13 +7,13 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// narrowed returns what is left of a field if the response will be scrubbed.
+// narrowed returns the value of a request field to send if the response will be scrubbed, or false to drop it.
 func narrowed(name, value string) (v string, keep bool) {
 	switch {
 	case h1.IsVariant(name, "Accept-Encoding"):
 		return scrub.AcceptEncoding(value), true
 	case h1.IsVariant(name, "Range"), h1.IsVariant(name, "If-Range"), // parts of a secret would not be found
-		h1.IsVariant(name, "A-IM"), h1.IsVariant(name, "Available-Dictionary"), // nor would deltas
+		h1.IsVariant(name, "A-IM"), h1.IsVariant(name, "Available-Dictionary"), // deltas could not be scrubbed
 		h1.IsVariant(name, "Sec-WebSocket-Extensions"),
 		h1.IsVariant(name, "Grpc-Accept-Encoding"), h1.IsVariant(name, "Connect-Accept-Encoding"):
 		return "", false
@@ -21,7 +21,7 @@ func narrowed(name, value string) (v string, keep bool) {
 	return value, true
 }
 
-// NarrowFields removes from a request what could cause a response that cannot be scrubbed.
+// NarrowFields removes fields from a request that could cause a response that cannot be scrubbed.
 func NarrowFields(r *h1.Request) {
 	kept := r.Fields[:0]
 	for _, f := range r.Fields {

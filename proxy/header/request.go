@@ -12,7 +12,7 @@ func AppendRequest(dst []byte, r *h1.Request, set []rule.Field, upgrade bool) []
 	return relay.AppendRequest(dst, r, upgrade, setting(set))
 }
 
-// setting is a request for which the gateway sets headers.
+// setting is the list of headers that the gateway sets in a request.
 type setting []rule.Field
 
 // AppendField implements [relay.RequestFields].
@@ -36,7 +36,7 @@ func (s setting) AppendOwn(dst []byte) []byte {
 	return dst
 }
 
-// Readdress has a request go to another authority and target.
+// Readdress changes the authority and target of a request.
 func Readdress(r *h1.Request, authority, target string) {
 	r.Path, r.Host = []byte(target), []byte(authority)
 	for i := range r.Fields {

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy/match"
 )
 
-// Wanted returns the fields of a request that rules look at, of those that are forwarded.
+// Wanted returns the forwarded fields of a request that rules need.
 func Wanted(r *h1.Request, needs *match.Needs) (out []match.Field) {
 	for i := range r.Fields {
 		f := &r.Fields[i]

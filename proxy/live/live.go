@@ -1,5 +1,4 @@
-// Package live tracks the open connections of every box with their routes, and cuts those whose route is no longer
-// allowed.
+// Package live tracks the open connections of every box with their routes, and cuts those whose route is no longer allowed.
 package live
 
 import (
@@ -33,33 +32,33 @@ type Table struct {
 // Conn is one open connection of a box, from accept until its handler returns.
 type Conn struct {
 	Box    *policy.Box
-	client net.Addr           // the box's end of it
+	client net.Addr           // the client's address
 	cancel context.CancelFunc // of the handler's context
 	done   chan struct{}      // closed when the handler has returned
 
 	In, Out atomic.Int64 // bytes to and from the box
 
 	mu      sync.Mutex
-	cut     *policy.DeniedError // set once the gateway closed it; nothing can be attached any more
-	stop    error               // the reason, if it is not the policy
+	cut     *policy.DeniedError // set when the gateway closed it: no socket can be attached after that
+	stop    error               // the reason, if the policy did not cut it
 	sockets []net.Conn
-	relay   io.Closer     // owns the sockets now
-	passes  *route.Routed // its route; nil while it has none, or when each request is routed separately
+	relay   io.Closer     // owns the sockets if not nil
+	passes  *route.Routed // its route; nil if it has none or each request is routed separately
 	watcher Requests
 }
 
 // Requests are the requests in flight on a connection whose requests are judged one by one. Safe for concurrent use.
 type Requests interface {
-	// Recheck asks a policy that came into force about them. If it denies, the whole connection is cut.
+	// Recheck evaluates a new policy for the requests. If it denies one, the whole connection is cut.
 	Recheck(*policy.Compiled) policy.Decision
-	// Revoked reports whether one of them was sent with a secret that has been revoked since.
+	// Revoked reports whether a request was sent with a secret that has been revoked since.
 	Revoked() bool
-	// InFlight reports whether there are any that the policy allows.
+	// InFlight reports whether a request that the policy allows is in flight.
 	InFlight() bool
 }
 
-// Add registers a connection of box from an address, or returns nil if the box has max of them already, or its share of the total. The
-// caller must call Remove when its handler returns; cancel cancels the handler's context.
+// Add registers a connection of box from an address. It returns nil if the box has max of them, or has used up its share of
+// the total. The caller must call Remove when its handler returns; cancel cancels the handler's context.
 func (t *Table) Add(box *policy.Box, client net.Addr, max int, cancel context.CancelFunc) *Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +101,7 @@ func (t *Table) Of(box policy.BoxID) []*Conn {
 	return out
 }
 
-// Count returns how many connections of a box are open.
+// Count returns the number of a box's open connections.
 func (t *Table) Count(box policy.BoxID) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -112,7 +111,7 @@ func (t *Table) Count(box policy.BoxID) int {
 // Any reports whether a connection is open.
 func (t *Table) Any() bool { return t.Open() > 0 }
 
-// Open returns how many connections of all boxes are open.
+// Open returns the number of open connections of all boxes.
 func (t *Table) Open() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,8 +131,8 @@ func (t *Table) All() []*Conn {
 	return out
 }
 
-// Attach makes a cut of the connection close c as well. It reports false, and closes c, if the connection was already
-// cut. Attach the bare TCP connection, so that closing it never waits for a peer.
+// Attach registers c to be closed by a cut of the connection. If the connection was already cut, it closes c and returns
+// false. Attach the bare TCP connection, so that closing it never waits for a peer.
 func (l *Conn) Attach(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,8 +144,8 @@ func (l *Conn) Attach(c net.Conn) bool {
 	return true
 }
 
-// Relay makes a cut of the connection close r, which owns all sockets attached so far from now on. It reports false, and
-// closes r, if the connection was already cut. Closing r must not wait for the handler of the connection.
+// Relay registers r to be closed by a cut, and passes the ownership of all attached sockets to it. If the connection was
+// already cut, it closes r and returns false. Closing r must not wait for the handler of the connection.
 func (l *Conn) Relay(r io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -158,8 +157,8 @@ func (l *Conn) Relay(r io.Closer) bool {
 	return true
 }
 
-// Reclaim undoes [Conn.Relay] once r has given its sockets up, of which c is left. It reports false, and closes c, if the
-// connection was cut.
+// Reclaim undoes [Conn.Relay] after r has given up its sockets, and attaches c. If the connection was cut, it closes c and
+// returns false.
 func (l *Conn) Reclaim(c net.Conn) bool {
 	l.mu.Lock()
 	l.relay = nil
@@ -167,7 +166,7 @@ func (l *Conn) Reclaim(c net.Conn) bool {
 	return l.Attach(c)
 }
 
-// Passing returns the route by which the connection passes; false: it has none.
+// Passing returns the route of the connection, or false if it has none.
 func (l *Conn) Passing() (route.Routed, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,14 +176,14 @@ func (l *Conn) Passing() (route.Routed, bool) {
 	return *l.passes, true
 }
 
-// Detach undoes [Conn.Attach], when c is closed or changes owner.
+// Detach undoes [Conn.Attach]. Call it when c is closed or changes its owner.
 func (l *Conn) Detach(c net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sockets = slices.DeleteFunc(l.sockets, func(o net.Conn) bool { return o == c })
 }
 
-// Settle sets the route of the connection; the zero value means that it has none.
+// Settle sets the route of the connection. The zero value removes it.
 func (l *Conn) Settle(rt route.Routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,19 +193,19 @@ func (l *Conn) Settle(rt route.Routed) {
 	}
 }
 
-// Watch sets the requests of a connection whose requests are judged one by one; nil removes them. They are asked without locks of
-// the table held, possibly once more after their removal.
+// Watch sets the requests of a connection whose requests are judged one by one; nil removes them. Their methods are called
+// without locks of the table held, possibly once more after their removal.
 func (l *Conn) Watch(requests Requests) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watcher = requests
 }
 
-// Client returns the box's end of the connection.
+// Client returns the client's address of the connection.
 func (l *Conn) Client() net.Addr { return l.client }
 
-// Passes reports whether the policy lets bytes pass now: the connection is spliced, or an allowed request is in flight on it. It
-// does not while the first bytes are read, nor while an intercepted connection sends anything but an allowed request.
+// Passes reports whether the policy lets bytes pass now: the connection is spliced, or an allowed request is in flight on
+// it. It is false while the first bytes are read, and between the requests of an intercepted connection.
 func (l *Conn) Passes() bool {
 	l.mu.Lock()
 	cut, spliced, requests := l.cut != nil, l.relay != nil, l.watcher
@@ -221,18 +220,18 @@ func (l *Conn) Denied() *policy.DeniedError {
 	return l.cut
 }
 
-// Stopped returns why the gateway cut the connection for a reason other than the policy, or nil.
+// Stopped returns the reason why the gateway cut the connection, if that is not the policy, or nil.
 func (l *Conn) Stopped() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.stop
 }
 
-// Recheck routes the connection again under the policy in force, and cuts it if its route has changed. It reports
-// whether it cut.
+// Recheck routes the connection again under the current policy, and cuts it if the policy no longer allows its route. It
+// reports whether it cut.
 //
-// The handler routes a connection, settles the route, and then checks that the policy is still the same: one that was
-// swapped in between is noticed either there or by a recheck, which starts after the swap.
+// No swap of the policy is missed: the handler settles the route and then checks that the policy is unchanged, and a
+// recheck starts after the swap.
 func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
 	c := l.Box.Policy.Load()
 	l.mu.Lock()
@@ -265,8 +264,8 @@ var (
 	ErrBoxRemoved = errors.New("the box was removed")
 )
 
-// Close resets every socket of the connection. Only the first call has an effect, and reports true. stop is the reason
-// unless the policy cut the connection.
+// Close resets every socket of the connection. Only the first call has an effect, and returns true. stop is the reason if
+// the policy did not cut the connection.
 func (l *Conn) Close(why *policy.DeniedError, stop error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

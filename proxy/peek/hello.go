@@ -2,10 +2,10 @@ package peek
 
 import "slices"
 
-// This file reads the common ClientHello without building a TLS connection. crypto/tls is the judge: readHello accepts
-// only what it knows crypto/tls to accept, with the same name, and leaves everything else to it.
+// This file parses common ClientHellos without building a TLS connection. crypto/tls has the last word: readHello accepts
+// only hellos that crypto/tls accepts with the same name, and leaves all others to it.
 
-// The TLS extensions that a ClientHello of today has (RFC 8446, 4.2; the IANA registry).
+// TLS extensions in ClientHellos of today (RFC 8446, 4.2; the IANA registry).
 const (
 	extServerName          = 0
 	extStatusRequest       = 5
@@ -38,9 +38,9 @@ const (
 	maxExtensions = 48      // more are left to crypto/tls
 )
 
-// readHello returns the server name in data, which begins with a ClientHello, empty if it has none. It reports false
-// for whatever it does not understand completely: more than one record, extensions it does not know, names of other
-// characters than those of host names, TLS 1.1 or older, and everything malformed.
+// readHello returns the server name in data, which begins with a ClientHello; it is empty if there is none. It returns
+// false for every hello that it does not understand completely: more than one record, unknown extensions, names with
+// characters that do not occur in host names, TLS 1.1 or older, and everything malformed.
 func readHello(data []byte) (name []byte, ok bool) {
 	r := wire(data)
 	var record, hello, skipped wire
@@ -85,8 +85,8 @@ func readExtensions(extensions wire) (name []byte, ok bool) {
 	return name, modern
 }
 
-// withoutRoot returns a whole ClientHello without the dot at the end of its first server name. It reports false if there is
-// none. The hello is not checked further.
+// withoutRoot returns a whole ClientHello without the dot at the end of its first server name, or false if there is no such
+// dot. It does not check the hello further.
 func withoutRoot(data []byte) (rootless []byte, ok bool) {
 	hello := joined(data)
 	rest := wire(hello)
@@ -120,8 +120,8 @@ func withoutRoot(data []byte) (rootless []byte, ok bool) {
 	return nil, false
 }
 
-// joined returns a copy of the handshake message that the records of data begin with, without what follows it; nil if one of
-// these records is not whole.
+// joined returns a copy of the handshake message at the beginning of data, joined from its records, or nil if a record is
+// incomplete.
 func joined(data []byte) (message []byte) {
 	for r := wire(data); ; {
 		if len(message) >= handshakeHeader {
@@ -137,14 +137,14 @@ func joined(data []byte) (message []byte) {
 	}
 }
 
-// shorten makes a length of two bytes one less. It is not zero.
+// shorten decrements a two-byte length, which is not zero.
 func shorten(length []byte) {
 	if length[1]--; length[1] == 0xff {
 		length[0]--
 	}
 }
 
-// inRecord puts a handshake message into records.
+// inRecord splits a handshake message into records.
 func inRecord(message []byte) (records []byte) {
 	for len(message) > 0 {
 		n := min(len(message), maxPlaintext)
@@ -154,7 +154,7 @@ func inRecord(message []byte) (records []byte) {
 	return records
 }
 
-// unnamed reports whether crypto/tls accepts the content of an extension that has no say in where the connection goes.
+// unnamed reports whether crypto/tls accepts the content of an extension that does not affect the destination.
 func (w wire) unnamed(kind uint16) bool {
 	switch kind {
 	case extStatusRequest:
@@ -188,7 +188,7 @@ func (w wire) unnamed(kind uint16) bool {
 	}
 }
 
-// isGrease reports whether an extension is one of those reserved for being ignored (RFC 8701).
+// isGrease reports whether an extension is reserved for being ignored (RFC 8701).
 func isGrease(kind uint16) bool { return kind&0x0f0f == 0x0a0a && kind>>8 == kind&0xff }
 
 // serverName returns the one host name of a server_name extension (RFC 6066, 3).
@@ -235,7 +235,7 @@ func (w wire) outerECH() bool {
 	return len(w) > 0 && w[0] == 0 && w.skip(1+2+2+1) && w.vector(2, &skipped) && w.vector(2, &skipped) && len(w) == 0
 }
 
-// wire is the unread rest of a part of a message. Its methods report false where it is too short.
+// wire is the unread rest of a part of a message. Its methods return false if it is too short.
 type wire []byte
 
 func (w *wire) skip(n int) bool {
@@ -270,8 +270,8 @@ func (w *wire) vector(size int, v *wire) bool {
 	return true
 }
 
-// items reports whether w is a list of vectors that are not empty, whose lengths are in size bytes, each with so many
-// bytes before and after it.
+// items reports whether w is a list of non-empty vectors with lengths of size bytes. Each has the given number of bytes
+// before and after it.
 func (w wire) items(before, size, after int) bool {
 	for len(w) > 0 {
 		var v wire
@@ -282,7 +282,7 @@ func (w wire) items(before, size, after int) bool {
 	return true
 }
 
-// inHostName reports whether a byte is one of those that host names have.
+// inHostName reports whether b can occur in a host name.
 func inHostName(b byte) bool {
 	return 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z' || '0' <= b && b <= '9' || b == '-' || b == '_' || b == '.'
 }

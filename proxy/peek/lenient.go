@@ -8,10 +8,10 @@ import (
 	"boxgate/policy"
 )
 
-// This file recognizes first bytes in which a lenient server may find a host name although they are neither a
-// ClientHello nor a request line to our parsers. Where names decide, they are not treated as a protocol without names.
+// This file detects first bytes in which a lenient server may find a host name, although our parsers recognize neither a
+// ClientHello nor a request line. Where names decide, they are not treated as a protocol without names.
 
-// almostNamed reports whether first bytes are of that kind.
+// almostNamed reports whether the first bytes are of that kind.
 func (f First) almostNamed() bool {
 	return (f.Kind == Other || f.Kind == Silent) && (almostHTTP(f) || almostTLS(f) || almostPROXY(f))
 }
@@ -51,7 +51,7 @@ func mayBecomeRequest(data []byte) bool {
 // file, group, record and unit separators.
 func isBlank(b byte) bool { return unicode.IsSpace(rune(b)) || 0x1c <= b && b <= 0x1f }
 
-// methodLength returns the length of the token that line begins with.
+// methodLength returns the length of the token at the beginning of line.
 func methodLength(line []byte) int {
 	end := bytes.IndexFunc(line, func(r rune) bool { return !methodRune(r) })
 	if end < 0 {
@@ -100,7 +100,7 @@ func almostTLS(f First) bool {
 	return f.Data[2] == clientHello && (f.Data[3] == 0 || f.Data[3] == legacyMajor)
 }
 
-// The types of TLS records (RFC 8446, B.1; RFC 6520).
+// Types of TLS records (RFC 8446, B.1; RFC 6520).
 const recordFirst, recordLast = 20, 24
 
 // almostPROXY reports whether first bytes are, or may become, a PROXY protocol header, which a server that expects one
@@ -114,7 +114,7 @@ func almostPROXY(f First) bool {
 	return false
 }
 
-// webMethods are the methods that web servers know (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).
+// webMethods are the methods that web servers accept (RFC 9110, 9; RFC 5789; RFC 4918; RFC 9113, 3.4).
 var webMethods = map[string]struct{}{
 	"GET": {}, "HEAD": {}, "POST": {}, "PUT": {}, "DELETE": {}, "CONNECT": {}, "OPTIONS": {}, "TRACE": {}, "PATCH": {}, "PRI": {},
 	"PROPFIND": {}, "PROPPATCH": {}, "MKCOL": {}, "COPY": {}, "MOVE": {}, "LOCK": {}, "UNLOCK": {}, "REPORT": {}, "SEARCH": {},

@@ -17,7 +17,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Cap is the largest first message that is read: enough for a ClientHello at crypto/tls's own limit, however
+// Cap is the maximum length in bytes of a first message: enough for a ClientHello at crypto/tls's own limit, however
 // fragmented.
 const Cap = 64 << 10
 
@@ -27,33 +27,33 @@ const peekStart = 4 << 10
 // Kind classifies the first bytes of a connection.
 type Kind uint8
 
-// The kinds.
+// Kinds of first bytes.
 const (
-	Silent   Kind = iota // none came
+	Silent   Kind = iota // no bytes arrived
 	TLS                  // a ClientHello that crypto/tls understands and that offers TLS 1.2 or better
-	BadTLS               // begins like TLS but is neither
+	BadTLS               // begins like TLS but is not valid, or offers only older versions
 	HTTP                 // a request line of HTTP/1
 	Other                // anything else
-	Partial              // more is needed to classify them: only when the deadline passed
+	Partial              // too short to classify: only if the deadline passed
 	Oversize             // still incomplete at the cap
 )
 
-// First is what the first bytes of a connection showed, none of which are consumed.
+// First describes the first bytes of a connection, which are not consumed.
 type First struct {
 	Kind  Kind
-	SNI   string    // as the client wrote it, with the root's dot if it ends in that
-	Name  name.Name // the SNI in canonical form; zero if there was none or it is no host name
+	SNI   string    // as the client sent it, possibly with the root's dot at the end
+	Name  name.Name // the SNI in canonical form; zero if it is absent or not a host name
 	Data  []byte    // every byte read so far
 	Ended bool      // the client has closed its sending side
 	scan  helloScan
 
-	holds  *memory.Claim // for what data takes beyond peekStart
-	buffer *[]byte       // which data began in
+	holds  *memory.Claim // for the part of Data beyond peekStart
+	buffer *[]byte       // initial buffer of Data
 }
 
 var firstBuffers = buffers.NewPool(peekStart)
 
-// Recycle gives the buffer back. Nothing may use Data any more, nor any copy of f.
+// Recycle returns the buffer to its pool. Data, and copies of f, must not be used afterwards.
 func (f *First) Recycle() {
 	if f.buffer != nil {
 		firstBuffers.Put(f.buffer)
@@ -61,10 +61,10 @@ func (f *First) Recycle() {
 	f.buffer, f.Data = nil, nil
 }
 
-// Read reads from c until the first message can be classified. The deadline applies to the whole message, so that a
-// client cannot extend it by sending byte after byte. Where silence is allowed, a client that stays silent until the
-// silence deadline is [Silent]. The error is that of reading, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. What
-// holds has reserved for earlier first bytes is released.
+// Read reads from c until the first message can be classified. The deadline applies to the whole message, so that a client
+// cannot extend it by sending byte after byte. Where silence is allowed, a client that stays silent until the silence
+// deadline is [Silent]. Errors are those of reading, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. Read first
+// releases the memory that holds has reserved for earlier first bytes.
 func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
 	f := First{holds: holds}
 	holds.Release()
@@ -104,8 +104,8 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 	}
 }
 
-// turnPause is how long a client that has sent the beginning of a request line may pause, where silence is allowed,
-// before it is taken to wait for the server.
+// turnPause is how long a client that has sent the beginning of a request line may pause, where silence is allowed, before
+// it is assumed to wait for the server.
 const turnPause = 500 * time.Millisecond
 
 // patience returns the deadline for the next bytes where silence is allowed.
@@ -122,8 +122,8 @@ func (f *First) patience(deadline, silence time.Time) time.Time {
 	return deadline
 }
 
-// complete classifies the bytes of a client that sends no more: an incomplete message is not of the kind it begins
-// like.
+// complete classifies the bytes of a client that sends no more. An incomplete message does not count as the protocol that
+// it begins like.
 func (f First) complete() First {
 	switch {
 	case len(f.Data) == 0:
@@ -155,8 +155,8 @@ func (f *First) read(c net.Conn) error {
 	return err
 }
 
-// NamesRoot reports whether the server name ends in the root's dot. The gateway itself cannot be the server of such a client:
-// crypto/tls refuses its ClientHello.
+// NamesRoot reports whether the server name ends in the root's dot. The gateway cannot terminate TLS for such a client:
+// crypto/tls rejects its ClientHello.
 func (f First) NamesRoot() bool { return strings.HasSuffix(f.SNI, ".") }
 
 // BeginsTLS reports whether the first byte is that of a TLS handshake record.
@@ -178,11 +178,11 @@ func (f *First) classify() {
 	}
 }
 
-// The parts of the TLS record layer (RFC 8446, 5.1) and the handshake (4) needed to find the end of a ClientHello.
+// Parts of the TLS record layer (RFC 8446, 5.1) and the handshake (4) needed to find the end of a ClientHello.
 const (
 	recordHandshake  = 22
 	recordHeader     = 5
-	maxRecord        = 1<<14 + 2048 // the most any version allows; no version allows an empty one here
+	maxRecord        = 1<<14 + 2048 // the most that any version allows; empty records are not allowed here
 	clientHello      = 1
 	handshakeHeader  = 4
 	maxClientHello   = Cap
@@ -205,10 +205,10 @@ func (f *First) classifyTLS() {
 	}
 }
 
-// serverName returns the server name in a whole ClientHello, empty if it has none. It reports false unless crypto/tls
-// understands the hello and TLS 1.2 or a later version is offered.
+// serverName returns the server name in a whole ClientHello; it is empty if there is none. It returns false if crypto/tls
+// rejects the hello, or if it does not offer TLS 1.2 or later.
 //
-// A name may end in the root's dot. RFC 6066 forbids it, and crypto/tls refuses it, but Python and some Java clients send it
+// A name may end in the root's dot. RFC 6066 forbids it and crypto/tls rejects it, but Python and some Java clients send it
 // for https://example.com./, and other servers ignore it.
 func serverName(data []byte) (name string, ok bool) {
 	if name, ok := readHello(data); ok {
@@ -221,7 +221,7 @@ func serverName(data []byte) (name string, ok bool) {
 	return parsedName(data)
 }
 
-// parsedName is serverName by crypto/tls alone.
+// parsedName is serverName using crypto/tls only.
 func parsedName(data []byte) (name string, ok bool) {
 	hello, err := parseHello(data)
 	if err != nil || !slices.ContainsFunc(hello.SupportedVersions, isOffer) {
@@ -238,8 +238,8 @@ type helloScan struct {
 	head [handshakeHeader]byte
 }
 
-// next returns TLS once data contains a whole ClientHello, Partial when more is needed, and BadTLS when no ClientHello
-// can follow. data is that of the previous call with more appended.
+// next returns TLS if data contains a whole ClientHello, Partial if more is needed, and BadTLS if no ClientHello can
+// follow. data is that of the previous call with more appended.
 func (s *helloScan) next(data []byte) Kind {
 	for {
 		record := data[s.at:]
@@ -268,7 +268,7 @@ func (s *helloScan) next(data []byte) Kind {
 	}
 }
 
-// message checks the handshake message of which n bytes have arrived.
+// message checks the handshake message after n bytes have arrived.
 func (s *helloScan) message(n int) Kind {
 	if n > 0 && s.head[0] != clientHello {
 		return BadTLS
@@ -287,11 +287,11 @@ func (s *helloScan) message(n int) Kind {
 	}
 }
 
-// errPeeked aborts the handshake of parseHello once the ClientHello is parsed.
+// errPeeked aborts the handshake of parseHello after the ClientHello was parsed.
 var errPeeked = errors.New("peeked")
 
-// parseHello parses the ClientHello with crypto/tls, which parses it again if TLS is terminated. An encrypted
-// ClientHello shows its outer name.
+// parseHello parses the ClientHello with crypto/tls, which parses it again if TLS is terminated. The result for an
+// encrypted ClientHello has its outer name.
 func parseHello(data []byte) (*tls.ClientHelloInfo, error) {
 	var hello *tls.ClientHelloInfo
 	server := tls.Server(readOnly{bytes.NewReader(data)}, &tls.Config{
@@ -312,8 +312,8 @@ func isOffer(version uint16) bool { return version >= lowestTLSOffered && versio
 // maxMethod is longer than any registered HTTP method.
 const maxMethod = 32
 
-// sniffHTTP classifies data as HTTP if it begins with an HTTP/1 request line, which it does not validate: the strict
-// parser does. The connection preface of cleartext HTTP/2 is Other.
+// sniffHTTP classifies data as HTTP if it begins with an HTTP/1 request line. The strict parser validates it later. The
+// connection preface of cleartext HTTP/2 is Other.
 func sniffHTTP(data []byte) Kind {
 	sp := bytes.IndexFunc(data, func(r rune) bool { return !methodRune(r) })
 	if sp < 0 && len(data) <= maxMethod {

@@ -10,7 +10,7 @@ import (
 	"net/netip"
 )
 
-// Link is a connection between a box and a server to which the gateway has logged in.
+// Link is a connection between a box and a server that the gateway has logged in to.
 type Link struct {
 	Client net.Conn   // the box, inside TLS if it requested that
 	Server *Server    // checks the messages written to it

@@ -24,7 +24,7 @@ type Secured interface {
 	ConnectionState() tls.ConnectionState
 }
 
-// Session opens one connection of a box to a server to which the gateway logs in. All fields but Roots are required.
+// Session opens one connection of a box to a server that the gateway logs in to. All fields but Roots are required.
 type Session struct {
 	Client    net.Conn // the box, from its first byte
 	Direct    bool     // the first byte belongs to TLS: no SSLRequest before it
@@ -178,7 +178,7 @@ func (b *pgproto3Buffer) add(m pgproto3.BackendMessage) {
 	}
 }
 
-// Refusal is the reason for which a connection is refused. The box receives Text with the SQLSTATE Code; the log has Err.
+// Refusal is the reason why a connection is refused. The box receives Text with the SQLSTATE Code; the log has Err.
 type Refusal struct {
 	Reason     name.Reason
 	Code, Text string

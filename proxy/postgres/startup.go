@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// Codes of the packets with which a client may begin (PostgreSQL documentation, 54.7). They have no type byte.
+// Codes of the packets that a client may send first (PostgreSQL documentation, 54.7). They have no type byte.
 const (
 	codeVersion3 = 3 << 16
 	codeCancel   = 1234<<16 | 5678

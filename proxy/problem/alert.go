@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Alerts that servers end a connection with and that say more than that they do (RFC 8446, 6).
+// Alerts from servers with a known explanation (RFC 8446, 6).
 const (
 	handshakeFailure       tls.AlertError = 40
 	badCertificate         tls.AlertError = 42
@@ -24,7 +24,7 @@ const (
 	noApplicationProtocol  tls.AlertError = 120
 )
 
-// alertFault returns what a server meant by the alert that it ended a connection with; "" if it sent none.
+// alertFault explains a server's fatal alert. It returns "" if there was none.
 func alertFault(err error) string {
 	alert, received := AlertOf(err)
 	if !received {
@@ -49,7 +49,7 @@ func alertFault(err error) string {
 	return "the server refused the TLS handshake"
 }
 
-// AboutCertificate reports whether an alert says that the sender does not accept the certificate of its peer.
+// AboutCertificate reports whether an alert rejects the peer's certificate.
 func AboutCertificate(alert tls.AlertError) bool {
 	switch alert {
 	case badCertificate, unsupportedCertificate, certificateRevoked, certificateExpired, certificateUnknown, unknownCA:
@@ -58,8 +58,9 @@ func AboutCertificate(alert tls.AlertError) bool {
 	return false
 }
 
-// NothingInCommon reports whether a handshake failed because client and server have no version, cipher suite or group in
-// common, as far as can be told: the alert for it has other meanings as well. What crypto/tls itself finds has no type.
+// NothingInCommon reports whether a handshake failed because client and server share no version, cipher suite or group.
+// This is a guess: the alert has other meanings as well. Errors that crypto/tls itself detects are untyped, so they are
+// compared by text.
 func NothingInCommon(err error) bool {
 	alert, received := AlertOf(err)
 	if received {
@@ -68,7 +69,7 @@ func NothingInCommon(err error) bool {
 	return strings.HasPrefix(innermost(err).Error(), "tls: server selected unsupported protocol version")
 }
 
-// innermost returns the error at the end of the chain that wraps one error each.
+// innermost returns the last error of a chain of errors that each wrap one other.
 func innermost(err error) error {
 	for {
 		next := errors.Unwrap(err)
@@ -79,7 +80,7 @@ func innermost(err error) error {
 	}
 }
 
-// libraryFaults are texts of crypto/tls and crypto/x509 about certificates, which have no type, with what they mean.
+// libraryFaults explains errors of crypto/tls and crypto/x509 about certificates, by text because they are untyped.
 var libraryFaults = []struct{ text, means string }{
 	{"x509: negative serial number", "the server's certificate has a negative serial number, which RFC 5280 forbids"},
 	{"tls: server's certificate contains an unsupported type of public key", "the server's certificate has a kind of key that the gateway does not know (it knows RSA, ECDSA and Ed25519)"},
@@ -91,7 +92,7 @@ var libraryFaults = []struct{ text, means string }{
 	{"tls: server's identity changed during renegotiation", "the server's certificate changed when it asked for another handshake"},
 }
 
-// libraryFault returns what such an error means; "" for others.
+// libraryFault explains an error in libraryFaults. It returns "" for others.
 func libraryFault(err error) string {
 	text := innermost(err).Error()
 	for _, known := range libraryFaults {
@@ -102,8 +103,8 @@ func libraryFault(err error) string {
 	return ""
 }
 
-// AlertOf returns the alert by which a peer ended a TLS connection. crypto/tls returns it in a [net.OpError] for that, as a type
-// of its own with the texts of [tls.AlertError], which it uses over QUIC alone.
+// AlertOf returns the fatal alert of a TLS peer. crypto/tls returns it in a [net.OpError], as an
+// unexported type with the texts of [tls.AlertError], which it uses for QUIC only.
 func AlertOf(err error) (alert tls.AlertError, received bool) {
 	var op *net.OpError
 	if errors.As(err, &alert) {

@@ -22,9 +22,9 @@ type Problem struct {
 	Rule   string      `json:"rule,omitempty"`
 }
 
-// Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, 503 where the
-// box has reached its limit of upstream connections. It contains only what the box sent, rules of its own policy, and
-// texts of a closed set.
+// Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, and 503 if the box
+// has reached its limit of upstream connections. It contains only the box's own input, rules of its own policy, and texts
+// of a closed set.
 func Of(err error) Problem {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {

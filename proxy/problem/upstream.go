@@ -20,15 +20,15 @@ import (
 )
 
 // Upstream is the reason why an allowed destination could not be used, with a text for each of two audiences.
-// [Upstream.Error] is for the log: it includes system errors, with addresses and ports of the host. [Upstream.shown] is
-// for the box: it consists of the name that the box asked for and of texts in this file.
+// [Upstream.Error] is for the log: it includes system errors, with addresses and ports of the host. [Upstream.shown] is for
+// the box: it consists of the name that the box requested and of texts in this file.
 type Upstream struct {
 	Reason name.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
 	Name   name.Name
 	Err    error
 }
 
-// Error returns what could not be reached, and why.
+// Error returns the text for the log.
 func (e *Upstream) Error() string {
 	if e.Err == nil {
 		return e.about()
@@ -47,7 +47,7 @@ func (e *Upstream) about() string {
 	return fmt.Sprintf("%s: %s", what, e.Reason)
 }
 
-// shown returns the text for the box. For an unknown error only the reason is shown.
+// shown returns the text for the box. For an unknown error it contains only the reason.
 func (e *Upstream) shown() string {
 	for _, text := range []func(error) string{ownFault, tlsFault, httpFault, netFault} {
 		if e.Err == nil {
@@ -86,7 +86,7 @@ func ownFault(err error) string {
 	return ""
 }
 
-// tlsFault returns what was wrong with a handshake or a certificate.
+// tlsFault explains an error of a handshake or a certificate.
 func tlsFault(err error) string {
 	var name x509.HostnameError
 	var authority x509.UnknownAuthorityError
@@ -112,7 +112,7 @@ func tlsFault(err error) string {
 	return libraryFault(err)
 }
 
-// httpFault returns what was wrong with a response. The texts of h1 never quote the message.
+// httpFault explains an error in a response. The texts of h1 never quote the message.
 func httpFault(err error) string {
 	var malformed *h1.Error
 	var reset *h2.StreamError
@@ -128,7 +128,7 @@ func httpFault(err error) string {
 	return ""
 }
 
-// netFault returns how a connection failed, or could not be made.
+// netFault explains a network error.
 func netFault(err error) string {
 	var slow net.Error
 	var missing interface{ NotFound() bool }

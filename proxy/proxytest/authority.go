@@ -22,13 +22,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// Authority is a certificate authority of a test. Safe for concurrent use.
+// Authority is a certificate authority for a test. Safe for concurrent use.
 type Authority struct {
 	Cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 
 	mu     sync.Mutex
-	minted map[string]*tls.Certificate // by single names
+	minted map[string]*tls.Certificate // by name, for certificates of one name
 }
 
 func newAuthority(t testing.TB) *Authority {
@@ -53,14 +53,14 @@ func newAuthority(t testing.TB) *Authority {
 	return &Authority{Cert: cert, key: key, minted: map[string]*tls.Certificate{}}
 }
 
-// Pool trusts the authority alone.
+// Pool returns a pool that trusts the authority only.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.Cert)
 	return pool
 }
 
-// File writes the certificate for programs that read one.
+// File writes the certificate to a PEM file, for programs that read one, and returns its path.
 func (a *Authority) File(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ca.pem")
@@ -70,7 +70,7 @@ func (a *Authority) File(t testing.TB) string {
 	return path
 }
 
-// Certificate returns a new certificate of a server.
+// Certificate returns a new server certificate for the names.
 func (a *Authority) Certificate(t testing.TB, names ...string) tls.Certificate {
 	t.Helper()
 	cert, err := a.mint(names...)
@@ -94,7 +94,7 @@ func (a *Authority) mint(names ...string) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der, a.Cert.Raw}, PrivateKey: key}, err
 }
 
-// forName returns one certificate for a name, whoever asks how often.
+// forName returns the certificate for a name, and creates it on first use.
 func (a *Authority) forName(name string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,12 +109,12 @@ func (a *Authority) forName(name string) (*tls.Certificate, error) {
 	return &c, nil
 }
 
-// ForHello serves any name.
+// ForHello implements GetCertificate of [tls.Config] for any name.
 func (a *Authority) ForHello(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return a.forName(hello.ServerName)
 }
 
-// LeafFor makes an authority the Leaves of a proxy.
+// LeafFor implements [proxy.Leaves].
 func (a *Authority) LeafFor(_ context.Context, _ *tls.ClientHelloInfo, _ policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	return a.forName(n.String())
 }

@@ -11,14 +11,14 @@ import (
 	"boxgate/policy/name"
 )
 
-// Events keeps the events of a proxy.
+// Events collects the events of a proxy.
 type Events struct {
 	mu   sync.Mutex
 	all  []audit.Event
 	more chan struct{}
 }
 
-// Record makes Events the Recorder of a proxy.
+// Record implements [proxy.Recorder].
 func (e *Events) Record(ev audit.Event) {
 	e.mu.Lock()
 	e.all = append(e.all, ev)
@@ -29,8 +29,8 @@ func (e *Events) Record(ev audit.Event) {
 	}
 }
 
-// Wait returns the events of requests once there are n: neither those of connections, nor those of phase open, which are
-// recorded only for what lasts.
+// Wait waits for n events of requests and returns them, without events of connections and of phase open. The latter are
+// recorded only for long requests.
 func (e *Events) Wait(t testing.TB, n int) []audit.Event {
 	t.Helper()
 	limit := time.After(time.Minute)
@@ -58,7 +58,7 @@ func (e *Events) List() []audit.Event {
 	return slices.Clone(e.all)
 }
 
-// Want waits for an event that matches, and returns it.
+// Want returns the first event that matches is, waiting for it.
 func (r *Rig) Want(what string, is func(audit.Event) bool) audit.Event {
 	r.T.Helper()
 	limit := time.After(time.Minute)
@@ -78,13 +78,13 @@ func (r *Rig) Want(what string, is func(audit.Event) bool) audit.Event {
 	}
 }
 
-// WantReason waits for an event with the reason, other than one of phase open, which is recorded only for what lasts.
+// WantReason waits for an event with the reason, ignoring events of phase open, which are recorded only for long traffic.
 func (r *Rig) WantReason(reason name.Reason) audit.Event {
 	r.T.Helper()
 	return r.Want(string(reason), func(e audit.Event) bool { return e.Reason == reason && e.Phase != audit.PhaseOpen })
 }
 
-// DiscardEvents is a Recorder for benchmarks.
+// DiscardEvents is a [proxy.Recorder] for benchmarks.
 type DiscardEvents struct{}
 
 // Record discards an event.

@@ -29,7 +29,7 @@ func (b *Boxes) Add(box *policy.Box) {
 	b.all[box.V4] = box
 }
 
-// BoxByAddr makes Boxes those of a proxy.
+// BoxByAddr implements [proxy.Boxes].
 func (b *Boxes) BoxByAddr(a netip.Addr) *policy.Box {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,12 +73,12 @@ func (c *Switch) GrantedNames(id policy.BoxID, a netip.Addr) []name.Name {
 type Names struct {
 	mu      sync.Mutex
 	answers map[string][]netip.Addr
-	grants  map[string][]netip.Addr // what the box was told
-	held    map[string]int          // connections, by name
-	others  []netip.Addr            // the answer for all other names; none: they do not exist
+	grants  map[string][]netip.Addr // addresses that the box has received
+	held    map[string]int          // connections that hold a grant, by name
+	others  []netip.Addr            // the answer for all other names; if nil, they do not exist
 }
 
-// Set gives a name these addresses as its answer; without any, the name has none.
+// Set sets the addresses of a name. Without addrs, the name has no addresses.
 func (n *Names) Set(name string, addrs ...netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -88,7 +88,7 @@ func (n *Names) Set(name string, addrs ...netip.Addr) {
 	n.answers[name] = addrs
 }
 
-// SetOthers gives every name without an answer of its own these addresses.
+// SetOthers sets the addresses of all names without an answer.
 func (n *Names) SetOthers(addrs ...netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,7 +102,7 @@ func (n *Names) Forget() {
 	n.answers, n.grants = nil, nil
 }
 
-// Grant records that the box was told these addresses for a name.
+// Grant records that the box has received these addresses for a name.
 func (n *Names) Grant(name string, addrs ...netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -137,7 +137,7 @@ func (n *Names) Granted(_ policy.BoxID, name name.Name, a netip.Addr) bool {
 	return slices.Contains(n.grants[name.String()], a)
 }
 
-// Hold implements [route.Resolver]. Grants of a rig do not expire: it counts.
+// Hold implements [route.Resolver]. Grants of a rig do not expire, so it only counts.
 func (n *Names) Hold(_ policy.BoxID, name name.Name, a netip.Addr) (release func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -155,7 +155,7 @@ func (n *Names) Hold(_ policy.BoxID, name name.Name, a netip.Addr) (release func
 	}
 }
 
-// Held returns how many connections hold a grant of a name.
+// Held returns the number of connections that hold a grant for a name.
 func (n *Names) Held(name string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package proxytest runs a proxy for tests, with one box and servers on loopback: real sockets and real TLS, and no root. The
-// tests of proxy and of the packages below it share it, as external test packages.
+// Package proxytest runs a proxy for tests, with one box and servers on loopback: real sockets and real TLS, without root.
+// It is used by the external tests of proxy and of the packages below it.
 package proxytest
 
 import (
@@ -22,30 +22,30 @@ import (
 	"boxgate/proxy/origin"
 )
 
-// Rig is a proxy with one box, over loopback. In place of TPROXY each destination has a listener of its own, and
+// Rig is a proxy with one box, over loopback. Instead of TPROXY, each destination has a listener, and
 // [proxy.Config.OriginalDst] maps the listener to its destination. Loopback is exempted from the protected ranges.
 type Rig struct {
 	proxy.Parts // of Proxy
 	T           testing.TB
 	Proxy       *proxy.Proxy
 	Box         *policy.Box // box1
-	Names       *Names      // what Resolver asks, unless a test sets another
+	Names       *Names      // the resolver behind Resolver, unless a test replaces it
 	Resolver    *Switch
 	Events      *Events
 	Boxes       *Boxes
-	Upstream    *Authority    // signs the servers
+	Upstream    *Authority    // signs the servers' certificates
 	BoxCA       *Authority    // signs the leaves
-	Orig        netip.Addr    // where the connections of DialPair are going
-	From        policy.Source // from where connections to servers leave, under policies that are put in force from now on
+	Orig        netip.Addr    // destination address of DialPair
+	From        policy.Source // source address of connections to servers, under policies applied after it is set
 	cfg         proxy.Config
 
 	mu      sync.Mutex
-	dst     map[netip.AddrPort]netip.AddrPort // by the address of the listener
+	dst     map[netip.AddrPort]netip.AddrPort // by the listener's address
 	fronts  map[netip.AddrPort]string         // addresses of the listeners of Front, by destination
 	clients map[policy.BoxID]int              // open connections of DialPair
 }
 
-// New returns a rig with a policy in force and no header rules. The proxy is shut down when the test ends.
+// New returns a rig with a policy and no header rules. The proxy is shut down when the test ends.
 func New(t testing.TB, spec policy.Spec, change ...func(*proxy.Config)) *Rig {
 	t.Helper()
 	r := &Rig{
@@ -65,10 +65,10 @@ func New(t testing.TB, spec policy.Spec, change ...func(*proxy.Config)) *Rig {
 	return r
 }
 
-// Loopback is the address of the box and of the servers on a random port.
+// Loopback is the address of the box, and of the servers on random ports.
 var Loopback = netip.MustParseAddr("127.0.0.1")
 
-// With replaces the proxy by one of another configuration, before it is used.
+// With replaces the proxy by one with a changed configuration. Call it before the proxy is used.
 func (r *Rig) With(change func(*proxy.Config)) {
 	r.T.Helper()
 	change(&r.cfg)
@@ -80,7 +80,7 @@ func (r *Rig) With(change func(*proxy.Config)) {
 	r.T.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_ = p.Shutdown(ctx) // cuts what a test left open
+		_ = p.Shutdown(ctx) // cuts the connections that the test left open
 	})
 }
 
@@ -90,14 +90,14 @@ func (r *Rig) originalDst(c net.Conn) netip.AddrPort {
 	return r.dst[c.LocalAddr().(*net.TCPAddr).AddrPort()]
 }
 
-// NewBox adds a box, which connects from an address of its own. It has no policy yet.
+// NewBox adds a box that connects from addr. It has no policy yet.
 func (r *Rig) NewBox(id policy.BoxID, addr string) *policy.Box {
 	box := &policy.Box{ID: id, V4: netip.MustParseAddr(addr)}
 	r.Boxes.Add(box)
 	return box
 }
 
-// Policy puts a policy in force, without rechecking. headers are pattern → name → value.
+// Policy applies a policy, without rechecking. headers maps patterns to names to values.
 func (r *Rig) Policy(spec policy.Spec, headers map[string]map[string]string) {
 	r.T.Helper()
 	rules, err := policy.ParseHeaders(headers)
@@ -107,7 +107,7 @@ func (r *Rig) Policy(spec policy.Spec, headers map[string]map[string]string) {
 	r.enforce(spec, rules)
 }
 
-// Rules is Policy with header rules of the full form, and with the tokens of the box.
+// Rules is Policy with header rules in JSON, and with the tokens of the box.
 func (r *Rig) Rules(spec policy.Spec, doc string) {
 	r.T.Helper()
 	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
@@ -130,12 +130,12 @@ func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 	r.Box.Policy.Store(c)
 }
 
-// Allow is a policy that lists names and nothing else.
+// Allow returns a policy that allows the given domains only.
 func Allow(domains ...string) policy.Spec {
 	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains}
 }
 
-// Listen returns the address to dial for a connection that the box makes to dst.
+// Listen returns the address to dial for a connection of the box to dst.
 func (r *Rig) Listen(dst netip.AddrPort) string {
 	r.T.Helper()
 	r.mu.Lock()
@@ -154,7 +154,7 @@ func (r *Rig) listenLocked(dst netip.AddrPort) string {
 	return ln.Addr().String()
 }
 
-// Explicit returns the address of the explicit proxy.
+// Explicit starts a listener of the explicit proxy and returns its address.
 func (r *Rig) Explicit() string {
 	r.T.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -183,8 +183,8 @@ func (r *Rig) Dial(dst netip.AddrPort) *net.TCPConn {
 	return DialTo(r.T, r.Listen(dst))
 }
 
-// DialTo connects to an address of the rig. On a busy machine the proxy may refuse a connection, for its silence, before this process has
-// noticed that it is there: that is tried again.
+// DialTo connects to an address of the rig. On a busy machine the proxy may take a connection for silent and reset it
+// before this process has noticed that it is connected; then DialTo tries again.
 func DialTo(t testing.TB, addr string) *net.TCPConn {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
@@ -198,7 +198,7 @@ func DialTo(t testing.TB, addr string) *net.TCPConn {
 	}
 }
 
-// TryDial is DialTo for an address that may refuse.
+// TryDial is DialTo without retries, for an address that may refuse.
 func TryDial(t testing.TB, addr string) (*net.TCPConn, error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -209,7 +209,7 @@ func TryDial(t testing.TB, addr string) (*net.TCPConn, error) {
 	return c.(*net.TCPConn), nil
 }
 
-// Server listens on the port at a loopback address of its own and hands each connection to handle, which closes it.
+// Server listens on the port at a random loopback address and calls handle for each connection, which must close it.
 func (r *Rig) Server(port uint16, handle func(net.Conn)) netip.AddrPort {
 	r.T.Helper()
 	for range 50 {
@@ -237,7 +237,7 @@ func (r *Rig) Server(port uint16, handle func(net.Conn)) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// TLSServer is a server that proves to be name, says hello and echoes.
+// TLSServer is a server with a certificate for name that sends a greeting and then echoes.
 func (r *Rig) TLSServer(name string) netip.AddrPort {
 	cert := r.Upstream.Certificate(r.T, name)
 	return r.Server(443, func(c net.Conn) {
@@ -249,7 +249,7 @@ func (r *Rig) TLSServer(name string) netip.AddrPort {
 	})
 }
 
-// Trap is a server that must not be reached.
+// Trap is a server that fails the test if it is reached.
 func (r *Rig) Trap(port uint16) netip.AddrPort {
 	return r.Server(port, func(c net.Conn) {
 		c.Close()
@@ -257,7 +257,7 @@ func (r *Rig) Trap(port uint16) netip.AddrPort {
 	})
 }
 
-// Hello makes a TLS handshake with name and returns the first line of what is read, or the error.
+// Hello performs a TLS handshake with name and returns the first line read.
 func (r *Rig) Hello(c net.Conn, name string) (string, error) {
 	t := tls.Client(c, &tls.Config{ServerName: name, RootCAs: r.Upstream.Pool()})
 	if err := t.Handshake(); err != nil {
@@ -266,7 +266,7 @@ func (r *Rig) Hello(c net.Conn, name string) (string, error) {
 	return FirstLine(t)
 }
 
-// FirstLine reads up to the first newline, and no further.
+// FirstLine reads up to the first newline, and no byte more.
 func FirstLine(c io.Reader) (string, error) {
 	var line []byte
 	b := make([]byte, 1)
@@ -296,7 +296,7 @@ func AccessDeniedAlert(err error) bool {
 	return err != nil && err.Error() == "remote error: tls: access denied"
 }
 
-// Target is where TLS for a name on 443 goes, whatever its address.
+// Target returns the target of TLS connections to a name on port 443, with any address.
 func (r *Rig) Target(name string) origin.Target {
 	asked := policy.Request{Box: r.Box.ID, Name: MustName(r.T, name), Port: 443, Protocol: policy.TCP}
 	return origin.To(r.Core.Router.Route(r.T.Context(), r.Box.Policy.Load(), r.Box, asked, policy.Evidence{Opening: policy.OpeningTLS}), true)
@@ -319,10 +319,10 @@ func CountOf(m *sync.Map) int {
 	return n
 }
 
-// IdleUpstreams returns how many idle connections to servers are kept for box1 and b2.
+// IdleUpstreams returns the number of idle connections to servers for box1 and b2.
 func IdleUpstreams(l *Rig) int {
 	return l.Core.Origins.Stats("box1").Idle + l.Core.Origins.Stats("b2").Idle
 }
 
-// Upstreams returns the number of connections to servers that count against the limit of the box, idle ones included.
+// Upstreams returns the number of connections to servers that count against the box's limit, including idle ones.
 func (r *Rig) Upstreams() int { return r.Core.Origins.Stats(r.Box.ID).Open }

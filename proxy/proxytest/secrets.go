@@ -23,13 +23,13 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// BoxKey is the key that the tokens of the box are derived from.
+// BoxKey is the key for deriving the box's tokens.
 var BoxKey = name.NewSecret("the key of the box")
 
-// TokenFor returns the token by which the box names a variable.
+// TokenFor returns the box's token for a variable.
 func TokenFor(variable string) string { return placeholder.NewToken(BoxKey, variable) }
 
-// ForeignToken returns the token by which another box names a variable.
+// ForeignToken returns another box's token for a variable.
 func ForeignToken(variable string) string {
 	return placeholder.NewToken(name.NewSecret("another box"), variable)
 }
@@ -37,7 +37,7 @@ func ForeignToken(variable string) string {
 // Sources are the secrets of a test, by name.
 type Sources map[string]func(context.Context) (string, error)
 
-// Secret makes Sources the Secrets of a proxy.
+// Secret implements [proxy.Secrets].
 func (s Sources) Secret(ctx context.Context, n string) (name.Secret, error) {
 	get, ok := s[n]
 	if !ok {
@@ -57,14 +57,14 @@ func Basic(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-// Recorder is an upstream that keeps what it received and answers 200.
+// Recorder is an upstream that records requests and answers 200.
 type Recorder struct {
 	mu   sync.Mutex
 	got  []*http.Request
 	body []string
 }
 
-// cutShort is kept after a body that has not arrived whole.
+// cutShort is appended to a recorded body that was truncated.
 const cutShort = " (cut short)"
 
 // Serve handles one request.
@@ -85,7 +85,7 @@ func (r *Recorder) All() (requests []*http.Request, bodies []string) {
 	return slices.Clone(r.got), slices.Clone(r.body)
 }
 
-// Take returns the last request and its body, and forgets all.
+// Take returns the last request and its body, and drops all.
 func (r *Recorder) Take() (*http.Request, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,8 +97,8 @@ func (r *Recorder) Take() (*http.Request, string) {
 	return req, body
 }
 
-// BodyOf returns the body of the request for a path; "" if none has arrived. Unlike [Recorder.Take] it is not misled by the end of a request
-// before, of which the server may hear late.
+// BodyOf returns the body of the request for a path, or "" if none has arrived. Unlike [Recorder.Take] it is not misled by
+// an earlier request whose end the server notices late.
 func (r *Recorder) BodyOf(path string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,7 +110,7 @@ func (r *Recorder) BodyOf(path string) string {
 	return ""
 }
 
-// EachProtocol runs a test over every pair of protocols: the client's and the upstream's.
+// EachProtocol runs a test with each pair of client and upstream protocols.
 func EachProtocol(t *testing.T, test func(t *testing.T, l *Rig, client *http.Client, port uint16, up *Recorder)) {
 	for _, v := range []struct {
 		name       string
@@ -131,8 +131,7 @@ func EachProtocol(t *testing.T, test func(t *testing.T, l *Rig, client *http.Cli
 	}
 }
 
-// HTTPClientLater is HTTPClient, but for a test that sets its rules first: an HTTP/2 connection is made with the first
-// request.
+// HTTPClientLater is HTTPClient for tests that set their rules first: it makes an HTTP/2 connection with the first request.
 func (r *Rig) HTTPClientLater(port uint16, h2 bool) *http.Client {
 	if !h2 {
 		return r.HTTPClient(port, false)
@@ -154,13 +153,14 @@ func (d *lateHTTP2) RoundTrip(r *http.Request) (*http.Response, error) {
 // Everywhere allows placeholders in all places.
 const Everywhere = `"places": ["header", "query", "form", "json", "websocket"]`
 
-// JSONRule is a header rule for API with the placeholders KEY and OTHER, and one for another host; more is added to the first.
+// JSONRule returns a header rule for API with the placeholders KEY and OTHER, and one for another host. more is inserted
+// into the first.
 func JSONRule(t testing.TB, port uint16, more string) string {
 	t.Helper()
 	return `{"` + HostPort(port) + `": {"placeholders": {"KEY": "pa\"ss\\w&o=r d+%41/", "OTHER": {"secret": "s"}}` + more + `}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`
 }
 
-// IdentityText is a certificate with its key as a secret holds them.
+// IdentityText returns a certificate and its key as PEM, the form of such secrets.
 func IdentityText(t *testing.T, c tls.Certificate) string {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
@@ -171,18 +171,18 @@ func IdentityText(t *testing.T, c tls.Certificate) string {
 		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
-// ScrubbedToken is the secret in the rule of Scrub, and ScrubStars is what it is masked with.
+// ScrubbedToken is the secret in the rule of Scrub, and ScrubStars its mask.
 const (
 	ScrubbedToken = "sk-l1ve/0123+456=789"
 	ScrubStars    = "********************"
 )
 
-// Scrub puts a rule in force that sets ScrubbedToken and masks it in responses.
+// Scrub applies a rule that sets ScrubbedToken and masks it in responses.
 func (r *Rig) Scrub(port uint16) {
 	r.Rules(AllowAll, `{"`+HostPort(port)+`": {"headers": {"Authorization": "Bearer `+ScrubbedToken+`"}, "scrub": true}}`)
 }
 
-// Reflections are ways in which a server may write what it was sent.
+// Reflections returns the encodings of the token that servers may reflect.
 func Reflections(token string) []string {
 	var escaped strings.Builder
 	for _, c := range []byte(token) {
@@ -195,7 +195,7 @@ func Reflections(token string) []string {
 	}
 }
 
-// Leak returns a form of the token that is left in a text, or "".
+// Leak returns a form of the token that text contains, or "".
 func Leak(text string) string {
 	for _, r := range Reflections(ScrubbedToken) {
 		if r = strings.TrimRight(r, "="); strings.Contains(text, r) || strings.Contains(text, r[4:len(r)-4]) {

@@ -31,17 +31,17 @@ func SecretFor(name string, port uint16) map[string]map[string]string {
 	return map[string]map[string]string{name + ":" + strconv.Itoa(int(port)): {"Authorization": "Bearer s3cret"}}
 }
 
-// Intercepted are header rules under which TLS to api.example.com and its siblings is terminated on a port, for tests that are
-// not about rules.
+// Intercepted returns header rules under which TLS to api.example.com and its siblings is terminated on a port, for tests
+// that are not about rules.
 func Intercepted(port uint16) map[string]map[string]string {
 	return map[string]map[string]string{"*.example.com:" + strconv.Itoa(int(port)): {"X-Rule": "in force"}}
 }
 
-// Patient keeps a slow test from being taken for a client whose server speaks first.
+// Patient prevents a slow test from being mistaken for a client whose server speaks first.
 func Patient(c *proxy.Config) { c.SilenceTimeout = 10 * time.Second }
 
-// DialPair connects as the box to the port at Orig. If secure it makes a TLS handshake as name, which must be intercepted. Names
-// without an answer of their own lead to loopback, where the web servers are.
+// DialPair connects as the box to the port at Orig. If secure, it makes a TLS handshake as name, which must be intercepted.
+// Names without an answer resolve to loopback, where the web servers are.
 func (r *Rig) DialPair(name string, port uint16, secure bool, alpn ...string) net.Conn {
 	r.T.Helper()
 	if secure && !r.Box.Policy.Load().Intercepts(MustName(r.T, name), port) {
@@ -62,7 +62,8 @@ func (r *Rig) DialPair(name string, port uint16, secure bool, alpn ...string) ne
 	return conn
 }
 
-// dialAs connects as a box to dst. The proxy must be done with the connection soon after the client has closed it.
+// dialAs connects as a box to dst. At the end of the test it checks that the proxy closes the connection after the client
+// has.
 func (r *Rig) dialAs(box *policy.Box, dst netip.AddrPort) net.Conn {
 	r.T.Helper()
 	from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(box.V4, 0))}
@@ -85,7 +86,7 @@ func (r *Rig) dialAs(box *policy.Box, dst netip.AddrPort) net.Conn {
 	return client
 }
 
-// Front is Listen, once for each destination.
+// Front is Listen with one listener for each destination.
 func (r *Rig) Front(dst netip.AddrPort) string {
 	r.T.Helper()
 	r.mu.Lock()
@@ -96,8 +97,8 @@ func (r *Rig) Front(dst netip.AddrPort) string {
 	return r.fronts[dst]
 }
 
-// HTTPClient returns a client of api.example.com. Over HTTP/1.1 every connection is a new one; over HTTP/2 it
-// has one connection for all requests.
+// HTTPClient returns a client of api.example.com. Over HTTP/1.1 it may make several connections; over HTTP/2 it uses one
+// for all requests.
 func (r *Rig) HTTPClient(port uint16, h2 bool) *http.Client {
 	r.T.Helper()
 	c := &http.Client{Timeout: 60 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -119,7 +120,7 @@ func (r *Rig) HTTPClient(port uint16, h2 bool) *http.Client {
 	return c
 }
 
-// http2Conn is one HTTP/2 connection to api.example.com.
+// http2Conn returns an HTTP/2 connection to api.example.com.
 func (r *Rig) http2Conn(port uint16) *http.ClientConn {
 	r.T.Helper()
 	tr := &http.Transport{
@@ -137,7 +138,7 @@ func (r *Rig) http2Conn(port uint16) *http.ClientConn {
 	return conn
 }
 
-// HTTPSServer is an upstream that speaks TLS under any name, h2 as well if asked.
+// HTTPSServer is an upstream that speaks TLS under any name, with HTTP/2 if h2 is set.
 func (r *Rig) HTTPSServer(h2 bool, handler http.HandlerFunc) (*httptest.Server, uint16) {
 	srv := httptest.NewUnstartedServer(handler)
 	srv.EnableHTTP2 = h2
@@ -164,7 +165,7 @@ func PortOf(t testing.TB, ln net.Listener) uint16 {
 	return a.Port()
 }
 
-// RawServer is an upstream of a script: it hands each connection to handle.
+// RawServer is a scripted upstream: it calls handle for each connection.
 func (r *Rig) RawServer(secure bool, handle func(net.Conn, *bufio.Reader)) uint16 {
 	if secure {
 		return r.RawServerALPN("http/1.1", handle)
@@ -232,7 +233,7 @@ func ReadAll(t testing.TB, r io.Reader) string {
 	return string(b)
 }
 
-// API is the host that most tests ask for.
+// API is the host in most tests.
 const API = "api.example.com"
 
 // HostPort is API with a port.
@@ -256,7 +257,7 @@ func Get(t testing.TB, c *http.Client, url string, header http.Header) (*http.Re
 	return res, ReadAll(t, res.Body)
 }
 
-// OddPaths are legal request targets whose path servers read in different ways.
+// OddPaths are valid request targets whose paths servers interpret differently.
 var OddPaths = []string{
 	"//", "/a//b", "/./a", "/a/../b", "/..", "/a/.", "/a%2fb", "/a%2Fb", "/a%5cb", `/a\b`, "/%2e%2e/a", "/a%2e", "/a%252fb", "/a%25",
 	"/a%00", "/a%0d%0a", "/a;b", "/a/..;/b", "/a%3bb", "/%61dmin", "/a%3fb", "/a%23b", "/%c0%af", "/%ef%bc%8f", "/\xc3\xa9", "/a%ff",
@@ -308,7 +309,7 @@ func HashOf(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// EchoWebSocket is a WebSocket server that sends each message back, with the Authorization of the request before it.
+// EchoWebSocket is a WebSocket server that echoes each message, prefixed with the Authorization of the handshake.
 func EchoWebSocket(w http.ResponseWriter, r *http.Request) {
 	c, err := websocket.Accept(w, r, nil)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	addrsFresh    = 5 * time.Second // how long lookups of the hosts are not repeated
-	addrsKept     = time.Hour       // how long an address is kept that is no longer in the answers
+	addrsFresh    = 5 * time.Second // lookups of the hosts are not repeated within this time
+	addrsKept     = time.Hour       // how long an address that has disappeared from the answers is kept
 	maxAddrs      = 8192            // addresses cached for a list of names
 	maxAddrLists  = 16              // lists cached for a box
 	maxLookups    = 16              // names looked up at a time
@@ -121,8 +121,8 @@ func (c *addrCache) note(found []netip.Addr, complete bool) {
 	}
 }
 
-// lookupAll looks up the addresses of all names, both families. Names that the policy denies or that do not exist have
-// none.
+// lookupAll looks up the addresses of all names, in both families. A name that the policy denies or that does not exist has
+// no addresses.
 func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []name.Name) (found []netip.Addr, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
@@ -149,19 +149,19 @@ func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []name
 	}
 	all.Wait()
 	if panicked != nil {
-		panic(panicked) // it ends the connection that asks
+		panic(panicked) // it closes the connection that needs the lookup
 	}
 	return found, complete
 }
 
-// lookup looks up one name. A panic is returned: in a goroutine of its own it would end the gateway.
+// lookup looks up one name. It returns a panic as a value, because a panic in its goroutine would end the gateway.
 func lookup(ctx context.Context, from Resolver, box *policy.Box, n name.Name) (addrs []netip.Addr, panicked any, err error) {
 	defer func() { panicked = recover() }()
 	addrs, err = from.LookupBoth(ctx, box, n)
 	return addrs, nil, err
 }
 
-// hasNone reports whether a failed lookup means that the name has no address.
+// hasNone reports whether a failed lookup means that the name has no addresses.
 func hasNone(err error) bool {
 	var missing interface{ NotFound() bool }
 	var denied *policy.DeniedError

@@ -1,3 +1,3 @@
-// Package route asks the policy how connections and requests may pass, and gathers the evidence that takes time: the
+// Package route asks the policy for the routes of connections and requests, and gathers the evidence that takes time: the
 // addresses of hosts with rules, and the hosts of an address.
 package route

@@ -14,24 +14,24 @@ import (
 // Resolver resolves names for a box and remembers its answers. They are not trusted: every address is judged when it is
 // dialled. Safe for concurrent use.
 type Resolver interface {
-	// Lookup returns the addresses of a name, both families, in no particular order. An error with a method NotFound
-	// that returns true means that the name has none.
+	// Lookup returns the addresses of a name, in both families and in no particular order. An error with a method NotFound
+	// that returns true means that the name has no addresses.
 	Lookup(context.Context, *policy.Box, name.Name) ([]netip.Addr, error)
-	// LookupBoth is Lookup, but waits for both families. On partial failure it returns what was found, with the error.
+	// LookupBoth is Lookup, but waits for both families. On partial failure it returns the results so far, with the error.
 	LookupBoth(context.Context, *policy.Box, name.Name) ([]netip.Addr, error)
-	// Granted reports whether the box was told that the name has this address, by an answer that is still valid.
+	// Granted reports whether the box has received this address of the name in a DNS answer that is still valid.
 	Granted(policy.BoxID, name.Name, netip.Addr) bool
-	// Hold keeps that so until release is called, and for a moment after that, if it is so now: else it returns nil.
+	// Hold extends a grant until release is called, and for a moment after that. It returns nil if there is no grant.
 	Hold(policy.BoxID, name.Name, netip.Addr) (release func())
-	// GrantedNames returns the names that the box was told have this address.
+	// GrantedNames returns the names for which the box has received this address.
 	GrantedNames(policy.BoxID, netip.Addr) []name.Name
 }
 
 // Router asks policies for routes. Create it with [New]. Safe for concurrent use.
 type Router struct {
 	resolver Resolver
-	own      []netip.Addr  // of the gateway: never dialled
-	sink     []netip.Addr  // handed out for names a box may not reach: never dialled
+	own      []netip.Addr  // addresses of the gateway: never dialled
+	sink     []netip.Addr  // addresses in DNS answers for denied names: never dialled
 	timeout  time.Duration // for looking a name up
 	base     context.Context
 
@@ -39,9 +39,8 @@ type Router struct {
 	caches map[policy.BoxID]*addrCaches
 }
 
-// New returns a router. own are addresses of the gateway itself and sink the addresses in DNS answers for names a box
-// may not reach: neither is ever dialled. timeout bounds a lookup; base bounds everything that [Router.Reroute] waits
-// for.
+// New returns a router. own are addresses of the gateway itself and sink the addresses in DNS answers for denied names:
+// neither is ever dialled. timeout limits a lookup; base is the parent context of [Router.Reroute].
 func New(base context.Context, resolver Resolver, own, sink []netip.Addr, timeout time.Duration) *Router {
 	return &Router{resolver: resolver, own: own, sink: sink, timeout: timeout, base: base, caches: map[policy.BoxID]*addrCaches{}}
 }
@@ -49,7 +48,7 @@ func New(base context.Context, resolver Resolver, own, sink []netip.Addr, timeou
 // IsOwn reports whether a is an address of the gateway.
 func (g *Router) IsOwn(a netip.Addr) bool { return slices.Contains(g.own, a) }
 
-// IsSink reports whether a is in DNS answers for names a box may not reach.
+// IsSink reports whether a is an address in DNS answers for denied names.
 func (g *Router) IsSink(a netip.Addr) bool { return slices.Contains(g.sink, a) }
 
 // Forget drops the state of a box.
@@ -62,8 +61,8 @@ func (g *Router) Forget(box policy.BoxID) {
 // Refresh makes the next use look up the addresses of the box's hosts with rules again.
 func (g *Router) Refresh(box policy.BoxID) { g.cachesOf(g.base, box).expire() }
 
-// cachesOf returns the addresses cached for a box. Nothing is cached for a connection that was cut: its box may have been
-// forgotten already.
+// cachesOf returns the cached addresses for a box. If ctx has ended, the result is not stored: the box of a cut connection
+// may already have been forgotten.
 func (g *Router) cachesOf(ctx context.Context, box policy.BoxID) *addrCaches {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -77,10 +76,10 @@ func (g *Router) cachesOf(ctx context.Context, box policy.BoxID) *addrCaches {
 	return caches
 }
 
-// recheckLookup bounds lookups while a change of the policy waits for them.
+// recheckLookup limits lookups that delay a change of the policy.
 const recheckLookup = 60 * time.Millisecond
 
-// Routed is a route with the question it answers, which is asked again later. The zero value refuses.
+// Routed is a route with its request and evidence, by which it can be evaluated again later. The zero value refuses.
 type Routed struct {
 	policy.Route
 	Asked policy.Request
@@ -92,7 +91,7 @@ func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	return g.gather(ctx, c, box, Routed{Asked: r, Known: e}, false)
 }
 
-// Now is [Router.Route] for a route that the policy knows without any further evidence: else it reports false.
+// Now is [Router.Route] without gathering evidence. It returns false if the route depends on more.
 func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool) {
 	rt := Routed{Asked: r, Known: e}
 	rt.Route = c.Route(r, e)
@@ -100,8 +99,8 @@ func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool)
 	return rt, rt.Needs == policy.NeedNothing
 }
 
-// Reroute routes open traffic again under a policy, for which other hosts may have rules by now. A change of the policy
-// waits for the result, so recent lookups suffice, and no unknown address is looked up.
+// Reroute routes open traffic again under a policy, in which other hosts may have rules. A change of the policy waits for
+// the result, so recent lookups suffice, and unknown addresses are not looked up.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {
 	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
 	if rt := c.Route(was.Asked, was.Known); rt.Needs == policy.NeedNothing {
@@ -112,7 +111,7 @@ func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy
 	return g.gather(ctx, c, box, was, true).Route
 }
 
-// gather asks the policy, and asks again with each piece of evidence that the route depends on. stale is as for
+// gather evaluates the policy, again after each piece of evidence that the route depends on. stale is as for
 // [Router.ruled].
 func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt Routed, stale bool) Routed {
 	for {
@@ -131,7 +130,7 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 	}
 }
 
-// leadsTo returns the address in question: the one dialled or, before that is known, the one asked for.
+// leadsTo returns the address in question: the one dialled or, before that is known, the requested one.
 func (rt Routed) leadsTo() netip.AddrPort {
 	if rt.Known.Dialled.IsValid() {
 		return netip.AddrPortFrom(rt.Known.Dialled, rt.Asked.Port)
@@ -139,11 +138,11 @@ func (rt Routed) leadsTo() netip.AddrPort {
 	return netip.AddrPortFrom(rt.Asked.Addr, rt.Asked.Port)
 }
 
-// At returns the question for one address that is to be dialled.
+// At returns the request and evidence for one address before it is dialled.
 func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
 	owned := policy.Unknown
 	if rt.ByName || a != rt.Asked.Addr.Unmap() && !rt.Request.Name.IsZero() {
-		owned = policy.Yes // it was found by the name
+		owned = policy.Yes // the address was found by resolving the name
 	}
 	e := rt.Held(rt.Known, a, owned)
 	if a != rt.Asked.Addr.Unmap() {
@@ -152,23 +151,23 @@ func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
 	return rt.Asked, e
 }
 
-// OverruledBy returns why traffic may not continue under a route found later, or nil.
+// OverruledBy returns the denial for traffic whose route has changed to now, or nil if it may continue.
 func (rt Routed) OverruledBy(now policy.Route) *policy.DeniedError {
 	if now.Keeps(rt.Action) {
 		return nil
 	}
 	d := now.Decision
-	if now.Action != policy.Refuse { // it would have to take another route
+	if now.Action != policy.Refuse { // allowed only by another route
 		d = policy.Decision{Reason: name.ReasonPolicyChanged, Version: d.Version}
 	}
 	d.Verdict = policy.Deny
 	return &policy.DeniedError{Request: now.Request, Decision: d}
 }
 
-// ruled reports whether an address may belong to a host whose requests are judged or changed on the port: because every
-// host is one, because the box was told so, or because the gateway finds it by a lookup. Hosts under a wildcard are
-// known only by what the box was told. A name whose lookup fails may have any address, unless stale permits results of
-// the last hour.
+// ruled reports whether an address may belong to a host whose requests are judged or changed on the port: because the
+// policy has such a rule for every host, because the box has received the address for such a host in a DNS answer, or
+// because a lookup by the gateway returns it. Hosts under a wildcard are known only from the box's DNS answers. A name
+// whose lookup fails may have any address, unless stale permits results of the last hour.
 func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box, to netip.AddrPort, stale bool) bool {
 	if !to.Addr().IsValid() || c.RulesEveryHost(to.Port()) {
 		return true
@@ -182,8 +181,7 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	return len(names) > 0 && g.cachesOf(ctx, box.ID).contains(ctx, g.resolver, box, names, at, stale)
 }
 
-// owns reports whether a name is known to have an address: the box was told so by an answer that is still valid, or the
-// gateway finds it by a lookup.
+// owns reports whether a name is known to have an address: by a valid DNS answer to the box, or by a lookup of the gateway.
 func (g *Router) owns(ctx context.Context, box *policy.Box, n name.Name, a netip.Addr) bool {
 	if g.resolver.Granted(box.ID, n, a) {
 		return true
@@ -194,8 +192,8 @@ func (g *Router) owns(ctx context.Context, box *policy.Box, n name.Name, a netip
 	return slices.ContainsFunc(found, func(f netip.Addr) bool { return f.Unmap() == a.Unmap() })
 }
 
-// locate returns the first address of a name for which the policy allows the request and which may be dialled for the
-// name: the one that CONNECT gave, else that of the request. It returns the zero Addr if there is none.
+// locate returns the first address of a name for which the policy allows the request and the dial. The name is the one in
+// CONNECT, otherwise that of the request. It returns the zero Addr if there is no such address.
 func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name name.Name) netip.Addr {
 	if name.IsZero() {
 		name = r.Name

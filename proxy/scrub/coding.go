@@ -18,13 +18,13 @@ import (
 // Codings lists the supported content codings, as named in Accept-Encoding.
 const Codings = "gzip, deflate, br, zstd"
 
-// maxCodings is how many stacked codings are decoded: each has its own window.
+// maxCodings is the maximum number of stacked codings that are decoded: each has its own window.
 const maxCodings = 2
 
 // ErrCoding is returned for a body that cannot be decoded for scrubbing.
 var ErrCoding = errors.New("the response has a content coding that cannot be decoded")
 
-// ParseCodings parses Content-Encoding and returns the codings in the order in which they were applied, without
+// ParseCodings parses Content-Encoding and returns the codings in the order they were applied, without
 // "identity". The error is [ErrCoding].
 func ParseCodings(contentEncoding string) ([]string, error) {
 	var codings []string
@@ -67,8 +67,8 @@ func AcceptEncoding(value string) string {
 	return strings.Join(kept, ", ")
 }
 
-// decode returns a decoder for one coding. It may wait for the first bytes. window is called with the difference
-// between the largest window and the actual one.
+// decode returns a decoder for one coding. It may block until the first bytes arrive. window is called with the difference
+// between the largest window and the required one.
 func decode(coding string, src io.Reader, window func(smaller int)) (io.Reader, error) {
 	switch coding {
 	case "gzip", "x-gzip":
@@ -96,7 +96,7 @@ func decode(coding string, src io.Reader, window func(smaller int)) (io.Reader, 
 	return nil, ErrCoding
 }
 
-// whole is a stream that nothing may follow.
+// whole is a stream that must not be followed by other data.
 type whole struct {
 	io.Reader
 	rest *bufio.Reader
@@ -148,7 +148,7 @@ type encoder interface {
 	Reset(io.Writer)
 }
 
-// encoders are pooled: they are large. They favour speed, as what is compressed here stays on one host.
+// encoders are pooled because they are large. They favour speed over size: the compressed data does not leave the host.
 var encoders = map[string]*sync.Pool{
 	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return checked(w, err) }},
 	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return checked(w, err) }},
@@ -167,7 +167,7 @@ func checked(w encoder, err error) encoder {
 	return w
 }
 
-// encode returns an encoder from the pool that writes to dst; return it once closed, or when the stream is aborted.
+// encode returns an encoder from the pool that writes to dst. Call giveBack after closing it or when the stream is aborted.
 func encode(coding string, dst io.Writer) (w encoder, giveBack func(), err error) {
 	pool := encoders[strings.TrimPrefix(coding, "x-")]
 	if pool == nil {

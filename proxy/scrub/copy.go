@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// Source is a body as it arrives.
+// Source is a body that is being received.
 type Source interface {
 	// Read is like that of [io.Reader], but it calls wait before it blocks for more data, and returns wait's error.
 	Read(p []byte, wait func() error) (int, error)
@@ -14,7 +14,7 @@ type Source interface {
 // Sink receives masked data.
 type Sink interface {
 	io.Writer
-	// Flush sends what was written.
+	// Flush sends the buffered data.
 	Flush() error
 }
 
@@ -27,13 +27,13 @@ type Masker interface {
 func (s *Stream) mask(dst, part []byte) ([]byte, error) { return s.Append(dst, part), nil }
 func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil }
 
-// Copy copies a body from src to dst, masked. The codings, in the order in which they were applied, are decoded and
-// encoded again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. On
-// an error the body must be aborted: reading failed, stop returned it, or the body was truncated, is invalid for its coding,
-// has trailing data, needs too large a window ([ErrWindow]) or expands too much ([ErrExpands]).
+// Copy copies a body from src to dst, masked. The codings, in the order they were applied, are decoded and encoded
+// again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. After an error
+// the body must be aborted. Errors are those of reading and of stop, and those of a body that is truncated, is invalid for
+// its coding, has trailing data, needs too large a window ([ErrWindow]) or expands too much ([ErrExpands]).
 //
-// The caller must have reserved [Memory] for the codings; spare is called with the part of it that is not needed, and stop as
-// for a [Limit].
+// The caller must have reserved [Memory] for the codings. spare is called with the part of it that is not needed; stop is
+// called as for a [Limit].
 func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int), stop func() error) error {
 	c := &copying{dst: dst, src: src, masker: m, out: dst, spare: spare}
 	defer c.giveBack()
@@ -55,7 +55,7 @@ func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int), sto
 	return nil
 }
 
-// The bounds of a [Limit] for what is copied. Times is more than deflate can expand.
+// Bounds of the [Limit] for copied bodies. Times exceeds the maximum expansion of deflate.
 const (
 	copyBetween = 8 << 20
 	copyPlain   = 1 << 30
@@ -70,10 +70,10 @@ type copying struct {
 	spare  func(int)
 
 	out      io.Writer // the outermost encoder, or dst
-	encoders []encoder // in the order in which they are written
+	encoders []encoder // in the order data flows
 	lent     []func()
 	pending  bool // the encoders have unflushed data
-	any, eof bool // something, and the end, was read
+	any, eof bool // some data, and the end, was read
 }
 
 func (c *copying) giveBack() {
@@ -82,7 +82,7 @@ func (c *copying) giveBack() {
 	}
 }
 
-// Read is the undecoded body as decoders read it.
+// Read reads the undecoded body, for the decoders.
 func (c *copying) Read(p []byte) (int, error) {
 	n, err := c.src.Read(p, c.flush)
 	c.any = c.any || n > 0
@@ -103,7 +103,7 @@ func (c *copying) encoder(codings []string) error {
 	return nil
 }
 
-// partSize is how much is decoded at a time.
+// partSize is the number of bytes decoded at a time.
 const partSize = 32 << 10
 
 func (c *copying) run(in io.Reader) error {
@@ -140,7 +140,7 @@ func (c *copying) write(b []byte) error {
 	return err
 }
 
-// flush flushes every encoder, and dst, which may have been written to before, such as with a head.
+// flush flushes every encoder, and dst even if the encoders are empty: a head may have been written to it before.
 func (c *copying) flush() error {
 	if c.pending {
 		c.pending = false
@@ -153,8 +153,8 @@ func (c *copying) flush() error {
 	return c.dst.Flush()
 }
 
-// cutShort maps an error of a decoder: to nil if the body is empty, which is valid in every coding; io.EOF means
-// truncation.
+// cutShort maps an error of a decoder: to nil if the body is empty, which is valid in every coding, and io.EOF to
+// io.ErrUnexpectedEOF, because the body is truncated.
 func (c *copying) cutShort(err error) error {
 	switch {
 	case c.eof && !c.any:

@@ -5,20 +5,20 @@ import (
 	"io"
 )
 
-// ErrExpands is returned for a body that becomes too large when it is decoded.
+// ErrExpands is returned for a body that exceeds its [Limit] when decoded.
 var ErrExpands = errors.New("the body expands too much in its content coding")
 
-// Limit bounds what is decoded of a body: to some bytes, and beyond that Times as many as have arrived. Without a bound
-// between its codings, a few bytes could keep a decoder busy that never returns any.
+// Limit bounds the decoded size of a body: to a fixed number of bytes, plus Times the number of bytes received. The bound
+// applies between codings as well: otherwise a few bytes could keep a decoder busy that never returns data.
 type Limit struct {
 	Between int64 // bytes between two codings
-	Plain   int64 // bytes without any
+	Plain   int64 // fully decoded bytes
 	Times   int64
-	Stop    func() error // asked before each part is decoded: an error ends the decoding; nil never does
+	Stop    func() error // called before each part is decoded: an error ends the decoding; may be nil
 }
 
-// NewDecoder returns a reader of a body without its codings, which are in the order in which they were applied. The caller
-// must have reserved [Memory] for them.
+// NewDecoder returns a reader of the decoded body. codings are in the order they were applied. The caller must
+// have reserved [Memory] for them.
 func NewDecoder(codings []string, src io.Reader, limit Limit) (io.Reader, error) {
 	return newDecoder(codings, src, limit, func(int) {})
 }
@@ -41,7 +41,7 @@ func newDecoder(codings []string, src io.Reader, limit Limit, window func(smalle
 	return in, nil
 }
 
-// counted counts what is read.
+// counted counts the bytes read.
 type counted struct {
 	io.Reader
 	n int64
@@ -58,7 +58,7 @@ type bounded struct {
 	io.Reader
 	free  int64
 	limit Limit
-	of    *counted // the body as it arrives
+	of    *counted // the body as received
 	n     int64
 }
 

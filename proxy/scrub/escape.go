@@ -7,23 +7,23 @@ import (
 	"unicode/utf8"
 )
 
-// reading is one way to take the beginning of a text: size bytes of it stand for the first n bytes of text.
+// reading is one interpretation of the beginning of a text: its first size bytes encode the first n bytes of text.
 type reading struct {
 	text    [4]byte
 	n, size int
 }
 
-// readings are all the ways to take the beginning of a text.
+// readings are all interpretations of the beginning of a text.
 type readings struct {
 	list  [12]reading
 	n     int
-	short bool // the text ended where there might have been more
+	short bool // the text ended where a longer escape is possible
 }
 
-// special marks the bytes that may stand for something else than themselves.
+// special marks the bytes that can begin an escape, or encode another byte.
 var special = [256]bool{'+': true, '%': true, '\\': true, '&': true}
 
-// of finds the readings of what b, which is not empty and begins with a special byte, begins with.
+// of adds the readings of the beginning of b, which is not empty and begins with a special byte.
 func (r *readings) of(b []byte) {
 	r.byte(b[0], 1)
 	switch b[0] {
@@ -53,7 +53,7 @@ func (r *readings) rune(c rune, size int) {
 	r.add(next)
 }
 
-// nested is how often a text may have been percent-encoded.
+// nested is the maximum number of times that a text may have been percent-encoded.
 const nested = 3
 
 // percent reads %41, and %2541 and so on, where the percent sign was encoded again.
@@ -65,7 +65,7 @@ func (r *readings) percent(b []byte) {
 			return
 		}
 		r.byte(byte(v), at+2)
-		if v == '+' { // a space, when the text was a query before it was encoded again
+		if v == '+' { // a space, if the text was a query string before it was encoded again
 			r.byte(' ', at+2)
 		}
 		if v != '%' {
@@ -75,7 +75,7 @@ func (r *readings) percent(b []byte) {
 	}
 }
 
-// hex reads so many digits at an offset.
+// hex parses the given number of hexadecimal digits at an offset.
 func (r *readings) hex(b []byte, at, digits int) (v rune, ok bool) {
 	for i := at; i < at+digits; i++ {
 		if i >= len(b) {
@@ -91,12 +91,12 @@ func (r *readings) hex(b []byte, at, digits int) (v rune, ok bool) {
 	return v, true
 }
 
-// slashes is how many backslashes are read as one, each level of quoting doubling them.
+// slashes is the maximum number of backslashes that are read as one: each level of quoting doubles them.
 const slashes = 8
 
 var backslashed = [256]byte{'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t', '/': '/', '"': '"', '\'': '\''}
 
-// backslash reads the escapes of JSON, and \x41, behind one backslash or, where the text was quoted again, several.
+// backslash reads the escapes of JSON, and \x41, after one backslash, or several if the text was quoted again.
 func (r *readings) backslash(b []byte) {
 	run := 0
 	for run < len(b) && run <= slashes && b[run] == '\\' {
@@ -126,7 +126,7 @@ func (r *readings) backslash(b []byte) {
 	}
 }
 
-// unicode reads \u0041, or a surrogate pair of two of them, behind so many backslashes.
+// unicode reads \u0041, or a surrogate pair of two of them, after the given number of backslashes.
 func (r *readings) unicode(b []byte, run int) {
 	high, ok := r.hex(b, run+1, 4)
 	if !ok {
@@ -151,7 +151,7 @@ func (r *readings) unicode(b []byte, run int) {
 	}
 }
 
-// longestEntity is the length of a character reference with leading zeros, as far as they are read.
+// longestEntity is the length of the longest character reference that is read; leading zeros can make longer ones.
 const longestEntity = 12
 
 var entities = map[string]byte{"amp": '&', "lt": '<', "gt": '>', "quot": '"', "apos": '\'', "nbsp": ' ', "plus": '+', "sol": '/', "equals": '='}

@@ -8,7 +8,7 @@ import (
 // ErrFrame is returned when a WebSocket server violates the protocol, or sends frames that cannot be scrubbed.
 var ErrFrame = errors.New("the server's WebSocket frames break the protocol")
 
-// Frames masks what a WebSocket server sends (RFC 6455, 5), without extensions. Frame headers are unchanged; a message
+// Frames masks the frames of a WebSocket server (RFC 6455, 5), without extensions. Frame headers are unchanged; a message
 // is one text across its frames, and nothing is buffered past its end. Not safe for concurrent use.
 //
 // A tail that is buffered at the end of a fragment waits for the next one, along with any control frames in between.
@@ -23,7 +23,7 @@ type Frames struct {
 
 	queue  []insert
 	queued int
-	in     int64 // data bytes passed to text
+	in     int64 // data bytes returned by it
 	out    int64 // and returned by it
 }
 
@@ -46,8 +46,8 @@ const (
 	queueMax   = 16 << 10 // bytes waiting after a tail
 )
 
-// Append takes the next bytes from the server and appends to dst what can be forwarded. After an error the connection
-// must end.
+// Append takes the next bytes from the server and appends to dst the bytes that can be forwarded. After an error the
+// connection must be closed.
 func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	for len(part) > 0 {
 		if f.left == 0 {
@@ -75,7 +75,8 @@ func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// begin collects a frame header and returns how much of part belongs to it, and whether it is complete.
+// begin collects a frame header. It returns the number of bytes of part that belong to it, and whether the header is
+// complete.
 func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
 	for n < len(part) {
 		f.header = append(f.header, part[n])
@@ -181,7 +182,7 @@ func (f *Frames) insert(dst, b []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// emit appends data with the inserts that belong in it.
+// emit appends data with the inserts due within it.
 func (f *Frames) emit(dst, data []byte) []byte {
 	for len(f.queue) > 0 && f.queue[0].at <= f.out+int64(len(data)) {
 		n := f.queue[0].at - f.out

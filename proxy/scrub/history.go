@@ -17,22 +17,23 @@ const (
 	maxHosts = 256       // hosts remembered per box
 )
 
-// History records which secrets a box's requests have sent to each host under a rule with scrubbing. The zero value is
+// History records the secrets that a box's requests have sent to each host under a rule with scrubbing. The zero value is
 // empty. Safe for concurrent use.
 type History struct {
 	mu    sync.Mutex
-	hosts map[name.Name]*hostHistory // whatever the port: a server may show on one what it was sent on another
+	hosts map[name.Name]*hostHistory // whatever the port: a server may reflect on one port a secret received on another
 }
 
-// hostHistory is what was sent to one host.
+// hostHistory records the secrets sent to one host.
 type hostHistory struct {
 	used    map[string]time.Time // text → when it was last sent
 	set     *Set                 // finds all of used
 	checked time.Time            // when used was last checked for expired texts
 }
 
-// Set returns the set for these texts and those sent to the host before. It supersedes the set last returned for the
-// host. If no text is long enough to be found, it returns nil or, if there may be one later, an empty set.
+// Set returns the set for these texts and those sent to the host before. It supersedes the set last returned for the host.
+// If no text is long enough to be searched for, it returns nil, or an empty set if later reports that there may be one
+// later.
 func (m *History) Set(host name.Name, texts []string, later bool, now time.Time) *Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,7 +77,7 @@ func (m *History) hostLocked(host name.Name) *hostHistory {
 	return h
 }
 
-// forget drops expired texts and the oldest beyond the limit, but none of those being sent now.
+// forget drops expired texts, and the oldest beyond the limit, but never those in current.
 func (h *hostHistory) forget(current []string, now time.Time) {
 	h.checked = now
 	var past []string

@@ -22,7 +22,7 @@ func (s *Set) latest() *Set {
 	return s
 }
 
-// with returns a set that finds what either finds. The sets that supersede s supersede it as well.
+// with returns a set that finds the secrets of both. The sets that supersede s supersede it as well.
 func (s *Set) with(other *Set) *Set {
 	if s == other {
 		return s

@@ -10,7 +10,7 @@ type thread struct {
 	broken     lineBreak
 }
 
-// lineBreak is how much of a line break was just read.
+// lineBreak is the part of a line break that was just read.
 type lineBreak uint8
 
 const (
@@ -23,8 +23,7 @@ const (
 // many ways.
 const manyThreads = 64
 
-// find returns the end of the longest form that begins at b[0], or 0 if there is none, and whether more text could
-// yield a longer one.
+// find returns the end of the longest form that begins at b[0], or 0, and whether more text could yield a longer one.
 func (p *pattern) find(b []byte) (end int, more bool) {
 	var room [16]thread
 	threads := append(room[:0], thread{})

@@ -3,13 +3,13 @@ package scrub
 // pattern is one form of a secret as a sequence of symbols: bytes, hexadecimal digits or base64 digits. Digits have
 // several spellings, and the first and last base64 digit may include bits of the bytes around the secret.
 type pattern struct {
-	class *[256]byte // the symbol that a byte stands for; invalid if none
+	class *[256]byte // the symbol for a byte, or invalid
 	want  []byte
-	mask  []byte // the bits of each symbol that matter
+	mask  []byte // the significant bits of each symbol
 	wraps bool   // line breaks are allowed between symbols
 }
 
-// invalid has a bit that is in every mask and in no wanted symbol except in the class of bytes.
+// invalid has a bit that is in every mask, and in no wanted symbol except in the class of bytes.
 const invalid = 0x80
 
 func (p *pattern) matches(i int, b byte) bool { return p.class[b]&p.mask[i] == p.want[i] }
@@ -57,7 +57,8 @@ func hexPattern(text string) *pattern {
 	return p
 }
 
-// base64Pattern is the text encoded behind so many bytes of others in its first group of three.
+// base64Pattern returns the form of text in base64 with the given number of unknown bytes before it in its first group of
+// three.
 func base64Pattern(text string, before int) *pattern {
 	p := &pattern{class: &base64Class, wraps: true}
 	for digit := before * 8 / 6; digit*6 < (before+len(text))*8; digit++ {

@@ -8,8 +8,8 @@ import (
 // Mask replaces every byte of a secret.
 const Mask = '*'
 
-// Set is a compiled set of secrets. What it finds never changes, except by [Set.Supersede]. A nil or zero Set finds
-// nothing. Safe for concurrent use.
+// Set is a compiled set of secrets. It is immutable, except for [Set.Supersede]. A nil or zero Set has no matches. Safe for
+// concurrent use.
 type Set struct {
 	patterns []*pattern
 	starts   [256][]*pattern // patterns that may begin with this byte
@@ -62,7 +62,7 @@ func (s *Set) add(p *pattern) {
 	}
 }
 
-// escapeSeconds returns the bytes that may follow first where it begins an escape of a first symbol.
+// escapeSeconds returns the bytes that may follow first if it begins an escape of a pattern's first symbol.
 func escapeSeconds(p *pattern, first byte) (out []byte) {
 	switch first {
 	case '%':
@@ -106,7 +106,7 @@ func (s *Set) mayBegin(first, second byte) bool {
 	return s.pairs[i/64]>>(i%64)&1 != 0
 }
 
-// Mask masks a complete text in place, and reports whether there was anything to mask.
+// Mask masks a complete text in place, and reports whether it contained a secret.
 func (s *Set) Mask(b []byte) bool {
 	if s == nil {
 		return false
@@ -127,10 +127,10 @@ func (s *Set) MaskString(text string) string {
 	return string(b)
 }
 
-// scan masks b in place and returns how much of it is decided: the rest could be the beginning of a form, unless the
-// text is complete. until is the end of the mask of a form that began before b; the new one, relative to what is
-// decided, is returned. Forms may overlap: each is searched for in the original text, as nothing is masked before the
-// forms that begin there have been found.
+// scan masks b in place and returns the number of bytes decided: the rest could be the beginning of a form, unless the text
+// is complete. until is the end of the mask of a form that began before b; the new one is returned, relative to the decided
+// bytes. Forms may overlap: each is searched for in the original text, because a byte is masked only after all forms that
+// begin there were found.
 func (s *Set) scan(b []byte, until int, complete bool) (decided, rest int, masked bool) {
 	for at := 0; at < len(b); at++ {
 		if at >= until {
@@ -181,7 +181,7 @@ func (s *Set) find(b []byte) (end int, more bool) {
 	return end, more
 }
 
-// begins reports whether a form may begin at b[0]; if that is a special byte, the readings are given. It avoids most
+// begins reports whether a form may begin at b[0]. If that is a special byte, escaped contains its readings. It avoids most
 // calls of find.
 func (p *pattern) begins(b []byte, escaped *readings) bool {
 	if special[b[0]] {

@@ -13,7 +13,7 @@ type Stream struct {
 // NewStream returns a stream that masks the secrets of a set, which may be nil.
 func NewStream(s *Set) *Stream { return &Stream{own: s, latest: s, set: s} }
 
-// Append takes the next chunk of the text and appends to dst what is decided.
+// Append takes the next chunk of the text and appends the decided bytes to dst.
 func (s *Stream) Append(dst, part []byte) []byte {
 	if s.own == nil {
 		return append(dst, part...)
@@ -38,5 +38,5 @@ func (s *Stream) End(dst []byte) []byte {
 	return dst
 }
 
-// Held returns how many bytes are buffered.
+// Held returns the number of buffered bytes.
 func (s *Stream) Held() int { return len(s.held) }

@@ -10,7 +10,7 @@ import (
 // ErrBody is returned for a body that is not valid in its codings.
 var ErrBody = errors.New("the body is not valid in its content coding")
 
-// Decoded returns a whole body without its codings, unless it is larger than most.
+// Decoded returns a decoded body. fits is false if it is longer than most bytes.
 func Decoded(codings []string, body []byte, most int, limit Limit) (plain []byte, fits bool, err error) {
 	in, err := NewDecoder(codings, bytes.NewReader(body), limit)
 	if err == nil {
@@ -22,7 +22,7 @@ func Decoded(codings []string, body []byte, most int, limit Limit) (plain []byte
 	return plain, len(plain) <= most, nil
 }
 
-// Encoded returns a body with codings, applied in their order.
+// Encoded returns a body encoded with codings, in their order.
 func Encoded(codings []string, plain []byte) ([]byte, error) {
 	for _, coding := range codings {
 		var out bytes.Buffer

@@ -9,8 +9,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow is the largest window that is decoded: the limit of RFC 9659 for zstd over HTTP. Brotli allows 16 MiB, but
-// encoders only use that for bodies larger than this.
+// maxWindow is the largest window that is decoded, in bytes: the limit of RFC 9659 for zstd over HTTP. Brotli allows 16
+// MiB, but encoders only use that for bodies larger than this.
 const maxWindow = 8 << 20
 
 // ErrWindow is returned for a body that needs a larger window than maxWindow.
@@ -45,8 +45,8 @@ func Memory(codings []string) int {
 	return n
 }
 
-// brotliWindow returns the window size that a body requires (RFC 7932, 9.1), without consuming it. Bodies that the
-// decoder refuses are left to it.
+// brotliWindow returns the window size that a body requires (RFC 7932, 9.1), without consuming it. Bodies that the decoder
+// rejects are left to it.
 func brotliWindow(r *bufio.Reader) (int, error) {
 	head, err := r.Peek(1)
 	if err != nil {
@@ -59,7 +59,7 @@ func brotliWindow(r *bufio.Reader) (int, error) {
 		n = 16
 	case n != 0:
 		n += 17
-	case more == 1: // the decoder refuses large windows (RFC 9841), which are no content coding
+	case more == 1: // the decoder rejects large windows (RFC 9841), which are not a content coding
 		n = 10
 	case more == 0:
 		n = 17

@@ -14,7 +14,7 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// Errors of private keys. Their texts contain nothing of the key.
+// Errors of private keys. Their texts do not contain the key.
 var (
 	errPassphrase = errors.New("the private key is protected by a passphrase; store it without one")
 	errKeyForm    = errors.New("the secret is not a private key in OpenSSH's or PEM's form")

@@ -32,7 +32,7 @@ type Login struct {
 	Key func(context.Context) (name.Secret, error)
 	// Dial connects to the server if the current policy allows it.
 	Dial func(context.Context) (net.Conn, error)
-	// Memory pays for what is buffered.
+	// Memory accounts for buffers.
 	Memory *memory.Account
 	// Entered is called when the box is logged in.
 	Entered func()
@@ -58,7 +58,7 @@ type Outcome struct {
 	Err     error
 }
 
-// Failure is the reason for which a box was not logged in.
+// Failure is the reason why a box was not logged in.
 type Failure struct {
 	Reason name.Reason
 	Shown  string // for the box
@@ -80,7 +80,7 @@ func (f *Failure) Unwrap() error { return f.Err }
 // [session] forwards, only to peers with such a version (SSH_NEW_OPENSSH in its compat.c).
 const version = "SSH-2.0-OpenSSH_9.9 boxgate"
 
-// algorithms returns the algorithms offered to both sides: none with SHA-1 or CBC. The last MAC is not encrypt-then-MAC:
+// algorithms returns the algorithms offered to both sides: none with SHA-1 or CBC. The last MAC is encrypt-and-MAC:
 // libssh2 before 1.11 supports no other with SHA-2, and no AES-GCM.
 func algorithms() gossh.Config {
 	return gossh.Config{

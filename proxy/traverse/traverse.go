@@ -1,5 +1,5 @@
-// Package traverse asks upstream proxies to connect to servers: by CONNECT (RFC 9110, 9.3.6) with basic authentication (RFC
-// 7617), and by SOCKS version 5 (RFC 1928) with a user name and a password (RFC 1929).
+// Package traverse connects to servers through upstream proxies: by CONNECT (RFC 9110, 9.3.6) with basic authentication
+// (RFC 7617), and by SOCKS version 5 (RFC 1928) with a user name and a password (RFC 1929).
 package traverse
 
 import (
@@ -21,28 +21,28 @@ import (
 	"boxgate/policy/name"
 )
 
-// Credentials are what the proxy asks for. None of it is in an error.
+// Credentials authenticate to a proxy. Errors never contain them.
 type Credentials struct {
 	User     string
 	Password name.Secret
 }
 
-// Refused says that the proxy does not connect to the server.
+// Refused reports that the proxy answered CONNECT with an error status.
 type Refused struct{ Status int }
 
-// Error returns what the proxy answered, without its own words.
+// Error returns the status without the proxy's own text.
 func (e *Refused) Error() string {
 	return fmt.Sprintf("the upstream proxy answered CONNECT with status %d", e.Status)
 }
 
-// errHead is the error for an answer that is no HTTP, or whose head does not end.
+// errHead is the error for an answer that is not HTTP, or whose head is too long.
 var errHead = errors.New("the upstream proxy does not answer CONNECT as HTTP does")
 
-// maxHead is how long the head of an answer may be.
+// maxHead is the maximum length in bytes of an answer's head.
 const maxHead = 16 << 10
 
-// Connect asks the proxy on c to connect to a server, given as host:port, until ctx ends. After that c is the connection to the
-// server: nothing that it said has been read. Errors leave c of no use.
+// Connect asks the proxy on c to connect to a server, given as host:port, until ctx ends. After that c is the connection to
+// the server, of whose data no byte has been read. After an error c is unusable.
 func Connect(ctx context.Context, c net.Conn, scheme policy.ProxyScheme, to string, as *Credentials) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = c.SetDeadline(deadline)
@@ -63,7 +63,7 @@ func Connect(ctx context.Context, c net.Conn, scheme policy.ProxyScheme, to stri
 	return c.SetDeadline(time.Time{})
 }
 
-// socks speaks SOCKS.
+// socks connects by SOCKS.
 func socks(c net.Conn, to string, as *Credentials) error {
 	var auth *proxy.Auth
 	if as != nil {
@@ -77,13 +77,13 @@ func socks(c net.Conn, to string, as *Credentials) error {
 	return err
 }
 
-// connected is a dialler that has dialled already.
+// connected is a [proxy.Dialer] that returns an existing connection.
 type connected struct{ net.Conn }
 
 // Dial implements [proxy.Dialer].
 func (c connected) Dial(string, string) (net.Conn, error) { return c.Conn, nil }
 
-// connect speaks HTTP.
+// connect connects by HTTP.
 func connect(c net.Conn, to string, as *Credentials) error {
 	head := "CONNECT " + to + " HTTP/1.1\r\nHost: " + to + "\r\n"
 	if as != nil {
@@ -95,7 +95,7 @@ func connect(c net.Conn, to string, as *Credentials) error {
 	return readAnswer(c)
 }
 
-// readAnswer reads the answer to CONNECT, and not a byte more: what follows it is the server's.
+// readAnswer reads the answer to CONNECT, and not a byte more, because the server's data follows.
 func readAnswer(r io.Reader) error {
 	var head []byte
 	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, b[0]) {

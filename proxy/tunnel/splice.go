@@ -33,7 +33,7 @@ type Spec struct {
 type Owner interface {
 	// Ended is called when both sides are closed; the error is nil after a graceful close. It must not block.
 	Ended(error)
-	// Opened is called when a server to which [Pool.Dial] connects has received the first bytes. It must not block or use
+	// Opened is called when the server of [Pool.Dial] has received the first bytes. It must not block or use
 	// the tunnel.
 	Opened()
 	// Failed is called in its own goroutine when such a server cannot be reached. The client is left untouched.

@@ -11,7 +11,7 @@ import (
 // coalesceInterval is the minimum time between two events of one [Coalescer].
 const coalesceInterval = time.Second
 
-// Coalescer records the first of many similar events at once, then one per coalesceInterval with the number it
+// Coalescer records the first of many similar events immediately, then one per coalesceInterval with the number it
 // represents. Every event is counted eventually. Only Record must be set.
 type Coalescer struct {
 	Record func(audit.Event) // never blocks
@@ -38,7 +38,7 @@ func (t *Coalescer) Add(ev audit.Event) {
 	}
 }
 
-// due records what arrived while the timer ran, and restarts the timer if anything did.
+// due records the events that arrived while the timer ran, and restarts the timer if there were any.
 func (t *Coalescer) due() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

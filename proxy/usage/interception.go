@@ -7,33 +7,34 @@ import (
 )
 
 const (
-	// tlsCost is the most memory that terminated TLS uses, in bytes: keys (16 KiB), a buffer of records, which begins to grow when
-	// there is no room for another record (76), and one of a message of the handshake, which doubles (112): a record that was read with
-	// other content, one that came by itself, and one more read.
+	// tlsCost is the most memory that terminated TLS uses, in bytes: keys (16 KiB); a record buffer, which grows when it
+	// lacks space for another record (76 KiB); and a handshake message buffer, which doubles (112 KiB). The latter contains
+	// a record that was read together with other content, a record that arrived on its own, and one more read.
 	tlsCost = 208 << 10
-	// Within that is a ClientHello of this length, whose buffer has room for twice as much.
+	// It includes a ClientHello of this length, whose buffer may be twice as long.
 	usualHello = 30 << 10
-	// tlsIdle is what it uses at least: keys and the state of the connection.
+	// tlsIdle is the minimum memory of terminated TLS: keys and connection state.
 	tlsIdle = 16 << 10
-	// What crypto/tls has room for at a time, of what a client has sent: a record, a message of the handshake, and records that were
-	// read with another one and may be the beginning of a message. It keeps the room, up to twice as much, while the
-	// connection is idle.
+	// Limits of the data received from a client that crypto/tls buffers at a time: a record, a handshake message, and
+	// records that were read with another one and may begin a message. It keeps the buffers, of up to twice the size, while
+	// the connection is idle.
 	longestMessage = 64 << 10
 	mostAhead      = 2 * socket.LongestRecord
 )
 
-// Interception is a connection whose TLS is terminated. One goroutine at a time may use it. Those of nil do nothing.
+// Interception is a connection whose TLS is terminated. It may be used by one goroutine at a time. Methods of a nil
+// Interception have no effect.
 type Interception struct {
 	box       *Box
 	holds     memory.Claim
-	full      int   // what it may use
-	handshake int64 // bytes that the client has sent until it was complete
-	given     int   // what was given back while it is idle
+	full      int   // the memory reserved in use
+	handshake int64 // bytes received by the end of the handshake
+	given     int   // bytes released while idle
 }
 
-// Intercept counts one more connection whose TLS is terminated and returns nil if the box has as many as all boxes may have, or as
-// its own limit is, or if the memory does not allow it; else [Interception.End] must follow. hello is how long the ClientHello is, in
-// bytes; 0: it was not read.
+// Intercept counts one more connection whose TLS is terminated. It returns nil if the box has reached its own limit or,
+// without one, the limit all, or if memory is short; otherwise [Interception.End] must follow. hello is the length of the
+// ClientHello in bytes, or 0 if it has not been read.
 func (b *Box) Intercept(all, hello int) *Interception {
 	i := &Interception{box: b, full: tlsCost + 2*max(0, hello-usualHello)}
 	i.holds.Open(b.Memory, memory.TLS)
@@ -47,11 +48,12 @@ func (b *Box) Intercept(all, hello int) *Interception {
 	return nil
 }
 
-// Established notes that the handshake is complete, for which the client has sent so many bytes.
+// Established records the end of the handshake. sent is the number of bytes received from the client so far.
 func (i *Interception) Established(sent int64) { i.handshake = sent }
 
-// Rest gives back what a connection does not use while nothing comes from the client, which has sent so many bytes and nothing since the
-// last request. [Interception.Wake] must follow before anything is read.
+// Rest releases the memory that the connection does not use while it waits for the next request. sent is the total number of
+// bytes received from the client, which must have sent nothing since the last request. [Interception.Wake] must follow before
+// the next read.
 func (i *Interception) Rest(sent int64) {
 	if i == nil || i.given > 0 {
 		return
@@ -61,7 +63,7 @@ func (i *Interception) Rest(sent int64) {
 	i.holds.Shrink(i.given)
 }
 
-// Wake reports whether the memory allows that something is read again.
+// Wake reserves the memory released by Rest. It returns false if memory is short.
 func (i *Interception) Wake() bool {
 	if i == nil || i.given == 0 {
 		return true

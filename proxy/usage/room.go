@@ -1,8 +1,8 @@
 package usage
 
-// Room reports whether a user that has mine of a resource may have one more. open of at most total are in use, and
-// sharers users have some. While more than a quarter is free, everyone gets more; the last quarter is reserved for
-// users with little, so that a few heavy users leave room for the rest.
+// Room reports whether a user that has mine of a resource may have one more. open of at most total are in use, by sharers
+// users. While more than a quarter is free, everyone gets more; the last quarter is reserved for users with few, so that a
+// few heavy users cannot starve the rest.
 func Room(mine, open, total, sharers int) bool {
 	switch {
 	case total <= 0: // no limit

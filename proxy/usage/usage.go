@@ -17,9 +17,9 @@ import (
 
 // Config configures a [Table]. All fields are required.
 type Config struct {
-	Record   func(audit.Event) // takes refusals; never blocks
+	Record   func(audit.Event) // records refusals; must not block
 	Memory   *memory.Budget    // shared by all boxes
-	Arrivals int               // connections that a box may make a second, sustained, unless it has a limit of its own; twice as many at once
+	Arrivals int               // connections that a box may make a second, sustained, in bursts of twice as many, unless it has its own limit
 	Requests int               // HTTP requests of a box a second, likewise
 }
 
@@ -35,17 +35,17 @@ type Table struct {
 type Box struct {
 	Arrivals      *pace.Limiter   // connections
 	Requests      *pace.Limiter   // HTTP requests
-	Logins        *rate.Limiter   // logins to servers in its place
+	Logins        *rate.Limiter   // logins to servers on its behalf
 	Memory        *memory.Account // memory that the gateway uses for it
 	Interceptions Count           // connections whose TLS is terminated
 	Recodings     Count           // compressed responses that are scrubbed
 	Streams       Count           // requests over HTTP/2: each buffers a window of its response
-	Pipes         atomic.Int64    // pipes that hold bytes of its tunnels
+	Pipes         atomic.Int64    // pipes with bytes of its tunnels
 	Refusals      Coalescer       // of connections
 	Excess        Coalescer       // of requests beyond a limit
 	Told          scrub.History   // secrets that its requests sent to each host
 
-	limits *policy.LiveLimits // of its own
+	limits *policy.LiveLimits // its own limits
 }
 
 // New returns an empty table.
@@ -69,17 +69,17 @@ func (t *Table) newBox(box *policy.Box) *Box {
 	}
 }
 
-// How many logins a box may cause, at once and then a second. Each costs handshakes and, with PostgreSQL, a proof that takes as
-// long as the server demands; a pool of connections is opened at once, and seldom.
+// Rate of logins that a box may cause, after a burst. Each costs handshakes and, with PostgreSQL, a SCRAM proof with as
+// many iterations as the server demands; the burst suffices for a connection pool that opens at startup.
 const (
 	loginRate  = rate.Limit(20)
 	loginBurst = 100
 )
 
-// Limit returns what the box may have of something, which is as much as all boxes unless it has a limit of its own.
+// Limit returns the box's own limit of a resource, or all if it has none.
 func (b *Box) Limit(limit policy.Limit, all int) int { return int(b.limits.Of(limit, int64(all))) }
 
-// Of returns the usage of a box, creating it on first use; nil stands for all sources that are no box.
+// Of returns the usage of a box, creating it on first use. nil stands for all sources that are not boxes.
 func (t *Table) Of(box *policy.Box) *Box {
 	if box == nil {
 		return t.unknown
@@ -98,7 +98,7 @@ func (t *Table) Find(box policy.BoxID) *Box {
 	return b
 }
 
-// Knows reports whether there are counters for a box.
+// Knows reports whether the table has counters for a box.
 func (t *Table) Knows(box policy.BoxID) bool {
 	_, ok := t.known.Load(box)
 	return ok
@@ -126,7 +126,7 @@ func (b *Box) flush() {
 	b.Excess.Flush()
 }
 
-// Count is a number of resources in use. The zero value is none.
+// Count is a number of resources in use. The zero value is 0.
 type Count struct{ n atomic.Int64 }
 
 // Enter adds one and reports whether the count is within limit; if not, the addition is reverted.

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// The lengths of the headers of a TLS record and of a handshake message (RFC 8446, 5.1 and 4).
+// Lengths of the headers of a TLS record and of a handshake message (RFC 8446, 5.1 and 4).
 const recordHeader, handshakeHeader = 5, 4
 
-// Hello returns what crypto/tls sends first under cfg: whole records that contain one ClientHello.
+// Hello returns the first flight of crypto/tls under cfg: whole records that contain one ClientHello.
 func Hello(t testing.TB, cfg *tls.Config) []byte {
 	t.Helper()
 	client, server := net.Pipe()
