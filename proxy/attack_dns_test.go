@@ -17,12 +17,12 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// halting is a resolver whose lookups wait, once that was asked for, until their contexts end.
+// halting is a resolver whose lookups, once that is switched on, block until their contexts end.
 type halting struct {
 	*proxytest.Names
 	mu      sync.Mutex
 	halted  bool
-	waiting chan struct{} // told of each lookup that waits
+	waiting chan struct{} // receives a value for each blocked lookup
 }
 
 func (h *halting) halt() {
@@ -50,7 +50,7 @@ func (h *halting) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([
 	return h.Lookup(ctx, b, n)
 }
 
-// A request for a name whose server takes its time holds up neither a change of the policy nor the end of the box.
+// A request for a name whose DNS server is slow delays neither a change of the policy nor the removal of the box.
 func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, cidr(netip.MustParseAddr("127.9.9.9")))
@@ -66,8 +66,8 @@ func TestAttackSlowNameHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// While DNS does not answer, a change of the policy that concerns nobody else cuts nobody else: where the hosts with rules
-// are was known a moment ago.
+// While DNS does not answer, a change of the policy cuts only the connections that it concerns: the addresses of hosts with
+// rules are still cached.
 func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -81,7 +81,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.halt()
-	r.Core.Router.Refresh(r.Box.ID) // as if time had passed
+	r.Core.Router.Refresh(r.Box.ID) // as if the cache had expired
 	r.Policy(judged(cidr(api.Addr(), other.Addr(), netip.MustParseAddr("127.9.9.9"))), nil)
 	r.Proxy.Recheck("box1")
 	if !echoes(r, c) {
@@ -89,7 +89,7 @@ func TestSlowDNSCutsNoConnectionThatIsStillAllowed(t *testing.T) {
 	}
 }
 
-// By NAT64 (RFC 6052) a host has a second address, which no answer need have told.
+// NAT64 (RFC 6052) gives a host a second address that need not occur in a DNS answer.
 func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -115,7 +115,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	}
 }
 
-// half is a resolver that has the answer of one family and waits for the other's.
+// half is a resolver that returns one family and waits for the other.
 type half struct{ *proxytest.Names }
 
 func (h half) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
@@ -123,7 +123,7 @@ func (h half) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([]net
 	return addrs, errors.New("no answer for AAAA")
 }
 
-// Where one family of a host with rules is not known, an address of that family may be its own.
+// If one family of a host with rules could not be resolved, any address of that family may be the host's.
 func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -137,7 +137,7 @@ func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 	r.WantReason(name.ReasonNoName)
 }
 
-// What was decided for a silent client no longer counts once it has given a name.
+// The decision for a silent client no longer counts after the client has sent a name.
 func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 	open := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}}
 	t.Parallel()
@@ -146,7 +146,7 @@ func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 	server := httpOn(r, 7009, reached)
 	r.Names.Set("good.example", server.Addr())
 	c := r.Dial(server)
-	<-reached // nobody has spoken
+	<-reached // neither side has sent anything
 	request := func() string {
 		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good.example:7009\r\n\r\n")
 		line, _ := proxytest.FirstLine(c)
@@ -158,7 +158,7 @@ func TestConnectionThatSpokeLateIsNotCutForItsSilence(t *testing.T) {
 	if got := request(); got != "HTTP/1.1 204 No Content" {
 		t.Fatalf("answered %q", got)
 	}
-	r.Policy(proxytest.Allow("good.example"), nil) // which nameless connections are not
+	r.Policy(proxytest.Allow("good.example"), nil) // which nameless connections do not match
 	r.Proxy.Recheck("box1")
 	if got := request(); got != "HTTP/1.1 204 No Content" {
 		t.Errorf("after the change, answered %q", got)

@@ -17,7 +17,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// deaf returns a server that fails the test when anything is said to it. first, if not empty, is what it says itself.
+// deaf returns a server that fails the test if it receives data. It sends first when a client connects.
 func deaf(r *proxytest.Rig, port uint16, first string) netip.AddrPort {
 	r.T.Helper()
 	return r.Server(port, func(c net.Conn) {
@@ -30,7 +30,7 @@ func deaf(r *proxytest.Rig, port uint16, first string) netip.AddrPort {
 	})
 }
 
-// httpOn is a server that answers requests with 204, and says when it is reached.
+// httpOn is a server that answers requests with 204 and reports each connection on reached.
 func httpOn(r *proxytest.Rig, port uint16, reached chan<- struct{}) netip.AddrPort {
 	return r.Server(port, func(c net.Conn) {
 		defer c.Close()
@@ -44,7 +44,7 @@ func httpOn(r *proxytest.Rig, port uint16, reached chan<- struct{}) netip.AddrPo
 	})
 }
 
-// A lenient server takes for a request, or for TLS, what a strict reader takes for neither, and the first segment need not
+// A lenient server may treat bytes as a request, or as TLS, that a strict parser does not, and the first segment need not
 // show it yet.
 func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 	t.Parallel()
@@ -69,14 +69,14 @@ func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 			c := r.Dial(deaf(r, 7005, ""))
 			_, _ = io.WriteString(c, first)
 			got, _ := io.ReadAll(c)
-			if len(got) > 0 && !strings.HasPrefix(string(got), "HTTP/1.1 421") { // judged, and its port is not that of the connection
+			if len(got) > 0 && !strings.HasPrefix(string(got), "HTTP/1.1 421") { // 421: judged, and its port is not that of the connection
 				t.Errorf("answered %q", got)
 			}
 		})
 	}
 }
 
-// A server of HTTP/2 in the clear may send its settings before the client has said anything.
+// A server of cleartext HTTP/2 may send its settings before the client has sent anything.
 func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
@@ -85,7 +85,7 @@ func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 	server := deaf(r, 7006, settings)
 	c := r.Dial(server)
 	b := make([]byte, len(settings))
-	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond)) // a tunnel would be there long since
+	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond)) // long enough for a tunnel
 	if n, _ := c.Read(b); n > 0 {
 		t.Errorf("%q came through", b[:n])
 	}
@@ -96,7 +96,7 @@ func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 	}
 }
 
-// An address is no name: under a policy that denies names, it does not stand in for one in Host either.
+// Under a policy that denies names, an address in Host does not count as a name.
 func TestAttackAddressAsHostWhereNamesDecide(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}})
@@ -114,7 +114,7 @@ func TestAttackAddressAsHostWhereNamesDecide(t *testing.T) {
 	}
 }
 
-// A second name for the address of a host with rules is no way to speak to it unread.
+// A second name for the address of a host with rules does not give unread access to that host.
 func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 	for what, spec := range map[string]func(netip.Addr) policy.Spec{
 		"allow-all": func(netip.Addr) policy.Spec { return policy.Spec{Mode: policy.ModeAllowAll} },
@@ -148,7 +148,7 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 	}
 }
 
-// A rule for every host is a rule for those that give no name.
+// A rule for every host also applies to connections without a name.
 func TestAttackNoNameUnderARuleForEveryHost(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})

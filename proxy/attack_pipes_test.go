@@ -11,8 +11,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// A box whose tunnels break off while their pipes are full of what it did not read: what is left in the pipes reaches no
-// tunnel of another box, which gets the next ones.
+// A box aborts its tunnels while their pipes contain unread data. That data must not reach another box's tunnels, which get
+// the same pipes.
 func TestBytesOfABrokenTunnelReachNoOther(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.MaxPipes = 4 })

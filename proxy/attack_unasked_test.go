@@ -19,11 +19,11 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// forged is what a server sends that nobody asked for.
+// forged is an unsolicited response.
 const forged = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
 
-// onceServer is a server whose first connection is answered by first. On it, and on all others, what is asked further is
-// answered by "true".
+// onceServer is a server whose first connection is answered by first. Further requests on it, and those on other
+// connections, are answered with "true".
 func onceServer(r *proxytest.Rig, secure bool, first func(net.Conn)) uint16 {
 	var conns atomic.Int32
 	handle := func(c net.Conn, in *bufio.Reader) {
@@ -44,7 +44,7 @@ func onceServer(r *proxytest.Rig, secure bool, first func(net.Conn)) uint16 {
 	return r.RawListen(&tls.Config{GetCertificate: r.Upstream.ForHello, DynamicRecordSizingDisabled: true}, handle)
 }
 
-// delivered waits until all that was written to a connection has arrived at its peer.
+// delivered waits until the peer has acknowledged all data written to a connection.
 func delivered(t testing.TB, c net.Conn) {
 	proxytest.Await(t, "the acknowledgement", func() bool {
 		left := -1
@@ -70,7 +70,7 @@ func control(t testing.TB, c net.Conn, f func(fd int) error) {
 	}
 }
 
-// TestAttackBodyBehindAResponseWithout: a body that a server sends although the response has none is no answer.
+// TestAttackBodyBehindAResponseWithout: a body that follows a response without one is not taken as the next response.
 func TestAttackBodyBehindAResponseWithout(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ method, response string }{
@@ -106,7 +106,8 @@ func TestAttackBodyBehindAResponseWithout(t *testing.T) {
 	}
 }
 
-// TestAttackResponseBehindAnother: what arrives together with a response is no answer, wherever the gateway's buffers end.
+// TestAttackResponseBehindAnother: data that arrives together with a response is not taken as the next one, whatever the
+// sizes of the gateway's buffers.
 func TestAttackResponseBehindAnother(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{100, 4 << 10, 8 << 10} {
@@ -140,7 +141,7 @@ func TestAttackResponseBehindAnother(t *testing.T) {
 	}
 }
 
-// TestTimeoutOfTheServerIsNoAnswer: a client takes its time for a request, and the server gives up meanwhile.
+// TestTimeoutOfTheServerIsNoAnswer: a client is slow to send a request, and the server times out in that time.
 func TestTimeoutOfTheServerIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -169,7 +170,8 @@ func TestTimeoutOfTheServerIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestFailedRequestIsSentOnceMore: of several connections kept, each would fail.
+// TestFailedRequestIsSentOnceMore: a request that failed on a kept connection is retried exactly once, although other kept
+// connections would fail as well.
 func TestFailedRequestIsSentOnceMore(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -49,7 +49,7 @@ func TestHostOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
 	}
 }
 
-// oneByte sends every byte in a segment of its own.
+// oneByte sends every byte in a separate segment.
 type oneByte struct{ *net.TCPConn }
 
 func (c oneByte) Write(b []byte) (int, error) {
@@ -116,7 +116,7 @@ func TestSinkIsRefusedByNameAndServesOnceAllowed(t *testing.T) {
 	}
 }
 
-// closedWithout waits for the end of c and reports what was read until then.
+// closedWithout waits for the end of c and returns the data read until then.
 func closedWithout(t *testing.T, c net.Conn) []byte {
 	t.Helper()
 	b, err := io.ReadAll(c)
@@ -127,8 +127,8 @@ func closedWithout(t *testing.T, c net.Conn) []byte {
 	return b
 }
 
-// closedOnArrival dials addr, where every connection is to be reset at once: at times before the dial has returned, and then
-// the answer is false.
+// closedOnArrival dials addr, where every connection is reset immediately. It returns false if the reset came before the
+// dial returned.
 func closedOnArrival(t *testing.T, addr string) bool {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
@@ -171,7 +171,7 @@ func TestWhatIsNeitherTLSNorHTTPOn443And80IsRefused(t *testing.T) {
 	r := proxytest.New(t, proxytest.Allow("good.example", "*.example.com"))
 	for _, port := range []uint16{443, 80} {
 		trap := r.Trap(port)
-		r.Names.Grant("good.example", trap.Addr()) // a grant is no licence here: a name could have come
+		r.Names.Grant("good.example", trap.Addr()) // a grant does not suffice here: a name could have come
 		for _, sent := range []string{"SSH-2.0-x\r\n", "EHLO x\r\n", "\x80\x2e\x01\x00\x02", "\x00\x01\x02\x03"} {
 			c := r.Dial(trap)
 			_, _ = io.WriteString(c, sent)
@@ -228,7 +228,7 @@ func TestWhereTheServerSpeaksFirstTheGrantDecides(t *testing.T) {
 		_, _ = io.WriteString(c, "SSH-2.0-server\n")
 		c.Close()
 	}
-	for _, port := range []uint16{22, 7000} { // one known for it, one on which the client just stays silent
+	for _, port := range []uint16{22, 7000} { // a well-known port of such a protocol, and one on which the client just stays silent
 		server := r.Server(port, greet)
 		r.Names.Grant("git.example", server.Addr())
 		c := r.Dial(server)
@@ -306,7 +306,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 	addr := r.Listen(owner)
 	var silent []net.Conn
 	for range 3 {
-		silent = append(silent, proxytest.DialTo(t, addr)) // not a byte sent
+		silent = append(silent, proxytest.DialTo(t, addr)) // sends nothing
 	}
 	proxytest.Await(t, "the three connections", func() bool { return len(r.Live.Of("box1")) == 3 })
 	closedOnArrival(t, addr)

@@ -23,7 +23,7 @@ import (
 	"boxgate/proxy/route"
 )
 
-// listens is a server at an address of its own that counts who sends it something.
+// listens is a server at a random address that counts the connections on which it receives data.
 func listens(t *testing.T, r *proxytest.Rig) (at netip.AddrPort, reached *atomic.Int32) {
 	t.Helper()
 	reached = &atomic.Int32{}
@@ -37,7 +37,7 @@ func listens(t *testing.T, r *proxytest.Rig) (at netip.AddrPort, reached *atomic
 	return at, reached
 }
 
-// logIn sends what a client of a plain protocol sends first, and returns the answer.
+// logIn sends the first line of a client of a plain-text protocol, and returns the answer.
 func logIn(c net.Conn) (string, error) {
 	if _, err := io.WriteString(c, "AUTH s3cret\n"); err != nil {
 		return "", err
@@ -45,8 +45,8 @@ func logIn(c net.Conn) (string, error) {
 	return proxytest.FirstLine(c)
 }
 
-// TestAttackDeadServerIsReplacedByThatOfAnotherName: whose name leads to a server of somebody else as well is not sent what is for
-// that server, when it is dead.
+// TestAttackDeadServerIsReplacedByThatOfAnotherName: two names share a dead address, and one of them also resolves to
+// another tenant's server. A connection to the dead address may be for either name, so its data must not go to that server.
 func TestAttackDeadServerIsReplacedByThatOfAnotherName(t *testing.T) {
 	t.Parallel()
 	for i, spec := range []policy.Spec{proxytest.AllowAll, proxytest.AllowAll, proxytest.Allow("mine.example", "theirs.example")} {
@@ -85,7 +85,7 @@ func TestAttackDeadServerIsReplacedByThatOfAnotherName(t *testing.T) {
 	}
 }
 
-// TestAddressOfAllNamesIsTaken: where all names that the connection may be for share the other address, that is tried.
+// TestAddressOfAllNamesIsTaken: another address is tried if all names that the connection may be for share it.
 func TestAddressOfAllNamesIsTaken(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll)
@@ -102,7 +102,7 @@ func TestAddressOfAllNamesIsTaken(t *testing.T) {
 	})
 }
 
-// lookups counts the names that are asked of DNS.
+// lookups counts the DNS lookups.
 type lookups struct {
 	route.Resolver
 	n atomic.Int32
@@ -113,8 +113,8 @@ func (l *lookups) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]net
 	return l.Resolver.Lookup(ctx, b, n)
 }
 
-// TestAttackDeadAddressAsksForADeniedName: what an address allows has no name asked of DNS that the policy does not let be resolved any
-// more.
+// TestAttackDeadAddressAsksForADeniedName: a connection allowed by address causes no lookup of a name that the policy has
+// come to deny.
 func TestAttackDeadAddressAsksForADeniedName(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -137,7 +137,8 @@ func TestAttackDeadAddressAsksForADeniedName(t *testing.T) {
 	}
 }
 
-// TestAttackDeadAddressIsReplacedByAName: a client that gives a proxy an address has asked for none of a name.
+// TestAttackDeadAddressIsReplacedByAName: a client that uses CONNECT with an address is not connected to another address of
+// a name.
 func TestAttackDeadAddressIsReplacedByAName(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll)
@@ -151,7 +152,7 @@ func TestAttackDeadAddressIsReplacedByAName(t *testing.T) {
 	}
 }
 
-// attempts returns how many connections of this machine to addresses wait for an answer there.
+// attempts returns the number of unanswered connection attempts of this machine to addresses.
 func attempts(t *testing.T, to []netip.Addr, port uint16) (n int) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")
@@ -171,8 +172,8 @@ func attempts(t *testing.T, to []netip.Addr, port uint16) (n int) {
 	return n
 }
 
-// TestAttackNameOfManyDeadAddresses: a name of the box's own making, with addresses that never answer, makes a few connections
-// no cause of many.
+// TestAttackNameOfManyDeadAddresses: a name under the box's control, with many addresses that never answer, does not
+// multiply its connections.
 func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.MaxExtraAttempts = 16 })
@@ -206,8 +207,8 @@ func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 			break
 		}
 	}
-	// What ends and begins while the table is read is counted twice, on a busy machine sometimes all of it. Without a bound there are four
-	// for each connection.
+	// Entries that appear or disappear while the table is read are counted twice, on a busy machine sometimes all of them.
+	// Without a limit there are four for each connection.
 	slices.Sort(counts)
 	if usual := counts[len(counts)/2]; usual == 0 || usual > 2*conns || extra().Most != 16 {
 		t.Errorf("%d connections made %d attempts at a time; %+v", conns, usual, extra())
@@ -219,7 +220,7 @@ func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 	proxytest.Await(t, "the end of the attempts", func() bool { return extra().Taken == 0 && attempts(t, dead, port) == 0 })
 }
 
-// TestRoomForExtraAttempts: a box that has as many attempts under way as it may still gets from a dead address to the next.
+// TestRoomForExtraAttempts: a box that has used up the extra attempts still gets from a dead address to the next one.
 func TestRoomForExtraAttempts(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.MaxExtraAttempts = 4 })
@@ -238,7 +239,7 @@ func TestRoomForExtraAttempts(t *testing.T) {
 	}
 	proxytest.Await(t, "an attempt beside another", func() bool { return r.Proxy.Uses()["extra_attempts"].Taken == 1 })
 
-	// A refused attempt needs no room: nothing is under way beside the next.
+	// A refused attempt needs no extra one: the next is made after it.
 	live, _ := listens(t, r)
 	refused := netip.AddrPortFrom(netip.MustParseAddr("127.255.255.254"), live.Port())
 	r.Names.Grant("live.example", refused.Addr(), live.Addr())
@@ -250,7 +251,7 @@ func TestRoomForExtraAttempts(t *testing.T) {
 	})
 }
 
-// TestSearchEndsWithTheAttempt: once the address that the box chose has accepted, no other is tried any more.
+// TestSearchEndsWithTheAttempt: after the address that the box chose has accepted, no other address is tried.
 func TestSearchEndsWithTheAttempt(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.DialTimeout = 10 * time.Minute })
@@ -268,7 +269,7 @@ func TestSearchEndsWithTheAttempt(t *testing.T) {
 	_, _ = io.WriteString(c, "AUTH s3cret\n")
 	extra := func() int { return r.Proxy.Uses()["extra_attempts"].Taken }
 	proxytest.Await(t, "an attempt beside the first", func() bool { return extra() == 1 })
-	for range 2 { // what has kept it silent, and the connection
+	for range 2 { // the filler of the backlog, and the connection
 		accepted, _, err := unix.Accept(fd)
 		if err != nil {
 			t.Fatal(err)

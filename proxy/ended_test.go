@@ -18,7 +18,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// slowServer answers every request with the head and the first bytes of a response that does not end.
+// slowServer answers every request with the head and the first bytes of an endless response.
 func slowServer(r *proxytest.Rig, port uint16, cert *tls.Certificate, protocols ...string) netip.AddrPort {
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_, _ = io.WriteString(w, "begun\n")
@@ -43,7 +43,7 @@ func slowServer(r *proxytest.Rig, port uint16, cert *tls.Certificate, protocols 
 	return at
 }
 
-// handed is a listener of connections that were accepted elsewhere.
+// handed is a listener for connections that were accepted elsewhere.
 type handed struct {
 	conns chan net.Conn
 	at    netip.AddrPort
@@ -67,8 +67,8 @@ func (h *handed) Close() error {
 
 func (h *handed) Addr() net.Addr { return net.TCPAddrFromAddrPort(h.at) }
 
-// openEverything opens a tunnel, a plain and an intercepted request over HTTP/1 and HTTP/2 that are under way, and a
-// connection that has said nothing yet.
+// openEverything opens a tunnel, running plain and intercepted requests over HTTP/1 and HTTP/2, and a connection that has
+// sent nothing.
 func openEverything(r *proxytest.Rig) {
 	t := r.T
 	cert := r.Upstream.Certificate(t, "api.example")
@@ -107,16 +107,16 @@ func openEverything(r *proxytest.Rig) {
 		tr.Protocols.SetHTTP2(h2)
 		begun((&http.Client{Transport: tr}).Get("https://" + map[bool]string{false: "api.example/h1", true: "api.example:8443/h2"}[h2]))
 	}
-	r.Dial(spliced) // says nothing
+	r.Dial(spliced) // sends nothing
 }
 
-// everything is the policy for it.
+// everything returns the policy for openEverything.
 func everything() (policy.Spec, map[string]map[string]string) {
 	return proxytest.Allow("api.example", "plain.example", "spliced.example"),
 		map[string]map[string]string{"api.example": {"X": "y"}, "api.example:8443": {"X": "y"}}
 }
 
-// TestWhatEndsWithTheGatewaySaysSo: no policy decided what a shutdown, or the removal of a box, cuts.
+// TestWhatEndsWithTheGatewaySaysSo: events of connections cut by a shutdown or by the removal of a box give that reason.
 func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 	for what, end := range map[string]func(*proxytest.Rig){
 		"the gateway was shut down": func(r *proxytest.Rig) {
@@ -156,7 +156,8 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 	}
 }
 
-// TestEventsSayWhatWasDialled: the box's claim is not taken for the address, in what is spliced and in what is forwarded.
+// TestEventsSayWhatWasDialled: the events of spliced and forwarded traffic contain the dialled address, not the one that
+// the box claimed.
 func TestEventsSayWhatWasDialled(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -189,8 +190,8 @@ func TestEventsSayWhatWasDialled(t *testing.T) {
 	})
 }
 
-// TestRecheckCutsLenientBytesOnceNamesDecide: what passed for a protocol without names while no name was denied does not
-// go on when one is.
+// TestRecheckCutsLenientBytesOnceNamesDecide: a connection that counted as a protocol without names is cut when a name is
+// denied.
 func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})

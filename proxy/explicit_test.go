@@ -26,8 +26,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// curl runs the real one, without its configuration and without proxies of the environment, and returns what it wrote
-// and its exit code.
+// curl runs the real curl, without its configuration and proxies from the environment, and returns its output and exit
+// code.
 func curl(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -41,7 +41,7 @@ func curl(t *testing.T, args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// web is an HTTPS server that answers one request a connection.
+// web is an HTTPS server that answers one request per connection.
 func web(r *proxytest.Rig, name string) netip.AddrPort {
 	cert := r.Upstream.Certificate(r.T, name)
 	return r.Server(443, func(c net.Conn) {
@@ -115,7 +115,7 @@ func connect(r *proxytest.Rig, addr, authority, early string) (*net.TCPConn, str
 	return c, status
 }
 
-// tryConnect is connect for a proxy that may end the connection without an answer.
+// tryConnect is connect for a proxy that may close the connection without an answer.
 func tryConnect(r *proxytest.Rig, addr, authority, early string) (*net.TCPConn, string, error) {
 	r.T.Helper()
 	c, err := proxytest.TryDial(r.T, addr)
@@ -141,7 +141,7 @@ func TestConnectTunnelIsBoundToItsName(t *testing.T) {
 	if got, err := r.Hello(c, "good.example"); err != nil || got != "hello from good.example" {
 		t.Errorf("%q, %v", got, err)
 	}
-	c, _ = connect(r, proxy, "good.example:443", "") // both are allowed, but one is not the other
+	c, _ = connect(r, proxy, "good.example:443", "") // both are allowed, but SNI and CONNECT differ
 	if _, err := r.Hello(c, "other.example"); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("another SNI in the tunnel: %v", err)
 	}
@@ -186,7 +186,7 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 	r := proxytest.New(t, proxytest.Allow("api.example"))
 	r.Policy(proxytest.Allow("api.example"), map[string]map[string]string{"api.example": {"Authorization": "Bearer of the gateway"}})
 	cert := r.Upstream.Certificate(t, "api.example")
-	server := r.Server(443, func(c net.Conn) { // answers with the Authorization it was sent
+	server := r.Server(443, func(c net.Conn) { // answers with the received Authorization
 		defer c.Close()
 		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
 		defer s.Close()
@@ -208,7 +208,7 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 		}
 	}
 	if e := r.Want("interception", func(e audit.Event) bool {
-		return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept && e.Phase != audit.PhaseOpen // a busy machine tells that too
+		return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept && e.Phase != audit.PhaseOpen // on a busy machine there is one of phase open as well
 	}); e.Name != "api.example" || e.BytesIn == 0 || e.BytesOut == 0 {
 		t.Errorf("%+v", e)
 	}
@@ -223,7 +223,7 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 		"127.0.0.77:8600":     "403", // the gateway itself
 		"[::ffff:10.0.0.1]:1": "403",
 		"169.254.169.254:80":  "403",
-		"0xa9fea9fe:80":       "400", // an address in disguise is no name
+		"0xa9fea9fe:80":       "400", // an obfuscated address is not a name
 		"2852039166:80":       "400",
 		"good.example":        "400", // no port
 		"good.example:0":      "400",
@@ -285,7 +285,7 @@ func TestGoproxyDialsNothingByItself(t *testing.T) {
 func TestListenTransparentTakesAddressesThatAreNotTheHosts(t *testing.T) {
 	nightly.Root(t)
 	for _, addr := range []string{"203.0.113.7:0", "[2001:db8::7]:0"} {
-		ln, err := proxy.ListenTransparent(context.Background(), addr) // possible with the option alone
+		ln, err := proxy.ListenTransparent(context.Background(), addr) // succeeds only with the socket option
 		if err != nil {
 			t.Error(err)
 			continue

@@ -9,28 +9,28 @@ import (
 	"boxgate/proxy/usage"
 )
 
-// For the external tests of this package.
+// Exported for the external tests of this package.
 var (
 	AccessDenied  = accessDenied
 	ErrFrontDials = errFrontDials
 	NewFront      = newFront
 )
 
-// Find returns the box that a connection from an address is of, and its counters.
+// Find returns the box and the counters for a source address.
 func (p *Proxy) Find(from netip.Addr) (*policy.Box, *usage.Box) {
 	c := &conn{p: p}
 	c.find(from)
 	return c.box, c.usage
 }
 
-// TLSConfigs returns how many boxes have a TLS configuration.
+// TLSConfigs returns the number of boxes with a TLS configuration.
 func (p *Proxy) TLSConfigs() int {
 	p.tls.mu.Lock()
 	defer p.tls.mu.Unlock()
 	return len(p.tls.boxes)
 }
 
-// Terminate is terminate for a client whose ClientHello is of the usual length.
+// Terminate is terminate for a ClientHello of common length.
 func Terminate(p *Proxy, box *policy.Box, client net.Conn, name name.Name, alpn []string) (net.Conn, error) {
 	c, err := p.terminate(box, client, 2<<10, name, alpn)
 	if err != nil {

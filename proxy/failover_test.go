@@ -19,14 +19,14 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// silentAt returns an address at which a port answers no SYN: that of a listener whose backlog is full.
+// silentAt returns an address where SYNs to the port are not answered: that of a listener with a full backlog.
 func silentAt(t *testing.T, port uint16) netip.Addr {
 	t.Helper()
 	addr, _ := silent(t, port)
 	return addr
 }
 
-// silent is silentAt with the listener's descriptor: once what it holds is accepted, it answers.
+// silent is silentAt with the listener's descriptor. The listener answers again after its backlog was accepted.
 func silent(t *testing.T, port uint16) (netip.Addr, int) {
 	t.Helper()
 	for last := byte(2); last < 255; last++ {
@@ -48,11 +48,12 @@ func silent(t *testing.T, port uint16) (netip.Addr, int) {
 	return netip.Addr{}, -1
 }
 
-// twoAddresses is a name with a dead address, which the box has chosen, and one at which a server says hello and echoes.
+// twoAddresses is a name with a dead address, which the box has chosen, and one of a server that sends a greeting and
+// echoes.
 type twoAddresses struct {
 	*proxytest.Rig
 	dead, alive netip.AddrPort
-	secure      bool // the server speaks TLS, and first waits for its client
+	secure      bool // the server speaks TLS, and the client speaks first
 }
 
 func newTwoAddresses(t *testing.T, v6, silent, secure bool) *twoAddresses {
@@ -99,7 +100,7 @@ func newTwoAddresses(t *testing.T, v6, silent, secure bool) *twoAddresses {
 	return n
 }
 
-// open connects to the address that the box has chosen, and has the server say hello.
+// open connects to the address that the box has chosen, and reads the greeting.
 func (n *twoAddresses) open() (net.Conn, error) {
 	var c net.Conn = n.Dial(n.dead)
 	if n.secure {
@@ -112,7 +113,7 @@ func (n *twoAddresses) open() (net.Conn, error) {
 	return c, err
 }
 
-// eachTwoAddresses runs a test with each kind of dead address, and each of server.
+// eachTwoAddresses runs a test with each kind of dead address and of server.
 func eachTwoAddresses(t *testing.T, test func(t *testing.T, n *twoAddresses)) {
 	for i := range 8 {
 		v6, silent, secure := i&1 != 0, i&2 != 0, i&4 != 0
@@ -123,7 +124,7 @@ func eachTwoAddresses(t *testing.T, test func(t *testing.T, n *twoAddresses)) {
 	}
 }
 
-// TestDeadAddressGivesWay: a name works as long as one of its addresses does, whichever the box has chosen.
+// TestDeadAddressGivesWay: a name is reachable if one of its addresses is, whichever the box has chosen.
 func TestDeadAddressGivesWay(t *testing.T) {
 	t.Parallel()
 	eachTwoAddresses(t, func(t *testing.T, n *twoAddresses) {
@@ -142,7 +143,7 @@ func TestDeadAddressGivesWay(t *testing.T) {
 	})
 }
 
-// TestAttackAnotherAddressThatIsDenied: no address is taken because another one is dead, unless the policy allows it.
+// TestAttackAnotherAddressThatIsDenied: a dead address is replaced only by addresses that the policy allows.
 func TestAttackAnotherAddressThatIsDenied(t *testing.T) {
 	t.Parallel()
 	eachTwoAddresses(t, func(t *testing.T, n *twoAddresses) {
@@ -155,7 +156,7 @@ func TestAttackAnotherAddressThatIsDenied(t *testing.T) {
 	})
 }
 
-// TestAttackOtherAddressIsRevoked: what goes to another address than the box has chosen is cut when that is denied.
+// TestAttackOtherAddressIsRevoked: a connection that was moved to another address is cut when that address is denied.
 func TestAttackOtherAddressIsRevoked(t *testing.T) {
 	t.Parallel()
 	eachTwoAddresses(t, func(t *testing.T, n *twoAddresses) {

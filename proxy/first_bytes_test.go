@@ -26,22 +26,22 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// The hosts of the table, which one server serves at one address.
+// Hosts of the table, which one server serves at one address.
 const (
-	cdn    = "cdn.example.org"    // the one that the box was given the address for
+	cdn    = "cdn.example.org"    // the box has received the address for it
 	static = "static.example.org" // denied
 	img    = "img.example.org"    // allowed as well
 )
 
-// opening is what a client says first.
+// opening is the data that a client sends first.
 type opening struct {
 	bytes  func(t *testing.T, b *bytesMaker) []byte
-	name   string // which host it is for where a name decides: allowed, denied or another
-	pauses bool   // the client waits for the server then
-	ends   bool   // the client says nothing more
+	name   string // host in the opening, for policies by name: allowed, denied or another
+	pauses bool   // the client waits for the server after it
+	ends   bool   // the client closes its sending side after it
 }
 
-// bytesMaker writes requests the way a connection wants them.
+// bytesMaker builds requests in the form that a connection needs.
 type bytesMaker struct {
 	port     uint16
 	absolute bool
@@ -54,7 +54,7 @@ func (b *bytesMaker) host(name string) string {
 	return name + ":" + strconv.Itoa(int(b.port))
 }
 
-// target is the path, or the whole URL where a proxy is spoken to.
+// target returns the path, or the whole URL for a proxy.
 func (b *bytesMaker) target(name string) string {
 	if b.absolute {
 		return "http://" + b.host(name) + "/"
@@ -62,7 +62,8 @@ func (b *bytesMaker) target(name string) string {
 	return "/"
 }
 
-// text makes an opening of a template in which @ and # are the targets and A and D the Hosts of the allowed and the denied host.
+// text returns the opening of a template in which @ and # are the targets, and {A} and {D} the Hosts, of the allowed and
+// the denied host.
 func text(name, template string) opening {
 	return opening{name: name, bytes: func(_ *testing.T, b *bytesMaker) []byte {
 		return []byte(strings.NewReplacer("@", b.target(cdn), "#", b.target(static),
@@ -85,8 +86,8 @@ func greaseECH(t *testing.T, hello []byte) []byte {
 	return peektest.WithExtension(t, hello, append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...))
 }
 
-// helloAndRequest is a ClientHello for cdn that holds a text where its random bytes are, and another as its session ID. Every
-// byte before them is a control byte, which netty skips before a request line.
+// helloAndRequest returns a ClientHello for cdn with a text at the start of its random bytes and another in its session ID.
+// Every byte before them is a control byte, which netty skips before a request line.
 func helloAndRequest(random, session string) []byte {
 	pad := func(b []byte, n int) []byte { return append(b, bytes.Repeat([]byte{'x'}, n-len(b))...) }
 	body := pad([]byte("\x03\x03"+random), 2+32)
@@ -94,7 +95,7 @@ func helloAndRequest(random, session string) []byte {
 	body = append(body, pad([]byte(session), 32)...)
 	body = append(body, 0, 2, 0xc0, 0x2f, 1, 0)
 	extensions := append([]byte{0, 0, 0, byte(len(cdn) + 5), 0, byte(len(cdn) + 3), 0, 0, byte(len(cdn))}, cdn...)
-	const whole = 0x200 // of the handshake message without its head: both lengths are then made of control bytes
+	const whole = 0x200 // length of the handshake message without its header, for which both length fields consist of control bytes
 	padding := whole - len(body) - 2 - len(extensions) - 4
 	extensions = append(extensions, 0, 21, byte(padding>>8), byte(padding))
 	extensions = append(extensions, make([]byte, padding)...)
@@ -203,7 +204,7 @@ func ruledCDN(spec policy.Spec) policy.Spec {
 	return spec
 }
 
-// The ways a connection comes, in the order of the columns.
+// Ways in which a connection arrives, in the order of the columns.
 const (
 	transparent = iota
 	connectName
@@ -211,7 +212,8 @@ const (
 	toTheProxy
 )
 
-// TestFirstBytes runs every cell of the tables in docs/first-bytes.md: each of the ports, ways, first bytes and policies.
+// TestFirstBytes tests every cell of the tables in docs/first-bytes.md: each combination of port, way, first bytes and
+// policy.
 func TestFirstBytes(t *testing.T) {
 	page, err := os.ReadFile("../docs/first-bytes.md")
 	if err != nil {
@@ -246,7 +248,7 @@ func TestFirstBytes(t *testing.T) {
 	}
 }
 
-// TestFirstBytesWhereTheServerSpeaksFirst is the rule for the ports of such protocols.
+// TestFirstBytesWhereTheServerSpeaksFirst tests the ports of protocols in which the server speaks first.
 func TestFirstBytesWhereTheServerSpeaksFirst(t *testing.T) {
 	for _, row := range []string{"a request for a denied host", "TLS for a denied host", "SSH", "silence", "half a request line, then silence"} {
 		for shape, spec := range shapes {
@@ -261,17 +263,17 @@ func TestFirstBytesWhereTheServerSpeaksFirst(t *testing.T) {
 	}
 }
 
-// cell is one of the table.
+// cell is one cell of a table.
 type cell struct {
 	port uint16
 	way  int
 	opening
 	shape  func(netip.AddrPort) (policy.Spec, map[string]map[string]string)
 	want   string // passes, terminated, nothing, or a reason
-	unread bool   // requests pass as bytes
+	unread bool   // requests are forwarded as bytes
 }
 
-// expect is what the page says of a cell: of its ground under the policy of a column.
+// expect returns the page's result for a cell, given its row and the policy of a column.
 func (c *cell) expect(t *testing.T, ground string, comes table, column int) string {
 	t.Helper()
 	if c.way == connectAddress {
@@ -302,8 +304,8 @@ func (c cell) run(t *testing.T) {
 	}
 }
 
-// try runs the cell with a timeout for first bytes that end half-way. It reports false, having checked nothing, if this
-// machine was too busy to send them well within it.
+// try tests the cell with a timeout for incomplete first bytes. It returns false, without a result, if this machine was too
+// busy to send them well within it.
 func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	t.Helper()
 	heard, halfWay := &hearing{}, c.want == string(name.ReasonPeekTimeout)
@@ -327,7 +329,7 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	began := time.Now()
 	conn, status, err := c.dial(r, server)
 	if errors.Is(err, syscall.ECONNRESET) && timeout < time.Hour {
-		return false // a short timeout passed before connect(2) was seen to have succeeded
+		return false // the short timeout passed before connect(2) was seen to have succeeded
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +354,7 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	return true
 }
 
-// dial connects the way of the cell; without a connection it returns what a CONNECT was answered.
+// dial connects in the cell's way. Without a connection it returns the answer to CONNECT.
 func (c *cell) dial(r *proxytest.Rig, server netip.AddrPort) (conn *net.TCPConn, status string, err error) {
 	switch c.way {
 	case transparent:
@@ -370,7 +372,7 @@ func (c *cell) dial(r *proxytest.Rig, server netip.AddrPort) (conn *net.TCPConn,
 	conn, status, err = tryConnect(r, proxy, authority, "")
 	for tries := 0; err != nil && c.want == string(name.ReasonPeekTimeout) && tries < 100; tries++ {
 		if conn != nil {
-			conn.Close() // the short timeout passed before the CONNECT itself was read
+			conn.Close() // the short timeout passed before the CONNECT was read
 		}
 		conn, status, err = tryConnect(r, proxy, authority, "")
 	}
@@ -395,7 +397,7 @@ func answerOf(c net.Conn) string {
 	return string(b[:n])
 }
 
-// check compares what box, server and log saw with what the cell should have brought.
+// check compares the observations of box, server and log with the expected result.
 func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer string) {
 	t := r.T
 	t.Helper()
@@ -433,14 +435,14 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 	}
 }
 
-// hearing is what a server was told, on all its connections.
+// hearing records the data that a server receives, on all its connections.
 type hearing struct {
 	mu   sync.Mutex
 	said []byte
 	come bool
 }
 
-// serve greets or listens, and answers whatever it hears as an HTTP server would.
+// serve greets or listens, and answers all data as an HTTP server would.
 func (h *hearing) serve(c net.Conn, greets bool) {
 	defer c.Close()
 	if greets {
@@ -469,7 +471,7 @@ func (h *hearing) all() []byte {
 	return slices.Clone(h.said)
 }
 
-// await returns what was said once somebody has come.
+// await returns the received data after a client has connected.
 func (h *hearing) await(t testing.TB) []byte {
 	t.Helper()
 	proxytest.Await(t, "a client of the server", func() bool {

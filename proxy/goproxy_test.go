@@ -17,10 +17,10 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// This file holds the cases of docs/dependencies.md for which the explicit proxy is not goproxy in an http.Server. Each
-// case goes both ways: if one passes in goproxy one day, the reason is gone, and the test fails.
+// This file contains the cases of docs/dependencies.md that show why the explicit proxy is not goproxy in an http.Server.
+// Each case is tested with both: if one passes in goproxy some day, the reason is gone, and the test fails.
 
-// goproxyTo serves goproxy, set as strictly as it can be, and returns its address. It dials nothing but one server.
+// goproxyTo serves goproxy, configured as strictly as possible, and returns its address. It can dial one server only.
 func goproxyTo(t *testing.T, server netip.AddrPort) string {
 	front := goproxy.NewProxyHttpServer()
 	front.Logger = log.New(io.Discard, "", 0)
@@ -58,27 +58,27 @@ func goproxyTo(t *testing.T, server netip.AddrPort) string {
 // passed is one request through a proxy: the bytes that its server read, and those that the client did.
 type passed struct{ server, client string }
 
-// reaches reports whether the server got a text.
+// reaches matches if the server received a text.
 func reaches(text string) func(passed) bool {
 	return func(p passed) bool { return strings.Contains(p.server, text) }
 }
 
-// reachesWithout reports whether the server got a request that lacks a text.
+// reachesWithout matches if the server received a request without a text.
 func reachesWithout(text string) func(passed) bool {
 	return func(p passed) bool { return p.server != "" && !strings.Contains(p.server, text) }
 }
 
-// returns reports whether the client got a text.
+// returns matches if the client received a text.
 func returns(text string) func(passed) bool {
 	return func(p passed) bool { return strings.Contains(p.client, text) }
 }
 
-// returnsWithout reports whether the client got the end of the response, and it lacks a text.
+// returnsWithout matches if the client received the end of the response, without a text.
 func returnsWithout(text string) func(passed) bool {
 	return func(p passed) bool { return strings.Contains(p.client, "<html>") && !strings.Contains(p.client, text) }
 }
 
-// badRequest reports whether the request was refused and nothing of it passed on.
+// badRequest matches if the request was refused and not forwarded.
 func badRequest(p passed) bool { return p.server == "" && strings.HasPrefix(p.client, "HTTP/1.1 400 ") }
 
 const (
@@ -87,7 +87,7 @@ const (
 	response = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"
 )
 
-// frontCases are requests, what goproxy makes of them, and what the explicit proxy does.
+// frontCases are requests, with the results of goproxy and of the explicit proxy.
 var frontCases = []struct {
 	what, request, response string
 	goproxy, boxgate        func(passed) bool
@@ -140,7 +140,7 @@ func TestWhyGoproxyDoesNotReadRequests(t *testing.T) {
 				if err != nil && len(read) == 0 {
 					t.Error(err)
 				}
-				select { // the server got it before it was answered, or not at all
+				select { // the server received it before the answer, or not at all
 				case p.server = <-got:
 				default:
 				}
@@ -157,11 +157,12 @@ func TestWhyGoproxyDoesNotReadRequests(t *testing.T) {
 	}
 }
 
-// TestWhyGoproxyDoesNotAnswerConnect: it drops what a client sends behind the head, which net/http has read by then.
+// TestWhyGoproxyDoesNotAnswerConnect: it drops the data that a client sends after the head, which net/http has already
+// read.
 func TestWhyGoproxyDoesNotAnswerConnect(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("good.example"))
-	server := r.Server(7010, func(c net.Conn) { // says what it reads first
+	server := r.Server(7010, func(c net.Conn) { // echoes before it reads more
 		defer c.Close()
 		line, _ := proxytest.FirstLine(c)
 		_, _ = io.WriteString(c, line+"\n")
@@ -176,7 +177,7 @@ func TestWhyGoproxyDoesNotAnswerConnect(t *testing.T) {
 	}
 }
 
-// TestWhyGoproxyDoesNotWaitForAnswers: to net/http, a client that has said all it had to say is gone.
+// TestWhyGoproxyDoesNotWaitForAnswers: net/http treats a client that has half-closed the connection as gone.
 func TestWhyGoproxyDoesNotWaitForAnswers(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("good.example"))
@@ -187,7 +188,7 @@ func TestWhyGoproxyDoesNotWaitForAnswers(t *testing.T) {
 				return
 			}
 			if !own {
-				_, _ = io.Copy(io.Discard, c) // until goproxy has given up
+				_, _ = io.Copy(io.Discard, c) // until goproxy gives up
 			}
 			_, _ = io.WriteString(c, response)
 		})

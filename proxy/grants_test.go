@@ -9,7 +9,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// A connection holds the grant by which its box has the address, and no other, until it has ended, however it ends.
+// A connection holds the grant for its destination address, and no other, until it is closed, in whatever way.
 func TestConnectionsHoldGrants(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("a.example.com", "b.example.com"))

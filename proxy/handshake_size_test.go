@@ -19,10 +19,11 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// certificate is the beginning of a message of the handshake that says it is a certificate of 252 KiB, of which crypto/tls gathers all.
+// certificate is the beginning of a handshake message of type certificate with a length of 252 KiB, which crypto/tls would
+// buffer as a whole.
 func certificate() []byte { return append([]byte{11, 3, 0xf0, 0}, make([]byte, 96<<10)...) }
 
-// lies is the connection of a client that answers the server's part of a handshake with the beginning of a certificate.
+// lies is the connection of a client that answers the server's flight of a handshake with the beginning of a certificate.
 type lies struct {
 	net.Conn
 	writes int
@@ -38,7 +39,8 @@ func (l *lies) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// sealed are records with the beginning of a certificate, protected with the key of a client by TLS 1.3 that has sent no content.
+// sealed returns records with the beginning of a certificate, encrypted with the key of a TLS 1.3 client that has sent no
+// other data.
 func sealed(t *testing.T, keyLog string) (records []byte) {
 	t.Helper()
 	_, text, _ := strings.Cut(keyLog, "CLIENT_TRAFFIC_SECRET_0 ")
@@ -76,15 +78,15 @@ func sealed(t *testing.T, keyLog string) (records []byte) {
 	return records
 }
 
-// TestAttackLongHandshakeMessages: a client that begins a message of the handshake of 252 KiB, during the handshake or after it, is charged for as
-// much as the gateway may gather of it, and loses the connection.
+// TestAttackLongHandshakeMessages: a client that begins a handshake message of 252 KiB, during or after the handshake, is
+// charged for the data that the gateway may buffer, and loses the connection.
 func TestAttackLongHandshakeMessages(t *testing.T) {
 	t.Parallel()
 	for name, version := range map[string]uint16{"during the handshake": tls.VersionTLS12, "after it": tls.VersionTLS13} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			budget := memory.New(64<<20, 64<<20)
-			k := keep(t, budget) // a control: its handshake is as usual
+			k := keep(t, budget) // a control with a regular handshake
 			if err := k.request(); err != nil {
 				t.Fatal(err)
 			}

@@ -23,7 +23,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestEventsPassAtOnce waits for the first event of a stream that does not end.
+// TestEventsPassAtOnce waits for the first event of an endless stream.
 func TestEventsPassAtOnce(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -57,7 +57,7 @@ func TestEventsPassAtOnce(t *testing.T) {
 	}
 }
 
-// TestBulk moves many times the windows of HTTP/2 down and up.
+// TestBulk transfers many times the flow-control windows of HTTP/2, down and up.
 func TestBulk(t *testing.T) {
 	t.Parallel()
 	size := nightly.Size(8<<20, 64<<20)
@@ -136,7 +136,7 @@ func (r *repeated) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// TestEarlyAnswerPassesWhileTheUploadRuns lets the server answer before it has the body, and then echo the rest.
+// TestEarlyAnswerPassesWhileTheUploadRuns: the server answers before it has read the body, and then echoes the rest.
 func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -163,7 +163,7 @@ func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 	}
 }
 
-// TestRejectedUploadIsTold lets the server answer 413 and stop reading, while the client goes on sending for a while.
+// TestRejectedUploadIsTold: the server answers 413 and stops reading, while the client continues to send for a while.
 func TestRejectedUploadIsTold(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -187,7 +187,7 @@ func TestRejectedUploadIsTold(t *testing.T) {
 	}
 }
 
-// TestStaleConnectionIsRetried lets the server close kept connections without a word just when they are used.
+// TestStaleConnectionIsRetried: the server closes kept connections without an answer just when they are used.
 func TestStaleConnectionIsRetried(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -198,7 +198,7 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 			return
 		}
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-		_, _ = http.ReadRequest(r) // taken, and then closed without an answer
+		_, _ = http.ReadRequest(r) // read, and then closed without an answer
 	})
 	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	c := l.DialPair("", port, false)
@@ -218,8 +218,8 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 	}
 }
 
-// TestPostIsNotSentOnAClosedConnection lets the server close a kept connection before it is used: what may not be sent
-// twice goes to another, once.
+// TestPostIsNotSentOnAClosedConnection: the server closes a kept connection before it is used. A request that must not be
+// sent twice is sent once, on another connection.
 func TestPostIsNotSentOnAClosedConnection(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -249,7 +249,7 @@ func TestPostIsNotSentOnAClosedConnection(t *testing.T) {
 	}
 }
 
-// halfClosed returns how many connections to a port their server has closed, and the proxy has not.
+// halfClosed returns the number of connections to a port that the server has closed and the proxy has not.
 func halfClosed(t *testing.T, port uint16) (n int) {
 	table, err := os.ReadFile("/proc/self/net/tcp")
 	if err != nil {
@@ -263,7 +263,7 @@ func halfClosed(t *testing.T, port uint16) (n int) {
 	return n
 }
 
-// TestUpstreamConnectionIsShared counts connections over several clients of one box, and none over boxes.
+// TestUpstreamConnectionIsShared: clients of one box share a connection, and different boxes do not.
 func TestUpstreamConnectionIsShared(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -291,7 +291,7 @@ func TestUpstreamConnectionIsShared(t *testing.T) {
 	}
 }
 
-// TestTighteningCutsARequestUnderWay changes the policy while a response streams.
+// TestTighteningCutsARequestUnderWay changes the policy while a response is being sent.
 func TestTighteningCutsARequestUnderWay(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -18,7 +18,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// What a connection over HTTP/2 is charged beyond TLS, with a request and without.
+// Memory charged for an HTTP/2 connection in addition to TLS, with and without a running request.
 const fullHTTP2, idleHTTP2 = 136 << 10, 32 << 10
 
 // keptHTTP2 are intercepted connections over HTTP/2.
@@ -28,7 +28,7 @@ type keptHTTP2 struct {
 	at     string
 }
 
-// keepHTTP2 lets a box have connections to one host, whose server answers requests for /wait when wait is closed.
+// keepHTTP2 lets a box connect to one host, whose server answers requests for /wait after wait is closed.
 func keepHTTP2(t *testing.T, most int64, wait <-chan struct{}) *keptHTTP2 {
 	t.Helper()
 	k := &keptHTTP2{budget: memory.New(64<<20, most)}
@@ -53,7 +53,7 @@ func keepHTTP2(t *testing.T, most int64, wait <-chan struct{}) *keptHTTP2 {
 	return k
 }
 
-// connect returns a new connection, with the TCP connection below it.
+// connect returns a new connection, and its TCP connection.
 func (k *keptHTTP2) connect(t *testing.T) (*http2.ClientConn, *net.TCPConn) {
 	t.Helper()
 	raw := proxytest.DialTo(t, k.at)
@@ -69,7 +69,7 @@ func (k *keptHTTP2) connect(t *testing.T) (*http2.ClientConn, *net.TCPConn) {
 	return client, raw
 }
 
-// post sends a request and returns what it is answered.
+// post sends a request and returns the body of the response.
 func post(t *testing.T, c *http2.ClientConn, path, body string) (string, error) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+cdn+path, strings.NewReader(body))
@@ -99,9 +99,9 @@ func (k *keptHTTP2) rests(t *testing.T, n int64) {
 	}
 }
 
-// TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold: connections over HTTP/2 without a request give back what they do not use, so that more
-// of them fit, and have all of it before anything of the client's is read again. If there is none left, the client is told that its
-// request was not looked at.
+// TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold: HTTP/2 connections without a request release memory that they do not
+// use, so that more of them fit, and reserve all of it again before the next read from the client. If memory is short, the
+// client receives an error that marks its request as not processed.
 func TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	t.Parallel()
 	k := keepHTTP2(t, 5<<20, nil)
@@ -142,8 +142,8 @@ func TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.Held(memory.TLS) == 0 && k.budget.Held(memory.HTTP2) == 0 })
 }
 
-// TestAttackIdleHTTP2InterceptionHoldsMore: a connection with a request under way, with part of a record or with part of a frame is charged for
-// all that this may take, however long it lasts.
+// TestAttackIdleHTTP2InterceptionHoldsMore: a connection with a running request, a partial record or a partial frame is
+// charged for all memory that it may take, however long that lasts.
 func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 	t.Parallel()
 	answered := make(chan struct{})
@@ -181,14 +181,15 @@ func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 	_, _ = io.WriteString(secure, http2.ClientPreface)
 	_ = framer.WriteSettings()
 	k.rests(t, 1)
-	if _, err := secure.Write([]byte{0, 0x20, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3}); err != nil { // 8 KiB of DATA, of which three bytes have come
+	if _, err := secure.Write([]byte{0, 0x20, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3}); err != nil { // three bytes of 8 KiB of DATA
 		t.Fatal(err)
 	}
 	stays(t, "half a frame")
 }
 
-// TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged: what connections hold at rest is less than they are charged, with what their clients in this
-// process hold, and not less by an order of magnitude. It is not parallel: other tests wait while it measures.
+// TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged: idle connections use less memory than they are charged, including that
+// of their clients in this process, but not less by an order of magnitude. It is not parallel: other tests wait while it
+// measures.
 func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
 	k := keepHTTP2(t, 64<<20, nil)
 	held := func() (inUse, charged int64) {
@@ -215,7 +216,7 @@ func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
 		}
 		proxytest.Await(t, "the connections to rest", func() bool { return k.budget.Held(memory.HTTP2) <= int64(len(all))*idleHTTP2 })
 	}
-	add(10) // pools and caches are filled
+	add(10) // fills pools and caches
 	inUse, charged := held()
 	const n = 100
 	add(n)

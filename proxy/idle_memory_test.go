@@ -19,7 +19,7 @@ type kept struct {
 	raw *net.TCPConn
 	tls *tls.Conn
 	in  *bufio.Reader
-	at  string // where one more can be made
+	at  string // address for further connections
 }
 
 func keep(t *testing.T, budget *memory.Budget) *kept {
@@ -58,11 +58,11 @@ func (k *kept) request() error {
 	return err
 }
 
-// What terminated TLS is charged, with a request and, at most, without.
+// Memory charged for terminated TLS, with a running request and, at most, without.
 const fullTLS, idleTLS = 208 << 10, 40 << 10
 
-// TestIdleInterceptionsAreChargedForWhatTheyHold: an intercepted connection without a request gives back what it does not use, and has all of it
-// before anything of the client's is read again. If there is none left, it ends.
+// TestIdleInterceptionsAreChargedForWhatTheyHold: an intercepted connection without a request releases memory that it does
+// not use, and reserves all of it again before the next read from the client. If memory is short, it is closed.
 func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	t.Parallel()
 	budget := memory.New(64<<20, 4<<20)
@@ -96,8 +96,8 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	proxytest.Await(t, "every claim to be given back", func() bool { return budget.Held(memory.TLS) == 0 })
 }
 
-// TestAttackIdleInterceptionHoldsMore: a client that sends the beginning of a record and goes idle, at once or once its connection rests, is
-// charged for all that this may take.
+// TestAttackIdleInterceptionHoldsMore: a client that sends the beginning of a record and goes idle, immediately or after
+// its connection was idle, is charged for all memory that this may take.
 func TestAttackIdleInterceptionHoldsMore(t *testing.T) {
 	t.Parallel()
 	for name, resting := range map[string]bool{"at once": false, "later": true} {

@@ -17,8 +17,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// BenchmarkIntercept is one request of 1 KiB through an intercepted connection kept alive: client, proxy and upstream in
-// one process. The raw client and upstream leave most of the time to the proxy and to TLS.
+// BenchmarkIntercept is one request of 1 KiB through an intercepted keep-alive connection: client, proxy and upstream in
+// one process. Client and upstream are raw, so most of the time is spent in the proxy and in TLS.
 func BenchmarkIntercept(b *testing.B) {
 	l := proxytest.New(b, proxytest.AllowAll, proxytest.Patient)
 	body := strings.Repeat("x", 1024)
@@ -125,7 +125,7 @@ func newConnections(r *proxytest.Rig, b *testing.B, port uint16, exchange func(t
 	b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op")
 }
 
-// cpuTime returns the CPU time that this process has used, in nanoseconds.
+// cpuTime returns the CPU time of this process in nanoseconds.
 func cpuTime(b *testing.B) int64 {
 	var used unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {

@@ -15,7 +15,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// second adds a second box to the rig and returns how it connects to addr.
+// second adds a second box to the rig and returns a function that connects as it.
 func second(r *proxytest.Rig) (dial func(addr string) net.Conn) {
 	r.T.Helper()
 	other := r.NewBox("box2", "127.0.0.3")
@@ -35,7 +35,7 @@ func second(r *proxytest.Rig) (dial func(addr string) net.Conn) {
 
 func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 	t.Parallel()
-	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxNewConns = 1 }) // and two at once
+	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxNewConns = 1 }) // in bursts of two
 	owner := r.TLSServer("good.example")
 	r.Names.Set("good.example", owner.Addr())
 	second := second(r)
@@ -45,10 +45,10 @@ func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 			t.Fatalf("within the limit: %q, %v", got, err)
 		}
 	}
-	for range 10 { // which gives back one or two, at the speed of a slow machine
+	for range 10 { // the limiter regains one or two, at the speed of a slow machine
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
-			continue // the reset came that early
+			continue // reset before the dial returned
 		}
 		if _, err = r.Hello(c, "good.example"); proxytest.AccessDeniedAlert(err) {
 			t.Fatal("a connection beyond the limit got an answer")
@@ -105,7 +105,7 @@ func TestDenialPageCountsAsInterception(t *testing.T) {
 	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
 	addr := r.Listen(r.Trap(443))
 	page := tls.Client(proxytest.DialTo(t, addr), &tls.Config{ServerName: "bad.example.com", RootCAs: r.BoxCA.Pool()})
-	if err := page.Handshake(); err != nil { // and no request, so the page waits
+	if err := page.Handshake(); err != nil { // without a request, so the page waits
 		t.Fatal(err)
 	}
 	if _, err := r.Hello(proxytest.DialTo(t, addr), "bad.example.com"); !proxytest.AccessDeniedAlert(err) {
@@ -120,7 +120,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxConns, c.PeekTimeout = 1, time.Hour })
 	addr := r.Listen(r.Trap(443))
-	proxytest.DialTo(t, addr) // takes the only place, however long the flood takes
+	proxytest.DialTo(t, addr) // takes the only slot for the whole flood
 	proxytest.Await(t, "the first connection", func() bool { return len(r.Live.Of("box1")) == 1 })
 	const flood = 200
 	arrived, begun := 0, time.Now()
@@ -129,9 +129,9 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 			arrived++
 		}
 	}
-	r.Proxy.CloseBox("box1") // which tells what is not told yet
+	r.Proxy.CloseBox("box1") // records the pending refusals
 	proxytest.Await(t, "the whole count", func() bool { told, _ := limited(r); return told >= arrived })
-	most := 3 + int(time.Since(begun)/time.Second) // one a second, and those at the beginning and the end
+	most := 3 + int(time.Since(begun)/time.Second) // one a second, plus the burst and the flush
 	if told, lines := limited(r); told > flood || lines > most {
 		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
 	}
@@ -140,7 +140,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	}
 }
 
-// limited returns how many refusals for a limit were recorded, and in how many events.
+// limited returns the number of recorded refusals for a limit, and the number of their events.
 func limited(r *proxytest.Rig) (refusals, lines int) {
 	for _, e := range r.Events.List() {
 		if e.Reason == name.ReasonLimit {
@@ -159,7 +159,7 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 		known := c.Boxes
 		c.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
 			if asked++; asked > 1 {
-				return nil // removed between the first look and the second
+				return nil // removed between the first and the second lookup
 			}
 			return known.BoxByAddr(a)
 		})
@@ -172,8 +172,8 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 	}
 }
 
-// A box is removed after a connection of it was accepted, and before there is anything to close: the connection is refused
-// all the same, and nothing is kept for the box.
+// A box is removed after its connection was accepted, but before it is in the table. The connection is still refused, and
+// no state remains for the box.
 func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
 	r := proxytest.New(t, proxytest.Allow("good.example"))
 	var asked atomic.Int64
@@ -184,14 +184,14 @@ func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
 			if asked.Add(1) > 2 {
 				return nil
 			}
-			if asked.Load() == 2 { // removed after the last look for it that counts it
+			if asked.Load() == 2 { // removed after the last lookup before the connection counts
 				defer r.Proxy.CloseBox(r.Box.ID)
 				defer r.Box.Policy.Store(nil)
 			}
 			return known.BoxByAddr(a)
 		})
 	})
-	if c, err := net.Dial("tcp", r.Listen(netip.MustParseAddrPort("192.0.2.1:443"))); err == nil { // else it is reset already
+	if c, err := net.Dial("tcp", r.Listen(netip.MustParseAddrPort("192.0.2.1:443"))); err == nil { // otherwise it is reset already
 		defer c.Close()
 		_ = tls.Client(c, &tls.Config{ServerName: "denied.example.com", InsecureSkipVerify: true}).Handshake()
 	}

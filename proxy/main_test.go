@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMain runs more tests in parallel than there are cores, unless the command line sets the number: most of them wait for a
-// peer that is silent.
+// TestMain runs more tests in parallel than there are cores, unless the command line sets the number: most of them wait for
+// a silent peer.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	given := false

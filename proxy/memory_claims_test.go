@@ -21,8 +21,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestOddConnectionsLeaveNoClaims: clients and servers that break off wherever they can. Nothing that was claimed for the
-// box outlives them, or the box would refuse itself in the end.
+// TestOddConnectionsLeaveNoClaims: clients and servers break off wherever they can. No memory claim of the box outlives
+// them, as the box would lock itself out in the end.
 func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 	budget := memory.New(64<<20, 64<<20)
 	t.Parallel()
@@ -52,11 +52,11 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 			}
 		}
 	}
-	r.Proxy.CloseBox(r.Box.ID) // and with it the idle connections to servers
+	r.Proxy.CloseBox(r.Box.ID) // and the idle connections to servers
 	proxytest.Await(t, "every claim to be given back", func() bool { return claims(budget) == "" })
 }
 
-// claims says what is held for what.
+// claims lists the memory in use by kind.
 func claims(b *memory.Budget) (held string) {
 	for _, k := range memory.Kinds() {
 		if n := b.Held(k); n != 0 {
@@ -66,7 +66,7 @@ func claims(b *memory.Budget) (held string) {
 	return held
 }
 
-// oddOpenings are first bytes that come to nothing, most of them larger than what a connection may hold without a claim.
+// oddOpenings are incomplete first bytes, most of them longer than a connection may buffer without a claim.
 func oddOpenings(t *testing.T) [][]byte {
 	long := strings.Repeat("x", 30<<10)
 	return [][]byte{
@@ -88,10 +88,10 @@ func sayAndLeave(t *testing.T, to string, said []byte, aborted bool) {
 	_, _ = io.Copy(io.Discard, c)
 }
 
-// oddAnswers are what the server can be asked for.
+// oddAnswers are the paths of the server.
 var oddAnswers = []string{"/compressed", "/head", "/upgrade", "/nothing"}
 
-// breakOffAnswers is a server that ends no answer.
+// breakOffAnswers is a server that breaks off each answer.
 func breakOffAnswers(s *tls.Conn) {
 	if s.Handshake() != nil {
 		return
@@ -131,7 +131,7 @@ func halfCompressed() []byte {
 	return b.Bytes()[:b.Len()/2]
 }
 
-// terminated is a connection on which the gateway terminates TLS.
+// terminated returns a connection whose TLS the gateway terminates.
 func terminated(t *testing.T, at, protocol string) *tls.Conn {
 	c := tls.Client(proxytest.DialTo(t, at), &tls.Config{ServerName: cdn, InsecureSkipVerify: true, NextProtos: []string{protocol}})
 	if err := c.Handshake(); err != nil {
@@ -140,7 +140,7 @@ func terminated(t *testing.T, at, protocol string) *tls.Conn {
 	return c
 }
 
-// oddHTTP1 sends a long head and leaves, at once or when the answer breaks off.
+// oddHTTP1 sends a long head and disconnects, immediately or when the answer breaks off.
 func oddHTTP1(t *testing.T, at, path string, aborted bool) {
 	c := terminated(t, at, "http/1.1")
 	defer c.NetConn().Close()
@@ -151,7 +151,7 @@ func oddHTTP1(t *testing.T, at, path string, aborted bool) {
 	}
 }
 
-// oddHTTP2 sends uploads that do not end, resets some, begins a header block that does not end, and leaves.
+// oddHTTP2 sends endless uploads, resets some, begins an endless header block, and disconnects.
 func oddHTTP2(t *testing.T, at, path string, aborted bool) {
 	c := terminated(t, at, "h2")
 	defer c.NetConn().Close()
@@ -175,7 +175,7 @@ func oddHTTP2(t *testing.T, at, path string, aborted bool) {
 			_ = frames.WriteRSTStream(id, http2.ErrCodeCancel)
 		}
 	}
-	for !aborted { // until a stream has broken off
+	for !aborted { // until a stream has failed
 		if f, err := frames.ReadFrame(); err != nil || f.Header().Type == http2.FrameRSTStream || f.Header().Type == http2.FrameHeaders {
 			return
 		}

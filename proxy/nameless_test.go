@@ -33,12 +33,12 @@ func cidr(addrs ...netip.Addr) policy.Spec {
 	return spec
 }
 
-// withoutName makes a TLS handshake that names nobody and returns what came of it.
+// withoutName makes a TLS handshake without SNI and returns the error.
 func withoutName(c net.Conn) error {
 	return tls.Client(c, &tls.Config{InsecureSkipVerify: true}).Handshake()
 }
 
-// A box that knows the address of a host with rules by heart gets no further than one that asks for its name.
+// A box that dials the address of a host with rules without a lookup has no more access than one that resolves its name.
 func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -57,7 +57,7 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 				t.Errorf("%s, port %d: the handshake succeeded", what, port)
 			}
 			c := r.Dial(other)
-			_ = withoutName(c) // sends its hello, to which the server answers something else
+			_ = withoutName(c) // the server answers its hello with other data
 			_ = c.Close()
 			if what == "addresses" {
 				r.Want("a splice to the other host", func(e audit.Event) bool { return e.Addr == other.Addr() && e.Verdict == policy.Allow })
@@ -66,7 +66,7 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 	}
 }
 
-// When the addresses of a host with rules cannot be found out, an address may be one of them.
+// If the addresses of a host with rules cannot be resolved, any address may be one of them.
 func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -83,7 +83,7 @@ func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	proxytest.Await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.Dial(server)) == nil })
 }
 
-// A panic of a lookup ends the connection that it is for, or that a new policy asks about, and nothing else.
+// A panic in a lookup closes the connection that needs it, or that a new policy rechecks, and no other.
 func TestPanicOfALookupEndsOneConnection(t *testing.T) {
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
 	server := r.TLSServer("other.example")
@@ -128,7 +128,7 @@ type notFound struct{}
 func (notFound) Error() string  { return "no such name" }
 func (notFound) NotFound() bool { return true }
 
-// An address that an earlier answer held is remembered: servers answer with a part of their addresses in turn.
+// Addresses in earlier answers are remembered, because servers return some of their addresses in turn.
 func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
@@ -136,7 +136,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	r.Policy(judged(cidr(first.Addr(), second.Addr())), nil)
 	r.Names.Set("api.example", first.Addr())
 	_ = withoutName(r.Dial(first))
-	r.Core.Router.Refresh(r.Box.ID) // as if time had passed
+	r.Core.Router.Refresh(r.Box.ID) // as if the cache had expired
 	r.Names.Set("api.example", second.Addr())
 	for _, a := range []netip.AddrPort{second, first} {
 		if err := withoutName(r.Dial(a)); err == nil {
@@ -145,7 +145,7 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	}
 }
 
-// A client that waits until it is taken for one whose server speaks first, and then speaks, is judged by what it says.
+// A client that stays silent until the server is assumed to speak first, and then sends data, is judged by that data.
 func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
@@ -178,7 +178,7 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 	}
 }
 
-// The protocols for which silence is allowed work where rules are about other hosts.
+// Protocols for which silence is allowed work if all rules are for other hosts.
 func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
@@ -204,7 +204,7 @@ func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 	}
 }
 
-// A connection that names nobody is cut when its address turns out to be that of a host with new rules, and only then.
+// A connection without a name is cut if its address is found to belong to a host with new rules, and only then.
 func TestRecheckCutsNamelessConnectionsToAHostWithNewRules(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})

@@ -12,8 +12,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestConnectionsOfOneBoxHaveItsOwnLimit shows that a box is held to the limit of the moment, above and below that of all: one that has
-// more than it may gets no new connection until it is below, and loses none. Another box has the limit of all.
+// TestConnectionsOfOneBoxHaveItsOwnLimit: a box's own limit applies as soon as it is set, below or above the common one. A
+// box over its limit gets no new connection until it is below, but keeps those it has. Other boxes have the common limit.
 func TestConnectionsOfOneBoxHaveItsOwnLimit(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxConns = 2 })
@@ -94,7 +94,7 @@ func TestNewConnectionsOfOneBoxHaveTheirOwnRate(t *testing.T) {
 	connects := func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
-			return false // the reset came that early
+			return false // reset before the dial returned
 		}
 		defer c.Close()
 		got, err := r.Hello(c, "good.example")

@@ -5,20 +5,20 @@ import (
 	"testing"
 )
 
-// table is one of a page of Markdown: the heads of its columns but the first, and its cells by the first of their row.
+// table is a table of a Markdown page: the column headings except the first, and the cells by the first cell of their row.
 type table struct {
 	head  []string
 	cells map[string][]string
 }
 
-// section returns what stands below a heading.
+// section returns the text below a heading.
 func section(page, heading string) string {
 	_, below, _ := strings.Cut(page, heading+"\n")
 	below, _, _ = strings.Cut(below, "\n## ")
 	return below
 }
 
-// tableOf reads the table whose first line begins with begin, without the backquotes in it. A row may list several first cells,
+// tableOf parses the table whose first line begins with begin, and drops backquotes. A row may list several first cells,
 // separated by " · ".
 func tableOf(t *testing.T, page, begin string) table {
 	t.Helper()

@@ -19,8 +19,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestAttackLongHandshakeMessagesBeforeALogin: a client of a database that begins a message of the handshake that is too long, at once or after a
-// request for TLS, loses the connection before it has come.
+// TestAttackLongHandshakeMessagesBeforeALogin: a database client that begins an overlong handshake message, directly or
+// after an SSLRequest, loses the connection before the message is complete.
 func TestAttackLongHandshakeMessagesBeforeALogin(t *testing.T) {
 	t.Parallel()
 	for what, direct := range map[string]bool{"direct TLS": true, "TLS on request": false} {
@@ -41,7 +41,7 @@ func TestAttackLongHandshakeMessagesBeforeALogin(t *testing.T) {
 	}
 }
 
-// longer returns a certificate with so many bytes of others.
+// longer returns a certificate chain with more bytes of additional certificates.
 func longer(cert tls.Certificate, more int) tls.Certificate {
 	cert.Certificate = slices.Clone(cert.Certificate)
 	for n := 0; n < more; n += len(cert.Certificate[0]) {
@@ -50,8 +50,8 @@ func longer(cert tls.Certificate, more int) tls.Certificate {
 	return cert
 }
 
-// TestAttackDatabasesLongHandshakeMessages: a database server whose certificate message has 192 KiB is given up, in the login and when a query is
-// cancelled; one of 24 KiB is not.
+// TestAttackDatabasesLongHandshakeMessages: a database server with a certificate message of 192 KiB is given up, at the
+// login and when a query is cancelled; one of 24 KiB is accepted.
 func TestAttackDatabasesLongHandshakeMessages(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
@@ -101,11 +101,12 @@ func TestAttackLoginThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestConnectionsToDatabasesAreCharged: a login is charged for before a server hears of it, and a connection until it ends.
+// TestConnectionsToDatabasesAreCharged: a login is charged for before the server is dialled, and a connection until it is
+// closed.
 func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
-	most := int64(500 << 10) // for the client and its TLS, not for a login
+	most := int64(500 << 10) // enough for the client and its TLS, but not for a login
 	budget := memory.New(64<<20, 64<<20)
 	r.With(func(c *proxy.Config) { c.Memory = memory.New(64<<20, most) })
 	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
@@ -123,7 +124,8 @@ func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	proxytest.Await(t, "it to be given back", func() bool { return budget.Held(memory.Upstreams) == 0 })
 }
 
-// TestAttackLongKeyToCancelQueries: a server's key has 256 bytes at most, as the protocol says; that of each connection is kept.
+// TestAttackLongKeyToCancelQueries: a server's key has at most 256 bytes, as the protocol requires, because one is stored
+// for each connection.
 func TestAttackLongKeyToCancelQueries(t *testing.T) {
 	t.Parallel()
 	for size, takes := range map[int]bool{256: true, 257: false} {

@@ -34,27 +34,27 @@ const (
 	dbRule     = `{"db.example.com:5432": {"postgres": {"user": "app", "database": "orders", "password": {"secret": "db"}, "auth": "password"}}}`
 )
 
-// pgServer is a server that asks for the password in the clear, inside TLS.
+// pgServer is a server that requests the password in cleartext, inside TLS.
 type pgServer struct {
 	t       *testing.T
 	config  *tls.Config
-	wants   string          // the password
-	says    string          // to another; "": quotes it
+	wants   string          // the right password
+	says    string          // error for a wrong password; "": quotes it
 	newest  uint16          // minor version; 0: 3.0
-	noKeys  bool            // it takes no requests to cancel
-	says256 bool            // so many KiB of parameters
-	kept    chan<- net.Conn // gets its connections; nil: none
-	secret  []byte          // its key for requests to cancel; nil: one that fits the version
-	// iterations are asked for by SCRAM; "": the password is asked for.
+	noKeys  bool            // no support for cancel requests
+	says256 bool            // sends 256 KiB of parameters
+	kept    chan<- net.Conn // receives its connections; may be nil
+	secret  []byte          // its cancel key; nil: one that fits the version
+	// iterations, if set, makes the server use SCRAM with this count.
 	iterations string
 
 	mu      sync.Mutex
-	logins  []map[string]string // startup parameters, with the password given
+	logins  []map[string]string // startup parameters, with the received password
 	cancels []pgproto3.CancelRequest
 	free    chan struct{} // closed when a query is cancelled
 }
 
-// pgRig is a rig with a server under a name that the box was told.
+// pgRig is a rig with a server under a name that the box has resolved.
 func pgRig(t *testing.T, rules string) (*proxytest.Rig, *pgServer, netip.AddrPort) {
 	t.Helper()
 	r := proxytest.New(t, proxytest.Allow(db+":5432"), proxytest.Patient)
@@ -136,7 +136,7 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 	return b.Flush() == nil
 }
 
-// key is the key to cancel queries, which is long in version 3.2.
+// key returns the cancel key, which is long in version 3.2.
 func (s *pgServer) key() []byte {
 	if s.secret != nil {
 		return s.secret
@@ -147,7 +147,7 @@ func (s *pgServer) key() []byte {
 	return []byte("real")
 }
 
-// scram asks for a proof of the password, and accepts none.
+// scram requests a SCRAM proof, and rejects every one.
 func (s *pgServer) scram(b *pgproto3.Backend, parameters map[string]string) bool {
 	b.Send(&pgproto3.AuthenticationSASL{AuthMechanisms: []string{"SCRAM-SHA-256"}})
 	_ = b.Flush()
@@ -161,7 +161,7 @@ func (s *pgServer) scram(b *pgproto3.Backend, parameters map[string]string) bool
 	b.Send(&pgproto3.AuthenticationSASLContinue{Data: []byte("r=" + nonce + "more,s=c2FsdA==,i=" + s.iterations)})
 	_ = b.Flush()
 	_ = b.SetAuthType(pgproto3.AuthTypeSASLContinue)
-	proof, err := b.Receive() // or a Terminate, of who gives up
+	proof, err := b.Receive() // or a Terminate, if the gateway gives up
 	if _, ok := proof.(*pgproto3.SASLResponse); err == nil && ok {
 		s.mu.Lock()
 		s.logins = append(s.logins, parameters)
@@ -190,7 +190,7 @@ func (s *pgServer) answer(b *pgproto3.Backend) {
 	}
 }
 
-// wantsNothing fails the test if the server was sent a login.
+// wantsNothing fails the test if the server received a login.
 func (s *pgServer) wantsNothing() {
 	s.t.Helper()
 	if got := s.seen(); len(got) > 0 {
@@ -204,7 +204,7 @@ func (s *pgServer) seen() []map[string]string {
 	return slices.Clone(s.logins)
 }
 
-// psql is the configuration of a client in the box, which has a dummy password.
+// psql returns the configuration of a client in the box, which has a dummy password.
 func psql(r *proxytest.Rig, dst netip.AddrPort, change ...func(*pgconn.Config)) *pgconn.Config {
 	r.T.Helper()
 	c, err := pgconn.ParseConfig("host=" + db + " user=app database=orders password=dummy sslmode=disable")
@@ -229,8 +229,8 @@ func refusedWith(t *testing.T, err error, code, text string) {
 	}
 }
 
-// TestPostgresLogin: the server gets the password, which the box does not have, over every way a client may begin; nothing of
-// it is in the events.
+// TestPostgresLogin: the server receives the password, which the box does not have, for every way in which a client may
+// begin. The events do not contain it.
 func TestPostgresLogin(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*pgconn.Config){
@@ -270,7 +270,8 @@ func TestPostgresLogin(t *testing.T) {
 	}
 }
 
-// TestPostgresRefusals: who asks for something else is told so in the server's words, and the server hears nothing.
+// TestPostgresRefusals: a client with another user, database or parameter is refused in PostgreSQL's form, and the server
+// is not contacted.
 func TestPostgresRefusals(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
@@ -295,7 +296,7 @@ func TestPostgresRefusals(t *testing.T) {
 	s.wantsNothing()
 }
 
-// TestPostgresFailures: what goes wrong at the server or with the secret refuses the box with a sentence, and never with the
+// TestPostgresFailures: if the server or the secret fails, the box receives a readable error, which never contains the
 // secret.
 func TestPostgresFailures(t *testing.T) {
 	t.Parallel()
@@ -347,7 +348,7 @@ func TestPostgresFailures(t *testing.T) {
 	})
 }
 
-// TestAttackCostlyPostgresProof: a server whose user has a password that is costly to prove gets no proof.
+// TestAttackCostlyPostgresProof: a server with a password that is costly to prove receives no proof.
 func TestAttackCostlyPostgresProof(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
@@ -360,13 +361,13 @@ func TestAttackCostlyPostgresProof(t *testing.T) {
 	s.wantsNothing()
 }
 
-// TestAttackFloodOfLogins: a box that has caused as many logins as it may is refused before a server hears of it.
+// TestAttackFloodOfLogins: a box that exceeds its rate of logins is refused before the server is contacted.
 func TestAttackFloodOfLogins(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
 	logins := r.Usages.Of(r.Box).Logins
 	burst := logins.Burst()
-	logins.SetBurst(0) // as if all had been used, for good
+	logins.SetBurst(0) // as if the burst had been used, for good
 	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
 		t.Error("a login beyond the limit")
 	}
@@ -380,8 +381,8 @@ func TestAttackFloodOfLogins(t *testing.T) {
 	_ = c.Close(t.Context())
 }
 
-// TestPostgresOtherWays: nothing but the login reaches the server's host and port: no other protocol, no address without the
-// name, and no name that is one of several.
+// TestPostgresOtherWays: only the login reaches the server's host and port: no other protocol, no address without the name,
+// and no name that is one of several.
 func TestPostgresOtherWays(t *testing.T) {
 	t.Parallel()
 	ways := map[string]struct {
@@ -420,8 +421,8 @@ func TestPostgresOtherWays(t *testing.T) {
 	}
 }
 
-// TestPostgresCancel: a box cancels its own queries by the key that it was given, and by no other, in every version of the
-// protocol.
+// TestPostgresCancel: a box cancels its own queries with the key that it received, and with no other, in every version of
+// the protocol.
 func TestPostgresCancel(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]struct {
@@ -460,7 +461,7 @@ func TestPostgresCancel(t *testing.T) {
 	}
 }
 
-// TestPostgresVersions: what a box is told of the version is what libpq takes, and a server without keys to cancel has none.
+// TestPostgresVersions: the box receives a version that libpq accepts, and no key if the server has none.
 func TestPostgresVersions(t *testing.T) {
 	t.Parallel()
 	for asked, want := range map[uint32]string{
@@ -496,7 +497,7 @@ func TestPostgresVersions(t *testing.T) {
 	}
 }
 
-// TestPostgresIsCut: a connection ends when its secret is revoked, when its rule changes and when it is gone.
+// TestPostgresIsCut: a connection is cut when its secret is revoked, its host is denied, or its rule is changed or removed.
 func TestPostgresIsCut(t *testing.T) {
 	t.Parallel()
 	for label, cut := range map[string]struct {
@@ -527,12 +528,12 @@ func TestPostgresIsCut(t *testing.T) {
 	}
 }
 
-// exchangeReason reports whether a cut was recorded for the reason, or as a change of the policy in general.
+// exchangeReason reports whether a cut was recorded for the reason, or as a general change of the policy.
 func exchangeReason(got, want name.Reason) bool {
 	return got == want || want == name.ReasonNotAllowed && got == name.ReasonPolicyChanged
 }
 
-// TestPostgresMessages: after the login a second one is not passed on.
+// TestPostgresMessages: a second login after the first is not forwarded.
 func TestPostgresMessages(t *testing.T) {
 	t.Parallel()
 	for name, say := range map[string][]byte{

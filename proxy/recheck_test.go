@@ -17,7 +17,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// open makes a spliced TLS connection to name and proves that it works.
+// open makes a spliced TLS connection to name and checks that it works.
 func open(r *proxytest.Rig, owner netip.AddrPort, name string) *tls.Conn {
 	r.T.Helper()
 	r.Names.Set(name, owner.Addr())
@@ -42,7 +42,7 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 	a, b := open(r, r.TLSServer("a.example"), "a.example"), open(r, r.TLSServer("b.example"), "b.example")
 	r.Policy(proxytest.Allow("b.example"), nil)
 	r.Proxy.Recheck("box1")
-	// Recheck has returned: the connection is closed on both sides already, and its handler is gone.
+	// Recheck has returned, so the connection is closed on both sides and its handler is gone.
 	if n := len(r.Live.Of("box1")); n != 1 {
 		t.Errorf("%d connections are left", n)
 	}
@@ -97,8 +97,8 @@ func TestRecheckOfAnotherBoxDisturbsNothing(t *testing.T) {
 	}
 }
 
-// TestAPolicySwappedWhileAConnectionIsDecidedIsSeen swaps the policy at the moment a connection resolves its name, that
-// is after its decision: whichever of recheck and handler comes later must cut it.
+// TestAPolicySwappedWhileAConnectionIsDecidedIsSeen swaps the policy at the moment when a connection resolves its name,
+// after its decision. The later one of recheck and handler must cut it.
 func TestAPolicySwappedWhileAConnectionIsDecidedIsSeen(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("a.example"))
@@ -142,7 +142,7 @@ func TestShutdownDrainsThenCloses(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Proxy.Shutdown(ctx) }()
-	for { // until the listener is gone
+	for { // until the listener is closed
 		probe, err := net.Dial("tcp", listener)
 		if err != nil {
 			break
@@ -180,8 +180,7 @@ func TestShutdownEndsWhenTheLastConnectionDoes(t *testing.T) {
 	}
 }
 
-// A client that was silent at first, where names did not decide, goes on once they do only if its server is known to have
-// spoken first.
+// A client that was silent at first continues under a policy by name only if its server is known to have spoken first.
 func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
@@ -216,7 +215,7 @@ func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
 	}
 }
 
-// A request that names no host goes on no longer than one may begin.
+// A request without a host is cut as soon as such a request could not begin any longer.
 func TestRecheckCutsARequestWithoutANameOnceNamesDecide(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})

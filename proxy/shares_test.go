@@ -41,7 +41,7 @@ func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 	}
 }
 
-// An idle tunnel holds two sockets and nothing else, and so does one whose reader is slow once the box's pipes are used up.
+// An idle tunnel uses two sockets only, and so does one with a slow reader after the box's pipes are used up.
 func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.MaxPipes = 8 })
@@ -76,11 +76,11 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 	}
 	proxytest.Await(t, "the end of what is under way", func() bool { return lent() == 0 })
 	floods := r.Listen(flood)
-	for range 10 { // of which nothing is read
+	for range 10 { // never read
 		_, _ = io.WriteString(proxytest.DialTo(t, floods), "x\n")
 	}
 	proxytest.Await(t, "pipes that are stuck", func() bool { return lent() == 2 })
-	for _, c := range idle { // they copy, all the box's pipes being used
+	for _, c := range idle { // they copy, because all of the box's pipes are in use
 		talk(c)
 	}
 	talk(second(addr))
@@ -99,7 +99,7 @@ func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
 	}))
 	sent := make([]byte, 3<<20+17)
 	_, _ = rand.Read(sent)
-	sent[0] = 0 // or they might begin like TLS
+	sent[0] = 0 // so that the data does not look like TLS
 	var both sync.WaitGroup
 	both.Go(func() {
 		_, _ = c.Write(sent)

@@ -16,7 +16,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// handshakes terminates one connection of the box as name and returns what both sides say.
+// handshakes terminates one connection of the box as name and returns the results of both sides.
 func handshakes(r *proxytest.Rig, cfg *tls.Config, name name.Name) (client tls.ConnectionState, clientErr, serverErr error) {
 	r.T.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -34,7 +34,7 @@ func handshakes(r *proxytest.Rig, cfg *tls.Config, name name.Name) (client tls.C
 		defer raw.Close()
 		c, err := proxy.Terminate(r.Proxy, r.Box, raw, name, nil)
 		if err == nil {
-			_, err = c.Write([]byte("x")) // carries the session ticket of TLS 1.3 with it
+			_, err = c.Write([]byte("x")) // delivers the session ticket of TLS 1.3 with it
 		}
 		done <- err
 	}()
@@ -54,7 +54,7 @@ func TestTicketsResumeTheirOwnNameAlone(t *testing.T) {
 		cfg := &tls.Config{ServerName: "a.example", RootCAs: r.BoxCA.Pool(), ClientSessionCache: cache, MaxVersion: version}
 		resumed := func(name string) bool {
 			t.Helper()
-			// A client that lets a session of one name be used for another: an honest one would not.
+			// A malicious client that reuses a session of one name for another; an honest one would not.
 			cfg.ServerName, cfg.InsecureSkipVerify = name, true
 			state, err, serverErr := handshakes(r, cfg, proxytest.MustName(t, name))
 			if err != nil || serverErr != nil {
@@ -74,7 +74,7 @@ func TestTicketsResumeTheirOwnNameAlone(t *testing.T) {
 	}
 }
 
-// oneSession gives out the last session whatever the name.
+// oneSession returns the last session, whatever the name.
 type oneSession struct{ tls.ClientSessionCache }
 
 func (s *oneSession) Get(string) (*tls.ClientSessionState, bool) { return s.ClientSessionCache.Get("") }
@@ -93,8 +93,8 @@ func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 	}
 }
 
-// TestATicketOutlivesNoPolicy resumes an intercepted session under later policies: one that splices the name leads to its
-// owner, one that denies it to the alert.
+// TestATicketOutlivesNoPolicy resumes an intercepted session under later policies: one that splices the name connects to
+// its owner, one that denies it sends the alert.
 func TestATicketOutlivesNoPolicy(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("a.example"))
@@ -109,7 +109,7 @@ func TestATicketOutlivesNoPolicy(t *testing.T) {
 		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"); err != nil {
 			return tls.ConnectionState{}, err
 		}
-		_, err := c.Read(make([]byte, 1)) // carries the ticket with it
+		_, err := c.Read(make([]byte, 1)) // delivers the ticket with it
 		_ = c.NetConn().Close()
 		return c.ConnectionState(), err
 	}
@@ -142,8 +142,8 @@ func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
 	}
 }
 
-// TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage: what limits.peek_timeout grants to slow boxes holds for the whole
-// handshake. Without that, the connection is cut.
+// TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage: a longer limits.peek_timeout for slow boxes applies to the
+// whole handshake. Without that, the connection is cut.
 func TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage(t *testing.T) {
 	t.Parallel()
 	const short = 50 * time.Millisecond
@@ -167,11 +167,11 @@ func TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage(t *testing.T) {
 	go func() { ended <- cut.Handshake() }()
 	select {
 	case <-answered:
-	case <-ended: // at once, on a busy machine
+	case <-ended: // immediately, on a busy machine
 	}
 	if _, err := io.Copy(io.Discard, cut.NetConn()); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("the control is not cut: %v", err)
-	} // so the time has passed for the other one, too
+	} // so the time has passed for the other one as well
 	close(never)
 	close(goOn)
 	if err := <-done; err != nil {

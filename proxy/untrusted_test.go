@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestUntrustedCertificates has clients end a handshake in every way in which they do when they do not trust the gateway's
-// certificate, and in others.
+// TestUntrustedCertificates ends handshakes in all known ways of clients that do not trust the gateway's certificate, and
+// in other ways.
 func TestUntrustedCertificates(t *testing.T) {
 	t.Parallel()
 	server := &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}}
@@ -24,7 +24,7 @@ func TestUntrustedCertificates(t *testing.T) {
 			_ = tls.Client(c, &tls.Config{ServerName: "a.example", RootCAs: x509.NewCertPool(), MaxVersion: version}).Handshake()
 		}
 	}
-	// after sends a ClientHello, reads the whole answer, and then sends what is given.
+	// after sends a ClientHello, reads the whole answer, and then sends rest.
 	after := func(rest []byte) func(net.Conn) {
 		return func(c net.Conn) {
 			_ = tls.Client(cutOff{c, rest}, &tls.Config{ServerName: "a.example", InsecureSkipVerify: true}).Handshake()
@@ -65,7 +65,7 @@ func TestUntrustedCertificates(t *testing.T) {
 	}
 }
 
-// cutOff is a client's connection that, where the client would answer the server's first flight, sends something else.
+// cutOff is a client's connection that sends rest instead of the client's answer to the server's first flight.
 type cutOff struct {
 	net.Conn
 	rest []byte

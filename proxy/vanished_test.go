@@ -35,12 +35,12 @@ import (
 	"boxgate/proxy/tunnel"
 )
 
-// vanishing is a rig with a server that will vanish.
+// vanishing is a rig with a server that will vanish from the network.
 type vanishing struct {
 	*proxytest.Rig
 	kept     chan net.Conn       // the gateway's connections to the server
-	patience func(*proxy.Config) // of the gateway
-	most     time.Duration       // that it may take to notice
+	patience func(*proxy.Config) // configures the gateway
+	most     time.Duration       // maximum time until the gateway notices
 }
 
 func newVanishing(t *testing.T, patience time.Duration) *vanishing {
@@ -50,13 +50,13 @@ func newVanishing(t *testing.T, patience time.Duration) *vanishing {
 	return v
 }
 
-// served is a connection of a box by which the server is reached. say sends it something more, which is echoed, or returns an error.
+// served is a connection of a box to the server. say sends more data, which is echoed, or returns an error.
 type served struct {
 	say  func() error
-	conn io.Reader // which ends with the connection; nil: say waits for the answer
+	conn io.Reader // ends with the connection; nil: say waits for the answer
 }
 
-// echo greets and sends back what comes.
+// echo sends a greeting and then echoes.
 func (v *vanishing) echo(c net.Conn, in io.Reader) {
 	v.kept <- c
 	if _, err := io.WriteString(c, "hello\n"); err == nil {
@@ -64,7 +64,7 @@ func (v *vanishing) echo(c net.Conn, in io.Reader) {
 	}
 }
 
-// bare is a connection to a server that greets.
+// bare is a connection to a server that sends a greeting.
 func (v *vanishing) bare(to netip.AddrPort, first string) served {
 	c := v.Dial(to)
 	_, _ = io.WriteString(c, first)
@@ -76,7 +76,7 @@ func (v *vanishing) bare(to netip.AddrPort, first string) served {
 	return served{conn: c, say: func() error { _, err := io.WriteString(c, "anybody?"); return err }}
 }
 
-// byProxy is a connection by an upstream proxy, which vanishes.
+// byProxy is a connection through an upstream proxy, which vanishes.
 func (v *vanishing) byProxy(scheme string) served {
 	port := v.RawServer(scheme == "https", func(c net.Conn, in *bufio.Reader) {
 		if _, err := http.ReadRequest(in); err == nil {
@@ -104,7 +104,7 @@ func (v *vanishing) postgres() served {
 	return served{say: func() error { _, err := c.Exec(ctx, "select").ReadAll(); return err }}
 }
 
-// signers gives every box the same key for SSH.
+// signers returns the same SSH key for every box.
 type signers struct{ ed25519.PrivateKey }
 
 func (s signers) SSHKey(policy.BoxID) (crypto.Signer, error) { return s.PrivateKey, nil }
@@ -127,7 +127,7 @@ func sshKey(t testing.TB) (ed25519.PrivateKey, gossh.Signer, string) {
 	return key, signer, string(pem.EncodeToMemory(block))
 }
 
-// ssh is a command that has its input sent back.
+// ssh is a command that echoes its input.
 func (v *vanishing) ssh() served {
 	t := v.T
 	own, _, text := sshKey(t)
@@ -162,7 +162,7 @@ func (v *vanishing) ssh() served {
 	return served{conn: out, say: func() error { _, err := io.WriteString(in, "anybody?"); return err }}
 }
 
-// sshEcho serves a connection on which every command sends its input back.
+// sshEcho serves a connection on which every command echoes its input.
 func sshEcho(c net.Conn, key gossh.Signer) {
 	defer c.Close()
 	config := &gossh.ServerConfig{PublicKeyCallback: func(gossh.ConnMetadata, gossh.PublicKey) (*gossh.Permissions, error) { return nil, nil }}
@@ -186,7 +186,7 @@ func sshEcho(c net.Conn, key gossh.Signer) {
 	}
 }
 
-// webSocketServer is a server of WebSockets, whose connections are kept.
+// webSocketServer is a WebSocket server that passes its connections to kept.
 func (v *vanishing) webSocketServer() uint16 {
 	port := v.RawServer(true, func(c net.Conn, in *bufio.Reader) {
 		v.kept <- c
@@ -217,7 +217,7 @@ func (v *vanishing) webSocket() served {
 	return served{conn: websocket.NetConn(ctx, c, websocket.MessageText), say: func() error { return c.Write(ctx, websocket.MessageText, []byte("anybody?")) }}
 }
 
-// webSocketHTTP2 is one inside HTTP/2 (RFC 8441).
+// webSocketHTTP2 is a WebSocket inside HTTP/2 (RFC 8441).
 func (v *vanishing) webSocketHTTP2() served {
 	port := v.webSocketServer()
 	//lint:ignore SA1019 net/http's own client refuses the field :protocol
@@ -239,7 +239,7 @@ func (v *vanishing) webSocketHTTP2() served {
 	return served{conn: res.Body, say: func() error { _, err := in.Write([]byte("\x81\x82\x00\x00\x00\x00hi")); return err }}
 }
 
-// passages are the ways in which what boxes send passes to servers without being judged request by request.
+// passages are the ways in which data passes to servers without being judged request by request.
 var passages = map[string]func(v *vanishing) served{
 	"passed on": func(v *vanishing) served {
 		return v.bare(v.Server(0, func(c net.Conn) { v.echo(c, c) }), "first")
@@ -256,7 +256,7 @@ var passages = map[string]func(v *vanishing) served{
 	"WebSocket over HTTP/2":         (*vanishing).webSocketHTTP2,
 }
 
-// acknowledged reports whether all that was sent on a connection is.
+// acknowledged reports whether the peer has acknowledged all data sent on a connection.
 func acknowledged(c *net.TCPConn) (all bool) {
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -268,7 +268,7 @@ func acknowledged(c *net.TCPConn) (all bool) {
 	return all
 }
 
-// vanish has the server of a passage vanish, and sends it something.
+// vanish makes the server of a passage vanish, and sends data to it.
 func (v *vanishing) vanish(s served) error {
 	v.T.Helper()
 	c := <-v.kept
@@ -276,7 +276,7 @@ func (v *vanishing) vanish(s served) error {
 	if !ok {
 		v.T.Fatal("no TCP connection")
 	}
-	_ = tcp.SetKeepAlive(false) // what it sends once it has vanished would be taken for acknowledgements
+	_ = tcp.SetKeepAlive(false) // its probes after that would count as acknowledgements
 	proxytest.Await(v.T, "acknowledgements", func() bool { return acknowledged(tcp) })
 	sockettest.Vanish(v.T, c)
 	if err := s.say(); s.conn == nil || err != nil {
@@ -286,7 +286,8 @@ func (v *vanishing) vanish(s served) error {
 	return err
 }
 
-// testVanishing has servers vanish that may acknowledge nothing for a time: connections to them end, and the event says why.
+// testVanishing makes servers vanish that may leave data unacknowledged for patience: their connections are closed, and the
+// events give the reason.
 func testVanishing(t *testing.T, patience time.Duration) {
 	for name, reach := range passages {
 		t.Run(name, func(t *testing.T) {
@@ -300,14 +301,14 @@ func testVanishing(t *testing.T, patience time.Duration) {
 	}
 }
 
-// TestServersVanish has servers vanish that are given a second.
+// TestServersVanish tests with a limit of one second.
 func TestServersVanish(t *testing.T) {
 	nightly.Root(t)
 	t.Parallel()
 	testVanishing(t, time.Second)
 }
 
-// TestServersVanishForGood waits for the kernel's own timers, and for as long as the gateway does.
+// TestServersVanishForGood waits for the kernel's own timers and the gateway's default limit.
 func TestServersVanishForGood(t *testing.T) {
 	nightly.Root(t)
 	nightly.Only(t)

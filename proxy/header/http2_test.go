@@ -19,8 +19,8 @@ func list(pairs ...string) (fields []hpack.HeaderField) {
 
 var setKey = []rule.Field{{Name: "X-Api-Key", Value: name.NewSecret("s3cret")}}
 
-// TestTrailersPass: trailer fields pass whether they were announced or not, but for variants of headers that are set and
-// for those that frame, route or control. The list of the request stays whole, for another attempt.
+// TestTrailersPass: trailer fields are forwarded whether announced or not, except variants of headers that are set and
+// fields that frame, route or control. The request's list is not modified, so that it can be sent again.
 func TestTrailersPass(t *testing.T) {
 	t.Parallel()
 	in := list("x-api-key", "mine", "x-sum", "7", "x_api_key", "mine", "content-length", "9", "content_length", "9", "proxy-x", "1", "if-match", "1", "te", "trailers")
@@ -34,8 +34,8 @@ func TestTrailersPass(t *testing.T) {
 	}
 }
 
-// TestRequestFieldsPass: the box's fields pass in their order, without those of its connection and variants of headers
-// that are set. Cookies are split, as servers limit the length of a field.
+// TestRequestFieldsPass: the box's fields are forwarded in order, without those of its connection and variants of headers
+// that are set. Cookies are split, because servers limit the length of a field.
 func TestRequestFieldsPass(t *testing.T) {
 	t.Parallel()
 	in := list("accept", "*/*", "host", "a.test", "x-api-key", "mine", "cookie", "a=1; b=2", "x_api_key", "mine", "te", "trailers", "content-length", "4",
@@ -49,7 +49,8 @@ func TestRequestFieldsPass(t *testing.T) {
 	}
 }
 
-// TestResponseFieldsPass: those of the upstream hop do not, nor an offer of HTTP/3, nor a length twice or before a body.
+// TestResponseFieldsPass: fields of the upstream hop, offers of HTTP/3, duplicate lengths, and lengths of interim responses
+// are dropped.
 func TestResponseFieldsPass(t *testing.T) {
 	t.Parallel()
 	in := func() []hpack.HeaderField {

@@ -10,7 +10,7 @@ import (
 	"boxgate/proxy/peek/peektest"
 )
 
-// commonHellos are ClientHellos as today's clients send them.
+// commonHellos are ClientHellos of current clients.
 func commonHellos(t testing.TB) map[string][]byte {
 	t.Helper()
 	return map[string][]byte{
@@ -21,7 +21,7 @@ func commonHellos(t testing.TB) map[string][]byte {
 	}
 }
 
-// everyExtension returns a ClientHello with every extension that readHello reads, as browsers and OpenSSL write them.
+// everyExtension returns a ClientHello with every extension that readHello reads, in the form of browsers and OpenSSL.
 func everyExtension(name string) []byte {
 	vector := func(size int, parts ...[]byte) []byte {
 		body := slices.Concat(parts...)
@@ -59,7 +59,7 @@ func everyExtension(name string) []byte {
 	return slices.Concat([]byte{recordHandshake, legacyMajor, 1}, vector(2, []byte{clientHello}, vector(3, hello)))
 }
 
-// agrees reports whether crypto/tls confirms what readHello accepts.
+// agrees reports whether readHello accepts data, and fails the test if crypto/tls does not agree.
 func agrees(t testing.TB, data []byte) (accepted bool) {
 	t.Helper()
 	name, ok := readHello(data)
@@ -85,7 +85,7 @@ func TestCommonClientHellosNeedNoTLSConnection(t *testing.T) {
 	}
 }
 
-// TestAttackAlteredClientHello changes every byte of common hellos, and cuts them anywhere.
+// TestAttackAlteredClientHello changes every byte of common hellos, and truncates them anywhere.
 func TestAttackAlteredClientHello(t *testing.T) {
 	for _, hello := range commonHellos(t) {
 		for at := range hello {
@@ -99,7 +99,7 @@ func TestAttackAlteredClientHello(t *testing.T) {
 	}
 }
 
-// TestAttackTwoReadingsOfAClientHello: what two parsers could read differently is left to crypto/tls.
+// TestAttackTwoReadingsOfAClientHello: hellos that two parsers could read differently are left to crypto/tls.
 func TestAttackTwoReadingsOfAClientHello(t *testing.T) {
 	name := func(names ...string) []byte {
 		var list []byte
@@ -125,7 +125,8 @@ func TestAttackTwoReadingsOfAClientHello(t *testing.T) {
 	}
 }
 
-// A server name that ends in the root's dot is read by way of the hello without it, whatever shape that has; the rest is as strict.
+// A server name that ends in the root's dot is read from the hello without that dot, whatever its form; the rest is checked
+// as strictly.
 func TestServerNameWithTheRootsDot(t *testing.T) {
 	t.Parallel()
 	const plain, rooted = "www.example.com", "www.example.com."
@@ -161,12 +162,12 @@ func TestServerNameWithTheRootsDot(t *testing.T) {
 			t.Errorf("%s: %v %q %v", what, f.Kind, f.SNI, f.Name)
 		}
 	}
-	for n := range len(hello) { // cut anywhere
+	for n := range len(hello) { // truncated anywhere
 		_, _ = withoutRoot(hello[:n])
 	}
 }
 
-// FuzzWithoutRoot: crypto/tls finds the name in what is left, or nothing.
+// FuzzWithoutRoot: crypto/tls finds the name in the result, or rejects it.
 func FuzzWithoutRoot(f *testing.F) {
 	for _, hello := range commonHellos(f) {
 		f.Add(hello)
@@ -183,7 +184,7 @@ func FuzzWithoutRoot(f *testing.F) {
 	})
 }
 
-// FuzzReadHello: crypto/tls confirms whatever readHello accepts.
+// FuzzReadHello: crypto/tls confirms every result of readHello.
 func FuzzReadHello(f *testing.F) {
 	for _, hello := range commonHellos(f) {
 		f.Add(hello)

@@ -30,7 +30,7 @@ func inRecords(hello []byte, n int) []byte {
 	return out
 }
 
-// pieces is a connection from which everything comes in reads of n bytes, then the end.
+// pieces is a connection that yields its data in reads of n bytes, then the end.
 type pieces struct {
 	readOnly
 	n int
@@ -78,7 +78,7 @@ func TestFirstBytesAreToldApart(t *testing.T) {
 		want Kind
 	}{
 		"request":                {"GET / HTTP/1.1\r\n", HTTP},
-		"bare LF":                {"GET / HTTP/1.0\n", HTTP}, // the strict parser refuses it in HTTP's words
+		"bare LF":                {"GET / HTTP/1.0\n", HTTP}, // the strict parser refuses it with an HTTP status
 		"unknown method":         {"PROPFIND /x HTTP/1.1\r\n", HTTP},
 		"HTTP/2 in the clear":    {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Other},
 		"HTTP/0.9":               {"GET /\r\n", Other},
@@ -106,7 +106,7 @@ func TestFirstBytesAreToldApart(t *testing.T) {
 
 func TestSNIThatIsNoHostNameIsNoName(t *testing.T) {
 	for _, sni := range []string{"10.0.0.1.", "0x7f.1", "a..b", "a/b"} {
-		// crypto/tls does not send such names itself: one of the same length is overwritten.
+		// crypto/tls does not send such names, so one of the same length is overwritten.
 		stand := "n" + strings.Repeat("x", len(sni)-1)
 		data := bytes.Replace(peektest.Named(t, stand), []byte(stand), []byte(sni), 1)
 		if f := peekAll(t, data, 1<<16); !f.Name.IsZero() {
@@ -120,7 +120,7 @@ func TestSNIThatIsNoHostNameIsNoName(t *testing.T) {
 
 func TestGreaseECHIsNoReasonToRefuse(t *testing.T) {
 	hello := peektest.Named(t, "api.example.com")
-	// encrypted_client_hello (RFC 9849) of the outer kind with random content, as browsers send it to every server.
+	// An outer encrypted_client_hello (RFC 9849) with random content, as browsers send it to every server.
 	ech := append([]byte{0xfe, 0x0d, 0, 42, 0, 0, 1, 0, 1, 7, 0, 16}, bytes.Repeat([]byte{9}, 16)...)
 	ech = append(append(ech, 0, 16), bytes.Repeat([]byte{8}, 16)...)
 	f := peekAll(t, peektest.WithExtension(t, hello, ech), 1<<16)
@@ -134,7 +134,7 @@ func TestTwoSNINamesAreRefused(t *testing.T) {
 	entry := append([]byte{0, 0, 15}, "api.example.com"...)
 	second := append([]byte{0, 0, 15}, "bad.example.org"...)
 	list := append(append([]byte{0, 36}, entry...), second...)
-	cut := bytes.Index(hello, append([]byte{0, 0, 0, 20, 0, 18}, entry...)) // the extension crypto/tls wrote becomes a GREASE one
+	cut := bytes.Index(hello, append([]byte{0, 0, 0, 20, 0, 18}, entry...)) // turns the extension of crypto/tls into a GREASE one
 	if cut < 0 {
 		t.Fatal("no SNI in the hello")
 	}
@@ -161,8 +161,8 @@ func TestSilenceAndDeadline(t *testing.T) {
 	}
 }
 
-// FuzzPeek holds the peek to what crypto/tls understands: it never panics, invents no bytes, and finds a ClientHello in
-// pieces exactly where it finds it whole.
+// FuzzPeek: peeking never panics, never invents bytes, accepts only hellos that crypto/tls accepts, and finds a ClientHello
+// in pieces if and only if it finds it whole.
 func FuzzPeek(f *testing.F) {
 	hello := peektest.Named(f, "api.example.com")
 	f.Add(hello, 3)
@@ -186,7 +186,7 @@ func FuzzPeek(f *testing.F) {
 	})
 }
 
-// plenty is a claim that is granted whatever a peek needs.
+// plenty returns a claim large enough for every peek.
 func plenty() *memory.Claim {
 	c := new(memory.Claim)
 	c.Open(memory.New(1<<20, 1<<20).Account("box"), memory.FirstBytes)

@@ -7,8 +7,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestKeysOfOthers: a key works for the box that was given it, at the host and port that it is for, until its connection has
-// ended.
+// TestKeysOfOthers: a key works only for the box that received it, at its host and port, until its connection is closed.
 func TestKeysOfOthers(t *testing.T) {
 	var keys Keys
 	of := backend{"db.example.com:5432", netip.MustParseAddr("192.0.2.1"), 77, []byte("real")}
@@ -36,7 +35,7 @@ func TestKeysOfOthers(t *testing.T) {
 	}
 }
 
-// TestKeysOfEqualProcesses: two servers behind one name have a connection with the same process each, for two boxes.
+// TestKeysOfEqualProcesses: two servers behind one name have a connection with the same process ID each, for two boxes.
 func TestKeysOfEqualProcesses(t *testing.T) {
 	var keys Keys
 	const authority = "db.example.com:5432"

@@ -10,8 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// TestAttackCostlyProof: the user of a box may give itself a password that takes as many iterations to prove as it likes. The
-// gateway is not made to compute them.
+// TestAttackCostlyProof: a box's user may set a password with any number of iterations. The gateway does not compute them.
 func TestAttackCostlyProof(t *testing.T) {
 	t.Parallel()
 	for ask, fails := range map[string]bool{
@@ -20,7 +19,7 @@ func TestAttackCostlyProof(t *testing.T) {
 		"r=nonce,s=c2FsdA==,i=100001":    true,
 		"r=nonce,s=c2FsdA==,i=+10000000": true,
 		"r=nonce,s=c2FsdA==,i=000100001": true,
-		"r=nonce,s=c2FsdA==":             false, // which nobody answers
+		"r=nonce,s=c2FsdA==":             false, // not answered
 		"":                               false,
 	} {
 		var sent []byte

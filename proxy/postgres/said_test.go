@@ -12,8 +12,7 @@ import (
 	postgresrule "boxgate/rule/postgres"
 )
 
-// TestServersDoNotTellThePassword: in whatever form a server writes the password, what it says is not passed on; and it is if
-// it says something else.
+// TestServersDoNotTellThePassword: a server's text is forwarded unless it contains the password in any form.
 func TestServersDoNotTellThePassword(t *testing.T) {
 	t.Parallel()
 	const password = `it's a "can\ary" of 100%`

@@ -14,7 +14,7 @@ func packetOf(code uint32, body string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, code), body...)
 }
 
-// FuzzStartup: whatever a box begins with is read within its bounds, and what was understood can be said again.
+// FuzzStartup: the first packets of a box are read within their limits, and a parsed one can be encoded again.
 func FuzzStartup(f *testing.F) {
 	f.Add(packetOf(codeVersion3, "user\x00app\x00database\x00orders\x00\x00"))
 	f.Add(packetOf(codeVersion3|2, "user\x00app\x00_pq_.x\x001\x00\x00rest"))
@@ -52,7 +52,7 @@ func FuzzStartup(f *testing.F) {
 	})
 }
 
-// TestStartupPackets: packets that servers would differ on are refused, at once if by their length.
+// TestStartupPackets: packets that servers could interpret differently are refused, immediately if because of their length.
 func TestStartupPackets(t *testing.T) {
 	for name, body := range map[string]string{
 		"twice": "user\x00a\x00user\x00b\x00\x00", "no end": "user\x00a\x00", "no value": "user\x00", "more": "user\x00a\x00\x00user\x00b\x00", "nothing": "",
@@ -68,7 +68,7 @@ func TestStartupPackets(t *testing.T) {
 	}
 }
 
-// FuzzFollow: a box's messages are found in whatever pieces they come.
+// FuzzFollow: a box's messages are found however they are split.
 func FuzzFollow(f *testing.F) {
 	f.Add([]byte("Q\x00\x00\x00\x0chello\x00\x00\x00X\x00\x00\x00\x04"), uint8(3))
 	f.Add([]byte("p\x00\x00\x00\x05x"), uint8(1))
@@ -86,7 +86,7 @@ func FuzzFollow(f *testing.F) {
 	})
 }
 
-// TestMessagesEndReads: a reader of one message does not read what follows it.
+// TestMessagesEndReads: a reader of one message does not consume data after it.
 func TestMessagesEndReads(t *testing.T) {
 	from := strings.NewReader("Z\x00\x00\x00\x05INext")
 	m := &messages{r: from}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A connection that was cut may outlive what CloseBox forgot: it leaves nothing behind.
+// A cut connection may outlive CloseBox; it must not leave state behind.
 func TestNothingIsRememberedForCutConnections(t *testing.T) {
 	t.Parallel()
 	g := New(t.Context(), nil, nil, nil, time.Second)

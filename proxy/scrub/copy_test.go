@@ -21,7 +21,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// body is a source that says when it would wait.
+// body is a source that calls wait before each read.
 type body struct{ r io.Reader }
 
 func (b body) Read(p []byte, wait func() error) (int, error) {
@@ -31,7 +31,7 @@ func (b body) Read(p []byte, wait func() error) (int, error) {
 	return b.r.Read(p)
 }
 
-// sink gathers what is flushed apart from what is written.
+// sink collects flushed data separately from written data.
 type sink struct{ written, flushed bytes.Buffer }
 
 func (s *sink) Write(p []byte) (int, error) { return s.written.Write(p) }
@@ -47,7 +47,7 @@ type flusher interface {
 	Flush() error
 }
 
-// coder compresses as a server does.
+// coder returns an encoder with the settings of common servers.
 func coder(t testing.TB, coding string, w io.Writer) flusher {
 	t.Helper()
 	var out flusher
@@ -95,7 +95,7 @@ func unpack(t testing.TB, coding string, b []byte) string {
 	return string(text)
 }
 
-// named is the coding as Content-Encoding calls it.
+// named returns the coding's name in Content-Encoding.
 func named(coding string) string {
 	if coding == "bare" {
 		return "deflate"
@@ -151,7 +151,7 @@ func TestEmptyBodies(t *testing.T) {
 	}
 }
 
-// TestBrokenStreamsAreErrors cuts streams short, adds to them and damages them.
+// TestBrokenStreamsAreErrors truncates, extends and corrupts streams.
 func TestBrokenStreamsAreErrors(t *testing.T) {
 	t.Parallel()
 	for _, coding := range codings {
@@ -237,7 +237,8 @@ type plain struct{ io.WriteCloser }
 
 func (plain) Flush() error { return nil }
 
-// TestBombIsNotHeld lets a stream of 256 MiB zeros in few bytes pass: no more than windows and buffers may be held.
+// TestBombIsNotHeld copies a stream of 256 MiB of zeros, compressed to few bytes: only windows and buffers may be
+// allocated.
 func TestBombIsNotHeld(t *testing.T) {
 	zeros, size := make([]byte, 1<<20), nightly.Size(128, 256)<<20
 	for _, coding := range codings {
@@ -392,7 +393,7 @@ func TestFramesAreMasked(t *testing.T) {
 	}
 }
 
-// FuzzFrames holds frames in parts to frames as a whole, and the headers to what they were.
+// FuzzFrames compares frames in parts with whole frames: the results are equal, and headers are unchanged.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte(frame(1, secret[:7])+frame(0x89, "ping")+frame(0x80, secret[7:])+frame(0x82, secret)), uint64(1))
 	set := New([]string{secret, "aaaaaaaab"})
@@ -439,7 +440,7 @@ func clear(t *testing.T, b []byte) []byte {
 	return b
 }
 
-// FuzzCopy gives arbitrary bytes to the decoders: an error or a good stream, never a panic or a secret.
+// FuzzCopy passes arbitrary bytes to the decoders: the result is an error or a masked stream, never a panic or a secret.
 func FuzzCopy(f *testing.F) {
 	for i, coding := range codings {
 		f.Add(pack(f, coding, "text "+secret), uint8(i))

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// hollow returns so many bytes of gzip that decode to nothing, in a brotli stream of very few.
+// hollow returns size bytes of gzip that decode to nothing, in a very short brotli stream.
 func hollow(t testing.TB, size int) []byte {
 	t.Helper()
 	empty, err := Encoded([]string{"gzip"}, nil)
@@ -22,7 +22,7 @@ func hollow(t testing.TB, size int) []byte {
 }
 
 // TestNestedCodingsAreBounded: a few bytes that expand to very many between two codings, and to none after the second, end
-// the decoding rather than keep it busy.
+// with an error instead of keeping the decoder busy.
 func TestNestedCodingsAreBounded(t *testing.T) {
 	t.Parallel()
 	nested := []string{"gzip", "br"}
@@ -39,7 +39,7 @@ func TestNestedCodingsAreBounded(t *testing.T) {
 	}
 }
 
-// TestOneCodingIsBounded: the best that deflate can do passes, more does not.
+// TestOneCodingIsBounded: the maximum expansion of deflate passes, more does not.
 func TestOneCodingIsBounded(t *testing.T) {
 	t.Parallel()
 	zeros := make([]byte, 48<<20)
@@ -58,7 +58,7 @@ func TestOneCodingIsBounded(t *testing.T) {
 	}
 }
 
-// TestDecodingStops: an end of the request also ends a decoding that reads and writes nothing for a while.
+// TestDecodingStops: the end of the request also stops a decoder that has no input or output for a while.
 func TestDecodingStops(t *testing.T) {
 	t.Parallel()
 	gone, asked := errors.New("gone"), 0

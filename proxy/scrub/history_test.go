@@ -8,7 +8,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestHistoryIsBounded fills it with hosts and secrets, and lets time pass.
+// TestHistoryIsBounded fills a history with hosts and secrets, and lets time pass.
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
 	var m History
@@ -34,7 +34,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		t.Errorf("%d secrets", n)
 	}
 	last := fmt.Sprint("the secret number ", 5*maxPast-2, " of many")
-	for _, after := range []time.Duration{time.Minute, 2 * keepFor} { // what is forgotten then stays forgotten
+	for _, after := range []time.Duration{time.Minute, 2 * keepFor} { // texts that have expired by then stay forgotten
 		masked := after < keepFor
 		if got := m.Set(host, []string{"now in use"}, false, now.Add(5*maxPast*time.Second+after)).MaskString(last); (got != last) != masked {
 			t.Errorf("%s later: %s", after, got)

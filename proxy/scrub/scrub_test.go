@@ -47,7 +47,7 @@ func wrapped(s string, n int, end string) string {
 	return b.String() + s
 }
 
-// forms are ways in which a server may write a text.
+// forms are the encodings that a server may use for a text.
 func forms(s string) map[string]string {
 	b64 := base64.StdEncoding.EncodeToString
 	return map[string]string{
@@ -77,8 +77,8 @@ func TestFormsAreMasked(t *testing.T) {
 	}
 }
 
-// TestBothAlphabetsOfBase64: a secret whose encoding has the two digits that the alphabets of RFC 4648 spell differently, inside of it and
-// at every alignment, is masked in either.
+// TestBothAlphabetsOfBase64: a secret with the two digits that differ between the alphabets of RFC 4648, inside it and at
+// every alignment, is masked in both.
 func TestBothAlphabetsOfBase64(t *testing.T) {
 	t.Parallel()
 	const secret = "sk-?>~?>~~?>~>?~?>>~??~~>>-end"
@@ -98,7 +98,7 @@ func TestBothAlphabetsOfBase64(t *testing.T) {
 	}
 }
 
-// TestBase64Borders looks at each bit: the digits that hold bits of the secret are masked, all others stay.
+// TestBase64Borders checks each bit: digits with bits of the secret are masked, all others stay.
 func TestBase64Borders(t *testing.T) {
 	t.Parallel()
 	set := New([]string{secret})
@@ -201,7 +201,7 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// FuzzStream holds a stream to what a complete text gives, however it is divided.
+// FuzzStream: a stream yields the same as a complete text, however it is split.
 func FuzzStream(f *testing.F) {
 	for name, form := range forms(secret) {
 		f.Add([]byte("x"+form+"y"), uint64(len(name)))
@@ -235,7 +235,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// FuzzSecret builds a text around a form of any secret: nothing of the form is left and nothing around it is touched.
+// FuzzSecret embeds a form of a random secret in a text: the form is masked completely, and the text around it stays.
 func FuzzSecret(f *testing.F) {
 	f.Add("correct horse", "before", "after", uint64(1))
 	f.Add(`a"b\c/d%e+f&g`, "{", "}", uint64(2))
@@ -264,8 +264,8 @@ func FuzzSecret(f *testing.F) {
 	})
 }
 
-// TestSupersede: a text under way is searched for what comes later, and for what it began with; a tail that is held back
-// goes on being one.
+// TestSupersede: a text in progress is searched for later secrets as well as for the first ones; a buffered tail stays
+// buffered.
 func TestSupersede(t *testing.T) {
 	t.Parallel()
 	first, second, third := New([]string{"first-secret"}), New([]string{"second-secret"}), New([]string{"second-secret", "third-secret"})

@@ -11,11 +11,11 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// noted takes what is not needed of the memory for a body.
+// noted ignores the unneeded memory of a body.
 func noted(int) {}
 
-// TestWindows undoes bodies with windows of every size up to the largest, gives back what smaller ones do not take, and
-// refuses larger ones.
+// TestWindows decodes bodies with windows of every size up to the largest, releases the memory that smaller ones do not
+// need, and rejects larger ones.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	for bits := 10; bits <= 24; bits++ {
@@ -40,7 +40,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestWindowOfEveryFirstByte compares what is read of a brotli body with what the decoder makes of it.
+// TestWindowOfEveryFirstByte compares the window size read from a brotli body with the decoder's behaviour.
 func TestWindowOfEveryFirstByte(t *testing.T) {
 	t.Parallel()
 	for bits := 10; bits <= 24; bits++ {
@@ -50,7 +50,7 @@ func TestWindowOfEveryFirstByte(t *testing.T) {
 			t.Errorf("2^%d: %d, %v", bits, size, err)
 		}
 	}
-	if _, err := brotliWindow(bufio.NewReader(bytes.NewReader([]byte{0x11}))); err != nil { // a large window, which the decoder refuses
+	if _, err := brotliWindow(bufio.NewReader(bytes.NewReader([]byte{0x11}))); err != nil { // a large window, which the decoder rejects
 		t.Error(err)
 	}
 	var out sink

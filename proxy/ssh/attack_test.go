@@ -20,8 +20,8 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// A box that does not speak SSH, or stops in the middle of it, holds a connection no longer than a handshake may take. It has
-// made the gateway log in nowhere.
+// A box that does not speak SSH, or stops in the middle of it, is disconnected after the handshake timeout, and the gateway
+// has logged in nowhere.
 func TestHandshakesThatDoNotEnd(t *testing.T) {
 	t.Parallel()
 	dialled := make(chan struct{}, 16)
@@ -45,7 +45,7 @@ func TestHandshakesThatDoNotEnd(t *testing.T) {
 			}
 			defer c.Close()
 			go func() { _, _ = io.WriteString(c, said) }()
-			_, _ = io.Copy(io.Discard, c) // until the gateway hangs up
+			_, _ = io.Copy(io.Discard, c) // until the gateway closes the connection
 		})
 	}
 	t.Cleanup(func() {
@@ -75,7 +75,7 @@ func TestThousandsOfChannels(t *testing.T) {
 		t.Errorf("%d sessions are open at once; want %d", open, maxSessions)
 	}
 	_ = first.Close()
-	for { // the place is free as soon as both sides have closed the session
+	for { // the slot is free as soon as both sides have closed the session
 		session, err := client.NewSession()
 		if err == nil {
 			if out, err := session.Output("echo ok"); string(out) != "ok\n" {
@@ -86,8 +86,8 @@ func TestThousandsOfChannels(t *testing.T) {
 	}
 }
 
-// A box sends single bytes to a command that does not read: a window of two million packets. What the gateway keeps of them
-// is bounded, and all arrives in the end.
+// A box sends single bytes to a command that does not read: a window of two million packets. The gateway buffers a limited
+// number, and all data arrives in the end.
 func TestFloodOfSmallPackets(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, nil)
@@ -138,7 +138,7 @@ func TestFloodOfSmallPackets(t *testing.T) {
 	}
 }
 
-// Data that no command reads is not kept.
+// Extended data from the box, which no command reads, is not buffered.
 func TestExtendedDataFromTheBox(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, nil)
@@ -152,7 +152,7 @@ func TestExtendedDataFromTheBox(t *testing.T) {
 	}
 }
 
-// With no memory left for the box, no connection begins, and no session.
+// If the box has no memory left, connections and sessions are refused.
 func TestMemoryOfABox(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, func(r *rig) {
@@ -189,7 +189,7 @@ func TestMemoryOfABox(t *testing.T) {
 	}
 }
 
-// What ends a connection from outside ends both sides of it.
+// A cut closes both sides of a connection.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	ctx, cut := context.WithCancel(t.Context())
@@ -245,7 +245,7 @@ func TestNewKeysArePaced(t *testing.T) {
 	}
 }
 
-// A connection is read no further while too much of it waits, nor while its account is exhausted.
+// A connection is not read further while its backlog is too large, or while its account is exhausted.
 func TestInflow(t *testing.T) {
 	t.Parallel()
 	for name, most := range map[string]int64{"of one connection": 64 << 20, "of an account": 2 << 20} {
@@ -295,7 +295,7 @@ func TestInflow(t *testing.T) {
 	}
 }
 
-// stalled reports whether nothing would be read now.
+// stalled reports whether reads are suspended.
 func (f *inflow) stalled() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -31,14 +31,15 @@ func TestCommandsEndWithTheirReader(t *testing.T) {
 			t.Errorf("%s does not end: %+v", what, got)
 		}
 	}
-	// The other way, the server says that its command reads no more: the client ends its input, and not the session.
+	// In the other direction, the server reports that its command reads no more: the client ends its input, and not the
+	// session.
 	got = r.run("", "sh", "-c", "yes | timeout 300 "+ssh+`"head -n 1 >/dev/null; exec 0</dev/null; echo over"; echo status=$? >&2`)
 	if got.out != "over\n" || !strings.Contains(got.err, "status=0") {
 		t.Errorf("a command that reads no more: %+v", got)
 	}
 }
 
-// Clients and servers without AES-GCM and MACs of ciphertext: libssh2 before 1.11, which Debian 12's curl uses for SFTP.
+// Clients and servers without AES-GCM and encrypt-then-MAC: libssh2 before 1.11, which Debian 12's curl uses for SFTP.
 func TestClientsWithPlainMACs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, func(r *rig) {

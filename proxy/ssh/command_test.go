@@ -39,7 +39,7 @@ func TestParseGit(t *testing.T) {
 	}
 }
 
-// What is taken for a command of git is one to a shell: one word and one argument, which is the path.
+// Every command that parseGit accepts is one to a shell as well: one word and one argument, which is the path.
 func FuzzParseGit(f *testing.F) {
 	for _, seed := range []string{"git-upload-pack 'a/b.git'", "git-receive-pack '/x'; id", "git-upload-pack 'a'\\''b'", "git-upload-archive '~x'", "git-upload-pack '-x'"} {
 		f.Add(seed)

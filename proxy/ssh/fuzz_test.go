@@ -26,10 +26,10 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// The fuzz targets of this file send packets of any kind in any order to the two sides of the gateway, inside the encryption.
-// The library reads them in goroutines of its own, where a panic ends the process: that of the test as well.
+// The fuzz targets of this file send packets of any kind in any order to both sides of the gateway, inside the encryption.
+// The library reads them in its own goroutines, where a panic ends the process, including the test.
 
-// packets are those that fuzz data is made of: each is preceded by its length in two bytes.
+// packets splits fuzz data into packets: each is preceded by its length in two bytes.
 func packets(data []byte) (all [][]byte) {
 	for len(data) >= 2 && len(all) < 64 {
 		n := min(int(binary.BigEndian.Uint16(data)), len(data)-2)
@@ -62,7 +62,7 @@ var (
 	keepalive      = append(text([]byte{80}, []byte("keepalive@openssh.com")), 1)
 )
 
-// seeds are sequences that are valid, or nearly.
+// seeds adds sequences that are valid, or nearly.
 func seeds(f *testing.F) {
 	channel := func(kind byte, id uint32) []byte { return word([]byte{kind}, id) }
 	f.Add(written())
@@ -71,14 +71,14 @@ func seeds(f *testing.F) {
 	f.Add(written(keepalive, []byte{81}, []byte{82}, []byte{81, 0, 0, 0, 1}, text([]byte{80}, nil)))
 	f.Add(written(text(text(word(channel(92, 0), 2), []byte("no")), nil), channel(100, 0), channel(99, 77), channel(93, 0)))
 	f.Add(written(kexInit(), text([]byte{30}, make([]byte, 32)), []byte{21}))
-	f.Add(written(bytes.Replace(kexInit(), []byte("curve25519-sha256"), []byte("curve25519-none56"), 1))) // no algorithm in common any more
+	f.Add(written(bytes.Replace(kexInit(), []byte("curve25519-sha256"), []byte("curve25519-none56"), 1))) // no common algorithm
 	f.Add(written(kexInit(), kexInit(), channelData, []byte{21}, []byte{21}))
 	f.Add(written([]byte{}, []byte{0}, []byte{255}, []byte{1, 0, 0, 0, 2}, []byte{2}, []byte{3}, []byte{4, 1}, []byte{192}, []byte{193}))
 	f.Add(written(text(word([]byte{7}, 1), []byte("server-sig-algs")), []byte{6}, serviceRequest, noneRequest, []byte{51}, []byte{52}, []byte{53}, []byte{60}, []byte{61}))
 	f.Add(written(text(append(word(text([]byte{90}, []byte("forwarded-tcpip")), 1<<31), make([]byte, 8)...), make([]byte, 8)), openSession, openSession, openSession))
 }
 
-// ends is the least that a login needs to be served, with a server that is run by serve.
+// ends is a minimal login with the server of serve.
 type ends struct {
 	login  Login
 	budget *memory.Budget
@@ -122,7 +122,7 @@ func newEnds(f testing.TB) *ends {
 	return e
 }
 
-// run has a gateway serve a box, and returns when it has ended. box and server close their connections.
+// run serves a box until it has ended. box and server close their connections.
 func (e *ends) run(t *testing.T, box, server func(net.Conn)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -149,7 +149,7 @@ func (e *ends) run(t *testing.T, box, server func(net.Conn)) {
 	}
 }
 
-// pair returns the two ends of a connection: of no network, whose ports a fuzzer would use up.
+// pair returns the two ends of a socket pair: a fuzzer would use up the ports of a network.
 func pair(t *testing.T) (a, b net.Conn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -176,7 +176,7 @@ func (w *wire) drain() {
 	}
 }
 
-// await reads packets until one of a kind, or the end.
+// await reads packets up to one of the given kind, or the end.
 func (w *wire) await(kind byte) {
 	for {
 		if p, err := w.read(); err != nil || len(p) > 0 && p[0] == kind {
@@ -185,7 +185,7 @@ func (w *wire) await(kind byte) {
 	}
 }
 
-// say sends packets, then that there is no more, and reads until the other side has closed.
+// say sends packets, then half-closes, and reads until the other side has closed.
 func (w *wire) say(all [][]byte) {
 	var reading sync.WaitGroup
 	reading.Go(w.drain)
@@ -217,7 +217,7 @@ func command(c net.Conn) {
 	_, _ = session.CombinedOutput("git-upload-pack 'a/b'")
 }
 
-// echo is a server that lets everyone in, and whose commands repeat what they read.
+// echo is a server that accepts everyone, and whose commands echo their input.
 func (e *ends) echo(c net.Conn) {
 	defer c.Close()
 	config := &gossh.ServerConfig{NoClientAuth: true, PublicKeyCallback: func(gossh.ConnMetadata, gossh.PublicKey) (*gossh.Permissions, error) { return nil, nil }}
@@ -251,7 +251,7 @@ func (e *ends) echo(c net.Conn) {
 	}
 }
 
-// TestPacketsReachSessions: what the fuzz targets send is read by both sides of the gateway at each of their stages.
+// TestPacketsReachSessions: packets of the fuzz targets are read by both sides of the gateway in each stage.
 func TestPacketsReachSessions(t *testing.T) {
 	t.Parallel()
 	e := newEnds(t)
@@ -305,12 +305,12 @@ func TestPacketsReachSessions(t *testing.T) {
 	})
 }
 
-// broken is a connection over which a library panics that writes to it.
+// broken is a connection whose Write panics.
 type broken struct{ net.Conn }
 
 func (broken) Write([]byte) (int, error) { panic("canary") }
 
-// TestPanicInAHandshake: a panic of the library that makes the handshakes ends the login that it was for, with an error.
+// TestPanicInAHandshake: a panic in the library during a handshake ends that login only, with an error.
 func TestPanicInAHandshake(t *testing.T) {
 	t.Parallel()
 	e := newEnds(t)
@@ -346,8 +346,8 @@ type silent struct{ gossh.Conn }
 
 func (silent) OpenChannel(string, []byte) (gossh.Channel, <-chan *gossh.Request, error) { select {} }
 
-// TestServerThatLeavesAsItIsAsked: a command that a server should have run ends with the connection to it, whatever the library
-// waits for.
+// TestServerThatLeavesAsItIsAsked: opening a session fails when the connection to the server ends, even if the library
+// keeps waiting.
 func TestServerThatLeavesAsItIsAsked(t *testing.T) {
 	t.Parallel()
 	c := &conn{server: silent{}, gone: make(chan struct{})}
@@ -366,7 +366,7 @@ func TestServerThatLeavesAsItIsAsked(t *testing.T) {
 		t.Error("the command waits for a server that is gone")
 	}
 	e := newEnds(t)
-	for range 200 { // some of which meet the moment
+	for range 200 { // often enough that some hit the race
 		e.run(t, command, func(c net.Conn) {
 			defer c.Close()
 			if w, err := exchangeKeys(c, e.host); err == nil {
@@ -376,7 +376,7 @@ func TestServerThatLeavesAsItIsAsked(t *testing.T) {
 	}
 }
 
-// FuzzPacketsOfBoxes: a box sends anything after the key exchange, before it is logged in or afterwards.
+// FuzzPacketsOfBoxes: a box sends arbitrary packets after the key exchange, before or after the login.
 func FuzzPacketsOfBoxes(f *testing.F) {
 	seeds(f)
 	e := newEnds(f)
@@ -400,8 +400,8 @@ func FuzzPacketsOfBoxes(f *testing.F) {
 	})
 }
 
-// FuzzPacketsOfServers: a server sends anything after the key exchange, before it has let the gateway in or afterwards, while a
-// box runs a command.
+// FuzzPacketsOfServers: a server sends arbitrary packets after the key exchange, before or after the login, while a box
+// runs a command.
 func FuzzPacketsOfServers(f *testing.F) {
 	seeds(f)
 	e := newEnds(f)

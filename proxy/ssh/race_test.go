@@ -2,6 +2,6 @@
 
 package ssh
 
-// raced says that the race detector looks on. The library has a race, over a key exchange right after the first, which ends in the
-// panic of [TestPanicInAHandshake]: then peers take the next step before they begin another.
+// raced is true under the race detector. The library has a race in a key exchange right after the first one, which ends in
+// the panic of [TestPanicInAHandshake]; under the detector, peers take the next step before they begin another exchange.
 const raced = true

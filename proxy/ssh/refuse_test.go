@@ -16,7 +16,7 @@ import (
 	sshrule "boxgate/rule/ssh"
 )
 
-// Nothing but the commands that the rule names is run, whatever a client asks for.
+// Only the commands that the rule names are run, whatever a client requests.
 func TestLimitedLoginsRunNothingElse(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{Repos: []match.RepoRule{{Name: "a/b", Access: "push"}}, Commands: []string{"uptime -p"}}, nil)
@@ -48,8 +48,8 @@ func TestLimitedLoginsRunNothingElse(t *testing.T) {
 	}
 }
 
-// TestLimitedLoginsHaveNoTerminalAndNoLocale: what a limited login may run gets neither, as a login without limits does: programs read
-// files of their locale, and a terminal makes input into signals.
+// TestLimitedLoginsHaveNoTerminalAndNoLocale: commands of a limited login get neither, in contrast to a login without
+// limits: programs read files of their locale, and a terminal turns input into signals.
 func TestLimitedLoginsHaveNoTerminalAndNoLocale(t *testing.T) {
 	t.Parallel()
 	const command = "tty; env"
@@ -90,7 +90,7 @@ func TestWithoutLimitsSessionsAreWhole(t *testing.T) {
 	}
 }
 
-// Nothing opens a way to elsewhere, in either direction, without limits on commands either.
+// No request opens a path to elsewhere, in either direction, even if commands are not limited.
 func TestNothingIsForwarded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, nil)
@@ -155,7 +155,7 @@ func TestNothingIsForwarded(t *testing.T) {
 	}
 }
 
-// client logs in as a box does, with a key that means nothing.
+// client logs in as a box does, with an arbitrary key.
 func (r *rig) client(t *testing.T) *gossh.Client {
 	t.Helper()
 	private, _ := sshd.NewKey(t)
@@ -174,7 +174,7 @@ func (r *rig) client(t *testing.T) *gossh.Client {
 	return client
 }
 
-// A box is told why it was not logged in, and nothing about the key.
+// A box receives the reason why it was not logged in, without anything of the key.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	const canary = "c4n4ry"
@@ -233,7 +233,7 @@ func locked(t *testing.T) string {
 	return string(read(t, path))
 }
 
-// The server is sent nothing but the user's name and a signature, and before it has proved to be the right one not even these.
+// The server receives only the user's name and a signature, and neither before its host key was verified.
 func TestAServerThatIsNotTheOneLearnsNothing(t *testing.T) {
 	t.Parallel()
 	private, _ := sshd.NewKey(t)

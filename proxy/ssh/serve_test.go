@@ -34,7 +34,7 @@ type rig struct {
 	budget *memory.Budget
 	addr   *net.TCPAddr // of the gateway
 	known  string       // file with its host key
-	dials  net.Listener // where the gateway finds the server
+	dials  net.Listener // listener that Dial connects to the server
 
 	mu    sync.Mutex
 	asks  []Ask
@@ -154,7 +154,7 @@ func (r *rig) ask(a Ask) (func(Outcome), bool) {
 	}, true
 }
 
-// asked returns what was asked for so far.
+// asked returns the requests so far.
 func (r *rig) asked() []Ask {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -226,7 +226,7 @@ func TestCommandsAndTheirStreams(t *testing.T) {
 	}
 }
 
-// A transfer is larger than all windows, and the reader is slow at the beginning; new keys are made during it.
+// A transfer is larger than all windows, with a slow reader at the beginning and a key exchange in its course.
 func TestTransfersAreWhole(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, sshrule.Login{}, nil)

@@ -18,7 +18,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 )
 
-// wire is one end of SSH (RFC 4253) that sends whatever a test wants after the key exchange, which a library would not.
+// wire is one end of SSH (RFC 4253) that sends arbitrary packets after the key exchange, which a library would not.
 type wire struct {
 	conn      net.Conn
 	in        *bufio.Reader
@@ -31,7 +31,7 @@ type sealed struct {
 	iv   [12]byte
 }
 
-// next returns the nonce of a packet.
+// next returns the nonce of the next packet.
 func (s *sealed) next() []byte {
 	iv := s.iv
 	binary.BigEndian.PutUint64(s.iv[4:], binary.BigEndian.Uint64(s.iv[4:])+1)
@@ -40,7 +40,7 @@ func (s *sealed) next() []byte {
 
 const wireVersion = "SSH-2.0-wire"
 
-// exchangeKeys is the key exchange, curve25519-sha256. A server has a key.
+// exchangeKeys performs the curve25519-sha256 key exchange. Only a server passes a key.
 func exchangeKeys(conn net.Conn, key gossh.Signer) (*wire, error) {
 	w := &wire{conn: conn, in: bufio.NewReader(conn)}
 	if _, err := io.WriteString(conn, wireVersion+"\r\n"); err != nil {
@@ -75,7 +75,7 @@ func kexInit() []byte {
 	return append(m, 0, 0, 0, 0, 0)
 }
 
-// agree agrees on the keys; versions and KEXINIT are those of the client, then the server.
+// agree derives the shared secret; versions and inits are those of the client, then of the server.
 func (w *wire) agree(versions [2]string, inits [2][]byte, key gossh.Signer) error {
 	private, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
@@ -128,7 +128,7 @@ func (w *wire) agree(versions [2]string, inits [2][]byte, key gossh.Signer) erro
 	return w.take(secret, sum[:], key != nil)
 }
 
-// take takes the keys into use (RFC 4253, 7.2).
+// take activates the keys (RFC 4253, 7.2).
 func (w *wire) take(secret, sum []byte, server bool) error {
 	if err := w.write([]byte{21}); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (w *wire) take(secret, sum []byte, server bool) error {
 			of := sha256.Sum256(append(append(append(append([]byte(nil), secret...), sum...), letter), sum...))
 			return of[:]
 		}
-		block, _ := aes.NewCipher(derived(key)[:16]) // of a length that there is
+		block, _ := aes.NewCipher(derived(key)[:16]) // a valid length
 		aead, _ := cipher.NewGCM(block)
 		return &sealed{aead, [12]byte(derived(iv)[:12])}
 	}

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// answers is a proxy that says something, whatever it is asked, and then what a server says.
+// answers is a proxy that sends text, whatever the request, and then the server's data.
 func answers(t *testing.T, text string) net.Conn {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -39,7 +39,7 @@ func answers(t *testing.T, text string) net.Conn {
 	return c
 }
 
-// TestConnectTakesNoByteOfTheServer: what the server says right behind the answer of the proxy is still there.
+// TestConnectTakesNoByteOfTheServer: the server's data right after the proxy's answer is not consumed.
 func TestConnectTakesNoByteOfTheServer(t *testing.T) {
 	t.Parallel()
 	as := &Credentials{"user", name.NewSecret("canary")}
@@ -63,7 +63,7 @@ func TestConnectTakesNoByteOfTheServer(t *testing.T) {
 	}
 }
 
-// TestConnectFails: an answer that is not one, or a refusal, is an error without what the proxy or the gateway said.
+// TestConnectFails: an invalid answer, or a refusal, is an error that quotes neither the proxy nor the credentials.
 func TestConnectFails(t *testing.T) {
 	t.Parallel()
 	as := &Credentials{"user", name.NewSecret("canary")}
@@ -89,7 +89,7 @@ func TestConnectFails(t *testing.T) {
 	}
 }
 
-// TestConnectEndsWithItsContext: a proxy that says nothing, or not enough, holds nobody up.
+// TestConnectEndsWithItsContext: a proxy with no answer, or an incomplete one, does not block beyond the context.
 func TestConnectEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	for text, scheme := range map[string]policy.ProxyScheme{"": policy.ProxyHTTP, "HTTP/1.1 200 OK\r\n": policy.ProxyHTTP, "\x05": policy.ProxySOCKS5} {
@@ -104,7 +104,7 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// FuzzReadAnswer: whatever a proxy answers, no more is read than a head, and nothing but a success is taken for one.
+// FuzzReadAnswer: whatever a proxy answers, only the head is read, and only a 2xx status counts as success.
 func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\n\r\nhello"))
 	f.Add([]byte("HTTP/1.0 407 No\r\nA: b\r\n\r\n"))

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAttackCutHitsNoOtherSocket: a tunnel is cut when its sockets have been closed already, and the number of one is that
-// of another socket by now. It is not parallel: others would take the number.
+// TestAttackCutHitsNoOtherSocket: a tunnel is cut after its sockets have been closed and a descriptor number was reused by
+// another socket. It is not parallel, because other tests would take the number.
 func TestAttackCutHitsNoOtherSocket(t *testing.T) {
 	p := newPool(t)
 	_, far := tcpPair(t)
@@ -43,8 +43,8 @@ func TestAttackCutHitsNoOtherSocket(t *testing.T) {
 	}
 }
 
-// TestAttackLateEventOfAnEarlierTunnel: what the kernel had to tell of the sockets of a tunnel that has ended, such as their end, is not
-// taken for something about the tunnel that has its place by now.
+// TestAttackLateEventOfAnEarlierTunnel: a pending event for the sockets of a closed tunnel, such as their end, is not
+// applied to the tunnel that now has its slot.
 func TestAttackLateEventOfAnEarlierTunnel(t *testing.T) {
 	t.Parallel()
 	p := newPool(t)

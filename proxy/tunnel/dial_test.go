@@ -31,7 +31,7 @@ func (o *owned) Ended(err error)  { o.ended <- err }
 func (o *owned) Failed(err error) { o.failed <- err }
 func (o *owned) Slow()            { o.slow <- struct{}{} }
 
-// dialling returns a tunnel that is to connect to an address, not yet started, and the client's end.
+// dialling returns an unstarted tunnel that will connect to an address, and the client's end.
 func dialling(t testing.TB, p *Pool, to net.Addr, first string) (*Tunnel, *owned, *net.TCPConn, Counters) {
 	t.Helper()
 	near, far := tcpPair(t)
@@ -75,7 +75,7 @@ func TestTunnelConnectsByItself(t *testing.T) {
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello server" {
 		t.Errorf("the server was sent %q, %v", got, err)
 	}
-	_, _ = io.WriteString(conn, "hello client") // after the client has ended its side
+	_, _ = io.WriteString(conn, "hello client") // after the client has half-closed
 	conn.Close()
 	if got, err := io.ReadAll(near); err != nil || string(got) != "hello client" {
 		t.Errorf("the client was sent %q, %v", got, err)
@@ -103,7 +103,7 @@ func TestTunnelToAClosedPortFails(t *testing.T) {
 	}
 }
 
-// silent returns an address that answers no SYN: that of a listener whose backlog is full.
+// silent returns an address that answers no SYN: that of a listener with a full backlog.
 func silent(t testing.TB) net.Addr {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -137,7 +137,7 @@ func TestTunnelToASilentServerFailsInTime(t *testing.T) {
 	}
 }
 
-// TestTunnelWithoutTimeLeft: nothing is dialled when the time for it was spent on the name.
+// TestTunnelWithoutTimeLeft: no connection is made if name resolution has used up the time.
 func TestTunnelWithoutTimeLeft(t *testing.T) {
 	t.Parallel()
 	_, far := tcpPair(t)
@@ -148,7 +148,7 @@ func TestTunnelWithoutTimeLeft(t *testing.T) {
 	}
 }
 
-// TestAttackCutWhileATunnelConnects: a cut ends a tunnel whenever it comes, once.
+// TestAttackCutWhileATunnelConnects: a cut closes a tunnel at any stage, exactly once.
 func TestAttackCutWhileATunnelConnects(t *testing.T) {
 	t.Parallel()
 	at := silent(t)
@@ -172,7 +172,8 @@ func TestAttackCutWhileATunnelConnects(t *testing.T) {
 	}
 }
 
-// TestManyTunnelsMixNothing moves different bytes through many tunnels at once, in pieces of all sizes, while others are cut.
+// TestManyTunnelsMixNothing moves different bytes through many tunnels at the same time, in pieces of all sizes, while
+// others are cut.
 func TestManyTunnelsMixNothing(t *testing.T) {
 	t.Parallel()
 	p, ln := newPool(t), listen(t)
@@ -222,7 +223,7 @@ func TestManyTunnelsMixNothing(t *testing.T) {
 	}
 }
 
-// TestBytesBehindUrgentOnesArrive: reading stops at urgent data (tcp(7)), which says nothing about what is behind it.
+// TestBytesBehindUrgentOnesArrive: reading stops at urgent data (tcp(7)) although more data may follow.
 func TestBytesBehindUrgentOnesArrive(t *testing.T) {
 	t.Parallel()
 	p := newPool(t)

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAttackMuchToMoveHoldsNobodyUp: a byte of one box does not wait until all the tunnels of another, which has much to move in each,
-// have had a turn.
+// TestAttackMuchToMoveHoldsNobodyUp: a byte of one box does not wait for a turn of all busy tunnels of another box.
 func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	l, p := &loop{}, newPool(t)
@@ -84,7 +83,7 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// arrive waits until so much can be read from a socket.
+// arrive waits until much bytes can be read from a socket.
 func arrive(t *testing.T, fd, much int) {
 	t.Helper()
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {

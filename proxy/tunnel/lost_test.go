@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/socket/sockettest"
 )
 
-// TestTunnelToAServerThatVanishes: a tunnel whose server acknowledges nothing ends, and one whose server is there and reads
-// nothing for a minute goes on. It waits for the kernel's own timers.
+// TestTunnelToAServerThatVanishes: a tunnel is closed if its server acknowledges no data, and stays open if the server is
+// there but does not read for a minute. It waits for the kernel's own timers.
 func TestTunnelToAServerThatVanishes(t *testing.T) {
 	nightly.Root(t)
 	nightly.Only(t)
@@ -62,7 +62,7 @@ func TestTunnelToAServerThatVanishes(t *testing.T) {
 	}
 }
 
-// TestKeepAliveOfTunnels: the kernel notices that an idle server has vanished.
+// TestKeepAliveOfTunnels: the kernel detects that an idle server has vanished.
 func TestKeepAliveOfTunnels(t *testing.T) {
 	t.Parallel()
 	ln := listen(t)
@@ -74,7 +74,7 @@ func TestKeepAliveOfTunnels(t *testing.T) {
 	}
 	defer conn.Close()
 	<-o.opened
-	tun.expire() // as after the time at which keep-alive is set
+	tun.expire() // as after keepAliveAfter
 	tun.mu.Lock()
 	defer tun.mu.Unlock()
 	fd := tun.ends[server].fd

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The processor time is that of
-// the proxy and of both ends, which are the same for every way of copying.
+// BenchmarkSplice moves bytes through a tunnel, as one stream and as many short messages. The CPU time includes both ends,
+// which are the same for every way of copying.
 func BenchmarkSplice(b *testing.B) {
 	p := NewPool(time.Hour, 512, zap.NewNop())
 	b.Cleanup(p.Close)

@@ -31,7 +31,7 @@ func (e ending) Opened()         {}
 func (e ending) Failed(error)    {}
 func (e ending) Slow()           {}
 
-// TestAttackBytesOfATunnelThatBreaksOff: what a server took before it broke off counts.
+// TestAttackBytesOfATunnelThatBreaksOff: bytes that a server received before it broke off are counted.
 func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
 	t.Parallel()
 	p := NewPool(time.Hour, 512, zap.NewNop())

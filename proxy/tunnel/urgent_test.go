@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestAttackUrgentByteInBulk: urgent data in the midst of much other cuts nothing off, at whatever speed it comes.
+// TestAttackUrgentByteInBulk: urgent data in the middle of a large transfer truncates nothing, at any speed.
 func TestAttackUrgentByteInBulk(t *testing.T) {
 	t.Parallel()
 	const half = 4 << 20

@@ -49,7 +49,7 @@ func TestCoalescedTellsEachOneASecondAtMost(t *testing.T) {
 		told(1, 499)
 		time.Sleep(coalesceInterval)
 		told(1, 499, 1)
-		time.Sleep(2 * coalesceInterval) // nothing came, and nothing is told
+		time.Sleep(2 * coalesceInterval) // no events, so no record
 		told(1, 499, 1)
 		thin.Add(audit.Event{})
 		thin.Add(audit.Event{})

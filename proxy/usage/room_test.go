@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// Whoever takes all there is leaves room for those that come later and want little, and nobody goes beyond the total.
+// Users that take all they can get leave some for later users with few, and the total is never exceeded.
 func TestSharesLeaveRoomForTheOthers(t *testing.T) {
 	t.Parallel()
 	for _, total := range []int{8, 100, 4096} {
@@ -19,7 +19,7 @@ func TestSharesLeaveRoomForTheOthers(t *testing.T) {
 				open++
 			}
 		}
-		fill(0, 10*total) // two that take what they get
+		fill(0, 10*total) // two that take all they get
 		fill(1, 10*total)
 		for who := 2; who < 2+total/16; who++ {
 			if fill(who, 1); held[who] != 1 {

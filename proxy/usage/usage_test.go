@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// table returns one whose boxes have so much memory, and the refusals that were recorded.
+// table returns a table whose boxes have the given memory, and a function that returns the recorded refusals.
 func table(total, box int64) (*Table, func() []audit.Event) {
 	var mu sync.Mutex
 	var got []audit.Event
@@ -25,7 +25,7 @@ func table(total, box int64) (*Table, func() []audit.Event) {
 	}
 }
 
-// TestEachBoxHasAUsage of its own, which is forgotten with the box; refusals that wait are recorded then.
+// TestEachBoxHasAUsage: usage is kept for each box and dropped with it; pending refusals are recorded then.
 func TestEachBoxHasAUsage(t *testing.T) {
 	t.Parallel()
 	table, recorded := table(1<<30, 1<<30)
@@ -64,7 +64,7 @@ func count(events []audit.Event, of policy.BoxID) (sum uint64) {
 	return sum
 }
 
-// TestLimitsOfOneBox go before those of all, for as long as it has them.
+// TestLimitsOfOneBox: a box's own limits take precedence over the common ones while they are set.
 func TestLimitsOfOneBox(t *testing.T) {
 	t.Parallel()
 	table, _ := table(1<<30, 1<<30)
@@ -81,7 +81,7 @@ func TestLimitsOfOneBox(t *testing.T) {
 	}
 }
 
-// TestInterceptionsAreCountedAndCharged, less while they are idle, and not at all when they have ended.
+// TestInterceptionsAreCountedAndCharged: they are charged less while idle, and not at all after they have ended.
 func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	t.Parallel()
 	table, _ := table(1<<30, 3*tlsCost*8/7+8) // an eighth is left for smaller things
@@ -102,7 +102,7 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	if idle >= tlsCost/4 || idle < tlsIdle {
 		t.Errorf("an idle one is charged with %d bytes", idle)
 	}
-	first.Rest(3 << 10) // once
+	first.Rest(3 << 10) // counts once
 	if of.Memory.Held() != tlsCost+idle {
 		t.Error("it gave something back twice")
 	}
