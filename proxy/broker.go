@@ -32,11 +32,11 @@ import (
 // brokered is a connection on which the gateway logs in to a server. It remains allowed while the policy has the same login
 // for its host and port, and the secret is not revoked.
 type brokered struct {
-	c      *conn
-	rt     route.Routed
-	login  rule.Login
-	used   atomic.Pointer[exchange.Credential] // nil until a secret of the configuration is used
-	passes atomic.Bool                         // the login is complete and data passes
+	c          *conn
+	rt         route.Routed
+	login      rule.Login
+	credential atomic.Pointer[exchange.Credential] // nil until a secret of the configuration is used
+	loggedIn   atomic.Bool                         // the login is complete and data passes
 }
 
 // Recheck implements [live.Requests].
@@ -60,12 +60,12 @@ func sameLogin(a, b rule.Login) bool {
 
 // Revoked implements [live.Requests].
 func (b *brokered) Revoked() bool {
-	used := b.used.Load()
+	used := b.credential.Load()
 	return used != nil && used.Revoked()
 }
 
 // InFlight implements [live.Requests].
-func (b *brokered) InFlight() bool { return b.passes.Load() }
+func (b *brokered) InFlight() bool { return b.loggedIn.Load() }
 
 // authority is the pattern of the login's rule: one host on one port.
 func (b *brokered) authority() string {
@@ -81,7 +81,7 @@ func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, erro
 	if err != nil {
 		return name.Secret{}, err
 	}
-	b.used.Store(&used)
+	b.credential.Store(&used)
 	if used.Revoked() { // the revocation may have missed b.used
 		return name.Secret{}, errRevoked
 	}
@@ -110,7 +110,7 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 	}
 	rt := b.rt
 	rt.Asked, rt.Known = rt.At(addrPort(up.RemoteAddr()).Addr())
-	if b.c.live.Settle(rt); b.c.p.recheck(b.c.live) {
+	if b.c.live.SetRoute(rt); b.c.p.recheck(b.c.live) {
 		return nil, net.ErrClosed // recheck has closed it
 	}
 	return up, nil
@@ -128,7 +128,7 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, name.ReasonPolicyChanged)
 		return
 	}
-	if !c.mayLogIn() {
+	if !c.awaitLoginQuota() {
 		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
@@ -152,8 +152,8 @@ func helloOf(f peek.First) int {
 	return len(f.Data)
 }
 
-// mayLogIn waits, at most for DialTimeout, until the box's rate of logins allows another one.
-func (c *conn) mayLogIn() bool {
+// awaitLoginQuota waits, at most for DialTimeout, until the box's rate of logins allows another one.
+func (c *conn) awaitLoginQuota() bool {
 	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
 	defer cancel()
 	return c.usage.Logins.Wait(ctx) == nil
@@ -181,25 +181,25 @@ func (c *conn) postgres(f peek.First, b *brokered, login *postgresrule.Login) {
 	}
 	link, err := s.Open(c.ctx)
 	if err != nil {
-		c.notBrokered(err)
+		c.recordLoginFailure(err)
 		return
 	}
 	defer link.Close()
 	server.Shrink(postgres.LoginCost - postgres.LinkCost)
 	exchange.Dialled(&c.event, link.Addr, c.orig.Addr())
-	c.passBrokered(b, link.Client, link.Server)
+	c.relayBrokered(b, link.Client, link.Server)
 }
 
-// passBrokered forwards between client and server after the login.
-func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
-	c.open()
-	b.passes.Store(true)
+// relayBrokered forwards between client and server after the login.
+func (c *conn) relayBrokered(b *brokered, client, server net.Conn) {
+	c.startTraffic()
+	b.loggedIn.Store(true)
 	var read [2]atomic.Int64
-	c.pass(client, server, &read[0], &read[1])
+	c.relayBytes(client, server, &read[0], &read[1])
 }
 
-// pass forwards between client and server until both directions have ended, and counts the bytes read from each.
-func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
+// relayBytes forwards between client and server until both directions have ended, and counts the bytes read from each.
+func (c *conn) relayBytes(client, server net.Conn, out, in *atomic.Int64) {
 	var held [2]memory.Claim
 	for i := range held {
 		held[i].Open(c.usage.Memory, memory.Buffers)
@@ -214,10 +214,10 @@ func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
 	}
 }
 
-// notBrokered records why the login failed. The client has already received the error.
-func (c *conn) notBrokered(err error) {
+// recordLoginFailure records why the login failed. The client has already received the error.
+func (c *conn) recordLoginFailure(err error) {
 	if errors.Is(err, postgres.ErrCancelled) {
-		c.last = true
+		c.linger = true
 		return
 	}
 	c.event.Verdict, c.event.Action, c.event.Error = policy.Deny, audit.ActionRefuse, err.Error()
@@ -233,5 +233,5 @@ func (c *conn) notBrokered(err error) {
 	if errors.As(err, &denied) {
 		c.event.Addr, c.event.Rule, c.event.Version = denied.Request.Addr, denied.Decision.Rule, denied.Decision.Version
 	}
-	c.last = true
+	c.linger = true
 }

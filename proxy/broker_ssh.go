@@ -52,16 +52,16 @@ func (c *conn) ssh(f peek.First, b *brokered, login *sshrule.Login) {
 			}
 			return up, err
 		},
-		Entered: func() {
-			c.open()
-			b.passes.Store(true)
+		OnLogin: func() {
+			c.startTraffic()
+			b.loggedIn.Store(true)
 		},
-		Ask: c.askSSH,
+		OnRequest: c.askSSH,
 	})
-	c.last = true
+	c.linger = true
 	switch {
 	case err != nil:
-		c.noSSH(err)
+		c.recordSSHFailure(err)
 	case lost.Load() && c.live.Denied() == nil:
 		c.event.Error = tunnel.ErrLost.Error()
 	}
@@ -79,20 +79,20 @@ func (c *conn) sshIdentity() (gossh.Signer, error) {
 	return gossh.NewSignerFromSigner(key)
 }
 
-// noSSH records why the box was not logged in. The client has already received the reason, if it spoke SSH.
-func (c *conn) noSSH(err error) {
+// recordSSHFailure records why the box was not logged in. The client has already received the reason, if it spoke SSH.
+func (c *conn) recordSSHFailure(err error) {
 	var failure *ssh.Failure
 	switch {
 	case errors.As(err, &failure):
-		c.notBrokered(err)
+		c.recordLoginFailure(err)
 		if c.event.Reason = failure.Reason; failure.Reason == name.ReasonUnreachable {
 			c.event.Reason = cmp.Or(reasonOf(failure.Err), failure.Reason)
 		}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		c.notBrokered(err)
+		c.recordLoginFailure(err)
 		c.event.Reason = name.ReasonPeekTimeout
 	default:
-		c.notBrokered(err)
+		c.recordLoginFailure(err)
 		c.event.Reason = name.ReasonProtocol
 	}
 	if cut := c.live.Denied(); cut != nil {
@@ -111,7 +111,7 @@ func reasonOf(err error) name.Reason {
 }
 
 // askSSH records a command, or another request on the connection, as a decision of its own.
-func (c *conn) askSSH(a ssh.Ask) (ended func(ssh.Outcome), ok bool) {
+func (c *conn) askSSH(a ssh.Request) (ended func(ssh.Outcome), ok bool) {
 	e := &audit.Event{
 		Time: time.Now(), Box: c.box.ID, Stage: policy.StageConn, Protocol: policy.TCP, Name: c.event.Name, Addr: c.event.Addr, Port: c.port,
 		Method: a.Verb, Path: a.What, Verdict: a.Decision.Verdict, Action: audit.ActionBroker, Version: c.event.Version,

@@ -27,31 +27,31 @@ const connCost = 16 << 10
 
 // conn is one client connection passing through the proxy. Only its handler uses it.
 type conn struct {
-	p     *Proxy
-	tcp   *net.TCPConn
-	own   *socket.Owned  // tracks the owner of the connection: see handOver and leaveTo
-	from  netip.Addr     // source address that identifies the box
-	only  *policy.Box    // if not nil, the only box that the connection may belong to
-	head  []byte         // bytes already read from the client by the acceptor
-	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
-	sink  netip.Addr     // the sink address that the client dialled, if it did
-	port  uint16
-	bound name.Name // the name in CONNECT: the only allowed destination
-	box   *policy.Box
-	usage *usage.Box   // counters of the box, or those shared by all unknown sources
-	first memory.Claim // for the first bytes
-	grant func()       // releases the DNS grant for the destination address; may be nil
-	live  *live.Conn
-	ctx   context.Context
-	since time.Time   // start of the wait for the first bytes
-	event audit.Event // initially a refusal for an internal error
+	p            *Proxy
+	tcp          *net.TCPConn
+	own          *socket.Owned  // tracks the owner of the connection: see handOver and passToTunnel
+	from         netip.Addr     // source address that identifies the box
+	onlyBox      *policy.Box    // if not nil, the only box that the connection may belong to
+	head         []byte         // bytes already read from the client by the acceptor
+	orig         netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
+	sink         netip.Addr     // the sink address that the client dialled, if it did
+	port         uint16
+	bound        name.Name // the name in CONNECT: the only allowed destination
+	box          *policy.Box
+	usage        *usage.Box   // counters of the box, or those shared by all unknown sources
+	firstClaim   memory.Claim // for the first bytes
+	releaseGrant func()       // releases the DNS grant for the destination address; may be nil
+	live         *live.Conn
+	ctx          context.Context
+	waitStart    time.Time   // start of the wait for the first bytes
+	event        audit.Event // initially a refusal for an internal error
 	// opening records the decision when the allowed traffic begins; nil before that.
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
 	literal  bool // the CONNECT named an address instead of a host
-	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
-	quiet    bool // no event for the connection: each request records its own
+	linger   bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
+	noEvent  bool // no event for the connection: each request records its own
 	spliced  spliced
 	detour   detour
 	// interception counts against the box's limit; nil if TLS is not terminated.
@@ -64,7 +64,7 @@ type conn struct {
 func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, own *socket.Owned) *conn {
 	now := time.Now()
 	c := &conn{
-		p: p, tcp: tcp, own: own, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
+		p: p, tcp: tcp, own: own, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, waitStart: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: name.ReasonInternal,
@@ -95,7 +95,7 @@ func (c *conn) handleTransparent(listener netip.AddrPort) {
 // admit finds the box and counts the connection against its limits. Once it has returned true, a cut or the removal of the
 // box closes the connection.
 func (c *conn) admit() bool {
-	if c.find(c.from); c.box == nil {
+	if c.findBox(c.from); c.box == nil {
 		c.event.Error = "from " + c.from.String()
 		c.refuse(peek.Other, name.ReasonUnknownBox)
 		return false
@@ -117,7 +117,7 @@ func (c *conn) admit() bool {
 		return false
 	}
 	c.ctx = ctx
-	c.first.Open(c.usage.Memory, memory.FirstBytes)
+	c.firstClaim.Open(c.usage.Memory, memory.FirstBytes)
 	if c.p.cfg.Boxes.BoxByAddr(c.from) != c.box { // CloseBox may have run before the connection was in the table
 		c.refuse(peek.Other, name.ReasonUnknownBox)
 		return false
@@ -132,13 +132,13 @@ func (c *conn) close(panicked any) {
 	if panicked != nil {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"
-		c.quiet = false
+		c.noEvent = false
 		c.refuse(peek.Other, name.ReasonInternal)
 	}
 	c.event.Duration = time.Since(c.event.Time)
-	c.first.Release()
-	if c.grant != nil {
-		c.grant()
+	c.firstClaim.Release()
+	if c.releaseGrant != nil {
+		c.releaseGrant()
 	}
 	c.interception.End()
 	if c.live != nil {
@@ -152,10 +152,10 @@ func (c *conn) close(panicked any) {
 	if c.opening != nil {
 		c.opening.End(&c.event)
 	}
-	if !c.quiet {
-		c.record()
+	if !c.noEvent {
+		c.recordEvent()
 	}
-	if c.last {
+	if c.linger {
 		socket.LingeringClose(c.tcp)
 	}
 	_ = c.tcp.Close() // usually closed already
@@ -179,10 +179,10 @@ func (c *conn) proceed(f peek.First, err error) {
 	}
 	fault.Mark(c.ctx, "proxy: first bytes read")
 	rt := c.decide(f)
-	if (rt.Action == policy.Intercept || rt.Action == policy.Broker) && c.p.isHosts(rt.Request.Name) {
-		rt.Route = refused(rt.Route, name.ReasonHostPort)
+	if (rt.Action == policy.Intercept || rt.Action == policy.Broker) && c.p.belongsToHost(rt.Request.Name) {
+		rt.Route = refusedRoute(rt.Route, name.ReasonHostPort)
 	}
-	switch c.note(f, rt.Route); {
+	switch c.noteDecision(f, rt.Route); {
 	case rt.Action == policy.AwaitClient && f.Kind == peek.Silent: // the policy changed during the wait
 		c.mustSpeak = true
 		c.proceed(c.peek())
@@ -204,27 +204,27 @@ func (c *conn) proceed(f peek.First, err error) {
 // decide routes the connection and registers the route, so that a later policy can cut it.
 func (c *conn) decide(f peek.First) route.Routed {
 	pol := c.box.Policy.Load()
-	asked, known := c.question(f)
+	asked, known := c.evidence(f)
 	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // Route may have resolved the name from CONNECT
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
 	}
 	// This checks a policy that was applied since pol was loaded; later policies check the settled route.
-	if c.live.Settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
-		rt.Route = refused(rt.Route, name.ReasonPolicyChanged)
+	if c.live.SetRoute(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
+		rt.Route = refusedRoute(rt.Route, name.ReasonPolicyChanged)
 		rt.Decision.Version = route.Version(c.box.Policy.Load())
 	}
 	return rt
 }
 
-// refused returns a route that refuses the connection for a reason outside the policy.
-func refused(rt policy.Route, why name.Reason) policy.Route {
+// refusedRoute returns a route that refuses the connection for a reason outside the policy.
+func refusedRoute(rt policy.Route, why name.Reason) policy.Route {
 	return policy.Route{Request: rt.Request, Decision: policy.Decision{Reason: why, Version: rt.Decision.Version}}
 }
 
-// note copies the decision into the event.
-func (c *conn) note(f peek.First, rt policy.Route) {
+// noteDecision copies the decision into the event.
+func (c *conn) noteDecision(f peek.First, rt policy.Route) {
 	c.event.Name = rt.Request.Name.String()
 	if c.event.Name == "" {
 		c.event.Name = cmp.Or(f.SNI, c.bound.String())
@@ -264,17 +264,17 @@ func (c *conn) nameByDNS() {
 // peek reads the first message. Where the policy requires the client to speak first, silence is a timeout. Most clients
 // have sent something when their connection is accepted, so the policy is evaluated for silence only after a pause.
 func (c *conn) peek() (peek.First, error) {
-	deadline, silence := c.since.Add(c.p.cfg.PeekTimeout), time.Time{}
+	deadline, silence := c.waitStart.Add(c.p.cfg.PeekTimeout), time.Time{}
 	if !c.mustSpeak {
 		if len(c.head) == 0 && policy.ServerSpeaksFirst(c.port) && c.mayBeSilent() {
 			return peek.First{Kind: peek.Silent}, nil
 		}
-		silence = c.since.Add(c.p.cfg.SilenceTimeout)
+		silence = c.waitStart.Add(c.p.cfg.SilenceTimeout)
 	}
-	f, err := peek.Read(c.tcp, &c.first, c.head, deadline, silence)
+	f, err := peek.Read(c.tcp, &c.firstClaim, c.head, deadline, silence)
 	silent := err == nil && f.Kind == peek.Silent && !f.Ended
 	if (silent || pausedInLine(f, err)) && !c.mayBeSilent() {
-		f, err = peek.Read(c.tcp, &c.first, f.Data, deadline, time.Time{})
+		f, err = peek.Read(c.tcp, &c.firstClaim, f.Data, deadline, time.Time{})
 	}
 	if pausedInLine(f, err) {
 		return f, nil // possibly another protocol with a similar beginning, whose server speaks next
@@ -292,23 +292,23 @@ func (c *conn) mayBeSilent() bool {
 	if c.mustSpeak {
 		return false
 	}
-	asked, known := c.question(peek.First{Kind: peek.Silent})
+	asked, known := c.evidence(peek.First{Kind: peek.Silent})
 	return c.box.Policy.Load().Route(asked, known).Action != policy.AwaitClient
 }
 
 // forward passes plain HTTP to the message loop, which judges each request by its Host.
 func (c *conn) forward(f peek.First) {
-	c.quiet = true
+	c.noEvent = true
 	s := c.p.core.NewSession(c.box, c.usage, c.live, newReplay(c, f.Data))
 	s.Orig, s.Port, s.Explicit = c.orig, c.port, c.explicit
 	c.serveHTTP1(s)
 }
 
-// open records that the allowed traffic begins, and holds the DNS grant for the destination address until the connection is
+// startTraffic records that the allowed traffic begins, and holds the DNS grant for the destination address until the connection is
 // closed.
-func (c *conn) open() {
-	if rt, ok := c.live.Passing(); ok && c.grant == nil && c.orig.Addr().IsValid() {
-		c.grant = c.p.cfg.Resolver.Hold(c.box.ID, rt.Request.Name, c.orig.Addr())
+func (c *conn) startTraffic() {
+	if rt, ok := c.live.Route(); ok && c.releaseGrant == nil && c.orig.Addr().IsValid() {
+		c.releaseGrant = c.p.cfg.Resolver.Hold(c.box.ID, rt.Request.Name, c.orig.Addr())
 	}
 	c.opening = &audit.Opening{}
 	c.opening.Begin(c.p.cfg.Audit, &c.event)
@@ -329,12 +329,12 @@ func (c *conn) handOver(next step) {
 	})
 }
 
-// find looks up the box by source address, and its counters. If the box is removed at the same time, the source counts as
+// findBox looks up the box by source address, and its counters. If the box is removed at the same time, the source counts as
 // unknown, and the counters that CloseBox has dropped are not recreated.
-func (c *conn) find(from netip.Addr) {
+func (c *conn) findBox(from netip.Addr) {
 	boxes := c.p.cfg.Boxes
 	c.box = boxes.BoxByAddr(from)
-	if c.only != nil && c.box != c.only {
+	if c.onlyBox != nil && c.box != c.onlyBox {
 		c.box = nil
 	}
 	c.usage = c.p.usages.Of(c.box)
@@ -344,8 +344,8 @@ func (c *conn) find(from netip.Addr) {
 	}
 }
 
-// record records the event. Refusals that a box can trigger as fast as it can connect are coalesced.
-func (c *conn) record() {
+// recordEvent records the event. Refusals that a box can trigger as fast as it can connect are coalesced.
+func (c *conn) recordEvent() {
 	if c.usage != nil && (c.event.Reason == name.ReasonLimit || c.event.Reason == name.ReasonUnknownBox) {
 		c.usage.Refusals.Add(c.event)
 		return

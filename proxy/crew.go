@@ -2,19 +2,19 @@ package proxy
 
 import "sync/atomic"
 
-// idleCrew is the maximum number of idle goroutines of a crew.
-const idleCrew = 64
+// maxIdleWorkers is the maximum number of idle goroutines of a crew.
+const maxIdleWorkers = 64
 
-// crew runs connection handlers until they return or hand over their connection. First bytes and handshakes grow a stack to
+// workerPool runs connection handlers until they return or hand over their connection. First bytes and handshakes grow a stack to
 // several times its initial size, so finished goroutines are reused for the next connections.
-type crew struct {
-	jobs chan func()     // unbuffered: only idle goroutines receive
-	stop <-chan struct{} // closed when no more jobs come
-	idle atomic.Int64
+type workerPool struct {
+	jobs        chan func()     // unbuffered: only idle goroutines receive
+	stop        <-chan struct{} // closed when no more jobs come
+	idleWorkers atomic.Int64
 }
 
 // run runs a job in an idle or new goroutine, and returns immediately.
-func (c *crew) run(job func()) {
+func (c *workerPool) run(job func()) {
 	select {
 	case c.jobs <- job:
 	default:
@@ -22,7 +22,7 @@ func (c *crew) run(job func()) {
 	}
 }
 
-func (c *crew) work(job func()) {
+func (c *workerPool) work(job func()) {
 	for job != nil {
 		job()
 		job = c.next()
@@ -30,9 +30,9 @@ func (c *crew) work(job func()) {
 }
 
 // next returns the next job, or nil if the goroutine should exit.
-func (c *crew) next() (job func()) {
-	defer c.idle.Add(-1)
-	if c.idle.Add(1) > idleCrew {
+func (c *workerPool) next() (job func()) {
+	defer c.idleWorkers.Add(-1)
+	if c.idleWorkers.Add(1) > maxIdleWorkers {
 		return nil
 	}
 	select {

@@ -23,30 +23,30 @@ type detour struct {
 	attempt  *tunnel.Tunnel // connects to the address that the client chose
 	deadline time.Time      // of all attempts together
 
-	mu     sync.Mutex
-	begun  bool               // the search has started
-	over   bool               // the search has ended
-	taken  bool               // another address is used
-	failed error              // error of the attempt
-	opened bool               // the attempt succeeded
-	stop   context.CancelFunc // cancels the search
+	mu           sync.Mutex
+	started      bool               // the search has started
+	ended        bool               // the search has ended
+	switched     bool               // another address is used
+	attemptErr   error              // error of the attempt
+	attemptOK    bool               // the attempt succeeded
+	cancelSearch context.CancelFunc // cancels the search
 }
 
-// limit sets the function that cancels the search, and calls it if the attempt has already succeeded.
-func (d *detour) limit(stop context.CancelFunc) {
+// setCancel sets the function that cancels the search, and calls it if the attempt has already succeeded.
+func (d *detour) setCancel(stop context.CancelFunc) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stop = stop; d.opened {
+	if d.cancelSearch = stop; d.attemptOK {
 		stop()
 	}
 }
 
-// succeeded cancels the search.
-func (d *detour) succeeded() {
+// stopSearch cancels the search.
+func (d *detour) stopSearch() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.opened = true; d.stop != nil {
-		d.stop()
+	if d.attemptOK = true; d.cancelSearch != nil {
+		d.cancelSearch()
 	}
 }
 
@@ -54,35 +54,35 @@ func (d *detour) succeeded() {
 func (d *detour) hasFailed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.failed != nil
+	return d.attemptErr != nil
 }
 
 // Slow tries the other addresses of the name, while the attempt continues.
-func (o *owner) Slow() { (*conn)(o).goElsewhere() }
+func (o *owner) Slow() { (*conn)(o).failOver() }
 
 // Failed tries the other addresses of the name, or refuses the connection if they failed as well.
 func (o *owner) Failed(err error) {
 	c := (*conn)(o)
 	d := &c.detour
 	d.mu.Lock()
-	d.failed = err
-	begun, over, taken := d.begun, d.over, d.taken
+	d.attemptErr = err
+	begun, over, taken := d.started, d.ended, d.switched
 	d.mu.Unlock()
 	switch {
 	case !begun:
-		c.goElsewhere()
+		c.failOver()
 	case over && !taken:
-		c.unreachable(err)
+		c.refuseUnreachable(err)
 	}
 }
 
-// goElsewhere connects to one of the other addresses, and uses it unless the attempt has succeeded first. It runs once per
+// failOver connects to one of the other addresses, and uses it unless the attempt has succeeded first. It runs once per
 // connection.
-func (c *conn) goElsewhere() {
+func (c *conn) failOver() {
 	d := &c.detour
 	d.mu.Lock()
-	begun := d.begun
-	d.begun = true
+	begun := d.started
+	d.started = true
 	d.mu.Unlock()
 	if begun {
 		return
@@ -90,29 +90,29 @@ func (c *conn) goElsewhere() {
 	up := c.dialOthers()
 	taken := up != nil && d.attempt.Yield()
 	d.mu.Lock()
-	d.over, d.taken = true, taken
-	failed := d.failed
+	d.ended, d.switched = true, taken
+	failed := d.attemptErr
 	d.mu.Unlock()
 	switch {
 	case taken:
-		c.goOnAt(up)
+		c.continueAt(up)
 	case up != nil: // the attempt succeeded, or the connection was cut
 		socket.Abort(up)
 	case failed != nil:
-		c.unreachable(failed)
+		c.refuseUnreachable(failed)
 	}
 }
 
 // dialOthers connects to one of the other addresses. It returns nil if all refuse.
 func (c *conn) dialOthers() (up net.Conn) {
 	defer contain.Panic(c.p.cfg.Log, c.box.ID, func() {})
-	rt, ok := c.live.Passing()
+	rt, ok := c.live.Route()
 	if !ok {
 		return nil
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, c.detour.deadline)
 	defer cancel()
-	c.detour.limit(cancel)
+	c.detour.setCancel(cancel)
 	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled, c.detour.hasFailed)
 	if err != nil {
 		return nil
@@ -120,22 +120,22 @@ func (c *conn) dialOthers() (up net.Conn) {
 	return up
 }
 
-// goOnAt continues the connection with a connected server instead of the attempt's.
-func (c *conn) goOnAt(up net.Conn) {
+// continueAt continues the connection with a connected server instead of the attempt's.
+func (c *conn) continueAt(up net.Conn) {
 	c.own.Run(func() {
-		rt, ok := c.live.Passing()
+		rt, ok := c.live.Route()
 		if !c.live.Reclaim(c.tcp) || !ok { // it was cut
 			socket.Abort(up)
 			c.refuse(peek.Other, name.ReasonUnreachable)
 			return
 		}
-		c.reached(c.spliced.first, rt, up)
+		c.forwardTo(c.spliced.first, rt, up)
 	})
 }
 
-// unreachable refuses the connection because no address of its server accepts.
-func (c *conn) unreachable(err error) {
+// refuseUnreachable refuses the connection because no address of its server accepts.
+func (c *conn) refuseUnreachable(err error) {
 	c.own.Run(func() {
-		c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
+		c.refuseFailed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
 	})
 }

@@ -42,9 +42,9 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 // peer is the gateway's own. If the box has been removed, the connection is refused, even if its address belongs to another
 // box.
 func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
-	p.start(tcp, nil, func(tcp *net.TCPConn, own *socket.Owned) {
+	p.startHandler(tcp, nil, func(tcp *net.TCPConn, own *socket.Owned) {
 		c := p.newConn(tcp, netip.AddrPort{}, own)
-		c.from, c.only = box.V4, box
+		c.from, c.onlyBox = box.V4, box
 		own.Run(c.serveExplicit)
 	})
 }
@@ -55,7 +55,7 @@ func (c *conn) serveExplicit() {
 	if !c.admit() {
 		return
 	}
-	f, err := peek.Read(c.tcp, &c.first, nil, c.since.Add(c.p.cfg.PeekTimeout), time.Time{})
+	f, err := peek.Read(c.tcp, &c.firstClaim, nil, c.waitStart.Add(c.p.cfg.PeekTimeout), time.Time{})
 	switch {
 	case err != nil || f.Kind == peek.Oversize:
 		c.refusePeek(f, err)
@@ -75,9 +75,9 @@ type connKey struct{}
 
 // connect reads the head of a CONNECT and lets goproxy answer it.
 func (c *conn) connect(f peek.First) {
-	_ = c.tcp.SetReadDeadline(c.since.Add(c.p.cfg.PeekTimeout))
+	_ = c.tcp.SetReadDeadline(c.waitStart.Add(c.p.cfg.PeekTimeout))
 	rest := bytes.NewReader(f.Data)
-	in := bufio.NewReader(io.LimitReader(weighed{io.MultiReader(rest, c.tcp), &c.first}, peek.Cap))
+	in := bufio.NewReader(io.LimitReader(chargedReader{io.MultiReader(rest, c.tcp), &c.firstClaim}, peek.Cap))
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
@@ -107,16 +107,16 @@ func (c *conn) connect(f peek.First) {
 	}
 }
 
-// weighed reads a head and reserves memory for its parsed form, which is estimated as a multiple of its length.
-type weighed struct {
+// chargedReader reads a head and reserves memory for its parsed form, which is estimated as a multiple of its length.
+type chargedReader struct {
 	io.Reader
-	holds *memory.Claim
+	claim *memory.Claim
 }
 
 // Read implements io.Reader.
-func (w weighed) Read(p []byte) (int, error) {
+func (w chargedReader) Read(p []byte) (int, error) {
 	n, err := w.Reader.Read(p)
-	if n > 0 && !w.holds.Grow(header.SizeFactor*n) {
+	if n > 0 && !w.claim.Grow(header.SizeFactor*n) {
 		return 0, memory.ErrFull
 	}
 	return n, err
@@ -128,7 +128,7 @@ func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 	_ = problem.Write(c.tcp, *answer) // the client may have disconnected
-	c.last = true
+	c.linger = true
 }
 
 // newFront returns goproxy without its defaults: no certificate authority, no transport, no proxy from the environment.
@@ -172,7 +172,7 @@ func handleConnect(host string, ctx *goproxy.ProxyCtx) (*goproxy.ConnectAction, 
 				c.refuseConnect(refused)
 				return
 			}
-			c.tunnel()
+			c.acceptConnect()
 		},
 	}, host
 }
@@ -196,12 +196,12 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	} else if c.bound, err = name.Parse(host); err != nil {
 		return exchange.BadRequest("CONNECT needs a host name or an address.")
 	}
-	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
+	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, c.connRequest(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, port)
 	if addr := c.orig.Addr(); c.p.core.Router.IsOwn(addr) || c.p.core.Router.IsSink(addr) {
-		rt.Route = refused(rt.Route, name.ReasonHostPort)
+		rt.Route = refusedRoute(rt.Route, name.ReasonHostPort)
 	}
-	c.note(peek.First{}, rt.Route)
+	c.noteDecision(peek.First{}, rt.Route)
 	if err := rt.Err(); err != nil {
 		refused := problem.Of(err)
 		return &refused
@@ -209,14 +209,14 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	return nil
 }
 
-// tunnel accepts the CONNECT and continues as if the connection had been made to its authority.
-func (c *conn) tunnel() {
+// acceptConnect accepts the CONNECT and continues as if the connection had been made to its authority.
+func (c *conn) acceptConnect() {
 	if _, err := io.WriteString(c.tcp, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		c.event.Error = err.Error()
 		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
-	c.explicit, c.since = false, time.Now()
+	c.explicit, c.waitStart = false, time.Now()
 	c.serve()
 }
 

@@ -19,7 +19,7 @@ var (
 // Find returns the box and the counters for a source address.
 func (p *Proxy) Find(from netip.Addr) (*policy.Box, *usage.Box) {
 	c := &conn{p: p}
-	c.find(from)
+	c.findBox(from)
 	return c.box, c.usage
 }
 

@@ -6,15 +6,15 @@ import "boxgate/policy"
 func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
 	filled := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0}
 	if u := p.usages.Find(box); u != nil {
-		filled["connections"] = part(int64(p.live.Count(box)), u.Limit(policy.LimitConnections, p.cfg.MaxConns))
-		filled["interceptions"] = part(u.Interceptions.Load(), u.Limit(policy.LimitInterceptions, p.cfg.MaxInterceptions))
-		filled["streams"] = part(u.Streams.Load(), u.Limit(policy.LimitStreams, p.cfg.MaxStreams))
+		filled["connections"] = fraction(int64(p.live.Count(box)), u.Limit(policy.LimitConnections, p.cfg.MaxConns))
+		filled["interceptions"] = fraction(u.Interceptions.Load(), u.Limit(policy.LimitInterceptions, p.cfg.MaxInterceptions))
+		filled["streams"] = fraction(u.Streams.Load(), u.Limit(policy.LimitStreams, p.cfg.MaxStreams))
 	}
 	return filled
 }
 
-// part returns used as a fraction of limit, or 0 without a limit.
-func part(used int64, limit int) float64 {
+// fraction returns used as a fraction of limit, or 0 without a limit.
+func fraction(used int64, limit int) float64 {
 	if limit <= 0 {
 		return 0
 	}

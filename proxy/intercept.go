@@ -46,27 +46,27 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		c.handOver(func() step { c.serveHTTP2(s); return nil })
 		return
 	}
-	c.open()
+	c.startTraffic()
 	c.serveHTTP1(s)
 }
 
 // serveHTTP1 runs the message loop of HTTP/1.x. While the connection is idle between requests, it is handed over to a new
 // goroutine.
 func (c *conn) serveHTTP1(s *exchange.Session) {
-	if next := c.requests(s, func() (http1.Rest, error) { return http1.Serve(c.ctx, s) }); next != nil {
+	if next := c.serveRequests(s, func() (http1.Rest, error) { return http1.Serve(c.ctx, s) }); next != nil {
 		c.handOver(next)
 	}
 }
 
-// requests serves requests until the connection has ended or becomes idle. In the latter case it returns the step that
+// serveRequests serves requests until the connection has ended or becomes idle. In the latter case it returns the step that
 // continues.
-func (c *conn) requests(s *exchange.Session, serve http1.Rest) step {
+func (c *conn) serveRequests(s *exchange.Session, serve http1.Rest) step {
 	rest, err := serve()
 	if rest == nil {
-		c.finish(s, err)
+		c.closeGracefully(s, err)
 		return nil
 	}
-	return func() step { return c.requests(s, rest) }
+	return func() step { return c.serveRequests(s, rest) }
 }
 
 // serveHTTP2 runs the message loop of HTTP/2.
@@ -78,12 +78,12 @@ func (c *conn) serveHTTP2(s *exchange.Session) {
 		return
 	}
 	defer holds.Close()
-	c.open()
-	c.finish(s, http2.Serve(c.ctx, s, &holds))
+	c.startTraffic()
+	c.closeGracefully(s, http2.Serve(c.ctx, s, &holds))
 }
 
-// finish closes a connection gracefully after its message loop, so that the last response arrives.
-func (c *conn) finish(s *exchange.Session, err error) {
+// closeGracefully closes a connection gracefully after its message loop, so that the last response arrives.
+func (c *conn) closeGracefully(s *exchange.Session, err error) {
 	if c.live.Denied() != nil {
 		return
 	}
@@ -97,5 +97,5 @@ func (c *conn) finish(s *exchange.Session, err error) {
 	if t, ok := s.Client.(*socket.Terminated); ok {
 		_ = t.CloseWrite() // the client may have disconnected
 	}
-	c.last = true
+	c.linger = true
 }

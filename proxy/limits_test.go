@@ -135,7 +135,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	if told, lines := limited(r); told > flood || lines > most {
 		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
 	}
-	if r.Usages.Knows("box1") {
+	if r.Usages.Has("box1") {
 		t.Error("the closed box is still counted")
 	}
 }
@@ -167,7 +167,7 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 	if box, counts := r.Proxy.Find(r.Box.V4); box != nil || counts != r.Usages.Of(nil) {
 		t.Errorf("a box that is gone was found: %+v", box)
 	}
-	if r.Usages.Knows(r.Box.ID) {
+	if r.Usages.Has(r.Box.ID) {
 		t.Error("the box that is gone is counted")
 	}
 }
@@ -196,7 +196,7 @@ func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
 		_ = tls.Client(c, &tls.Config{ServerName: "denied.example.com", InsecureSkipVerify: true}).Handshake()
 	}
 	r.WantReason(name.ReasonUnknownBox)
-	if n := r.Proxy.TLSConfigs(); n > 0 || r.Usages.Knows(r.Box.ID) {
+	if n := r.Proxy.TLSConfigs(); n > 0 || r.Usages.Has(r.Box.ID) {
 		t.Errorf("kept for a box that is gone: %d TLS configurations", n)
 	}
 }

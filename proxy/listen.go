@@ -78,7 +78,7 @@ func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TC
 		switch {
 		case err == nil:
 			pause = acceptPause
-			p.start(c, count, handle)
+			p.startHandler(c, count, handle)
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case exhausted(err):
@@ -117,9 +117,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// start runs handle for one connection in a goroutine. During shutdown it resets the connection instead. Shutdown waits for
+// startHandler runs handle for one connection in a goroutine. During shutdown it resets the connection instead. Shutdown waits for
 // the handler.
-func (p *Proxy) start(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn, *socket.Owned)) {
+func (p *Proxy) startHandler(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn, *socket.Owned)) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
 		socket.Reset(c)
@@ -130,7 +130,7 @@ func (p *Proxy) start(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn,
 		socket.Reset(c)
 		return
 	}
-	p.crew.run(func() { handle(tcp, own) })
+	p.workers.run(func() { handle(tcp, own) })
 }
 
 // addListener registers a listener and returns its counter of open connections. After Retire or Shutdown it closes the

@@ -142,12 +142,12 @@ func (c *Config) setDefaults() {
 
 // Proxy is the egress proxy. Only [New] makes one. Safe for concurrent use.
 type Proxy struct {
-	cfg    Config
-	live   live.Table
-	usages *usage.Table
-	tls    tlsConfigs
-	crew   crew
-	keys   postgres.Keys
+	cfg     Config
+	live    live.Table
+	usages  *usage.Table
+	tls     tlsConfigs
+	workers workerPool
+	keys    postgres.Keys
 
 	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
 	core  exchange.Core            // shared by the exchanges of all connections
@@ -173,7 +173,7 @@ func New(cfg Config) (*Proxy, error) {
 	cfg.setDefaults()
 	p := &Proxy{cfg: cfg, front: newFront(), listeners: map[net.Listener]*atomic.Int64{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
-	p.crew = crew{jobs: make(chan func()), stop: p.base.Done()}
+	p.workers = workerPool{jobs: make(chan func()), stop: p.base.Done()}
 	router := route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
 	p.usages = usage.New(usage.Config{
 		Record: p.cfg.Audit.Record, Memory: p.cfg.Memory, Arrivals: p.cfg.MaxNewConns, Requests: p.cfg.MaxRequests,
@@ -220,13 +220,13 @@ func (p *Proxy) Revoke(secret string) {
 	p.core.Revoked.Revoke(secret)
 	if p.core.Revoked.Used(secret) {
 		p.recheckAll(slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Revoked() }))
-		p.leaveUpstream(secret)
+		p.cutUpstreamUsers(secret)
 	}
 }
 
-// leaveUpstream cuts the connections of the boxes whose upstream proxy is used with a secret, and closes the idle
+// cutUpstreamUsers cuts the connections of the boxes whose upstream proxy is used with a secret, and closes the idle
 // connections that they would use next.
-func (p *Proxy) leaveUpstream(secret string) {
+func (p *Proxy) cutUpstreamUsers(secret string) {
 	if _, used := p.upstreamSecrets.Load(secret); !used {
 		return
 	}

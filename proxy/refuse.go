@@ -28,7 +28,7 @@ func (c *conn) refuse(k peek.Kind, why name.Reason) {
 	if k == peek.TLS || k == peek.BadTLS {
 		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
 		_, _ = c.tcp.Write(accessDenied) // the client may have disconnected
-		c.last = true
+		c.linger = true
 		return
 	}
 	socket.Reset(c.tcp)
@@ -38,7 +38,7 @@ func (c *conn) refuse(k peek.Kind, why name.Reason) {
 // a public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
 // machines may trust as well, so names that mean a different host on each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
-	if c.p.cfg.DenyPage && f.Kind == peek.TLS && !f.NamesRoot() && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
+	if c.p.cfg.DenyPage && f.Kind == peek.TLS && !f.NamesRoot() && f.Name.IsPublic() && !c.p.belongsToHost(f.Name) && c.live.Denied() == nil {
 		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); page != nil {
 			defer page.End()
 			c.denyPage(f, rt)
@@ -90,7 +90,7 @@ func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Status = answer.Status
 	_ = problem.Write(client, answer) // the client may have disconnected
 	_ = client.CloseWrite()
-	c.last = true
+	c.linger = true
 }
 
 // accessDenied is a TLS record with the fatal alert access_denied (RFC 8446, 6.2): the answer to a ClientHello with a

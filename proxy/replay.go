@@ -14,13 +14,13 @@ import (
 type replayConn struct {
 	net.Conn // TCP, read and written directly
 	head     []byte
-	holds    *memory.Claim // for head
+	claim    *memory.Claim // for head
 	live     *live.Conn
 }
 
 // newReplay returns a replayConn that takes ownership of head, the first bytes of the connection.
 func newReplay(c *conn, head []byte) *replayConn {
-	return &replayConn{Conn: socket.NewDirect(c.tcp), head: head, holds: &c.first, live: c.live}
+	return &replayConn{Conn: socket.NewDirect(c.tcp), head: head, claim: &c.firstClaim, live: c.live}
 }
 
 // Read returns the peeked bytes first.
@@ -29,7 +29,7 @@ func (c *replayConn) Read(b []byte) (int, error) {
 		n := copy(b, c.head)
 		if c.head = c.head[n:]; len(c.head) == 0 {
 			c.head = nil // do not keep the buffer for the life of the connection
-			c.holds.Release()
+			c.claim.Release()
 		}
 		c.live.Out.Add(int64(n))
 		return n, nil

@@ -33,20 +33,20 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	to := c.target(rt)
 	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)
 	if err != nil {
-		c.failed(f.Kind, err)
+		c.refuseFailed(f.Kind, err)
 		return
 	}
-	if len(addrs) == 1 && rt.Action == policy.Splice && rt.Upstream == nil && c.passOn(f, rt, addrs[0], deadline) {
+	if len(addrs) == 1 && rt.Action == policy.Splice && rt.Upstream == nil && c.startTunnel(f, rt, addrs[0], deadline) {
 		return
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, deadline)
 	defer cancel()
 	up, err := c.p.core.Origins.DialFirst(ctx, c.box, to, addrs)
 	if err != nil {
-		c.failed(f.Kind, err)
+		c.refuseFailed(f.Kind, err)
 		return
 	}
-	c.reached(f, rt, up)
+	c.forwardTo(f, rt, up)
 }
 
 // target returns the destination of the connection under a route.
@@ -58,8 +58,8 @@ func (c *conn) target(rt route.Routed) origin.Target {
 	return to
 }
 
-// reached forwards between the client and a connected server.
-func (c *conn) reached(f peek.First, rt route.Routed, up net.Conn) {
+// forwardTo forwards between the client and a connected server.
+func (c *conn) forwardTo(f peek.First, rt route.Routed, up net.Conn) {
 	upstream, ok := socket.TCP(up)
 	if !ok || !c.live.Attach(upstream) {
 		_ = up.Close()
@@ -83,7 +83,7 @@ func (c *conn) isForURL(f peek.First, rt route.Routed) bool {
 // visit passes the connection to the server of the public URLs. The proxy still counts it and can cut it: a cut closes the
 // socket and does not wait for that server's handler.
 func (c *conn) visit(f peek.First, name name.Name) {
-	c.open()
+	c.startTraffic()
 	c.live.Watch(visiting{})
 	c.handOver(func() step {
 		ended := make(chan struct{})
@@ -133,7 +133,7 @@ func (v *visitor) Read(p []byte) (n int, err error) {
 	} else if n = copy(p, v.rest); n == len(v.rest) {
 		v.rest = nil
 		v.first.Recycle()
-		v.c.first.Release()
+		v.c.firstClaim.Release()
 	} else {
 		v.rest = v.rest[n:]
 	}
@@ -152,35 +152,35 @@ func (v *visitor) Write(p []byte) (int, error) {
 // upstream proxy knows it.
 func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at netip.Addr) {
 	rt.Asked, rt.Known = rt.At(at)
-	if c.live.Settle(rt); c.p.recheck(c.live) {
+	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return // recheck closed both
 	}
 	if rt.Action == policy.AwaitServer {
 		if !serverSpoke(c.tcp, upstream, c.p.cfg.IdleTimeout) {
 			c.live.Detach(upstream)
 			socket.Reset(upstream)
-			c.live.Settle(route.Routed{})
-			c.since, c.mustSpeak = time.Now(), true
+			c.live.SetRoute(route.Routed{})
+			c.waitStart, c.mustSpeak = time.Now(), true
 			c.proceed(c.peek()) // judged by what the client sends after the pause, if anything
 			return
 		}
 		rt.Action, rt.Known.Greeted = policy.Splice, true
-		if c.live.Settle(rt); c.p.recheck(c.live) {
+		if c.live.SetRoute(rt); c.p.recheck(c.live) {
 			return
 		}
 	}
 	_ = upstream.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout))
 	if _, err := upstream.Write(f.Data); err != nil {
 		_ = upstream.Close()
-		c.failed(f.Kind, err)
+		c.refuseFailed(f.Kind, err)
 		return
 	}
 	_ = upstream.SetWriteDeadline(time.Time{}) // fails only on a closed socket
 	c.live.Out.Add(int64(len(f.Data)))
 	c.spliced = spliced{first: f, at: at}
 	(*owner)(c).Opened()
-	t := c.p.core.Tunnels.Splice(c.tunnelled(), upstream)
-	c.leaveTo(t, t.Start)
+	t := c.p.core.Tunnels.Splice(c.tunnelSpec(), upstream)
+	c.passToTunnel(t, t.Start)
 }
 
 // relayLayered is relay for an upstream proxy that is reached over TLS, which takes goroutines. It does not support
@@ -189,7 +189,7 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	defer func() { socket.Reset(up) }()
 	at := addrPort(up.RemoteAddr()).Addr()
 	rt.Asked, rt.Known = rt.At(at)
-	if c.live.Settle(rt); c.p.recheck(c.live) {
+	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return // recheck closed both
 	}
 	if rt.Action != policy.Splice {
@@ -198,22 +198,22 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	}
 	_ = up.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout))
 	if _, err := up.Write(f.Data); err != nil {
-		c.failed(f.Kind, err)
+		c.refuseFailed(f.Kind, err)
 		return
 	}
 	_ = up.SetWriteDeadline(time.Time{}) // fails only on a closed socket
 	c.live.Out.Add(int64(len(f.Data)))
 	c.spliced = spliced{first: f, at: at}
 	(*owner)(c).Opened()
-	c.pass(c.tcp, up, &c.live.Out, &c.live.In)
-	c.last = true
+	c.relayBytes(c.tcp, up, &c.live.Out, &c.live.In)
+	c.linger = true
 }
 
-// passOn starts a tunnel that connects to the only address on its own, until the deadline. It returns false if the caller
+// startTunnel starts a tunnel that connects to the only address on its own, until the deadline. It returns false if the caller
 // has to connect.
-func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
+func (c *conn) startTunnel(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
 	rt.Asked, rt.Known = rt.At(to)
-	if c.live.Settle(rt); c.p.recheck(c.live) {
+	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return true // recheck closed it
 	}
 	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
@@ -221,12 +221,12 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 	if !ok {
 		return false
 	}
-	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), from, netip.AddrPortFrom(to, rt.Asked.Port), f.Data, time.Until(deadline))
+	t, err := c.p.core.Tunnels.Dial(c.tunnelSpec(), from, netip.AddrPortFrom(to, rt.Asked.Port), f.Data, time.Until(deadline))
 	if err != nil {
 		return false
 	}
 	c.detour.attempt, c.detour.deadline = t, deadline
-	c.leaveTo(t, t.Start)
+	c.passToTunnel(t, t.Start)
 	return true
 }
 
@@ -237,20 +237,20 @@ type spliced struct {
 	name  name.Name
 }
 
-// tunnelled returns the description of the connection's tunnel.
-func (c *conn) tunnelled() tunnel.Spec {
+// tunnelSpec returns the description of the connection's tunnel.
+func (c *conn) tunnelSpec() tunnel.Spec {
 	return tunnel.Spec{
 		Client: c.tcp, Box: c.box.ID, Owner: (*owner)(c),
 		Count: tunnel.Counters{In: &c.live.In, Out: &c.live.Out, Pipes: &c.usage.Pipes},
 	}
 }
 
-// leaveTo makes a tunnel the owner of the connection, starts it unless the connection was cut, and ends the handler's
+// passToTunnel makes a tunnel the owner of the connection, starts it unless the connection was cut, and ends the handler's
 // goroutine, which a tunnel does not need. The caller must not use the connection afterwards.
-func (c *conn) leaveTo(t io.Closer, start func()) {
+func (c *conn) passToTunnel(t io.Closer, start func()) {
 	c.head = nil
 	c.own.Pass(func() {
-		if c.live.Relay(t) {
+		if c.live.AttachTunnel(t) {
 			start()
 		}
 	})
@@ -262,12 +262,12 @@ type owner conn
 // Opened records that the server has received the first bytes.
 func (o *owner) Opened() {
 	c := (*conn)(o)
-	c.detour.succeeded()
+	c.detour.stopSearch()
 	c.spliced.first.Recycle()
 	c.spliced.first = peek.First{}
-	c.first.Release()
+	c.firstClaim.Release()
 	exchange.Dialled(&c.event, c.spliced.at, c.orig.Addr())
-	c.open()
+	c.startTraffic()
 }
 
 // Ended closes and records the connection.
@@ -284,8 +284,8 @@ func (o *owner) Ended(err error) {
 	})
 }
 
-// failed refuses an allowed connection whose server could not be reached, or whose resolved address was denied.
-func (c *conn) failed(k peek.Kind, err error) {
+// refuseFailed refuses an allowed connection whose server could not be reached, or whose resolved address was denied.
+func (c *conn) refuseFailed(k peek.Kind, err error) {
 	var denied *policy.DeniedError
 	if errors.As(err, &denied) {
 		d := denied.Decision

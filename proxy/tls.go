@@ -82,8 +82,8 @@ var loginProtocols = []string{"http/1.1", "http/1.0", "h2"}
 
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
 
-// isHosts reports whether a name belongs to the gateway's host regardless of the policy: localhost, or a public URL.
-func (p *Proxy) isHosts(n name.Name) bool {
+// belongsToHost reports whether a name belongs to the gateway's host regardless of the policy: localhost, or a public URL.
+func (p *Proxy) belongsToHost(n name.Name) bool {
 	return n.IsLoopback() || slices.ContainsFunc(p.cfg.Host, n.IsWithin)
 }
 

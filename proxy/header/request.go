@@ -9,14 +9,14 @@ import (
 // AppendRequest appends the head of r for the upstream: origin-form target, one Host, the box's fields without
 // hop-by-hop ones and without any variant of a header in set, then set. upgrade keeps an upgrade to WebSocket.
 func AppendRequest(dst []byte, r *h1.Request, set []rule.Field, upgrade bool) []byte {
-	return relay.AppendRequest(dst, r, upgrade, setting(set))
+	return relay.AppendRequest(dst, r, upgrade, headerSetter(set))
 }
 
-// setting is the list of headers that the gateway sets in a request.
-type setting []rule.Field
+// headerSetter is the list of headers that the gateway sets in a request.
+type headerSetter []rule.Field
 
 // AppendField implements [relay.RequestFields].
-func (s setting) AppendField(dst []byte, f *h1.Field) []byte {
+func (s headerSetter) AppendField(dst []byte, f *h1.Field) []byte {
 	if IsSet(f.Name, s) {
 		return dst
 	}
@@ -24,10 +24,10 @@ func (s setting) AppendField(dst []byte, f *h1.Field) []byte {
 }
 
 // Announces implements [relay.RequestFields].
-func (s setting) Announces(list []byte) bool { return !listsSet(list, s) }
+func (s headerSetter) Announces(list []byte) bool { return !listsSet(list, s) }
 
 // AppendOwn implements [relay.RequestFields].
-func (s setting) AppendOwn(dst []byte) []byte {
+func (s headerSetter) AppendOwn(dst []byte) []byte {
 	for i := range s {
 		if !s[i].Remove {
 			dst = h1.AppendPair(dst, s[i].Name, s[i].Value.Reveal())

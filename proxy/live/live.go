@@ -42,8 +42,8 @@ type Conn struct {
 	cut     *policy.DeniedError // set when the gateway closed it: no socket can be attached after that
 	stop    error               // the reason, if the policy did not cut it
 	sockets []net.Conn
-	relay   io.Closer     // owns the sockets if not nil
-	passes  *route.Routed // its route; nil if it has none or each request is routed separately
+	tunnel  io.Closer     // owns the sockets if not nil
+	route   *route.Routed // its route; nil if it has none or each request is routed separately
 	watcher Requests
 }
 
@@ -144,36 +144,36 @@ func (l *Conn) Attach(c net.Conn) bool {
 	return true
 }
 
-// Relay registers r to be closed by a cut, and passes the ownership of all attached sockets to it. If the connection was
+// AttachTunnel registers r to be closed by a cut, and passes the ownership of all attached sockets to it. If the connection was
 // already cut, it closes r and returns false. Closing r must not wait for the handler of the connection.
-func (l *Conn) Relay(r io.Closer) bool {
+func (l *Conn) AttachTunnel(r io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut != nil {
 		_ = r.Close()
 		return false
 	}
-	l.sockets, l.relay = nil, r
+	l.sockets, l.tunnel = nil, r
 	return true
 }
 
-// Reclaim undoes [Conn.Relay] after r has given up its sockets, and attaches c. If the connection was cut, it closes c and
+// Reclaim undoes [Conn.AttachTunnel] after r has given up its sockets, and attaches c. If the connection was cut, it closes c and
 // returns false.
 func (l *Conn) Reclaim(c net.Conn) bool {
 	l.mu.Lock()
-	l.relay = nil
+	l.tunnel = nil
 	l.mu.Unlock()
 	return l.Attach(c)
 }
 
-// Passing returns the route of the connection, or false if it has none.
-func (l *Conn) Passing() (route.Routed, bool) {
+// Route returns the route of the connection, or false if it has none.
+func (l *Conn) Route() (route.Routed, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.passes == nil {
+	if l.route == nil {
 		return route.Routed{}, false
 	}
-	return *l.passes, true
+	return *l.route, true
 }
 
 // Detach undoes [Conn.Attach]. Call it when c is closed or changes its owner.
@@ -183,13 +183,13 @@ func (l *Conn) Detach(c net.Conn) {
 	l.sockets = slices.DeleteFunc(l.sockets, func(o net.Conn) bool { return o == c })
 }
 
-// Settle sets the route of the connection. The zero value removes it.
-func (l *Conn) Settle(rt route.Routed) {
+// SetRoute sets the route of the connection. The zero value removes it.
+func (l *Conn) SetRoute(rt route.Routed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.passes = nil
+	l.route = nil
 	if rt.Action != policy.Refuse {
-		l.passes = &rt
+		l.route = &rt
 	}
 }
 
@@ -208,7 +208,7 @@ func (l *Conn) Client() net.Addr { return l.client }
 // it. It is false while the first bytes are read, and between the requests of an intercepted connection.
 func (l *Conn) Passes() bool {
 	l.mu.Lock()
-	cut, spliced, requests := l.cut != nil, l.relay != nil, l.watcher
+	cut, spliced, requests := l.cut != nil, l.tunnel != nil, l.watcher
 	l.mu.Unlock()
 	return !cut && (spliced || requests != nil && requests.InFlight())
 }
@@ -235,7 +235,7 @@ func (l *Conn) Stopped() error {
 func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
 	c := l.Box.Policy.Load()
 	l.mu.Lock()
-	was, watcher := l.passes, l.watcher
+	was, watcher := l.route, l.watcher
 	l.mu.Unlock()
 	if was != nil {
 		if why := was.OverruledBy(reroute(c, l.Box, *was)); why != nil {
@@ -275,8 +275,8 @@ func (l *Conn) Close(why *policy.DeniedError, stop error) bool {
 	l.cut, l.stop = why, stop
 	l.cancel()
 	socket.Reset(l.sockets...)
-	if l.relay != nil {
-		_ = l.relay.Close()
+	if l.tunnel != nil {
+		_ = l.tunnel.Close()
 	}
 	return true
 }

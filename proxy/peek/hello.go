@@ -76,7 +76,7 @@ func readExtensions(extensions wire) (name []byte, ok bool) {
 		case extPreSharedKey: // must be the last
 			ok = len(extensions) == 0 && body.preSharedKey()
 		default:
-			ok = body.unnamed(kind)
+			ok = body.validExtension(kind)
 		}
 		if !ok {
 			return nil, false
@@ -88,7 +88,7 @@ func readExtensions(extensions wire) (name []byte, ok bool) {
 // withoutRoot returns a whole ClientHello without the dot at the end of its first server name, or false if there is no such
 // dot. It does not check the hello further.
 func withoutRoot(data []byte) (rootless []byte, ok bool) {
-	hello := joined(data)
+	hello := joinRecords(data)
 	rest := wire(hello)
 	var skipped, extensions wire
 	if !rest.skip(handshakeHeader+2+helloRandom) || !rest.vector(1, &skipped) || !rest.vector(2, &skipped) || !rest.vector(1, &skipped) {
@@ -112,17 +112,17 @@ func withoutRoot(data []byte) (rootless []byte, ok bool) {
 			return nil, false
 		}
 		for _, length := range []int{2, all, at + 2, at + 4, at + 7} { // of the message, the extensions, this one, its list, the name
-			shorten(hello[length:])
+			decrement(hello[length:])
 		}
 		dot := len(hello) - len(extensions) - 1
-		return inRecord(append(hello[:dot], hello[dot+1:]...)), true
+		return splitRecords(append(hello[:dot], hello[dot+1:]...)), true
 	}
 	return nil, false
 }
 
-// joined returns a copy of the handshake message at the beginning of data, joined from its records, or nil if a record is
+// joinRecords returns a copy of the handshake message at the beginning of data, joined from its records, or nil if a record is
 // incomplete.
-func joined(data []byte) (message []byte) {
+func joinRecords(data []byte) (message []byte) {
 	for r := wire(data); ; {
 		if len(message) >= handshakeHeader {
 			if n := handshakeHeader + (int(message[1])<<16 | int(message[2])<<8 | int(message[3])); len(message) >= n {
@@ -137,15 +137,15 @@ func joined(data []byte) (message []byte) {
 	}
 }
 
-// shorten decrements a two-byte length, which is not zero.
-func shorten(length []byte) {
+// decrement decrements a two-byte length, which is not zero.
+func decrement(length []byte) {
 	if length[1]--; length[1] == 0xff {
 		length[0]--
 	}
 }
 
-// inRecord splits a handshake message into records.
-func inRecord(message []byte) (records []byte) {
+// splitRecords splits a handshake message into records.
+func splitRecords(message []byte) (records []byte) {
 	for len(message) > 0 {
 		n := min(len(message), maxPlaintext)
 		records = append(append(records, recordHandshake, legacyMajor, 1, byte(n>>8), byte(n)), message[:n]...)
@@ -154,8 +154,8 @@ func inRecord(message []byte) (records []byte) {
 	return records
 }
 
-// unnamed reports whether crypto/tls accepts the content of an extension that does not affect the destination.
-func (w wire) unnamed(kind uint16) bool {
+// validExtension reports whether crypto/tls accepts the content of an extension that does not affect the destination.
+func (w wire) validExtension(kind uint16) bool {
 	switch kind {
 	case extStatusRequest:
 		var skipped wire

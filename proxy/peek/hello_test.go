@@ -178,7 +178,7 @@ func FuzzWithoutRoot(f *testing.F) {
 		if again, twice := withoutRoot(rootless); ok && twice && len(again) == 0 {
 			t.Errorf("%x", data)
 		}
-		if name, ok := parsedName(rootless); ok && (name == "" || !bytes.Contains(joined(data), []byte(name+"."))) {
+		if name, ok := parsedName(rootless); ok && (name == "" || !bytes.Contains(joinRecords(data), []byte(name+"."))) {
 			t.Errorf("the name is %q", name)
 		}
 	})

@@ -47,7 +47,7 @@ type First struct {
 	Ended bool      // the client has closed its sending side
 	scan  helloScan
 
-	holds  *memory.Claim // for the part of Data beyond peekStart
+	claim  *memory.Claim // for the part of Data beyond peekStart
 	buffer *[]byte       // initial buffer of Data
 }
 
@@ -66,7 +66,7 @@ func (f *First) Recycle() {
 // deadline is [Silent]. Errors are those of reading, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. Read first
 // releases the memory that holds has reserved for earlier first bytes.
 func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
-	f := First{holds: holds}
+	f := First{claim: holds}
 	holds.Release()
 	if len(head) > peekStart && !holds.Grow(len(head)) {
 		return f, memory.ErrFull
@@ -83,11 +83,11 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 			return f, nil
 		}
 		if f.Ended {
-			return f.complete(), nil
+			return f.classifyEnded(), nil
 		}
 		until := deadline
 		if !silence.IsZero() {
-			until = f.patience(deadline, silence)
+			until = f.nextDeadline(deadline, silence)
 		}
 		if err := c.SetReadDeadline(until); err != nil {
 			return f, err
@@ -108,8 +108,8 @@ func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.T
 // it is assumed to wait for the server.
 const turnPause = 500 * time.Millisecond
 
-// patience returns the deadline for the next bytes where silence is allowed.
-func (f *First) patience(deadline, silence time.Time) time.Time {
+// nextDeadline returns the deadline for the next bytes where silence is allowed.
+func (f *First) nextDeadline(deadline, silence time.Time) time.Time {
 	switch {
 	case len(f.Data) == 0:
 		return silence
@@ -122,9 +122,9 @@ func (f *First) patience(deadline, silence time.Time) time.Time {
 	return deadline
 }
 
-// complete classifies the bytes of a client that sends no more. An incomplete message does not count as the protocol that
+// classifyEnded classifies the bytes of a client that sends no more. An incomplete message does not count as the protocol that
 // it begins like.
-func (f First) complete() First {
+func (f First) classifyEnded() First {
 	switch {
 	case len(f.Data) == 0:
 		f.Kind = Silent
@@ -140,7 +140,7 @@ func (f First) complete() First {
 func (f *First) read(c net.Conn) error {
 	if len(f.Data) == cap(f.Data) {
 		size := min(4*cap(f.Data), Cap)
-		if !f.holds.Grow(size - cap(f.Data)) {
+		if !f.claim.Grow(size - cap(f.Data)) {
 			return memory.ErrFull
 		}
 		grown := make([]byte, len(f.Data), size)

@@ -16,8 +16,8 @@ var safeParameters = []string{
 	"lock_timeout", "search_path", "standard_conforming_strings", "statement_timeout", "timezone",
 }
 
-// check compares the box's startup message with the login, and returns the parameters to forward.
-func (s *Session) check(asked startup) (map[string]string, *Refusal) {
+// checkStartup compares the box's startup message with the login, and returns the parameters to forward.
+func (s *Session) checkStartup(asked startup) (map[string]string, *Refusal) {
 	refuse := func(text string, args ...any) (map[string]string, *Refusal) {
 		return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
 	}
@@ -33,14 +33,14 @@ func (s *Session) check(asked startup) (map[string]string, *Refusal) {
 			passed[n] = value
 		default:
 			return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeUnsupported,
-				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", shown(n))}
+				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", truncated(n))}
 		}
 	}
 	return passed, nil
 }
 
-// shown truncates a text from the box for an error message.
-func shown(s string) string {
+// truncated truncates a text from the box for an error message.
+func truncated(s string) string {
 	const most = 64
 	if len(s) > most {
 		return s[:most] + "…"

@@ -25,18 +25,18 @@ import (
 // empty. Safe for concurrent use.
 type Keys struct {
 	mu   sync.Mutex
-	keys map[place][]ownKey // a list, because servers behind one name may have equal process IDs
+	keys map[keyScope][]issuedKey // a list, because servers behind one name may have equal process IDs
 }
 
-// place is the scope of a key: connections of a box to a host and port, for one process ID.
-type place struct {
+// keyScope is the scope of a key: connections of a box to a host and port, for one process ID.
+type keyScope struct {
 	box       policy.BoxID
 	authority string
 	process   uint32
 }
 
-// ownKey is a key that the gateway generated, and the server connection that it cancels.
-type ownKey struct {
+// issuedKey is a key that the gateway generated, and the server connection that it cancels.
+type issuedKey struct {
 	key []byte
 	of  backend
 }
@@ -58,27 +58,27 @@ const (
 
 // add generates and stores a key of n bytes for a connection of a box.
 func (k *Keys) add(box policy.BoxID, of backend, n int) cancel {
-	at := place{box, of.authority, of.process}
+	at := keyScope{box, of.authority, of.process}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.keys == nil {
-		k.keys = map[place][]ownKey{}
+		k.keys = map[keyScope][]issuedKey{}
 	}
 	for {
 		key := make([]byte, n)
 		_, _ = rand.Read(key) // never fails
-		if _, taken := find(k.keys[at], key); !taken {
-			k.keys[at] = append(k.keys[at], ownKey{key, of})
+		if _, taken := findKey(k.keys[at], key); !taken {
+			k.keys[at] = append(k.keys[at], issuedKey{key, of})
 			return cancel{of.process, key}
 		}
 	}
 }
 
 func (k *Keys) remove(box policy.BoxID, authority string, c cancel) {
-	at := place{box, authority, c.process}
+	at := keyScope{box, authority, c.process}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.keys[at] = slices.DeleteFunc(k.keys[at], func(own ownKey) bool { return bytes.Equal(own.key, c.key) })
+	k.keys[at] = slices.DeleteFunc(k.keys[at], func(own issuedKey) bool { return bytes.Equal(own.key, c.key) })
 	if len(k.keys[at]) == 0 {
 		delete(k.keys, at)
 	}
@@ -88,10 +88,10 @@ func (k *Keys) remove(box policy.BoxID, authority string, c cancel) {
 func (k *Keys) find(box policy.BoxID, authority string, c cancel) (backend, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return find(k.keys[place{box, authority, c.process}], c.key)
+	return findKey(k.keys[keyScope{box, authority, c.process}], c.key)
 }
 
-func find(keys []ownKey, key []byte) (of backend, found bool) {
+func findKey(keys []issuedKey, key []byte) (of backend, found bool) {
 	for _, own := range keys {
 		if subtle.ConstantTimeCompare(own.key, key) == 1 {
 			of, found = own.of, true

@@ -53,10 +53,10 @@ type attempt struct {
 	dialled  net.Conn
 	wire     socket.ToServer // carries the TLS connection
 	verified bool            // the TLS handshake has verified the server's name
-	failed   error           // error of the dial
+	dialErr  error           // error of the dial
 	in       io.Reader
 	minor    uint16 // requested minor version
-	messages *messages
+	messages *messageReader
 }
 
 // longKeys is the minor version of the protocol in which cancel keys have a variable length. It is also the newest
@@ -85,7 +85,7 @@ func (s *Session) login(ctx context.Context, parameters map[string]string, minor
 	if err != nil {
 		return nil, a.refusal(err)
 	}
-	server, err := a.take(conn)
+	server, err := a.hijack(conn)
 	if err != nil {
 		_ = a.dialled.Close()
 		return nil, a.refusal(err)
@@ -111,8 +111,8 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	c.SSLNegotiation, c.SSLCertMode, c.ChannelBinding = "postgres", "disable", "prefer"
 	c.MinProtocolVersion, c.MaxProtocolVersion = "3.0", fmt.Sprintf("3.%d", a.minor)
 	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		a.in = content{r, a.wire}
-		a.messages = &messages{r: a.in}
+		a.in = contentReader{r, a.wire}
+		a.messages = &messageReader{r: a.in}
 		return pgproto3.NewFrontend(a.messages, w)
 	}
 	c.AfterNetConnect, c.ValidateConnect, c.AfterConnect, c.OAuthTokenProvider = nil, nil, nil, nil
@@ -138,21 +138,21 @@ func (s *Session) tlsConfig(verified func()) *tls.Config {
 }
 
 func (a *attempt) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	if a.dialled, a.failed = a.s.Dial(ctx, netip.Addr{}); a.failed != nil {
-		return nil, a.failed
+	if a.dialled, a.dialErr = a.s.Dial(ctx, netip.Addr{}); a.dialErr != nil {
+		return nil, a.dialErr
 	}
 	a.wire = socket.NewToServer(a.dialled)
 	return a.wire, nil
 }
 
-// content reads the server's data inside TLS and reports to wire that there was some.
-type content struct {
+// contentReader reads the server's data inside TLS and reports to wire that there was some.
+type contentReader struct {
 	io.Reader
 	wire socket.ToServer
 }
 
 // Read implements [io.Reader].
-func (c content) Read(p []byte) (int, error) {
+func (c contentReader) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	if n > 0 {
 		c.wire.Content()
@@ -160,8 +160,8 @@ func (c content) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// take takes the connection over from pgconn after its login.
-func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
+// hijack takes the connection over from pgconn after its login.
+func (a *attempt) hijack(conn *pgconn.PgConn) (*server, error) {
 	taken, err := conn.Hijack()
 	if err != nil {
 		return nil, err
@@ -189,17 +189,17 @@ func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
 func (a *attempt) refusal(err error) *Refusal {
 	var said *pgconn.PgError
 	switch {
-	case a.failed != nil:
-		p := problem.Of(a.failed)
-		return &Refusal{p.Reason, codeUnreachable, p.Detail, a.failed}
+	case a.dialErr != nil:
+		p := problem.Of(a.dialErr)
+		return &Refusal{p.Reason, codeUnreachable, p.Detail, a.dialErr}
 	case a.dialled != nil && !a.verified:
 		return a.s.notVerified(err)
 	case errors.As(err, &said):
-		text, code := a.without(said.Message), state(said.Code)
+		text, code := a.withoutPassword(said.Message), sqlState(said.Code)
 		return &Refusal{name.ReasonUpstreamLogin, code, text, fmt.Errorf("the server refused the login: %s (%s)", text, code)}
 	}
 	return &Refusal{name.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,
-		errors.New(a.without(err.Error()))}
+		errors.New(a.withoutPassword(err.Error()))}
 }
 
 // notVerified is the refusal of a server that does not speak TLS, or has no valid certificate for the name.

@@ -18,9 +18,9 @@ const (
 	maxIterations = 100_000
 )
 
-// messages limits each read to the end of a server's message, so that a reader of single messages does not consume data
+// messageReader limits each read to the end of a server's message, so that a reader of single messages does not consume data
 // after the last. It fails on messages that would make the login costly.
-type messages struct {
+type messageReader struct {
 	r    io.Reader
 	head [5]byte // the type, and the length including itself
 	n    int     // bytes of head that were read
@@ -35,17 +35,17 @@ type messages struct {
 var errLogin = fmt.Errorf("the server has sent more than %d KiB during the login", maxLogin>>10)
 
 // Read implements [io.Reader].
-func (m *messages) Read(p []byte) (int, error) {
+func (m *messageReader) Read(p []byte) (int, error) {
 	if m.read > maxLogin {
 		return 0, errLogin
 	}
-	n, err := m.next(p)
+	n, err := m.readPart(p)
 	m.read += n
 	return n, err
 }
 
-// next reads at most up to the end of the current message.
-func (m *messages) next(p []byte) (int, error) {
+// readPart reads at most up to the end of the current message.
+func (m *messageReader) readPart(p []byte) (int, error) {
 	const authentication = 'R'
 	if m.head[0] == authentication && m.rest > 0 && m.rest <= maxMessage {
 		if err := m.challenge(); err != nil {
@@ -74,7 +74,7 @@ func (m *messages) next(p []byte) (int, error) {
 }
 
 // challenge reads an authentication message as a whole, and limits the cost of answering it.
-func (m *messages) challenge() error {
+func (m *messageReader) challenge() error {
 	m.body = make([]byte, m.rest)
 	if _, err := io.ReadFull(m.r, m.body); err != nil {
 		return err

@@ -32,7 +32,7 @@ func TestAttackCostlyProof(t *testing.T) {
 			}
 		}
 		for name, r := range map[string]io.Reader{"at once": bytes.NewReader(sent), "byte by byte": iotest.OneByteReader(bytes.NewReader(sent))} {
-			got, err := io.ReadAll(&messages{r: r})
+			got, err := io.ReadAll(&messageReader{r: r})
 			switch {
 			case fails && (err == nil || !strings.Contains(err.Error(), "iterations") || bytes.Contains(got, []byte("r=nonce"))):
 				t.Errorf("%s, %s: %q, %v", ask, name, got, err)

@@ -15,21 +15,21 @@ import (
 // sums.
 var verifiers = regexp.MustCompile(`(?i)SCRAM-SHA-256\$|md5[0-9a-f]{32}`)
 
-// without returns a text of the server, or a placeholder if it contains the password in some form: plain, in hexadecimal or
+// withoutPassword returns a text of the server, or a placeholder if it contains the password in some form: plain, in hexadecimal or
 // base64, escaped for SQL, JSON or URLs, or hashed as PostgreSQL does.
-func (a *attempt) without(text string) string {
+func (a *attempt) withoutPassword(text string) string {
 	switch {
 	case len(a.password) < scrub.MinLength:
 		return "(not shown: the password is so short that it could be any part of it)"
-	case verifiers.MatchString(text), scrub.New(a.forms()).Mask([]byte(text)):
+	case verifiers.MatchString(text), scrub.New(a.passwordForms()).Mask([]byte(text)):
 		return "(not shown: it holds the password)"
 	}
 	return text
 }
 
-// forms returns the forms of the password that package scrub does not derive itself. PostgreSQL's MD5 sums are of the
+// passwordForms returns the forms of the password that package scrub does not derive itself. PostgreSQL's MD5 sums are of the
 // password followed by the user name.
-func (a *attempt) forms() []string {
+func (a *attempt) passwordForms() []string {
 	forms := []string{a.password}
 	for _, quote := range []string{`'`, `"`, `\`} {
 		forms = append(forms, strings.ReplaceAll(a.password, quote, quote+quote))
@@ -41,8 +41,8 @@ func (a *attempt) forms() []string {
 	return forms
 }
 
-// state returns the server's SQLSTATE code if it is well-formed, or a generic one.
-func state(code string) string {
+// sqlState returns the server's SQLSTATE code if it is well-formed, or a generic one.
+func sqlState(code string) string {
 	if len(code) != 5 || strings.ContainsFunc(code, func(c rune) bool { return (c < '0' || c > '9') && (c < 'A' || c > 'Z') }) {
 		return codeUnreachable
 	}

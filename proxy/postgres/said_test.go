@@ -26,21 +26,21 @@ func TestServersDoNotTellThePassword(t *testing.T) {
 		"MD5": "md5" + hex.EncodeToString(sum[:]), "a sum": strings.ToUpper(hex.EncodeToString(sum[:])), "the proof of MD5": "md5" + strings.Repeat("0f", 16),
 		"a verifier": "SCRAM-SHA-256$4096:c2FsdA==$a2V5:a2V5",
 	} {
-		if got := a.without("password authentication failed with " + text + "."); got != "(not shown: it holds the password)" {
+		if got := a.withoutPassword("password authentication failed with " + text + "."); got != "(not shown: it holds the password)" {
 			t.Errorf("%s: %s", how, got)
 		}
 	}
 	for _, text := range []string{"", `password authentication failed for user "app"`, "no pg_hba.conf entry for host \"192.0.2.1\", user \"app\", database \"orders\", SSL encryption"} {
-		if got := a.without(text); got != text {
+		if got := a.withoutPassword(text); got != text {
 			t.Errorf("%q: %s", text, got)
 		}
 	}
 	a.password = "short"
-	if got := a.without("of some length"); !strings.HasPrefix(got, "(not shown") {
+	if got := a.withoutPassword("of some length"); !strings.HasPrefix(got, "(not shown") {
 		t.Error(got)
 	}
 	for code, want := range map[string]string{"28P01": "28P01", "canary": codeUnreachable, "": codeUnreachable, "28p01": codeUnreachable} {
-		if got := state(code); got != want {
+		if got := sqlState(code); got != want {
 			t.Errorf("%q: %s", code, got)
 		}
 	}

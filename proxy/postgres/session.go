@@ -57,38 +57,38 @@ func (s *Session) Open(ctx context.Context) (*Link, error) {
 	if err := s.Client.SetDeadline(time.Now().Add(s.HelloTimeout)); err != nil {
 		return nil, err
 	}
-	first, err := s.hello()
+	first, err := s.readHello()
 	if err != nil {
-		return nil, s.refuse(helloRefusal(err))
+		return nil, s.sendRefusal(helloRefusal(err))
 	}
 	if first.code == codeCancel {
 		return nil, s.cancel(ctx, first)
 	}
 	asked, err := parseStartup(first)
 	if err != nil {
-		return nil, s.refuse(helloRefusal(err))
+		return nil, s.sendRefusal(helloRefusal(err))
 	}
-	parameters, refused := s.check(asked)
+	parameters, refused := s.checkStartup(asked)
 	if refused != nil {
-		return nil, s.refuse(refused)
+		return nil, s.sendRefusal(refused)
 	}
 	server, refused := s.login(ctx, parameters, asked.minor)
 	if refused != nil {
-		return nil, s.refuse(refused)
+		return nil, s.sendRefusal(refused)
 	}
-	link := s.link(server)
-	if err := s.welcome(asked, server, link.key); err != nil {
+	link := s.newLink(server)
+	if err := s.confirmLogin(asked, server, link.key); err != nil {
 		link.Close()
 		return nil, &Refusal{Reason: name.ReasonClientTLS, Err: fmt.Errorf("telling the box that it is logged in: %w", err)}
 	}
 	return link, nil
 }
 
-// hello reads the box's packets up to a startup message or cancel request. TLS may come before it, directly or after an
+// readHello reads the box's packets up to a startup message or cancel request. TLS may come before it, directly or after an
 // SSLRequest; GSSAPI encryption is declined.
-func (s *Session) hello() (packet, error) {
+func (s *Session) readHello() (packet, error) {
 	if s.Direct {
-		if err := s.secure(); err != nil {
+		if err := s.startTLS(); err != nil {
 			return packet{}, err
 		}
 	}
@@ -105,7 +105,7 @@ func (s *Session) hello() (packet, error) {
 			if _, err := s.Client.Write([]byte{'S'}); err != nil {
 				return p, err
 			}
-			if err := s.secure(); err != nil {
+			if err := s.startTLS(); err != nil {
 				return p, err
 			}
 		case p.code == codeGSS && len(p.body) == 0 && !secured && !asked[1]:
@@ -127,7 +127,7 @@ type errHandshake struct{ error }
 // ProtocolName is the ALPN protocol of PostgreSQL. It is required for TLS without an SSLRequest.
 const ProtocolName = "postgresql"
 
-func (s *Session) secure() error {
+func (s *Session) startTLS() error {
 	conn, err := s.Terminate(s.Client)
 	if err != nil {
 		return errHandshake{err}
@@ -139,8 +139,8 @@ func (s *Session) secure() error {
 	return nil
 }
 
-// welcome completes the box's login with the server's parameters.
-func (s *Session) welcome(asked startup, server *server, key cancel) error {
+// confirmLogin completes the box's login with the server's parameters.
+func (s *Session) confirmLogin(asked startup, server *server, key cancel) error {
 	var b pgproto3Buffer
 	if asked.minor != server.minor || len(asked.options) > 0 {
 		// The documentation describes the minor version here, but PostgreSQL sends both and libpq accepts only that.
@@ -219,8 +219,8 @@ func helloRefusal(err error) *Refusal {
 	return &Refusal{Reason: name.ReasonProtocol, Err: fmt.Errorf("before the startup packet was complete: %w", err)}
 }
 
-// refuse sends a refusal to the box.
-func (s *Session) refuse(r *Refusal) error {
+// sendRefusal sends a refusal to the box.
+func (s *Session) sendRefusal(r *Refusal) error {
 	if r.Text == "" {
 		return r
 	}

@@ -73,11 +73,11 @@ func FuzzFollow(f *testing.F) {
 	f.Add([]byte("Q\x00\x00\x00\x0chello\x00\x00\x00X\x00\x00\x00\x04"), uint8(3))
 	f.Add([]byte("p\x00\x00\x00\x05x"), uint8(1))
 	f.Fuzz(func(t *testing.T, data []byte, piece uint8) {
-		whole, pieces := (&Server{}).follow(data), true
+		whole, pieces := (&Server{}).checkMessages(data), true
 		c := &Server{}
 		for rest := data; len(rest) > 0 && pieces; {
 			n := min(len(rest), int(piece)+1)
-			pieces = c.follow(rest[:n])
+			pieces = c.checkMessages(rest[:n])
 			rest = rest[n:]
 		}
 		if whole != pieces {
@@ -89,7 +89,7 @@ func FuzzFollow(f *testing.F) {
 // TestMessagesEndReads: a reader of one message does not consume data after it.
 func TestMessagesEndReads(t *testing.T) {
 	from := strings.NewReader("Z\x00\x00\x00\x05INext")
-	m := &messages{r: from}
+	m := &messageReader{r: from}
 	b := make([]byte, 64)
 	var got []byte
 	for len(got) < 6 {

@@ -31,15 +31,15 @@ type Upstream struct {
 // Error returns the text for the log.
 func (e *Upstream) Error() string {
 	if e.Err == nil {
-		return e.about()
+		return e.summary()
 	}
-	return e.about() + ": " + e.Err.Error()
+	return e.summary() + ": " + e.Err.Error()
 }
 
 // Unwrap returns the cause.
 func (e *Upstream) Unwrap() error { return e.Err }
 
-func (e *Upstream) about() string {
+func (e *Upstream) summary() string {
 	what := e.Name.String()
 	if what == "" {
 		what = "upstream"
@@ -54,10 +54,10 @@ func (e *Upstream) shown() string {
 			break
 		}
 		if s := text(e.Err); s != "" {
-			return e.about() + ": " + s
+			return e.summary() + ": " + s
 		}
 	}
-	return e.about()
+	return e.summary()
 }
 
 // Fixed is an error of the gateway with a constant text that may be shown to a box.

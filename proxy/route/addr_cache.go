@@ -32,7 +32,7 @@ type addrCaches struct {
 // of a host's addresses in each answer.
 type addrCache struct {
 	names []name.Name
-	turn  chan struct{} // semaphore of the goroutine that looks the names up
+	sem   chan struct{} // semaphore of the goroutine that looks the names up
 
 	// Guarded by the mu of addrCaches.
 	asked time.Time // last lookup; zero if it was incomplete
@@ -42,7 +42,7 @@ type addrCache struct {
 
 // contains reports whether a may be an address of one of the names.
 func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Box, names []name.Name, a netip.Addr, stale bool) bool {
-	at := c.of(names)
+	at := c.listFor(names)
 	complete := c.refresh(ctx, at, from, box)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,10 +54,10 @@ func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Bo
 	return held
 }
 
-func (c *addrCaches) of(names []name.Name) *addrCache {
+func (c *addrCaches) listFor(names []name.Name) *addrCache {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := &addrCache{names: names, turn: make(chan struct{}, 1), seen: map[netip.Addr]time.Time{}}
+	at := &addrCache{names: names, sem: make(chan struct{}, 1), seen: map[netip.Addr]time.Time{}}
 	if i := slices.IndexFunc(c.lists, func(o *addrCache) bool { return slices.Equal(o.names, names) }); i >= 0 {
 		at = c.lists[i]
 		c.lists = slices.Delete(c.lists, i, i+1)
@@ -89,8 +89,8 @@ func (c *addrCaches) refresh(ctx context.Context, at *addrCache, from Resolver, 
 		return true
 	}
 	select {
-	case at.turn <- struct{}{}:
-		defer func() { <-at.turn }()
+	case at.sem <- struct{}{}:
+		defer func() { <-at.sem }()
 	case <-ctx.Done():
 		return false
 	}
@@ -100,12 +100,12 @@ func (c *addrCaches) refresh(ctx context.Context, at *addrCache, from Resolver, 
 	found, complete := lookupAll(ctx, from, box, at.names)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at.note(found, complete)
+	at.update(found, complete)
 	return complete
 }
 
-// note records the addresses found.
-func (c *addrCache) note(found []netip.Addr, complete bool) {
+// update records the addresses found.
+func (c *addrCache) update(found []netip.Addr, complete bool) {
 	now := time.Now()
 	c.asked = time.Time{}
 	for a, when := range c.seen {
@@ -141,7 +141,7 @@ func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []name
 			mu.Lock()
 			defer mu.Unlock()
 			found = append(found, addrs...)
-			complete = complete && (err == nil || hasNone(err))
+			complete = complete && (err == nil || hasNoAddrs(err))
 			if fault != nil {
 				panicked = fault
 			}
@@ -161,8 +161,8 @@ func lookup(ctx context.Context, from Resolver, box *policy.Box, n name.Name) (a
 	return addrs, nil, err
 }
 
-// hasNone reports whether a failed lookup means that the name has no addresses.
-func hasNone(err error) bool {
+// hasNoAddrs reports whether a failed lookup means that the name has no addresses.
+func hasNoAddrs(err error) bool {
 	var missing interface{ NotFound() bool }
 	var denied *policy.DeniedError
 	return errors.As(err, &missing) && missing.NotFound() || errors.As(err, &denied)

@@ -23,7 +23,7 @@ type Resolver interface {
 	Granted(policy.BoxID, name.Name, netip.Addr) bool
 	// Hold extends a grant until release is called, and for a moment after that. It returns nil if there is no grant.
 	Hold(policy.BoxID, name.Name, netip.Addr) (release func())
-	// GrantedNames returns the names for which the box has received this address.
+	// GrantedNames returns the names that the box has received this address for.
 	GrantedNames(policy.BoxID, netip.Addr) []name.Name
 }
 
@@ -79,7 +79,7 @@ func (g *Router) cachesOf(ctx context.Context, box policy.BoxID) *addrCaches {
 // recheckLookup limits lookups that delay a change of the policy.
 const recheckLookup = 60 * time.Millisecond
 
-// Routed is a route with its request and evidence, by which it can be evaluated again later. The zero value refuses.
+// Routed is a route with its request and evidence, kept to evaluate it again later. The zero value refuses.
 type Routed struct {
 	policy.Route
 	Asked policy.Request
@@ -99,7 +99,7 @@ func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool)
 	return rt, rt.Needs == policy.NeedNothing
 }
 
-// Reroute routes open traffic again under a policy, in which other hosts may have rules. A change of the policy waits for
+// Reroute routes open traffic again under a policy with possibly other hosts in its rules. A change of the policy waits for
 // the result, so recent lookups suffice, and unknown addresses are not looked up.
 func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy.Route {
 	was.Known.Ruled, was.Known.NoAddr = policy.Unknown, true
@@ -112,17 +112,17 @@ func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy
 }
 
 // gather evaluates the policy, again after each piece of evidence that the route depends on. stale is as for
-// [Router.ruled].
+// [Router.mayBeRuled].
 func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt Routed, stale bool) Routed {
 	for {
 		rt.Route = c.Route(rt.Asked, rt.Known)
 		switch rt.Needs {
 		case policy.NeedAddr:
-			rt.Asked.Addr, rt.Known.NoAddr = g.locate(ctx, c, box, rt.Request, rt.Known.Bound), true
+			rt.Asked.Addr, rt.Known.NoAddr = g.resolveAllowed(ctx, c, box, rt.Request, rt.Known.Bound), true
 		case policy.NeedRuled:
-			rt.Known.Ruled = policy.AnswerOf(g.ruled(ctx, c, box, rt.leadsTo(), stale))
+			rt.Known.Ruled = policy.AnswerOf(g.mayBeRuled(ctx, c, box, rt.destination(), stale))
 		case policy.NeedOwned:
-			rt.Known.Owned = policy.AnswerOf(g.owns(ctx, box, rt.Request.Name, rt.Known.Dialled))
+			rt.Known.Owned = policy.AnswerOf(g.nameHasAddr(ctx, box, rt.Request.Name, rt.Known.Dialled))
 		default:
 			rt.Known = rt.Settle(rt.Known)
 			return rt
@@ -130,8 +130,8 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 	}
 }
 
-// leadsTo returns the address in question: the one dialled or, before that is known, the requested one.
-func (rt Routed) leadsTo() netip.AddrPort {
+// destination returns the address in question: the one dialled or, before that is known, the requested one.
+func (rt Routed) destination() netip.AddrPort {
 	if rt.Known.Dialled.IsValid() {
 		return netip.AddrPortFrom(rt.Known.Dialled, rt.Asked.Port)
 	}
@@ -164,11 +164,11 @@ func (rt Routed) OverruledBy(now policy.Route) *policy.DeniedError {
 	return &policy.DeniedError{Request: now.Request, Decision: d}
 }
 
-// ruled reports whether an address may belong to a host whose requests are judged or changed on the port: because the
+// mayBeRuled reports whether an address may belong to a host whose requests are judged or changed on the port: because the
 // policy has such a rule for every host, because the box has received the address for such a host in a DNS answer, or
 // because a lookup by the gateway returns it. Hosts under a wildcard are known only from the box's DNS answers. A name
 // whose lookup fails may have any address, unless stale permits results of the last hour.
-func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box, to netip.AddrPort, stale bool) bool {
+func (g *Router) mayBeRuled(ctx context.Context, c *policy.Compiled, box *policy.Box, to netip.AddrPort, stale bool) bool {
 	if !to.Addr().IsValid() || c.RulesEveryHost(to.Port()) {
 		return true
 	}
@@ -181,8 +181,8 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	return len(names) > 0 && g.cachesOf(ctx, box.ID).contains(ctx, g.resolver, box, names, at, stale)
 }
 
-// owns reports whether a name is known to have an address: by a valid DNS answer to the box, or by a lookup of the gateway.
-func (g *Router) owns(ctx context.Context, box *policy.Box, n name.Name, a netip.Addr) bool {
+// nameHasAddr reports whether a name is known to have an address: by a valid DNS answer to the box, or by a lookup of the gateway.
+func (g *Router) nameHasAddr(ctx context.Context, box *policy.Box, n name.Name, a netip.Addr) bool {
 	if g.resolver.Granted(box.ID, n, a) {
 		return true
 	}
@@ -192,9 +192,9 @@ func (g *Router) owns(ctx context.Context, box *policy.Box, n name.Name, a netip
 	return slices.ContainsFunc(found, func(f netip.Addr) bool { return f.Unmap() == a.Unmap() })
 }
 
-// locate returns the first address of a name for which the policy allows the request and the dial. The name is the one in
+// resolveAllowed returns the first address of a name for which the policy allows the request and the dial. The name is the one in
 // CONNECT, otherwise that of the request. It returns the zero Addr if there is no such address.
-func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name name.Name) netip.Addr {
+func (g *Router) resolveAllowed(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name name.Name) netip.Addr {
 	if name.IsZero() {
 		name = r.Name
 	}

@@ -118,7 +118,7 @@ func (w whole) Read(p []byte) (int, error) {
 // inflate decodes "deflate": the zlib format or, as some servers send it, raw deflate.
 func inflate(src io.Reader) (io.Reader, error) {
 	buffered := bufio.NewReader(src)
-	bare, err := isBare(buffered)
+	bare, err := isRawDeflate(buffered)
 	if err != nil {
 		return nil, err
 	}
@@ -132,8 +132,8 @@ func inflate(src io.Reader) (io.Reader, error) {
 	return whole{z, buffered}, nil
 }
 
-// isBare reports whether a deflate stream has no zlib header (RFC 1950, 2.2).
-func isBare(r *bufio.Reader) (bool, error) {
+// isRawDeflate reports whether a deflate stream has no zlib header (RFC 1950, 2.2).
+func isRawDeflate(r *bufio.Reader) (bool, error) {
 	b, err := r.Peek(2)
 	if len(b) < 2 {
 		return len(b) == 1, err
@@ -150,17 +150,17 @@ type encoder interface {
 
 // encoders are pooled because they are large. They favour speed over size: the compressed data does not leave the host.
 var encoders = map[string]*sync.Pool{
-	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return checked(w, err) }},
-	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return checked(w, err) }},
+	"gzip":    {New: func() any { w, err := gzip.NewWriterLevel(nil, gzip.BestSpeed); return mustEncoder(w, err) }},
+	"deflate": {New: func() any { w, err := zlib.NewWriterLevel(nil, zlib.BestSpeed); return mustEncoder(w, err) }},
 	"br":      {New: func() any { return brotli.NewWriterOptions(nil, brotli.WriterOptions{Quality: 2, LGWin: 16}) }},
 	"zstd": {New: func() any {
 		w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest),
 			zstd.WithWindowSize(128<<10), zstd.WithLowerEncoderMem(true), zstd.WithZeroFrames(true))
-		return checked(w, err)
+		return mustEncoder(w, err)
 	}},
 }
 
-func checked(w encoder, err error) encoder {
+func mustEncoder(w encoder, err error) encoder {
 	if err != nil {
 		panic(fmt.Sprintf("scrub: an encoder refuses its options: %v", err)) // they are constants
 	}

@@ -21,11 +21,11 @@ type Sink interface {
 // Masker masks a body chunk by chunk: a [Stream] or [Messages].
 type Masker interface {
 	mask(dst, part []byte) ([]byte, error)
-	end(dst []byte) ([]byte, error)
+	maskEnd(dst []byte) ([]byte, error)
 }
 
 func (s *Stream) mask(dst, part []byte) ([]byte, error) { return s.Append(dst, part), nil }
-func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil }
+func (s *Stream) maskEnd(dst []byte) ([]byte, error)    { return s.End(dst), nil }
 
 // Copy copies a body from src to dst, masked. The codings, in the order they were applied, are decoded and encoded
 // again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. After an error
@@ -36,15 +36,15 @@ func (s *Stream) end(dst []byte) ([]byte, error)        { return s.End(dst), nil
 // called as for a [Limit].
 func Copy(dst Sink, src Source, m Masker, codings []string, spare func(int), stop func() error) error {
 	c := &copying{dst: dst, src: src, masker: m, out: dst, spare: spare}
-	defer c.giveBack()
+	defer c.releaseEncoders()
 	in, err := newDecoder(codings, c, Limit{Between: copyBetween, Plain: copyPlain, Times: copyTimes, Stop: stop}, c.spare)
 	if err != nil {
-		return c.cutShort(err)
+		return c.mapDecodeError(err)
 	}
-	if err := c.encoder(codings); err != nil {
+	if err := c.stackEncoders(codings); err != nil {
 		return err
 	}
-	if err := c.run(in); err != nil || !c.any {
+	if err := c.copyBody(in); err != nil || !c.gotData {
 		return err
 	}
 	for _, e := range c.encoders {
@@ -69,15 +69,15 @@ type copying struct {
 	masker Masker
 	spare  func(int)
 
-	out      io.Writer // the outermost encoder, or dst
-	encoders []encoder // in the order data flows
-	lent     []func()
-	pending  bool // the encoders have unflushed data
-	any, eof bool // some data, and the end, was read
+	out          io.Writer // the outermost encoder, or dst
+	encoders     []encoder // in the order data flows
+	releases     []func()
+	pending      bool // the encoders have unflushed data
+	gotData, eof bool // some data, and the end, was read
 }
 
-func (c *copying) giveBack() {
-	for _, f := range c.lent {
+func (c *copying) releaseEncoders() {
+	for _, f := range c.releases {
 		f()
 	}
 }
@@ -85,18 +85,18 @@ func (c *copying) giveBack() {
 // Read reads the undecoded body, for the decoders.
 func (c *copying) Read(p []byte) (int, error) {
 	n, err := c.src.Read(p, c.flush)
-	c.any = c.any || n > 0
+	c.gotData = c.gotData || n > 0
 	c.eof = errors.Is(err, io.EOF)
 	return n, err
 }
 
-func (c *copying) encoder(codings []string) error {
+func (c *copying) stackEncoders(codings []string) error {
 	for i := len(codings) - 1; i >= 0; i-- {
 		e, giveBack, err := encode(codings[i], c.out)
 		if err != nil {
 			return err
 		}
-		c.lent = append(c.lent, giveBack)
+		c.releases = append(c.releases, giveBack)
 		c.encoders = append([]encoder{e}, c.encoders...)
 		c.out = e
 	}
@@ -106,7 +106,7 @@ func (c *copying) encoder(codings []string) error {
 // partSize is the number of bytes decoded at a time.
 const partSize = 32 << 10
 
-func (c *copying) run(in io.Reader) error {
+func (c *copying) copyBody(in io.Reader) error {
 	buf, out := make([]byte, partSize), []byte(nil)
 	for {
 		n, err := in.Read(buf)
@@ -121,12 +121,12 @@ func (c *copying) run(in io.Reader) error {
 		}
 		switch {
 		case errors.Is(err, io.EOF):
-			if out, err = c.masker.end(out[:0]); err != nil {
+			if out, err = c.masker.maskEnd(out[:0]); err != nil {
 				return err
 			}
 			return c.write(out)
 		case err != nil:
-			return c.cutShort(err)
+			return c.mapDecodeError(err)
 		}
 	}
 }
@@ -153,11 +153,11 @@ func (c *copying) flush() error {
 	return c.dst.Flush()
 }
 
-// cutShort maps an error of a decoder: to nil if the body is empty, which is valid in every coding, and io.EOF to
+// mapDecodeError maps an error of a decoder: to nil if the body is empty, which is valid in every coding, and io.EOF to
 // io.ErrUnexpectedEOF, because the body is truncated.
-func (c *copying) cutShort(err error) error {
+func (c *copying) mapDecodeError(err error) error {
 	switch {
-	case c.eof && !c.any:
+	case c.eof && !c.gotData:
 		return nil
 	case errors.Is(err, io.EOF):
 		return io.ErrUnexpectedEOF

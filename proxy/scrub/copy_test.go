@@ -326,7 +326,7 @@ func TestMessagesAreNotHeldBack(t *testing.T) {
 			t.Errorf("%q came out as %q", text, out)
 		}
 	}
-	if _, err := m.end(nil); err != nil {
+	if _, err := m.maskEnd(nil); err != nil {
 		t.Error(err)
 	}
 	if _, err := m.mask(nil, []byte(message(1, "x"))); !errors.Is(err, ErrCompressed) {
@@ -334,7 +334,7 @@ func TestMessagesAreNotHeldBack(t *testing.T) {
 	}
 	m = NewMessages(nil)
 	if _, _ = m.mask(nil, []byte(message(0, "cut short"))[:9]); true {
-		if _, err := m.end(nil); err == nil {
+		if _, err := m.maskEnd(nil); err == nil {
 			t.Error("a message cut short is taken for a good one")
 		}
 	}

@@ -23,8 +23,8 @@ type readings struct {
 // special marks the bytes that can begin an escape, or encode another byte.
 var special = [256]bool{'+': true, '%': true, '\\': true, '&': true}
 
-// of adds the readings of the beginning of b, which is not empty and begins with a special byte.
-func (r *readings) of(b []byte) {
+// parse adds the readings of the beginning of b, which is not empty and begins with a special byte.
+func (r *readings) parse(b []byte) {
 	r.byte(b[0], 1)
 	switch b[0] {
 	case '+':

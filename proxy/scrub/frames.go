@@ -51,7 +51,7 @@ const (
 func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	for len(part) > 0 {
 		if f.left == 0 {
-			n, done, err := f.begin(part)
+			n, done, err := f.readHeader(part)
 			if err != nil {
 				return dst, err
 			}
@@ -59,7 +59,7 @@ func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 			if !done {
 				return dst, nil
 			}
-			if dst, err = f.opened(dst); err != nil {
+			if dst, err = f.handleHeader(dst); err != nil {
 				return dst, err
 			}
 			continue
@@ -75,9 +75,9 @@ func (f *Frames) Append(dst, part []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// begin collects a frame header. It returns the number of bytes of part that belong to it, and whether the header is
+// readHeader collects a frame header. It returns the number of bytes of part that belong to it, and whether the header is
 // complete.
-func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
+func (f *Frames) readHeader(part []byte) (n int, complete bool, err error) {
 	for n < len(part) {
 		f.header = append(f.header, part[n])
 		n++
@@ -86,7 +86,7 @@ func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
 		}
 		size := int(f.header[1] &^ maskedBit)
 		long := map[int]int{126: 2, 127: 8}[size]
-		if len(f.header) == 2 && !f.legal(size) {
+		if len(f.header) == 2 && !f.validHeader(size) {
 			return n, false, ErrFrame
 		}
 		if len(f.header) < 2+long {
@@ -106,7 +106,7 @@ func (f *Frames) begin(part []byte) (n int, complete bool, err error) {
 	return n, false, nil
 }
 
-func (f *Frames) legal(size int) bool {
+func (f *Frames) validHeader(size int) bool {
 	first := f.header[0]
 	if first&reserved != 0 || f.header[1]&maskedBit != 0 {
 		return false
@@ -114,8 +114,8 @@ func (f *Frames) legal(size int) bool {
 	return first&controlBit == 0 || (first&finalBit != 0 && size <= shortMax)
 }
 
-// opened handles a complete header, and the end of a frame without a payload.
-func (f *Frames) opened(dst []byte) ([]byte, error) {
+// handleHeader handles a complete header, and the end of a frame without a payload.
+func (f *Frames) handleHeader(dst []byte) ([]byte, error) {
 	header := f.header
 	f.header = nil
 	if header[0]&controlBit != 0 {

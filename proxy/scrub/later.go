@@ -22,8 +22,8 @@ func (s *Set) latest() *Set {
 	return s
 }
 
-// with returns a set that finds the secrets of both. The sets that supersede s supersede it as well.
-func (s *Set) with(other *Set) *Set {
+// union returns a set that finds the secrets of both. The sets that supersede s supersede it as well.
+func (s *Set) union(other *Set) *Set {
 	if s == other {
 		return s
 	}
@@ -37,10 +37,10 @@ func (s *Set) with(other *Set) *Set {
 	return both
 }
 
-// now returns the set for the next chunk of the text: the stream's own set combined with the latest.
-func (s *Stream) now() *Set {
+// currentSet returns the set for the next chunk of the text: the stream's own set combined with the latest.
+func (s *Stream) currentSet() *Set {
 	if latest := s.own.latest(); latest != s.latest {
-		s.set, s.latest = s.own.with(latest), latest
+		s.set, s.latest = s.own.union(latest), latest
 	}
 	return s.set
 }

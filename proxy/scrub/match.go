@@ -40,7 +40,7 @@ func (p *pattern) find(b []byte) (end int, more bool) {
 			}
 			seen[t] = true
 		}
-		t = p.literally(b, t)
+		t = p.matchLiterals(b, t)
 		switch {
 		case t.symbol == len(p.want):
 			end = max(end, t.at)
@@ -48,40 +48,40 @@ func (p *pattern) find(b []byte) (end int, more bool) {
 			more = true
 		case special[b[t.at]]:
 			var short bool
-			threads, short = p.branch(b, t, threads)
+			threads, short = p.matchReadings(b, t, threads)
 			more = more || short
 		case p.wraps:
-			threads = p.turn(t, reading{text: [4]byte{b[t.at]}, n: 1, size: 1}, threads)
+			threads = p.afterLineBreak(t, reading{text: [4]byte{b[t.at]}, n: 1, size: 1}, threads)
 		}
 	}
 	return end, more
 }
 
-// literally follows a thread while there is only one way to read the text.
-func (p *pattern) literally(b []byte, t thread) thread {
+// matchLiterals follows a thread while there is only one way to read the text.
+func (p *pattern) matchLiterals(b []byte, t thread) thread {
 	for t.symbol < len(p.want) && t.at < len(b) && !special[b[t.at]] && p.matches(t.symbol, b[t.at]) {
 		t = thread{at: t.at + 1, symbol: t.symbol + 1}
 	}
 	return t
 }
 
-// branch adds a thread for each reading of the text at t, and reports whether the text ends before all of them are
+// matchReadings adds a thread for each reading of the text at t, and reports whether the text ends before all of them are
 // known.
-func (p *pattern) branch(b []byte, t thread, threads []thread) ([]thread, bool) {
+func (p *pattern) matchReadings(b []byte, t thread, threads []thread) ([]thread, bool) {
 	var all readings
-	all.of(b[t.at:])
+	all.parse(b[t.at:])
 	for _, r := range all.list[:all.n] {
-		if p.spells(t.symbol, r) {
+		if p.matchesReading(t.symbol, r) {
 			threads = append(threads, thread{at: t.at + r.size, symbol: t.symbol + r.n})
 		} else {
-			threads = p.turn(t, r, threads)
+			threads = p.afterLineBreak(t, r, threads)
 		}
 	}
 	return threads, all.short
 }
 
-// spells reports whether the reading matches the pattern from the symbol on.
-func (p *pattern) spells(symbol int, r reading) bool {
+// matchesReading reports whether the reading matches the pattern from the symbol on.
+func (p *pattern) matchesReading(symbol int, r reading) bool {
 	if symbol+r.n > len(p.want) {
 		return false
 	}
@@ -93,8 +93,8 @@ func (p *pattern) spells(symbol int, r reading) bool {
 	return true
 }
 
-// turn adds the thread that continues after a line break, if one was read: CR, LF or CRLF.
-func (p *pattern) turn(t thread, r reading, threads []thread) []thread {
+// afterLineBreak adds the thread that continues after a line break, if one was read: CR, LF or CRLF.
+func (p *pattern) afterLineBreak(t thread, r reading, threads []thread) []thread {
 	if !p.wraps || t.symbol < wrapFrom || r.n != 1 {
 		return threads
 	}

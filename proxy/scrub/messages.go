@@ -46,7 +46,7 @@ func (m *Messages) mask(dst, part []byte) ([]byte, error) {
 	return dst, nil
 }
 
-func (m *Messages) end(dst []byte) ([]byte, error) {
+func (m *Messages) maskEnd(dst []byte) ([]byte, error) {
 	if m.have > 0 {
 		return dst, io.ErrUnexpectedEOF
 	}

@@ -48,13 +48,13 @@ func (s *Set) add(p *pattern) {
 		switch {
 		case special[c]:
 			for _, second := range escapeSeconds(p, first) {
-				s.pair(first, second)
+				s.addPair(first, second)
 			}
 			if p.matches(0, first) || (c == '+' && p.matches(0, ' ')) {
-				s.pairAll(first, seconds)
+				s.addPairs(first, seconds)
 			}
 		case p.matches(0, first):
-			s.pairAll(first, seconds)
+			s.addPairs(first, seconds)
 		default:
 			continue
 		}
@@ -90,13 +90,13 @@ func escapeSeconds(p *pattern, first byte) (out []byte) {
 	return out
 }
 
-func (s *Set) pairAll(first byte, seconds []byte) {
+func (s *Set) addPairs(first byte, seconds []byte) {
 	for _, second := range seconds {
-		s.pair(first, second)
+		s.addPair(first, second)
 	}
 }
 
-func (s *Set) pair(first, second byte) {
+func (s *Set) addPair(first, second byte) {
 	i := uint(first)<<8 | uint(second)
 	s.pairs[i/64] |= 1 << (i % 64)
 }
@@ -111,7 +111,7 @@ func (s *Set) Mask(b []byte) bool {
 	if s == nil {
 		return false
 	}
-	_, _, masked := s.with(s.latest()).scan(b, 0, true)
+	_, _, masked := s.union(s.latest()).scan(b, 0, true)
 	return masked
 }
 
@@ -169,7 +169,7 @@ func (s *Set) skip(b []byte, at int) int {
 func (s *Set) find(b []byte) (end int, more bool) {
 	var escaped readings
 	if special[b[0]] {
-		escaped.of(b)
+		escaped.parse(b)
 	}
 	for _, p := range s.starts[b[0]] {
 		if !p.begins(b, &escaped) {
@@ -189,7 +189,7 @@ func (p *pattern) begins(b []byte, escaped *readings) bool {
 			return true
 		}
 		for _, r := range escaped.list[:escaped.n] {
-			if p.spells(0, r) {
+			if p.matchesReading(0, r) {
 				return true
 			}
 		}

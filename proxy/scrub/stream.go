@@ -6,7 +6,7 @@ type Stream struct {
 	own     *Set // the set of NewStream
 	latest  *Set // the set that superseded own when last checked
 	set     *Set // own and latest combined
-	held    []byte
+	tail    []byte
 	covered int // leading bytes of held that belong to a form begun before them
 }
 
@@ -19,24 +19,24 @@ func (s *Stream) Append(dst, part []byte) []byte {
 		return append(dst, part...)
 	}
 	start := len(dst)
-	dst = append(append(dst, s.held...), part...)
-	decided, covered, _ := s.now().scan(dst[start:], s.covered, false)
-	s.held = append(s.held[:0], dst[start+decided:]...)
+	dst = append(append(dst, s.tail...), part...)
+	decided, covered, _ := s.currentSet().scan(dst[start:], s.covered, false)
+	s.tail = append(s.tail[:0], dst[start+decided:]...)
 	s.covered = covered
 	return dst[:start+decided]
 }
 
 // End appends the buffered tail: the text is complete. The stream is then ready for another text.
 func (s *Stream) End(dst []byte) []byte {
-	if len(s.held) == 0 {
+	if len(s.tail) == 0 {
 		return dst
 	}
 	start := len(dst)
-	dst = append(dst, s.held...)
-	s.now().scan(dst[start:], s.covered, true)
-	s.held, s.covered = s.held[:0], 0
+	dst = append(dst, s.tail...)
+	s.currentSet().scan(dst[start:], s.covered, true)
+	s.tail, s.covered = s.tail[:0], 0
 	return dst
 }
 
 // Held returns the number of buffered bytes.
-func (s *Stream) Held() int { return len(s.held) }
+func (s *Stream) Held() int { return len(s.tail) }

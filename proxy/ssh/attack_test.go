@@ -255,7 +255,7 @@ func TestInflow(t *testing.T) {
 			defer from.Close()
 			f := newInflow(to, memory.New(1<<30, most).Account("box"))
 			defer f.Close()
-			s := f.open()
+			s := f.addStream()
 			go func() {
 				for {
 					if _, err := from.Write(make([]byte, 4096)); err != nil {
@@ -287,7 +287,7 @@ func TestInflow(t *testing.T) {
 			if total > limit+8192 || total < limit/2 {
 				t.Errorf("%d bytes were read; the limit is %d", total, limit)
 			}
-			s.took(total, true)
+			s.markConsumed(total, true)
 			if <-read == 0 {
 				t.Error("nothing is read after all was taken")
 			}
@@ -299,5 +299,5 @@ func TestInflow(t *testing.T) {
 func (f *inflow) stalled() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return !f.roomLocked()
+	return !f.hasCapacityLocked()
 }

@@ -116,7 +116,7 @@ func newEnds(f testing.TB) *ends {
 		Key: func(context.Context) (name.Secret, error) {
 			return name.NewSecret(string(pem.EncodeToMemory(block))), nil
 		},
-		Memory: e.budget.Account("box"), Entered: func() {}, Ask: func(Ask) (func(Outcome), bool) { return func(Outcome) {}, true },
+		Memory: e.budget.Account("box"), OnLogin: func() {}, OnRequest: func(Request) (func(Outcome), bool) { return func(Outcome) {}, true },
 		Log: zap.NewNop(), Handshake: 20 * time.Second, Idle: 20 * time.Second,
 	}
 	return e

@@ -38,60 +38,60 @@ const (
 // packet headers are counted with the data that they carry, window updates with the bytes that were sent.
 type inflow struct {
 	net.Conn
-	last atomic.Int64 // time of the last read, in Unix nanoseconds
-	sent atomic.Int64
+	lastRead atomic.Int64 // time of the last read, in Unix nanoseconds
+	sent     atomic.Int64
 
-	mu      sync.Mutex
-	freed   *sync.Cond
-	streams map[*stream]struct{}
-	read    int64 // bytes
-	taken   int64 // bytes of data that streams consumed
-	claim   memory.Claim
-	claimed int64 // bytes of claim in use
-	closed  bool
+	mu       sync.Mutex
+	changed  *sync.Cond
+	streams  map[*stream]struct{}
+	read     int64 // bytes
+	consumed int64 // bytes of data that streams consumed
+	claim    memory.Claim
+	claimed  int64 // bytes of claim in use
+	closed   bool
 }
 
 // stream is one reader of the data that arrives on a connection.
 type stream struct {
 	flow   *inflow
 	behind bool  // unconsumed data may have arrived since mark
-	mark   int64 // atLocked when the stream last found its channel empty
+	mark   int64 // positionLocked when the stream last found its channel empty
 }
 
 func newInflow(c net.Conn, account *memory.Account) *inflow {
 	f := &inflow{Conn: c, streams: map[*stream]struct{}{}}
-	f.freed = sync.NewCond(&f.mu)
+	f.changed = sync.NewCond(&f.mu)
 	f.claim.Open(account, memory.Buffers)
-	f.last.Store(time.Now().UnixNano())
+	f.lastRead.Store(time.Now().UnixNano())
 	return f
 }
 
 // Read reads from the connection once the backlog is below the limits.
 func (f *inflow) Read(b []byte) (int, error) {
-	if !f.await() {
+	if !f.awaitCapacity() {
 		return 0, net.ErrClosed
 	}
 	n, err := f.Conn.Read(b)
-	f.last.Store(time.Now().UnixNano())
+	f.lastRead.Store(time.Now().UnixNano())
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.read += int64(n)
 	return n, err
 }
 
-// await waits until the backlog allows a read. It returns false if the connection is closed.
-func (f *inflow) await() bool {
+// awaitCapacity waits until the backlog allows a read. It returns false if the connection is closed.
+func (f *inflow) awaitCapacity() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for !f.closed && !f.roomLocked() {
-		f.freed.Wait()
+	for !f.closed && !f.hasCapacityLocked() {
+		f.changed.Wait()
 	}
 	return !f.closed
 }
 
-// roomLocked reports whether more may be read, and adjusts the memory claim to the backlog.
-func (f *inflow) roomLocked() bool {
-	waits := f.waitsLocked()
+// hasCapacityLocked reports whether more may be read, and adjusts the memory claim to the backlog.
+func (f *inflow) hasCapacityLocked() bool {
+	waits := f.backlogLocked()
 	want := (max(0, waits-freeInflow)*inflowCost + claimStep - 1) / claimStep * claimStep
 	switch {
 	case waits >= maxInflow:
@@ -107,8 +107,8 @@ func (f *inflow) roomLocked() bool {
 	return true
 }
 
-// waitsLocked returns the backlog: an upper estimate of the bytes that were read and not consumed.
-func (f *inflow) waitsLocked() int64 {
+// backlogLocked returns the backlog: an upper estimate of the bytes that were read and not consumed.
+func (f *inflow) backlogLocked() int64 {
 	least := int64(math.MaxInt64)
 	for s := range f.streams {
 		if s.behind {
@@ -118,12 +118,12 @@ func (f *inflow) waitsLocked() int64 {
 	if least == math.MaxInt64 {
 		return 0
 	}
-	return max(0, f.atLocked()-least)
+	return max(0, f.positionLocked()-least)
 }
 
-// atLocked returns the bytes read minus all data and overhead accounted for.
-func (f *inflow) atLocked() int64 {
-	return f.read - f.taken - f.taken/headerPart - f.sent.Load()/updatePart
+// positionLocked returns the bytes read minus all data and overhead accounted for.
+func (f *inflow) positionLocked() int64 {
+	return f.read - f.consumed - f.consumed/headerPart - f.sent.Load()/updatePart
 }
 
 // Write writes to the connection.
@@ -144,7 +144,7 @@ func (f *inflow) Close() error {
 		return nil
 	}
 	f.closed = true
-	f.freed.Broadcast()
+	f.changed.Broadcast()
 	f.claim.Close()
 	return f.SetDeadline(time.Unix(1, 0))
 }
@@ -164,54 +164,54 @@ func (f *inflow) setDeadline(t time.Time) {
 	}
 }
 
-// open adds a stream. It counts as behind until the first call of [stream.waiting].
-func (f *inflow) open() *stream {
+// addStream adds a stream. It counts as behind until the first call of [stream.markCaughtUp].
+func (f *inflow) addStream() *stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &stream{flow: f, behind: true, mark: f.atLocked()}
+	s := &stream{flow: f, behind: true, mark: f.positionLocked()}
 	f.streams[s] = struct{}{}
 	return s
 }
 
-// waiting records that the stream has consumed everything and is about to block.
-func (s *stream) waiting() { s.set(func() { s.behind = false }) }
+// markCaughtUp records that the stream has consumed everything and is about to block.
+func (s *stream) markCaughtUp() { s.update(func() { s.behind = false }) }
 
-// took records that the stream consumed n bytes. all reports whether its channel is empty now. The stream counts as behind
+// markConsumed records that the stream consumed n bytes. all reports whether its channel is empty now. The stream counts as behind
 // until it waits again.
-func (s *stream) took(n int, all bool) {
-	s.set(func() {
-		s.flow.taken += int64(n)
+func (s *stream) markConsumed(n int, all bool) {
+	s.update(func() {
+		s.flow.consumed += int64(n)
 		s.behind = true
 		if all {
-			s.mark = s.flow.atLocked()
+			s.mark = s.flow.positionLocked()
 		}
 	})
 }
 
-// end removes the stream.
-func (s *stream) end() { s.set(func() { delete(s.flow.streams, s) }) }
+// remove removes the stream.
+func (s *stream) remove() { s.update(func() { delete(s.flow.streams, s) }) }
 
-func (s *stream) set(change func()) {
+func (s *stream) update(change func()) {
 	s.flow.mu.Lock()
 	defer s.flow.mu.Unlock()
 	change()
-	s.flow.freed.Broadcast()
+	s.flow.changed.Broadcast()
 }
 
-// each calls take for each value of a channel of the connection, one at a time, until the channel is closed.
-func each[T any](f *inflow, from <-chan T, take func(T)) {
-	s := f.open()
-	defer s.end()
+// forEach calls take for each value of a channel of the connection, one at a time, until the channel is closed.
+func forEach[T any](f *inflow, from <-chan T, take func(T)) {
+	s := f.addStream()
+	defer s.remove()
 	for {
-		s.waiting()
+		s.markCaughtUp()
 		v, ok := <-from
 		if !ok {
 			return
 		}
-		s.took(0, len(from) == 0)
+		s.markConsumed(0, len(from) == 0)
 		take(v)
 	}
 }
 
 // idle returns the time since the last read.
-func (f *inflow) idle() time.Duration { return time.Since(time.Unix(0, f.last.Load())) }
+func (f *inflow) idle() time.Duration { return time.Since(time.Unix(0, f.lastRead.Load())) }

@@ -10,8 +10,8 @@ import (
 
 // judge decides about a command, shell or subsystem. It returns the command in the form to forward, which is the form that
 // was judged, and for a refusal the text that the box sees.
-func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
-	asked = Ask{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
+func (c *conn) judge(kind, text string) (asked Request, command, why string) {
+	asked = Request{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
 	switch {
 	case !c.Rule.Limited():
 		asked.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed

@@ -34,11 +34,11 @@ func ParseKey(secret name.Secret) (gossh.Signer, error) {
 	case err != nil:
 		return nil, errKeyForm
 	}
-	return modern(signer)
+	return withoutSHA1(signer)
 }
 
-// modern restricts a signer to signature algorithms without SHA-1.
-func modern(signer gossh.Signer) (gossh.Signer, error) {
+// withoutSHA1 restricts a signer to signature algorithms without SHA-1.
+func withoutSHA1(signer gossh.Signer) (gossh.Signer, error) {
 	public, ok := signer.PublicKey().(gossh.CryptoPublicKey)
 	algorithms, can := signer.(gossh.AlgorithmSigner)
 	if !ok || !can {
@@ -102,9 +102,9 @@ func (k hostKeys) algorithms() (out []string) {
 // check implements [gossh.HostKeyCallback].
 func (k hostKeys) check(addr string, remote net.Addr, key gossh.PublicKey) error {
 	checker := gossh.CertChecker{
-		IsHostAuthority: func(authority gossh.PublicKey, _ string) bool { return has(k.authorities, authority) },
+		IsHostAuthority: func(authority gossh.PublicKey, _ string) bool { return containsKey(k.authorities, authority) },
 		HostKeyFallback: func(_ string, _ net.Addr, key gossh.PublicKey) error {
-			if has(k.own, key) {
+			if containsKey(k.own, key) {
 				return nil
 			}
 			return errHostKey
@@ -116,7 +116,7 @@ func (k hostKeys) check(addr string, remote net.Addr, key gossh.PublicKey) error
 	return nil
 }
 
-func has(keys []gossh.PublicKey, key gossh.PublicKey) bool {
+func containsKey(keys []gossh.PublicKey, key gossh.PublicKey) bool {
 	blob := key.Marshal()
 	return slices.ContainsFunc(keys, func(k gossh.PublicKey) bool { return bytes.Equal(k.Marshal(), blob) })
 }

@@ -10,9 +10,9 @@ import (
 func pump(to io.Writer, from io.Reader, of *stream, count *atomic.Int64) {
 	buf := make([]byte, pumpBuffer)
 	for {
-		of.waiting()
+		of.markCaughtUp()
 		n, err := from.Read(buf)
-		of.took(n, n < len(buf))
+		of.markConsumed(n, n < len(buf))
 		if n > 0 && to != nil {
 			passed, failed := to.Write(buf[:n])
 			count.Add(int64(passed))

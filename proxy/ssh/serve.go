@@ -34,19 +34,19 @@ type Login struct {
 	Dial func(context.Context) (net.Conn, error)
 	// Memory accounts for buffers.
 	Memory *memory.Account
-	// Entered is called when the box is logged in.
-	Entered func()
-	// Ask is called for each command and everything else that the box requests and that is judged, with the decision. It
+	// OnLogin is called when the box is logged in.
+	OnLogin func()
+	// OnRequest is called for each command and everything else that the box requests and that is judged, with the decision. It
 	// returns a function to call when the command has ended, and false if the box exceeds its rate of requests.
-	Ask func(Ask) (ended func(Outcome), ok bool)
+	OnRequest func(Request) (ended func(Outcome), ok bool)
 	// Log receives panics.
 	Log *zap.Logger
 	// Handshake limits the duration of each handshake, Idle the time without data from either side.
 	Handshake, Idle time.Duration
 }
 
-// Ask is a request of a box on a connection, with its decision.
-type Ask struct {
+// Request is a request of a box on a connection, with its decision.
+type Request struct {
 	Verb     string // git service; or exec, shell, the subsystem, or the type of a channel
 	What     string // the repository or the program's name; may be empty
 	Decision policy.Decision
@@ -109,32 +109,32 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 	defer l.Memory.Release(memory.Connections, connCost)
 	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory), gone: make(chan struct{})}
 	defer c.close()
-	opening := c.box.open() // until the login, all data counts as backlog
+	opening := c.box.addStream() // until the login, all data counts as backlog
 	defer context.AfterFunc(ctx, c.close)()
 	c.box.setDeadline(time.Now().Add(l.Handshake))
-	shown, channels, requests, err := c.welcome()
-	opening.end()
+	shown, channels, requests, err := c.handshakeBox()
+	opening.remove()
 	switch {
-	case c.failed != nil:
-		return c.failed
+	case c.failure != nil:
+		return c.failure
 	case err != nil:
 		return err
 	}
 	c.box.setDeadline(time.Time{})
-	l.Entered()
-	c.pass(shown, channels, requests)
+	l.OnLogin()
+	c.forwardAll(shown, channels, requests)
 	return nil
 }
 
-// welcome performs the handshake with the box.
-func (c *conn) welcome() (shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, err error) {
-	defer c.sound(&err)
+// handshakeBox performs the handshake with the box.
+func (c *conn) handshakeBox() (shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, err error) {
+	defer c.recoverError(&err)
 	return gossh.NewServerConn(c.box, c.config())
 }
 
-// sound recovers from a panic in a handshake and returns it as an error. A peer can cause one: x/crypto/ssh reads the
+// recoverError recovers from a panic in a handshake and returns it as an error. A peer can cause one: x/crypto/ssh reads the
 // agreed algorithms while a second key exchange, which the peer may start immediately, can reset them to nil.
-func (c *conn) sound(err *error) {
+func (c *conn) recoverError(err *error) {
 	if v := recover(); v != nil {
 		contain.Log(c.Log, "panic in a handshake of SSH", c.Box, v)
 		*err = contain.ErrFault
@@ -144,16 +144,16 @@ func (c *conn) sound(err *error) {
 // conn is the state of a connection during Serve.
 type conn struct {
 	Login
-	ctx    context.Context
-	box    *inflow
-	pre    gossh.ServerPreAuthConn
-	failed *Failure
+	ctx     context.Context
+	box     *inflow
+	pre     gossh.ServerPreAuthConn
+	failure *Failure
 
-	mu       sync.Mutex
-	closed   bool
-	leaving  bool // the server is gone: no new sessions
-	upstream *inflow
-	server   gossh.Conn // nil until the gateway is logged in
+	mu            sync.Mutex
+	closed        bool
+	noNewSessions bool // the server is gone: no new sessions
+	upstream      *inflow
+	server        gossh.Conn // nil until the gateway is logged in
 
 	gone     chan struct{}           // closed when the server is gone
 	channels <-chan gossh.NewChannel // from the server
@@ -182,8 +182,8 @@ func (c *conn) contained(f func()) func() {
 	}
 }
 
-// attach sets the connection to the server. If c is closed already, it closes up and returns false.
-func (c *conn) attach(up net.Conn) bool {
+// setUpstream sets the connection to the server. If c is closed already, it closes up and returns false.
+func (c *conn) setUpstream(up net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -197,7 +197,7 @@ func (c *conn) attach(up net.Conn) bool {
 // config returns the configuration for the handshake with the box. It accepts any authentication, and drops passwords and
 // keys unread: the box is already identified. The gateway logs in to the server before the box is logged in.
 func (c *conn) config() *gossh.ServerConfig {
-	enter := func(m gossh.ConnMetadata) (*gossh.Permissions, error) { return nil, c.enter(m.User()) }
+	enter := func(m gossh.ConnMetadata) (*gossh.Permissions, error) { return nil, c.onAuth(m.User()) }
 	config := &gossh.ServerConfig{
 		Config: algorithms(), ServerVersion: version, MaxAuthTries: 1,
 		PreAuthConnCallback:  func(pre gossh.ServerPreAuthConn) { c.pre = pre },
@@ -213,27 +213,27 @@ func (c *conn) config() *gossh.ServerConfig {
 	return config
 }
 
-// enter logs the gateway in to the server. On failure it sends the reason to the box as a banner, and stops reading from
+// onAuth logs the gateway in to the server. On failure it sends the reason to the box as a banner, and stops reading from
 // it.
-func (c *conn) enter(user string) error {
+func (c *conn) onAuth(user string) error {
 	if c.server != nil {
 		return nil
 	}
-	if c.failed == nil {
+	if c.failure == nil {
 		c.box.setDeadline(time.Time{})
-		c.failed = c.login(user)
+		c.failure = c.logIn(user)
 		c.box.setDeadline(time.Now().Add(c.Handshake))
 	}
-	if c.failed == nil {
+	if c.failure == nil {
 		return nil
 	}
-	_ = c.pre.SendAuthBanner("boxgate: " + c.failed.Shown + "\r\n")
+	_ = c.pre.SendAuthBanner("boxgate: " + c.failure.Shown + "\r\n")
 	_ = c.box.Close()
-	return c.failed
+	return c.failure
 }
 
-// login logs the gateway in to the server.
-func (c *conn) login(user string) *Failure {
+// logIn logs the gateway in to the server.
+func (c *conn) logIn(user string) *Failure {
 	if user != c.Rule.User {
 		return &Failure{Reason: name.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s is for the user %s and no other", c.Host, c.Rule.User)}
 	}
@@ -251,7 +251,7 @@ func (c *conn) login(user string) *Failure {
 	if err != nil {
 		return &Failure{name.ReasonUnreachable, c.Host.String() + " could not be reached", err}
 	}
-	if !c.attach(up) {
+	if !c.setUpstream(up) {
 		return &Failure{name.ReasonUnreachable, "the connection was closed", net.ErrClosed}
 	}
 	return c.authenticate(known, signer)
@@ -286,18 +286,18 @@ func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
 		BannerCallback: c.banner(),
 	}
 	c.upstream.setDeadline(time.Now().Add(c.Handshake))
-	opening := c.upstream.open()
-	defer opening.end()
-	if err := c.greet(config); err != nil {
-		return c.unauthenticated(err, verified)
+	opening := c.upstream.addStream()
+	defer opening.remove()
+	if err := c.handshakeServer(config); err != nil {
+		return c.loginFailure(err, verified)
 	}
 	c.upstream.setDeadline(time.Time{})
 	return nil
 }
 
-// greet runs the library's handshake with the server.
-func (c *conn) greet(config *gossh.ClientConfig) (err error) {
-	defer c.sound(&err)
+// handshakeServer runs the library's handshake with the server.
+func (c *conn) handshakeServer(config *gossh.ClientConfig) (err error) {
+	defer c.recoverError(&err)
 	server, channels, requests, err := gossh.NewClientConn(c.upstream, fmt.Sprintf("%s:%d", c.Host, c.Port), config)
 	if err == nil {
 		c.server, c.channels, c.requests = server, channels, requests
@@ -305,8 +305,8 @@ func (c *conn) greet(config *gossh.ClientConfig) (err error) {
 	return err
 }
 
-// unauthenticated maps an error of the handshake with the server to a failure.
-func (c *conn) unauthenticated(err error, verified bool) *Failure {
+// loginFailure maps an error of the handshake with the server to a failure.
+func (c *conn) loginFailure(err error, verified bool) *Failure {
 	var algorithm *gossh.AlgorithmNegotiationError
 	switch host := c.Host.String(); {
 	case errors.Is(err, errHostKey):
@@ -334,13 +334,13 @@ func (c *conn) banner() gossh.BannerCallback {
 	}
 }
 
-// pass forwards between both sides until one of them closes the connection and running sessions have ended.
-func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request) {
+// forwardAll forwards between both sides until one of them closes the connection and running sessions have ended.
+func (c *conn) forwardAll(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request) {
 	defer c.closeIdle().Stop()
 	var rest sync.WaitGroup
 	rest.Go(c.contained(func() { c.refuseRequests(requests) }))
-	rest.Go(c.contained(func() { each(c.upstream, c.requests, func(r *gossh.Request) { _ = r.Reply(false, nil) }) }))
-	rest.Go(c.contained(func() { each(c.upstream, c.channels, prohibit) }))
+	rest.Go(c.contained(func() { forEach(c.upstream, c.requests, func(r *gossh.Request) { _ = r.Reply(false, nil) }) }))
+	rest.Go(c.contained(func() { forEach(c.upstream, c.channels, rejectProhibited) }))
 	rest.Go(c.contained(func() { c.accept(channels) }))
 	rest.Go(c.contained(func() {
 		_ = shown.Wait()
@@ -348,35 +348,35 @@ func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, r
 	}))
 	_ = c.server.Wait()
 	close(c.gone)
-	c.leave()
+	c.awaitLastData()
 	c.close()
 	rest.Wait()
 }
 
-// leave waits until the server's last data has reached the box, at most for farewell.
-func (c *conn) leave() {
-	defer time.AfterFunc(farewell, c.close).Stop()
+// awaitLastData waits until the server's last data has reached the box, at most for farewell.
+func (c *conn) awaitLastData() {
+	defer time.AfterFunc(drainTimeout, c.close).Stop()
 	c.mu.Lock()
-	c.leaving = true
+	c.noNewSessions = true
 	c.mu.Unlock()
 	c.sessions.Wait()
 }
 
-// farewell limits the time for delivering the last data of a closed side.
-const farewell = 10 * time.Second
+// drainTimeout limits the time for delivering the last data of a closed side.
+const drainTimeout = 10 * time.Second
 
 // accept serves the channels that the box opens.
 func (c *conn) accept(channels <-chan gossh.NewChannel) {
 	room := make(chan struct{}, maxSessions)
-	each(c.box, channels, func(channel gossh.NewChannel) {
+	forEach(c.box, channels, func(channel gossh.NewChannel) {
 		if kind := channel.ChannelType(); kind != "session" {
-			c.refuse(channel, kind)
+			c.rejectChannel(channel, kind)
 			return
 		}
 		select {
 		case room <- struct{}{}:
-			if !c.admit(channel, func() { <-room }) {
-				prohibit(channel)
+			if !c.startSession(channel, func() { <-room }) {
+				rejectProhibited(channel)
 			}
 		default:
 			_ = channel.Reject(gossh.ResourceShortage, fmt.Sprintf("boxgate: at most %d sessions at the same time", maxSessions))
@@ -384,16 +384,16 @@ func (c *conn) accept(channels <-chan gossh.NewChannel) {
 	})
 }
 
-// admit serves a session in a goroutine. It returns false if the server is gone.
-func (c *conn) admit(channel gossh.NewChannel, done func()) bool {
+// startSession serves a session in a goroutine. It returns false if the server is gone.
+func (c *conn) startSession(channel gossh.NewChannel, done func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving {
+	if c.noNewSessions {
 		return false
 	}
 	c.sessions.Go(c.contained(func() {
 		defer done()
-		c.serve(channel)
+		c.serveSession(channel)
 	}))
 	return true
 }
@@ -401,34 +401,34 @@ func (c *conn) admit(channel gossh.NewChannel, done func()) bool {
 // knownChannels are the refused channel types that are recorded by name. Other types could be any text.
 var knownChannels = []string{"direct-tcpip", "direct-streamlocal@openssh.com", "forwarded-tcpip", "forwarded-streamlocal@openssh.com", "x11", "auth-agent@openssh.com", "tun@openssh.com"}
 
-// refuse rejects a channel that is not a session.
-func (c *conn) refuse(channel gossh.NewChannel, kind string) {
+// rejectChannel rejects a channel that is not a session.
+func (c *conn) rejectChannel(channel gossh.NewChannel, kind string) {
 	if !slices.Contains(knownChannels, kind) {
 		_ = channel.Reject(gossh.UnknownChannelType, "boxgate: unknown type of channel")
 		return
 	}
-	c.refused(kind)
-	prohibit(channel)
+	c.recordRefusal(kind)
+	rejectProhibited(channel)
 }
 
-// prohibit rejects a channel.
-func prohibit(channel gossh.NewChannel) {
+// rejectProhibited rejects a channel.
+func rejectProhibited(channel gossh.NewChannel) {
 	_ = channel.Reject(gossh.Prohibited, "boxgate: nothing is forwarded but sessions")
 }
 
 // refuseRequests refuses the box's global requests. A failure reply answers a keepalive as well as a success does.
 func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
-	each(c.box, requests, func(r *gossh.Request) {
+	forEach(c.box, requests, func(r *gossh.Request) {
 		if r.Type == "tcpip-forward" || r.Type == "streamlocal-forward@openssh.com" {
-			c.refused(r.Type)
+			c.recordRefusal(r.Type)
 		}
 		_ = r.Reply(false, nil)
 	})
 }
 
-// refused records a request that is refused under every rule.
-func (c *conn) refused(what string) {
-	if ended, ok := c.Ask(Ask{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
+// recordRefusal records a request that is refused under every rule.
+func (c *conn) recordRefusal(what string) {
+	if ended, ok := c.OnRequest(Request{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
 		ended(Outcome{})
 	}
 }

@@ -37,7 +37,7 @@ type rig struct {
 	dials  net.Listener // listener that Dial connects to the server
 
 	mu    sync.Mutex
-	asks  []Ask
+	asks  []Request
 	ends  []Outcome
 	errs  []error
 	conns sync.WaitGroup
@@ -98,7 +98,7 @@ func newRig(t *testing.T, rule sshrule.Login, change func(*rig)) *rig {
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", r.dials.Addr().String())
 		},
-		Log: zap.NewNop(), Memory: r.budget.Account("box"), Entered: func() {}, Ask: r.ask, Handshake: time.Minute, Idle: time.Hour,
+		Log: zap.NewNop(), Memory: r.budget.Account("box"), OnLogin: func() {}, OnRequest: r.ask, Handshake: time.Minute, Idle: time.Hour,
 	}
 	if change != nil {
 		change(r)
@@ -143,7 +143,7 @@ func (r *rig) serve() {
 	})
 }
 
-func (r *rig) ask(a Ask) (func(Outcome), bool) {
+func (r *rig) ask(a Request) (func(Outcome), bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asks = append(r.asks, a)
@@ -155,10 +155,10 @@ func (r *rig) ask(a Ask) (func(Outcome), bool) {
 }
 
 // asked returns the requests so far.
-func (r *rig) asked() []Ask {
+func (r *rig) asked() []Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]Ask(nil), r.asks...)
+	return append([]Request(nil), r.asks...)
 }
 
 // failure returns the failures of connections so far.

@@ -32,19 +32,19 @@ type session struct {
 	c   *conn
 	box gossh.Channel
 	// server is the matching channel to the server; nil until it is needed.
-	server gossh.Channel
-	pumps  sync.WaitGroup
-	env    [][]byte // payloads of "env" requests, sent before the command
-	asked  bool     // a command was requested, allowed or not
-	ended  func(Outcome)
-	stdin  *stream
-	fed    chan struct{} // closed when all input from the box is forwarded or dropped; nil before the command starts
+	server    gossh.Channel
+	pumps     sync.WaitGroup
+	env       [][]byte // payloads of "env" requests, sent before the command
+	requested bool     // a command was requested, allowed or not
+	onEnd     func(Outcome)
+	stdin     *stream
+	inputDone chan struct{} // closed when all input from the box is forwarded or dropped; nil before the command starts
 
 	in, out atomic.Int64 // bytes to and from the box
 }
 
-// serve serves one session until both sides have closed it.
-func (c *conn) serve(channel gossh.NewChannel) {
+// serveSession serves one session until both sides have closed it.
+func (c *conn) serveSession(channel gossh.NewChannel) {
 	if !c.Memory.Acquire(memory.Streams, sessionCost) {
 		_ = channel.Reject(gossh.ResourceShortage, "boxgate: the box has reached its memory limit in the gateway")
 		return
@@ -54,33 +54,33 @@ func (c *conn) serve(channel gossh.NewChannel) {
 	if err != nil {
 		return
 	}
-	s := &session{c: c, box: box, stdin: c.box.open(), ended: func(Outcome) {}}
-	defer s.stdin.end()
-	defer func() { s.ended(Outcome{In: s.in.Load(), Out: s.out.Load()}) }()
+	s := &session{c: c, box: box, stdin: c.box.addStream(), onEnd: func(Outcome) {}}
+	defer s.stdin.remove()
+	defer func() { s.onEnd(Outcome{In: s.in.Load(), Out: s.out.Load()}) }()
 	s.pumps.Go(c.contained(func() { // drained only: no command reads extended data from the client
-		extended := c.box.open()
-		defer extended.end()
+		extended := c.box.addStream()
+		defer extended.remove()
 		pump(nil, box.Stderr(), extended, nil)
 	}))
-	each(c.box, requests, func(request *gossh.Request) {
-		ok, then := s.answer(request)
+	forEach(c.box, requests, func(request *gossh.Request) {
+		ok, then := s.handleRequest(request)
 		_ = request.Reply(ok, nil)
 		if then != nil {
 			then()
 		}
 	})
-	s.finish()
+	s.closeSession()
 }
 
-// finish closes the session after the box has closed it. It first waits, at most for farewell, for the server to take the
+// closeSession closes the session after the box has closed it. It first waits, at most for farewell, for the server to take the
 // box's input.
-func (s *session) finish() {
+func (s *session) closeSession() {
 	if s.server != nil {
-		if s.fed != nil {
-			late := time.NewTimer(farewell)
+		if s.inputDone != nil {
+			late := time.NewTimer(drainTimeout)
 			defer late.Stop()
 			select {
-			case <-s.fed:
+			case <-s.inputDone:
 			case <-late.C:
 			}
 		}
@@ -89,41 +89,41 @@ func (s *session) finish() {
 	s.pumps.Wait()
 }
 
-// answer decides about a request of the box and forwards it if allowed. It returns a function to call after the reply was
+// handleRequest decides about a request of the box and forwards it if allowed. It returns a function to call after the reply was
 // sent, or nil.
-func (s *session) answer(r *gossh.Request) (ok bool, then func()) {
+func (s *session) handleRequest(r *gossh.Request) (ok bool, then func()) {
 	if len(r.Payload) > maxRequest {
 		return false, nil
 	}
 	limited := s.c.Rule.Limited()
 	switch r.Type {
 	case "env":
-		return s.variable(r.Payload), nil
+		return s.addVariable(r.Payload), nil
 	case "exec", "shell", "subsystem":
-		return s.start(r)
+		return s.startCommand(r)
 	case "pty-req":
-		return !limited && !s.asked && s.reach() && s.forward(r), nil
+		return !limited && !s.requested && s.ensureServer() && s.forwardRequest(r), nil
 	case "window-change":
-		return !limited && s.server != nil && s.forward(r), nil
+		return !limited && s.server != nil && s.forwardRequest(r), nil
 	case "signal", "break", endOfWrite:
-		return s.fed != nil && s.forward(r), nil
+		return s.inputDone != nil && s.forwardRequest(r), nil
 	case "auth-agent-req@openssh.com", "x11-req":
-		s.c.refused(r.Type)
+		s.c.recordRefusal(r.Type)
 	}
 	return false, nil
 }
 
-// forward sends a request to the server and returns its answer.
-func (s *session) forward(r *gossh.Request) bool {
+// forwardRequest sends a request to the server and returns its answer.
+func (s *session) forwardRequest(r *gossh.Request) bool {
 	ok, err := s.server.SendRequest(r.Type, r.WantReply, r.Payload)
 	return err == nil && ok
 }
 
-// variable stores an environment variable for the command: GIT_PROTOCOL with the values that git sends, and locales if the
+// addVariable stores an environment variable for the command: GIT_PROTOCOL with the values that git sends, and locales if the
 // rule is not limited. Which of them apply is up to the server.
-func (s *session) variable(payload []byte) bool {
+func (s *session) addVariable(payload []byte) bool {
 	var v struct{ Name, Value string }
-	if s.asked || len(s.env) >= maxVariables || gossh.Unmarshal(payload, &v) != nil || len(v.Value) > 256 {
+	if s.requested || len(s.env) >= maxVariables || gossh.Unmarshal(payload, &v) != nil || len(v.Value) > 256 {
 		return false
 	}
 	git := v.Name == "GIT_PROTOCOL" && slices.Contains([]string{"version=0", "version=1", "version=2"}, v.Value)
@@ -135,26 +135,26 @@ func (s *session) variable(payload []byte) bool {
 	return true
 }
 
-// start decides about the command and runs it. A refusal looks like a failed command: the request succeeds, followed by a
+// startCommand decides about the command and runs it. A refusal looks like a failed command: the request succeeds, followed by a
 // line on standard error and an exit status.
-func (s *session) start(r *gossh.Request) (ok bool, then func()) {
+func (s *session) startCommand(r *gossh.Request) (ok bool, then func()) {
 	var v struct{ Text string }
-	if s.asked || r.Type != "shell" && gossh.Unmarshal(r.Payload, &v) != nil {
+	if s.requested || r.Type != "shell" && gossh.Unmarshal(r.Payload, &v) != nil {
 		return false, nil // one command per session (RFC 4254, 6.5)
 	}
-	s.asked = true
+	s.requested = true
 	asked, command, why := s.c.judge(r.Type, v.Text)
-	ended, enough := s.c.Ask(asked)
+	ended, enough := s.c.OnRequest(asked)
 	switch {
 	case !enough:
-		return true, func() { s.refuse("too many commands in a short time") }
+		return true, func() { s.refuseCommand("too many commands in a short time") }
 	case !asked.Decision.Allowed():
 		ended(Outcome{})
-		return true, func() { s.refuse(why) }
+		return true, func() { s.refuseCommand(why) }
 	}
-	s.ended = ended
-	if !s.reach() {
-		return true, func() { s.refuse("the server opened no session") }
+	s.onEnd = ended
+	if !s.ensureServer() {
+		return true, func() { s.refuseCommand("the server opened no session") }
 	}
 	for _, env := range s.env {
 		_, _ = s.server.SendRequest("env", false, env)
@@ -166,12 +166,12 @@ func (s *session) start(r *gossh.Request) (ok bool, then func()) {
 	if started, err := s.server.SendRequest(r.Type, true, payload); err != nil || !started {
 		return false, nil
 	}
-	s.fed = make(chan struct{})
-	return true, func() { s.pumps.Go(s.c.contained(s.feed)) }
+	s.inputDone = make(chan struct{})
+	return true, func() { s.pumps.Go(s.c.contained(s.forwardInput)) }
 }
 
-// refuse reports the reason to the box on standard error, and ends the session with exit status 1.
-func (s *session) refuse(why string) {
+// refuseCommand reports the reason to the box on standard error, and ends the session with exit status 1.
+func (s *session) refuseCommand(why string) {
 	_, _ = s.box.Stderr().Write([]byte("boxgate: " + why + "\r\n"))
 	_, _ = s.box.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{1}))
 	_ = s.box.CloseWrite()
@@ -179,8 +179,8 @@ func (s *session) refuse(why string) {
 	s.pumps.Go(s.c.contained(func() { pump(nil, s.box, s.stdin, nil) }))
 }
 
-// reach opens the session at the server on first use, and starts to forward its output.
-func (s *session) reach() bool {
+// ensureServer opens the session at the server on first use, and starts to forward its output.
+func (s *session) ensureServer() bool {
 	if s.server != nil {
 		return true
 	}
@@ -192,10 +192,10 @@ func (s *session) reach() bool {
 	told := make(chan struct{})
 	s.pumps.Go(s.c.contained(func() {
 		defer close(told)
-		s.report(requests)
+		s.forwardStatus(requests)
 	}))
 	s.pumps.Go(s.c.contained(func() {
-		s.hear()
+		s.forwardOutput()
 		_ = s.box.CloseWrite()
 		<-told
 		_ = s.box.Close()
@@ -222,10 +222,10 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 	}
 }
 
-// report forwards the exit status and flow control of the command until the server closes the session. It refuses other
+// forwardStatus forwards the exit status and flow control of the command until the server closes the session. It refuses other
 // requests.
-func (s *session) report(requests <-chan *gossh.Request) {
-	each(s.c.upstream, requests, func(r *gossh.Request) {
+func (s *session) forwardStatus(requests <-chan *gossh.Request) {
+	forEach(s.c.upstream, requests, func(r *gossh.Request) {
 		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff" || r.Type == endOfWrite
 		if known && len(r.Payload) <= maxRequest {
 			_, _ = s.box.SendRequest(r.Type, false, r.Payload)
@@ -234,20 +234,20 @@ func (s *session) report(requests <-chan *gossh.Request) {
 	})
 }
 
-// hear forwards the output of the command.
-func (s *session) hear() {
+// forwardOutput forwards the output of the command.
+func (s *session) forwardOutput() {
 	var both sync.WaitGroup
-	output, errors := s.c.upstream.open(), s.c.upstream.open()
-	defer output.end()
-	defer errors.end()
+	output, errors := s.c.upstream.addStream(), s.c.upstream.addStream()
+	defer output.remove()
+	defer errors.remove()
 	both.Go(s.c.contained(func() { pump(s.box, s.server, output, &s.in) }))
 	both.Go(s.c.contained(func() { pump(s.box.Stderr(), s.server.Stderr(), errors, &s.in) }))
 	both.Wait()
 }
 
-// feed forwards the input of the command.
-func (s *session) feed() {
-	defer close(s.fed)
+// forwardInput forwards the input of the command.
+func (s *session) forwardInput() {
+	defer close(s.inputDone)
 	pump(s.server, s.box, s.stdin, &s.out)
 	_ = s.server.CloseWrite()
 }

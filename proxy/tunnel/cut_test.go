@@ -67,8 +67,8 @@ func TestAttackLateEventOfAnEarlierTunnel(t *testing.T) {
 		if tun.loop != loop || tun.slot.index != late.index {
 			continue
 		}
-		if got := loop.at(late); got != nil {
-			got.turn(client, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP) // as the loop does
+		if got := loop.tunnelAt(late); got != nil {
+			got.handleEvent(client, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP) // as the loop does
 		}
 		for range 2 {
 			if _, err := io.WriteString(box, "x"); err != nil {

@@ -17,25 +17,25 @@ import (
 
 // dial is a connection attempt.
 type dial struct {
-	to       netip.AddrPort
-	first    []byte        // sent to the server first
-	timeout  time.Duration // remaining time for the attempt
-	patience time.Duration // time until Owner.Slow is called; 0 after that
-	failed   bool
+	to        netip.AddrPort
+	first     []byte        // sent to the server first
+	timeout   time.Duration // remaining time for the attempt
+	slowAfter time.Duration // time until Owner.Slow is called; 0 after that
+	failed    bool
 }
 
-// patience is the initial [dial.patience] (RFC 8305, 5).
-const patience = 250 * time.Millisecond
+// slowTimeout is the initial [dial.slowAfter] (RFC 8305, 5).
+const slowTimeout = 250 * time.Millisecond
 
-// FirstMost is the maximum length in bytes of a tunnel's first data: it fits into the send buffer of any new socket.
-const FirstMost = 4 << 10
+// MaxFirst is the maximum length in bytes of a tunnel's first data: it fits into the send buffer of any new socket.
+const MaxFirst = 4 << 10
 
 // Dial returns a tunnel that connects to an address, from a local one if from is valid, sends first, and then relays. It
 // begins when [Tunnel.Start] is called. If the server refuses or does not accept within timeout, [Owner.Failed] is called.
 // first must not change until Opened or Failed is called. If Dial returns an error, no attempt was made, and no method of
 // the owner is called.
 func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
-	if len(first) == 0 || len(first) > FirstMost {
+	if len(first) == 0 || len(first) > MaxFirst {
 		return nil, errors.ErrUnsupported
 	}
 	if timeout <= 0 {
@@ -45,9 +45,9 @@ func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, ti
 	if err != nil {
 		return nil, err
 	}
-	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout, patience: patience}}
-	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
-	t.ends[server] = end{fd: fd, out: true, delays: true}
+	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout, slowAfter: slowTimeout}}
+	t.ends[client] = endpoint{conn: s.Client, fd: -1, writable: true}
+	t.ends[server] = endpoint{fd: fd, writable: true, delays: true}
 	return t, nil
 }
 
@@ -98,22 +98,22 @@ func (t *Tunnel) connected(what uint32) bool {
 		t.unreachable(os.NewSyscallError("write", err))
 		return false
 	}
-	t.begin(n)
+	t.startRelay(n)
 	if err := t.loop.watch(t, client); err != nil {
-		t.shut(err, true)
+		t.closeBoth(err, true)
 		return false
 	}
 	return true
 }
 
-// late is called by the timer when an attempt has taken longer than its patience or its timeout.
-func (t *Tunnel) late() {
+// onSlowDial is called by the timer when an attempt has taken longer than slowAfter or its timeout.
+func (t *Tunnel) onSlowDial() {
 	d := t.dial
-	if d.timeout -= d.patience; d.patience == 0 || d.timeout <= 0 {
+	if d.timeout -= d.slowAfter; d.slowAfter == 0 || d.timeout <= 0 {
 		t.unreachable(os.ErrDeadlineExceeded)
 		return
 	}
-	d.patience = 0
+	d.slowAfter = 0
 	t.timer.Reset(d.timeout)
 	t.report = t.Owner.Slow
 }
@@ -128,7 +128,7 @@ func (t *Tunnel) Yield() bool {
 	case t.dial == nil, t.closed && !t.dial.failed:
 		return false
 	case !t.closed:
-		t.leave()
+		t.release()
 		t.ends[server].close(true)
 	}
 	return true
@@ -147,17 +147,17 @@ func refusal(fd int) error {
 	}
 }
 
-// begin turns a connection attempt into a relaying tunnel, after n of the first bytes were sent.
-func (t *Tunnel) begin(n int) {
+// startRelay turns a connection attempt into a relaying tunnel, after n of the first bytes were sent.
+func (t *Tunnel) startRelay(n int) {
 	first := t.dial.first
 	t.dial = nil
-	t.wrote(client, n)
+	t.countWritten(client, n)
 	if n < len(first) {
 		f := &t.flows[client]
 		f.buf = copyBuffers.Get()
-		f.held = copy(*f.buf, first[n:])
+		f.buffered = copy(*f.buf, first[n:])
 	}
-	t.moved = time.Now()
+	t.lastMoved = time.Now()
 	t.timer.Reset(min(t.pool.idle, keepAliveAfter, t.pool.LostAfter))
 	t.Owner.Opened()
 }
@@ -167,8 +167,8 @@ const keepAliveAfter = 10 * time.Second
 
 // keepAlive enables keep-alive, so that the kernel detects an idle server that is gone.
 func (t *Tunnel) keepAlive() {
-	if e := t.ends[server]; e.conn == nil && !t.kept {
-		t.kept = true
+	if e := t.ends[server]; e.conn == nil && !t.keepAliveSet {
+		t.keepAliveSet = true
 		socket.SetKeepAlive(e.fd)
 	}
 }
@@ -177,7 +177,7 @@ func (t *Tunnel) keepAlive() {
 func (t *Tunnel) unreachable(err error) {
 	t.dial.failed = true
 	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(t.dial.to), Err: err}
-	t.leave()
+	t.release()
 	t.ends[server].close(true)
-	t.report = func() { go t.tell(func() { t.Owner.Failed(failed) }) }
+	t.report = func() { go t.runReport(func() { t.Owner.Failed(failed) }) }
 }

@@ -11,37 +11,37 @@ import (
 )
 
 const (
-	spliceMost = 1 << 20   // most bytes of one splice(2), and the size requested for pipes
-	turnMost   = 512 << 10 // most bytes that a flow moves in one turn
-	bulkAfter  = 64 << 10  // bytes that a flow moves before it may get a pipe: small transfers are cheaper to copy
-	copySize   = 16 << 10
+	maxSplice = 1 << 20   // most bytes of one splice(2), and the size requested for pipes
+	maxTurn   = 512 << 10 // most bytes that a flow moves in one turn
+	bulkAfter = 64 << 10  // bytes that a flow moves before it may get a pipe: small transfers are cheaper to copy
+	copySize  = 16 << 10
 )
 
 // flow is one direction of a tunnel. It has a pipe or a buffer only while bytes are in transit. Guarded by the tunnel's
 // mutex; its methods do not block.
 type flow struct {
-	pipe   *pipe
-	buf    *[]byte
-	held   int   // bytes in the pipe or the buffer
-	sent   int   // offset of held in the buffer
-	total  int64 // bytes written
-	bulk   bool  // reads fill a whole buffer
-	ended  bool  // the source has ended
-	passed bool  // the end was passed to the destination
+	pipe      *pipe
+	buf       *[]byte
+	buffered  int   // bytes in the pipe or the buffer
+	sent      int   // offset of held in the buffer
+	total     int64 // bytes written
+	bulk      bool  // reads fill a whole buffer
+	ended     bool  // the source has ended
+	endPassed bool  // the end was passed to the destination
 }
 
-// run moves data from one side to the other for up to one turn, and reports whether more can be moved now.
-func (t *Tunnel) run(side int) (more bool, err error) {
+// move moves data from one side to the other for up to one turn, and reports whether more can be moved now.
+func (t *Tunnel) move(side int) (more bool, err error) {
 	f, src, dst := &t.flows[side], &t.ends[side], &t.ends[1-side]
-	for stop := f.total + turnMost; f.total < stop; {
+	for stop := f.total + maxTurn; f.total < stop; {
 		switch {
-		case f.held > 0 && !dst.out:
+		case f.buffered > 0 && !dst.writable:
 			return false, nil
-		case f.held > 0:
+		case f.buffered > 0:
 			err = t.drain(side, dst)
 		case f.ended:
-			return false, t.pass(side, dst)
-		case !src.in:
+			return false, t.passEnd(side, dst)
+		case !src.readable:
 			f.drop(t)
 			return false, nil
 		default:
@@ -55,15 +55,15 @@ func (t *Tunnel) run(side int) (more bool, err error) {
 }
 
 // fill reads up to a pipe or a buffer of data from src.
-func (t *Tunnel) fill(f *flow, src *end) error {
+func (t *Tunnel) fill(f *flow, src *endpoint) error {
 	if f.pipe == nil && f.bulk && !src.alert {
 		f.recycle()
 		f.pipe = t.pool.pipes.get(t.Count.Pipes)
 	}
-	n, err := t.take(f, src)
+	n, err := t.readOnce(f, src)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
-		src.in = false
+		src.readable = false
 		f.drop(t)
 		return nil
 	case err != nil:
@@ -73,20 +73,20 @@ func (t *Tunnel) fill(f *flow, src *end) error {
 		f.drop(t)
 		return nil
 	}
-	f.held = n
+	f.buffered = n
 	if f.pipe == nil && n < copySize && !src.alert {
-		src.in = false // a short read empties the socket (epoll(7)): the next byte causes an event
+		src.readable = false // a short read empties the socket (epoll(7)): the next byte causes an event
 		f.ended = src.fin
 	}
 	f.bulk = n >= copySize && f.total+int64(n) >= bulkAfter
 	return nil
 }
 
-// take reads once. splice(2) does not cross urgent data: it returns EAGAIN there, or 0 as at the end. So both are confirmed
+// readOnce reads once. splice(2) does not cross urgent data: it returns EAGAIN there, or 0 as at the end. So both are confirmed
 // by a read.
-func (t *Tunnel) take(f *flow, src *end) (int, error) {
+func (t *Tunnel) readOnce(f *flow, src *endpoint) (int, error) {
 	if f.pipe != nil {
-		n, err := socket.Splice(src.fd, f.pipe.w, spliceMost)
+		n, err := socket.Splice(src.fd, f.pipe.w, maxSplice)
 		if n > 0 || err != nil && !errors.Is(err, unix.EAGAIN) {
 			return n, err
 		}
@@ -99,41 +99,41 @@ func (t *Tunnel) take(f *flow, src *end) (int, error) {
 }
 
 // drain writes the held bytes until dst is full.
-func (t *Tunnel) drain(side int, dst *end) error {
+func (t *Tunnel) drain(side int, dst *endpoint) error {
 	f := &t.flows[side]
-	for f.held > 0 {
+	for f.buffered > 0 {
 		if dst.delays && f.total > 0 {
 			dst.delays = false
 			_ = unix.SetsockoptInt(dst.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 		}
-		n, err := f.give(dst)
+		n, err := f.writeOnce(dst)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			dst.out = false
+			dst.writable = false
 			return nil
 		case err != nil:
 			return err
 		case n <= 0:
 			return io.ErrNoProgress
 		}
-		f.held -= n
+		f.buffered -= n
 		f.sent += n
-		t.wrote(side, n) // immediately, so that aborted tunnels are counted too
+		t.countWritten(side, n) // immediately, so that aborted tunnels are counted too
 	}
 	f.sent = 0
 	return nil
 }
 
-// give writes once.
-func (f *flow) give(dst *end) (int, error) {
+// writeOnce writes once.
+func (f *flow) writeOnce(dst *endpoint) (int, error) {
 	if f.pipe != nil {
-		return socket.Splice(f.pipe.r, dst.fd, f.held)
+		return socket.Splice(f.pipe.r, dst.fd, f.buffered)
 	}
-	return socket.Send(dst.fd, (*f.buf)[f.sent:f.sent+f.held])
+	return socket.Send(dst.fd, (*f.buf)[f.sent:f.sent+f.buffered])
 }
 
-// wrote counts bytes from one side that were written to the other.
-func (t *Tunnel) wrote(side, n int) {
+// countWritten counts bytes from one side that were written to the other.
+func (t *Tunnel) countWritten(side, n int) {
 	t.flows[side].total += int64(n)
 	if side == client {
 		t.Count.Out.Add(int64(n))
@@ -142,31 +142,31 @@ func (t *Tunnel) wrote(side, n int) {
 	}
 }
 
-// pass half-closes the destination after the source has ended. If the other flow has ended too, closing the sockets does
+// passEnd half-closes the destination after the source has ended. If the other flow has ended too, closing the sockets does
 // that.
-func (t *Tunnel) pass(side int, dst *end) error {
+func (t *Tunnel) passEnd(side int, dst *endpoint) error {
 	f := &t.flows[side]
-	if f.passed {
+	if f.endPassed {
 		return nil
 	}
-	if !t.flows[1-side].passed {
+	if !t.flows[1-side].endPassed {
 		err := socket.Finish(dst.fd)
 		if err != nil && !errors.Is(err, unix.ENOTCONN) { // the peer has already disconnected
 			return err
 		}
 	}
-	f.passed = true
+	f.endPassed = true
 	return nil
 }
 
 // drop releases the pipe or buffer, with the bytes in it if the tunnel has failed.
 func (f *flow) drop(t *Tunnel) {
 	if f.pipe != nil {
-		t.pool.pipes.put(t.Count.Pipes, f.pipe, f.held == 0)
+		t.pool.pipes.put(t.Count.Pipes, f.pipe, f.buffered == 0)
 		f.pipe = nil
 	}
 	f.recycle()
-	f.held, f.sent = 0, 0
+	f.buffered, f.sent = 0, 0
 }
 
 // recycle releases the buffer.

@@ -11,9 +11,9 @@ import (
 
 // IdleWatch closes an upgraded connection after the idle timeout.
 type IdleWatch struct {
-	limit time.Duration
-	end   func()
-	moved []*atomic.Int64 // bytes in each direction
+	limit  time.Duration
+	onIdle func()
+	moved  []*atomic.Int64 // bytes in each direction
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -24,14 +24,14 @@ type IdleWatch struct {
 // WatchIdle calls end when the counts have not changed for between one and two idle timeouts: it checks once per timeout.
 // [IdleWatch.Stop] must be called.
 func (p *Pool) WatchIdle(end func(), moved ...*atomic.Int64) *IdleWatch {
-	w := &IdleWatch{limit: p.idle, end: end, moved: moved}
+	w := &IdleWatch{limit: p.idle, onIdle: end, moved: moved}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.timer = time.AfterFunc(w.limit, w.look)
+	w.timer = time.AfterFunc(w.limit, w.check)
 	return w
 }
 
-func (w *IdleWatch) look() {
+func (w *IdleWatch) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stopped {
@@ -42,7 +42,7 @@ func (w *IdleWatch) look() {
 		sum += n.Load()
 	}
 	if sum == w.last {
-		w.end()
+		w.onIdle()
 		return
 	}
 	w.last = sum

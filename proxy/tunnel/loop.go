@@ -69,7 +69,7 @@ func (l *loop) run() {
 		if err != nil || n < 0 {
 			return // the loop has ended
 		}
-		l.round(events[:n])
+		l.handleEvents(events[:n])
 		if rounds++; len(l.busy) > 0 && rounds >= len(l.busy) {
 			rounds = 0
 			runtime.Gosched()
@@ -77,11 +77,11 @@ func (l *loop) run() {
 	}
 }
 
-// round runs the tunnels that have events, and one turn of the tunnel that has waited longest of those with more to move.
+// handleEvents runs the tunnels that have events, and one turn of the tunnel that has waited longest of those with more to move.
 // So a tunnel with little data does not wait for all the busy ones.
-func (l *loop) round(events []unix.EpollEvent) {
+func (l *loop) handleEvents(events []unix.EpollEvent) {
 	for _, e := range events {
-		if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
+		if t := l.tunnelAt(slot{e.Fd >> 1, e.Pad}); t != nil && t.handleEvent(int(e.Fd&1), e.Events) {
 			l.queue(t)
 		}
 	}
@@ -90,7 +90,7 @@ func (l *loop) round(events []unix.EpollEvent) {
 	}
 	t := l.busy[0]
 	l.busy = slices.Delete(l.busy, 0, 1)
-	if t.queued = false; t.turn(client, 0) {
+	if t.queued = false; t.handleEvent(client, 0) {
 		l.queue(t)
 	}
 }
@@ -112,7 +112,7 @@ func poll(fd uintptr, events []unix.EpollEvent) int {
 	return n
 }
 
-func (l *loop) at(s slot) *Tunnel {
+func (l *loop) tunnelAt(s slot) *Tunnel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if t := l.tunnels[s.index]; t != nil && t.slot == s {
@@ -149,7 +149,7 @@ func (l *loop) remove(t *Tunnel) {
 	l.tunnels[t.slot.index] = nil
 	l.free = append(l.free, t.slot.index)
 	l.open--
-	l.end()
+	l.closeIfDone()
 }
 
 // retire ends the loop when it has no tunnels left.
@@ -157,10 +157,10 @@ func (l *loop) retire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.retired = true
-	l.end()
+	l.closeIfDone()
 }
 
-func (l *loop) end() {
+func (l *loop) closeIfDone() {
 	if l.retired && l.open == 0 && !l.ended {
 		l.ended = true
 		_ = l.file.Close()

@@ -54,11 +54,11 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 		return n
 	}
 	send()
-	if l.round(events); moved() != many {
+	if l.handleEvents(events); moved() != many {
 		t.Fatal("what has just begun is held up")
 	}
 	for len(l.busy) > 0 {
-		l.round(nil)
+		l.handleEvents(nil)
 	}
 	_ = moved()
 	send()
@@ -67,7 +67,7 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	arrive(t, quiet.ends[client].fd, 1)
-	l.round(append(events, event(quiet)))
+	l.handleEvents(append(events, event(quiet)))
 	_ = srv.SetReadDeadline(time.Now().Add(time.Minute))
 	if _, err := io.ReadFull(srv, make([]byte, 1)); err != nil {
 		t.Error(err)
@@ -76,7 +76,7 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 		t.Errorf("%d of the others have had a turn", n)
 	}
 	for range many - 1 {
-		l.round(nil)
+		l.handleEvents(nil)
 	}
 	if n := moved(); n != many-1 {
 		t.Errorf("then %d of them have, one after the other", n)

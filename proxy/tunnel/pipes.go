@@ -51,7 +51,7 @@ func (p *pipePool) get(held *atomic.Int64) *pipe {
 		held.Add(-1)
 		return nil
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, spliceMost) // a smaller one works as well
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, maxSplice) // a smaller one works as well
 	return &pipe{fds[0], fds[1]}
 }
 

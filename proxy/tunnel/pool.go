@@ -50,8 +50,8 @@ func (p *Pool) Close() {
 	p.loops = nil
 }
 
-// join adds a tunnel to a loop, which watches it from then on.
-func (p *Pool) join(t *Tunnel) error {
+// addToLoop adds a tunnel to a loop, which watches it from then on.
+func (p *Pool) addToLoop(t *Tunnel) error {
 	if err := p.assign(t); err != nil {
 		return err
 	}

@@ -54,25 +54,25 @@ type Tunnel struct {
 
 	queued bool // has another turn without an event; used by the loop only
 
-	mu     sync.Mutex
-	ends   [2]end  // the client and the server
-	flows  [2]flow // data from each end to the other
-	dial   *dial   // nil once connected
-	moved  time.Time
-	timer  *time.Timer
-	kept   bool // keep-alive is set
-	closed bool
-	report func() // calls the owner when the tunnel has closed; nil after that
+	mu           sync.Mutex
+	ends         [2]endpoint // the client and the server
+	flows        [2]flow     // data from each end to the other
+	dial         *dial       // nil once connected
+	lastMoved    time.Time
+	timer        *time.Timer
+	keepAliveSet bool // keep-alive is set
+	closed       bool
+	report       func() // calls the owner when the tunnel has closed; nil after that
 }
 
-// end is one side of a tunnel.
-type end struct {
-	conn    *net.TCPConn // nil for a socket that Dial made
-	fd      int          // -1 until Start, because others may close conn before
-	in, out bool         // may be readable, writable
-	fin     bool         // the peer sends no more than the buffered data
-	alert   bool         // an error or urgent data is pending, so a short read does not mean an empty socket
-	delays  bool         // Nagle's algorithm is on
+// endpoint is one side of a tunnel.
+type endpoint struct {
+	conn               *net.TCPConn // nil for a socket that Dial made
+	fd                 int          // -1 until Start, because others may close conn before
+	readable, writable bool         // may be readable, writable
+	fin                bool         // the peer sends no more than the buffered data
+	alert              bool         // an error or urgent data is pending, so a short read does not mean an empty socket
+	delays             bool         // Nagle's algorithm is on
 }
 
 // Indices of the ends.
@@ -90,8 +90,8 @@ var errClosed = errors.New("the tunnel was cut")
 // Splice returns a tunnel between two plain TCP sockets and takes ownership of them. It relays from [Tunnel.Start] on.
 func (p *Pool) Splice(s Spec, upstream *net.TCPConn) *Tunnel {
 	t := &Tunnel{Spec: s, pool: p}
-	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
-	t.ends[server] = end{conn: upstream, fd: -1, out: true}
+	t.ends[client] = endpoint{conn: s.Client, fd: -1, writable: true}
+	t.ends[server] = endpoint{conn: upstream, fd: -1, writable: true}
 	return t
 }
 
@@ -106,7 +106,7 @@ func descriptor(c *net.TCPConn) int {
 
 // Start starts to relay. From now on only the tunnel may close its sockets.
 func (t *Tunnel) Start() {
-	defer t.settle()
+	defer t.unlockAndReport()
 	t.mu.Lock()
 	if t.closed {
 		return
@@ -116,14 +116,14 @@ func (t *Tunnel) Start() {
 			e.fd = descriptor(e.conn)
 		}
 	}
-	t.moved = time.Now()
+	t.lastMoved = time.Now()
 	wait := min(t.pool.idle, t.pool.LostAfter)
 	if t.dial != nil {
-		wait = min(t.dial.timeout, t.dial.patience)
+		wait = min(t.dial.timeout, t.dial.slowAfter)
 	}
 	t.timer = time.AfterFunc(wait, t.expire)
-	if err := t.pool.join(t); err != nil {
-		t.shut(err, true)
+	if err := t.pool.addToLoop(t); err != nil {
+		t.closeBoth(err, true)
 	}
 }
 
@@ -134,32 +134,32 @@ func (t *Tunnel) Close() error {
 	if t.closed {
 		return nil
 	}
-	t.shut(errClosed, true)
-	go t.tell(t.report) // in a goroutine, because the caller may hold a lock that the owner needs
+	t.closeBoth(errClosed, true)
+	go t.runReport(t.report) // in a goroutine, because the caller may hold a lock that the owner needs
 	t.report = nil
 	return nil
 }
 
 // expire is called by the timer. It closes the tunnel if it is idle, or if its server is lost or did not accept in time.
 func (t *Tunnel) expire() {
-	defer t.settle()
+	defer t.unlockAndReport()
 	t.mu.Lock()
 	if t.closed {
 		return
 	}
 	if t.dial != nil {
-		t.late()
+		t.onSlowDial()
 		return
 	}
-	if left := t.pool.idle - time.Since(t.moved); left > 0 {
+	if left := t.pool.idle - time.Since(t.lastMoved); left > 0 {
 		if t.keepAlive(); t.isLost() {
-			t.shut(ErrLost, true)
+			t.closeBoth(ErrLost, true)
 			return
 		}
 		t.timer.Reset(min(left, t.pool.LostAfter))
 		return
 	}
-	t.shut(ErrIdle, true)
+	t.closeBoth(ErrIdle, true)
 }
 
 // isLost reports whether the server has vanished.
@@ -171,9 +171,9 @@ func (t *Tunnel) isLost() (lost bool) {
 	return socket.UnansweredBy(e.conn) >= t.pool.LostAfter
 }
 
-// turn handles an event of one end. It reports whether the tunnel has more to do without a further event.
-func (t *Tunnel) turn(side int, what uint32) (again bool) {
-	defer t.settle()
+// handleEvent handles an event of one end. It reports whether the tunnel has more to do without a further event.
+func (t *Tunnel) handleEvent(side int, what uint32) (again bool) {
+	defer t.unlockAndReport()
 	t.mu.Lock()
 	if t.closed {
 		return false
@@ -182,8 +182,8 @@ func (t *Tunnel) turn(side int, what uint32) (again bool) {
 		return false
 	}
 	e := &t.ends[side]
-	e.in = e.in || what&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
-	e.out = e.out || what&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	e.readable = e.readable || what&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	e.writable = e.writable || what&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
 	e.fin = e.fin || what&unix.EPOLLRDHUP != 0
 	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLERR) != 0
 	if what != 0 && (t.queued || t.flows[client].bulk || t.flows[server].bulk) {
@@ -196,43 +196,43 @@ func (t *Tunnel) turn(side int, what uint32) (again bool) {
 func (t *Tunnel) relay() (again bool) {
 	before := t.flows[client].total + t.flows[server].total
 	for side := range t.flows {
-		more, err := t.run(side)
+		more, err := t.move(side)
 		if err != nil {
-			t.broken(side, err)
+			t.closeBroken(side, err)
 			return false
 		}
 		again = again || more
 	}
 	if t.flows[client].total+t.flows[server].total != before {
-		t.moved = time.Now()
+		t.lastMoved = time.Now()
 	}
-	if t.flows[client].passed && t.flows[server].passed {
-		t.shut(nil, false)
+	if t.flows[client].endPassed && t.flows[server].endPassed {
+		t.closeBoth(nil, false)
 		return false
 	}
 	return again
 }
 
-// broken closes the tunnel after an error of the flow from one side. Both sides are reset, so that neither mistakes a
+// closeBroken closes the tunnel after an error of the flow from one side. Both sides are reset, so that neither mistakes a
 // partial transfer for a complete one.
-func (t *Tunnel) broken(side int, err error) {
-	if t.flows[1-side].passed && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
+func (t *Tunnel) closeBroken(side int, err error) {
+	if t.flows[1-side].endPassed && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
 		err = nil // the side that closed first did not wait for the other's last data
 	}
-	t.shut(err, true)
+	t.closeBoth(err, true)
 }
 
-// shut closes both sides and sets report. The caller calls it.
-func (t *Tunnel) shut(err error, reset bool) {
-	t.leave()
+// closeBoth closes both sides and sets report. The caller calls it.
+func (t *Tunnel) closeBoth(err error, reset bool) {
+	t.release()
 	for i := range t.ends {
 		t.ends[i].close(reset)
 	}
 	t.report = func() { t.Owner.Ended(err) }
 }
 
-// leave releases everything but the sockets.
-func (t *Tunnel) leave() {
+// release releases everything but the sockets.
+func (t *Tunnel) release() {
 	t.closed = true
 	if t.timer != nil {
 		t.timer.Stop()
@@ -245,24 +245,24 @@ func (t *Tunnel) leave() {
 	}
 }
 
-// settle recovers from a panic, unlocks the tunnel and calls report. It must be deferred before the tunnel is locked.
-func (t *Tunnel) settle() {
+// unlockAndReport recovers from a panic, unlocks the tunnel and calls report. It must be deferred before the tunnel is locked.
+func (t *Tunnel) unlockAndReport() {
 	if v := recover(); v != nil {
 		contain.Log(t.pool.log, "panic in a tunnel", t.Box, v)
 		if !t.closed {
-			t.shut(contain.ErrFault, true)
+			t.closeBoth(contain.ErrFault, true)
 		}
 	}
 	report := t.report
 	t.report = nil
 	t.mu.Unlock()
 	if report != nil {
-		t.tell(report)
+		t.runReport(report)
 	}
 }
 
-// tell calls report and recovers from a panic of the owner.
-func (t *Tunnel) tell(report func()) {
+// runReport calls report and recovers from a panic of the owner.
+func (t *Tunnel) runReport(report func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			contain.Log(t.pool.log, "panic at the end of a tunnel", t.Box, v)
@@ -272,7 +272,7 @@ func (t *Tunnel) tell(report func()) {
 }
 
 // close closes the socket, with a reset or gracefully.
-func (e *end) close(reset bool) {
+func (e *endpoint) close(reset bool) {
 	fd := e.fd
 	e.fd = -1
 	switch {

@@ -16,34 +16,34 @@ const coalesceInterval = time.Second
 type Coalescer struct {
 	Record func(audit.Event) // never blocks
 
-	mu     sync.Mutex
-	timer  *time.Timer // runs while the latest record is younger than coalesceInterval
-	latest audit.Event
-	unsaid uint64 // events not recorded yet
-	mixed  bool   // the unsaid events have different destinations
+	mu         sync.Mutex
+	timer      *time.Timer // runs while the latest record is younger than coalesceInterval
+	latest     audit.Event
+	unrecorded uint64 // events not recorded yet
+	mixed      bool   // the unrecorded events have different destinations
 }
 
 // Add records ev, now or with those coalesced when the interval ends.
 func (t *Coalescer) Add(ev audit.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.unsaid > 0 && (ev.Name != t.latest.Name || ev.Addr != t.latest.Addr || ev.Port != t.latest.Port) {
+	if t.unrecorded > 0 && (ev.Name != t.latest.Name || ev.Addr != t.latest.Addr || ev.Port != t.latest.Port) {
 		t.mixed = true
 	}
 	t.latest = ev
-	t.unsaid++
+	t.unrecorded++
 	if t.timer == nil {
-		t.sayLocked()
-		t.timer = time.AfterFunc(coalesceInterval, t.due)
+		t.recordLocked()
+		t.timer = time.AfterFunc(coalesceInterval, t.onTimer)
 	}
 }
 
-// due records the events that arrived while the timer ran, and restarts the timer if there were any.
-func (t *Coalescer) due() {
+// onTimer records the events that arrived while the timer ran, and restarts the timer if there were any.
+func (t *Coalescer) onTimer() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.timer = nil; t.sayLocked() {
-		t.timer = time.AfterFunc(coalesceInterval, t.due)
+	if t.timer = nil; t.recordLocked() {
+		t.timer = time.AfterFunc(coalesceInterval, t.onTimer)
 	}
 }
 
@@ -55,22 +55,22 @@ func (t *Coalescer) Flush() {
 		t.timer.Stop()
 		t.timer = nil
 	}
-	t.sayLocked()
+	t.recordLocked()
 }
 
-func (t *Coalescer) sayLocked() bool {
-	if t.unsaid == 0 {
+func (t *Coalescer) recordLocked() bool {
+	if t.unrecorded == 0 {
 		return false
 	}
 	ev := t.latest
-	if t.unsaid > 1 {
-		ev.Count = t.unsaid
+	if t.unrecorded > 1 {
+		ev.Count = t.unrecorded
 	}
 	if t.mixed {
 		ev.Name, ev.Addr, ev.Port, ev.Rule = "", netip.Addr{}, 0, ""
 		ev.Error = "refusals of several destinations, reported by count"
 	}
-	t.unsaid, t.mixed = 0, false
+	t.unrecorded, t.mixed = 0, false
 	t.Record(ev)
 	return true
 }

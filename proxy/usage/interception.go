@@ -26,25 +26,25 @@ const (
 // Interception have no effect.
 type Interception struct {
 	box       *Box
-	holds     memory.Claim
-	full      int   // the memory reserved in use
+	claim     memory.Claim
+	reserved  int   // the memory reserved in use
 	handshake int64 // bytes received by the end of the handshake
-	given     int   // bytes released while idle
+	released  int   // bytes released while idle
 }
 
 // Intercept counts one more connection whose TLS is terminated. It returns nil if the box has reached its own limit or,
 // without one, the limit all, or if memory is short; otherwise [Interception.End] must follow. hello is the length of the
 // ClientHello in bytes, or 0 if it has not been read.
 func (b *Box) Intercept(all, hello int) *Interception {
-	i := &Interception{box: b, full: tlsCost + 2*max(0, hello-usualHello)}
-	i.holds.Open(b.Memory, memory.TLS)
-	if !i.holds.Grow(i.full) {
+	i := &Interception{box: b, reserved: tlsCost + 2*max(0, hello-usualHello)}
+	i.claim.Open(b.Memory, memory.TLS)
+	if !i.claim.Grow(i.reserved) {
 		return nil
 	}
 	if b.Interceptions.Enter(b.Limit(policy.LimitInterceptions, all)) {
 		return i
 	}
-	i.holds.Close()
+	i.claim.Close()
 	return nil
 }
 
@@ -55,23 +55,23 @@ func (i *Interception) Established(sent int64) { i.handshake = sent }
 // bytes received from the client, which must have sent nothing since the last request. [Interception.Wake] must follow before
 // the next read.
 func (i *Interception) Rest(sent int64) {
-	if i == nil || i.given > 0 {
+	if i == nil || i.released > 0 {
 		return
 	}
 	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, socket.LongestRecord) + 2*min(sent, mostAhead)
-	i.given = max(i.full-int(uses), 0)
-	i.holds.Shrink(i.given)
+	i.released = max(i.reserved-int(uses), 0)
+	i.claim.Shrink(i.released)
 }
 
 // Wake reserves the memory released by Rest. It returns false if memory is short.
 func (i *Interception) Wake() bool {
-	if i == nil || i.given == 0 {
+	if i == nil || i.released == 0 {
 		return true
 	}
-	if !i.holds.Grow(i.given) {
+	if !i.claim.Grow(i.released) {
 		return false
 	}
-	i.given = 0
+	i.released = 0
 	return true
 }
 
@@ -81,5 +81,5 @@ func (i *Interception) End() {
 		return
 	}
 	i.box.Interceptions.Leave()
-	i.holds.Close()
+	i.claim.Close()
 }

@@ -98,8 +98,8 @@ func (t *Table) Find(box policy.BoxID) *Box {
 	return b
 }
 
-// Knows reports whether the table has counters for a box.
-func (t *Table) Knows(box policy.BoxID) bool {
+// Has reports whether the table has counters for a box.
+func (t *Table) Has(box policy.BoxID) bool {
 	_, ok := t.known.Load(box)
 	return ok
 }

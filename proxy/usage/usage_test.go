@@ -30,11 +30,11 @@ func TestEachBoxHasAUsage(t *testing.T) {
 	t.Parallel()
 	table, recorded := table(1<<30, 1<<30)
 	one, two := &policy.Box{ID: "one"}, &policy.Box{ID: "two"}
-	if table.Knows("one") || table.Find("one") != nil {
+	if table.Has("one") || table.Find("one") != nil {
 		t.Error("a box that has used nothing is known")
 	}
 	of := table.Of(one)
-	if of != table.Of(one) || of != table.Find("one") || of == table.Of(two) || of == table.Of(nil) || !table.Knows("one") {
+	if of != table.Of(one) || of != table.Find("one") || of == table.Of(two) || of == table.Of(nil) || !table.Has("one") {
 		t.Error("usages are mixed up")
 	}
 	for range 3 {
@@ -42,7 +42,7 @@ func TestEachBoxHasAUsage(t *testing.T) {
 		table.Of(nil).Excess.Add(audit.Event{})
 	}
 	table.Forget("one")
-	if table.Knows("one") || table.Of(one) == of {
+	if table.Has("one") || table.Of(one) == of {
 		t.Error("a box is not forgotten")
 	}
 	before := len(recorded())
