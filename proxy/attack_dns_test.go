@@ -110,7 +110,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 		}
 		asked := policy.Request{Box: r.Box.ID, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP}
 		if rt := r.Core.Router.Route(t.Context(), pol, r.Box, asked, policy.Evidence{Opening: policy.OpeningTLS}); rt.Action != policy.Refuse {
-			t.Errorf("%s at %s, it is not known at %s", what, plain, translated)
+			t.Errorf("%s at %s, but not recognized at %s", what, plain, translated)
 		}
 	}
 }

@@ -73,13 +73,13 @@ func TestAttackDeadServerIsReplacedByThatOfAnotherName(t *testing.T) {
 				c := proxytest.DialTo(t, at)
 				all.Go(func() {
 					if got, err := logIn(c); err == nil {
-						t.Errorf("another's server answers %q", got)
+						t.Errorf("the other tenant's server answered %q", got)
 					}
 				})
 			}
 			all.Wait()
 			if n := reached.Load(); n != 0 {
-				t.Errorf("the password was sent to another's server %d times", n)
+				t.Errorf("the password was sent to the other tenant's server %d times", n)
 			}
 		})
 	}
@@ -129,7 +129,7 @@ func TestAttackDeadAddressAsksForADeniedName(t *testing.T) {
 	}
 	r.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"right.example"}, AllowedCIDRs: []string{"127.255.255.254"}}, nil)
 	if got, err := r.Hello(r.Dial(dead), "left.example"); err == nil {
-		t.Errorf("it got to %q", got)
+		t.Errorf("it reached %q", got)
 	}
 	r.WantReason(name.ReasonUnreachable)
 	if n := counted.n.Load(); n != 0 {
@@ -148,7 +148,7 @@ func TestAttackDeadAddressIsReplacedByAName(t *testing.T) {
 	r.Names.Set("theirs.example", dead.Addr(), theirs.Addr())
 	c, _ := connect(r, r.Explicit(), dead.String(), "")
 	if got, err := logIn(c); err == nil || reached.Load() != 0 {
-		t.Errorf("another's server answers %q", got)
+		t.Errorf("the other tenant's server answered %q", got)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 	for end := time.Now().Add(time.Second); time.Now().Before(end) || len(counts) < 10; time.Sleep(10 * time.Millisecond) {
 		counts = append(counts, attempts(t, dead, port))
 		if n := extra().Taken; n > 4 {
-			t.Errorf("%d attempts are beside others", n)
+			t.Errorf("%d extra attempts", n)
 			break
 		}
 	}
@@ -211,7 +211,7 @@ func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 	// Without a limit there are four for each connection.
 	slices.Sort(counts)
 	if usual := counts[len(counts)/2]; usual == 0 || usual > 2*conns || extra().Most != 16 {
-		t.Errorf("%d connections made %d attempts at a time; %+v", conns, usual, extra())
+		t.Errorf("%d connections made %d attempts at the same time; %+v", conns, usual, extra())
 	}
 	for _, c := range all {
 		c.Close()

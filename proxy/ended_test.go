@@ -215,7 +215,7 @@ func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
 	r.Policy(spec, nil)
 	r.Proxy.Recheck("box1")
 	if echoes(r, request) {
-		t.Error("what may be a request goes on unread")
+		t.Error("possible requests are forwarded unread")
 	}
 	if !echoes(r, other) {
 		t.Error("the other connection was disturbed")

@@ -81,7 +81,7 @@ func (c *conn) connect(f peek.First) {
 	r, err := http.ReadRequest(in)
 	if err != nil {
 		c.event.Error = err.Error()
-		answer := exchange.BadRequest("The head of the CONNECT cannot be understood.")
+		answer := exchange.BadRequest("The head of the CONNECT is malformed.")
 		if errors.Is(err, memory.ErrFull) {
 			answer = exchange.NoMemory()
 		}

@@ -44,7 +44,7 @@ func silent(t *testing.T, port uint16) (netip.Addr, int) {
 		proxytest.DialTo(t, netip.AddrPortFrom(netip.AddrFrom4(addr), port).String())
 		return netip.AddrFrom4(addr), fd
 	}
-	t.Fatal("no address to be had")
+	t.Fatal("no address available")
 	return netip.Addr{}, -1
 }
 
@@ -133,7 +133,7 @@ func TestDeadAddressGivesWay(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !echoes(n.Rig, c) {
-			t.Error("it carries nothing")
+			t.Error("it forwards no data")
 		}
 		c.Close()
 		e := n.Want("the decision", func(e audit.Event) bool { return e.Verdict == policy.Allow && e.Phase != audit.PhaseOpen })
@@ -150,7 +150,7 @@ func TestAttackAnotherAddressThatIsDenied(t *testing.T) {
 		n.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"two.example"}, DeniedCIDRs: []string{n.alive.Addr().String()}}, nil)
 		n.With(func(c *proxy.Config) { c.DialTimeout = 2 * time.Second })
 		if c, err := n.open(); err == nil {
-			t.Errorf("it got to %s", c.RemoteAddr())
+			t.Errorf("it reached %s", c.RemoteAddr())
 		}
 		n.WantReason(name.ReasonUnreachable)
 	})
@@ -178,7 +178,7 @@ func TestAttackOtherAddressIsRevoked(t *testing.T) {
 		n.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"two.example"}, DeniedCIDRs: []string{n.alive.Addr().String()}}, nil)
 		n.Proxy.Recheck("box1")
 		if left := n.Live.Of("box1"); len(left) != 0 {
-			t.Error("it goes on")
+			t.Error("it is not cut")
 			c.Close()
 		}
 		<-over

@@ -224,7 +224,7 @@ func TestFirstBytes(t *testing.T) {
 	for _, rows := range []table{web, other} {
 		for row := range openings {
 			if rows.cells[row] == nil {
-				t.Errorf("the page does not say what comes of %q", row)
+				t.Errorf("the page has no result for %q", row)
 			}
 		}
 	}
@@ -292,7 +292,7 @@ func (c *cell) expect(t *testing.T, ground string, comes table, column int) stri
 		return row[column]
 	}
 	if ground != "nothing" && !slices.Contains(name.Reasons(), name.Reason(ground)) {
-		t.Fatalf("%q is no ground", ground)
+		t.Fatalf("%q is neither a row nor a reason", ground)
 	}
 	return ground
 }
@@ -336,7 +336,7 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	}
 	if conn == nil {
 		if c.want != "nothing" && !strings.Contains(status, " 403 ") {
-			t.Errorf("the CONNECT was answered %q", status)
+			t.Errorf("CONNECT got the answer %q", status)
 		}
 	} else {
 		_, _ = conn.Write(sent)
@@ -402,14 +402,14 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 	t := r.T
 	t.Helper()
 	if got := heard.all(); c.want != "passes" && len(got) > 0 {
-		t.Fatalf("the server heard %q", got)
+		t.Fatalf("the server received %q", got)
 	}
 	switch c.want {
 	case "nothing":
 		return
 	case "terminated":
 		if !strings.HasPrefix(answer, "\x16\x03") {
-			t.Errorf("the client heard %q", answer)
+			t.Errorf("the client received %q", answer)
 		}
 		return
 	}
@@ -419,7 +419,7 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 			t.Errorf("decision %+v", e)
 		}
 		if len(answer) > 0 && !strings.HasPrefix(answer, "HTTP/1.1 4") && answer != string(proxy.AccessDenied) {
-			t.Errorf("the client heard %q", answer)
+			t.Errorf("the client received %q", answer)
 		}
 		return
 	}
@@ -427,11 +427,11 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 		t.Fatalf("decision %+v", e)
 	}
 	if c.ends && !strings.HasPrefix(answer, "220 ") {
-		t.Errorf("the client heard %q", answer)
+		t.Errorf("the client received %q", answer)
 	}
 	isHTTP := !c.unread && c.name != "" && bytes.Contains(sent, []byte("HTTP/"))
 	if got := heard.await(t); !isHTTP && !bytes.Equal(got, sent) || isHTTP && !bytes.Contains(got, []byte(" / HTTP/1.1\r\n")) {
-		t.Errorf("the server heard %q; the client %q", got, answer)
+		t.Errorf("the server received %q; the client %q", got, answer)
 	}
 }
 

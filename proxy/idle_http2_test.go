@@ -95,7 +95,7 @@ func (k *keptHTTP2) rests(t *testing.T, n int64) {
 		return k.budget.Held(memory.TLS) <= n*idleTLS && k.budget.Held(memory.HTTP2) <= n*idleHTTP2
 	})
 	if k.budget.Held(memory.TLS) == 0 || k.budget.Held(memory.HTTP2) == 0 {
-		t.Error("idle connections are charged nothing")
+		t.Error("idle connections are not charged")
 	}
 }
 
@@ -130,7 +130,7 @@ func TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	if _, err := post(t, all[0], "/", "full"); err == nil {
 		t.Error("without memory a request was served")
 	} else if !strings.Contains(err.Error(), "GOAWAY") && !strings.Contains(err.Error(), "closing") {
-		t.Errorf("the client is told %v, not that its request was not looked at", err)
+		t.Errorf("the client got %v instead of an error that marks its request as not processed", err)
 	}
 	account.Release(memory.Buffers, taken)
 	if answer, err := post(t, all[1], "/", "room"); err != nil || answer != "room" {
@@ -154,7 +154,7 @@ func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 		proxytest.Await(t, "the connection to be charged", full)
 		for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 			if !full() {
-				t.Fatalf("with %s, %d and %d are held", what, k.budget.Held(memory.TLS), k.budget.Held(memory.HTTP2))
+				t.Fatalf("with %s, %d and %d bytes are charged", what, k.budget.Held(memory.TLS), k.budget.Held(memory.HTTP2))
 			}
 		}
 	}
@@ -162,7 +162,7 @@ func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 	var requests sync.WaitGroup
 	requests.Go(func() {
 		if answer, err := post(t, c, "/wait", "late"); err != nil || answer != "late" {
-			t.Errorf("a request that took long: %q, %v", answer, err)
+			t.Errorf("a slow request: %q, %v", answer, err)
 		}
 	})
 	stays(t, "a request under way")
@@ -224,7 +224,7 @@ func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
 	uses, charges := (more-inUse)/n, (moreCharged-charged)/n
 	t.Logf("an idle connection holds %d bytes with its client, and is charged %d", uses, charges)
 	if uses > charges || uses < charges/10 {
-		t.Errorf("an idle connection holds %d bytes and is charged %d", uses, charges)
+		t.Errorf("an idle connection uses %d bytes and is charged %d", uses, charges)
 	}
 	for _, c := range all {
 		_ = c.Close()

@@ -71,7 +71,7 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 		t.Helper()
 		proxytest.Await(t, "the connection to rest", func() bool { return budget.Held(memory.TLS) <= idleTLS })
 		if budget.Held(memory.TLS) == 0 {
-			t.Error("an idle connection is charged nothing")
+			t.Error("an idle connection is not charged")
 		}
 	}
 	rests()
@@ -80,7 +80,7 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 			t.Fatal(err)
 		}
 		if held := budget.Held(memory.TLS); held != fullTLS && held > idleTLS {
-			t.Errorf("%d are held", held)
+			t.Errorf("%d bytes are charged", held)
 		}
 		rests()
 	}
@@ -117,7 +117,7 @@ func TestAttackIdleInterceptionHoldsMore(t *testing.T) {
 			proxytest.Await(t, "the connection to be charged", func() bool { return budget.Held(memory.TLS) == fullTLS })
 			for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 				if held := budget.Held(memory.TLS); held != fullTLS {
-					t.Fatalf("with half a record, %d are held", held)
+					t.Fatalf("with half a record, %d bytes are charged", held)
 				}
 			}
 		})

@@ -96,10 +96,10 @@ func TestPanicOfALookupEndsOneConnection(t *testing.T) {
 	r.Policy(judged(cidr(server.Addr())), nil)
 	r.Proxy.Recheck(r.Box.ID)
 	if _, err := io.Copy(io.Discard, open); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a connection of which it is not known whether it may go on: %v", err)
+		t.Errorf("a connection to an unknown destination was not cut: %v", err)
 	}
 	if err := withoutName(r.Dial(server)); err == nil {
-		t.Error("a connection passed of which it is not known whether it may")
+		t.Error("a connection passed although its destination is unknown")
 	}
 	r.WantReason(name.ReasonInternal)
 }
@@ -156,7 +156,7 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 			defer c.Close()
 			reached <- struct{}{} // the silence timeout has passed
 			if n, _ := c.Read(make([]byte, 1)); n > 0 {
-				t.Error("the server was spoken to")
+				t.Error("the server received data")
 			}
 		})
 	}
@@ -168,7 +168,7 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 		<-reached
 		_, _ = io.WriteString(c, sent)
 		if got, _ := io.ReadAll(c); len(got) > 0 && string(got[:12]) != "HTTP/1.1 403" {
-			t.Errorf("%s was answered %q", what, got)
+			t.Errorf("%s got the answer %q", what, got)
 		}
 	}
 	c := r.Dial(quiet(7002))
@@ -193,7 +193,7 @@ func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 		t.Fatalf("%q, %v", got, err)
 	}
 	if !echoes(r, c) {
-		t.Error("the conversation does not go on")
+		t.Error("the session does not continue")
 	}
 	talker := r.Server(7004, func(c net.Conn) {
 		defer c.Close()

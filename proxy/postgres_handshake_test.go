@@ -110,7 +110,7 @@ func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	budget := memory.New(64<<20, 64<<20)
 	r.With(func(c *proxy.Config) { c.Memory = memory.New(64<<20, most) })
 	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
-		t.Error("a login for which there is no memory")
+		t.Error("a login without memory for it")
 	}
 	r.WantReason(name.ReasonLimit)
 	s.wantsNothing()

@@ -308,7 +308,7 @@ func TestPostgresFailures(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, dbRule)
 		s.wants = "another"
-		refusedWith(t, connect(t, r, dst), "28P01", "holds the password")
+		refusedWith(t, connect(t, r, dst), "28P01", "contains the password")
 		if e := r.WantReason(name.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
 			t.Errorf("%+v", e)
 		}
@@ -521,7 +521,7 @@ func TestPostgresIsCut(t *testing.T) {
 			}
 			cut.by(r)
 			if _, err := c.Exec(t.Context(), "hello").ReadAll(); err == nil {
-				t.Error("the connection goes on")
+				t.Error("the connection is not cut")
 			}
 			r.Want("the cut", func(e audit.Event) bool { return e.Verdict == policy.Deny && exchangeReason(e.Reason, cut.reason) })
 		})
@@ -555,9 +555,9 @@ func TestPostgresMessages(t *testing.T) {
 			_, _ = taken.Conn.Write(say)
 			_ = taken.Conn.SetReadDeadline(time.Now().Add(time.Minute))
 			if _, err := io.Copy(io.Discard, taken.Conn); errors.Is(err, context.DeadlineExceeded) {
-				t.Error("the connection goes on")
+				t.Error("the connection is not cut")
 			}
-			r.Want("the message", func(e audit.Event) bool { return strings.Contains(e.Error, "no place after the login") })
+			r.Want("the message", func(e audit.Event) bool { return strings.Contains(e.Error, "not allowed after the login") })
 		})
 	}
 }

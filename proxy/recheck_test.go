@@ -47,7 +47,7 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 		t.Errorf("%d connections are left", n)
 	}
 	if echoes(r, a) {
-		t.Error("the denied connection still carries bytes")
+		t.Error("the denied connection still forwards data")
 	}
 	if !echoes(r, b) {
 		t.Error("the allowed connection was disturbed")
@@ -68,7 +68,7 @@ func TestRecheckCutsATunnelWhoseAddressIsDeniedNow(t *testing.T) {
 	r.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example"}, DeniedCIDRs: []string{owner.Addr().String()}}, nil)
 	r.Proxy.Recheck("box1")
 	if echoes(r, c) {
-		t.Error("the tunnel to a denied address still carries bytes")
+		t.Error("the tunnel to a denied address still forwards data")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestRecheckCutsATunnelToAHostThatIsNowIntercepted(t *testing.T) {
 	r.Policy(policy.Spec{Mode: policy.ModeAllowAll}, map[string]map[string]string{"a.example": {"Authorization": "x"}})
 	r.Proxy.Recheck("box1")
 	if echoes(r, a) {
-		t.Error("a tunnel goes round the header rule")
+		t.Error("a tunnel bypasses the header rule")
 	}
 	if !echoes(r, b) {
 		t.Error("the other connection was disturbed")
@@ -150,7 +150,7 @@ func TestShutdownDrainsThenCloses(t *testing.T) {
 		probe.Close()
 	}
 	if !echoes(r, c) {
-		t.Error("an open tunnel was not left to drain")
+		t.Error("an open tunnel was not drained")
 	}
 	select {
 	case err := <-done:
@@ -199,7 +199,7 @@ func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
 			}
 		}
 		if !echoes(r, c) {
-			t.Fatal("the connection does not carry bytes")
+			t.Fatal("the connection does not forward data")
 		}
 		return c
 	}
@@ -208,7 +208,7 @@ func TestRecheckCutsWhatWasSilentOnceNamesDecide(t *testing.T) {
 	greeted, byPort := open(7011, "220 welcome\n"), open(2525, "220 welcome\n")
 	r.Proxy.Recheck("box1")
 	if echoes(r, quiet) {
-		t.Error("what a client said late, and nobody read, goes on")
+		t.Error("unread late data of a client is forwarded")
 	}
 	if !echoes(r, greeted) || !echoes(r, byPort) {
 		t.Error("a connection whose server speaks first was disturbed")

@@ -85,7 +85,7 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 	}
 	talk(second(addr))
 	if n := lent(); n > 3 {
-		t.Errorf("%d pipes are lent", n)
+		t.Errorf("%d pipes are in use", n)
 	}
 }
 
@@ -108,6 +108,6 @@ func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
 	got := closedWithout(t, c)
 	both.Wait()
 	if !bytes.Equal(got, sent) {
-		t.Errorf("%d bytes came back of %d", len(got), len(sent))
+		t.Errorf("%d of %d bytes came back", len(got), len(sent))
 	}
 }

@@ -69,7 +69,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 	got := closedWithout(t, c)
 	both.Wait()
 	if !bytes.Equal(got, sent) {
-		t.Errorf("%d bytes came back of %d", len(got), len(sent))
+		t.Errorf("%d of %d bytes came back", len(got), len(sent))
 	}
 	ended := func(e audit.Event) bool { return e.Reason == name.ReasonAllowAll && e.Phase != audit.PhaseOpen } // there may be one of phase open as well, on a slow machine
 	if e := r.Want("the end of the connection", ended); e.BytesIn != int64(len(sent)) || e.BytesOut != int64(len(sent)) {

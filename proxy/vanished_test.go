@@ -294,7 +294,7 @@ func testVanishing(t *testing.T, patience time.Duration) {
 			t.Parallel()
 			v := newVanishing(t, patience)
 			if err := v.vanish(reach(v)); errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-				t.Fatal("it goes on: ", err)
+				t.Fatal("it is not cut: ", err)
 			}
 			v.Want("the end", func(e audit.Event) bool { return e.Error == tunnel.ErrLost.Error() && e.Phase != audit.PhaseOpen })
 		})

@@ -108,7 +108,7 @@ func (s *Session) cancel(ctx context.Context, p packet) error {
 	}
 	of, ok := s.Keys.find(s.Box, s.Authority, c)
 	if !ok {
-		return &Refusal{Reason: name.ReasonHeaderRule, Err: errors.New("a request to cancel with a key that is not of this box")}
+		return &Refusal{Reason: name.ReasonHeaderRule, Err: errors.New("a cancel request with a key that does not belong to this box")}
 	}
 	ctx, stop := context.WithTimeout(ctx, s.LoginTimeout)
 	defer stop()

@@ -52,7 +52,7 @@ func TestKeysOfEqualProcesses(t *testing.T) {
 	}
 	keys.remove("box1", authority, given["box1"][0])
 	if has(&keys, "box1", authority, given["box1"][0]) || !has(&keys, "box1", authority, given["box1"][1]) || !has(&keys, "box2", authority, given["box2"][0]) {
-		t.Error("the end of a connection is the end of another's key, or not of its own")
+		t.Error("closing a connection removed another's key, or did not remove its own")
 	}
 }
 

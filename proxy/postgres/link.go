@@ -50,7 +50,7 @@ type Server struct {
 }
 
 // ErrMessage is returned for messages that a client must not send after the login.
-var ErrMessage = errors.New("the box sent a message that has no place after the login")
+var ErrMessage = errors.New("the box sent a message that is not allowed after the login")
 
 // Read implements [net.Conn].
 func (c *Server) Read(p []byte) (int, error) { return c.in.Read(p) }

@@ -20,9 +20,9 @@ var verifiers = regexp.MustCompile(`(?i)SCRAM-SHA-256\$|md5[0-9a-f]{32}`)
 func (a *attempt) withoutPassword(text string) string {
 	switch {
 	case len(a.password) < scrub.MinLength:
-		return "(not shown: the password is so short that it could be any part of it)"
+		return "(not shown: the password is too short to be recognized in it)"
 	case verifiers.MatchString(text), scrub.New(a.passwordForms()).Mask([]byte(text)):
-		return "(not shown: it holds the password)"
+		return "(not shown: it contains the password)"
 	}
 	return text
 }

@@ -26,7 +26,7 @@ func TestServersDoNotTellThePassword(t *testing.T) {
 		"MD5": "md5" + hex.EncodeToString(sum[:]), "a sum": strings.ToUpper(hex.EncodeToString(sum[:])), "the proof of MD5": "md5" + strings.Repeat("0f", 16),
 		"a verifier": "SCRAM-SHA-256$4096:c2FsdA==$a2V5:a2V5",
 	} {
-		if got := a.withoutPassword("password authentication failed with " + text + "."); got != "(not shown: it holds the password)" {
+		if got := a.withoutPassword("password authentication failed with " + text + "."); got != "(not shown: it contains the password)" {
 			t.Errorf("%s: %s", how, got)
 		}
 	}

@@ -79,7 +79,7 @@ func (s *Session) Open(ctx context.Context) (*Link, error) {
 	link := s.newLink(server)
 	if err := s.confirmLogin(asked, server, link.key); err != nil {
 		link.Close()
-		return nil, &Refusal{Reason: name.ReasonClientTLS, Err: fmt.Errorf("telling the box that it is logged in: %w", err)}
+		return nil, &Refusal{Reason: name.ReasonClientTLS, Err: fmt.Errorf("confirming the login to the box: %w", err)}
 	}
 	return link, nil
 }

@@ -83,7 +83,7 @@ func innermost(err error) error {
 // libraryFaults explains errors of crypto/tls and crypto/x509 about certificates, by text because they are untyped.
 var libraryFaults = []struct{ text, means string }{
 	{"x509: negative serial number", "the server's certificate has a negative serial number, which RFC 5280 forbids"},
-	{"tls: server's certificate contains an unsupported type of public key", "the server's certificate has a kind of key that the gateway does not know (it knows RSA, ECDSA and Ed25519)"},
+	{"tls: server's certificate contains an unsupported type of public key", "the server's certificate has an unsupported type of key (RSA, ECDSA and Ed25519 are supported)"},
 	{"tls: server sent certificate containing RSA key larger than", "the server's certificate has an RSA key of more than 8,192 bits"},
 	{"tls: failed to parse certificate from server", "the server's certificate is malformed"},
 	{"tls: server selected unsupported protocol version", "the server does not speak TLS 1.2 or 1.3"},

@@ -94,7 +94,7 @@ func tlsFault(err error) string {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &name) && name.Certificate != nil && len(name.Certificate.DNSNames)+len(name.Certificate.IPAddresses) == 0:
-		return "the server's certificate has no subjectAltName: its common name (CN) is not taken for the name of a host"
+		return "the server's certificate has no subjectAltName: its common name (CN) is not used as a host name"
 	case errors.As(err, &name):
 		return "the server's certificate is not for this name"
 	case errors.As(err, &authority):

@@ -46,7 +46,7 @@ func (e *Events) Wait(t testing.TB, n int) []audit.Event {
 		select {
 		case <-e.more:
 		case <-limit:
-			t.Fatalf("%d events of requests, want %d; there are %+v", len(got), n, e.List())
+			t.Fatalf("%d events of requests, want %d; all events: %+v", len(got), n, e.List())
 		}
 	}
 }

@@ -286,7 +286,7 @@ func Await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for limit := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
-			t.Fatalf("%s did not come", what)
+			t.Fatalf("timeout waiting for %s", what)
 		}
 	}
 }

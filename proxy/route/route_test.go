@@ -12,7 +12,7 @@ func TestNothingIsRememberedForCutConnections(t *testing.T) {
 	g := New(t.Context(), nil, nil, nil, time.Second)
 	kept := g.cachesOf(t.Context(), "b1")
 	if g.cachesOf(t.Context(), "b1") != kept {
-		t.Error("nothing is remembered for a box")
+		t.Error("no state is kept for a box")
 	}
 	g.Forget("b1")
 	cut, cancel := context.WithCancel(t.Context())

@@ -158,16 +158,16 @@ func TestBrokenStreamsAreErrors(t *testing.T) {
 		good := pack(t, coding, strings.Repeat("text with few repetitions: abcdefg", 5))
 		for n := 1; n < len(good); n++ {
 			if _, err := copyAll(good[:n], same, named(coding)); err == nil {
-				t.Errorf("%s: %d of %d bytes are taken for a good stream", coding, n, len(good))
+				t.Errorf("%s: a stream truncated to %d of %d bytes is accepted", coding, n, len(good))
 			}
 		}
 		for _, how := range []func(io.Reader) io.Reader{same, iotest.OneByteReader} {
 			if _, err := copyAll(append(bytes.Clone(good), "garbage behind it"...), how, named(coding)); err == nil {
-				t.Errorf("%s: garbage behind the end is taken for a good stream", coding)
+				t.Errorf("%s: a stream followed by garbage is accepted", coding)
 			}
 		}
 		if _, err := copyAll([]byte("this is plain text"), same, named(coding)); err == nil {
-			t.Errorf("%s: plain text is taken for a good stream", coding)
+			t.Errorf("%s: plain text is accepted as a stream", coding)
 		}
 		failing := io.MultiReader(bytes.NewReader(good[:len(good)/2]), iotest.ErrReader(io.ErrClosedPipe))
 		if err := Copy(&sink{}, body{failing}, NewStream(nil), []string{named(coding)}, noted, nil); !errors.Is(err, io.ErrClosedPipe) {
@@ -323,7 +323,7 @@ func TestMessagesAreNotHeldBack(t *testing.T) {
 			}
 		}
 		if want := message(0x80*byte(len(text)%2), strings.ReplaceAll(text, secret, strings.Repeat("*", len(secret)))); string(out) != want {
-			t.Errorf("%q came out as %q", text, out)
+			t.Errorf("%q was returned as %q", text, out)
 		}
 	}
 	if _, err := m.maskEnd(nil); err != nil {
@@ -335,7 +335,7 @@ func TestMessagesAreNotHeldBack(t *testing.T) {
 	m = NewMessages(nil)
 	if _, _ = m.mask(nil, []byte(message(0, "cut short"))[:9]); true {
 		if _, err := m.maskEnd(nil); err == nil {
-			t.Error("a message cut short is taken for a good one")
+			t.Error("a truncated message is accepted")
 		}
 	}
 }

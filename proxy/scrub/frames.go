@@ -6,7 +6,7 @@ import (
 )
 
 // ErrFrame is returned when a WebSocket server violates the protocol, or sends frames that cannot be scrubbed.
-var ErrFrame = errors.New("the server's WebSocket frames break the protocol")
+var ErrFrame = errors.New("the server's WebSocket frames violate the protocol")
 
 // Frames masks the frames of a WebSocket server (RFC 6455, 5), without extensions. Frame headers are unchanged; a message
 // is one text across its frames, and nothing is buffered past its end. Not safe for concurrent use.

@@ -41,6 +41,6 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 	}
 	if m.Set(parse("other.example.com"), []string{}, false, now) != nil {
-		t.Error("nothing to mask, and yet a set")
+		t.Error("a set without secrets")
 	}
 }

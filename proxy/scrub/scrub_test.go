@@ -164,14 +164,14 @@ func TestStreamHoldsBackOnlyABeginning(t *testing.T) {
 	s := NewStream(New([]string{"s3cret-token"}))
 	for _, event := range []string{"data: one\n\n", "data: s\n\n", "data: {\"a\":\"\\u0073\"}\n\n", "data: czNjcmV0LXRv\n\n", ": s3cret-toke\r\n\r\n"} {
 		if got := s.Append(nil, []byte(event)); string(got) != event {
-			t.Errorf("%q came out as %q", event, got)
+			t.Errorf("%q was returned as %q", event, got)
 		}
 	}
 	if got := s.Append(nil, []byte("data: s3cret-")); string(got) != "data: " || s.Held() != 7 {
 		t.Errorf("%q, %d held", got, s.Held())
 	}
 	if got := s.End(nil); string(got) != "s3cret-" {
-		t.Errorf("the end brings %q", got)
+		t.Errorf("the end yields %q", got)
 	}
 	if got := s.End(s.Append(nil, []byte("token"))); string(got) != "token" {
 		t.Errorf("another text continues the one that ended: %q", got)
@@ -193,11 +193,11 @@ func TestTexts(t *testing.T) {
 		}
 	}
 	if New([]string{"short", ""}) != nil {
-		t.Error("short secrets are looked for")
+		t.Error("short secrets are searched for")
 	}
 	var none *Set
 	if none.Mask([]byte("x")) || none.MaskString("x") != "x" || string(NewStream(nil).Append(nil, []byte("x"))) != "x" {
-		t.Error("no secrets, and yet something is masked")
+		t.Error("text is masked without secrets")
 	}
 }
 
@@ -287,7 +287,7 @@ func TestSupersede(t *testing.T) {
 		}
 	}
 	if got := first.MaskString("first-secret second-secret third-secret"); got != "************ ************* ************" {
-		t.Errorf("a text that comes whole: %q", got)
+		t.Errorf("a text in one piece: %q", got)
 	}
 	var none *Set
 	none.Supersede(first)

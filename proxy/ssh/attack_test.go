@@ -50,7 +50,7 @@ func TestHandshakesThatDoNotEnd(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		if len(dialled) > 0 {
-			t.Error("a server was dialled for a box that was not there yet")
+			t.Error("a server was dialled before the box had logged in")
 		}
 	})
 }
@@ -72,7 +72,7 @@ func TestThousandsOfChannels(t *testing.T) {
 		}
 	}
 	if open != maxSessions {
-		t.Errorf("%d sessions are open at once; want %d", open, maxSessions)
+		t.Errorf("%d sessions are open at the same time; want %d", open, maxSessions)
 	}
 	_ = first.Close()
 	for { // the slot is free as soon as both sides have closed the session
@@ -125,7 +125,7 @@ func TestFloodOfSmallPackets(t *testing.T) {
 		t.Errorf("%d bytes are kept", most)
 	}
 	if len(sent) > 0 {
-		t.Error("all was read while nobody took it")
+		t.Error("everything was read although nothing was consumed")
 	}
 	if err := os.WriteFile(filepath.Join(r.server.Home, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -217,7 +217,7 @@ func TestCut(t *testing.T) {
 		t.Error(err)
 	}
 	if err := session.Wait(); err == nil {
-		t.Error("the command has ended by itself")
+		t.Error("the command ended on its own")
 	}
 }
 
@@ -241,7 +241,7 @@ func TestNewKeysArePaced(t *testing.T) {
 	}
 	cancel()
 	if _, err := signer.Sign(nil, []byte("x")); err == nil {
-		t.Error("a third key is made at once")
+		t.Error("a third key exchange is not delayed")
 	}
 }
 
@@ -289,7 +289,7 @@ func TestInflow(t *testing.T) {
 			}
 			s.markConsumed(total, true)
 			if <-read == 0 {
-				t.Error("nothing is read after all was taken")
+				t.Error("no read after everything was consumed")
 			}
 		})
 	}

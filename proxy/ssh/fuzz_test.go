@@ -144,7 +144,7 @@ func (e *ends) run(t *testing.T, box, server func(net.Conn)) {
 	both.Wait()
 	for _, k := range memory.Kinds() {
 		if held := e.budget.Held(k); held != 0 {
-			t.Errorf("%d bytes of %v are still held", held, k)
+			t.Errorf("%d bytes of %v are still reserved", held, k)
 		}
 	}
 }
@@ -336,7 +336,7 @@ func TestPanicInAHandshake(t *testing.T) {
 	box.Wait()
 	for _, k := range memory.Kinds() {
 		if held := e.budget.Held(k); held != 0 {
-			t.Errorf("%d bytes of %v are still held", held, k)
+			t.Errorf("%d bytes of %v are still reserved", held, k)
 		}
 	}
 }
@@ -363,7 +363,7 @@ func TestServerThatLeavesAsItIsAsked(t *testing.T) {
 			t.Error("a session is open at a server that is gone")
 		}
 	case <-time.After(time.Minute):
-		t.Error("the command waits for a server that is gone")
+		t.Error("the command still waits for a server that is gone")
 	}
 	e := newEnds(t)
 	for range 200 { // often enough that some hit the race

@@ -17,7 +17,7 @@ func (c *conn) judge(kind, text string) (asked Request, command, why string) {
 		asked.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed
 		return asked, text, ""
 	case kind != "exec":
-		return asked, "", "the rule allows single commands alone, and no " + kind
+		return asked, "", "the rule allows single commands only, not a " + kind
 	}
 	if c.Rule.Command(text) {
 		asked.Decision.Verdict, asked.Decision.Rule = policy.Allow, "command "+name.Quote(text)

@@ -17,8 +17,8 @@ import (
 // Errors of private keys. Their texts do not contain the key.
 var (
 	errPassphrase = errors.New("the private key is protected by a passphrase; store it without one")
-	errKeyForm    = errors.New("the secret is not a private key in OpenSSH's or PEM's form")
-	errKeyKind    = errors.New("the private key is not of a kind that is used here: Ed25519, ECDSA or RSA from 2048 bits")
+	errKeyForm    = errors.New("the secret is not a private key in OpenSSH or PEM format")
+	errKeyKind    = errors.New("unsupported private key: use Ed25519, ECDSA, or RSA of at least 2048 bits")
 )
 
 // minRSA is the smallest accepted length of an RSA key in bits.
@@ -56,7 +56,7 @@ func withoutSHA1(signer gossh.Signer) (gossh.Signer, error) {
 }
 
 // errHostKey reports that the server is not the one of the rule.
-var errHostKey = errors.New("the server's host key is none of those that the rule names")
+var errHostKey = errors.New("the server's host key is not in the rule")
 
 // hostKeys are the keys that identify a server: its own, and certificate authorities.
 type hostKeys struct {

@@ -38,7 +38,7 @@ func TestLimitedLoginsRunNothingElse(t *testing.T) {
 		}
 	}
 	if log := r.server.Log(); strings.Contains(log, "Starting session") {
-		t.Errorf("the server ran something:\n%s", log)
+		t.Errorf("the server ran a command:\n%s", log)
 	}
 	if got := r.ssh("", "uptime -p"); got.status != 0 {
 		t.Errorf("the command that is allowed: %+v", got)
@@ -142,7 +142,7 @@ func TestNothingIsForwarded(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 	if len(reached) > 0 {
-		t.Error("something was reached")
+		t.Error("a destination was reached")
 	}
 	verbs := map[string]bool{}
 	for _, a := range r.asked() {
@@ -184,16 +184,16 @@ func TestFailures(t *testing.T) {
 		shown  string
 		reason name.Reason
 	}{
-		"another user":     {func(_ *testing.T, r *rig) { r.login.Rule.User = "root" }, "for the user root and no other", name.ReasonHeaderRule},
+		"another user":     {func(_ *testing.T, r *rig) { r.login.Rule.User = "root" }, "allows only the user root", name.ReasonHeaderRule},
 		"no source":        {func(_ *testing.T, r *rig) { r.login.Key = failing }, "is not available", name.ReasonSecretUnavailable},
 		"no key":           {func(_ *testing.T, r *rig) { r.login.Key = fixed(canary) }, "cannot be used", name.ReasonSecretUnavailable},
 		"a passphrase":     {func(t *testing.T, r *rig) { r.login.Key = fixed(locked(t)) }, "cannot be used", name.ReasonSecretUnavailable},
 		"another key":      {func(_ *testing.T, r *rig) { r.login.Key = fixed(other) }, "did not accept the key", name.ReasonUpstreamLogin},
 		"no host key":      {func(_ *testing.T, r *rig) { r.login.Rule.HostKeys = []sshrule.HostKey{} }, "no valid host key", name.ReasonUpstreamTLS},
-		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(t, otherPublic, false)} }, "none of those", name.ReasonUpstreamTLS},
+		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(t, otherPublic, false)} }, "is not in the rule", name.ReasonUpstreamTLS},
 		"no authority": {func(t *testing.T, r *rig) {
 			r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(t, r.server.HostKey, true)}
-		}, "no host key of a kind", name.ReasonUpstreamTLS},
+		}, "no host key of a type", name.ReasonUpstreamTLS},
 		"a server that is away": {func(_ *testing.T, r *rig) { _ = r.dials.Close() }, "could not be reached", name.ReasonUnreachable},
 	} {
 		t.Run(label, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestFailures(t *testing.T) {
 				t.Errorf("the connection ended with %v", err)
 			}
 			if len(r.asked()) > 0 {
-				t.Error("a command was judged")
+				t.Error("a command was passed to OnRequest")
 			}
 		})
 	}
@@ -267,7 +267,7 @@ func TestAServerThatIsNotTheOneLearnsNothing(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for user := range asked {
-		t.Errorf("the impostor was asked to log in %q", user)
+		t.Errorf("the impostor received the login %q", user)
 	}
 }
 

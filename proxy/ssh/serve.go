@@ -235,7 +235,7 @@ func (c *conn) onAuth(user string) error {
 // logIn logs the gateway in to the server.
 func (c *conn) logIn(user string) *Failure {
 	if user != c.Rule.User {
-		return &Failure{Reason: name.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s is for the user %s and no other", c.Host, c.Rule.User)}
+		return &Failure{Reason: name.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s allows only the user %s", c.Host, c.Rule.User)}
 	}
 	known, err := parseHostKeys(c.Rule.HostKeys)
 	if err != nil {
@@ -310,9 +310,9 @@ func (c *conn) loginFailure(err error, verified bool) *Failure {
 	var algorithm *gossh.AlgorithmNegotiationError
 	switch host := c.Host.String(); {
 	case errors.Is(err, errHostKey):
-		return &Failure{name.ReasonUpstreamTLS, "the host key of " + host + " is none of those that the rule names", err}
+		return &Failure{name.ReasonUpstreamTLS, "the host key of " + host + " is not in the rule", err}
 	case errors.As(err, &algorithm) && algorithm.What == "host key":
-		return &Failure{name.ReasonUpstreamTLS, host + " has no host key of a kind that the rule names", err}
+		return &Failure{name.ReasonUpstreamTLS, host + " has no host key of a type in the rule", err}
 	case verified:
 		return &Failure{name.ReasonUpstreamLogin, host + " did not accept the key of the gateway for the user " + c.Rule.User, err}
 	default:
@@ -413,7 +413,7 @@ func (c *conn) rejectChannel(channel gossh.NewChannel, kind string) {
 
 // rejectProhibited rejects a channel.
 func rejectProhibited(channel gossh.NewChannel) {
-	_ = channel.Reject(gossh.Prohibited, "boxgate: nothing is forwarded but sessions")
+	_ = channel.Reject(gossh.Prohibited, "boxgate: only sessions are forwarded")
 }
 
 // refuseRequests refuses the box's global requests. A failure reply answers a keepalive as well as a success does.

@@ -270,7 +270,7 @@ func TestGitPullsAndPushes(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(r.server.Home, "owner/lib.git/refs/heads/main")); err == nil {
-		t.Error("something was pushed with access read")
+		t.Error("a push succeeded with access read")
 	}
 	for _, a := range r.asked() {
 		t.Logf("%s %s %v %s", a.Verb, a.What, a.Decision.Verdict, a.Decision.Rule)

@@ -99,7 +99,7 @@ func TestConnectEndsWithItsContext(t *testing.T) {
 		go func() { done <- Connect(ctx, c, scheme, "server.test:443", nil) }()
 		cancel()
 		if err := <-done; err == nil {
-			t.Errorf("%q: it is taken for a success", text)
+			t.Errorf("%q: it counts as success", text)
 		}
 	}
 }

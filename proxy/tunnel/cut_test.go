@@ -75,12 +75,12 @@ func TestAttackLateEventOfAnEarlierTunnel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := io.ReadFull(srv, make([]byte, 1)); err != nil {
-				t.Fatalf("the tunnel that has the place now: %v", err)
+				t.Fatalf("the tunnel that now has the slot: %v", err)
 			}
 		}
 		_ = tun.Close()
 		<-o
 		return
 	}
-	t.Fatal("no tunnel got the place of the first")
+	t.Fatal("no tunnel got the slot of the first")
 }

@@ -167,7 +167,7 @@ func TestAttackCutWhileATunnelConnects(t *testing.T) {
 			t.Errorf("the client saw %v", err)
 		}
 		if len(o.ended) > 0 || len(o.failed) > 0 || len(o.opened) > 0 {
-			t.Error("the owner was told twice")
+			t.Error("the owner was called twice")
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestManyTunnelsMixNothing(t *testing.T) {
 	}
 	all.Wait()
 	if n := p.Pipes(); n != 0 {
-		t.Errorf("%d pipes are still lent", n)
+		t.Errorf("%d pipes are still in use", n)
 	}
 }
 
@@ -283,6 +283,6 @@ func TestLoopsEndWithTheirLastTunnel(t *testing.T) {
 	tun.loop.mu.Lock()
 	defer tun.loop.mu.Unlock()
 	if !tun.loop.ended {
-		t.Error("the loop goes on")
+		t.Error("the loop has not ended")
 	}
 }

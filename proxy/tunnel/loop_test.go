@@ -55,7 +55,7 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 	}
 	send()
 	if l.handleEvents(events); moved() != many {
-		t.Fatal("what has just begun is held up")
+		t.Fatal("a new tunnel is delayed")
 	}
 	for len(l.busy) > 0 {
 		l.handleEvents(nil)
@@ -79,7 +79,7 @@ func TestAttackMuchToMoveHoldsNobodyUp(t *testing.T) {
 		l.handleEvents(nil)
 	}
 	if n := moved(); n != many-1 {
-		t.Errorf("then %d of them have, one after the other", n)
+		t.Errorf("then %d of the others have had a turn", n)
 	}
 }
 

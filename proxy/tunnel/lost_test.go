@@ -54,11 +54,11 @@ func TestTunnelToAServerThatVanishes(t *testing.T) {
 	}
 	select {
 	case err := <-slowOwner.ended:
-		t.Fatalf("the one whose server reads nothing ended with %v", err)
+		t.Fatalf("the tunnel whose server does not read ended with %v", err)
 	case <-time.After(time.Minute - time.Since(began)):
 	}
 	if n, err := io.Copy(io.Discard, reader); err != nil || n != size+5 {
-		t.Errorf("it got %d bytes: %v", n, err)
+		t.Errorf("it received %d bytes: %v", n, err)
 	}
 }
 

@@ -28,11 +28,11 @@ func TestCoalescedTellsEachOneASecondAtMost(t *testing.T) {
 				counts = append(counts, max(e.Count, 1))
 			}
 			if len(counts) != len(want) {
-				t.Fatalf("told %v, want %v", counts, want)
+				t.Fatalf("recorded %v, want %v", counts, want)
 			}
 			for i := range want {
 				if counts[i] != want[i] {
-					t.Fatalf("told %v, want %v", counts, want)
+					t.Fatalf("recorded %v, want %v", counts, want)
 				}
 			}
 		}

@@ -23,17 +23,17 @@ func TestSharesLeaveRoomForTheOthers(t *testing.T) {
 		fill(1, 10*total)
 		for who := 2; who < 2+total/16; who++ {
 			if fill(who, 1); held[who] != 1 {
-				t.Errorf("of %d, of which two hold %d and %d, box %d got none", total, held[0], held[1], who)
+				t.Errorf("of %d, two boxes got %d and %d, and box %d none", total, held[0], held[1], who)
 			}
 		}
 		if open > total {
-			t.Errorf("%d of %d are taken", open, total)
+			t.Errorf("%d of %d are in use", open, total)
 		}
 		if held[0] < total/2 {
-			t.Errorf("of %d the first got %d", total, held[0])
+			t.Errorf("of %d, the first box got %d", total, held[0])
 		}
 	}
 	if !Room(1<<30, 1<<30, 0, 1) {
-		t.Error("without a limit there is one")
+		t.Error("a limit applies although none is set")
 	}
 }

@@ -51,7 +51,7 @@ func TestEachBoxHasAUsage(t *testing.T) {
 	}
 	table.Flush()
 	if sum := count(recorded(), ""); sum != 3 || len(recorded()) <= before {
-		t.Errorf("of no box %d of 3 refusals are recorded", sum)
+		t.Errorf("without a box, %d of 3 refusals are recorded", sum)
 	}
 }
 
@@ -71,13 +71,13 @@ func TestLimitsOfOneBox(t *testing.T) {
 	box := &policy.Box{ID: "one"}
 	of := table.Of(box)
 	if got := of.Limit(policy.LimitInterceptions, 7); got != 7 {
-		t.Errorf("without a limit of its own it may have %d", got)
+		t.Errorf("without its own limit, the box's limit is %d", got)
 	}
 	own := policy.Limits{}
 	own[policy.LimitInterceptions] = 2
 	box.Limits.Store(own)
 	if got := of.Limit(policy.LimitInterceptions, 7); got != 2 {
-		t.Errorf("with one of 2 it may have %d", got)
+		t.Errorf("with its own limit of 2, the box's limit is %d", got)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 		t.Fatal("two of two were refused")
 	}
 	if of.Intercept(2, 0) != nil || of.Interceptions.Load() != 2 || of.Memory.Held() != 2*tlsCost {
-		t.Errorf("a third of two: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+		t.Errorf("a third with a limit of two: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
 	}
 	if of.Intercept(9, usualHello+tlsCost) != nil || of.Memory.Held() != 2*tlsCost {
 		t.Errorf("beyond the memory: %d bytes", of.Memory.Held())
@@ -104,16 +104,16 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	}
 	first.Rest(3 << 10) // counts once
 	if of.Memory.Held() != tlsCost+idle {
-		t.Error("it gave something back twice")
+		t.Error("it released memory twice")
 	}
 	var third *Interception
 	if third = of.Intercept(9, 0); third == nil {
-		t.Fatal("what an idle one gave back is not there for others")
+		t.Fatal("memory released by an idle connection is not available to others")
 	}
 	if fourth := of.Intercept(9, 0); fourth != nil {
-		t.Fatal("a fourth has room")
+		t.Fatal("a fourth is accepted")
 	} else if !first.Wake() {
-		t.Error("it may not read although there is room")
+		t.Error("it may not read although memory is available")
 	}
 	first.Rest(3 << 10)
 	hog := memory.Claim{}
@@ -121,18 +121,18 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	for hog.Grow(1 << 10) {
 	}
 	if first.Wake() {
-		t.Error("it may read without room")
+		t.Error("it may read although memory is short")
 	}
 	hog.Close()
 	for _, i := range []*Interception{first, second, third, nil} {
 		i.End()
 	}
 	if of.Interceptions.Load() != 0 || of.Memory.Held() != 0 {
-		t.Errorf("in the end: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+		t.Errorf("at the end: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
 	}
 	var none *Interception
 	none.Rest(1)
 	if !none.Wake() {
-		t.Error("what is not intercepted may not read")
+		t.Error("a connection that is not intercepted may not read")
 	}
 }
