@@ -200,13 +200,13 @@ func (c *conn) relayBrokered(b *brokered, client, server net.Conn) {
 
 // relayBytes forwards between client and server until both directions have ended, and counts the bytes read from each.
 func (c *conn) relayBytes(client, server net.Conn, out, in *atomic.Int64) {
-	var held [2]memory.Claim
-	for i := range held {
-		held[i].Open(c.usage.Memory, memory.Buffers)
-		defer held[i].Close()
+	var claims [2]memory.Claim
+	for i := range claims {
+		claims[i].Open(c.usage.Memory, memory.Buffers)
+		defer claims[i].Close()
 	}
 	end := func(i int, conn net.Conn, read *atomic.Int64) relay.End {
-		return relay.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: read}
+		return relay.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &claims[i]}, Read: read}
 	}
 	err := c.p.core.Tunnels.Relay(end(0, client, out), end(1, server, in), c.box.ID)
 	if err != nil && c.live.Denied() == nil {

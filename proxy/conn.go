@@ -246,8 +246,7 @@ func (c *conn) noteDecision(f peek.First, rt policy.Route) {
 	}
 }
 
-// nameByDNS fills in the name of a refusal's event if the client sent none: the name for which DNS last gave the box the
-// address. The log can then suggest a rule for that name.
+// nameByDNS fills in the name of a refusal's event if the client sent no name: the latest name in whose DNS answer the box got the address. The log can then suggest a rule for that name.
 func (c *conn) nameByDNS() {
 	at := c.orig.Addr()
 	if !at.IsValid() {

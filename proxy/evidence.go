@@ -6,7 +6,7 @@ import (
 	"boxgate/proxy/peek"
 )
 
-// This file collects the evidence by which the policy routes a connection. The full table is in docs/first-bytes.md.
+// This file collects the evidence for routing a connection. The full table is in docs/first-bytes.md.
 
 // evidence returns the policy request and evidence for a connection whose first bytes are f. They do not depend on how the
 // connection arrived: first bytes in a tunnel of the explicit proxy are treated like any others.

@@ -230,7 +230,7 @@ type connectWriter struct {
 // Header returns a header that is never sent.
 func (w *connectWriter) Header() http.Header { return w.header }
 
-// WriteHeader does nothing: the connection is reset if goproxy returns without hijacking it.
+// WriteHeader is a no-op: the connection is reset if goproxy returns without hijacking it.
 func (w *connectWriter) WriteHeader(int) {}
 
 // Write always fails.
@@ -245,5 +245,5 @@ func (w *connectWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // noLog discards goproxy's log output, which quotes what clients send.
 type noLog struct{}
 
-// Printf does nothing.
+// Printf discards the text.
 func (noLog) Printf(string, ...any) {}

@@ -71,15 +71,15 @@ func (c *conn) serveRequests(s *exchange.Session, serve http1.Rest) step {
 
 // serveHTTP2 runs the message loop of HTTP/2.
 func (c *conn) serveHTTP2(s *exchange.Session) {
-	var holds memory.Claim
-	holds.Open(c.usage.Memory, memory.HTTP2)
-	if !holds.Grow(http2.ConnCost) {
+	var claim memory.Claim
+	claim.Open(c.usage.Memory, memory.HTTP2)
+	if !claim.Grow(http2.ConnCost) {
 		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
-	defer holds.Close()
+	defer claim.Close()
 	c.startTraffic()
-	c.closeGracefully(s, http2.Serve(c.ctx, s, &holds))
+	c.closeGracefully(s, http2.Serve(c.ctx, s, &claim))
 }
 
 // closeGracefully closes a connection gracefully after its message loop, so that the last response arrives.

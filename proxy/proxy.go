@@ -80,7 +80,7 @@ type Config struct {
 	Sink     []netip.Addr     // addresses that DNS returns for denied names: never dialled
 	Own      []netip.Addr     // addresses of the gateway itself: never dialled, whatever the policy
 	URLs     URLs             // nil: boxes cannot open the public URLs
-	Host     []name.Name      // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
+	Host     []name.Name      // domains of the gateway's host, including its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 

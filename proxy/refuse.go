@@ -69,8 +69,8 @@ func (c *conn) refusePeek(f peek.First, err error) {
 	}
 }
 
-// denyPage terminates TLS with a leaf, reads one request and answers it with 403. Nothing is forwarded: the decision
-// was made for the whole connection.
+// denyPage terminates TLS with a leaf, reads one request and answers it with 403. The request is not forwarded: the decision
+// applies to the whole connection.
 func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
 	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), f.Name, []string{"http/1.1"})

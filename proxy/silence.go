@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/h2"
 )
 
-// This file handles clients that send nothing at first. On most ports they are connected to the address, as the server may
+// This file handles clients that are silent at first. On most ports they are connected to the address, as the server may
 // speak first. Where names decide, silence must not become a way to send unjudged bytes later.
 
 // serverSpoke waits until one side has sent something or closed, and reports whether it was the server. It does not

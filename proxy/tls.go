@@ -116,7 +116,7 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name
 // message, they get as much for the handshake.
 func (c *Config) boxHandshake() time.Duration { return max(c.HandshakeTimeout, c.PeekTimeout) }
 
-// unreadHello is the assumed length in bytes of a ClientHello that has not been read yet. Those of database clients are
+// unreadHello is the assumed length in bytes of a ClientHello that has not been read yet. Database clients send hellos
 // shorter than 4 KiB.
 const unreadHello = 16 << 10
 

@@ -1,3 +1,2 @@
-// Package peek reads the first bytes of a connection without consuming them and classifies them. The result is the evidence
-// by which the policy routes the connection.
+// Package peek reads the first bytes of a connection without consuming them and classifies them. The policy routes the connection by the result.
 package peek

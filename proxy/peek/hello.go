@@ -38,7 +38,7 @@ const (
 	maxExtensions = 48      // more are left to crypto/tls
 )
 
-// readHello returns the server name in data, which begins with a ClientHello; it is empty if there is none. It returns
+// readHello returns the server name in data, which begins with a ClientHello, which may be empty. It returns
 // false for every hello that it does not understand completely: more than one record, unknown extensions, names with
 // characters that do not occur in host names, TLS 1.1 or older, and everything malformed.
 func readHello(data []byte) (name []byte, ok bool) {

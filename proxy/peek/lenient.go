@@ -8,7 +8,7 @@ import (
 	"boxgate/policy"
 )
 
-// This file detects first bytes in which a lenient server may find a host name, although our parsers recognize neither a
+// This file detects first bytes that may contain a host name for a lenient server, although our parsers recognize neither a
 // ClientHello nor a request line. Where names decide, they are not treated as a protocol without names.
 
 // almostNamed reports whether the first bytes are of that kind.
@@ -84,7 +84,7 @@ func beginsRequest(hello []byte) bool {
 }
 
 // almostTLS reports whether first bytes are, or may become, TLS that does not begin with a regular ClientHello: one in
-// SSL 2.0 format without a name, by which TLS servers let a client negotiate (RFC 5246, E.2), or a record of another
+// SSL 2.0 format without a name, which TLS servers accept from a client (RFC 5246, E.2), or a record of another
 // type, such as a warning alert, that some servers skip (BoringSSL).
 func almostTLS(f First) bool {
 	if len(f.Data) > 0 && recordFirst <= f.Data[0] && f.Data[0] <= recordLast {

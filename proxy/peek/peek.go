@@ -63,12 +63,12 @@ func (f *First) Recycle() {
 
 // Read reads from c until the first message can be classified. The deadline applies to the whole message, so that a client
 // cannot extend it by sending byte after byte. Where silence is allowed, a client that stays silent until the silence
-// deadline is [Silent]. Errors are those of reading, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. Read first
-// releases the memory that holds has reserved for earlier first bytes.
-func Read(c net.Conn, holds *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
-	f := First{claim: holds}
-	holds.Release()
-	if len(head) > peekStart && !holds.Grow(len(head)) {
+// deadline is [Silent]. Errors are read errors, such as os.ErrDeadlineExceeded, or [memory.ErrFull]. Read first
+// releases the memory that claim has reserved for earlier first bytes.
+func Read(c net.Conn, claim *memory.Claim, head []byte, deadline, silence time.Time) (First, error) {
+	f := First{claim: claim}
+	claim.Release()
+	if len(head) > peekStart && !claim.Grow(len(head)) {
 		return f, memory.ErrFull
 	}
 	if len(head) > peekStart {
@@ -205,7 +205,7 @@ func (f *First) classifyTLS() {
 	}
 }
 
-// serverName returns the server name in a whole ClientHello; it is empty if there is none. It returns false if crypto/tls
+// serverName returns the server name in a whole ClientHello, which may be empty. It returns false if crypto/tls
 // rejects the hello, or if it does not offer TLS 1.2 or later.
 //
 // A name may end in the root's dot. RFC 6066 forbids it and crypto/tls rejects it, but Python and some Java clients send it

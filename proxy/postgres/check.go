@@ -8,7 +8,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// safeParameters are the startup parameters that a client may set: those that drivers send. The box could set each of them
+// safeParameters are the startup parameters that a client may set, as drivers do. The box could set each of them
 // with SET as well.
 var safeParameters = []string{
 	"application_name", "client_encoding", "client_min_messages", "datestyle", "default_transaction_isolation",

@@ -19,7 +19,7 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// Keys maps the keys with which boxes cancel queries to the servers' keys. A box receives the server's process ID, which
+// Keys maps the cancel keys of boxes to the servers' keys. A box receives the server's process ID, which
 // functions such as pg_terminate_backend take, with a key that the gateway generated: with the server's key it could cancel
 // over a connection that does not pass the gateway, and the short keys of other clients might be guessed. The zero value is
 // empty. Safe for concurrent use.

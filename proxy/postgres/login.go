@@ -59,7 +59,7 @@ type attempt struct {
 	messages *messageReader
 }
 
-// longKeys is the minor version of the protocol in which cancel keys have a variable length. It is also the newest
+// longKeys is the minor version of the protocol with cancel keys of variable length. It is also the newest
 // supported version.
 const longKeys = 2
 
@@ -94,7 +94,7 @@ func (s *Session) login(ctx context.Context, parameters map[string]string, minor
 }
 
 // config returns the configuration of the login. The server's certificate must match its name. Methods of authentication
-// that are weaker than SCRAM, including none, require a login that names them.
+// that are weaker than SCRAM, or their absence, require a login that names them.
 func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	of, err := base()
 	if err != nil {
@@ -162,15 +162,15 @@ func (c contentReader) Read(p []byte) (int, error) {
 
 // hijack takes the connection over from pgconn after its login.
 func (a *attempt) hijack(conn *pgconn.PgConn) (*server, error) {
-	taken, err := conn.Hijack()
+	hijacked, err := conn.Hijack()
 	if err != nil {
 		return nil, err
 	}
-	secure, ok := taken.Conn.(*tls.Conn)
+	secure, ok := hijacked.Conn.(*tls.Conn)
 	if !ok || !a.verified {
 		return nil, errors.New("the server was not verified")
 	}
-	if len(taken.SecretKey) > maxKey {
+	if len(hijacked.SecretKey) > maxKey {
 		return nil, errors.New("the server's key to cancel queries is too long")
 	}
 	if err := secure.SetDeadline(time.Time{}); err != nil {
@@ -180,22 +180,22 @@ func (a *attempt) hijack(conn *pgconn.PgConn) (*server, error) {
 		a.minor = 0 // 3.1 is reserved
 	}
 	return &server{
-		minor: a.minor, conn: secure, in: a.in, addr: addrOf(a.dialled), parameters: taken.ParameterStatuses, status: taken.TxStatus,
-		process: taken.PID, key: taken.SecretKey,
+		minor: a.minor, conn: secure, in: a.in, addr: addrOf(a.dialled), parameters: hijacked.ParameterStatuses, status: hijacked.TxStatus,
+		process: hijacked.PID, key: hijacked.SecretKey,
 	}, nil
 }
 
 // refusal maps an error of the login to a refusal. The server's own message is forwarded, but never the password.
 func (a *attempt) refusal(err error) *Refusal {
-	var said *pgconn.PgError
+	var serverErr *pgconn.PgError
 	switch {
 	case a.dialErr != nil:
 		p := problem.Of(a.dialErr)
 		return &Refusal{p.Reason, codeUnreachable, p.Detail, a.dialErr}
 	case a.dialled != nil && !a.verified:
 		return a.s.notVerified(err)
-	case errors.As(err, &said):
-		text, code := a.withoutPassword(said.Message), sqlState(said.Code)
+	case errors.As(err, &serverErr):
+		text, code := a.withoutPassword(serverErr.Message), sqlState(serverErr.Code)
 		return &Refusal{name.ReasonUpstreamLogin, code, text, fmt.Errorf("the server refused the login: %s (%s)", text, code)}
 	}
 	return &Refusal{name.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,

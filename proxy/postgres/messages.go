@@ -31,7 +31,7 @@ type messageReader struct {
 	negotiated bool // the server speaks an older version than requested
 }
 
-// errLogin ends a login in which the server sends more than maxLogin.
+// errLogin ends a login if the server sends more than maxLogin.
 var errLogin = fmt.Errorf("the server has sent more than %d KiB during the login", maxLogin>>10)
 
 // Read implements [io.Reader].

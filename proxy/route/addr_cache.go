@@ -50,8 +50,8 @@ func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Bo
 	if !known {
 		return true
 	}
-	_, held := at.seen[a]
-	return held
+	_, found := at.seen[a]
+	return found
 }
 
 func (c *addrCaches) listFor(names []name.Name) *addrCache {

@@ -173,8 +173,8 @@ func (g *Router) mayBeRuled(ctx context.Context, c *policy.Compiled, box *policy
 		return true
 	}
 	at := name.Untranslated(to.Addr())
-	told := append(g.resolver.GrantedNames(box.ID, at), g.resolver.GrantedNames(box.ID, to.Addr())...)
-	if slices.ContainsFunc(told, func(n name.Name) bool { return c.Intercepts(n, to.Port()) }) {
+	granted := append(g.resolver.GrantedNames(box.ID, at), g.resolver.GrantedNames(box.ID, to.Addr())...)
+	if slices.ContainsFunc(granted, func(n name.Name) bool { return c.Intercepts(n, to.Port()) }) {
 		return true
 	}
 	names := c.RuledNames(to.Port())

@@ -29,7 +29,7 @@ func (s *Stream) maskEnd(dst []byte) ([]byte, error)    { return s.End(dst), nil
 
 // Copy copies a body from src to dst, masked. The codings, in the order they were applied, are decoded and encoded
 // again. Received data is flushed before waiting for more; memory is bounded by the windows of the codings. After an error
-// the body must be aborted. Errors are those of reading and of stop, and those of a body that is truncated, is invalid for
+// the body must be aborted. Errors are those of reading and of stop, or report a body that is truncated, is invalid for
 // its coding, has trailing data, needs too large a window ([ErrWindow]) or expands too much ([ErrExpands]).
 //
 // The caller must have reserved [Memory] for the codings. spare is called with the part of it that is not needed; stop is

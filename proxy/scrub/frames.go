@@ -9,7 +9,7 @@ import (
 var ErrFrame = errors.New("the server's WebSocket frames violate the protocol")
 
 // Frames masks the frames of a WebSocket server (RFC 6455, 5), without extensions. Frame headers are unchanged; a message
-// is one text across its frames, and nothing is buffered past its end. Not safe for concurrent use.
+// is one text across its frames, and its end flushes the buffer. Not safe for concurrent use.
 //
 // A tail that is buffered at the end of a fragment waits for the next one, along with any control frames in between.
 type Frames struct {

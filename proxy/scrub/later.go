@@ -10,7 +10,7 @@ func (s *Set) Supersede(next *Set) {
 	}
 }
 
-// latest returns the set that supersedes all before it: s itself if there is none.
+// latest returns the set that supersedes all before it: s itself if it was not superseded.
 func (s *Set) latest() *Set {
 	for s != nil {
 		next := s.next.Load()

@@ -19,7 +19,7 @@ const (
 	lineFeed
 )
 
-// manyThreads is the number of threads from which on duplicates are tracked: a text of backslashes can be read in very
+// manyThreads is the number of threads above which duplicates are tracked: a text of backslashes can be read in very
 // many ways.
 const manyThreads = 64
 

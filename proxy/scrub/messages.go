@@ -10,7 +10,7 @@ import (
 var ErrCompressed = errors.New("a message of the response is compressed")
 
 // Messages masks a body of length-prefixed messages: gRPC, gRPC-Web and Connect streams. Each message is a separate
-// text: nothing is buffered past its end, as the peer may be waiting for it. Not safe for concurrent use.
+// text: its end flushes the buffer, as the peer may be waiting for it. Not safe for concurrent use.
 type Messages struct {
 	text   *Stream
 	prefix [5]byte

@@ -31,7 +31,7 @@ var bytesClass, hexClass, base64Class = func() (raw, hex, b64 [256]byte) {
 	return raw, hex, b64
 }()
 
-// patterns returns the forms in which a text is searched for.
+// patterns returns the forms of a text to search for.
 func patterns(text string) []*pattern {
 	out := []*pattern{rawPattern(text), hexPattern(text)}
 	for before := range 3 {

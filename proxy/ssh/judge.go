@@ -10,32 +10,32 @@ import (
 
 // judge decides about a command, shell or subsystem. It returns the command in the form to forward, which is the form that
 // was judged, and for a refusal the text that the box sees.
-func (c *conn) judge(kind, text string) (asked Request, command, why string) {
-	asked = Request{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
+func (c *conn) judge(kind, text string) (request Request, command, reason string) {
+	request = Request{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
 	switch {
 	case !c.Rule.Limited():
-		asked.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed
-		return asked, text, ""
+		request.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed
+		return request, text, ""
 	case kind != "exec":
-		return asked, "", "the rule allows single commands only, not a " + kind
+		return request, "", "the rule allows single commands only, not a " + kind
 	}
 	if c.Rule.Command(text) {
-		asked.Decision.Verdict, asked.Decision.Rule = policy.Allow, "command "+name.Quote(text)
-		return asked, text, ""
+		request.Decision.Verdict, request.Decision.Rule = policy.Allow, "command "+name.Quote(text)
+		return request, text, ""
 	}
 	if len(c.Rule.Repos) == 0 {
-		return asked, "", "the rule does not allow this command"
+		return request, "", "the rule does not allow this command"
 	}
 	git, err := parseGit(text)
 	if err != nil {
-		return asked, "", err.Error()
+		return request, "", err.Error()
 	}
-	asked.Verb, asked.What = git.service, git.repo()
+	request.Verb, request.What = git.service, git.repo()
 	repo, allowed := c.Rule.Repo(c.Host, git.service, git.path)
-	if asked.Decision.Rule = repo; allowed {
-		asked.Decision.Verdict = policy.Allow
+	if request.Decision.Rule = repo; allowed {
+		request.Decision.Verdict = policy.Allow
 	}
-	return asked, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
+	return request, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
 }
 
 // firstWord returns the program's name without its arguments, which could contain secrets.

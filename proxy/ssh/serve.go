@@ -367,15 +367,15 @@ const drainTimeout = 10 * time.Second
 
 // accept serves the channels that the box opens.
 func (c *conn) accept(channels <-chan gossh.NewChannel) {
-	room := make(chan struct{}, maxSessions)
+	slots := make(chan struct{}, maxSessions)
 	forEach(c.box, channels, func(channel gossh.NewChannel) {
 		if kind := channel.ChannelType(); kind != "session" {
 			c.rejectChannel(channel, kind)
 			return
 		}
 		select {
-		case room <- struct{}{}:
-			if !c.startSession(channel, func() { <-room }) {
+		case slots <- struct{}{}:
+			if !c.startSession(channel, func() { <-slots }) {
 				rejectProhibited(channel)
 			}
 		default:
@@ -428,8 +428,8 @@ func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
 
 // recordRefusal records a request that is refused under every rule.
 func (c *conn) recordRefusal(what string) {
-	if ended, ok := c.OnRequest(Request{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
-		ended(Outcome{})
+	if onEnd, ok := c.OnRequest(Request{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
+		onEnd(Outcome{})
 	}
 }
 

@@ -143,16 +143,16 @@ func (s *session) startCommand(r *gossh.Request) (ok bool, then func()) {
 		return false, nil // one command per session (RFC 4254, 6.5)
 	}
 	s.requested = true
-	asked, command, why := s.c.judge(r.Type, v.Text)
-	ended, enough := s.c.OnRequest(asked)
+	request, command, reason := s.c.judge(r.Type, v.Text)
+	onEnd, withinRate := s.c.OnRequest(request)
 	switch {
-	case !enough:
+	case !withinRate:
 		return true, func() { s.refuseCommand("too many commands in a short time") }
-	case !asked.Decision.Allowed():
-		ended(Outcome{})
-		return true, func() { s.refuseCommand(why) }
+	case !request.Decision.Allowed():
+		onEnd(Outcome{})
+		return true, func() { s.refuseCommand(reason) }
 	}
-	s.onEnd = ended
+	s.onEnd = onEnd
 	if !s.ensureServer() {
 		return true, func() { s.refuseCommand("the server opened no session") }
 	}
@@ -171,8 +171,8 @@ func (s *session) startCommand(r *gossh.Request) (ok bool, then func()) {
 }
 
 // refuseCommand reports the reason to the box on standard error, and ends the session with exit status 1.
-func (s *session) refuseCommand(why string) {
-	_, _ = s.box.Stderr().Write([]byte("boxgate: " + why + "\r\n"))
+func (s *session) refuseCommand(reason string) {
+	_, _ = s.box.Stderr().Write([]byte("boxgate: " + reason + "\r\n"))
 	_, _ = s.box.SendRequest("exit-status", false, gossh.Marshal(struct{ Status uint32 }{1}))
 	_ = s.box.CloseWrite()
 	_ = s.box.Close()
@@ -189,15 +189,15 @@ func (s *session) ensureServer() bool {
 		return false
 	}
 	s.server = server
-	told := make(chan struct{})
+	statusDone := make(chan struct{})
 	s.pumps.Go(s.c.contained(func() {
-		defer close(told)
+		defer close(statusDone)
 		s.forwardStatus(requests)
 	}))
 	s.pumps.Go(s.c.contained(func() {
 		s.forwardOutput()
 		_ = s.box.CloseWrite()
-		<-told
+		<-statusDone
 		_ = s.box.Close()
 	}))
 	return true
@@ -208,15 +208,15 @@ func (s *session) ensureServer() bool {
 func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Request, opened bool) {
 	answered := make(chan struct{})
 	var channel gossh.Channel
-	var asked <-chan *gossh.Request
+	var serverRequests <-chan *gossh.Request
 	err := contain.ErrFault
 	go c.contained(func() {
 		defer close(answered)
-		channel, asked, err = c.server.OpenChannel("session", nil)
+		channel, serverRequests, err = c.server.OpenChannel("session", nil)
 	})()
 	select {
 	case <-answered:
-		return channel, asked, err == nil
+		return channel, serverRequests, err == nil
 	case <-c.gone:
 		return nil, nil, false
 	}

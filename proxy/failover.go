@@ -66,12 +66,12 @@ func (o *owner) Failed(err error) {
 	d := &c.detour
 	d.mu.Lock()
 	d.attemptErr = err
-	begun, over, taken := d.started, d.ended, d.switched
+	started, ended, switched := d.started, d.ended, d.switched
 	d.mu.Unlock()
 	switch {
-	case !begun:
+	case !started:
 		c.failOver()
-	case over && !taken:
+	case ended && !switched:
 		c.refuseUnreachable(err)
 	}
 }
@@ -81,25 +81,25 @@ func (o *owner) Failed(err error) {
 func (c *conn) failOver() {
 	d := &c.detour
 	d.mu.Lock()
-	begun := d.started
+	started := d.started
 	d.started = true
 	d.mu.Unlock()
-	if begun {
+	if started {
 		return
 	}
 	up := c.dialOthers()
-	taken := up != nil && d.attempt.Yield()
+	switched := up != nil && d.attempt.Yield()
 	d.mu.Lock()
-	d.ended, d.switched = true, taken
-	failed := d.attemptErr
+	d.ended, d.switched = true, switched
+	attemptErr := d.attemptErr
 	d.mu.Unlock()
 	switch {
-	case taken:
+	case switched:
 		c.continueAt(up)
 	case up != nil: // the attempt succeeded, or the connection was cut
 		socket.Abort(up)
-	case failed != nil:
-		c.refuseUnreachable(failed)
+	case attemptErr != nil:
+		c.refuseUnreachable(attemptErr)
 	}
 }
 
