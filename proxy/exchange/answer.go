@@ -7,7 +7,7 @@ import (
 	"boxgate/rule"
 )
 
-// SetsLogin reports whether one of the headers that a rule sets is part of the login of a connection.
+// SetsLogin reports whether a header of the rule is part of a connection-based login (NTLM, Negotiate).
 func SetsLogin(set []rule.Field) bool {
 	return slices.ContainsFunc(set, func(f rule.Field) bool { return !f.Remove && h1.IsLogin(f.Name, f.Value.Reveal()) })
 }

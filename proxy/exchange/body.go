@@ -6,7 +6,7 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// maskedFrames is the client's side of a WebSocket. It masks secrets in what is written to it.
+// maskedFrames is the client's side of a WebSocket. It masks secrets in the frames written to it.
 type maskedFrames struct {
 	io.Writer
 	frames *scrub.Frames
@@ -33,7 +33,7 @@ func (m *maskedFrames) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Masking returns w, wrapped to mask the frames written to it if the rule asks for it.
+// Masking returns w, wrapped to mask the frames written to it if the rule requires that.
 func (r *Ruling) Masking(w io.Writer) io.Writer {
 	if r.Scrub == nil || r.errors {
 		return w

@@ -6,15 +6,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// Credential is a value with which the gateway logged in on a connection. The zero value is a literal.
+// Credential is a value for logging in on a connection. The zero value is a literal.
 type Credential struct {
 	core   *Core
 	source string
 	asked  uint64
 }
 
-// Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and what
-// is to be asked about the connection from now on.
+// Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and a
+// Credential for checking later whether it was revoked.
 func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Credential, error) {
 	c := Credential{k, source, k.Revoked.count.Load()}
 	v, err := k.fetch(ctx, source)
@@ -25,7 +25,7 @@ func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Cred
 	return name.NewSecret(v), c, nil
 }
 
-// Revoked reports whether the value was revoked after it was asked for.
+// Revoked reports whether the value was revoked after it was fetched.
 func (c Credential) Revoked() bool {
 	return c.core != nil && c.core.Revoked.since(c.asked, []string{c.source})
 }

@@ -22,7 +22,7 @@ type Exchange struct {
 	named   named
 }
 
-// Begin opens the event before the first check: unless something else is noted, it records a denial.
+// Begin opens the event before the first check. Unless another outcome is recorded, it is a denial.
 func (x *Exchange) Begin(s *Session) {
 	if !s.asked.Load() {
 		s.asked.Store(true)
@@ -37,14 +37,14 @@ func (x *Exchange) Begin(s *Session) {
 	}}
 }
 
-// Under notes that the allowed request is being sent to an upstream address. Requests that take long are recorded at
-// this point as well.
+// Under records that the allowed request is being sent to an upstream address. Long requests are recorded at this point as
+// well as at their end.
 func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
 	Dialled(&x.Event, at, asked.Addr)
 	x.opening.Begin(x.s.Core.Audit, &x.Event)
 }
 
-// Dialled notes the address that allowed traffic went to, and the address the box asked for if it differs.
+// Dialled records the address that allowed traffic went to, and the address that the box dialled if it differs.
 func Dialled(e *audit.Event, at, claimed netip.Addr) {
 	e.Addr, e.Claimed = at.Unmap(), netip.Addr{}
 	if claimed.IsValid() && claimed.Unmap() != e.Addr {
@@ -52,7 +52,7 @@ func Dialled(e *audit.Event, at, claimed netip.Addr) {
 	}
 }
 
-// Judged notes the ruling, and marks an allowed request as forwarded; later failures are noted by [Exchange.Refused].
+// Judged records the ruling, and marks an allowed request as forwarded; [Exchange.Refused] records later failures.
 func (x *Exchange) Judged(m *Message, r *Ruling) {
 	e := &x.Event
 	e.Method, e.Path = r.Request.Method, r.Request.Path
@@ -82,39 +82,40 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	}
 }
 
-// Rewritten notes what was changed of the request and added to it since it was judged.
+// Rewritten records the changes and additions to the request since it was judged.
 func (x *Exchange) Rewritten(r *Ruling) {
 	x.Event.Headers = append(headerNames(r.Set, r.Swaps), r.changes...)
 }
 
-// Rejected notes why a request that was judged was refused before it was sent.
+// Rejected records the reason why a judged request was refused before it was sent.
 func (x *Exchange) Rejected(r *Ruling) {
 	x.Event.Rule = r.rule
 	x.Failed(r.err)
 }
 
-// Refused notes that the client was answered with p.
+// Refused records that the client was answered with p.
 func (x *Exchange) Refused(p *problem.Problem) {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
 }
 
-// Failed notes why an exchange failed after it had begun.
+// Failed records the error of an exchange that had already begun.
 func (x *Exchange) Failed(err error) {
 	if err != nil && x.Event.Error == "" {
 		x.Event.Error = err.Error()
 	}
 }
 
-// Leaked notes a placeholder in a trailer: the request, partly forwarded, was aborted.
+// Leaked records a placeholder in a trailer: the request, partly forwarded, was aborted.
 func (x *Exchange) Leaked() {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Error = name.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
 }
 
-// Broken notes how a tunnel ended: with nothing, an error, or a placeholder in a message, which was not sent.
+// Broken records the end of a tunnel: without or with an error, or because of a placeholder in a message, which was not
+// sent.
 func (x *Exchange) Broken(err error) {
 	if errors.Is(err, placeholder.ErrLate) {
 		x.Leaked()
@@ -123,7 +124,8 @@ func (x *Exchange) Broken(err error) {
 	x.Failed(err)
 }
 
-// Unserved notes why an allowed request did not reach its upstream; a denial at the address includes the address.
+// Unserved records the reason why an allowed request did not reach its upstream. If the address was denied, it records the
+// address.
 func (x *Exchange) Unserved(err error) {
 	x.Failed(err)
 	var denied *policy.DeniedError
@@ -132,14 +134,14 @@ func (x *Exchange) Unserved(err error) {
 	}
 }
 
-// Cut notes that an allowed exchange was aborted because of decision d of the policy now in force.
+// Cut records that an allowed exchange was aborted because of decision d of the current policy.
 func (x *Exchange) Cut(d policy.Decision) {
 	if e := &x.Event; e.Verdict == policy.Allow {
 		e.Verdict, e.Action, e.Reason, e.Rule = policy.Deny, audit.ActionRefuse, CutReason(d), d.Rule
 	}
 }
 
-// CutReason returns the reason for cutting what was allowed, and now is decided by d.
+// CutReason returns the reason for cutting traffic that was allowed and is now decided by d.
 func CutReason(d policy.Decision) name.Reason {
 	if d.Reason == name.ReasonSecretUnavailable {
 		return d.Reason
@@ -157,7 +159,7 @@ func (x *Exchange) End() {
 	}
 	e.Duration = time.Since(e.Time)
 	x.opening.End(e)
-	if e.Reason == name.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not get lost
+	if e.Reason == name.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not be lost
 		x.s.Usage.Excess.Add(*e)
 		return
 	}
@@ -179,19 +181,19 @@ func UpstreamProblem(err error) *problem.Problem {
 	return &p
 }
 
-// Inflight is what the policy must keep allowing while a request is in progress.
+// Inflight is the part of a request in progress that later policies must still allow.
 type Inflight struct {
 	s       *Session
 	Way     route.Routed
-	sources []string // as in its ruling, with the rule that they are of
+	sources []string // as in its ruling, with their rule
 	asked   uint64
 	rule    name.Pattern
 
 	via *Via
-	at  netip.Addr // of via, if it is known
+	at  netip.Addr // of via, if known
 }
 
-// Set makes it that of a ruling, for the request to an address, the zero Addr if not yet known.
+// Set initializes it from a ruling, for the request to an address, which is the zero Addr if not yet known.
 func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
 	f.s, f.Way, f.sources, f.asked, f.rule = s, r.way, r.sources, r.asked, r.header.Pattern
 	if f.via, f.at = r.Via, to; to.IsValid() && r.Via == nil {
@@ -202,7 +204,7 @@ func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
 // Revoked reports whether the request was sent with a secret that has been revoked since.
 func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.asked, f.sources) }
 
-// Stands asks a policy whether the request may continue. One that was sent with a secret that is revoked may not.
+// Stands evaluates a policy for whether the request may continue. A request with a revoked secret may not.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	if f.Revoked() {
 		return policy.Decision{Reason: name.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}

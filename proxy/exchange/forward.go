@@ -12,27 +12,27 @@ import (
 	"boxgate/rule"
 )
 
-// Tokens signs what tells the proxies that requests are forwarded to which box a request comes from. Safe for concurrent
+// Tokens issues tokens that prove to the proxies of forwarding rules which box a request comes from. Safe for concurrent
 // use.
 type Tokens interface {
 	// Token returns a token for an audience about a request to a host.
 	Token(box policy.BoxID, audience, host string) (name.Secret, error)
 }
 
-// Via is the proxy of the operator's that a request is sent to in the place of its server.
+// Via is the operator's proxy to which a request is forwarded instead of its server.
 type Via struct {
 	Authority string
 	Target    string // path and query
 	way       route.Routed
 
 	to           rule.Redirect
-	introduction []match.Field // by which the proxy learns what the request is for
+	introduction []match.Field // headers that describe the request to the proxy
 }
 
 var errNoTokens = errors.New("the gateway signs no identity tokens")
 
-// forward sends the request to the proxy of its rule, if there is one: it adds the headers that the proxy goes by, in the
-// place of any that the box sent.
+// forward sends the request to the proxy of its rule, if there is one. It adds the proxy's headers, which replace any that
+// the box sent.
 func (r *Ruling) forward(s *Session, m *Message) error {
 	to := r.header.OnConnections().Redirect
 	if to == nil {
@@ -40,7 +40,7 @@ func (r *Ruling) forward(s *Session, m *Message) error {
 	}
 	host, port := to.Proxy()
 	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: host, Port: port, Protocol: policy.TCP}
-	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if it is not known
+	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if the route depends on further evidence
 	r.Via = &Via{
 		Authority: to.Authority(), Target: to.Target(m.Path), way: way, to: to,
 		introduction: to.Introduction(r.Request.Name, r.Request.Port, m.Path),
@@ -48,8 +48,8 @@ func (r *Ruling) forward(s *Session, m *Message) error {
 	return r.introduce(s)
 }
 
-// introduce adds the headers for the proxy, with a token of now: it is valid for so short a time that one from before a body
-// was read may have expired.
+// introduce adds the headers for the proxy, with a fresh token: tokens are so short-lived that one from before the body was
+// read may have expired.
 func (r *Ruling) introduce(s *Session) error {
 	if r.Via == nil {
 		return nil
@@ -70,7 +70,7 @@ func (r *Ruling) introduce(s *Session) error {
 	return nil
 }
 
-// Target returns where a request that was not refused is sent.
+// Target returns the destination of a request that was not refused.
 func (r *Ruling) Target(s *Session) origin.Target {
 	to := origin.To(r.way, s.Secure)
 	if r.Via != nil {
@@ -79,8 +79,8 @@ func (r *Ruling) Target(s *Session) origin.Target {
 	return to.As(r.identity)
 }
 
-// stands asks a policy whether a request may go on by the proxy, which has an address, the zero Addr if that is not yet
-// known. The zero reason is no objection.
+// stands evaluates a policy for whether a request may continue through the proxy at an address, which is the zero Addr if
+// not yet known. A decision without a reason is no objection.
 func (v *Via) stands(s *Session, c *policy.Compiled, at netip.Addr) policy.Decision {
 	if v == nil {
 		return policy.Decision{}

@@ -12,14 +12,14 @@ import (
 	"boxgate/rule"
 )
 
-// identities are the client certificates of rules as they were last parsed. The zero value is empty. There are no more
-// than the configuration has pairs of secrets. Safe for concurrent use.
+// identities caches the parsed client certificates of rules. The zero value is empty. Its size is limited by the pairs of
+// secrets in the configuration. Safe for concurrent use.
 type identities struct {
 	mu   sync.Mutex
 	last map[rule.Identity]parsed
 }
 
-// parsed is an identity with the values that it was made of.
+// parsed is an identity with the values from which it was parsed.
 type parsed struct {
 	certificate, key name.Secret
 	identity         *origin.Identity
@@ -27,7 +27,7 @@ type parsed struct {
 
 var errExpired = errors.New("the certificate has expired")
 
-// identity returns the client certificate that a rule has requests sent with, nil if it has none.
+// identity returns the client certificate of a rule, or nil if it has none.
 func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity, error) {
 	if of == nil {
 		return nil, nil
@@ -50,7 +50,7 @@ func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity
 	return identity, nil
 }
 
-// of returns the identity that two values make.
+// of returns the identity for two values, parsed or from the cache.
 func (i *identities) of(effect rule.Identity, certificate, key name.Secret) (*origin.Identity, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -70,7 +70,7 @@ func (i *identities) of(effect rule.Identity, certificate, key name.Secret) (*or
 	return identity, nil
 }
 
-// document returns the value of a secret that need not be valid in a header.
+// document returns the value of a secret that need not be a valid header value.
 func (k *Core) document(ctx context.Context, n string) (name.Secret, error) {
 	if k.Secrets == nil {
 		return name.Secret{}, fmt.Errorf("secret %q: %w", n, errNoSecrets)

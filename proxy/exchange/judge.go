@@ -20,74 +20,74 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file judges one request. HTTP/1.1 and HTTP/2 use the same judge; neither forwards anything before it has allowed
-// it.
+// This file judges one request. HTTP/1.1 and HTTP/2 share the judge; neither forwards data before it has allowed the
+// request.
 
-// Message is what the judge needs to know about a request, whatever the HTTP version.
+// Message is the judge's input from a request, whatever the HTTP version.
 type Message struct {
 	Method    string
 	Authority string // Host or :authority
-	Target    string // the authority of an absolute-form target, "" if there is none
-	Scheme    string // the scheme of an absolute-form target or of :scheme, "" if there is none
+	Target    string // the authority of an absolute-form target; may be empty
+	Scheme    string // the scheme of an absolute-form target or of :scheme; may be empty
 	Path      string // with the query
 	Websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
 	Tokens    placeholder.Scan
-	Head      Head // nil: of no field anything is known
+	Head      Head // nil: no field is known
 }
 
-// Head is the head of a request, of which rules may look at some fields.
+// Head is the head of a request, some of whose fields rules may need.
 type Head interface {
-	// Forwarded returns the fields that rules look at and that the server is sent as the box sent them.
+	// Forwarded returns the fields that rules need and that are forwarded unchanged.
 	Forwarded(*match.Needs) []match.Field
 }
 
-// Ruling is the judge's answer. Unless it refuses, the request may go to the name of request if byName, else to its
-// address, with the headers in set.
+// Ruling is the judge's result. Unless it refuses, the request may be sent to its name if the route is by name, otherwise
+// to its address, with the headers in Set.
 type Ruling struct {
 	Refused *problem.Problem
-	Request policy.Request   // as the policy judged it
-	way     route.Routed     // its route, used to check later whether it may continue
-	Policy  *policy.Compiled // that decided it
+	Request policy.Request   // as evaluated by the policy
+	way     route.Routed     // its route, for rechecks
+	Policy  *policy.Compiled // the policy that decided
 	Reason  name.Reason
 	rule    string
 	byName  bool
-	header  policy.HeaderRule  // of the destination; the zero rule if there is none
-	Set     []rule.Field       // its header fields with their values for this request, then those of a proxy and of the signature
-	own     int                // how many of Set are the rule's own, which are masked in the response
+	header  policy.HeaderRule  // of the destination; the zero rule if it has none
+	Set     []rule.Field       // header fields with their values for this request: the rule's, then those for a proxy and of the signature
+	own     int                // number of the rule's own fields in Set, which are masked in the response
 	Swaps   []placeholder.Swap // for the placeholders in the request
-	Scrub   *scrub.Set         // what is masked in the response; nil if nothing is
-	errors  bool               // it is masked in responses that are errors alone
-	told    []string           // texts to mask besides those of Set, Swaps and literals
-	changes []string           // what was changed besides headers, for the log
-	err     error              // why it was refused, for the log
+	Scrub   *scrub.Set         // masked in the response; may be nil
+	errors  bool               // mask only in error responses
+	told    []string           // texts to mask, in addition to those of Set, Swaps and literals
+	changes []string           // changes other than headers, for the log
+	err     error              // reason of the refusal, for the log
 
-	Via      *Via             // the proxy that it is sent to; nil: it is sent to its server
-	identity *origin.Identity // the client certificate that it is sent with; nil if with none
-	sources  []string         // the secrets of the configuration that are sent
-	asked    uint64           // how many secrets had been revoked before these were asked for
+	Via      *Via             // the proxy to which it is sent; nil: to its server
+	identity *origin.Identity // the client certificate for the connection; may be nil
+	sources  []string         // secrets of the configuration that are sent
+	asked    uint64           // count of revocations before these secrets were fetched
 }
 
-// Judge decides a request under the policy in force and resolves the secrets it needs. It refuses by default.
+// Judge decides a request under the current policy and resolves the secrets it needs. It refuses by default.
 func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
 	r, _ := s.judge(ctx, m, true)
 	return r
 }
 
-// JudgeNow is [Session.Judge] if that takes no waiting, for a lookup or a secret, and the response need not be scrubbed
-// nor the request rewritten: else it reports false.
+// JudgeNow is [Session.Judge] without blocking. It returns false if that would wait for a lookup or a secret, or if the
+// response must be scrubbed or the request rewritten.
 func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
 	r, known := s.judge(ctx, m, false)
 	return r, known && r.Scrub == nil && !r.Rewrites()
 }
 
-// judge decides a request. If it may not wait, it reports whether the ruling is known; one that is not refuses.
+// judge decides a request. Without wait, known reports whether the ruling is complete; an incomplete one refuses.
 func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, known bool) {
 	r = Ruling{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
 		Method: m.Method,
 	}}
 	r.Request.Path, r.Request.Query, _ = strings.Cut(m.Path, "?")
-	if m.Websocket { // the upstream is sent an HTTP/1.1 upgrade
+	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
 		r.Request.Method = "GET"
 	}
 	if r.Refused = s.judgeForm(m); r.Refused == nil {
@@ -124,8 +124,8 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	return r, true
 }
 
-// pickHeaders finds the header rule for an allowed request. It reports false, and refuses the request, if a rule refuses
-// it: one with which the route has not refused it already.
+// pickHeaders finds the header rule for an allowed request. It returns false, and refuses the request, if a rule refuses it
+// and the route has not already done so.
 func (r *Ruling) pickHeaders() bool {
 	var d policy.Decision
 	if r.header, d = r.Policy.HeaderRule(r.Request); d.Reason == "" {
@@ -136,20 +136,20 @@ func (r *Ruling) pickHeaders() bool {
 	return false
 }
 
-// unjudged is the ruling on a request that has not been judged: should it be taken for one, it refuses.
+// unjudged returns the ruling for a request that was not judged. It refuses, in case it is used as one.
 func unjudged() (Ruling, bool) {
 	return Ruling{Refused: &problem.Problem{Status: 500, Reason: name.ReasonInternal}, Reason: name.ReasonInternal}, false
 }
 
-// decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
-// what is masked in the response.
+// decided reports whether the rest of a ruling can be completed without waiting: no value has a source, and the response is
+// not masked.
 func (r *Ruling) decided() bool {
 	on := r.header.OnConnections()
 	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !r.header.OnRequests().Sourced()
 }
 
-// routeRequest routes the request and completes the ruling, which it refuses if the route does. If it may not wait, it
-// reports whether the route is known.
+// routeRequest routes the request, and refuses it in the ruling if the route does. Without wait, it reports whether the
+// route is known.
 func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known bool) {
 	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
 	if s.Secure {
@@ -175,15 +175,15 @@ func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known
 	return true
 }
 
-// judgeForm refuses requests that are not in a form for origin servers.
+// judgeForm refuses requests whose form is not one for origin servers.
 func (s *Session) judgeForm(m *Message) *problem.Problem {
-	// Methods are case-sensitive (RFC 9110, 9.1), but not every server keeps to that.
+	// Methods are case-sensitive (RFC 9110, 9.1), but not all servers comply.
 	switch strings.ToUpper(m.Method) {
 	case "CONNECT":
 		if !m.Websocket {
 			return &problem.Problem{Status: 405, Reason: name.ReasonMethod, Detail: "CONNECT is not served on this connection."}
 		}
-	case "TRACE", "TRACK": // they would echo the headers that the gateway sets to the client
+	case "TRACE", "TRACK": // servers would echo the gateway's headers to the client
 		return &problem.Problem{Status: 405, Reason: name.ReasonMethod, Detail: "TRACE and TRACK are not served."}
 	}
 	want := "http"
@@ -202,11 +202,11 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 	return nil
 }
 
-// errForProxy is the error, for the log, of a request to a proxy that the box was told to use.
+// errForProxy is the logged error of a request to a proxy that the box is configured to use.
 var errForProxy = errors.New("the request is for a proxy: name it as upstream_proxy in the policy, and take it out of the box's own settings")
 
-// forProxy says what to do about a refused request that a client makes only of a proxy: where a company has one, its name
-// is allowed, and boxes are told to use it.
+// forProxy adds advice to a refused request that a client sends only to a proxy. It occurs where a company has a proxy
+// whose name is allowed, and boxes are configured to use it.
 func (s *Session) forProxy(m *Message, r *Ruling) {
 	connect := r.Refused.Reason == name.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
 	absolute := r.Refused.Reason == name.ReasonAuthorityMismatch && m.Target != ""
@@ -223,8 +223,8 @@ func BadRequest(detail string) *problem.Problem {
 	return &problem.Problem{Status: 400, Reason: name.ReasonBadRequest, Detail: detail}
 }
 
-// judgeAuthority compares the request's authority with the connection: with SNI and port if TLS was terminated, else
-// with the port alone, the name then being that of the authority. It completes the policy request.
+// judgeAuthority compares the request's authority with the connection: with SNI and port if TLS was terminated, otherwise
+// with the port only; then the authority provides the name. It completes the policy request.
 func (s *Session) judgeAuthority(m *Message, r *policy.Request) *problem.Problem {
 	host, port, ok := SplitAuthority(m.Authority, s.DefaultPort())
 	if !ok {
@@ -314,7 +314,7 @@ func sameAuthority(a, b string, def uint16) bool {
 	return okA && okB && portA == portB && strings.EqualFold(hostA, hostB)
 }
 
-// isName reports whether host is a spelling of n. The fast path covers what clients usually send.
+// isName reports whether host is a spelling of n. The fast path covers common spellings.
 func isName(host string, n name.Name) bool {
 	if h1.EqualFold([]byte(host), n.String()) {
 		return true

@@ -23,7 +23,7 @@ func NoMemory() *problem.Problem {
 		Detail: "The box has reached its memory limit in the gateway."}
 }
 
-// Named notes the destination of a request that was never judged.
+// Named records the destination of a request that was never judged.
 func (x *Exchange) Named(m *Message) {
 	e := &x.Event
 	e.Method, e.Path = m.Method, WithoutQuery(m.Path)

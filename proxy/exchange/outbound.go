@@ -17,12 +17,14 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file searches what a box with placeholders sends after the head of a request: bodies and WebSocket messages.
+// This file searches the data that a box with placeholders sends after the head of a request: bodies and WebSocket
+// messages.
 
-// Watch returns what searches the body of an allowed request whose Content-Encoding has these values. The caller closes it.
+// Watch returns a searcher for the body of an allowed request with the given values of Content-Encoding. The caller closes
+// it.
 func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *problem.Problem) {
 	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
-	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // others are searched as they are
+	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // other codings are searched undecoded
 		return placeholder.NewWatch(r.Policy.HasPlaceholders()), nil
 	}
 	if !s.Usage.Recodings.Enter(MaxRecodings) {
@@ -44,7 +46,7 @@ func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *prob
 	}), nil
 }
 
-// Frames is the server's side of a WebSocket. It searches what is written to it for placeholders.
+// Frames is the server's side of a WebSocket. It searches the frames written to it for placeholders.
 type Frames struct {
 	io.Writer
 	frames placeholder.Frames
@@ -52,7 +54,7 @@ type Frames struct {
 	out    []byte
 }
 
-// Searched returns the server's side of a WebSocket, and what has to be called when it has ended.
+// Searched returns the server's side of a WebSocket, and a function to call when it has ended.
 func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searched io.Writer, end func()) {
 	if !r.Policy.HasPlaceholders() {
 		return w, func() {}
@@ -89,8 +91,8 @@ func (f *Frames) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: messages that an
-// extension compresses could not be searched.
+// WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: compressed
+// messages could not be searched.
 func (r *Ruling) WithoutExtensions(fields []h1.Field) []h1.Field {
 	if !r.Policy.HasPlaceholders() {
 		return fields

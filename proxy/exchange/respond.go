@@ -10,14 +10,14 @@ import (
 	"boxgate/rule"
 )
 
-// This file changes the heads of responses as the rule of their host asks.
+// This file changes the heads of responses as the rule of their host requires.
 
-// drops reports whether the client is not sent a field of a response; the name is in lower case.
+// drops reports whether a field of a response is removed; the name is in lower case.
 func (r *Ruling) drops(name string) bool {
 	return slices.ContainsFunc(r.header.OnRequests().Responses, func(h rule.ResponseHead) bool { return h.DropsResponseField(name) })
 }
 
-// ResponseFields returns the fields of a response's head, or trailers, that the client is sent. It changes the list.
+// ResponseFields returns the fields of a response's head, or trailers, to send to the client. It modifies the list.
 func (r *Ruling) ResponseFields(fields []h1.Field) []h1.Field {
 	if len(r.header.OnRequests().Responses) == 0 {
 		return fields

@@ -6,16 +6,17 @@ import (
 	"sync/atomic"
 )
 
-// Revocations know which secrets were revoked, and when. The zero value knows of none. Safe for concurrent use.
+// Revocations records the revocations of secrets. The zero value is empty. Safe for concurrent use.
 type Revocations struct {
-	count atomic.Uint64 // of all revocations so far
+	count atomic.Uint64 // of all revocations
 
 	mu   sync.Mutex
 	last map[string]uint64 // secret → count after its latest revocation
 	used map[string]bool   // secrets that were sent with a request
 }
 
-// Revoke ends the requests in progress that were sent with a secret, once their connections are checked again.
+// Revoke records a revocation. Requests in progress that were sent with the secret are cut when their connections are
+// rechecked.
 func (v *Revocations) Revoke(secret string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -26,14 +27,14 @@ func (v *Revocations) Revoke(secret string) {
 	v.count.Add(1)
 }
 
-// Used reports whether a secret has been sent with a request.
+// Used reports whether a secret was sent with a request.
 func (v *Revocations) Used(secret string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.used[secret]
 }
 
-// note remembers that secrets are sent.
+// note records that secrets are sent.
 func (v *Revocations) note(secrets []string) {
 	if len(secrets) == 0 {
 		return
@@ -50,7 +51,7 @@ func (v *Revocations) note(secrets []string) {
 	}
 }
 
-// since reports whether one of the secrets was revoked after the count stood at then.
+// since reports whether one of the secrets was revoked after the count was then.
 func (v *Revocations) since(then uint64, secrets []string) bool {
 	if len(secrets) == 0 || v.count.Load() == then {
 		return false
@@ -60,10 +61,10 @@ func (v *Revocations) since(then uint64, secrets []string) bool {
 	return slices.ContainsFunc(secrets, func(s string) bool { return v.last[s] > then })
 }
 
-// Revoked reports whether a secret that the request is sent with was revoked after the request was ruled on.
+// Revoked reports whether a secret of the request was revoked after the request was judged.
 func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.asked, r.sources) }
 
-// sourcesOf are the secrets of the configuration that a ruling sends. The list must not be modified.
+// sourcesOf returns the secrets of the configuration that a ruling sends. The list must not be modified.
 func (r *Ruling) sourcesOf() []string {
 	does := r.header.OnRequests()
 	names := slices.Clip(does.Sources)

@@ -17,10 +17,10 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file changes more of a request than its header fields, where the rule of its host asks for that: parameters of the
-// query, placeholders in the query and the body, a signature.
+// This file changes parts of a request other than its header fields, where the rule of its host requires it: query
+// parameters, placeholders in the query and the body, a signature.
 
-// MaxBody is the largest body that is changed or hashed.
+// MaxBody is the largest body that is changed or hashed, in bytes.
 const MaxBody = rule.MaxBody
 
 // Field is one header field of a request.
@@ -30,35 +30,35 @@ type Field = match.Field
 type Outgoing struct {
 	Method, Authority string
 	Target            string  // path and query
-	Fields            []Field // the client's own that are forwarded
-	Length            int64   // of the body; -1: not known in advance
+	Fields            []Field // the client's own, as forwarded
+	Length            int64   // of the body; -1 if unknown
 }
 
-// Rewriting changes one request. The caller creates it by [Session.Rewrite], passes the body to Add if it asks for that,
-// calls End, and Close when the body has been sent.
+// Rewriting changes one request. The caller creates it with [Session.Rewrite], passes the body to Add if requested, calls
+// End, and calls Close when the body has been sent.
 type Rewriting struct {
 	Outgoing
 	Body     []byte // the body, or its beginning
-	Whole    bool   // Body is all of it
-	Trailers bool   // it has trailers, so that no length is sent; set before End
+	Whole    bool   // Body is complete
+	Trailers bool   // there are trailers, so no length is sent; set before End
 	Changed  bool   // Body is not the client's own
 
 	s       *Session
 	r       *Ruling
 	holds   memory.Claim
 	charged int
-	syntax  placeholder.Syntax // in which placeholders of the body are replaced
+	syntax  placeholder.Syntax // syntax for replacing placeholders in the body
 	codings []string           // of the body
-	hash    bool               // the signature is of the body
+	hash    bool               // the signature covers the body
 	read    bool
 }
 
-// Rewrites reports whether a request that was not refused is to be changed by [Session.Rewrite].
+// Rewrites reports whether a request that was not refused must be changed by [Session.Rewrite].
 func (r *Ruling) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 
-// Rewrite begins to change a request. If read is set, the body has to be read, up to a byte more than [MaxBody]: also one
-// that is coded and has to be decoded to be searched, if it is not too large, so that nothing of it is sent before. The
-// ruling refuses if the problem is not nil.
+// Rewrite begins to change a request. If read is set, the caller must read the body, up to a byte more than [MaxBody]. This
+// includes encoded bodies that must be decoded for the search: unless they are too large, no part is sent before it was
+// searched. If refused is not nil, the ruling refuses.
 func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
 	w = &Rewriting{Outgoing: out, s: s, r: r}
 	w.holds.Open(s.Usage.Memory, memory.Buffers)
@@ -75,7 +75,7 @@ func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, re
 	return w, w.read, nil
 }
 
-// replacedIn returns how placeholders are replaced in a body, and its codings.
+// replacedIn returns the syntax for replacing placeholders in a body, and its codings.
 func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
 	syntax := placeholder.SyntaxOf(contentType)
 	switch {
@@ -91,7 +91,7 @@ func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Sy
 	return syntax, codings
 }
 
-// value returns the value of a field of the client; "" if there are several.
+// value returns the value of a client's field, or "" if there are several.
 func (w *Rewriting) value(name string) (v string) {
 	n := 0
 	for i := range w.Fields {
@@ -106,7 +106,7 @@ func (w *Rewriting) value(name string) (v string) {
 	return v
 }
 
-// Add takes the next part of the body, and reports whether more is wanted. The error is [memory.ErrFull].
+// Add takes the next part of the body, and reports whether more is needed. The error is [memory.ErrFull].
 func (w *Rewriting) Add(part []byte) (more bool, err error) {
 	if need := len(w.Body) + len(part); 3*need > w.charged { // as read, as changed, as written
 		grow := max(3*need, min(2*w.charged, 3*MaxBody)) - w.charged
@@ -119,12 +119,12 @@ func (w *Rewriting) Add(part []byte) (more bool, err error) {
 	return len(w.Body) <= MaxBody, nil
 }
 
-// End changes the request, once the body was read if it had to be: whole says to its end. The values of secrets are those
-// of now. The ruling refuses if the problem is not nil.
+// End changes the request, after the body was read if necessary; whole reports whether the body is complete. It uses the
+// current values of secrets. If refused is not nil, the ruling refuses.
 func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Problem) {
 	r := w.r
 	w.Whole = whole && w.read
-	if w.read { // which may have taken long
+	if w.read { // reading may have taken long
 		if !r.stillAlike(w.s) {
 			return w.refuse(errRuleChanged)
 		}
@@ -148,12 +148,12 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 	return nil
 }
 
-// renew sets everything that the request is sent with to what it is now.
+// renew refreshes all values that are sent with the request.
 func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 	if err = r.setHeaders(ctx, s); err != nil {
 		return err
 	}
-	if err = r.introduce(s); err != nil { // without which the box could send those headers itself
+	if err = r.introduce(s); err != nil { // otherwise the box could send those headers itself
 		return err
 	}
 	if r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity); err != nil {
@@ -163,21 +163,21 @@ func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 	return err
 }
 
-// errRuleChanged refuses a request whose rule would send something else by now, or nothing.
+// errRuleChanged refuses a request whose rule was changed or removed in the meantime.
 var errRuleChanged = errors.New("the rule of the host has changed since the request began")
 
-// stillAlike reports whether the policy in force adds to the request what the one does that it was judged by.
+// stillAlike reports whether the current policy adds the same to the request as the one that judged it.
 func (r *Ruling) stillAlike(s *Session) bool {
 	c := s.Box.Policy.Load()
-	if c == r.Policy || r.header.Pattern == (name.Pattern{}) { // it adds nothing
+	if c == r.Policy || r.header.Pattern == (name.Pattern{}) { // the rule adds nothing
 		return true
 	}
 	rule, d := c.HeaderRule(r.Request)
 	return d.Reason == "" && rule.SendsAlike(&r.header)
 }
 
-// Stale returns an error if the request may not be sent any more, as its rule would send something else by now, or nothing. The wait for
-// a connection, or for a server that has vanished, may have been long.
+// Stale returns an error if the request must not be sent because its rule was changed or removed. The wait for a
+// connection, or for a server that has vanished, may have been long.
 func (r *Ruling) Stale(s *Session) error {
 	if r.stillAlike(s) {
 		return nil
@@ -185,8 +185,8 @@ func (r *Ruling) Stale(s *Session) error {
 	return errRuleChanged
 }
 
-// placeholderNow returns a placeholder of the rule, if the policy in force still has a value for it in some places: a WebSocket
-// may live much longer than its rule.
+// placeholderNow returns a placeholder of the rule if the current policy still has a value for it in the given places: a
+// WebSocket may live much longer than its rule.
 func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *rule.Placeholder {
 	ph, c := r.header.OnRequests().Placeholder(token), s.Box.Policy.Load()
 	if ph == nil || c == r.Policy {
@@ -200,7 +200,7 @@ func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *r
 	return ph
 }
 
-// setQuery sets the parameters of the rule, and replaces placeholders in what else the query has.
+// setQuery sets the query parameters of the rule, and replaces placeholders in the rest of the query.
 func (w *Rewriting) setQuery(ctx context.Context) error {
 	setter := w.r.header.OnRequests().Query
 	if setter == nil {
@@ -224,8 +224,8 @@ func (w *Rewriting) setQuery(ctx context.Context) error {
 	return nil
 }
 
-// judgeAgain judges the request without what was removed from its query, for which a rule may have allowed it. own is what the
-// client gave for the parameters that are set, which rules still see.
+// judgeAgain judges the request with the changed query, because a rule may have allowed it for the removed parts. own are
+// the client's values of the parameters that are set, which rules still see.
 func (w *Rewriting) judgeAgain(target string, own []string) error {
 	r := w.r
 	_, query, _ := strings.Cut(target, "?")
@@ -249,7 +249,7 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 	return nil
 }
 
-// replace replaces the placeholders in a whole body, or fails if one stands where no value may.
+// replace replaces the placeholders in a whole body. It fails if one is where no value is allowed.
 func (w *Rewriting) replace(ctx context.Context) error {
 	if !w.Whole || w.syntax == placeholder.Opaque {
 		return nil
@@ -284,7 +284,7 @@ func (w *Rewriting) replace(ctx context.Context) error {
 	return nil
 }
 
-// decoded returns the body without its codings, if that is not too large.
+// decoded returns the decoded body. fits is false if it is too large.
 func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err error) {
 	if len(w.codings) == 0 {
 		return w.Body, true, nil
@@ -299,7 +299,7 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 	return scrub.Decoded(w.codings, w.Body, MaxBody, limit)
 }
 
-// valuesOf returns the values of placeholders in the body, or in a message, which places says.
+// valuesOf returns the values of placeholders in the body or in a message, as given by places.
 func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, places rule.Places) ([]string, error) {
 	values := make([]string, 0, len(tokens))
 	for _, token := range tokens {
@@ -316,7 +316,7 @@ func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, plac
 	return values, nil
 }
 
-// tell adds a text to those that are masked in the response.
+// tell adds a text to those masked in the response.
 func (r *Ruling) tell(text string) {
 	if !r.header.Scrub {
 		return
@@ -328,14 +328,14 @@ func (r *Ruling) tell(text string) {
 	}
 }
 
-// changed notes for the log what was changed of a request besides headers.
+// changed records, for the log, a change of the request other than of headers.
 func (r *Ruling) changed(what string) {
 	if !slices.Contains(r.changes, what) {
 		r.changes = append(r.changes, what)
 	}
 }
 
-// Close gives up the memory of the body.
+// Close releases the memory of the body.
 func (w *Rewriting) Close() {
 	if w != nil {
 		w.holds.Close()

@@ -20,15 +20,15 @@ import (
 // Scrubbing is the scrubbing of one response. A nil Scrubbing passes everything unchanged.
 type Scrubbing struct {
 	Set      *scrub.Set
-	codings  []string     // of the body; nil if there is none
+	codings  []string     // of the body; may be nil
 	Resized  bool         // Content-Length is invalid: the body is recoded, or would be if this response had one
 	messages bool         // the body consists of gRPC messages
-	usage    *usage.Box   // whose Recodings counts this recoding; nil if none
+	usage    *usage.Box   // counts this recoding in Recodings; may be nil
 	holds    memory.Claim // for the recoding
 }
 
-// MaxRecodings is how many compressed responses of a box are recoded at a time, memory permitting: the worst take 12
-// MiB each.
+// MaxRecodings is the number of compressed responses of a box that are recoded at the same time, memory permitting: each
+// takes up to 12 MiB.
 const MaxRecodings = 64
 
 var (
@@ -39,8 +39,8 @@ var (
 	errExtended = error(problem.Fixed("the response uses a WebSocket extension that was not offered"))
 )
 
-// NewScrubbing inspects the head of a final response: field returns the values of a field, bodiless says that there is
-// no body regardless of the fields. Errors are of type *[problem.Upstream]; without one, [Scrubbing.End] must follow.
+// NewScrubbing inspects the head of a final response. field returns the values of a field; bodiless is set if there is no
+// body regardless of the fields. Errors are of type *[problem.Upstream]; after success, [Scrubbing.End] must follow.
 func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
 	sc := &Scrubbing{Set: r.Scrub}
 	refused := func(why error) (*Scrubbing, error) {
@@ -102,7 +102,7 @@ func hasMessages(contentType []string) bool {
 		strings.HasPrefix(kind, "application/connect+")
 }
 
-// End releases what [Session.NewScrubbing] reserved.
+// End releases the resources that [Session.NewScrubbing] reserved.
 func (sc *Scrubbing) End() {
 	if sc != nil && sc.usage != nil {
 		sc.usage.Recodings.Leave()

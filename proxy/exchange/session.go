@@ -27,15 +27,15 @@ type Session struct {
 	Box   *policy.Box
 	Usage *usage.Box // counters of the box
 	Name  name.Name  // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
-	// orig is the original destination. Its Addr is invalid for the sink and the explicit proxy: then the destination
-	// is a name, or an address literal as authority of an explicit request.
+	// Orig is the original destination. Its Addr is invalid for the sink and the explicit proxy; the destination then is a
+	// name, or an address literal as authority of an explicit request.
 	Orig   netip.AddrPort
-	Port   uint16 // destination port; on the explicit proxy 0: each request's authority names its own (80 if it does not)
+	Port   uint16 // destination port; 0 on the explicit proxy: the port in each request's authority, default 80
 	Secure bool   // TLS terminated: header rules apply
-	// explicit is set for requests to the explicit proxy: they must be in absolute form with the scheme http.
+	// Explicit is set for requests to the explicit proxy: they must be in absolute form with the scheme http.
 	Explicit bool
 	Client   net.Conn            // TLS when secure; for plain HTTP a conn that replays the peeked bytes first
-	TLS      *usage.Interception // of Client; nil if nothing is terminated
+	TLS      *usage.Interception // of Client; nil without TLS termination
 	Origin   origin.Client       // for the connections to servers
 	Live     *live.Conn          // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
 
@@ -45,14 +45,14 @@ type Session struct {
 // Asked reports whether a request has begun, however malformed.
 func (s *Session) Asked() bool { return s.asked.Load() }
 
-// Core is shared by the exchanges of all sessions. All fields but Secrets, Revoked and Clock are required.
+// Core is shared by the exchanges of all sessions. All fields but Tokens, Secrets, Revoked and Clock are required.
 type Core struct {
 	Router     *route.Router
 	Origins    *origin.Origins
 	Tunnels    *tunnel.Pool
 	Audit      Recorder
-	Tokens     Tokens  // nil: a rule that forwards refuses its requests
-	Secrets    Secrets // nil: a rule that names one refuses its requests
+	Tokens     Tokens  // nil: forwarding rules refuse their requests
+	Secrets    Secrets // nil: rules with secrets refuse their requests
 	Log        *zap.Logger
 	Revoked    Revocations
 	identities identities
@@ -69,7 +69,7 @@ func (k *Core) NewSession(box *policy.Box, taken *usage.Box, live *live.Conn, co
 	}
 }
 
-// Recorder takes one event per decision. It never blocks. Safe for concurrent use.
+// Recorder records one event per decision. It never blocks. Safe for concurrent use.
 type Recorder interface {
 	Record(audit.Event)
 }

@@ -9,7 +9,7 @@ import (
 	"boxgate/rule"
 )
 
-// message returns the request as it is signed: as it is forwarded.
+// message returns the request in its forwarded form, for signing.
 func (w *Rewriting) message() *rule.Message {
 	m := &rule.Message{
 		Method: w.Method, Host: w.Authority, Target: w.Target, Length: w.Length, Body: w.Body, Altered: w.Changed, Time: w.s.Core.now(),
@@ -37,8 +37,8 @@ func (k *Core) now() time.Time {
 	return k.Clock()
 }
 
-// sign adds the signature of the rule to the headers that are set. What goes with it in the clear is masked even where the rule does not
-// scrub, in responses that are errors. Other responses are then left alone: they may be parts of large objects.
+// sign adds the rule's signature to the headers that are set. Its cleartext parts are masked even if the rule does not
+// scrub, but then only in error responses: other responses may be parts of large objects.
 func (w *Rewriting) sign(ctx context.Context) error {
 	signer := w.r.header.OnRequests().Signer
 	if signer == nil {
@@ -55,6 +55,6 @@ func (w *Rewriting) sign(ctx context.Context) error {
 		w.r.told = append(w.r.told, scrub.Texts(signed.Shown)...)
 		w.r.Scrub, w.r.errors = w.r.masked(w.s), !w.r.header.Scrub
 	}
-	w.r.Set, w.Target = slices.Concat(w.r.Set, signed.Set), signed.Target // requests may share the rule's own list
+	w.r.Set, w.Target = slices.Concat(w.r.Set, signed.Set), signed.Target // requests may share the rule's list
 	return nil
 }

@@ -24,7 +24,7 @@ type Secrets interface {
 	Secret(ctx context.Context, name string) (name.Secret, error)
 }
 
-// errNoSecrets is returned for every secret by a proxy without secrets.
+// errNoSecrets is the error for every secret if the gateway has no secrets.
 var errNoSecrets = errors.New("the gateway has no secrets")
 
 // Text implements [rule.Secrets].
@@ -55,7 +55,7 @@ func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 	return v, nil
 }
 
-// setHeaders gives the ruling the header fields of its rule with their values of now.
+// setHeaders sets the header fields of the rule with their current values.
 func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
 	r.Set = nil
 	if setter := r.header.OnRequests().Headers; setter != nil {
@@ -65,8 +65,8 @@ func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
 	return err
 }
 
-// fill completes the ruling on an allowed request: the headers to set and the values of the placeholders that the box
-// sent. It refuses misplaced placeholders, and requests that need an unavailable value.
+// fill completes the ruling for an allowed request: the headers to set and the values of placeholders that the box sent. It
+// refuses misplaced placeholders, and requests that need an unavailable value.
 func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	if r.header.Pattern == (name.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
@@ -102,13 +102,13 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	s.Core.Revoked.note(r.sources)
 }
 
-// named is the list of headers set for the latest request, for requests to which the same are set.
+// named caches the list of headers set for the latest request, for requests with the same ones.
 type named struct {
 	set   []rule.Field
 	names []string
 }
 
-// headers is [headerNames], without a new list if the previous request had the very same headers set.
+// headers is [headerNames], without a new list if the previous request had the same headers set.
 func (n *named) headers(set []rule.Field, swaps []placeholder.Swap) []string {
 	if len(set) == 0 || len(swaps) > 0 {
 		return headerNames(set, swaps)
@@ -119,7 +119,7 @@ func (n *named) headers(set []rule.Field, swaps []placeholder.Swap) []string {
 	return n.names
 }
 
-// headerNames lists what was set or changed, for the decision log.
+// headerNames lists the headers that were set or changed, for the decision log.
 func headerNames(set []rule.Field, swaps []placeholder.Swap) []string {
 	if len(set)+len(swaps) == 0 {
 		return nil
@@ -142,7 +142,7 @@ func headerNames(set []rule.Field, swaps []placeholder.Swap) []string {
 	return names
 }
 
-// leaked returns a placeholder of the request that has no value in the rule of its host, or that is not in a header.
+// leaked returns a placeholder of the request that has no value in the rule of its host or that is not in a header, or nil.
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	does := r.header.OnRequests()
 	for i := range tokens {
@@ -160,7 +160,7 @@ func LeakProblem() *problem.Problem {
 		Detail: "A placeholder was sent where its value does not belong."}
 }
 
-// swaps returns the values of the placeholders in the request; those of others are not fetched.
+// swaps returns the values of the placeholders in the request. It does not fetch the values of other placeholders.
 func (k *Core) swaps(ctx context.Context, does *rule.Request, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
@@ -177,7 +177,7 @@ func (k *Core) swaps(ctx context.Context, does *rule.Request, tokens []placehold
 	return out, nil
 }
 
-// refreshed returns swaps with their values of now.
+// refreshed returns swaps with their current values.
 func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
 	out := slices.Clone(swaps)
 	for i := range out {
@@ -191,7 +191,7 @@ func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeh
 	return out, nil
 }
 
-// scrubbed completes the ruling on an allowed request: the secrets to mask in its response.
+// scrubbed completes the ruling for an allowed request: the secrets to mask in its response.
 func (r *Ruling) scrubbed(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
@@ -199,14 +199,14 @@ func (r *Ruling) scrubbed(s *Session) {
 	r.Scrub = r.masked(s)
 }
 
-// masked returns the set of what is masked in responses, which supersedes earlier ones.
+// masked returns the set of texts to mask in responses. It supersedes earlier sets of the host.
 func (r *Ruling) masked(s *Session) *scrub.Set {
 	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.OnRequests().Later
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
 
-// maskAlso masks the values of a message in what comes from the host: also on this connection, since the set supersedes the one
-// that the tunnel masks by. What else was sent is in both.
+// maskAlso masks the values of a message in the host's responses, including those on this connection: the new set
+// supersedes the one that the tunnel uses, and contains its texts as well.
 func (r *Ruling) maskAlso(s *Session, values []string) {
 	var texts []string
 	for _, v := range values {
