@@ -8,9 +8,9 @@ import (
 
 // Credential is a value for logging in on a connection. The zero value is a literal.
 type Credential struct {
-	core   *Core
-	source string
-	asked  uint64
+	core          *Core
+	source        string
+	revokedBefore uint64
 }
 
 // Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and a
@@ -21,11 +21,11 @@ func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Cred
 	if err != nil {
 		return name.Secret{}, c, err
 	}
-	k.Revoked.note([]string{source})
+	k.Revoked.markUsed([]string{source})
 	return name.NewSecret(v), c, nil
 }
 
 // Revoked reports whether the value was revoked after it was fetched.
 func (c Credential) Revoked() bool {
-	return c.core != nil && c.core.Revoked.since(c.asked, []string{c.source})
+	return c.core != nil && c.core.Revoked.since(c.revokedBefore, []string{c.source})
 }

@@ -183,11 +183,11 @@ func UpstreamProblem(err error) *problem.Problem {
 
 // Inflight is the part of a request in progress that later policies must still allow.
 type Inflight struct {
-	s       *Session
-	Way     route.Routed
-	sources []string // as in its ruling, with their rule
-	asked   uint64
-	rule    name.Pattern
+	s             *Session
+	Way           route.Routed
+	sources       []string // as in its ruling, with their rule
+	revokedBefore uint64
+	rule          name.Pattern
 
 	via *Via
 	at  netip.Addr // of via, if known
@@ -195,21 +195,21 @@ type Inflight struct {
 
 // Set initializes it from a ruling, for the request to an address, which is the zero Addr if not yet known.
 func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
-	f.s, f.Way, f.sources, f.asked, f.rule = s, r.way, r.sources, r.asked, r.header.Pattern
+	f.s, f.Way, f.sources, f.revokedBefore, f.rule = s, r.way, r.sources, r.revokedBefore, r.header.Pattern
 	if f.via, f.at = r.Via, to; to.IsValid() && r.Via == nil {
 		f.Way.Asked, f.Way.Known = r.way.At(to)
 	}
 }
 
 // Revoked reports whether the request was sent with a secret that has been revoked since.
-func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.asked, f.sources) }
+func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.revokedBefore, f.sources) }
 
 // Stands evaluates a policy for whether the request may continue. A request with a revoked secret may not.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	if f.Revoked() {
 		return policy.Decision{Reason: name.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
 	}
-	if d := f.via.stands(f.s, c, f.at); d.Reason != "" {
+	if d := f.via.checkPolicy(f.s, c, f.at); d.Reason != "" {
 		return d
 	}
 	now := f.s.Core.Router.Reroute(c, f.s.Box, f.Way)

@@ -31,9 +31,9 @@ type Via struct {
 
 var errNoTokens = errors.New("the gateway signs no identity tokens")
 
-// forward sends the request to the proxy of its rule, if there is one. It adds the proxy's headers, which replace any that
+// redirect sends the request to the proxy of its rule, if there is one. It adds the proxy's headers, which replace any that
 // the box sent.
-func (r *Ruling) forward(s *Session, m *Message) error {
+func (r *Ruling) redirect(s *Session, m *Message) error {
 	to := r.header.OnConnections().Redirect
 	if to == nil {
 		return nil
@@ -79,9 +79,9 @@ func (r *Ruling) Target(s *Session) origin.Target {
 	return to.As(r.identity)
 }
 
-// stands evaluates a policy for whether a request may continue through the proxy at an address, which is the zero Addr if
+// checkPolicy evaluates a policy for whether a request may continue through the proxy at an address, which is the zero Addr if
 // not yet known. A decision without a reason is no objection.
-func (v *Via) stands(s *Session, c *policy.Compiled, at netip.Addr) policy.Decision {
+func (v *Via) checkPolicy(s *Session, c *policy.Compiled, at netip.Addr) policy.Decision {
 	if v == nil {
 		return policy.Decision{}
 	}

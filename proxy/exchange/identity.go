@@ -16,11 +16,11 @@ import (
 // secrets in the configuration. Safe for concurrent use.
 type identities struct {
 	mu   sync.Mutex
-	last map[rule.Identity]parsed
+	last map[rule.Identity]parsedIdentity
 }
 
-// parsed is an identity with the values from which it was parsed.
-type parsed struct {
+// parsedIdentity is an identity with the values from which it was parsed.
+type parsedIdentity struct {
 	certificate, key name.Secret
 	identity         *origin.Identity
 }
@@ -40,7 +40,7 @@ func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity
 	if err != nil {
 		return nil, err
 	}
-	identity, err := k.identities.of(of, certificate, key)
+	identity, err := k.identities.get(of, certificate, key)
 	if err == nil && identity.Expired(fault.Now()) {
 		err = errExpired
 	}
@@ -50,8 +50,8 @@ func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity
 	return identity, nil
 }
 
-// of returns the identity for two values, parsed or from the cache.
-func (i *identities) of(effect rule.Identity, certificate, key name.Secret) (*origin.Identity, error) {
+// get returns the identity for two values, parsed or from the cache.
+func (i *identities) get(effect rule.Identity, certificate, key name.Secret) (*origin.Identity, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if last, ok := i.last[effect]; ok && last.certificate.Equal(certificate) && last.key.Equal(key) {
@@ -63,10 +63,10 @@ func (i *identities) of(effect rule.Identity, certificate, key name.Secret) (*or
 		return nil, err
 	}
 	if i.last == nil {
-		i.last = map[rule.Identity]parsed{}
+		i.last = map[rule.Identity]parsedIdentity{}
 	}
 	identity := origin.NewIdentity(pair, certificate, key)
-	i.last[effect] = parsed{certificate, key, identity}
+	i.last[effect] = parsedIdentity{certificate, key, identity}
 	return identity, nil
 }
 

@@ -44,27 +44,27 @@ type Head interface {
 // Ruling is the judge's result. Unless it refuses, the request may be sent to its name if the route is by name, otherwise
 // to its address, with the headers in Set.
 type Ruling struct {
-	Refused *problem.Problem
-	Request policy.Request   // as evaluated by the policy
-	way     route.Routed     // its route, for rechecks
-	Policy  *policy.Compiled // the policy that decided
-	Reason  name.Reason
-	rule    string
-	byName  bool
-	header  policy.HeaderRule  // of the destination; the zero rule if it has none
-	Set     []rule.Field       // header fields with their values for this request: the rule's, then those for a proxy and of the signature
-	own     int                // number of the rule's own fields in Set, which are masked in the response
-	Swaps   []placeholder.Swap // for the placeholders in the request
-	Scrub   *scrub.Set         // masked in the response; may be nil
-	errors  bool               // mask only in error responses
-	told    []string           // texts to mask, in addition to those of Set, Swaps and literals
-	changes []string           // changes other than headers, for the log
-	err     error              // reason of the refusal, for the log
+	Refused    *problem.Problem
+	Request    policy.Request   // as evaluated by the policy
+	way        route.Routed     // its route, for rechecks
+	Policy     *policy.Compiled // the policy that decided
+	Reason     name.Reason
+	rule       string
+	byName     bool
+	header     policy.HeaderRule  // of the destination; the zero rule if it has none
+	Set        []rule.Field       // header fields with their values for this request: the rule's, then those for a proxy and of the signature
+	ownFields  int                // number of the rule's own fields in Set, which are masked in the response
+	Swaps      []placeholder.Swap // for the placeholders in the request
+	Scrub      *scrub.Set         // masked in the response; may be nil
+	errorsOnly bool               // mask only in error responses
+	maskTexts  []string           // texts to mask, in addition to those of Set, Swaps and literals
+	changes    []string           // changes other than headers, for the log
+	err        error              // reason of the refusal, for the log
 
-	Via      *Via             // the proxy to which it is sent; nil: to its server
-	identity *origin.Identity // the client certificate for the connection; may be nil
-	sources  []string         // secrets of the configuration that are sent
-	asked    uint64           // count of revocations before these secrets were fetched
+	Via           *Via             // the proxy to which it is sent; nil: to its server
+	identity      *origin.Identity // the client certificate for the connection; may be nil
+	sources       []string         // secrets of the configuration that are sent
+	revokedBefore uint64           // count of revocations before these secrets were fetched
 }
 
 // Judge decides a request under the current policy and resolves the secrets it needs. It refuses by default.
@@ -94,7 +94,7 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 		r.Refused = s.judgeAuthority(m, &r.Request)
 	}
 	if r.Refused != nil {
-		s.forProxy(m, &r)
+		s.adviseOnProxy(m, &r)
 		r.Refused.Host = r.Request.Name.String()
 		r.Reason = r.Refused.Reason
 		return r, true
@@ -119,8 +119,8 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	if !wait && !r.decided() {
 		return unjudged()
 	}
-	r.fill(ctx, s, m)
-	r.scrubbed(s)
+	r.fillValues(ctx, s, m)
+	r.setScrub(s)
 	return r, true
 }
 
@@ -205,9 +205,9 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 // errForProxy is the logged error of a request to a proxy that the box is configured to use.
 var errForProxy = errors.New("the request is for a proxy: name it as upstream_proxy in the policy, and take it out of the box's own settings")
 
-// forProxy adds advice to a refused request that a client sends only to a proxy. It occurs where a company has a proxy
+// adviseOnProxy adds advice to a refused request that a client sends only to a proxy. It occurs where a company has a proxy
 // whose name is allowed, and boxes are configured to use it.
-func (s *Session) forProxy(m *Message, r *Ruling) {
+func (s *Session) adviseOnProxy(m *Message, r *Ruling) {
 	connect := r.Refused.Reason == name.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
 	absolute := r.Refused.Reason == name.ReasonAuthorityMismatch && m.Target != ""
 	if s.Explicit || !connect && (!absolute || s.Secure) {

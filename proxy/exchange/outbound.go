@@ -50,7 +50,7 @@ func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *prob
 type Frames struct {
 	io.Writer
 	frames placeholder.Frames
-	holds  memory.Claim
+	claim  memory.Claim
 	out    []byte
 }
 
@@ -60,8 +60,8 @@ func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searche
 		return w, func() {}
 	}
 	f := &Frames{Writer: w}
-	f.holds.Open(s.Usage.Memory, memory.Buffers)
-	f.frames.Memory = &f.holds
+	f.claim.Open(s.Usage.Memory, memory.Buffers)
+	f.frames.Memory = &f.claim
 	if r.header.OnRequests().Places.Has(rule.InWebSocket) {
 		f.frames.Values = func(tokens []string) ([]string, error) {
 			values, err := r.valuesOf(ctx, s, tokens, rule.InWebSocket)
@@ -71,7 +71,7 @@ func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searche
 			return values, err
 		}
 	}
-	return f, f.holds.Close
+	return f, f.claim.Close
 }
 
 // Write searches the frames in p and writes them.

@@ -12,8 +12,8 @@ import (
 
 // This file changes the heads of responses as the rule of their host requires.
 
-// drops reports whether a field of a response is removed; the name is in lower case.
-func (r *Ruling) drops(name string) bool {
+// dropsField reports whether a field of a response is removed; the name is in lower case.
+func (r *Ruling) dropsField(name string) bool {
 	return slices.ContainsFunc(r.header.OnRequests().Responses, func(h rule.ResponseHead) bool { return h.DropsResponseField(name) })
 }
 
@@ -22,7 +22,7 @@ func (r *Ruling) ResponseFields(fields []h1.Field) []h1.Field {
 	if len(r.header.OnRequests().Responses) == 0 {
 		return fields
 	}
-	return slices.DeleteFunc(fields, func(f h1.Field) bool { return r.drops(strings.ToLower(string(f.Name))) })
+	return slices.DeleteFunc(fields, func(f h1.Field) bool { return r.dropsField(strings.ToLower(string(f.Name))) })
 }
 
 // ResponseHTTP2 is [Ruling.ResponseFields] for HTTP/2, where names are in lower case.
@@ -30,5 +30,5 @@ func (r *Ruling) ResponseHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
 	if len(r.header.OnRequests().Responses) == 0 {
 		return fields
 	}
-	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return r.drops(f.Name) })
+	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return r.dropsField(f.Name) })
 }

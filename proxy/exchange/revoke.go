@@ -34,8 +34,8 @@ func (v *Revocations) Used(secret string) bool {
 	return v.used[secret]
 }
 
-// note records that secrets are sent.
-func (v *Revocations) note(secrets []string) {
+// markUsed records that secrets are sent.
+func (v *Revocations) markUsed(secrets []string) {
 	if len(secrets) == 0 {
 		return
 	}
@@ -62,7 +62,7 @@ func (v *Revocations) since(then uint64, secrets []string) bool {
 }
 
 // Revoked reports whether a secret of the request was revoked after the request was judged.
-func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.asked, r.sources) }
+func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.revokedBefore, r.sources) }
 
 // sourcesOf returns the secrets of the configuration that a ruling sends. The list must not be modified.
 func (r *Ruling) sourcesOf() []string {

@@ -45,7 +45,7 @@ type Rewriting struct {
 
 	s       *Session
 	r       *Ruling
-	holds   memory.Claim
+	claim   memory.Claim
 	charged int
 	syntax  placeholder.Syntax // syntax for replacing placeholders in the body
 	codings []string           // of the body
@@ -61,7 +61,7 @@ func (r *Ruling) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 // searched. If refused is not nil, the ruling refuses.
 func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
 	w = &Rewriting{Outgoing: out, s: s, r: r}
-	w.holds.Open(s.Usage.Memory, memory.Buffers)
+	w.claim.Open(s.Usage.Memory, memory.Buffers)
 	if signer := r.header.OnRequests().Signer; signer != nil {
 		var err error
 		if w.hash, err = signer.HashesBody(w.message()); err != nil {
@@ -69,7 +69,7 @@ func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, re
 		}
 	}
 	if out.Length != 0 {
-		w.syntax, w.codings = r.replacedIn(w.value("Content-Type"), w.value("Content-Encoding"))
+		w.syntax, w.codings = r.replacedIn(w.fieldValue("Content-Type"), w.fieldValue("Content-Encoding"))
 	}
 	w.read = out.Length != 0 && (w.hash || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
 	return w, w.read, nil
@@ -91,8 +91,8 @@ func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Sy
 	return syntax, codings
 }
 
-// value returns the value of a client's field, or "" if there are several.
-func (w *Rewriting) value(name string) (v string) {
+// fieldValue returns the value of a client's field, or "" if there are several.
+func (w *Rewriting) fieldValue(name string) (v string) {
 	n := 0
 	for i := range w.Fields {
 		if strings.EqualFold(w.Fields[i].Name, name) {
@@ -110,7 +110,7 @@ func (w *Rewriting) value(name string) (v string) {
 func (w *Rewriting) Add(part []byte) (more bool, err error) {
 	if need := len(w.Body) + len(part); 3*need > w.charged { // as read, as changed, as written
 		grow := max(3*need, min(2*w.charged, 3*MaxBody)) - w.charged
-		if !w.holds.Grow(grow) {
+		if !w.claim.Grow(grow) {
 			return false, memory.ErrFull
 		}
 		w.charged += grow
@@ -125,10 +125,10 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 	r := w.r
 	w.Whole = whole && w.read
 	if w.read { // reading may have taken long
-		if !r.stillAlike(w.s) {
+		if !r.sameAsCurrent(w.s) {
 			return w.refuse(errRuleChanged)
 		}
-		if err := r.renew(ctx, w.s); err != nil {
+		if err := r.refreshValues(ctx, w.s); err != nil {
 			return w.refuse(err)
 		}
 	}
@@ -138,18 +138,18 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 	if err := w.setQuery(ctx); err != nil {
 		return w.refuse(err)
 	}
-	if err := w.replace(ctx); err != nil {
+	if err := w.replacePlaceholders(ctx); err != nil {
 		return w.refuse(err)
 	}
-	r.scrubbed(w.s)
+	r.setScrub(w.s)
 	if err := w.sign(ctx); err != nil {
 		return w.refuse(err)
 	}
 	return nil
 }
 
-// renew refreshes all values that are sent with the request.
-func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
+// refreshValues refreshes all values that are sent with the request.
+func (r *Ruling) refreshValues(ctx context.Context, s *Session) (err error) {
 	if err = r.setHeaders(ctx, s); err != nil {
 		return err
 	}
@@ -166,8 +166,8 @@ func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 // errRuleChanged refuses a request whose rule was changed or removed in the meantime.
 var errRuleChanged = errors.New("the rule of the host has changed since the request began")
 
-// stillAlike reports whether the current policy adds the same to the request as the one that judged it.
-func (r *Ruling) stillAlike(s *Session) bool {
+// sameAsCurrent reports whether the current policy adds the same to the request as the one that judged it.
+func (r *Ruling) sameAsCurrent(s *Session) bool {
 	c := s.Box.Policy.Load()
 	if c == r.Policy || r.header.Pattern == (name.Pattern{}) { // the rule adds nothing
 		return true
@@ -179,7 +179,7 @@ func (r *Ruling) stillAlike(s *Session) bool {
 // Stale returns an error if the request must not be sent because its rule was changed or removed. The wait for a
 // connection, or for a server that has vanished, may have been long.
 func (r *Ruling) Stale(s *Session) error {
-	if r.stillAlike(s) {
+	if r.sameAsCurrent(s) {
 		return nil
 	}
 	return errRuleChanged
@@ -213,13 +213,13 @@ func (w *Rewriting) setQuery(ctx context.Context) error {
 			return err
 		}
 	}
-	target, err := setter.SetQuery(ctx, w.s.Core, placeholder.SwapTarget(target, w.r.Swaps), w.r.tell)
+	target, err := setter.SetQuery(ctx, w.s.Core, placeholder.SwapTarget(target, w.r.Swaps), w.r.addMaskText)
 	if err != nil {
 		return err
 	}
 	w.Target = target
 	for _, name := range setter.Parameters() {
-		w.r.changed("?" + name)
+		w.r.noteChange("?" + name)
 	}
 	return nil
 }
@@ -249,8 +249,8 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 	return nil
 }
 
-// replace replaces the placeholders in a whole body. It fails if one is where no value is allowed.
-func (w *Rewriting) replace(ctx context.Context) error {
+// replacePlaceholders replaces the placeholders in a whole body. It fails if one is where no value is allowed.
+func (w *Rewriting) replacePlaceholders(ctx context.Context) error {
 	if !w.Whole || w.syntax == placeholder.Opaque {
 		return nil
 	}
@@ -261,7 +261,7 @@ func (w *Rewriting) replace(ctx context.Context) error {
 	body, err := placeholder.Replace(plain, w.syntax, func(tokens []string) ([]string, error) {
 		values, err := w.r.valuesOf(ctx, w.s, tokens, 0)
 		for _, v := range values {
-			w.r.tell(v)
+			w.r.addMaskText(v)
 		}
 		return values, err
 	})
@@ -272,15 +272,15 @@ func (w *Rewriting) replace(ctx context.Context) error {
 	if len(w.codings) > 0 {
 		encoders = scrub.Memory(w.codings)
 	}
-	if !w.holds.Grow(2*body.Size() + encoders) {
+	if !w.claim.Grow(2*body.Size() + encoders) {
 		return memory.ErrFull
 	}
-	defer w.holds.Shrink(encoders)
+	defer w.claim.Shrink(encoders)
 	if w.Body, err = scrub.Encoded(w.codings, body.Bytes()); err != nil {
 		return err
 	}
 	w.Changed = true
-	w.r.changed("body")
+	w.r.noteChange("body")
 	return nil
 }
 
@@ -290,10 +290,10 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 		return w.Body, true, nil
 	}
 	most := scrub.Memory(w.codings) + 2*MaxBody
-	if !w.holds.Grow(most) {
+	if !w.claim.Grow(most) {
 		return nil, false, memory.ErrFull
 	}
-	defer w.holds.Shrink(scrub.Memory(w.codings))
+	defer w.claim.Shrink(scrub.Memory(w.codings))
 	limit := placeholder.Expansion
 	limit.Stop = ctx.Err
 	return scrub.Decoded(w.codings, w.Body, MaxBody, limit)
@@ -316,20 +316,20 @@ func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, plac
 	return values, nil
 }
 
-// tell adds a text to those masked in the response.
-func (r *Ruling) tell(text string) {
+// addMaskText adds a text to those masked in the response.
+func (r *Ruling) addMaskText(text string) {
 	if !r.header.Scrub {
 		return
 	}
 	for _, t := range scrub.Texts(text) {
-		if !slices.Contains(r.told, t) {
-			r.told = append(r.told, t)
+		if !slices.Contains(r.maskTexts, t) {
+			r.maskTexts = append(r.maskTexts, t)
 		}
 	}
 }
 
-// changed records, for the log, a change of the request other than of headers.
-func (r *Ruling) changed(what string) {
+// noteChange records, for the log, a change of the request other than of headers.
+func (r *Ruling) noteChange(what string) {
 	if !slices.Contains(r.changes, what) {
 		r.changes = append(r.changes, what)
 	}
@@ -338,7 +338,7 @@ func (r *Ruling) changed(what string) {
 // Close releases the memory of the body.
 func (w *Rewriting) Close() {
 	if w != nil {
-		w.holds.Close()
+		w.claim.Close()
 	}
 }
 

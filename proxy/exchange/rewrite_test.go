@@ -37,8 +37,8 @@ func TestEncodersAreCharged(t *testing.T) {
 			account := memory.New(100*most, most).Account("box")
 			r := &Ruling{header: rules[0]}
 			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
-			w.holds.Open(account, memory.Buffers)
-			if err := w.replace(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {
+			w.claim.Open(account, memory.Buffers)
+			if err := w.replacePlaceholders(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {
 				t.Errorf("%s with room for %d: %v", coding, try.room, err)
 			}
 			if w.Close(); account.Held() != 0 {

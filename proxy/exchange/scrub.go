@@ -24,7 +24,7 @@ type Scrubbing struct {
 	Resized  bool         // Content-Length is invalid: the body is recoded, or would be if this response had one
 	messages bool         // the body consists of gRPC messages
 	usage    *usage.Box   // counts this recoding in Recodings; may be nil
-	holds    memory.Claim // for the recoding
+	claim    memory.Claim // for the recoding
 }
 
 // MaxRecodings is the number of compressed responses of a box that are recoded at the same time, memory permitting: each
@@ -46,7 +46,7 @@ func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(
 	refused := func(why error) (*Scrubbing, error) {
 		return nil, &problem.Upstream{Reason: name.ReasonUnscrubbable, Name: r.Request.Name, Err: why}
 	}
-	if r.errors && status < http.StatusBadRequest {
+	if r.errorsOnly && status < http.StatusBadRequest {
 		return &Scrubbing{}, nil
 	}
 	switch status {
@@ -81,8 +81,8 @@ func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(
 				Err: errRecodings}
 		}
 		sc.codings, sc.Resized, sc.usage = codings, true, s.Usage
-		sc.holds.Open(s.Usage.Memory, memory.Recoding)
-		if !sc.holds.Grow(scrub.Memory(codings)) {
+		sc.claim.Open(s.Usage.Memory, memory.Recoding)
+		if !sc.claim.Grow(scrub.Memory(codings)) {
 			sc.End()
 			return nil, &problem.Upstream{Reason: name.ReasonLimit, Name: r.Request.Name, Err: memory.ErrFull}
 		}
@@ -106,7 +106,7 @@ func hasMessages(contentType []string) bool {
 func (sc *Scrubbing) End() {
 	if sc != nil && sc.usage != nil {
 		sc.usage.Recodings.Leave()
-		sc.holds.Close()
+		sc.claim.Close()
 	}
 }
 
@@ -119,7 +119,7 @@ func (sc *Scrubbing) Relay(ctx context.Context, dst scrub.Sink, src scrub.Source
 	if sc.messages {
 		m = scrub.NewMessages(sc.Set)
 	}
-	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink, ctx.Err)
+	return scrub.Copy(dst, src, m, sc.codings, sc.claim.Shrink, ctx.Err)
 }
 
 // MaskHead masks a head in place. Framing fields are left unchanged: they have been parsed.

@@ -52,8 +52,8 @@ func (w *Rewriting) sign(ctx context.Context) error {
 		return err
 	}
 	if signed.Shown != "" {
-		w.r.told = append(w.r.told, scrub.Texts(signed.Shown)...)
-		w.r.Scrub, w.r.errors = w.r.masked(w.s), !w.r.header.Scrub
+		w.r.maskTexts = append(w.r.maskTexts, scrub.Texts(signed.Shown)...)
+		w.r.Scrub, w.r.errorsOnly = w.r.maskSet(w.s), !w.r.header.Scrub
 	}
 	w.r.Set, w.Target = slices.Concat(w.r.Set, signed.Set), signed.Target // requests may share the rule's list
 	return nil

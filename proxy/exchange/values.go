@@ -61,13 +61,13 @@ func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
 	if setter := r.header.OnRequests().Headers; setter != nil {
 		r.Set, err = setter.HeaderFields(ctx, s.Core)
 	}
-	r.own = len(r.Set)
+	r.ownFields = len(r.Set)
 	return err
 }
 
-// fill completes the ruling for an allowed request: the headers to set and the values of placeholders that the box sent. It
+// fillValues completes the ruling for an allowed request: the headers to set and the values of placeholders that the box sent. It
 // refuses misplaced placeholders, and requests that need an unavailable value.
-func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
+func (r *Ruling) fillValues(ctx context.Context, s *Session, m *Message) {
 	if r.header.Pattern == (name.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
 	}
@@ -81,7 +81,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		return
 	}
 	var err error
-	r.asked = s.Core.Revoked.count.Load()
+	r.revokedBefore = s.Core.Revoked.count.Load()
 	if err = r.setHeaders(ctx, s); err == nil {
 		r.Swaps, err = s.Core.swaps(ctx, r.header.OnRequests(), m.Tokens.Found)
 	}
@@ -89,7 +89,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity)
 	}
 	if err == nil {
-		err = r.forward(s, m)
+		err = r.redirect(s, m)
 	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
@@ -99,7 +99,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		return
 	}
 	r.sources = r.sourcesOf()
-	s.Core.Revoked.note(r.sources)
+	s.Core.Revoked.markUsed(r.sources)
 }
 
 // named caches the list of headers set for the latest request, for requests with the same ones.
@@ -191,16 +191,16 @@ func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeh
 	return out, nil
 }
 
-// scrubbed completes the ruling for an allowed request: the secrets to mask in its response.
-func (r *Ruling) scrubbed(s *Session) {
+// setScrub completes the ruling for an allowed request: the secrets to mask in its response.
+func (r *Ruling) setScrub(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
-	r.Scrub = r.masked(s)
+	r.Scrub = r.maskSet(s)
 }
 
-// masked returns the set of texts to mask in responses. It supersedes earlier sets of the host.
-func (r *Ruling) masked(s *Session) *scrub.Set {
+// maskSet returns the set of texts to mask in responses. It supersedes earlier sets of the host.
+func (r *Ruling) maskSet(s *Session) *scrub.Set {
 	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.OnRequests().Later
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
@@ -217,7 +217,7 @@ func (r *Ruling) maskAlso(s *Session, values []string) {
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
 func (r *Ruling) secrets() (texts []string) {
-	for i := range r.Set[:min(len(r.Set), r.own)] {
+	for i := range r.Set[:min(len(r.Set), r.ownFields)] {
 		f := &r.Set[i]
 		texts = append(texts, scrub.Texts(f.Value.Reveal())...)
 		if f.Before+f.After > 0 {
@@ -235,5 +235,5 @@ func (r *Ruling) secrets() (texts []string) {
 			texts = append(texts, scrub.Texts(shared.Literals[i].Reveal())...)
 		}
 	}
-	return append(texts, r.told...)
+	return append(texts, r.maskTexts...)
 }
