@@ -27,16 +27,16 @@ type Config struct {
 	DialTimeout      time.Duration  // for resolving and dialling, over all addresses
 	AddressTimeout   time.Duration  // for one of several addresses
 	HandshakeTimeout time.Duration
-	// Credential returns the value of a secret of the configuration, for upstream proxies, and what says whether it was
-	// revoked since; nil: there are none.
+	// Credential returns the value of a secret of the configuration, for upstream proxies, and a function that reports
+	// whether it has been revoked since. nil: there are no secrets.
 	Credential func(ctx context.Context, secret string) (value name.Secret, revoked func() bool, err error)
 	MaxPerBox  int // connections of a box, in use or idle
 	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
-	MaxExtra   int // attempts of all boxes that are under way beside another one of the same connection
+	MaxExtra   int // parallel attempts of all boxes in addition to the first of each connection
 }
 
-// Origins makes connections to origin servers and pools them per box: no box can affect the connections of another.
-// Create it with [New]. Safe for concurrent use.
+// Origins makes connections to origin servers and pools them per box: no box can affect the connections of another. Create
+// it with [New]. Safe for concurrent use.
 type Origins struct {
 	cfg    Config
 	pools  allPools
@@ -48,7 +48,7 @@ func New(cfg Config) *Origins {
 	return &Origins{cfg: cfg, extras: extras{most: cfg.MaxExtra}}
 }
 
-// CloseBox drops the state of a box. HTTP/1.1 connections in use end with their clients.
+// CloseBox drops the state of a box. HTTP/1.1 connections in use are closed by their clients.
 func (p *Origins) CloseBox(box policy.BoxID) { p.pools.closeBox(box) }
 
 // CloseIdle closes the connections of a box that have been idle for age or longer.
@@ -61,7 +61,7 @@ func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	}
 }
 
-// CloseElsewhere closes the idle connections of a box that leave from other addresses than its policy says.
+// CloseElsewhere closes the idle connections of a box whose source address its policy no longer uses.
 func (p *Origins) CloseElsewhere(box policy.BoxID) {
 	p.pools.mu.RLock()
 	pool := p.pools.boxes[box]
@@ -71,7 +71,7 @@ func (p *Origins) CloseElsewhere(box policy.BoxID) {
 	}
 }
 
-// CloseAllIdle closes the connections of all boxes that are idle.
+// CloseAllIdle closes the idle connections of all boxes.
 func (p *Origins) CloseAllIdle() {
 	p.pools.mu.RLock()
 	pools := slices.Collect(maps.Values(p.pools.boxes))
@@ -81,7 +81,7 @@ func (p *Origins) CloseAllIdle() {
 	}
 }
 
-// Open returns how many connections to servers all boxes have, in use or idle.
+// Open returns the number of connections to servers of all boxes, in use or idle.
 func (p *Origins) Open() int { return int(p.pools.open.Load()) }
 
 // Stats returns the number of connections of a box.
@@ -90,7 +90,8 @@ func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
 // Close drops the state of all boxes.
 func (p *Origins) Close() { p.pools.close() }
 
-// sessionsOf returns the TLS session cache of a box, shared with no other box; nil once the box is gone.
+// sessionsOf returns the TLS session cache of a box, which is not shared with other boxes, or nil after the box was
+// removed.
 func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 	p.pools.mu.RLock()
 	defer p.pools.mu.RUnlock()
@@ -100,8 +101,8 @@ func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
 	return nil
 }
 
-// Dial connects box to d. Every address is judged by the policy in force at that moment, and again by the dialer once
-// the socket exists. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
+// Dial connects box to d. Every address is judged by the current policy, and again by the dialer once the socket exists.
+// Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.DialTimeout)
 	defer cancel()
@@ -114,8 +115,8 @@ func (p *Origins) Dial(ctx context.Context, box *policy.Box, d Target) (net.Conn
 	return conn, d.hidden(err)
 }
 
-// hidden returns err, or if it is about a proxy what may be said of it: the box has not asked for the proxy, and is not told
-// where it is.
+// hidden returns err. If it is a denial about a proxy, hidden replaces it: the box has not requested the proxy and must not
+// learn its address.
 func (d Target) hidden(err error) error {
 	var denied *policy.DeniedError
 	if !d.forward || !errors.As(err, &denied) {
@@ -124,9 +125,9 @@ func (d Target) hidden(err error) error {
 	return &problem.Upstream{Reason: name.ReasonUnreachable, Name: d.shown, Err: errors.New(denied.Error())}
 }
 
-// Candidates returns the addresses of d that the policy in force allows, in the order to try them. The zero Addr stands for
-// whatever address an upstream proxy finds. If there are none the
-// error is of type *[policy.DeniedError] or *[problem.Upstream].
+// Candidates returns the addresses of d that the current policy allows, in the order to try them. The zero Addr stands for
+// any address that an upstream proxy finds. If no address is allowed, the error is of type *[policy.DeniedError] or
+// *[problem.Upstream].
 func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	if d.There {
 		if err := p.judgeName(ctx, box, d); err != nil {
@@ -157,8 +158,8 @@ func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]
 	}
 }
 
-// addresses returns the possible addresses of d, not yet judged. The address that the box asked for is used for a name
-// only while a live grant maps the name to it: otherwise it is merely the box's claim.
+// addresses returns the possible addresses of d, not yet judged. The address that the box dialled is used for a name only
+// while a grant maps the name to it: otherwise it is merely the box's claim.
 func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
 	orig := d.Asked.Addr.Unmap()
 	if !d.ByName {
@@ -182,8 +183,8 @@ func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]n
 	return route.Interleave(addrs, orig.Is6()), nil
 }
 
-// judgeDial asks the policy in force whether an address may be dialled. Addresses of the gateway itself and the sink
-// are refused first.
+// judgeDial asks the current policy whether an address may be dialled. Addresses of the gateway itself and the sink are
+// always refused.
 func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a netip.Addr) error {
 	a = a.Unmap()
 	c := box.Policy.Load()
@@ -202,7 +203,7 @@ func (d Target) dialling(a netip.Addr) policy.Request {
 	return policy.Request{Stage: policy.StageDial, Box: d.Asked.Box, Name: d.name, Addr: a, Port: d.Asked.Port, Protocol: policy.TCP}
 }
 
-// DialAddr dials one address. The dialer judges the address of the socket it is about to connect, so no code in between
+// DialAddr dials one address. The dialer judges the address of the socket just before it connects, so no code in between
 // can have changed it.
 func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a netip.Addr, others bool) (net.Conn, error) {
 	timeout := p.cfg.DialTimeout
@@ -241,10 +242,10 @@ func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a net
 	return conn, err
 }
 
-// errNoSource is why a box that leaves from given addresses does not reach an address of another family.
+// errNoSource is the error for a box with given source addresses and a destination of another family.
 var errNoSource = errors.New("the box has no source address of this family")
 
-// sourceless is the error for a connection that has no address to leave from.
+// sourceless returns the error for a connection without a source address.
 func (d Target) sourceless(why error) error {
 	return &problem.Upstream{Reason: name.ReasonSourceAddress, Name: d.shown, Err: why}
 }

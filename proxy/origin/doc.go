@@ -1,3 +1,3 @@
-// Package origin makes and pools connections to origin servers: to addresses that the policy in force allows, over TLS
-// with verified servers, in a separate pool per box.
+// Package origin makes and pools connections to origin servers: to addresses that the current policy allows, over TLS with
+// verified servers, in a separate pool per box.
 package origin

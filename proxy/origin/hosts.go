@@ -9,28 +9,27 @@ import (
 )
 
 const (
-	maxHosts   = 128       // hosts that a box's memory has room for
-	smallTime  = time.Hour // for which a host gets small hellos
-	loginTime  = time.Hour // for which HTTP/1.1 is preferred with clients of a host
+	maxHosts   = 128       // maximum number of hosts remembered for a box
+	smallTime  = time.Hour // how long a host gets small hellos
+	loginTime  = time.Hour // how long HTTP/1.1 is preferred with clients of a host
 	offersTime = time.Minute
 )
 
-// host is a server that is remembered.
+// host is a server with remembered properties.
 type host struct {
 	name name.Name
 	port uint16
 }
 
-// hosts remembers for one box, and for a time, servers that are out of the ordinary. It is nil for a box that is gone.
-// Safe for concurrent use.
+// hosts remembers unusual servers of one box, for a time. It is nil after the box was removed. Safe for concurrent use.
 type hosts struct {
 	mu     sync.Mutex
-	hellos map[host]time.Time // until when a host gets small hellos
+	hellos map[host]time.Time // end of small hellos, by host
 	offers map[host]offered
-	logins map[host]time.Time // until when a host is one of HTTP/1.1 on whose connections clients log in
+	logins map[host]time.Time // end of the preference for HTTP/1.1 for clients that log in on the connection, by host
 }
 
-// offered is what a server that the gateway has no way to encrypt with was found to offer.
+// offered is the explained offer of a server that shares no way to encrypt with the gateway.
 type offered struct {
 	text  string
 	until time.Time
@@ -58,7 +57,7 @@ func (h *hosts) needsSmall(at host) {
 	h.hellos[at] = time.Now().Add(smallTime)
 }
 
-// offer returns the text for a host that was asked lately.
+// offer returns the text for a host that was probed recently.
 func (h *hosts) offer(at host) (text string, known bool) {
 	if h == nil {
 		return "", false
@@ -104,7 +103,7 @@ func (h *hosts) noteLogin(at host) {
 	h.logins[at] = time.Now().Add(loginTime)
 }
 
-// dropAny makes room for one more entry. What is forgotten is found out again.
+// dropAny drops entries until one more fits. Dropped properties are detected again.
 func dropAny[V any](m map[host]V) {
 	for k := range m {
 		if len(m) < maxHosts {
@@ -114,17 +113,18 @@ func dropAny[V any](m map[host]V) {
 	}
 }
 
-// NoteLogin notes that a server of HTTP/1.1 has offered a box a login of the connection (NTLM, Negotiate).
+// NoteLogin records that an HTTP/1.1 server has offered a box a connection-based login (NTLM, Negotiate).
 func (p *Origins) NoteLogin(box policy.BoxID, name name.Name, port uint16) {
 	p.hostsOf(box).noteLogin(host{name, port})
 }
 
-// OffersLogin reports whether [Origins.NoteLogin] has noted the server within the last hour. It may have been forgotten.
+// OffersLogin reports whether [Origins.NoteLogin] has recorded the server within the last hour. Records may be dropped
+// earlier.
 func (p *Origins) OffersLogin(box policy.BoxID, name name.Name, port uint16) bool {
 	return p.hostsOf(box).login(host{name, port})
 }
 
-// hostsOf returns the memory of a box; nil once the box is gone.
+// hostsOf returns the remembered hosts of a box, or nil after the box was removed.
 func (p *Origins) hostsOf(box policy.BoxID) *hosts {
 	p.pools.mu.RLock()
 	defer p.pools.mu.RUnlock()

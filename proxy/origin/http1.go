@@ -11,8 +11,8 @@ import (
 	"boxgate/policy"
 )
 
-// allPools contains the pools of connections to origin servers, one per box: no box can affect the connections of
-// another. The zero value is empty. Safe for concurrent use.
+// allPools contains the pools of connections to origin servers, one per box: no box can affect the connections of another.
+// The zero value is empty. Safe for concurrent use.
 type allPools struct {
 	open    atomic.Int64 // connections of all boxes
 	sharers atomic.Int64 // boxes that have a pool
@@ -22,7 +22,7 @@ type allPools struct {
 }
 
 // poolOf returns the pool of a client's box, creating it on first use. A box's clients are denied before its pool is
-// closed, and a denied client creates none.
+// closed, and no pool is created for a denied client.
 func (p *Origins) poolOf(who Client) (*boxPool, error) {
 	all := &p.pools
 	all.mu.RLock()
@@ -95,8 +95,8 @@ var (
 	alpnBoth  = []string{"h2", "http/1.1"}
 )
 
-// HTTP1 returns an HTTP/1.1 connection for a route, from the pool or newly dialled. Over TLS the server was verified to
-// be the one that the target names. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
+// HTTP1 returns an HTTP/1.1 connection for a route, from the pool or newly dialled. Over TLS the server's certificate was
+// verified for the target's name. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, error) {
 	pool, err := p.poolOf(who)
 	if err != nil {
@@ -108,7 +108,8 @@ func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, erro
 	return p.fresh(ctx, pool, who, to)
 }
 
-// Fresh1 is [Origins.HTTP1] for a request that a kept connection has failed: others kept were probably closed as well.
+// Fresh1 is [Origins.HTTP1] without the pool, for a request that failed on a kept connection: other kept ones were probably
+// closed as well.
 func (p *Origins) Fresh1(ctx context.Context, who Client, to Target) (*Conn, error) {
 	pool, err := p.poolOf(who)
 	if err != nil {

@@ -14,30 +14,30 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// ExpectWait is how long a server has to answer an expectation before the body is sent anyway (RFC 9110, 10.1.1).
+// ExpectWait is how long to wait for the answer to an expectation before the body is sent anyway (RFC 9110, 10.1.1).
 const ExpectWait = time.Second
 
-// ResponseWindow is what a server may send ahead on a stream whose response is not read.
+// ResponseWindow is the number of bytes that a server may send on a stream whose response is not read.
 const ResponseWindow = upstream.StreamWindow
 
-// H2Conn is one HTTP/2 connection to an origin server, used by many streams at once.
+// H2Conn is one HTTP/2 connection to an origin server, shared by many streams.
 type H2Conn struct {
 	place  *place
 	Client *upstream.Conn
-	dial   policy.Request                  // for its address
+	dial   policy.Request                  // the request for its address
 	judged atomic.Pointer[policy.Compiled] // the last policy that allowed dial
 
 	// Guarded by the pool's mu.
 	users int // streams that share it
 }
 
-// Addr is the address that the connection leads to.
+// Addr is the remote address of the connection.
 func (u *H2Conn) Addr() netip.Addr { return u.dial.Addr }
 
-// AllowedBy reports whether a policy has been asked about the address and allowed it.
+// AllowedBy reports whether a policy has been evaluated for the address and allowed it.
 func (u *H2Conn) AllowedBy(c *policy.Compiled) bool { return u.judged.Load() == c }
 
-// allowedBy asks a policy about the address, once.
+// allowedBy evaluates a policy for the address, once per policy.
 func (u *H2Conn) allowedBy(c *policy.Compiled) bool {
 	if u.judged.Load() != c {
 		if !u.place.key.decider(c).Decide(u.dial).Allowed() {
@@ -95,7 +95,7 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 	}
 }
 
-// Shared returns a share of an open HTTP/2 connection for one request, or nil if there is none. It waits for nothing.
+// Shared returns a share of an open HTTP/2 connection for one request, or nil if there is none. It does not block.
 func (p *Origins) Shared(who Client, to Target) *H2Conn {
 	pool, err := p.poolOf(who)
 	if err != nil {
@@ -154,7 +154,7 @@ func newH2Upstream(pl *place, conn *socket.Terminated, box *policy.Box) (u *H2Co
 	return &H2Conn{place: pl, Client: client, dial: dial, users: 1}, nil
 }
 
-// h2Offer is what a pool has for a request of an HTTP/2 client: exactly one field is set.
+// h2Offer is the pool's answer to a request of an HTTP/2 client: exactly one field is set.
 type h2Offer struct {
 	up    *H2Conn         // a share in an open connection
 	wait  <-chan struct{} // closed when a dial in progress has ended
@@ -162,9 +162,9 @@ type h2Offer struct {
 	place *place          // for a connection that the caller dials and reports to dialled
 }
 
-// reserve makes the offer. It returns an error if the box may have no more connections.
+// reserve returns the offer. It returns an error if the box may not have more connections.
 //
-// Nothing here may block on a write to an upstream that does not read: a connection's Reserve never does.
+// It must not block on a write to an upstream that does not read: a connection's Reserve never does.
 func (p *boxPool) reserve(key key, c *policy.Compiled) (h2Offer, error) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -205,7 +205,7 @@ func (p *boxPool) shareLocked(host *h2Host, c *policy.Compiled) *H2Conn {
 	return u
 }
 
-// pick reserves a stream on one of the connections, and returns those found to be of no more use.
+// pick reserves a stream on one of the connections. It also returns the connections that are no longer usable.
 func pick(conns []*H2Conn, c *policy.Compiled) (u *H2Conn, unfit []*H2Conn) {
 	for _, u := range conns {
 		switch {
@@ -213,15 +213,15 @@ func pick(conns []*H2Conn, c *policy.Compiled) (u *H2Conn, unfit []*H2Conn) {
 			unfit = append(unfit, u)
 		case u.Client.Reserve():
 			return u, unfit
-		case u.users == 0: // accepts no stream while unused: the server is about to close it
+		case u.users == 0: // accepts no streams although unused: the server is about to close it
 			unfit = append(unfit, u)
 		}
 	}
 	return nil, unfit
 }
 
-// hostLocked returns the state of a host, creating it if needed. Each host that cannot be forgotten has at least one
-// place, so there are never more than 2*max.
+// hostLocked returns the state of a host, creating it if needed. Each host that cannot be dropped has at least one place,
+// so there are never more than 2*max.
 func (p *boxPool) hostLocked(key key) *h2Host {
 	if host := p.hosts[key]; host != nil {
 		return host
@@ -238,7 +238,7 @@ func (p *boxPool) hostLocked(key key) *h2Host {
 	return host
 }
 
-// dialled ends a dial: made is the connection for others to share, or nil.
+// dialled records the end of a dial. made is the connection for others to share, or nil.
 func (p *boxPool) dialled(pl *place, made *H2Conn, plain bool) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -259,7 +259,7 @@ func (p *boxPool) dialled(pl *place, made *H2Conn, plain bool) {
 	if host.dialing == pl {
 		host.dialing = nil
 	}
-	if made != nil && pl.held { // the server may have closed it in the meantime
+	if made != nil && pl.held { // the server may have closed it already
 		host.conns = append(host.conns, made)
 	}
 	p.tidyLocked(pl.key, host)
@@ -283,8 +283,8 @@ func (p *boxPool) tidyLocked(key key, host *h2Host) {
 	}
 }
 
-// Leave ends one stream's use of the connection. used says that the stream was opened; else its reservation is given
-// back.
+// Leave ends one stream's use of the connection. used reports whether the stream was opened; if not, its reservation is
+// cancelled.
 func (u *H2Conn) Leave(used bool) {
 	if !used {
 		u.Client.Release()

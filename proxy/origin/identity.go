@@ -10,14 +10,14 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// Identity is a client certificate with its key, by which the gateway authenticates to a server. Connections that were
-// made with one carry no request that needs another, or none.
+// Identity is a client certificate with its key, for authenticating the gateway to a server. Connections with an identity
+// are used only for requests with the same one, and connections without for requests without.
 type Identity struct {
 	certificate tls.Certificate
-	sum         [sha256.Size]byte // of certificate and key as they were given
+	sum         [sha256.Size]byte // of certificate and key as configured
 }
 
-// NewIdentity returns an identity of a certificate, with its Leaf, that was made of the values of two secrets.
+// NewIdentity returns an identity of a certificate with its Leaf, parsed from the values of two secrets.
 func NewIdentity(pair tls.Certificate, certificate, key name.Secret) *Identity {
 	h, text := sha256.New(), certificate.Reveal()
 	_ = binary.Write(h, binary.BigEndian, uint64(len(text))) // writes to a hash never fail
@@ -29,7 +29,7 @@ func NewIdentity(pair tls.Certificate, certificate, key name.Secret) *Identity {
 // Expired reports whether the certificate has expired.
 func (i *Identity) Expired(now time.Time) bool { return now.After(i.certificate.Leaf.NotAfter) }
 
-// key tells the identity from others; "" for none.
+// key returns a string that identifies the identity, or "" for nil.
 func (i *Identity) key() string {
 	if i == nil {
 		return ""
@@ -37,13 +37,13 @@ func (i *Identity) key() string {
 	return string(i.sum[:])
 }
 
-// ErrUnasked refuses a server that would take requests without the certificate that they are to be sent with.
+// ErrUnasked refuses a server that would accept requests without the client certificate with which they must be sent.
 var ErrUnasked = error(problem.Fixed("the server does not ask for the client certificate"))
 
-// present has a handshake present the identity, if there is one, and returns what to check once it has succeeded.
+// present makes a handshake present the identity, if there is one, and returns a check to run after the handshake.
 //
-// Such a handshake neither resumes a session nor is resumed: a session stands for the certificate that it began with, and
-// clients keep sessions by the name of the server alone.
+// The handshake neither resumes a session nor can be resumed: a session keeps the certificate that it began with, and
+// clients store sessions by the server's name only.
 func (i *Identity) present(c *tls.Config) (check func() error) {
 	if i == nil {
 		return func() error { return nil }

@@ -20,16 +20,16 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// This file finds out what a server offers with which the gateway has no way to encrypt in common: the alert does not say,
-// and a client's error should. Another connection is made, on which the server is asked by a hello that offers more than
-// the gateway speaks. Nothing but that hello is sent, and nothing that the server says is trusted for more than a sentence.
+// This file detects the offer of a server that shares no way to encrypt with the gateway, to explain the error: the
+// server's alert does not. It makes another connection and sends a ClientHello that offers more than the gateway supports.
+// No other data is sent, and the answer is used for an error text only.
 
 const (
 	offerPatience = 3 * time.Second
 	maxOffer      = 64 << 10 // bytes read of an answer
 )
 
-// explain adds what the server offers to the error of a handshake that failed for want of something in common.
+// explain adds the server's offer to the error of a handshake that failed because the two sides share no parameters.
 func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known *hosts, err error) error {
 	var up *problem.Upstream
 	if !errors.As(err, &up) || up.Reason != name.ReasonUpstreamTLS || !problem.NothingInCommon(up.Err) {
@@ -47,13 +47,13 @@ func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known 
 	return &problem.Upstream{Reason: up.Reason, Name: up.Name, Err: fmt.Errorf("%w: %w", problem.Fixed(text), up.Err)}
 }
 
-// offer is how a server would encrypt; the zero value if it did not say.
+// offer is a server's choice of parameters; the zero value if it did not answer.
 type offer struct {
 	version, suite uint16
-	group          tls.CurveID // 0: none, or not said
+	group          tls.CurveID // 0: none, or unknown
 }
 
-// ask asks a server.
+// ask sends the hello to a server and returns its offer.
 func (p *Origins) ask(ctx context.Context, box *policy.Box, d Target) (o offer) {
 	ctx, cancel := context.WithTimeout(ctx, offerPatience)
 	defer cancel()
@@ -73,7 +73,7 @@ func (p *Origins) ask(ctx context.Context, box *policy.Box, d Target) (o offer) 
 	return o
 }
 
-// Suites and groups that servers are known to insist on and crypto/tls does not have or not name.
+// Suites and groups that some servers require and that crypto/tls does not have or name.
 var (
 	wideSuites = map[uint16]string{
 		0x009e: "DHE-RSA-AES128-GCM-SHA256", 0x009f: "DHE-RSA-AES256-GCM-SHA384", 0x0067: "DHE-RSA-AES128-SHA256", 0x006b: "DHE-RSA-AES256-SHA256",
@@ -94,8 +94,8 @@ var (
 	}
 )
 
-// wideHello returns a record with a ClientHello that offers all of it, TLS 1.0 to 1.3, and no key share: it is not to be
-// completed.
+// wideHello returns a record with a ClientHello that offers all of them and TLS 1.0 to 1.3, without a key share: the
+// handshake is not completed.
 func wideHello(name string) ([]byte, error) {
 	random := make([]byte, 64)
 	_, _ = rand.Read(random) // never fails
@@ -221,7 +221,7 @@ func (o *offer) hello(body []byte) {
 	}
 }
 
-// handshakeReader reads the handshake messages of a server that has not begun to encrypt.
+// handshakeReader reads a server's unencrypted handshake messages.
 type handshakeReader struct {
 	in   io.Reader
 	left []byte
@@ -248,7 +248,7 @@ func (r *handshakeReader) next() (kind byte, body []byte, ok bool) {
 	}
 }
 
-// missing says what the server offers and the gateway does not; "" if that is nothing, or not known.
+// missing describes the part of the offer that the gateway does not support, or returns "".
 func (o offer) missing() string {
 	suite := wideSuites[o.suite]
 	spoken := slices.ContainsFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.ID == o.suite })

@@ -9,14 +9,16 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// ErrRenegotiation refuses a server that cannot tell a handshake from one that goes on with the session of another client.
+// ErrRenegotiation refuses a server that cannot distinguish a new handshake from one that continues another client's
+// session.
 var ErrRenegotiation = error(problem.Fixed("the server does not support secure renegotiation (RFC 5746): what another client says could become the beginning of the request"))
 
-// verify refuses what crypto/tls accepts, but OpenSSL does not. start are the first bytes that the server sent. It is for
-// tls.Config.VerifyConnection.
+// verify refuses servers that crypto/tls accepts, but OpenSSL does not. start is the beginning of the server's data. It is
+// meant for tls.Config.VerifyConnection.
 //
-// A server that makes new handshakes without RFC 5746 takes the request for the rest of what an attacker on the way has begun, who may be
-// shown it with the headers that the gateway has set (CVE-2009-3555). Clients cannot tell whether such a server would.
+// A server that renegotiates without RFC 5746 may treat the request as the continuation of data that a man in the middle
+// has sent, and reveal it with the headers that the gateway has set (CVE-2009-3555). Clients cannot detect whether a server
+// would.
 func verify(cs tls.ConnectionState, start []byte) error {
 	if cs.Version < tls.VersionTLS13 && !renegotiatesSecurely(start) {
 		return ErrRenegotiation
@@ -24,7 +26,7 @@ func verify(cs tls.ConnectionState, start []byte) error {
 	return problem.WeakKey(cs)
 }
 
-// renegotiatesSecurely reports whether a server says so in its ServerHello (RFC 5746, 3.4), with which start begins.
+// renegotiatesSecurely reports whether the ServerHello at the beginning of start has the extension of RFC 5746, 3.4.
 func renegotiatesSecurely(start []byte) bool {
 	kind, body, ok := (&handshakeReader{in: bytes.NewReader(start)}).next()
 	hello := cryptobyte.String(body)

@@ -24,28 +24,28 @@ const (
 	// Memory for a connection, in bytes.
 	originCost  = 120 << 10 // TLS, its certificates, a record or frame each way, one frame in several records
 	plainIdle   = 4 << 10   // without TLS, while it is idle
-	usualServer = 8 << 10   // what a handshake takes at most of which originCost has the certificates
+	usualServer = 8 << 10   // typical maximum of a handshake's bytes, whose certificates originCost includes
 )
 
-// tlsCost returns the memory for a connection by TLS whose server has sent so much in the handshake.
+// tlsCost returns the memory for a TLS connection whose server sent took bytes in the handshake.
 func tlsCost(took int) int { return originCost + 4*max(0, took-usualServer) }
 
 var errLimit = error(problem.Fixed("the box has reached its limit of connections to servers"))
 
-// boxPool contains a box's connections to origin servers. Every connection has a place in it from before it is dialled
-// until it is closed, whether in use or idle. When a box needs more places than there are, its longest idle connection
-// is closed. Safe for concurrent use.
+// boxPool contains a box's connections to origin servers. Every connection has a place from before it is dialled until it
+// is closed, in use or idle. When a box needs more places than it may have, its longest idle connection is closed. Safe for
+// concurrent use.
 type boxPool struct {
 	box   *policy.Box
-	max   int       // of its connections, unless the box has a limit of its own
-	all   *allPools // the pools of all boxes,
-	total int       // with this limit on their connections; 0: no limit
+	max   int       // of its connections, unless the box has its own limit
+	all   *allPools // the pools of all boxes
+	total int       // limit on the connections of all; 0: no limit
 
 	memory   *memory.Account // of the box
 	sessions tls.ClientSessionCache
 	known    hosts
 
-	open atomic.Int64 // places taken; written under mu
+	open atomic.Int64 // number of places; written under mu
 
 	mu      sync.Mutex
 	idle    list.List       // of *place: idle connections, longest idle first
@@ -78,7 +78,7 @@ func newBoxPool(box *policy.Box, max int, holds *memory.Account) *boxPool {
 	}
 }
 
-// unlock releases the lock and then closes what was dropped: closing must not block others.
+// unlock releases the lock and then closes the dropped connections, because closing must not block others.
 func (p *boxPool) unlock() {
 	dropped := p.dropped
 	p.dropped = nil
@@ -98,7 +98,7 @@ func (pl *place) hangUp() {
 	}
 }
 
-// acquire returns a place for one more connection. It returns a *[problem.Upstream] if all are in use.
+// acquire returns a place for one more connection, or a *[problem.Upstream] if all are in use.
 func (p *boxPool) acquire(key key) (*place, error) {
 	p.mu.Lock()
 	defer p.unlock()
@@ -128,7 +128,8 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 	return pl, nil
 }
 
-// chargeLocked changes the memory that is acquired for a place, for which idle connections give way. It reports whether there is that much.
+// chargeLocked changes the memory reserved for a place, and closes idle connections to get it. It returns false if that
+// does not suffice.
 func (p *boxPool) chargeLocked(pl *place, cost int) bool {
 	for cost > pl.cost {
 		if p.memory.Acquire(memory.Upstreams, cost-pl.cost) {
@@ -144,7 +145,7 @@ func (p *boxPool) chargeLocked(pl *place, cost int) bool {
 	return true
 }
 
-// use charges for a connection in use: it was dialled, or is idle no more. The error is a *[problem.Upstream].
+// use charges for a connection that is in use, after a dial or when it was idle. The error is a *[problem.Upstream].
 func (pl *place) use(conn net.Conn) error {
 	cost := originCost
 	if t, ok := conn.(*socket.Terminated); ok {
@@ -159,7 +160,7 @@ func (pl *place) use(conn net.Conn) error {
 	return nil
 }
 
-// most returns how many connections the box may have.
+// most returns the maximum number of connections of the box.
 func (p *boxPool) most() int { return int(p.box.Limits.Of(policy.LimitUpstreams, int64(p.max))) }
 
 // roomLocked reports whether the box may have one more connection, by its own limit and by its share of the total.
@@ -171,7 +172,7 @@ func (p *boxPool) roomLocked() bool {
 // errBoxGone refuses a request that outlived its box.
 var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: name.ReasonUnknownBox}}
 
-// crowded reports whether the box has so many connections open that none should be reserved for an idle client.
+// crowded reports whether the box has so many open connections that idle clients should not keep one reserved.
 func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.most()/2) }
 
 // release releases the place: its connection was closed, was never made, or is counted elsewhere from now on. Only the
@@ -238,7 +239,7 @@ func (p *boxPool) restLocked(pl *place) {
 	}
 	pl.since = time.Now()
 	pl.at = p.idle.PushBack(pl)
-	if pl.h1 != nil { // nothing is read of it while it is idle, as is of HTTP/2
+	if pl.h1 != nil { // an idle HTTP/1.1 connection is not read, in contrast to HTTP/2
 		p.kept[pl.key] = append(p.kept[pl.key], pl.h1)
 		p.chargeLocked(pl, min(pl.cost, pl.h1.idleCost()))
 	}
@@ -314,11 +315,11 @@ func (p *boxPool) closeIdle(age time.Duration) {
 	}
 }
 
-// isElsewhere reports whether a connection leaves from other addresses than the box's policy says, so that no request will
-// use it.
+// isElsewhere reports whether a connection has a source address that the box's policy no longer uses, so that no request
+// will use it.
 func (p *boxPool) isElsewhere(pl *place) bool { return pl.key.from != p.box.Policy.Load().Source() }
 
-// closeElsewhere closes the idle ones of these.
+// closeElsewhere closes idle connections for which isElsewhere is true.
 func (p *boxPool) closeElsewhere() {
 	p.mu.Lock()
 	defer p.unlock()

@@ -16,20 +16,21 @@ import (
 	"boxgate/proxy/route"
 )
 
-// This file tries the addresses of a name, as the box's own client would (RFC 8305): that client's connection has succeeded
-// already, namely to the gateway, so that it tries no other address by itself.
+// This file tries the addresses of a name as the box's own client would (RFC 8305): the client's connection to the gateway
+// has already succeeded, so it does not try other addresses itself.
 
 const (
-	// Stagger is how long an address has before the next one is tried as well (RFC 8305, 5).
+	// Stagger is the time after which the next address is tried in parallel (RFC 8305, 5).
 	Stagger = 250 * time.Millisecond
-	// mostAddresses is how many addresses are tried for one connection.
+	// mostAddresses limits the addresses tried for one connection.
 	mostAddresses = 16
-	// mostExtra is how many extra attempts a box may have under way.
+	// mostExtra limits the extra attempts of a box at the same time.
 	mostExtra = 64
 )
 
-// extras counts the attempts of boxes that are under way beside another one of the same connection. Connections are counted with one
-// socket to a server, and names of a box's own making have any number of addresses that never answer. Safe for concurrent use.
+// extras counts the attempts of boxes that run in parallel to another of the same connection. Limits on connections assume
+// one socket to a server, and a name under the box's control may have any number of addresses that never answer. Safe for
+// concurrent use.
 type extras struct {
 	most int // of all boxes
 
@@ -38,7 +39,7 @@ type extras struct {
 	boxes map[policy.BoxID]int
 }
 
-// enter reports whether there is room for one more attempt of a box, which must leave.
+// enter counts one more attempt of a box and returns true, or returns false at the limit. The caller must call leave.
 func (e *extras) enter(box policy.BoxID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -62,29 +63,29 @@ func (e *extras) leave(box policy.BoxID) {
 	}
 }
 
-// Extra returns how many attempts are under way beside another one of the same connection.
+// Extra returns the number of extra attempts of all boxes.
 func (p *Origins) Extra() int {
 	p.extras.mu.Lock()
 	defer p.extras.mu.Unlock()
 	return p.extras.all
 }
 
-// race is what is under way for one connection.
+// race is the state of connecting to one of several addresses.
 type race struct {
 	p   *Origins
 	ctx context.Context
 	box *policy.Box
 
 	d       Target
-	alone   func() bool  // no attempt is under way but those of the race; nil: so it is
-	addrs   []netip.Addr // to be tried yet
-	others  netip.Addr   // the rest of the name's addresses are to be found out; which was tried before
+	alone   func() bool  // reports whether only the race's own attempts are running; nil: always
+	addrs   []netip.Addr // not yet tried
+	others  netip.Addr   // if valid, look up the rest of the name's addresses; this one was already tried
 	results chan attempt
-	running int   // attempts, and the search for others
-	failed  error // of the attempts
+	running int   // number of attempts, including the lookup of other addresses
+	failed  error // error of the attempts
 }
 
-// attempt is the end of an attempt, or of the search for other addresses.
+// attempt is the result of an attempt, or of the lookup of other addresses.
 type attempt struct {
 	conn     net.Conn
 	err      error
@@ -92,9 +93,9 @@ type attempt struct {
 	panicked any
 }
 
-// DialFirst connects box to the first of the candidates that accepts: each gets a moment before the next is tried as
-// well. Where the only candidate is the address that the box has chosen for a name, the others of the name follow, each judged
-// like that one. It is [Origins.Dial] after [Origins.Candidates].
+// DialFirst connects box to the first of the candidates that accepts; after Stagger, the next is tried in parallel. If the
+// only candidate is the address that the box has chosen for a name, the other addresses of the name follow, each judged
+// like the first. It is [Origins.Dial] after [Origins.Candidates].
 func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addrs []netip.Addr) (net.Conn, error) {
 	r := &race{p: p, box: box, d: d, addrs: addrs}
 	if p.hasOthers(box, d, addrs) {
@@ -110,8 +111,9 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 	return r.run(ctx)
 }
 
-// DialOthers connects box to one of the addresses that the name of d has apart from the one that the box has chosen, which
-// is being tried or was: alone says which, and is called by the caller's goroutine. An error means that there is none, or that none accepts.
+// DialOthers connects box to one of the other addresses of d's name, apart from the one that the box has chosen and the
+// caller tries. alone reports whether that attempt has ended; it is called in the caller's goroutine. An error means that
+// there are no other addresses, or that none accepts.
 func (p *Origins) DialOthers(ctx context.Context, box *policy.Box, d Target, tried netip.Addr, alone func() bool) (net.Conn, error) {
 	if !p.hasOthers(box, d, []netip.Addr{tried}) {
 		return nil, errNoOthers
@@ -121,22 +123,23 @@ func (p *Origins) DialOthers(ctx context.Context, box *policy.Box, d Target, tri
 
 var errNoOthers = errors.New("there is no other address")
 
-// hasOthers reports whether the name of d may have other addresses than the only candidate, and the box had a choice
-// between them: it was told that the name has this one.
+// hasOthers reports whether the name of d may have other addresses than the only candidate, and the box could choose
+// between them: the candidate was granted for the name.
 func (p *Origins) hasOthers(box *policy.Box, d Target, addrs []netip.Addr) bool {
 	return len(addrs) == 1 && !d.There && !d.literal && !d.name.IsZero() && addrs[0].IsValid() && addrs[0] == d.Asked.Addr.Unmap() &&
 		p.cfg.Resolver.Granted(box.ID, d.name, addrs[0]) && (d.ByName || resolvable(box, d.name))
 }
 
-// resolvable reports whether the policy in force lets a name be asked of the upstream DNS servers. It may be one that has been told
-// the box under an earlier policy.
+// resolvable reports whether the current policy allows a lookup of the name at the upstream DNS servers. The box may have
+// resolved it under an earlier policy.
 func resolvable(box *policy.Box, n name.Name) bool {
 	c := box.Policy.Load()
 	return c.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}).Allowed() || c.ResolvesOthers(n)
 }
 
-// isOfAll reports whether an address is of every name that the connection may be for. Where the client has not said its host, these are
-// the names that the box was told for the address that it chose. Anybody can give a name that address, and with it one of their own.
+// isOfAll reports whether an address belongs to every name that the connection may be for. If the client has not sent its
+// host, these are the names granted for the address that it dialled. Anyone can publish a name with that address and one
+// under his own control.
 func (p *Origins) isOfAll(box *policy.Box, d Target, a netip.Addr) bool {
 	stranger := func(n name.Name) bool { return !p.cfg.Resolver.Granted(box.ID, n, a) }
 	return d.Action == policy.Broker || !slices.ContainsFunc(d.Known.Told, stranger) // a broker's server proves its name
@@ -150,13 +153,13 @@ func (r *race) run(ctx context.Context) (net.Conn, error) {
 	defer func() { go drain(r.results, r.running) }()
 	stagger := Stagger
 	if r.d.Upstream != nil {
-		stagger = r.p.cfg.AddressTimeout // a proxy's answer takes as long as its way to the server
+		stagger = r.p.cfg.AddressTimeout // a proxy answers only after it has reached the server
 	}
 	next := time.NewTimer(stagger)
 	defer next.Stop()
 	for r.start(); r.running > 0 || len(r.addrs) > 0 && ctx.Err() == nil; {
 		var ended <-chan struct{}
-		if r.running == 0 { // there is no room yet
+		if r.running == 0 { // no extra attempt is available yet
 			ended = ctx.Done()
 		}
 		select {
@@ -167,7 +170,7 @@ func (r *race) run(ctx context.Context) (net.Conn, error) {
 			r.running--
 			switch {
 			case a.panicked != nil:
-				panic(a.panicked) // it ends the connection that asks
+				panic(a.panicked) // it closes the connection that needs it
 			case a.conn != nil:
 				return a.conn, nil
 			case a.err != nil:
@@ -183,8 +186,8 @@ func (r *race) run(ctx context.Context) (net.Conn, error) {
 	return nil, r.verdict(r.failed)
 }
 
-// start begins the next attempt, or the search for other addresses once all known ones are being tried. An attempt for which there is no
-// room beside another waits.
+// start begins the next attempt, or the lookup of other addresses after all known ones. At the limit of extra attempts it
+// waits for the running one.
 func (r *race) start() {
 	switch {
 	case len(r.addrs) > 0:
@@ -205,13 +208,13 @@ func (r *race) start() {
 	case r.others.IsValid():
 		tried := r.others
 		r.others = netip.Addr{}
-		r.d.ByName = true // whatever is found, is found by the name
+		r.d.ByName = true // the addresses found belong to the name
 		d := r.d
 		r.begin(func() attempt { return attempt{found: r.p.others(r.ctx, r.box, d, tried)} })
 	}
 }
 
-// begin runs a part of the race in a goroutine. A panic is passed on: there it would end the gateway.
+// begin runs a part of the race in a goroutine. It passes a panic on, which would end the gateway there.
 func (r *race) begin(part func() attempt) {
 	r.running++
 	go func() {
@@ -226,7 +229,7 @@ func (r *race) begin(part func() attempt) {
 	}()
 }
 
-// drain closes connections that come when another was first.
+// drain closes connections that succeed after another.
 func drain(results <-chan attempt, running int) {
 	for range running {
 		if a := <-results; a.conn != nil {
@@ -235,8 +238,8 @@ func drain(results <-chan attempt, running int) {
 	}
 }
 
-// others returns the addresses of the name of d without the one that was tried, those of the other family first in turn, which
-// the connection may go to. Each has been judged.
+// others returns the addresses of d's name without the one that was tried, alternating families and beginning with the
+// other one. The connection may go to each, and each was judged.
 func (p *Origins) others(ctx context.Context, box *policy.Box, d Target, tried netip.Addr) (good []netip.Addr) {
 	addrs, err := p.cfg.Resolver.Lookup(ctx, box, d.name)
 	if err != nil {
@@ -250,10 +253,10 @@ func (p *Origins) others(ctx context.Context, box *policy.Box, d Target, tried n
 	return good
 }
 
-// verdict returns the error for attempts of which none has succeeded.
+// verdict returns the error after all attempts have failed.
 func (r *race) verdict(failed error) error {
 	var denied *policy.DeniedError
-	var proxy *problem.Upstream // whatever else failed
+	var proxy *problem.Upstream // takes precedence over other errors
 	switch {
 	case errors.As(failed, &denied):
 		return denied

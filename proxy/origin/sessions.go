@@ -4,10 +4,10 @@ import "crypto/tls"
 
 const (
 	maxSessions = 128      // TLS sessions kept for a box
-	maxSession  = 12 << 10 // bytes of one: the ticket, which is of any length, and the certificates of the server; some eight thousand usually
+	maxSession  = 12 << 10 // bytes of one: the ticket, which may have any length, and the server's certificates; typically about 8,000
 )
 
-// sessions keeps the TLS sessions of a box that are not too long. Servers whose are get a full handshake each time.
+// sessions stores the TLS sessions of a box, except long ones. Servers with long ones get a full handshake each time.
 type sessions struct {
 	tls.ClientSessionCache
 }
@@ -21,7 +21,7 @@ func (s *sessions) Put(key string, of *tls.ClientSessionState) {
 	}
 }
 
-// sizeOf returns the length of a session in bytes; more than any that is kept if it cannot be told.
+// sizeOf returns the length of a session in bytes, or more than maxSession if it cannot be determined.
 func sizeOf(of *tls.ClientSessionState) int {
 	ticket, state, err := of.ResumptionState()
 	if err != nil || state == nil || len(ticket) > maxSession {

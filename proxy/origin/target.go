@@ -9,37 +9,37 @@ import (
 	"boxgate/proxy/route"
 )
 
-// Target is the destination of a connection, with how to connect to it.
+// Target is the destination of a connection and the way to connect to it.
 type Target struct {
 	route.Routed
 	name   name.Name // the host; zero if not known
 	secure bool      // over TLS, with a certificate for name
 
-	identity *Identity // what the gateway authenticates by; nil: nothing
-	forward  bool      // it is a proxy that a rule forwards to: the policy for those decides
+	identity *Identity // authenticates the gateway; may be nil
+	forward  bool      // it is a proxy of a forwarding rule, judged by the policy for proxies
 	shown    name.Name // in errors
-	literal  bool      // the box has given the address instead of a name
+	literal  bool      // the box has given an address instead of a name
 }
 
-// To returns the target of a route. secure says that it speaks TLS.
+// To returns the target of a route. secure is set for TLS.
 func To(rt route.Routed, secure bool) Target {
 	return Target{Routed: rt, name: rt.Request.Name, secure: secure, shown: rt.Request.Name}
 }
 
-// Literal returns the target for a box that has given the address instead of a name: whatever names have it, their other
-// addresses were not asked for.
+// Literal returns the target for a box that has given an address instead of a name: other addresses of names with that
+// address must not be used.
 func (d Target) Literal() Target {
 	d.literal = true
 	return d
 }
 
-// Via returns, for requests to d, the target of a proxy that the policy for those ([policy.Compiled.Forwarding]) has a route
-// to, over verified TLS. Errors are about d.
+// Via returns, for requests to d, the target of a proxy that the policy for proxies ([policy.Compiled.Forwarding]) has a
+// route to, over verified TLS. Errors mention d.
 func (d Target) Via(rt route.Routed) Target {
 	return Target{Routed: rt, name: rt.Request.Name, secure: true, forward: true, shown: d.shown}
 }
 
-// boxOf returns the box that connections are made as: where the policy for proxies decides, one that has that.
+// boxOf returns the box in whose name connections are made. For proxies it has the policy for proxies.
 func (d Target) boxOf(box *policy.Box) *policy.Box {
 	if !d.forward {
 		return box
@@ -49,13 +49,13 @@ func (d Target) boxOf(box *policy.Box) *policy.Box {
 	return own
 }
 
-// As returns the target for connections on which the gateway authenticates by a client certificate; nil: by none.
+// As returns the target for connections on which the gateway authenticates with a client certificate; nil: without one.
 func (d Target) As(i *Identity) Target {
 	d.identity = i
 	return d
 }
 
-// key identifies the targets of a box that may share a connection: those of one host that are judged alike.
+// key identifies the targets of a box that may share a connection: one host, judged alike.
 type key struct {
 	name   name.Name
 	addr   netip.Addr // of a destination allowed by address; invalid where the name decided
@@ -68,7 +68,7 @@ type key struct {
 	from     policy.Source
 }
 
-// decider returns what decides about connections of the key, of a box's policy.
+// decider returns the part of a box's policy that decides about connections of the key.
 func (k key) decider(c *policy.Compiled) *policy.Compiled {
 	if k.forward {
 		return c.Forwarding()
@@ -76,7 +76,7 @@ func (k key) decider(c *policy.Compiled) *policy.Compiled {
 	return c
 }
 
-// shown is the name in errors; the zero name for a proxy, of which the box knows nothing.
+// shown returns the name for errors, or the zero name for a proxy, which the box does not know.
 func (k key) shown() name.Name {
 	if k.forward {
 		return name.Name{}
@@ -93,9 +93,9 @@ func (d Target) key() key {
 	return k
 }
 
-// Client is the client that a connection is made for.
+// Client is the client for which a connection is made.
 type Client struct {
 	Box    *policy.Box
 	Memory *memory.Account            // of the box
-	Denied func() *policy.DeniedError // returns why the box may have no more connections, or nil
+	Denied func() *policy.DeniedError // returns the reason why the box may not have more connections, or nil
 }

@@ -15,10 +15,12 @@ import (
 )
 
 // DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots, and
-// presents the client certificate of d, if it has one. alpn lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
+// presents the client certificate of d, if it has one. alpn lists the protocols to offer, most preferred first. Errors are
+// of type *[policy.DeniedError] or *[problem.Upstream].
 //
-// Some servers, and firewalls before them, reset or drop a ClientHello that does not fit one packet, which the post-quantum
-// key share sees to. One that has not said a byte gets a second, small one on a new connection, and is remembered for that.
+// Some servers and firewalls reset or drop a ClientHello that does not fit into one packet, which is the case with a
+// post-quantum key share. A server that sends no byte in answer gets a second, small hello on a new connection, and is
+// remembered.
 func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*socket.Terminated, error) {
 	if d.name.IsZero() {
 		return nil, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Err: ErrNoName}
@@ -42,17 +44,17 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 	return conn, nil
 }
 
-// handshake is how to make one.
+// handshake are the parameters of a handshake.
 type handshake struct {
 	alpn     []string
 	small    bool      // with a ClientHello that fits one packet
-	deadline time.Time // for both attempts, from when the first has a connection
+	deadline time.Time // for both attempts, counted from the first connection
 }
 
-// smallGroups are offered in a small hello: the key share of ML-KEM alone has 1,216 bytes.
+// smallGroups are offered in a small hello: a key share of ML-KEM has 1,216 bytes.
 var smallGroups = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 
-// handshake dials d and makes one attempt. silent says that it failed before the server had said a byte.
+// handshake dials d and makes one attempt. silent is set if it failed before the server had sent a byte.
 func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *handshake) (conn *socket.Terminated, silent bool, err error) {
 	raw, err := p.Dial(ctx, box, d)
 	if err != nil {
@@ -89,10 +91,10 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 	return made, false, nil
 }
 
-// clientConfig returns the configuration of one connection, and what to check once its handshake has succeeded.
+// clientConfig returns the configuration of one connection, and a check to run after its handshake.
 //
-// A server of HTTP/1.1 may ask for one more handshake, as those do that want a client certificate for some paths only.
-// crypto/tls takes it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
+// An HTTP/1.1 server may request one renegotiation, for example to ask for a client certificate for some paths. crypto/tls
+// accepts it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
 func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start func() []byte) (config *tls.Config, check func() error) {
 	config = &tls.Config{
 		ServerName:         d.name.String(),
@@ -104,17 +106,17 @@ func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start fu
 	}
 	config.VerifyConnection = func(cs tls.ConnectionState) error {
 		if cs.NegotiatedProtocol != "h2" {
-			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is this connection's alone
+			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is used for this connection only
 		}
 		return verify(cs, start())
 	}
 	if h.small {
-		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets have any size
+		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets may have any size
 	}
 	return config, d.identity.present(config)
 }
 
-// direct returns a connection that was dialled with direct reads and writes.
+// direct returns a dialled connection with direct reads and writes.
 func direct(c net.Conn) net.Conn {
 	switch c := c.(type) {
 	case *net.TCPConn:
@@ -125,5 +127,5 @@ func direct(c net.Conn) net.Conn {
 	return c
 }
 
-// ErrNoName refuses TLS without a name, or with one that was not judged.
+// ErrNoName refuses TLS without a name, or with a name that was not judged.
 var ErrNoName = error(problem.Fixed("the TLS handshake names no host this connection was judged for"))

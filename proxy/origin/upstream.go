@@ -18,19 +18,19 @@ import (
 	"boxgate/rule"
 )
 
-// This file connects to servers by upstream proxies. There is no other way for what goes by one: whatever fails, nothing is
-// dialled directly.
+// This file connects to servers through upstream proxies. There is no fallback: if a proxy fails, the server is not dialled
+// directly.
 
-// passage is a connection to a server that a proxy has made.
+// passage is a connection to a server through a proxy.
 type passage struct {
-	net.Conn                // to the proxy, on which the server's bytes pass
-	to       netip.AddrPort // of the server; without an address if the proxy has found it out
+	net.Conn                // to the proxy, which forwards the server's bytes
+	to       netip.AddrPort // the server; without an address if only the proxy knows it
 }
 
 // NetConn returns the connection to the proxy.
 func (c *passage) NetConn() net.Conn { return c.Conn }
 
-// RemoteAddr returns the address of the server, with none in it if only the proxy knows it.
+// RemoteAddr returns the address of the server, which is invalid if only the proxy knows it.
 func (c *passage) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.to) }
 
 // CloseWrite closes the sending side.
@@ -39,8 +39,8 @@ func (c *passage) CloseWrite() error {
 	return nil
 }
 
-// Plain returns the TCP connection whose bytes are those of c: c itself, or the one to a proxy that passes them on. It reports
-// false if there is none, as where the proxy is spoken to over TLS.
+// Plain returns the TCP connection whose bytes are those of c: c itself, or the one to a proxy. It returns false if there
+// is none, as with a proxy that is reached over TLS.
 func Plain(c net.Conn) (*net.TCPConn, bool) {
 	if p, ok := c.(*passage); ok {
 		c = p.Conn
@@ -49,17 +49,17 @@ func Plain(c net.Conn) (*net.TCPConn, bool) {
 	return tcp, ok
 }
 
-// judgeLookup is how long the judgement of a name that a proxy resolves waits for what the name is here.
+// judgeLookup limits the lookup of a name that a proxy resolves.
 const judgeLookup = time.Second
 
-// judgeName judges a name that the proxy will find the address of. Where it is known here as well, none of its addresses may
-// be denied: it is not to be a way to what is protected.
+// judgeName judges a name that the proxy will resolve. If the gateway can resolve it as well, none of the addresses may be
+// denied: a proxy must not give access to protected addresses.
 func (p *Origins) judgeName(ctx context.Context, box *policy.Box, d Target) error {
 	ctx, cancel := context.WithTimeout(ctx, judgeLookup)
 	defer cancel()
 	addrs, err := p.cfg.Resolver.LookupBoth(ctx, box, d.name)
 	if err != nil && len(addrs) == 0 {
-		return p.judgeDial(ctx, box, d, netip.Addr{}) // unknown here, as where nothing but the proxy can be reached
+		return p.judgeDial(ctx, box, d, netip.Addr{}) // cannot be resolved here, as in a network where only the proxy is reachable
 	}
 	for _, a := range addrs {
 		if err := p.judgeDial(ctx, box, d, a); err != nil {
@@ -69,8 +69,8 @@ func (p *Origins) judgeName(ctx context.Context, box *policy.Box, d Target) erro
 	return p.judgeDial(ctx, box, d, netip.Addr{})
 }
 
-// dialBy connects box to one address of d by the proxy of its route, or to its name if the proxy finds out its address.
-// Errors about the proxy are hidden from the box.
+// dialBy connects box to one address of d through the proxy of its route, or to its name if the proxy resolves it. Errors
+// about the proxy are hidden from the box.
 func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip.Addr) (net.Conn, error) {
 	if err := p.judgeDial(ctx, box, d, a); err != nil {
 		return nil, err
@@ -98,10 +98,11 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	return nil, &problem.Upstream{Reason: name.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
 }
 
-// errRevoked refuses a connection whose password was revoked while it was made.
+// errRevoked refuses a connection whose password was revoked during the login.
 var errRevoked = errors.New("the password was revoked")
 
-// credentials returns what the gateway authenticates by, nil if there is nothing, and what says whether it was revoked since.
+// credentials returns the gateway's credentials, which may be nil, and a function that reports whether they have been
+// revoked since.
 func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *traverse.Credentials, revoked func() bool, err error) {
 	never := func() bool { return false }
 	if l == nil {
@@ -118,15 +119,15 @@ func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *trave
 	return &traverse.Credentials{User: l.Username(), Password: value}, revoked, err
 }
 
-// reach connects to a proxy, as the policy for that allows: by another proxy, if that is the only way. Its certificate is
-// verified if it speaks TLS.
+// reach connects to a proxy as the policy for it allows, through another proxy if that is the only way. The certificate of
+// a TLS proxy is verified.
 func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.UpstreamProxy) (net.Conn, error) {
 	own, decides := &policy.Box{ID: box.ID}, box.Policy.Load().Reach(by)
 	own.Policy.Store(decides)
 	asked := policy.Request{Stage: policy.StageConn, Box: box.ID, Name: by.Name, Addr: by.Addr, Port: by.Port, Protocol: policy.TCP}
 	known := policy.Evidence{Opening: policy.OpeningOther}
 	if !by.Name.IsZero() {
-		known.Opening = policy.OpeningSecure // its name is what is connected to, not a claim
+		known.Opening = policy.OpeningSecure // its name is the destination, not a claim
 	}
 	rt := p.cfg.Router.Route(ctx, decides, own, asked, known)
 	if err := rt.Err(); err != nil {
