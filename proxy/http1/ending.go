@@ -12,21 +12,21 @@ import (
 	"boxgate/relay"
 )
 
-// This file passes on that a client has ended its side while its request is in progress (RFC 9112, 9.6). Some servers answer at the end of
-// their input alone, others give a request up then; so they do without the gateway.
+// This file forwards the half-close of a client while its request is in progress (RFC 9112, 9.6). Some servers answer only
+// at the end of their input, others abandon the request then; both must work as without the gateway.
 
-// ending is the end of a client's side, as far as it is known.
+// ending records the known ways in which a client has ended its side.
 type ending struct {
 	notified bool // by TLS (close_notify)
 	finished bool // by TCP
 }
 
-// errEnded ends an exchange whose client has ended its side, after which the server has closed the connection without a response.
+// errEnded ends an exchange whose client has half-closed, after which the server closed the connection without a response.
 var errEnded = fmt.Errorf("%w: it had ended its side of the connection, and the server gave no response", relay.ErrClientGone)
 
-// clientGone is called now and then while the server is waited for. It reports whether the client has disconnected, as TLS that ends without
-// a notice says too. A client that has merely ended its side still reads: the server is told. Such a client may have left all the same, which
-// its host says after a minute, unless something was sent to it before.
+// clientGone is called periodically while waiting for the server. It reports whether the client has disconnected; TLS that
+// ends without close_notify counts as that. A client that has merely half-closed still reads, so the half-close is
+// forwarded. If it has disconnected after all, its host reports that after a minute, or in answer to data.
 func (h *conn) clientGone() bool {
 	if h.direct == nil {
 		return false
@@ -45,16 +45,16 @@ func (h *conn) clientGone() bool {
 	return false
 }
 
-// mayEnd reports whether the end of the client's side may be looked for: nothing else reads from the client, or has arrived, and what was
-// read of the request is not needed any more.
+// mayEnd reports whether to look for the end of the client's side: the client's data is not being read, none is buffered,
+// and the request's buffer is not needed any longer.
 func (h *conn) mayEnd() bool {
 	return h.Upload.Idle() && !h.switches && len(h.In.Bytes()) == 0
 }
 
-// lookForEnd reads what has come from the client since its request: the beginning of another, which is kept, or the end. Without waiting, it
-// returns an error if neither can come any more.
+// lookForEnd reads data that the client has sent since its request: the beginning of another, which is kept, or the end. It
+// does not block, and returns an error if neither can follow.
 func (h *conn) lookForEnd() error {
-	if h.looked && h.direct.Quiet() { // TLS may hold what came with the request
+	if h.looked && h.direct.Quiet() { // TLS may have buffered data from the request
 		return nil
 	}
 	h.looked = true

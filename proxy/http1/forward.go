@@ -43,7 +43,7 @@ func (h *conn) forward() error {
 	return h.Forward(&h.Exchange, h, upgrade, tied)
 }
 
-// narrow removes from the request what could lead to messages that cannot be searched.
+// narrow removes fields from the request that could lead to messages that cannot be searched.
 func (h *conn) narrow() {
 	if h.Req.Upgrade != nil {
 		h.Req.Fields = h.ruling.WithoutExtensions(h.Req.Fields)
@@ -76,7 +76,7 @@ func (h *conn) Ask(whole bool) (used bool, err error) {
 // Final implements [relay.Sender].
 func (h *conn) Final(err error) bool { return errors.Is(err, relay.ErrClientGone) }
 
-// Again implements [relay.Sender]. Other connections that were kept have probably ended as well.
+// Again implements [relay.Sender]. Other kept connections have probably ended as well.
 func (h *conn) Again(_ error, _, used bool) (again, fresh bool) {
 	return used && h.again && h.ctx.Err() == nil, true
 }
@@ -91,7 +91,7 @@ func (h *conn) Drop() {
 	h.up = nil
 }
 
-// firstByte waits for the response, so that a retry happens before anything is sent to the client.
+// firstByte waits for the response, so that a retry is possible before any data is sent to the client.
 func (h *conn) firstByte() error {
 	if len(h.up.In.Bytes()) > 0 {
 		return nil
@@ -99,8 +99,8 @@ func (h *conn) firstByte() error {
 	return h.up.In.Fill()
 }
 
-// Connect implements [relay.Sender]: it ensures that there is an upstream connection, judged under the policy in force. One that was
-// used just now is taken to be open for a request that may be sent again.
+// Connect implements [relay.Sender]: it ensures that there is an upstream connection, judged by the current policy. A
+// connection that was just used is assumed to be open for a request that can be repeated.
 func (h *conn) Connect(fresh bool) error {
 	c := h.s.Box.Policy.Load()
 	if h.up != nil && (!h.up.Ready(c) || (!h.again || !h.up.Fresh(relay.RestAfter)) && !h.up.Quiet()) {
@@ -123,7 +123,7 @@ func (h *conn) Connect(fresh bool) error {
 	return nil
 }
 
-// attach takes an upstream connection from the pool, unless it is to be a fresh one.
+// attach takes an upstream connection from the pool, or a new one if fresh is set.
 func (h *conn) attach(fresh bool) (err error) {
 	var up *origin.Conn
 	if to := h.ruling.Target(h.s); fresh {
@@ -142,7 +142,7 @@ func (h *conn) attach(fresh bool) (err error) {
 	return nil
 }
 
-// publish adds the address to what the policy must keep allowing, and checks it once more.
+// publish adds the address to the state that the policy must keep allowing, and checks that once more.
 func (h *conn) publish() error {
 	h.flight.set(h.s, &h.ruling, h.up.Addr())
 	c := h.s.Box.Policy.Load()

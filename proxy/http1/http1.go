@@ -25,8 +25,8 @@ import (
 
 const clientHead = 30 * time.Second // time from a head's first byte to its last
 
-// conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists
-// only while a body is uploaded that had not fully arrived.
+// conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists only
+// during the upload of a body that has not fully arrived.
 type conn struct {
 	relay.Client
 	s   *exchange.Session
@@ -34,29 +34,29 @@ type conn struct {
 
 	holds  memory.Claim   // for In
 	up     *origin.Conn   // kept between requests to the same destination
-	bound  bool           // the connection to the server is this client's alone, for good: see login.go
+	bound  bool           // the server connection is permanently this client's: see login.go
 	rested bool           // it has been idle for [relay.RestAfter] since the last request
-	end    time.Time      // of a connection that rests
-	sent   int64          // bytes that the client had sent when the wait for a request began
-	direct *socket.Direct // below the client's connection
-	over   ending         // of the client's side
+	end    time.Time      // end of an idle connection
+	sent   int64          // bytes received from the client when the wait for a request began
+	direct *socket.Direct // the client's connection below TLS
+	over   ending         // state of the client's side
 	flight flight
-	*work  // nil while it rests
+	*work  // nil while idle
 }
 
-// work is what a connection needs for its requests. It serves one after the other.
+// work is the state for serving requests, one after the other.
 type work struct {
-	relay.Exchange // its Method is "" while the head is not known
+	relay.Exchange // its Method is "" until the head is known
 	body           body
 	x              exchange.Exchange
 	ruling         exchange.Ruling
-	again          bool                // the request may be sent again
-	switches       bool                // the connection may become a WebSocket's
-	looked         bool                // for the end of the client's side
-	gone           func() bool         // clientGone, made once
-	scrub          *exchange.Scrubbing // of the response; nil if it is not scrubbed
+	again          bool                // the request can be repeated
+	switches       bool                // the connection may become a WebSocket
+	looked         bool                // checked for the end of the client's side
+	gone           func() bool         // clientGone as a func, created once
+	scrub          *exchange.Scrubbing // of the response; may be nil
 
-	authority, path string // of the latest request, which the next often has as well
+	authority, path string // of the latest request, which the next often shares
 }
 
 var (
@@ -66,12 +66,12 @@ var (
 	errRest = errors.New("connection rests")
 )
 
-// Rest handles the further requests of a connection that rests. The caller must call it in a goroutine that has not grown
-// its stack: most connections rest most of the time. It returns the same as [Serve].
+// Rest handles further requests of an idle connection. Call it in a goroutine with a small stack: most connections are idle
+// most of the time. It returns the same as [Serve].
 type Rest func() (Rest, error)
 
-// Serve handles the requests of one connection until it ends or rests: then it returns what handles the further ones. Each
-// request is judged under the policy in force at the time. The error is nil when the connection ended gracefully. s.Client
+// Serve handles the requests of one connection until it ends or becomes idle; in the latter case it returns the function
+// for further requests. Each request is judged by the policy at that time. The error is nil after a graceful end. s.Client
 // is not closed.
 func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
 	h := &conn{Client: relay.Client{Conn: s.Client, In: h1.Reader{Source: s.Client}}, s: s, ctx: ctx}
@@ -82,7 +82,7 @@ func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
 	return h.onward(h.run())
 }
 
-// onward is what [Serve] returns when run has returned err.
+// onward returns the results of [Serve] after run has returned err.
 func (h *conn) onward(err error) (Rest, error) {
 	if !errors.Is(err, errRest) {
 		return nil, quiet(err)
@@ -90,7 +90,7 @@ func (h *conn) onward(err error) (Rest, error) {
 	return func() (Rest, error) { return h.onward(h.run()) }, nil
 }
 
-// run handles requests until the connection ends or rests, and releases everything if it has ended.
+// run handles requests until the connection ends or becomes idle. It releases all resources at the end.
 func (h *conn) run() (err error) {
 	defer func() {
 		if !errors.Is(err, errRest) {
@@ -110,7 +110,7 @@ func (h *conn) run() (err error) {
 		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, relay.ErrLinger) {
-				h.park() // others need not wait for the client to read its response
+				h.park() // others need not wait until the client has read its response
 				h.Linger()
 			}
 			return err
@@ -118,7 +118,7 @@ func (h *conn) run() (err error) {
 	}
 }
 
-// quiet returns nil for the ordinary ends of a connection, else err.
+// quiet returns nil for regular ends of a connection, and other errors unchanged.
 func quiet(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, relay.ErrUnbound) || errors.Is(err, relay.ErrLinger) ||
 		errors.Is(err, os.ErrDeadlineExceeded) {
@@ -148,10 +148,10 @@ func (h *conn) InFlight() bool {
 	return some
 }
 
-// flight is the request in progress that the policy must keep allowing, if there is one. Safe for concurrent use.
+// flight is the request in progress that the policy must keep allowing, if any. Safe for concurrent use.
 type flight struct {
 	mu   sync.Mutex
-	is   *exchange.Inflight // nil while the connection rests
+	is   *exchange.Inflight // nil while the connection is idle
 	some bool
 }
 
@@ -164,7 +164,7 @@ func (f *flight) load() (exchange.Inflight, bool) {
 	return *f.is, true
 }
 
-// set publishes the request that was ruled on, to an address once that is known.
+// set publishes the judged request, with its address once known.
 func (f *flight) set(s *exchange.Session, r *exchange.Ruling, to netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,18 +181,18 @@ func (f *flight) clear() {
 	f.some = false
 }
 
-// drop is clear for a connection that rests.
+// drop is clear for an idle connection.
 func (f *flight) drop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.is, f.some = nil, false
 }
 
-// finish releases everything.
+// finish releases all resources.
 func (h *conn) finish() {
 	h.s.Live.Watch(nil)
 	if h.work != nil {
-		h.Upload.Stop() // which uses In, if the handler panicked
+		h.Upload.Stop() // it uses In, if the handler panicked
 	}
 	h.In.Release()
 	h.Out.Give()
@@ -213,8 +213,8 @@ func (h *conn) park() {
 	h.up = nil
 }
 
-// await returns when the beginning of a request has arrived. When it has waited for relay.RestAfter the connection rests: it keeps
-// neither buffers nor an upstream connection, and errRest is returned.
+// await returns when the beginning of a request has arrived. After relay.RestAfter the connection becomes idle: it releases
+// its buffers and upstream connection, and returns errRest.
 func (h *conn) await() error {
 	if len(h.In.Bytes()) > 0 {
 		return nil // pipelined
@@ -240,7 +240,7 @@ func (h *conn) await() error {
 	return errRest
 }
 
-// rest gives up what a connection without a request does not need, and sets its end. The next goroutine need only wait.
+// rest releases resources that an idle connection does not need, and sets its deadline. The next goroutine only waits.
 func (h *conn) rest(end time.Time) {
 	h.rested, h.end = true, end
 	h.Out.Give()
@@ -248,12 +248,12 @@ func (h *conn) rest(end time.Time) {
 	h.flight.drop()
 	h.work = nil
 	h.Limit(end)
-	if sent := h.s.Live.Out.Load(); h.direct != nil && sent == h.sent { // arrival takes it back
+	if sent := h.s.Live.Out.Load(); h.direct != nil && sent == h.sent { // arrival reserves it again
 		h.s.TLS.Rest(sent)
 	}
 }
 
-// arrival waits until something arrives on a connection that rests. With so few calls the goroutine keeps its first stack.
+// arrival waits for data on an idle connection. It makes so few calls that the goroutine keeps its initial stack.
 func (h *conn) arrival() error {
 	if !h.rested || h.direct == nil {
 		return nil
@@ -262,7 +262,7 @@ func (h *conn) arrival() error {
 		return err
 	}
 	if !h.s.TLS.Wake() {
-		return errClose // as a server may do with an idle connection; a new one is refused with the reason
+		return errClose // a server may close an idle connection; a new one is refused with the reason
 	}
 	return nil
 }
@@ -275,7 +275,7 @@ func (h *conn) serveOne() error {
 	if err := h.ReadHead(&h.Req, h1.MaxHead, h.x.Event.Time.Add(clientHead)); err != nil {
 		return h.refuseHead(err)
 	}
-	// It counts now: the time of its event, when the head began, would set the limiter back.
+	// The current time counts: that of the event, the beginning of the head, would set the limiter back.
 	if !h.s.Usage.Requests.Allow() {
 		m := h.message()
 		h.Method = m.Method
@@ -289,9 +289,9 @@ func (h *conn) serveOne() error {
 	return h.forward()
 }
 
-// judge decides the request; if it is refused, the client has been answered and the error says whether the connection
-// can carry another. An allowed request is published as in flight and then checked again: a policy that came into force
-// in between is caught here, a later one by watch.
+// judge decides the request. If it refuses, it has answered the client, and the error reports whether the connection can
+// carry another. An allowed request is published as in flight and then checked again: this catches a policy applied in
+// between, and Recheck later ones.
 func (h *conn) judge() (allowed bool, err error) {
 	m := h.message()
 	h.Method = m.Method
@@ -304,7 +304,7 @@ func (h *conn) judge() (allowed bool, err error) {
 		}
 		h.flight.set(h.s, &h.ruling, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.ruling.Policy {
-			if !h.ruling.Rewrites() { // which does that later
+			if !h.ruling.Rewrites() { // Rewrite does that later
 				placeholder.SwapFields(h.Req.Fields, h.ruling.Swaps)
 			}
 			return true, nil
@@ -330,8 +330,8 @@ func (h *conn) message() exchange.Message {
 // Forwarded implements [exchange.Head].
 func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.Req, needs) }
 
-// hostOf returns the authority of an HTTP/1.0 request without a Host: that of its target, else the name that a TLS
-// client has already sent. A plain HTTP request without either is refused.
+// hostOf returns the authority of an HTTP/1.0 request without a Host: that of its target, or the SNI of a TLS client. A
+// plain HTTP request without either is refused.
 func hostOf(s *exchange.Session, r *h1.Request) []byte {
 	switch {
 	case r.Form == h1.Absolute:

@@ -15,8 +15,8 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// refuse answers the request with a problem. A nil error means that the whole request was read and the connection can
-// carry another.
+// refuse answers the request with a problem. A nil error means that the whole request was read and the connection can carry
+// another.
 func (h *conn) refuse(p *problem.Problem) error {
 	h.x.Refused(p)
 	keep := h.Req.Body.Empty() && !h.Req.Close && p.Status != http.StatusBadRequest && h.Head > 0

@@ -15,7 +15,7 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file is the side of egress ([relay.Side]) of a response.
+// This file is the egress side ([relay.Side]) of a response.
 
 // Received implements [relay.Receiver].
 func (h *conn) Received(r *h1.Response) {
@@ -32,7 +32,7 @@ func (h *conn) Passes(f *h1.Field) (value []byte, ok bool) { return f.Value, hea
 // AppendExtra implements [relay.ResponseFields].
 func (h *conn) AppendExtra(dst []byte) []byte { return dst }
 
-// Inspect implements [relay.Side]: it begins to scrub before any of the response is forwarded.
+// Inspect implements [relay.Side]: it begins to scrub before any part of the response is forwarded.
 func (h *conn) Inspect(r *h1.Response) (err error) {
 	h.x.Event.Status = r.Status
 	if h.ruling.Scrub != nil {
@@ -85,7 +85,7 @@ func (h *conn) Settle(reuse bool) (end bool) {
 	return h.bound && h.up == nil
 }
 
-// passed notes what was passed on.
+// passed records the forwarded bytes.
 func (h *conn) passed() {
 	h.x.Event.BytesOut, h.x.Event.BytesIn = h.Upload.Content, h.Client.Passed
 	if errors.Is(h.Upload.Err(), placeholder.ErrLate) {
@@ -102,7 +102,7 @@ func (h *conn) NoResponse(err error) error {
 	h.x.Event.BytesOut = h.Upload.Content
 	fault := h.Upload.Fault()
 	if leak := h.Upload.Err(); errors.Is(leak, placeholder.ErrLate) || errors.Is(leak, placeholder.ErrCoded) {
-		fault = leak // also if the server closed the connection just then, which stopped the upload
+		fault = leak // even if the server just closed the connection, which stopped the upload
 	}
 	var malformed *h1.Error
 	var known *problem.Upstream

@@ -16,10 +16,10 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file changes more of a request than its header fields, where the rule of its host asks for that.
+// This file changes parts of a request other than its header fields, where the rule of its host requires it.
 
-// rewrite changes the request. If it reports false the client has been answered, or has left, and the error says whether
-// the connection can carry another request.
+// rewrite changes the request. If it returns false, the client was answered or has disconnected, and the error reports
+// whether the connection can carry another request.
 func (h *conn) rewrite(b *body) (allowed bool, err error) {
 	if err := h.detach(); err != nil {
 		return false, err
@@ -51,7 +51,7 @@ func (h *conn) rewrite(b *body) (allowed bool, err error) {
 	return true, nil
 }
 
-// detach copies the head, so that it stays while the body is read.
+// detach copies the head, so that it survives reading the body.
 func (h *conn) detach() error {
 	head := bytes.Clone(h.In.Bytes()[:h.Head])
 	h.Req.Reset()
@@ -65,7 +65,7 @@ func (h *conn) detach() error {
 	return nil
 }
 
-// outgoing returns the request as it is going to be forwarded.
+// outgoing returns the request in its forwarded form.
 func (h *conn) outgoing() exchange.Outgoing {
 	r := &h.Req
 	out := exchange.Outgoing{Method: h.Method, Authority: string(r.Host), Target: string(r.Path), Length: r.Body.Length}
@@ -86,7 +86,7 @@ func (h *conn) reject(p *problem.Problem) error {
 	return h.refuse(p)
 }
 
-// readBody reads the body, and reports whether all of it: it ends once there is more than is changed.
+// readBody reads the body up to the maximum that is changed, and reports whether it is complete.
 func (h *conn) readBody(b *body, w *exchange.Rewriting) (whole bool, err error) {
 	h.In.Take(h.Head)
 	h.Head = 0
@@ -118,7 +118,7 @@ func (h *conn) readBody(b *body, w *exchange.Rewriting) (whole bool, err error) 
 	}
 }
 
-// askForBody tells a client that waits for a 100 to send the body. The server is not asked: it gets the body at once.
+// askForBody sends 100 Continue to a client that waits for it. The server is not asked: it gets the body immediately.
 func (h *conn) askForBody() error {
 	if !h.Req.Continue {
 		return nil
@@ -137,7 +137,7 @@ func (h *conn) askForBody() error {
 	return nil
 }
 
-// keepTrailers copies the trailers of a body that was read, which must have no placeholders.
+// keepTrailers copies the trailers of a body that was read. They must not contain placeholders.
 func (b *body) keepTrailers() error {
 	for i := range b.Trailers {
 		f := &b.Trailers[i]
@@ -158,7 +158,7 @@ func (h *conn) unread(err error) error {
 	return h.refuseBody(err)
 }
 
-// searchRead searches what was read of a body for placeholders, unless they were replaced.
+// searchRead searches the buffered body for placeholders, unless they were replaced.
 func (b *body) searchRead(w *exchange.Rewriting) error {
 	if w.Changed || len(w.Body) == 0 {
 		return nil
@@ -170,7 +170,7 @@ func (b *body) searchRead(w *exchange.Rewriting) error {
 	return err
 }
 
-// reframe gives a body that is known as a whole its length.
+// reframe sets the length of a body that is complete.
 func (h *conn) reframe(n int) {
 	r := &h.Req
 	r.Body = h1.Framing{Length: int64(n)}
@@ -184,8 +184,8 @@ func (h *conn) reframe(n int) {
 	r.Fields = append(r.Fields, h1.NewField("Content-Length", string(length)))
 }
 
-// resume appends what was read of a body to the head, and then what has arrived of the rest; it leaves to More what is more than
-// is written before the response is read.
+// resume appends the buffered body to the head, and then the arrived data of the rest. It leaves to More all data beyond
+// that written before the response is read.
 func (b *body) resume(head []byte) (grown []byte, content int, whole bool, err error) {
 	w := b.rewriting
 	if w == nil || len(w.Body) == 0 && !w.Whole {
@@ -200,8 +200,8 @@ func (b *body) resume(head []byte) (grown []byte, content int, whole bool, err e
 	return grown, content + rest, whole, err
 }
 
-// unload appends of what was read of a body as much as is written at a time, and reports how much that is, and whether the body ends
-// there.
+// unload appends the part of the buffered body that is written at a time. It reports the part's length, and whether the
+// body ends with it.
 func (b *body) unload(out []byte) (grown []byte, content int, whole bool) {
 	part := b.kept[:min(len(b.kept), max(0, buffers.OutFlush-len(out)))]
 	b.kept = b.kept[len(part):]

@@ -5,12 +5,12 @@ import (
 	"boxgate/relay"
 )
 
-// sink is the client of a response that is scrubbed.
+// sink is the client of a scrubbed response.
 type sink struct{ *conn }
 
 func (s sink) Write(p []byte) (int, error) { return len(p), s.Put(p) }
 
-// beginScrub inspects the final head before any of it is forwarded.
+// beginScrub inspects the final head before any part of it is forwarded.
 func (h *conn) beginScrub() (err error) {
 	h.scrub, err = h.s.NewScrubbing(&h.ruling, h.Res.Status, h.Res.Body.Empty(), relay.ValuesIn(h.Res.Fields))
 	if err == nil && h.scrub.Resized {

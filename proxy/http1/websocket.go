@@ -6,8 +6,8 @@ import (
 	"boxgate/relay"
 )
 
-// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways between the client and that upstream. The request stays
-// published: a later policy that denies it cuts the tunnel. n is the length of the response's head.
+// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways between the client and the upstream.
+// The request stays published: a later policy that denies it cuts the tunnel. n is the length of the response's head.
 func (h *conn) Tunnel(n int) error {
 	h.Out.Buf = relay.AppendResponse(h.Out.Take(), &h.Res, relay.Answer{Minor: 1, Upgrade: true}, h)
 	h.up.In.Take(n)

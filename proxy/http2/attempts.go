@@ -11,20 +11,20 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// attempts is one request over HTTP/2 with its attempts. It is retried where that is safe: the server said that it did
-// not process the stream (by refusing it or by GOAWAY), or the request was never sent.
+// attempts is one HTTP/2 request with its attempts. It is retried where that is safe: the server reported that it did not
+// process the stream (by REFUSED_STREAM or GOAWAY), or the request was never sent.
 type attempts struct {
 	st     *stream
 	up     *origin.H2Conn // of the attempt in progress
 	used   bool           // a stream was opened on up
 	n      int
 	fields []hpack.HeaderField
-	source *uploadSource // nil if the request has no body
+	source *uploadSource // may be nil
 }
 
 const (
 	maxAttempts  = 3
-	attemptPause = time.Second // before the last one
+	attemptPause = time.Second // before the last attempt
 )
 
 // errRepeat fails a request that could be retried, but whose body is no longer available.
@@ -39,8 +39,8 @@ func (st *stream) attempts(up *origin.H2Conn) *attempts {
 	return a
 }
 
-// send sends the request until the server handles it. The response's body may still be arriving, and so may the
-// request's, until the response's body is closed.
+// send sends the request until the server handles it. The response's body may still be arriving, and so may the request's,
+// until the response's body is closed.
 func (a *attempts) send(res *result) error {
 	for {
 		a.n++
@@ -86,7 +86,7 @@ func (a *attempts) try(res *result) error {
 	return nil
 }
 
-// adopt goes on with the attempt that was begun without a goroutine.
+// adopt continues an attempt that was started without a goroutine.
 func (a *attempts) adopt(res *result) error {
 	a.used = true
 	*res = result{Stream: a.st.early.stream, source: a.source}

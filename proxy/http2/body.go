@@ -11,21 +11,21 @@ import (
 	"boxgate/proxy/header"
 )
 
-// replayMax is how much of a request's body is kept for a retry until the response begins.
+// replayMax is the number of bytes of a request's body that are kept for a retry until the response begins.
 const replayMax = 64 << 10
 
-// uploadSource is the body of a request, shared by successive attempts. Until the response begins, or more than
-// replayMax has arrived, an abandoned attempt leaves its data, and a read in progress, to the next one.
+// uploadSource is the body of a request, shared by successive attempts. Until the response begins, or more than replayMax
+// has arrived, an abandoned attempt leaves its data, and a read in progress, to the next one.
 type uploadSource struct {
 	st *stream
 
 	mu      sync.Mutex
 	kept    []byte          // data read so far, unless gone
-	gone    bool            // cannot be read from the beginning any more
+	gone    bool            // can no longer be read from the beginning
 	whole   bool            // EOF was reached
 	drained bool            // an attempt has read it to EOF
-	watched bool            // what was kept from the beginning has been searched for placeholders
-	leak    error           // what was found
+	watched bool            // the buffered beginning was searched for placeholders
+	leak    error           // a placeholder that was found
 	read    chan uploadRead // result of a read in progress that no attempt has taken, or nil
 }
 
@@ -42,7 +42,7 @@ type uploadBody struct {
 	closed chan struct{}
 }
 
-// newUploadSource returns the body of the request. If all of it has arrived, it is taken at once.
+// newUploadSource returns the body of the request. If all of it has arrived, it is read immediately.
 func (st *stream) newUploadSource() *uploadSource {
 	s := &uploadSource{st: st}
 	n, whole := st.client.Whole()
@@ -50,7 +50,7 @@ func (st *stream) newUploadSource() *uploadSource {
 		return s
 	}
 	s.kept, s.whole = st.scratch(n), true
-	if _, err := io.ReadFull(st.client, s.kept); err != nil { // reset meanwhile
+	if _, err := io.ReadFull(st.client, s.kept); err != nil { // the stream was reset
 		s.kept, s.whole = nil, false
 		return s
 	}
@@ -58,7 +58,7 @@ func (st *stream) newUploadSource() *uploadSource {
 	return s
 }
 
-// scratch returns memory for a small body, which is kept for other requests.
+// scratch returns memory for a small body, reused by other requests.
 func (st *stream) scratch(n int) []byte {
 	if n > scratchMax {
 		return make([]byte, n)
@@ -71,7 +71,7 @@ func (st *stream) scratch(n int) []byte {
 
 const scratchMax = 1 << 10
 
-// inspect searches a body that is known from the beginning, and its trailers, for placeholders.
+// inspect searches a body that is complete from the beginning, and its trailers, for placeholders.
 func (s *uploadSource) inspect() error {
 	if s.whole && !s.watched {
 		s.watched = true
@@ -82,7 +82,7 @@ func (s *uploadSource) inspect() error {
 	return s.leak
 }
 
-// known returns the whole body with its trailers, if it is.
+// known returns the whole body with its trailers, if it is complete.
 func (s *uploadSource) known() (content []byte, trailers []hpack.HeaderField, whole bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +92,7 @@ func (s *uploadSource) known() (content []byte, trailers []hpack.HeaderField, wh
 	return s.kept, s.trailers(), true
 }
 
-// trailers returns the trailer fields, once the end was read.
+// trailers returns the trailer fields after the end was read.
 func (s *uploadSource) trailers() []hpack.HeaderField {
 	return header.PassTrailers(s.st.client.Trailers(), s.st.ruling.Set)
 }
@@ -156,7 +156,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	}
 }
 
-// begin starts a read of up to size bytes in a goroutine, unless there is one; the caller must hold mu.
+// begin starts a read of up to size bytes in a goroutine, unless one is running; the caller must hold mu.
 func (s *uploadSource) begin(size int) chan uploadRead {
 	if s.read != nil {
 		return s.read
@@ -174,7 +174,7 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	return result
 }
 
-// take returns the result of a read and keeps the data if there is room.
+// take returns the result of a read, and keeps the data if the limit allows.
 func (b *uploadBody) take(p []byte, r uploadRead) (int, error) {
 	s := b.source
 	s.mu.Lock()
@@ -219,14 +219,14 @@ func (b *uploadBody) close() {
 	b.source.mu.Lock()
 	defer b.source.mu.Unlock()
 	if b.source.gone && b.source.read == nil {
-		b.source.st.client.CloseRead() // which ends a read that was not left to a goroutine
+		b.source.st.client.CloseRead() // that ends a read that was not left to a goroutine
 	}
 }
 
 // errUnread fails the reads of an attempt that has ended.
 var errUnread = errors.New("the attempt has ended")
 
-// readClient reads from the client, and fails where a placeholder ends.
+// readClient reads from the client, and fails at the end of a placeholder.
 func (s *uploadSource) readClient(p []byte) (int, error) {
 	n, err := s.st.Read(p)
 	if leak := s.st.watched(p[:n]); leak != nil {

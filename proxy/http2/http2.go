@@ -28,12 +28,12 @@ import (
 )
 
 const (
-	// ConnCost is the most memory that a connection uses, in bytes: what has been read, a frame in several records, a batch
-	// that is written and the next one, answers to the client's own frames, a header table and recent literals, goroutines.
+	// ConnCost is the most memory that a connection uses, in bytes: read data, a frame in several records, the written
+	// batch and the next one, answers to the client's own frames, a header table and recent literals, goroutines.
 	ConnCost    = 136 << 10
-	connIdle    = 32 << 10                                     // of which it uses so much without a request: its state, the header table, the stack of a goroutine
-	refusalCost = 24 << 10                                     // memory of a stream that the gateway itself answers
-	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
+	connIdle    = 32 << 10                                     // part of ConnCost used without a request: connection state, header table, a goroutine's stack
+	refusalCost = 24 << 10                                     // memory of a stream that the gateway answers itself
+	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: the response window, buffers, goroutines
 	uploadCost  = downstream.StreamWindow + replayMax + 32<<10 // memory for the body of its request
 )
 
@@ -43,12 +43,12 @@ type conn struct {
 	ctx context.Context
 
 	mu      sync.Mutex
-	flights map[*stream]struct{} // the requests in progress that were allowed
+	flights map[*stream]struct{} // the allowed requests in progress
 }
 
-// Serve handles the streams of one connection until it ends. Each request is judged under the policy in force at the
-// time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client. holds has [ConnCost], part of
-// which is given back while there is no request.
+// Serve handles the streams of one connection until it ends. Each request is judged by the policy at that time, and
+// forwarded over HTTP/2 or translated if the upstream speaks only HTTP/1.1. It closes s.Client. holds contains [ConnCost],
+// part of which is released while there is no request.
 func Serve(ctx context.Context, s *exchange.Session, holds *memory.Claim) error {
 	c := &conn{s: s, ctx: ctx, flights: map[*stream]struct{}{}}
 	s.Live.Watch(c)
@@ -64,7 +64,7 @@ func Serve(ctx context.Context, s *exchange.Session, holds *memory.Claim) error 
 	return nil
 }
 
-// sleeper is the memory of a connection.
+// sleeper manages the memory of an idle connection.
 type sleeper struct {
 	s     *exchange.Session
 	holds *memory.Claim
@@ -79,15 +79,15 @@ func (m *sleeper) Sleep() {
 	m.s.TLS.Rest(m.Sent())
 }
 
-// Wake implements [downstream.Sleeper]. A connection that cannot wake ends, and gives back the rest.
+// Wake implements [downstream.Sleeper]. A connection that cannot wake ends, and releases the rest.
 func (m *sleeper) Wake() bool { return m.holds.Grow(ConnCost-connIdle) && m.s.TLS.Wake() }
 
-// streamCut is how long a stream has to end once the policy denies it.
+// streamCut limits the time in which a denied stream must end.
 const streamCut = 50 * time.Millisecond
 
-// Recheck implements [boxgate/proxy/live.Requests]: it checks whether the requests in progress may continue. Denied streams are
-// reset individually; if one does not end, as when a write blocks on a client that does not read, the whole connection
-// is cut.
+// Recheck implements [boxgate/proxy/live.Requests]: it checks whether the requests in progress may continue. Denied streams
+// are reset individually; if one does not end, for example because a write blocks on a client that does not read, the whole
+// connection is cut.
 func (c *conn) Recheck(pol *policy.Compiled) policy.Decision {
 	limit := time.NewTimer(streamCut)
 	defer limit.Stop()
@@ -126,7 +126,7 @@ type cutting struct {
 	why  policy.Decision
 }
 
-// cut cancels the streams that a policy denies, noting the denial in each.
+// cut cancels the streams that a policy denies, and records the denial in each.
 func (c *conn) cut(pol *policy.Compiled) (all []cutting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,7 +144,7 @@ func (c *conn) cut(pol *policy.Compiled) (all []cutting) {
 	return all
 }
 
-// setFlight updates what the policy must keep allowing while the request to an address is in progress.
+// setFlight updates the state that the policy must keep allowing while the request to an address is in progress.
 func (st *stream) setFlight(to netip.Addr) {
 	st.c.mu.Lock()
 	defer st.c.mu.Unlock()
@@ -152,7 +152,7 @@ func (st *stream) setFlight(to netip.Addr) {
 	st.c.flights[st] = struct{}{}
 }
 
-// land ends the flight of a request that has ended, and returns why it was cut, if it was.
+// land removes a request that has ended from the flights. It returns the decision that cut it, or nil.
 func (st *stream) land() *policy.Decision {
 	st.c.mu.Lock()
 	defer st.c.mu.Unlock()
@@ -167,38 +167,38 @@ type stream struct {
 	client *downstream.Stream
 	ctx    context.Context // of the client's stream
 	target string          // :path, or the authority of a CONNECT
-	length int64           // of the body as it is forwarded; -1: not known in advance
+	length int64           // of the forwarded body; -1: unknown
 	fields []hpack.HeaderField
 	w      response
 	x      exchange.Exchange
-	next   func(*stream)    // what is left to do of a request that was started without a goroutine
-	early  early            // what was sent of it so far
-	denial *problem.Problem // of a limit; nil if there is none
-	counts bool             // among the requests of the box
+	next   func(*stream)    // the remaining steps of a request that was started without a goroutine
+	early  early            // the part that was sent so far
+	denial *problem.Problem // because of a limit; may be nil
+	counts bool             // counts as one of the box's requests
 	ruling exchange.Ruling
-	scrub  *exchange.Scrubbing // of the response; nil if it is not scrubbed
+	scrub  *exchange.Scrubbing // of the response; may be nil
 	holds  memory.Claim        // memory reserved for it
-	sent   []hpack.HeaderField // the head sent to the upstream; kept for its memory
-	small  []byte              // of a small body, likewise
+	sent   []hpack.HeaderField // the head sent to the upstream; kept to reuse its memory
+	small  []byte              // buffer of a small body, likewise
 
 	// Guarded by c.mu while the request is among c.flights.
 	flight exchange.Inflight
-	cut    *policy.Decision // of a later policy that denies it
+	cut    *policy.Decision // by a later policy
 	done   chan struct{}    // closed when the request has ended; nil unless cut
 
 	expects  bool        // the client waits for 100 before it sends the body
-	asked    atomic.Bool // it was sent that
+	asked    atomic.Bool // it was sent 100
 	uploaded atomic.Int64
 	watch    placeholder.Watch
 	leaked   atomic.Bool // its body or trailers contain a placeholder
-	garbled  atomic.Bool // its body cannot be searched for one
+	garbled  atomic.Bool // its body cannot be searched for placeholders
 
 	rewriting *exchange.Rewriting // nil unless the request was changed
-	reset     http2.ErrCode       // how the stream is reset if its handler breaks off
-	shared    bool                // another goroutine may still know it when it has ended
+	reset     http2.ErrCode       // reset code if the handler breaks off
+	shared    bool                // another goroutine may still use it after its end
 }
 
-// errAbort is the panic that ends a handler whose stream is to be reset.
+// errAbort is the panic value that ends a handler and resets its stream.
 var errAbort = errors.New("the stream is reset")
 
 var streams = sync.Pool{New: func() any { return &stream{} }}
@@ -215,10 +215,10 @@ func (c *conn) open(client *downstream.Stream) *stream {
 	return st
 }
 
-// serve handles one request, none of which has been handled.
+// serve handles a request from its beginning.
 func (c *conn) serve(client *downstream.Stream) { c.open(client).Serve() }
 
-// Serve handles what is left of a request, in a goroutine.
+// Serve handles the remaining steps of a request, in a goroutine.
 func (st *stream) Serve() {
 	defer st.recycle()
 	defer st.end()
@@ -226,7 +226,7 @@ func (st *stream) Serve() {
 	st.next(st)
 }
 
-// recycle keeps the memory of a request that has ended for another one.
+// recycle returns the memory of an ended request to the pool.
 func (st *stream) recycle() {
 	if st.done != nil {
 		close(st.done)
@@ -274,8 +274,8 @@ func (st *stream) decide() {
 	st.forward()
 }
 
-// admit counts a request, and sets its denial if it is beyond a limit of its box. It reserves the memory to refuse it with
-// a response, which may wait for a client that does not read. If that is not available, the stream is reset.
+// admit counts a request, and sets its denial if it exceeds a limit of its box. It reserves memory for refusing it with a
+// response, which may wait for a client that does not read. If that is not available, the stream is reset.
 func (st *stream) admit() {
 	taken := st.s.Usage
 	st.holds.Open(taken.Memory, memory.Streams)
@@ -300,7 +300,7 @@ func (st *stream) admit() {
 	}
 }
 
-// deny refuses a request that is beyond a limit.
+// deny refuses a request that exceeds a limit.
 func (st *stream) deny() {
 	var more []hpack.HeaderField
 	if st.denial.Status == http.StatusTooManyRequests {
@@ -309,7 +309,7 @@ func (st *stream) deny() {
 	st.refuse(st.denial, more...)
 }
 
-// leave gives back what a request that has ended used.
+// leave releases the resources of a request that has ended.
 func (st *stream) leave() {
 	st.early.leave()
 	st.scrub.End()
@@ -322,7 +322,7 @@ func (st *stream) leave() {
 	st.holds.Release()
 }
 
-// cost is the additional memory that a forwarded stream may use.
+// cost returns the additional memory of a forwarded stream.
 func (st *stream) cost() int {
 	if st.length == 0 {
 		return streamCost
@@ -330,8 +330,8 @@ func (st *stream) cost() int {
 	return streamCost + uploadCost
 }
 
-// end records the request and ends the response. Any panic other than errAbort is our own bug: it is logged and fails
-// only this stream.
+// end records the request and ends the response. A panic other than errAbort is a bug: it is logged and fails only this
+// stream.
 func (st *stream) end() { st.conclude(recover()) }
 
 func (st *stream) conclude(v any) {
@@ -350,7 +350,7 @@ func (st *stream) conclude(v any) {
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, errAbort) {
-		st.shared = true // an upload may go on for a moment
+		st.shared = true // an upload may continue for a moment
 		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
 	st.client.Reset(st.reset)
@@ -373,19 +373,19 @@ func (st *stream) judge() bool {
 	}
 }
 
-// confirm replaces the placeholders of an allowed request whose flight has begun. If the policy that has allowed it is not in
-// force any more, it reports false: the request has to be judged again.
+// confirm replaces the placeholders of an allowed request whose flight has begun. If the policy has changed since it was
+// judged, it returns false: the request must be judged again.
 func (st *stream) confirm() bool {
 	if st.s.Box.Policy.Load() != st.ruling.Policy {
 		return false
 	}
-	if !st.ruling.Rewrites() { // which does that later
+	if !st.ruling.Rewrites() { // Rewrite does that later
 		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
 	}
 	return true
 }
 
-// judgeHead refuses a request whose head means something else to other programs.
+// judgeHead refuses a request whose head could be interpreted differently by other programs.
 func (st *stream) judgeHead() {
 	if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
 		st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
@@ -441,8 +441,9 @@ func (st *stream) refuseUpstream(err error) {
 	st.refuse(p)
 }
 
-// refused records a request that never reached its handler, or the end of a connection whose client broke the protocol.
-// It counts as a request. A client over its rate limit loses the connection for it, as it cannot be told to wait.
+// refused records a request that never reached its handler, or the end of a connection after a protocol error of the
+// client. It counts as a request. If the client exceeds its rate limit, its connection is closed, because such a request
+// gets no response.
 func (c *conn) refused(r downstream.Refusal) {
 	var x exchange.Exchange
 	x.Begin(c.s)

@@ -38,7 +38,7 @@ func lists(list, token string) bool {
 	return false
 }
 
-// message is what the judge sees. An expectation is one of the gateway's own from here on.
+// message returns the judge's input. An expectation is handled by the gateway from here on.
 func (st *stream) message() exchange.Message {
 	h := &st.client.Head
 	scheme := "https"
@@ -60,7 +60,7 @@ func (st *stream) isWebSocket() bool {
 	return st.client.Method == http.MethodConnect && st.client.Protocol == "websocket"
 }
 
-// headSize returns about how long the request's head is when written as HTTP/1.1.
+// headSize returns the approximate length of the request's head in HTTP/1.1.
 func (st *stream) headSize() int {
 	h := &st.client.Head
 	return len(h.Method) + len(st.target) + len(h.Authority) + 32 + len(h.Protocol) + header.SizeHTTP2(st.fields)
@@ -78,7 +78,7 @@ func (st *stream) wellFormed() bool {
 	return h.Protocol == "" || h.Method == http.MethodConnect // RFC 8441, 4
 }
 
-// lines is how many fields the request has in HTTP/1.1, where cookies are one (RFC 9113, 8.2.3).
+// lines returns the number of fields that the request has in HTTP/1.1, where cookies are one (RFC 9113, 8.2.3).
 func (st *stream) lines() int {
 	lines, cookies := 0, 0
 	for i := range st.fields {
@@ -91,7 +91,7 @@ func (st *stream) lines() int {
 	return lines + cookies
 }
 
-// fieldsWellFormed validates the fields, but for how many there are.
+// fieldsWellFormed validates the fields, except for their number.
 func (st *stream) fieldsWellFormed() bool {
 	lengths := 0
 	for i := range st.fields {
@@ -133,7 +133,7 @@ func (st *stream) requestFields() []hpack.HeaderField {
 	return out
 }
 
-// sentTo returns the authority and the target that the request is sent with.
+// sentTo returns the authority and the target of the forwarded request.
 func (st *stream) sentTo() (authority, target string) {
 	if via := st.ruling.Via; via != nil {
 		return via.Authority, via.Target
@@ -141,12 +141,12 @@ func (st *stream) sentTo() (authority, target string) {
 	return st.client.Authority, st.target
 }
 
-// expectsLength reports whether servers expect a length of a request without content (RFC 9110, 8.6).
+// expectsLength reports whether servers expect a length in a request without content (RFC 9110, 8.6).
 func expectsLength(method string) bool {
 	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
 }
 
-// Read reads the body of the request. The first read asks a client that waits for a 100 to send it.
+// Read reads the body of the request. The first read sends 100 to a client that waits for it.
 func (st *stream) Read(p []byte) (int, error) {
 	if st.expects && st.asked.CompareAndSwap(false, true) {
 		st.client.Continue() // unless it is answered

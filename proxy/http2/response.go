@@ -15,11 +15,11 @@ type response struct {
 	s        *downstream.Stream
 	fields   []hpack.HeaderField // of the final head, until it is sent
 	trailers []hpack.HeaderField
-	status   int   // of the final head; 0: there is none yet
+	status   int   // of the final head; 0: not set
 	sent     bool  // the final head
-	empty    bool  // there is no content
-	left     int64 // content that may still be written; -1: any
-	now      bool  // its end may not wait
+	empty    bool  // no content
+	left     int64 // content that may still be written; -1: unlimited
+	now      bool  // its end must not be delayed
 }
 
 var (
@@ -78,8 +78,8 @@ func (w *response) sendHead(end bool) error {
 	return err
 }
 
-// writeNow sends the head, if it was not sent, and content. If that would take waiting, or is not allowed, it sends nothing
-// and reports false.
+// writeNow sends the head, if not yet sent, and content. If that would block or is not allowed, it sends nothing and
+// returns false.
 func (w *response) writeNow(p []byte) bool {
 	if w.empty || w.left >= 0 && int64(len(p)) > w.left {
 		return false
@@ -97,7 +97,7 @@ func (w *response) writeNow(p []byte) bool {
 	return true
 }
 
-// Flush sends what was written.
+// Flush sends the buffered data.
 func (w *response) Flush() error {
 	if err := w.sendHead(w.empty); err != nil {
 		return err
@@ -105,7 +105,7 @@ func (w *response) Flush() error {
 	return w.s.Flush()
 }
 
-// end ends the response. Without a head there is none to end: the stream is reset.
+// end ends the response. Without a head, it resets the stream.
 func (w *response) end() {
 	if w.status == 0 {
 		return
@@ -123,7 +123,7 @@ func (w *response) end() {
 	}
 }
 
-// closable reports whether the response, all of whose content was written, can be ended without waiting.
+// closable reports whether the response, with all content written, can be ended without blocking.
 func (w *response) closable() bool {
 	if !w.sent && !w.empty && len(w.trailers) > 0 && !w.writeNow(nil) {
 		return false

@@ -11,9 +11,9 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file changes more of a request than its header fields, where the rule of its host asks for that.
+// This file changes parts of a request other than its header fields, where the rule of its host requires it.
 
-// rewrite changes the request. If it reports false the client has been answered.
+// rewrite changes the request. If it returns false, the client was answered.
 func (st *stream) rewrite() bool {
 	w, read, refused := st.s.Rewrite(&st.ruling, st.outgoing(), st.watch.Decodes())
 	st.rewriting = w
@@ -41,18 +41,18 @@ func (st *stream) rewrite() bool {
 		}
 	}
 	st.target = w.Target
-	if st.ruling.Rewrites() { // else they are replaced already
+	if st.ruling.Rewrites() { // otherwise they are replaced already
 		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
 	}
 	st.x.Rewritten(&st.ruling)
 	return true
 }
 
-// outgoing returns the request as it is going to be forwarded.
+// outgoing returns the request in its forwarded form.
 func (st *stream) outgoing() exchange.Outgoing {
 	h := &st.client.Head
 	out := exchange.Outgoing{Method: h.Method, Authority: h.Authority, Target: st.target, Length: st.length}
-	if st.isWebSocket() { // the messages are no body
+	if st.isWebSocket() { // the messages are not a body
 		out.Method, out.Length = "GET", 0
 	}
 	for _, f := range header.PassRequest(nil, st.fields, st.ruling.Set, out.Length != 0) {
@@ -67,7 +67,7 @@ func (st *stream) reject(p *problem.Problem) {
 	st.refuse(p)
 }
 
-// readBody reads the body, and reports whether all of it: it ends once there is more than is changed.
+// readBody reads the body up to the maximum that is changed, and reports whether it is complete.
 func (st *stream) readBody(w *exchange.Rewriting) (whole bool, err error) {
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
@@ -79,7 +79,7 @@ func (st *stream) readBody(w *exchange.Rewriting) (whole bool, err error) {
 		case full != nil:
 			return false, full
 		case errors.Is(err, io.EOF):
-			st.expects = false // the server gets the body at once
+			st.expects = false // the server gets the body immediately
 			return more, nil
 		case err != nil:
 			return false, err
@@ -99,7 +99,7 @@ func (st *stream) unread(err error) {
 	st.refuse(exchange.NoMemory())
 }
 
-// keepBody makes what was read of the body the beginning of what is sent, once it has been searched for placeholders.
+// keepBody makes the buffered body the beginning of the forwarded one, after searching it for placeholders.
 func (st *stream) keepBody(w *exchange.Rewriting) error {
 	if !w.Changed && len(w.Body) > 0 {
 		if err := st.watched(w.Body); err != nil {
@@ -122,7 +122,7 @@ func (st *stream) keepBody(w *exchange.Rewriting) error {
 	return nil
 }
 
-// watchBody sets what searches the body for placeholders.
+// watchBody sets the searcher of the body for placeholders.
 func (st *stream) watchBody() (refused *problem.Problem) {
 	if st.length == 0 || st.isWebSocket() || !st.ruling.Policy.HasPlaceholders() {
 		return nil
@@ -131,7 +131,7 @@ func (st *stream) watchBody() (refused *problem.Problem) {
 	return refused
 }
 
-// isCoded reports whether the body has to be decoded to be searched for placeholders, which may take waiting.
+// isCoded reports whether the body must be decoded for the search for placeholders, which may block.
 func (st *stream) isCoded() bool {
 	return st.length != 0 && st.ruling.Policy.HasPlaceholders() && len(exchange.HTTP2Values(st.fields)("content-encoding")) > 0
 }

@@ -17,7 +17,7 @@ type upload struct {
 	st      *stream
 	to      *upstream.Stream
 	body    *uploadBody
-	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
+	proceed chan bool     // tells an upload that waits for 100 whether to begin; may be nil
 	done    chan struct{} // closed when it has ended
 }
 
@@ -34,7 +34,7 @@ func (u *upload) run() {
 	defer close(u.done)
 	err := contain.ErrFault
 	defer func() {
-		if err != nil { // the upstream must not take the partial body for the whole
+		if err != nil { // the upstream must not mistake the partial body for a complete one
 			u.to.Fail(err)
 		}
 	}()
@@ -46,7 +46,7 @@ func (u *upload) run() {
 	err = u.send()
 }
 
-// wanted waits, for a client that waits for 100, until the server asks for the body or has had time to.
+// wanted waits, if the client waits for 100, until the server asks for the body or ExpectWait has passed.
 func (u *upload) wanted() bool {
 	if u.proceed == nil {
 		return true
@@ -74,8 +74,8 @@ func (u *upload) told(wanted bool) {
 	}
 }
 
-// send sends the body with its trailers. It returns no error if the stream takes no more: whoever reads the response learns
-// why.
+// send sends the body with its trailers. It returns no error if the stream accepts no more: the reader of the response gets
+// the reason.
 func (u *upload) send() error {
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
@@ -105,12 +105,12 @@ func (u *upload) stop() {
 	}
 }
 
-// result is the response to an attempt: its final head, and what comes of its content.
+// result is the response to an attempt: its final head, and its content.
 type result struct {
 	*upstream.Stream
 	upstream.Head
-	source *uploadSource // nil if the request has no body
-	upload *upload       // nil if the request has no body, or all of it was sent at once
+	source *uploadSource // may be nil
+	upload *upload       // nil without a body, or if all of it was sent immediately
 }
 
 // close ends the exchange, and waits for the end of the upload.
@@ -122,8 +122,8 @@ func (r *result) close() {
 	}
 }
 
-// receive waits for the final head of a response, and passes interim ones on. A server that answers with an error or a
-// redirect is taken to need no more of the request.
+// receive waits for the final head of a response, and forwards interim ones. A server that answers with an error or a
+// redirect is assumed to need no more of the request.
 func (st *stream) receive(r *result) (err error) {
 	for {
 		if r.Head, err = r.Stream.Head(); err != nil {
@@ -146,7 +146,7 @@ func (st *stream) receive(r *result) (err error) {
 	return nil
 }
 
-// passInterim passes a 1xx response on, but for a 100: the client was sent one when its body was first read.
+// passInterim forwards a 1xx response, except for 100: the gateway has sent one when the body was first read.
 func (st *stream) passInterim(h *upstream.Head, u *upload) {
 	if h.Status == http.StatusContinue {
 		u.told(true)
