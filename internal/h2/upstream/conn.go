@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// StreamWindow is what a server may send ahead on a stream whose response is not read.
+	// StreamWindow is the number of bytes that a server may send on a stream whose response is not read.
 	StreamWindow = 256 << 10
-	// ConnWindow is the same for a connection: more than all of its streams together, so that none blocks the others.
+	// ConnWindow is the same for a connection: more than all of its streams together, so that they cannot block each other.
 	ConnWindow = 64 << 20
 	// MaxStreams is the number of concurrent streams of a connection, if the server allows as many.
 	MaxStreams = 250
 
-	firstStreams = 100     // before the server has told its limit
+	firstStreams = 100     // before the server's SETTINGS
 	connBatch    = 1 << 20 // of window updates
 )
 
@@ -37,45 +37,45 @@ var (
 	errHeadSize = errors.New("the request's head is larger than the server accepts")
 )
 
-// Conn is the client side of one HTTP/2 connection, used by many streams at once. Create it with [New]. Safe for
-// concurrent use. No method except Open and those of its streams waits for anything.
+// Conn is the client side of one HTTP/2 connection, shared by many streams. Create it with [New]. Safe for concurrent use.
+// Only Open and methods of its streams block.
 type Conn struct {
 	conn   net.Conn
 	ended  func()
 	over   sync.Once     // runs ended
-	wake   chan struct{} // tells the writer that there is output; capacity 1
-	in     h2.Input      // of the reader
-	framer *http2.Framer // of the reader, and under mu for writing
-	last   atomic.Int64  // when the last frame arrived, since began
+	wake   chan struct{} // signals output to the writer; capacity 1
+	in     h2.Input      // used by the reader
+	framer *http2.Framer // used by the reader, and under mu for writing
+	last   atomic.Int64  // arrival of the last frame, relative to began
 	began  time.Time
 
 	mu       sync.Mutex
-	err      error // why the connection ends; set once
+	err      error // why the connection ended; set once
 	streams  map[uint32]*Stream
-	told     []*Stream       // something has come for them, of which their readers are not told yet
-	calls    []call          // of the reader, kept for its memory
+	told     []*Stream       // streams with arrived data, whose readers are not yet notified
+	calls    []call          // used by the reader; kept to reuse its memory
 	reserved int             // streams that may be opened
-	next     uint32          // the number of the next stream
-	away     *h2.GoAwayError // that has come
-	spent    bool            // takes no more streams, and is closed after those it has
+	next     uint32          // ID of the next stream
+	away     *h2.GoAwayError // received GOAWAY
+	spent    bool            // accepts no more streams; closed after the present ones
 	settings settings
-	window   int // of the responses of new streams
+	window   int // of responses of new streams
 	send     h2.SendWindow
 	recv     h2.ReceiveWindow
 	out      output
-	crowd    waiters     // for room in the output
+	crowd    waiters     // wait for space in the output
 	stalled  waiters     // for a window
 	unacked  bool        // our SETTINGS have not been acknowledged
-	alive    *time.Timer // see check
-	look     time.Time   // when check is called
-	pinged   bool        // a PING of check is out
+	alive    *time.Timer // timer of check
+	look     time.Time   // time of the next check
+	pinged   bool        // a PING of check is unanswered
 }
 
-// New starts the client side of a connection on which HTTP/2 was agreed, and takes ownership of it. ended is called once
-// when the connection has been closed, whoever closed it, without a lock held.
+// New starts the client side of a connection that has negotiated HTTP/2, and takes ownership of it. ended is called once
+// after the connection was closed by either side, without locks held.
 func New(conn net.Conn, ended func()) *Conn { return NewWindow(conn, ended, StreamWindow) }
 
-// NewWindow is [New] with another limit than [StreamWindow].
+// NewWindow is [New] with another window than [StreamWindow].
 func NewWindow(conn net.Conn, ended func(), window int) *Conn {
 	c := &Conn{
 		conn: conn, ended: ended, wake: make(chan struct{}, 1), began: time.Now(),
@@ -87,7 +87,7 @@ func NewWindow(conn net.Conn, ended func(), window int) *Conn {
 	c.framer = http2.NewFramer(&c.out, &c.in)
 	c.framer.SetMaxReadFrameSize(h2.FrameMax)
 	c.mu.Lock()
-	c.out.text(http2.ClientPreface) // goes out with the first request
+	c.out.text(http2.ClientPreface) // sent with the first request
 	_ = c.framer.WriteSettings(
 		http2.Setting{ID: http2.SettingEnablePush, Val: 0},
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(window)},
@@ -103,7 +103,7 @@ func NewWindow(conn net.Conn, ended func(), window int) *Conn {
 	return c
 }
 
-// Reserve reserves a stream and reports whether there was one. The stream must be opened, or released.
+// Reserve reserves a stream, or returns false. A reserved stream must be opened or released.
 func (c *Conn) Reserve() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +114,7 @@ func (c *Conn) Reserve() bool {
 	return true
 }
 
-// Release gives a reserved stream back.
+// Release cancels a reservation.
 func (c *Conn) Release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *Conn) Release() {
 	c.restLocked()
 }
 
-// usableLocked returns why no stream can be opened, or nil.
+// usableLocked returns an error if no stream can be opened.
 func (c *Conn) usableLocked() error {
 	if c.err != nil || c.spent || c.next > math.MaxInt32 {
 		return errUnusable
@@ -130,21 +130,21 @@ func (c *Conn) usableLocked() error {
 	return nil
 }
 
-// restLocked closes a spent connection once nobody uses it.
+// restLocked closes a spent connection without streams or reservations.
 func (c *Conn) restLocked() {
 	if c.spent && len(c.streams) == 0 && c.reserved == 0 {
 		c.failLocked(errClosed)
 	}
 }
 
-// Open sends a request's head on a stream that was reserved. It waits while the server does not read. If there is
-// content to follow, the head may be kept back until some is written, or until the response is awaited.
+// Open sends a request's head on a reserved stream. It blocks while the server does not read. If content follows, the head
+// may be delayed until some is written or the response is awaited.
 func (c *Conn) Open(ctx context.Context, fields []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := &Stream{c: c, ctx: ctx, news: make(chan struct{}, 1)}
 	err := c.admitLocked(s, headSize(fields))
-	c.reserved-- // not before: while it waits, nobody else may reserve it
+	c.reserved-- // only now: no other may reserve it during the wait
 	if err != nil {
 		c.restLocked()
 		return nil, err
@@ -168,7 +168,7 @@ func (c *Conn) beginLocked(s *Stream, fields []hpack.HeaderField, end bool) {
 	c.out.head(s.id, end, fields)
 }
 
-// admitLocked waits for room in the output and reports whether a stream can be opened.
+// admitLocked waits for space in the output and returns an error if no stream can be opened.
 func (c *Conn) admitLocked(s *Stream, size int) error {
 	for c.usableLocked() == nil && c.out.full() {
 		if err := s.waitLocked(&c.crowd); err != nil {
@@ -178,7 +178,7 @@ func (c *Conn) admitLocked(s *Stream, size int) error {
 	switch err := c.usableLocked(); {
 	case err != nil:
 		return err
-	case len(c.streams) >= c.settings.streams: // the limit was lowered in the meantime
+	case len(c.streams) >= c.settings.streams: // the limit was lowered during the wait
 		return errUnusable
 	case size > c.settings.headSize:
 		return errHeadSize
@@ -186,7 +186,7 @@ func (c *Conn) admitLocked(s *Stream, size int) error {
 	return nil
 }
 
-// canRepeat reports whether a request without content can be sent again although the server may have handled it.
+// canRepeat reports whether a request without content can be repeated even if the server may have handled it.
 func canRepeat(fields []hpack.HeaderField) bool {
 	i := slices.IndexFunc(fields, func(f hpack.HeaderField) bool { return f.Name == ":method" })
 	return i >= 0 && (fields[i].Value == "GET" || fields[i].Value == "HEAD" || fields[i].Value == "OPTIONS")
@@ -196,10 +196,10 @@ func isHead(fields []hpack.HeaderField) bool {
 	return slices.Contains(fields, hpack.HeaderField{Name: ":method", Value: "HEAD"})
 }
 
-// Close closes the connection at once, unless it is about to end on its own. Its streams fail.
+// Close closes the connection immediately, unless it is already ending. Its streams fail.
 func (c *Conn) Close() {
 	c.mu.Lock()
-	ending := c.err != nil // the writer tells the server why, and closes it
+	ending := c.err != nil // the writer sends GOAWAY and closes it
 	c.failLocked(errClosed)
 	c.mu.Unlock()
 	if !ending {
@@ -207,14 +207,14 @@ func (c *Conn) Close() {
 	}
 }
 
-// fail ends the connection. The server is told the reason if it takes it at once.
+// fail ends the connection. GOAWAY is sent if the server reads it immediately.
 func (c *Conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failLocked(err)
 }
 
-// goAwayTime is how long writing what is left may take once the connection ends.
+// goAwayTime limits the time for writing the remaining output of an ending connection.
 const goAwayTime = 100 * time.Millisecond
 
 func (c *Conn) failLocked(err error) {
@@ -226,7 +226,7 @@ func (c *Conn) failLocked(err error) {
 	for _, s := range c.streams {
 		s.failLocked(err)
 	}
-	c.crowd.resume() // what waits in Open is not among the streams yet
+	c.crowd.resume() // streams waiting in Open are not in c.streams yet
 	var broken *protocolError
 	if errors.As(err, &broken) {
 		_ = c.framer.WriteGoAway(0, broken.code, nil)
@@ -235,26 +235,25 @@ func (c *Conn) failLocked(err error) {
 	c.flushLocked()
 }
 
-// hangUp closes the connection below. A TLS close_notify could wait for a peer that does not read.
+// hangUp closes the underlying connection. A TLS close_notify could block on a peer that does not read.
 func (c *Conn) hangUp() {
 	socket.Abort(c.conn)
 	c.over.Do(c.ended)
 }
 
 const (
-	// pingAfter is how long a server may send no frame before it is sent a PING. Servers of gRPC take more than a few PINGs in
-	// five minutes in which they have sent nothing for abuse, and close (ENHANCE_YOUR_CALM); a host that is gone is noticed
-	// by TCP, long before.
+	// pingAfter is the time without frames after which the server gets a PING. gRPC servers treat more than a few PINGs in
+	// five minutes without data as abuse and close (ENHANCE_YOUR_CALM); TCP detects a lost host long before.
 	pingAfter = 5*time.Minute + 30*time.Second
 	pingWait  = 15 * time.Second // for any frame
-	// lookAfter is when to look whether the server has acknowledged what was sent, and lookRest when to look again while
-	// streams are open and nothing new was sent.
+	// lookAfter is the time after which to check whether the server has acknowledged sent data, and lookRest the interval
+	// of further checks while streams are open and no new data is sent.
 	lookAfter = socket.VanishedLook
 	lookRest  = 10 * time.Second
 )
 
-// check looks whether the server is there: it sends a PING if that has been silent for long, and ends the connection if it
-// stays silent, or acknowledges nothing.
+// check tests whether the server is alive: it sends a PING after a long silence, and ends the connection if that is not
+// answered or sent data is not acknowledged.
 func (c *Conn) check() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,21 +290,21 @@ func (c *Conn) check() {
 	}
 }
 
-// lookLocked has check be called in a while.
+// lookLocked schedules check.
 func (c *Conn) lookLocked(in time.Duration) {
 	c.alive.Reset(in)
 	c.look = time.Now().Add(in)
 }
 
-// lookSoonLocked has check be called soon after a stream was opened.
+// lookSoonLocked schedules an early check after a stream was opened.
 func (c *Conn) lookSoonLocked() {
 	if !c.pinged && time.Until(c.look) > lookAfter {
 		c.lookLocked(lookAfter)
 	}
 }
 
-// acknowledgesLocked looks whether the server acknowledges what is sent. If it has not for a moment the connection takes no
-// more streams, and those whose requests can be sent again fail; if it has not for long, all do.
+// acknowledgesLocked checks whether the server acknowledges sent data. After a moment without, the connection accepts no
+// more streams, and those whose requests can be repeated fail; after a long time, all fail.
 func (c *Conn) acknowledgesLocked() bool {
 	silent := socket.UnansweredBy(c.conn)
 	switch {
@@ -324,7 +323,8 @@ func (c *Conn) acknowledgesLocked() bool {
 	return false
 }
 
-// ErrVanished fails a stream whose server acknowledges nothing, and whose request can be sent again on another connection.
+// ErrVanished fails a stream whose server does not acknowledge data, and whose request can be repeated on another
+// connection.
 var ErrVanished = error(vanished{})
 
 type vanished struct{ lost }

@@ -14,15 +14,15 @@ var (
 	largePieces = buffers.NewPool(largePiece)
 )
 
-// content is what has come of a response and has not been read. Its memory is at most twice what it holds, and one
-// piece. The zero value is empty.
+// content is the unread part of a response. It uses at most twice its size in memory, plus one piece. The zero value is
+// empty.
 type content struct {
 	pieces []piece
 	one    [1]piece
 	size   int
 }
 
-// piece holds the bytes from read to end of a buffer.
+// piece contains the bytes from read to end of a buffer.
 type piece struct {
 	buf       *[]byte
 	read, end int

@@ -14,20 +14,20 @@ import (
 const (
 	blockMax    = 2 * h1.MaxHead // encoded bytes of a header block; larger ones end the connection
 	interimsMax = 32             // 1xx heads of a stream
-	interimSize = 32 << 10       // of the 1xx heads of a stream that have not been read
+	interimSize = 32 << 10       // bytes of a stream's unread 1xx heads
 )
 
-// block is a header block while it arrives. It is decoded in any case: the compression state depends on it.
+// block is a header block being received. It is always decoded, because the compression state depends on it.
 type block struct {
 	dec     *h2.Decoder
 	stream  uint32
-	open    bool // it has begun and not ended
+	open    bool // begun and not ended
 	end     bool // the stream ends with it
 	raw     int  // encoded bytes
-	size    int  // decoded, as RFC 9113, 6.5.2 counts it
+	size    int  // decoded, by RFC 9113, 6.5.2
 	bad     string
 	status  int
-	regular bool // a field that is no pseudo-header has come
+	regular bool // a regular field has arrived
 	fields  []hpack.HeaderField
 	list    *usualFields // memory of fields, unless there are more
 }
@@ -46,7 +46,7 @@ func (b *block) begin(stream uint32, end bool) {
 	*b = block{dec: b.dec, stream: stream, open: true, end: end}
 }
 
-// field is told each field, and reports whether it is sound in itself. A known one has been.
+// field is called for each field, and reports whether it is valid in itself. known fields were valid before.
 func (b *block) field(f hpack.HeaderField, known bool) (sound bool) {
 	if b.bad != "" {
 		return false
@@ -79,7 +79,7 @@ func (b *block) add(f hpack.HeaderField) {
 	b.fields = append(b.fields, f)
 }
 
-// pseudo is told each pseudo-header. The one for responses comes once, and first.
+// pseudo is called for each pseudo-header. Responses have one, as the first field.
 func (b *block) pseudo(f hpack.HeaderField) {
 	if f.Name != ":status" || b.regular || b.status != 0 {
 		b.bad = "a pseudo-header that does not belong there"
@@ -109,7 +109,7 @@ func malformed(f hpack.HeaderField) string {
 	return ""
 }
 
-// connectionSpecific reports whether a field belongs to connections of HTTP/1.1. Servers send such fields against RFC
+// connectionSpecific reports whether a field belongs to HTTP/1.1 connections. Some servers send such fields despite RFC
 // 9113, 8.2.2; they are dropped.
 func connectionSpecific(name string) bool {
 	switch name {
@@ -119,7 +119,7 @@ func connectionSpecific(name string) bool {
 	return false
 }
 
-// fragment decodes the part of a header block that a frame carries.
+// fragment decodes the fragment of a header block in a frame.
 func (r *reader) fragment(part []byte, last bool) error {
 	b := &r.block
 	if b.raw += len(part); b.raw > blockMax {
@@ -146,7 +146,7 @@ func (r *reader) fragment(part []byte, last bool) error {
 	return nil
 }
 
-// headLocked takes a complete header block: a head, or the trailers. It returns why it is malformed, or "".
+// headLocked handles a complete header block, a head or trailers. It returns the reason if it is malformed, or "".
 func (c *Conn) headLocked(s *Stream, b *block) string {
 	switch {
 	case b.bad != "":
@@ -181,7 +181,7 @@ func (c *Conn) headLocked(s *Stream, b *block) string {
 	return ""
 }
 
-// begin takes the final head of a response and returns why it is malformed, or "".
+// begin handles the final head of a response. It returns the reason if it is malformed, or "".
 func (s *Stream) begin(h *Head) string {
 	for _, f := range h.Fields {
 		if f.Name != "content-length" {
@@ -201,7 +201,7 @@ func (s *Stream) begin(h *Head) string {
 	return ""
 }
 
-// trailersLocked takes the trailers of a response.
+// trailersLocked handles the trailers of a response.
 func (c *Conn) trailersLocked(s *Stream, b *block) string {
 	if !b.end {
 		return "a second head"

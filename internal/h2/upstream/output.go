@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	outRoom   = 16 << 10 // output beyond which requests and their content wait
-	answerMax = 1000     // frames in the output that a server has asked for; one that asks for more and does not read is given up
+	outRoom   = 16 << 10 // bytes of output beyond which requests and their content wait
+	answerMax = 1000     // pending answers to frames of the server; beyond it, a server that does not read is given up
 )
 
-// output gathers frames until the writer takes them. The zero value is empty.
+// output collects frames for the writer. The zero value is empty.
 type output struct {
 	buf   []byte // borrowed while there is output
-	taken uint64 // how often the writer took it
+	taken uint64 // number of times that the writer took it
 
 	begun   bool // a header block was sent
-	answers int  // frames in it that the server has asked for
+	answers int  // number of answers to the server's frames in it
 }
 
 // Write appends p: a frame of the framer.
@@ -45,7 +45,7 @@ func (o *output) grow() {
 
 func (o *output) full() bool { return len(o.buf) >= outRoom }
 
-// take returns the output, to be given back by buffers.ReturnOut.
+// take returns the output. The caller gives it to buffers.ReturnOut.
 func (o *output) take() []byte {
 	b := o.buf
 	o.buf, o.answers = nil, 0
@@ -53,7 +53,7 @@ func (o *output) take() []byte {
 	return b
 }
 
-// mark is the place of a DATA frame in the output, until the writer has taken it. The zero value is no place.
+// mark is the position of a DATA frame in the output, valid until the writer takes the output. The zero value is none.
 type mark struct {
 	at    int
 	taken uint64
@@ -69,7 +69,7 @@ func (o *output) data(stream uint32, content []byte) mark {
 	return m
 }
 
-// end makes the last DATA frame of a stream end it, or appends one that does.
+// end sets END_STREAM on the stream's last DATA frame, or appends an empty one with it.
 func (o *output) end(stream uint32, last mark) {
 	if last.at == 0 || last.taken != o.taken {
 		last = o.data(stream, nil)
@@ -77,7 +77,7 @@ func (o *output) end(stream uint32, last mark) {
 	o.buf[last.at-1+4] |= byte(http2.FlagDataEndStream)
 }
 
-// head appends a header block. What is not in the static table is marked as never to be indexed.
+// head appends a header block. Fields outside the static table are sent as never indexed.
 func (o *output) head(stream uint32, end bool, fields []hpack.HeaderField) {
 	var flags http2.Flags
 	if end {
@@ -104,7 +104,7 @@ func headSize(fields []hpack.HeaderField) (n int) {
 	return n
 }
 
-// flushLocked tells the writer that there is output.
+// flushLocked signals output to the writer.
 func (c *Conn) flushLocked() {
 	select {
 	case c.wake <- struct{}{}:
@@ -116,7 +116,7 @@ func (c *Conn) flushLocked() {
 func (c *Conn) write() {
 	defer c.hangUp()
 	for range c.wake {
-		runtime.Gosched() // what others are about to append goes out in the same write
+		runtime.Gosched() // lets others append to the same write
 		for {
 			b, over := c.takeOutput()
 			if len(b) == 0 {
@@ -125,7 +125,7 @@ func (c *Conn) write() {
 				}
 				break
 			}
-			if over { // the time that failLocked set is for a write in progress
+			if over { // the deadline of failLocked is for a write in progress
 				_ = c.conn.SetWriteDeadline(time.Now().Add(goAwayTime))
 			}
 			_, err := c.conn.Write(b)
@@ -138,7 +138,7 @@ func (c *Conn) write() {
 	}
 }
 
-// takeOutput returns what is to be written, and whether the connection has ended.
+// takeOutput returns the output, and whether the connection has ended.
 func (c *Conn) takeOutput() ([]byte, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

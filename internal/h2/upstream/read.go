@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/h2"
 )
 
-// protocolError ends a connection whose server broke the protocol. The server is told the code.
+// protocolError ends a connection after a protocol error of the server. The code is sent to the server.
 type protocolError struct{ code http2.ErrCode }
 
 // Error returns the code.
@@ -25,15 +25,15 @@ func (e *protocolError) Unwrap() error { return h2.ErrServer }
 
 func broken(code http2.ErrCode) error { return &protocolError{code} }
 
-// endedMax is the number of streams that are remembered as ended by the server.
+// endedMax is the number of remembered streams that the server has ended.
 const endedMax = 64
 
-// reader is the state of the goroutine that reads.
+// reader is the state of the reading goroutine.
 type reader struct {
 	*Conn
-	started bool     // the server's first SETTINGS have come
+	started bool     // the server's first SETTINGS have arrived
 	unknown uint32   // streams below it have been opened
-	ended   []uint32 // streams that the server ended most recently, oldest first
+	ended   []uint32 // most recently ended by the server, oldest first
 	empty   h2.EmptyFrames
 	block   block
 }
@@ -51,8 +51,8 @@ func (c *Conn) read() {
 	c.fail(c.readError(err))
 }
 
-// caughtUp is called before the goroutine that reads may have to wait: the readers of streams are told what has come. It
-// reports whether there are streams.
+// caughtUp is called before the reading goroutine may block: it notifies the readers of streams. It reports whether there
+// are streams.
 func (c *Conn) caughtUp() (busy bool) {
 	calls := c.news()
 	for i, told := range calls {
@@ -64,7 +64,7 @@ func (c *Conn) caughtUp() (busy bool) {
 	return len(c.streams) > 0
 }
 
-// news tells the readers that wait for streams what has come, and returns the watchers that are to be told, once each.
+// news notifies the readers that wait for streams, and returns the watchers to call, each once.
 func (c *Conn) news() []call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +83,7 @@ func (c *Conn) news() []call {
 	return c.calls
 }
 
-// readError returns why the connection ends when it cannot be read.
+// readError returns the reason why the connection ends when it cannot be read.
 func (c *Conn) readError(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +104,7 @@ func (r *reader) frame() error {
 		return err
 	}
 	switch {
-	case !known(h.Type), h.Type == http2.FramePriority && h.StreamID != 0 && h.Length == 5: // mean nothing to a client
+	case !known(h.Type), h.Type == http2.FramePriority && h.StreamID != 0 && h.Length == 5: // without meaning for a client
 		return r.skip(int(h.Length))
 	case h.Type == http2.FrameData:
 		return r.data(h)
@@ -144,7 +144,7 @@ func (r *reader) frameError(err error) error {
 
 func known(t http2.FrameType) bool { return t <= http2.FrameContinuation }
 
-// judge checks what the head of a frame tells: its order, its stream, and whether there have been too many like it.
+// judge checks a frame's header: order, stream, and frequency.
 func (r *reader) judge(h http2.FrameHeader) error {
 	switch {
 	case !r.started && (h.Type != http2.FrameSettings || h.Flags.Has(http2.FlagSettingsAck)):
@@ -160,7 +160,7 @@ func (r *reader) judge(h http2.FrameHeader) error {
 	return r.judgeStream(h)
 }
 
-// judgeStream checks the stream that a frame belongs to (RFC 9113, 5.1).
+// judgeStream checks the stream of a frame (RFC 9113, 5.1).
 func (r *reader) judgeStream(h http2.FrameHeader) error {
 	id := h.StreamID
 	if id == 0 || h.Type == http2.FramePriority {
@@ -250,8 +250,8 @@ func (r *reader) handle(frame http2.Frame) error {
 	return nil
 }
 
-// answeredLocked sends what was appended to the output because the server asked for it. A server that does not read it
-// cannot ask forever.
+// answeredLocked sends a frame that was appended in answer to the server. It limits the answers that a server can request
+// without reading them.
 func (c *Conn) answeredLocked() error {
 	if c.out.answers++; c.out.answers > answerMax {
 		return broken(http2.ErrCodeEnhanceYourCalm)
@@ -262,7 +262,7 @@ func (c *Conn) answeredLocked() error {
 
 // refusedLocked handles a reset by the server.
 func (c *Conn) refusedLocked(s *Stream, code http2.ErrCode) {
-	if code == http2.ErrCodeProtocol { // it has another view of the connection than we have
+	if code == http2.ErrCodeProtocol { // its view of the connection differs from ours
 		c.spent = true
 	}
 	s.failLocked(&h2.StreamError{Code: code, Peer: true})
@@ -279,7 +279,7 @@ func (c *Conn) goAwayLocked(f *http2.GoAwayFrame) {
 	}
 	for id, s := range c.streams {
 		if id > f.LastStreamID {
-			// An error in reply to the first request would follow on the next connection as well.
+			// An error in answer to the first request would recur on the next connection.
 			first := id == 1 && c.away.Code != http2.ErrCodeNo
 			s.failLocked(&h2.GoAwayError{Code: c.away.Code, Above: !first})
 			c.removeLocked(s)
@@ -307,7 +307,7 @@ func (c *Conn) windowLocked(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// removeLocked forgets a stream that has ended on both sides or failed.
+// removeLocked drops a stream that has ended on both sides or failed.
 func (c *Conn) removeLocked(s *Stream) {
 	if c.streams[s.id] == s {
 		delete(c.streams, s.id)
@@ -315,14 +315,14 @@ func (c *Conn) removeLocked(s *Stream) {
 	}
 }
 
-// malformedLocked resets a stream on which the server sent what it must not. s may be nil.
+// malformedLocked resets a stream because of invalid data from the server. s may be nil.
 func (c *Conn) malformedLocked(s *Stream, code http2.ErrCode, why string) {
 	if s != nil {
 		s.resetLocked(code, &h2.StreamError{Code: code, Why: why})
 	}
 }
 
-// frames hold the content of DATA frames.
+// frames is a pool of buffers for DATA frames.
 var frames = buffers.NewPool(h2.FrameMax)
 
 // data reads and handles a DATA frame.
@@ -356,7 +356,7 @@ func (r *reader) content(h http2.FrameHeader, payload []byte) error {
 	return r.dataLocked(h, piece)
 }
 
-// dataLocked takes the content of a DATA frame.
+// dataLocked handles the content of a DATA frame.
 func (c *Conn) dataLocked(h http2.FrameHeader, piece []byte) error {
 	s, size := c.streams[h.StreamID], int(h.Length)
 	if !c.recv.Take(size) || s != nil && !s.recv.Take(size) {
@@ -385,7 +385,7 @@ func (c *Conn) dataLocked(h http2.FrameHeader, piece []byte) error {
 	return nil
 }
 
-// refuses returns why n bytes of content cannot be part of the response, or "".
+// refuses returns the reason why n bytes of content cannot be part of the response, or "".
 func (s *Stream) refuses(n int) string {
 	switch {
 	case !s.begun:
@@ -416,7 +416,7 @@ func (c *Conn) endLocked(s *Stream) {
 	s.comeLocked()
 }
 
-// consumedLocked gives back the windows for n bytes that came on a stream; s may be nil if it has ended.
+// consumedLocked returns flow-control credit for n bytes of a stream; s may be nil if it has ended.
 func (c *Conn) consumedLocked(s *Stream, n int) {
 	if c.err != nil {
 		return

@@ -8,8 +8,8 @@ import (
 	"boxgate/internal/h2"
 )
 
-// ResetCode returns the code with which the server has reset a stream, if that is why it failed and if it can be told to who
-// asked: PROTOCOL_ERROR and FLOW_CONTROL_ERROR are about the connection to the server.
+// ResetCode returns the code of the server's reset if that is why the stream failed. It returns false for PROTOCOL_ERROR
+// and FLOW_CONTROL_ERROR, which concern the connection to the server and must not be forwarded.
 func ResetCode(err error) (code http2.ErrCode, ok bool) {
 	var reset *h2.StreamError
 	if !errors.As(err, &reset) || !reset.Peer || reset.Code == http2.ErrCodeProtocol || reset.Code == http2.ErrCodeFlowControl {
@@ -18,8 +18,8 @@ func ResetCode(err error) (code http2.ErrCode, ok bool) {
 	return reset.Code, true
 }
 
-// Unprocessed reports whether the server did not process the request that failed with err, so that sending it again is
-// safe (RFC 9113, 8.7): the server said so, or was not sent it.
+// Unprocessed reports whether the server did not process the request that failed with err, so that it can be repeated
+// safely (RFC 9113, 8.7): the server reported so, or never received it.
 func Unprocessed(err error) bool {
 	var reset *h2.StreamError
 	var away *h2.GoAwayError

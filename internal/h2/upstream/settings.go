@@ -8,15 +8,15 @@ import (
 	"boxgate/internal/h2"
 )
 
-// settings are a server's.
+// settings are a server's SETTINGS.
 type settings struct {
-	known    bool // the server has sent some
-	streams  int  // concurrent ones, at most MaxStreams
+	known    bool // received
+	streams  int  // maximum of concurrent streams, at most MaxStreams
 	window   int  // of a new stream
-	headSize int  // of a request's head, as RFC 9113, 6.5.2 counts it
+	headSize int  // of a request's head, by RFC 9113, 6.5.2
 }
 
-// firstSettings are in force until the server has sent its own.
+// firstSettings apply until the server's SETTINGS arrive.
 var firstSettings = settings{streams: firstStreams, window: h2.FirstWindow, headSize: math.MaxInt}
 
 // settingsLocked handles SETTINGS.
@@ -39,7 +39,7 @@ func (c *Conn) settingsLocked(f *http2.SettingsFrame) error {
 	return c.answeredLocked()
 }
 
-// settingLocked handles one setting. Neither a table for compression nor longer frames are of use to us.
+// settingLocked handles one setting. A larger compression table and longer frames are not used.
 func (c *Conn) settingLocked(s http2.Setting) error {
 	if err := s.Valid(); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 type Head struct {
 	Status int
 	Fields []hpack.HeaderField // without pseudo-headers, in the order sent, names in lower case
-	Length int64               // of the content, if the head tells; else -1
+	Length int64               // of the content; -1 if the head does not contain it
 	End    bool                // the response ends with it
 }
 
@@ -29,30 +29,30 @@ type Stream struct {
 	c    *Conn
 	ctx  context.Context // of the request
 	id   uint32
-	news chan struct{} // tells the reader that something has come; capacity 1; nil until one attends
-	told bool          // it is about to be told; guarded by c.mu
-	room chan struct{} // tells the goroutine that waits to append to the output; capacity 1; nil until one does
+	news chan struct{} // signals arrived data to the reader; capacity 1; nil until Attend or Open
+	told bool          // a notification is pending; guarded by c.mu
+	room chan struct{} // wakes the goroutine that waits to append to the output; capacity 1; nil until needed
 
 	// Guarded by c.mu.
 	send     h2.SendWindow
 	recv     h2.ReceiveWindow
-	heads    []Head // that have not been read
+	heads    []Head // unread
 	one      [1]Head
-	queued   int   // the size of the interim ones
-	interims int   // how many have come
+	queued   int   // size of the interim ones
+	interims int   // number received
 	bodiless bool  // the response has no content
 	begun    bool  // the final head has come
-	again    bool  // the request can be sent again
+	again    bool  // the request can be repeated
 	left     int64 // content still to come by the response's length, or -1
 	body     content
 	trailers []hpack.HeaderField
 	ended    bool  // the server has ended the stream
-	sent     bool  // we have
-	stopped  bool  // no more content is to be sent
-	err      error // why the stream failed; what has come before can be read
+	sent     bool  // we have ended the stream
+	stopped  bool  // no more content may be sent
+	err      error // why the stream failed; earlier data can still be read
 	last     mark  // of its last DATA frame
 	closed   bool
-	watcher  Watcher         // that waits for more; nil if none does
+	watcher  Watcher         // called for further data; may be nil
 	lists    [2]*usualFields // memory of the final head and of the trailers
 }
 
@@ -66,7 +66,7 @@ func (s *Stream) wait() error {
 	}
 }
 
-// Await waits until something may have come, or late does. It is for those who ask [Stream.HeadArrived] and
+// Await waits until data may have arrived, or late fires. It is for callers of [Stream.HeadArrived] and
 // [Stream.ReadArrived].
 func (s *Stream) Await(late <-chan time.Time) error {
 	select {
@@ -79,7 +79,7 @@ func (s *Stream) Await(late <-chan time.Time) error {
 	}
 }
 
-// tellLocked tells the reader that something has come.
+// tellLocked notifies the reader.
 func (s *Stream) tellLocked() {
 	select {
 	case s.news <- struct{}{}:
@@ -87,7 +87,7 @@ func (s *Stream) tellLocked() {
 	}
 }
 
-// comeLocked notes that something has come. The reader is told once no more has arrived, which may be for it as well.
+// comeLocked records that data has arrived. The reader is notified when no more is buffered, as that may be for it as well.
 func (s *Stream) comeLocked() {
 	if !s.told {
 		s.told = true
@@ -108,7 +108,7 @@ func (s *Stream) Head() (Head, error) {
 	}
 }
 
-// HeadArrived is [Stream.Head] without waiting: it reports whether there is a head.
+// HeadArrived is [Stream.Head] without blocking: it reports whether there is a head.
 func (s *Stream) HeadArrived() (Head, bool, error) { return s.nextHead(true) }
 
 func (s *Stream) nextHead(flush bool) (Head, bool, error) {
@@ -131,7 +131,7 @@ func (s *Stream) nextHead(flush bool) (Head, bool, error) {
 	return Head{}, false, nil
 }
 
-// Read reads the content of the response. It returns io.EOF at its end, and only then are the trailers known.
+// Read reads the content of the response. It returns io.EOF at its end; only then are the trailers known.
 func (s *Stream) Read(p []byte) (int, error) {
 	for {
 		n, err := s.ReadArrived(p)
@@ -144,7 +144,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 }
 
-// ReadArrived is [Stream.Read] without waiting: it returns 0 and no error if nothing more has come.
+// ReadArrived is [Stream.Read] without blocking: it returns 0 and no error if no data has arrived.
 func (s *Stream) ReadArrived(p []byte) (int, error) {
 	c := s.c
 	c.mu.Lock()
@@ -159,7 +159,7 @@ func (s *Stream) ReadArrived(p []byte) (int, error) {
 	return 0, s.err
 }
 
-// Trailers returns the trailer fields, once Read has returned io.EOF.
+// Trailers returns the trailer fields after Read has returned io.EOF.
 func (s *Stream) Trailers() []hpack.HeaderField {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -172,7 +172,7 @@ var errStopped = &h2.StreamError{Code: http2.ErrCodeNo, Why: "the server needs n
 // waiters are streams that wait to append to the output.
 type waiters []*Stream
 
-// remove removes a stream and reports whether it was there.
+// remove removes a stream and reports whether it was present.
 func (w *waiters) remove(s *Stream) bool {
 	i := slices.Index(*w, s)
 	if i >= 0 {
@@ -181,7 +181,7 @@ func (w *waiters) remove(s *Stream) bool {
 	return i >= 0
 }
 
-// resume lets all of them go on.
+// resume wakes all of them.
 func (w *waiters) resume() {
 	for _, s := range *w {
 		s.room <- struct{}{}
@@ -190,7 +190,7 @@ func (w *waiters) resume() {
 	*w = (*w)[:0]
 }
 
-// waitLocked joins those that wait, and releases the lock until it is told to go on.
+// waitLocked adds the stream to w and waits, with the lock released, until it is resumed.
 func (s *Stream) waitLocked(w *waiters) error {
 	if s.room == nil {
 		s.room = make(chan struct{}, 1)
@@ -206,19 +206,19 @@ func (s *Stream) waitLocked(w *waiters) error {
 	}
 	s.c.mu.Lock()
 	if err != nil && !w.remove(s) {
-		<-s.room // it was told as well
+		<-s.room // it was resumed as well
 	}
 	return err
 }
 
-// goOnLocked lets a writer go on that waits.
+// goOnLocked wakes a waiting writer of the stream.
 func (s *Stream) goOnLocked() {
 	if s.c.crowd.remove(s) || s.c.stalled.remove(s) {
 		s.room <- struct{}{}
 	}
 }
 
-// Write sends content. It waits for the server's windows, and while the server does not read.
+// Write sends content. It blocks on the server's windows, and while the server does not read.
 func (s *Stream) Write(p []byte) (n int, err error) {
 	c := s.c
 	c.mu.Lock()
@@ -290,8 +290,8 @@ func (s *Stream) CloseWrite(trailers []hpack.HeaderField) error {
 	return nil
 }
 
-// Complete sends all of the request's content and its trailer fields, if they are known and this takes no waiting. It
-// reports whether it did; else nothing was sent.
+// Complete sends the whole content of the request and its trailer fields, if they are known and this does not block.
+// Otherwise it sends nothing and returns false.
 func (s *Stream) Complete(content []byte, trailers []hpack.HeaderField, known bool) bool {
 	c := s.c
 	c.mu.Lock()
@@ -316,16 +316,15 @@ func (s *Stream) StopWrite() {
 	s.goOnLocked()
 }
 
-// Fail ends the stream with an error: the server is told by a reset that the request is cancelled, and a reader gets
-// the error.
+// Fail ends the stream with an error: the server gets a reset with CANCEL, and a reader gets the error.
 func (s *Stream) Fail(err error) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.resetLocked(http2.ErrCodeCancel, err)
 }
 
-// Close ends the use of the stream. If the server has not ended the response, or was not sent all of the request, the
-// stream is reset.
+// Close ends the use of the stream. It resets the stream unless the server has ended the response and has been sent the
+// whole request.
 func (s *Stream) Close() {
 	c := s.c
 	c.mu.Lock()
@@ -356,7 +355,7 @@ func (s *Stream) resetLocked(code http2.ErrCode, err error) {
 	s.c.flushLocked()
 }
 
-// failLocked fails what is in progress on the stream. What has come can still be read.
+// failLocked fails operations in progress on the stream. Arrived data can still be read.
 func (s *Stream) failLocked(err error) {
 	if s.err == nil && (!s.ended || !s.sent) {
 		s.err = err

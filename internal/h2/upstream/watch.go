@@ -8,25 +8,24 @@ import (
 	"boxgate/internal/h2"
 )
 
-// Watcher goes on with a stream once something has come on it, without a goroutine that waits. It is told once: to be
-// told again, it has to watch again.
+// Watcher continues a stream when data has arrived, without a waiting goroutine. It is called once; for another call, it
+// must watch again.
 type Watcher interface {
-	// Arrived is called by the goroutine that reads the connection, when all that had arrived has been read. It must not
-	// wait for anything, nor panic.
+	// Arrived is called by the reading goroutine of the connection after it has read all buffered data. It must not block
+	// or panic.
 	Arrived(s *Stream)
-	// Failed is called in a goroutine of its own when the stream has failed.
+	// Failed is called in a separate goroutine when the stream has failed.
 	Failed(s *Stream)
 }
 
-// call is what a watcher is told.
+// call is a pending call of a watcher.
 type call struct {
 	watcher Watcher
 	stream  *Stream
 }
 
-// Begin is [Conn.Open] without waiting, for a request all of which is known: its content is what is given. It opens s, which
-// must be new, on a stream that was reserved, and has w watch it. If that would take waiting it does nothing and reports
-// false; the stream is still reserved then.
+// Begin is [Conn.Open] without blocking, for a request with complete content. It opens s, which must be new, on a reserved
+// stream, and sets w as its watcher. If that would block, it has no effect and returns false; the stream remains reserved.
 func (c *Conn) Begin(s *Stream, fields []hpack.HeaderField, content []byte, w Watcher) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,7 +49,7 @@ func (c *Conn) Begin(s *Stream, fields []hpack.HeaderField, content []byte, w Wa
 	return true
 }
 
-// Watch has w watch the stream. It reports false if there is something to read already, or never will be.
+// Watch sets the watcher of the stream. It returns false if there is data to read already, or there never will be.
 func (s *Stream) Watch(w Watcher) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -61,7 +60,7 @@ func (s *Stream) Watch(w Watcher) bool {
 	return true
 }
 
-// Unwatch ends the watch, and reports whether there was one: else the watcher is being told, or was.
+// Unwatch removes the watcher. It returns false if there is none because it is being called, or was.
 func (s *Stream) Unwatch() bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -70,7 +69,7 @@ func (s *Stream) Unwatch() bool {
 	return watched
 }
 
-// Attend makes a goroutine the reader of a stream that was watched: its reads may wait from now on, until ctx ends.
+// Attend makes a goroutine the reader of a watched stream: its reads may block from now on, until ctx ends.
 func (s *Stream) Attend(ctx context.Context) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -78,8 +77,8 @@ func (s *Stream) Attend(ctx context.Context) {
 	s.news = make(chan struct{}, 1)
 }
 
-// FinalHead takes the final head of the response if nothing is to be read before it. Else it reports whether to watch for
-// it; if not, there is an interim head, or the stream has failed.
+// FinalHead returns the final head of the response if it is the next to read. Otherwise watch reports whether to watch for
+// it; if not, an interim head has arrived, or the stream has failed.
 func (s *Stream) FinalHead() (h Head, ok, watch bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -94,15 +93,15 @@ func (s *Stream) FinalHead() (h Head, ok, watch bool) {
 	return h, true, false
 }
 
-// Next is what has come of a response and has not been read.
+// Next is the unread data of a response.
 type Next struct {
-	Content  []byte              // the beginning of its content; valid until it is taken by [Stream.Took] or read
+	Content  []byte              // first part of the content; valid until [Stream.Took] or a read
 	Last     bool                // the response ends with it
-	Trailers []hpack.HeaderField // if it does
-	Watch    bool                // there will be more to watch for
+	Trailers []hpack.HeaderField // if Last
+	Watch    bool                // more can be watched for
 }
 
-// Peek returns what has come.
+// Peek returns the arrived data.
 func (s *Stream) Peek() (n Next) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -117,7 +116,7 @@ func (s *Stream) Peek() (n Next) {
 	return n
 }
 
-// Forget gives back the memory of the heads and trailers of a stream, after [Stream.Close]. None of them may be used any more.
+// Forget releases the memory of a stream's heads and trailers, after [Stream.Close]. They must not be used afterwards.
 func (s *Stream) Forget() {
 	for i, list := range s.lists {
 		if list != nil {
@@ -128,7 +127,7 @@ func (s *Stream) Forget() {
 	}
 }
 
-// Took takes n bytes of what [Stream.Peek] returned.
+// Took consumes n bytes of the result of [Stream.Peek].
 func (s *Stream) Took(n int) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
