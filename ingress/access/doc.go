@@ -1,6 +1,6 @@
-// Package access makes and checks the cookies by which a browser stays signed in to one public URL.
+// Package access issues and verifies the cookies that keep a browser signed in to one public URL.
 //
-// A cookie says which session it is, how it began and until when it lasts, and is authenticated with the key of its URL and
-// the ID of the URL's incarnation: no other URL, and not the same one created anew, accepts it. Nothing is
-// remembered of a session but that it was ended before its time.
+// A cookie contains the session's ID, kind, start and expiry. It is authenticated with the key of its URL and the ID of the
+// URL's incarnation: other URLs, and the same URL after it was recreated, reject it. The only stored state are sessions
+// that were ended early.
 package access

@@ -6,17 +6,18 @@ import (
 	"time"
 )
 
-// endedMost is how many sessions are remembered as ended. Beyond it all that have begun are ended.
+// endedMost is the maximum number of remembered ended sessions. When it is exceeded, all sessions that have begun are
+// ended.
 const endedMost = 1024
 
-// Ended are the sessions of one URL that were ended before their time. The zero value has none. Safe for concurrent use.
+// Ended are the sessions of one URL that were ended early. The zero value is empty. Safe for concurrent use.
 type Ended struct {
 	mu       sync.RWMutex
-	sessions map[ID]time.Time // until when they would have lasted
+	sessions map[ID]time.Time // when they would have expired
 	before   time.Time        // sessions that began before are ended
 }
 
-// NewEnded returns those that were read from somewhere.
+// NewEnded returns an Ended with stored sessions.
 func NewEnded(sessions map[ID]time.Time, before time.Time) *Ended {
 	return &Ended{sessions: maps.Clone(sessions), before: before}
 }
@@ -42,7 +43,7 @@ func (e *Ended) Add(s Session, now time.Time) {
 	}
 	maps.DeleteFunc(e.sessions, func(_ ID, until time.Time) bool { return !now.Before(until) })
 	if len(e.sessions) > endedMost {
-		e.sessions, e.before = map[ID]time.Time{}, now.Add(time.Second) // a session knows its beginning to the second
+		e.sessions, e.before = map[ID]time.Time{}, now.Add(time.Second) // sessions store their start in seconds
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Key authenticates what one public URL hands out. The zero Key authenticates nothing.
+// Key authenticates cookies and links of one public URL. The zero Key authenticates nothing.
 type Key [32]byte
 
 // NewKey makes a random key.
@@ -22,10 +22,10 @@ func NewKey() (k Key) {
 	return k
 }
 
-// Purpose is what a key is for: no two share a key.
+// Purpose is the use of a key: each purpose has its own key.
 type Purpose string
 
-// The purposes.
+// Purposes of keys.
 const (
 	Sessions Purpose = "sessions"
 	Links    Purpose = "links"
@@ -52,18 +52,18 @@ func (k Key) MAC(url string, message []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// Verify reports whether mac is that of a message, in constant time.
+// Verify reports in constant time whether mac is the MAC of a message.
 func (k Key) Verify(url string, message, mac []byte) bool {
 	return k != (Key{}) && hmac.Equal(k.MAC(url, message), mac)
 }
 
-// ID names a session. The zero ID is none.
+// ID identifies a session. The zero ID is invalid.
 type ID [16]byte
 
-// String returns it in hexadecimal.
+// String returns the ID in hexadecimal.
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
-// ParseID reads what String wrote.
+// ParseID parses the result of String.
 func ParseID(s string) (id ID, ok bool) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != len(id) {
@@ -72,15 +72,15 @@ func ParseID(s string) (id ID, ok bool) {
 	return ID(b), true
 }
 
-// Session is a browser that is signed in to one URL.
+// Session is a browser's sign-in at one URL.
 type Session struct {
 	ID      ID
-	Account bool // it signed in with an account of the identity provider, not with a credential of the URL
+	Account bool // signed in with an account of the identity provider, not with a credential of the URL
 	Began   time.Time
 	Expires time.Time
 }
 
-// New begins a session.
+// New returns a new session.
 func New(account bool, now, expires time.Time) Session {
 	s := Session{Account: account, Began: now.Truncate(time.Second), Expires: expires}
 	_, _ = rand.Read(s.ID[:]) // never fails
@@ -90,7 +90,7 @@ func New(account bool, now, expires time.Time) Session {
 const (
 	version = 1
 	size    = 2 + len(ID{}) + 8 + 8
-	// tries is how many cookies of the name are looked at.
+	// tries is the maximum number of cookies with the name that are checked.
 	tries = 4
 )
 
@@ -116,8 +116,8 @@ func decode(b []byte) (s Session, ok bool) {
 	return s, true
 }
 
-// Cookie is the name of the cookie. Browsers take it from the host itself over HTTPS alone, for all paths, and never from a
-// neighbour (the prefix __Host-).
+// Cookie is the name of the cookie. Because of the prefix __Host-, browsers accept it only over HTTPS, from the host itself
+// and for all paths.
 const Cookie = "__Host-boxgate-session"
 
 // Value returns the value of the cookie.
@@ -126,7 +126,7 @@ func (k Key) Value(url string, s Session) string {
 	return base64.RawURLEncoding.EncodeToString(append(b, k.MAC(url, b)...))
 }
 
-// SetCookie returns the value of Set-Cookie that begins a session.
+// SetCookie returns the value of Set-Cookie that starts a session.
 func (k Key) SetCookie(url string, s Session, now time.Time) string {
 	age := max(0, int64(s.Expires.Sub(now)/time.Second))
 	return Cookie + "=" + k.Value(url, s) + "; Path=/; Max-Age=" + strconv.FormatInt(age, 10) + "; Secure; HttpOnly; SameSite=Lax"
@@ -135,7 +135,7 @@ func (k Key) SetCookie(url string, s Session, now time.Time) string {
 // Unset is the value of Set-Cookie that removes the cookie.
 const Unset = Cookie + "=; Path=/; Max-Age=0; Secure; HttpOnly; SameSite=Lax"
 
-// Open returns the session of a value of the cookie, if the key made it for this URL and its time has not passed.
+// Open returns the session of a cookie's value if the key signed it for this URL and it has not expired.
 func (k Key) Open(url, value string, now time.Time) (Session, bool) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(value)
 	if err != nil || len(b) != size+sha256.Size || !k.Verify(url, b[:size], b[size:]) {
@@ -148,8 +148,8 @@ func (k Key) Open(url, value string, now time.Time) (Session, bool) {
 	return s, true
 }
 
-// Find returns the session of the first valid cookie among the values of Cookie. Only blanks are trimmed: to browsers, a
-// name after any other kind of space lacks the prefix, and neighbours may set it.
+// Find returns the session of the first valid cookie in the values of Cookie. Only spaces and tabs are trimmed: browsers do
+// not recognize the prefix after other kinds of space, so sibling hosts could set such cookies.
 func (k Key) Find(url string, lines []string, now time.Time) (Session, bool) {
 	tried := 0
 	for _, line := range lines {

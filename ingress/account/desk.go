@@ -15,8 +15,8 @@ import (
 	"boxgate/ingress/access"
 )
 
-// Cookie is the name of the cookie that binds the steps of a sign-in to a browser. There is one at the host of the URL and another one
-// at the host that the provider knows.
+// Cookie is the name of the cookie that binds the steps of a sign-in to a browser. There is one on the host of the URL and
+// another on the host registered with the provider.
 const Cookie = "__Host-boxgate-flow"
 
 const (
@@ -24,19 +24,19 @@ const (
 	ticketTime = time.Minute      // from the provider back to the URL
 )
 
-// Ticket is what a step of a sign-in hands over to the next.
+// Ticket is the state that one step of a sign-in passes to the next.
 type Ticket struct {
 	URL  string `json:"u"`           // the incarnation of the public URL
-	Host string `json:"h"`           // the host by which the visitor opens it
+	Host string `json:"h"`           // the host that the visitor opened
 	Bind []byte `json:"b"`           // hash of the cookie at Host
 	Flow []byte `json:"f,omitempty"` // hash of the cookie at the provider's host
 	ID   []byte `json:"i,omitempty"` // of a ticket that works once
 
-	Expires int64 `json:"e"`           // when the ticket does
-	Until   int64 `json:"t,omitempty"` // when the session will, at the latest
+	Expires int64 `json:"e"`           // expiry of the ticket
+	Until   int64 `json:"t,omitempty"` // latest expiry of the session
 }
 
-// step names what a ticket is for: one is not taken for another.
+// step is the purpose of a ticket: a ticket for one step is invalid for others.
 type step string
 
 const (
@@ -45,16 +45,16 @@ const (
 	toURL        step = "code"
 )
 
-// Desk takes visitors to the provider and back. Safe for concurrent use.
+// Desk sends visitors to the provider and back. Safe for concurrent use.
 type Desk struct {
 	provider *provider
-	key      access.Key // of tickets; those of before a restart are worthless
+	key      access.Key // of tickets; a restart invalidates them
 	session  time.Duration
 
 	states, codes once
 }
 
-// NewDesk makes a desk. A session lasts as long as the ID token, or for the given time.
+// NewDesk returns a desk. A session lasts as long as the ID token, or for the given time.
 func NewDesk(cfg Config, session time.Duration) *Desk {
 	return &Desk{provider: newProvider(cfg), key: access.NewKey(), session: session}
 }
@@ -63,7 +63,7 @@ func NewDesk(cfg Config, session time.Duration) *Desk {
 var (
 	ErrTicket  = errors.New("this sign-in was begun elsewhere, has taken too long, or is complete already")
 	ErrRefused = errors.New("the identity provider has refused")
-	// ErrCode is a code that the provider has not issued, not for this sign-in, or not for the first time.
+	// ErrCode refuses a code that the provider has not issued, or not for this sign-in, or that was used before.
 	ErrCode = errors.New("the identity provider has refused the code")
 )
 
@@ -87,7 +87,7 @@ func (d *Desk) open(s step, text string, now time.Time) (t Ticket, err error) {
 	return t, nil
 }
 
-// newFlow returns the value of a cookie.
+// newFlow returns a random value for a cookie.
 func newFlow() string {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails
@@ -99,15 +99,15 @@ func hash(cookie string) []byte {
 	return sum[:]
 }
 
-// bound reports whether a ticket was made for the browser with this cookie.
+// bound reports whether a ticket was issued for the browser with this cookie.
 func bound(to []byte, cookie string) bool {
 	return cookie != "" && subtle.ConstantTimeCompare(to, hash(cookie)) == 1
 }
 
-// nextMost is the longest path to which a sign-in returns.
+// nextMost is the longest path to return to after a sign-in.
 const nextMost = 1 << 10
 
-// withNext adds the path to return to to a cookie: the tickets pass by the provider, whose business it is not.
+// withNext adds the return path to a cookie instead of the tickets, which the provider sees.
 func withNext(cookie, next string) string {
 	if len(next) > nextMost {
 		next = "/"
@@ -115,7 +115,7 @@ func withNext(cookie, next string) string {
 	return cookie + "." + base64.RawURLEncoding.EncodeToString([]byte(next))
 }
 
-// nextOf returns the path of a cookie that a ticket was made for.
+// nextOf returns the return path in a cookie.
 func nextOf(cookie string) string {
 	_, next, _ := strings.Cut(cookie, ".")
 	b, err := base64.RawURLEncoding.DecodeString(next)
@@ -125,13 +125,14 @@ func nextOf(cookie string) string {
 	return string(b)
 }
 
-// Begin begins a sign-in at a URL: the browser gets the cookie and goes to the host that the provider knows, with the ticket.
+// Begin starts a sign-in at a URL: the browser gets the cookie and is redirected, with the ticket, to the host registered
+// with the provider.
 func (d *Desk) Begin(id, host, next string, now time.Time) (ticket, cookie string) {
 	cookie = withNext(newFlow(), next)
 	return d.seal(toProvider, Ticket{URL: id, Host: host, Bind: hash(cookie), Expires: now.Add(flowTime).Unix()}), cookie
 }
 
-// Send sends the browser on to the provider, with another cookie.
+// Send redirects the browser to the provider, with another cookie.
 func (d *Desk) Send(ctx context.Context, ticket string, now time.Time) (to, cookie string, err error) {
 	t, err := d.open(toProvider, ticket, now)
 	if err != nil {
@@ -144,14 +145,14 @@ func (d *Desk) Send(ctx context.Context, ticket string, now time.Time) (to, cook
 	return to, cookie, err
 }
 
-// secrets returns the nonce and the PKCE verifier of a sign-in, which only the gateway can derive from the cookie.
+// secrets returns the nonce and the PKCE verifier of a sign-in. Only the gateway can derive them from the cookie.
 func (d *Desk) secrets(cookie string) (nonce, verifier string) {
 	encode := base64.RawURLEncoding.EncodeToString
 	return encode(d.key.MAC("nonce", []byte(cookie))), encode(d.key.MAC("verifier", []byte(cookie)))
 }
 
-// Return takes a browser back from the provider. allow tells whether the URL of the ticket lets an identity in. The browser goes on
-// to Host with the code. The provider is asked about one code for each sign-in.
+// Return handles the browser's return from the provider. allow reports whether the URL of the ticket admits an identity.
+// The browser continues at Host with the code. Only one code per sign-in is sent to the provider.
 func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, allow func(Ticket, Identity) bool) (t Ticket, code string, err error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -182,7 +183,7 @@ func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, 
 	return t, d.seal(toURL, t), nil
 }
 
-// Finish ends a sign-in at its URL: it returns the path to go to, and until when the session lasts. A code works once.
+// Finish completes a sign-in at its URL. It returns the path to go to and the session's expiry. A code works once.
 func (d *Desk) Finish(id, code, cookie string, now time.Time) (next string, until time.Time, err error) {
 	t, err := d.open(toURL, code, now)
 	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.codes.first(t.ID, t.Expires, now.Unix()) {
@@ -191,8 +192,8 @@ func (d *Desk) Finish(id, code, cookie string, now time.Time) (next string, unti
 	return nextOf(cookie), time.Unix(t.Until, 0), nil
 }
 
-// FlowOf returns the cookie of a sign-in among the values of Cookie; "" if there are none or several. Only blanks are trimmed,
-// as in [access.Key.Find].
+// FlowOf returns the sign-in cookie in the values of Cookie, or "" if there is none or several. Only spaces and tabs are
+// trimmed, as in [access.Key.Find].
 func FlowOf(lines []string) (value string) {
 	for _, line := range lines {
 		for pair := range strings.SplitSeq(line, ";") {
@@ -207,7 +208,7 @@ func FlowOf(lines []string) (value string) {
 	return value
 }
 
-// SetCookie returns the value of Set-Cookie for the cookie of a sign-in; an empty one removes it.
+// SetCookie returns the value of Set-Cookie for a sign-in cookie; an empty value removes it.
 func SetCookie(value string) string {
 	age := "600"
 	if value == "" {

@@ -1,7 +1,7 @@
 // Package account signs visitors of public URLs in with their accounts at an identity provider (OpenID Connect).
 //
-// The provider knows one address of the gateway, at one host for all URLs. A sign-in goes from the URL to that host, to the
-// provider, back to that host, and back to the URL. Each step hands over to the next by a ticket in the address that the gateway has
-// authenticated and that is bound to a cookie of the browser that it was made for: nobody can have another person's
-// browser finish a sign-in that it began, or the other way round, and nobody can choose where it ends. The last ticket works once.
+// One address of the gateway, on one host for all URLs, is registered with the provider. A sign-in goes from the URL to
+// that host, to the provider, back to that host, and back to the URL. Each step passes an authenticated ticket in the
+// address to the next, bound to a cookie of the browser: a sign-in that began in one browser cannot be completed in
+// another, in either direction, and its destination cannot be changed. The last ticket works once.
 package account

@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// onceMost is how many tickets are remembered. Beyond it, one is forgotten for each that is new: what is worth nothing
-// without the provider's answer, or comes after it, is better taken twice than nobody's at all.
+// onceMost is the maximum number of remembered tickets. Beyond it, an old one is dropped for each new one: accepting a
+// ticket twice, which is useless without the provider's answer, is better than refusing all sign-ins.
 const onceMost = 1 << 16
 
-// once remembers the tickets that were taken, until they expire. The zero value has none. Safe for concurrent use.
+// once remembers used tickets until they expire. The zero value is empty. Safe for concurrent use.
 type once struct {
 	mu    sync.Mutex
-	taken map[string]int64 // until when
-	swept int64            // when those that had expired were last removed
+	taken map[string]int64 // expiry by ticket
+	swept int64            // time of the last removal of expired tickets
 }
 
-// first reports whether a ticket is taken for the first time. Times are in Unix seconds.
+// first reports whether a ticket is used for the first time. Times are in Unix seconds.
 func (o *once) first(id []byte, until, now int64) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,44 +16,44 @@ import (
 	"boxgate/policy/name"
 )
 
-// Config says which provider it is, and who the gateway is there.
+// Config describes the provider and the gateway's registration there.
 type Config struct {
 	Issuer   string
 	ClientID string
-	Secret   func(context.Context) (name.Secret, error) // the client's secret; nil: it has none
-	Scopes   []string                                   // besides openid
-	Groups   string                                     // the claim with the groups of a visitor
-	Redirect string                                     // the gateway's address there
+	Secret   func(context.Context) (name.Secret, error) // the client's secret; may be nil
+	Scopes   []string                                   // in addition to openid
+	Groups   string                                     // the claim with a visitor's groups
+	Redirect string                                     // the gateway's registered address
 }
 
-// ErrDown is a provider that cannot be reached or gives no answer.
+// ErrDown reports that the provider cannot be reached or does not answer.
 var ErrDown = errors.New("the identity provider does not answer")
 
-// patience is how long the provider may take for an answer.
+// patience is the timeout of a request to the provider.
 const patience = 10 * time.Second
 
-// retry is how long a provider that could not be reached is not asked again.
+// retry is the pause after the provider could not be reached.
 const retry = 2 * time.Second
 
-// provider finds out about the provider when it is first needed. Safe for concurrent use.
+// provider discovers the provider's configuration on first use. Safe for concurrent use.
 type provider struct {
 	cfg    Config
 	client *http.Client
 
 	mu     sync.Mutex
-	latest *discovery // nil: not yet asked
+	latest *discovery // nil before the first use
 }
 
-// discovery is the answer to what the provider says of itself, for all who wait for it.
+// discovery is a request for the provider's configuration, shared by all callers.
 type discovery struct {
-	done chan struct{} // closed when there is one; then the others are valid
+	done chan struct{} // closed when the result is valid
 
 	known  *oidc.Provider
 	err    error
 	failed time.Time
 }
 
-// stale reports whether the provider has to be asked again.
+// stale reports whether the provider must be asked again.
 func (d *discovery) stale() bool {
 	select {
 	case <-d.done:
@@ -63,7 +63,7 @@ func (d *discovery) stale() bool {
 	}
 }
 
-// connections is how many there are to the provider at a time.
+// connections is the maximum number of connections to the provider.
 const connections = 16
 
 func newProvider(cfg Config) *provider {
@@ -76,7 +76,7 @@ func newProvider(cfg Config) *provider {
 	}}}
 }
 
-// discover returns what the provider says of itself. However many need it, the provider is asked once.
+// discover returns the provider's configuration. Concurrent callers share one request.
 func (p *provider) discover(ctx context.Context) (*oidc.Provider, error) {
 	d := p.discovery()
 	select {
@@ -98,8 +98,8 @@ func (p *provider) discovery() *discovery {
 	return p.latest
 }
 
-// ask asks the provider, which has no longer than the client's timeout. Its keys are fetched under the same context for as long
-// as the gateway runs.
+// ask fetches the provider's configuration within the client's timeout. The library fetches keys with the same context, so
+// that must live as long as the gateway.
 func (p *provider) ask(d *discovery) {
 	defer close(d.done)
 	known, err := oidc.NewProvider(oidc.ClientContext(context.Background(), p.client), p.cfg.Issuer)
@@ -110,14 +110,14 @@ func (p *provider) ask(d *discovery) {
 	d.known = known
 }
 
-// oauth2 is the gateway as a client of the provider, without its secret.
+// oauth2 returns the client configuration of the gateway without its secret.
 func (p *provider) oauth2(known *oidc.Provider) *oauth2.Config {
 	return &oauth2.Config{
 		ClientID: p.cfg.ClientID, Endpoint: known.Endpoint(), RedirectURL: p.cfg.Redirect, Scopes: append([]string{oidc.ScopeOpenID}, p.cfg.Scopes...),
 	}
 }
 
-// authURL is where the browser signs in.
+// authURL returns the address for the browser's sign-in at the provider.
 func (p *provider) authURL(ctx context.Context, state, nonce, verifier string) (string, error) {
 	known, err := p.discover(ctx)
 	if err != nil {
@@ -146,7 +146,7 @@ func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, ver
 	return token, nil
 }
 
-// identify exchanges the code that the browser has brought for who it is, and until when the provider says so.
+// identify exchanges the browser's code for the visitor's identity and its expiry.
 func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (id Identity, until time.Time, err error) {
 	known, err := p.discover(ctx)
 	if err != nil {
@@ -176,7 +176,7 @@ func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (
 	return id, verified.Expiry, err
 }
 
-// claims reads who a token is about.
+// claims returns the identity in a token.
 func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error) {
 	var claims map[string]any
 	if err := token.Claims(&claims); err != nil {
@@ -187,7 +187,7 @@ func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error
 	switch v := claims["email_verified"].(type) {
 	case bool:
 		id.Verified = v
-	case string: // as some providers send it
+	case string: // some providers send a string
 		id.Verified = v == "true"
 	}
 	list, _ := claims[p.cfg.Groups].([]any)
@@ -199,7 +199,7 @@ func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error
 	return id, nil
 }
 
-// userInfo asks for the claims of a provider that has not put them into the ID token.
+// userInfo requests the claims of a provider that does not put them into the ID token.
 func (p *provider) userInfo(ctx context.Context, known *oidc.Provider, token *oauth2.Token, subject string, id *Identity) error {
 	if known.UserInfoEndpoint() == "" {
 		return nil

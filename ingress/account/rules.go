@@ -6,21 +6,21 @@ import (
 	"unicode/utf8"
 )
 
-// Rules say whom a public URL lets in: accounts that one of the lists names. The zero Rules let nobody in.
+// Rules list the accounts that a public URL admits. The zero Rules admit no one.
 type Rules struct {
 	Emails  []string // in lower case
 	Domains []string // of e-mail addresses, in lower case
 	Groups  []string
 }
 
-// Identity is who the provider says a visitor is. The zero Identity is nobody.
+// Identity is the visitor's identity according to the provider. The zero Identity is anonymous.
 type Identity struct {
 	Email    string
 	Verified bool // the provider has verified that the address is the visitor's
 	Groups   []string
 }
 
-// Allow reports whether the rules let an identity in. An address that is not verified is no reason to.
+// Allow reports whether the rules admit an identity. Unverified addresses do not count.
 func (r *Rules) Allow(id Identity) bool {
 	if r == nil {
 		return false
@@ -35,8 +35,8 @@ func (r *Rules) Allow(id Identity) bool {
 	return id.Verified && slices.ContainsFunc(id.Groups, func(g string) bool { return g != "" && slices.Contains(r.Groups, g) })
 }
 
-// fold returns an address in lower case. Letters beyond ASCII stay as they are: some of them have those of ASCII as their lower
-// case (K, the Kelvin sign), and two addresses would be one.
+// fold returns an address in lower case, in ASCII only: some other letters (K, the Kelvin sign) have ASCII letters as their
+// lower case, which would make two addresses equal.
 func fold(address string) string {
 	return strings.Map(func(r rune) rune {
 		if 'A' <= r && r <= 'Z' {
@@ -46,7 +46,7 @@ func fold(address string) string {
 	}, address)
 }
 
-// isASCII reports whether a domain is in the form that DNS knows.
+// isASCII reports whether a domain is in its DNS form.
 func isASCII(domain string) bool {
 	return !strings.ContainsFunc(domain, func(r rune) bool { return r >= utf8.RuneSelf })
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// List are the networks of balancers. The empty one trusts nobody.
+// List are the networks of balancers. An empty list trusts no one.
 type List []netip.Prefix
 
 // Has reports whether a connection comes from a balancer.
@@ -20,7 +20,7 @@ func (l List) Has(c net.Conn) bool {
 	return slices.ContainsFunc(l, func(p netip.Prefix) bool { return p.Contains(from) })
 }
 
-// Accept reads the header of a connection from a balancer, by a deadline. What it returns has the visitor's address.
+// Accept reads the header of a connection from a balancer, until a deadline. The result has the visitor's address.
 func Accept(c net.Conn, deadline time.Time) (net.Conn, error) {
 	_ = c.SetReadDeadline(deadline)
 	h, err := Read(c)
@@ -34,7 +34,7 @@ func Accept(c net.Conn, deadline time.Time) (net.Conn, error) {
 	return &conn{Conn: c, from: net.TCPAddrFromAddrPort(h.From)}, nil
 }
 
-// conn is a connection with the address of who made it to the balancer.
+// conn is a connection with the address of the balancer's client.
 type conn struct {
 	net.Conn
 	from net.Addr
@@ -43,5 +43,5 @@ type conn struct {
 // RemoteAddr implements [net.Conn].
 func (c *conn) RemoteAddr() net.Addr { return c.from }
 
-// NetConn returns the connection below.
+// NetConn returns the underlying connection.
 func (c *conn) NetConn() net.Conn { return c.Conn }

@@ -11,7 +11,7 @@ import (
 const (
 	signature = "\r\n\r\n\x00\r\nQUIT\n"
 	fixedSize = len(signature) + 4
-	// mostSize is the most that may follow the fixed part: addresses, and what balancers add, such as certificates of visitors.
+	// mostSize is the maximum length after the fixed part: addresses and extensions, such as visitors' certificates.
 	mostSize = 16 << 10
 
 	local = 0x20 // version 2, the balancer's own connection
@@ -31,14 +31,13 @@ var (
 	errChecksum  = errors.New("the PROXY header is damaged")
 )
 
-// Header is what a balancer says of a connection.
+// Header is the information from a balancer about a connection.
 type Header struct {
-	// From is the visitor. It is zero for a connection of the balancer's own, as it makes to see whether the gateway is
-	// there.
+	// From is the visitor's address. It is zero for the balancer's own connections, such as health checks.
 	From netip.AddrPort
 }
 
-// Read reads a header, and nothing behind it.
+// Read reads a header, and no byte after it.
 func Read(r io.Reader) (Header, error) {
 	var fixed [fixedSize]byte
 	if _, err := io.ReadFull(r, fixed[:]); err != nil {
@@ -59,13 +58,13 @@ func Read(r io.Reader) (Header, error) {
 	if _, err := io.ReadFull(r, rest); err != nil {
 		return Header{}, errors.Join(errShort, err)
 	}
-	if command == local { // whatever addresses it has are to be ignored
+	if command == local { // its addresses must be ignored
 		return Header{}, nil
 	}
 	return parse(fixed[:], family, rest)
 }
 
-// parse reads what follows the fixed part of the header of a connection that is passed on.
+// parse parses the rest of a header after the fixed part, for a forwarded connection.
 func parse(fixed []byte, family byte, rest []byte) (Header, error) {
 	n := 0 // the size of an address
 	switch family {
@@ -90,7 +89,7 @@ func parse(fixed []byte, family byte, rest []byte) (Header, error) {
 	return h, nil
 }
 
-// check walks through what a balancer has added behind the addresses, and verifies its checksum, if it has one.
+// check parses the balancer's extensions after the addresses, and verifies the checksum if there is one.
 func check(fixed, rest []byte, at int) error {
 	for at < len(rest) {
 		if len(rest)-at < 3 {
@@ -109,7 +108,7 @@ func check(fixed, rest []byte, at int) error {
 	return nil
 }
 
-// intact reports whether a header has the checksum that stands at a place in it, and counts as zero there.
+// intact verifies the checksum at an offset of a header, where it counts as zero.
 func intact(fixed, rest []byte, at int) bool {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	sum := crc32.Update(0, table, fixed)

@@ -1,3 +1,3 @@
-// Package link makes and checks signed URLs: addresses that let whoever has them use some paths of one public URL with some
-// methods, until a time. What a link permits is in its signature alone; nothing is stored. Pure: the clock is given.
+// Package link signs and verifies URLs that allow some methods on some paths of one public URL, until a time. The
+// permission is in the signature; no state is stored. Pure: the clock is a parameter.
 package link

@@ -11,13 +11,13 @@ import (
 	"boxgate/ingress/access"
 )
 
-// Methods are those that a link can permit.
+// Methods are the methods that a link can permit.
 var Methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
-// Link is what a signed URL permits. The zero Link permits nothing.
+// Link is the permission in a signed URL. The zero Link permits nothing.
 type Link struct {
 	Expires time.Time
-	Prefix  string   // canonical, as [Canonical] returns it: the path itself, and all below it
+	Prefix  string   // canonical, as returned by [Canonical]: the path itself, and all below it
 	Methods []string // some of Methods
 }
 
@@ -27,7 +27,7 @@ const (
 	longest = 4 << 10 // of a signature
 )
 
-// Sign returns the signature of a link to an incarnation of a URL, whose key of links is k.
+// Sign returns the signature of a link for an incarnation of a URL, whose key for links is k.
 func Sign(k access.Key, url string, l Link) string {
 	b := []byte{version, 0}
 	for i, m := range Methods {
@@ -40,7 +40,7 @@ func Sign(k access.Key, url string, l Link) string {
 	return base64.RawURLEncoding.EncodeToString(append(b, k.MAC(url, b)...))
 }
 
-// Open returns the link of a signature, if the key made it for this URL, whether or not its time has passed.
+// Open returns the link in a signature if the key signed it for this URL, even if it has expired.
 func Open(k access.Key, url, signature string) (Link, bool) {
 	if len(signature) > longest {
 		return Link{}, false
@@ -62,7 +62,7 @@ func Open(k access.Key, url, signature string) (Link, bool) {
 	return l, true
 }
 
-// Permits reports whether a request may be made at a time. path is as it was sent.
+// Permits reports whether a request is allowed at a time. path is as received.
 func (l Link) Permits(method, path string, now time.Time) bool {
 	canonical, ok := Canonical(path)
 	if !ok || l.Prefix == "" || !now.Before(l.Expires) || !slices.Contains(l.Methods, method) {

@@ -6,9 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Canonical returns a path, as it is sent, in its decoded form. It refuses one that two programs could take for different
-// paths: with dot segments, empty segments, backslashes, encoded slashes, control bytes, what decodes to another escape, or what is
-// no UTF-8.
+// Canonical returns a received path in its decoded form. It rejects paths that two programs could interpret differently:
+// with dot segments, empty segments, backslashes, encoded slashes, control bytes, double escapes, or invalid UTF-8.
 func Canonical(path string) (string, bool) {
 	if !strings.HasPrefix(path, "/") {
 		return "", false
@@ -24,7 +23,7 @@ func Canonical(path string) (string, bool) {
 	return "/" + strings.Join(segments, "/"), true
 }
 
-// plain reports whether a decoded segment means the same to all programs. Some leave out what follows a semicolon.
+// plain reports whether all programs interpret a decoded segment alike. Some drop everything after a semicolon.
 func plain(segment string) bool {
 	name, _, _ := strings.Cut(segment, ";")
 	if strings.Trim(name, ". ") == "" && segment != "" {
@@ -38,7 +37,7 @@ func plain(segment string) bool {
 	return utf8.ValidString(segment)
 }
 
-// Escape returns a canonical path as it is sent.
+// Escape returns a canonical path in escaped form.
 func Escape(canonical string) string {
 	segments := strings.Split(canonical, "/")
 	for i, s := range segments {

@@ -1,4 +1,4 @@
-// Package pages writes what the gateway itself answers at a public URL: a page for browsers, problem details (RFC 9457)
-// for programs. Both say what is wrong and who can do something about it. Nothing that a visitor or an application sent
-// is part of them, but for the path to which a sign-in returns, which is escaped.
+// Package pages renders the gateway's own answers at a public URL: a page for browsers, problem details (RFC 9457) for
+// programs. Both describe the problem and the remedy. They contain no data from visitors or applications, except for the
+// path to return to after a sign-in, which is escaped.
 package pages

@@ -12,15 +12,15 @@ type Notice struct {
 	Status int
 	Reason name.Reason
 	Detail string // what is wrong
-	Form   *Form  // asks a browser to sign in; nil: does not
+	Form   *Form  // sign-in form; may be nil
 }
 
-// Form is what a sign-in asks for.
+// Form describes a sign-in form.
 type Form struct {
 	Bearer, Basic bool   // the credentials that the URL accepts
-	Provider      bool   // it is opened with an account of the identity provider
+	Provider      bool   // the URL admits accounts of the identity provider
 	Next          string // the path that the visitor wanted
-	Failed        bool   // a credential was sent, and was wrong
+	Failed        bool   // the submitted credential was wrong
 }
 
 // problem is the body of an answer to a program.
@@ -41,7 +41,7 @@ func (n Notice) Problem() (fields [][2]string, body []byte) {
 	return [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}, {"X-Content-Type-Options", "nosniff"}}, body
 }
 
-// title is the heading of the page.
+// title returns the heading of the page.
 func (n Notice) title() string {
 	switch {
 	case n.Form != nil:
@@ -67,7 +67,7 @@ var titles = map[int]string{
 	http.StatusGatewayTimeout:     "The application takes too long",
 }
 
-// remedy says who can do something about it.
+// remedy returns advice on who can help.
 func (n Notice) remedy() string {
 	switch n.Status {
 	case http.StatusUnauthorized:

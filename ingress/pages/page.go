@@ -25,14 +25,14 @@ button,.act{display:inline-block;margin-top:1.25rem;padding:.6rem 1.2rem;font:in
 :focus-visible{outline:3px solid var(--act);outline-offset:2px}
 footer{margin-top:2.5rem;color:var(--soft);font-size:.9375rem}`
 
-// policyOfContent lets a page use its own style, send its form to its own origin, and nothing else.
+// policyOfContent allows a page only its own style, and form submission to its own origin.
 var policyOfContent = func() string {
 	sum := sha256.Sum256([]byte(style))
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
 		"'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 }()
 
-// reloadAfter is how many seconds a page waits that tries again by itself.
+// reloadAfter is the number of seconds until a page reloads itself.
 const reloadAfter = "5"
 
 // Page returns the fields and the body of the answer to a browser.
@@ -62,8 +62,7 @@ func (n Notice) html() string {
 	return document(n.title(), n.Status == http.StatusServiceUnavailable, b.String())
 }
 
-// document returns a whole page with a title, its heading, and content that is HTML. A page that reloads does so without
-// a script.
+// document returns a whole page with a title, the same heading, and HTML content. Reloading works without a script.
 func document(title string, reloads bool, content string) string {
 	refresh := ""
 	if reloads {
@@ -76,7 +75,7 @@ func document(title string, reloads bool, content string) string {
 		content + "</main>\n</body>\n</html>\n"
 }
 
-// footer names the status and the reason, by which the operator finds the decision in the log.
+// footer contains the status and the reason, which help the operator find the decision in the log.
 func (n Notice) footer() string {
 	text := "Answered by boxgate, not by the application"
 	if n.Status != http.StatusOK {
@@ -85,16 +84,16 @@ func (n Notice) footer() string {
 	return html.EscapeString(text) + "."
 }
 
-// The paths that the gateway serves itself at every public URL.
+// Paths that the gateway serves itself at every public URL.
 const (
-	Reserved    = "/.boxgate/" // begins them; none reaches an application
+	Reserved    = "/.boxgate/" // prefix of all; not forwarded to applications
 	SignInPath  = Reserved + "sign-in"
 	SignOutPath = Reserved + "sign-out"
 	StartPath   = Reserved + "start"  // sends the visitor to the identity provider
 	ReturnPath  = Reserved + "return" // takes the visitor back from it
 )
 
-// The fields of the form.
+// Fields of the form.
 const (
 	FieldToken    = "token"
 	FieldUser     = "username"
@@ -102,14 +101,14 @@ const (
 	FieldNext     = "next"
 )
 
-// write writes the form and what leads to it.
+// write writes the form and its introduction.
 func (f *Form) write(b *strings.Builder) {
 	next := html.EscapeString(f.Next)
 	if f.Failed {
 		b.WriteString("<p class=\"bad\" role=\"alert\">That credential is wrong.</p>\n")
 	}
 	if f.Provider {
-		// A link, as a form may not lead to another origin.
+		// A link, because form-action does not allow another origin.
 		b.WriteString("<p><a class=\"act\" href=\"" + StartPath + "?" + FieldNext + "=" + html.EscapeString(url.QueryEscape(f.Next)) + "\">Sign in with your account</a></p>\n")
 	}
 	if f.Bearer {
@@ -144,7 +143,7 @@ func field(b *strings.Builder, name, label, kind, autocomplete string) {
 		"\" autocomplete=\"" + autocomplete + "\" autocapitalize=\"none\" spellcheck=\"false\" required>\n")
 }
 
-// SignOutPage is the page that signs a visitor out when it confirms.
+// SignOutPage returns the page on which a visitor confirms to sign out.
 func SignOutPage() (fields [][2]string, body []byte) {
 	fields, _ = Notice{Status: http.StatusOK}.Page()
 	return fields, []byte(document("Sign out", false, "<p>Connections that are open under this sign-in are closed.</p>\n"+

@@ -1,4 +1,4 @@
-// Package signin reads what visitors of a public URL send to sign in: the form of the page, and the gateway's parameters
-// in the query of an address. It also removes those parameters, which an application never sees, and judges the paths to which a sign-in
-// returns. Pure: no clock, no state.
+// Package signin parses the visitors' input for signing in to a public URL: the form of the page, and the gateway's
+// parameters in the query. It also removes those parameters, which applications must not see, and checks the path to return
+// to. Pure: no clock, no state.
 package signin

@@ -5,17 +5,16 @@ import (
 	"strings"
 )
 
-// The parameters of the gateway.
+// Parameters of the gateway.
 const (
 	TokenParameter = "boxgate_token" // a bearer token, exchanged for a session
 	LinkParameter  = "boxgate_link"  // the signature of a signed URL
 )
 
-// prefix begins the names of the gateway's parameters.
+// prefix is the prefix of the gateway's parameters.
 const prefix = "boxgate_"
 
-// own reports whether a parameter of a query begins, as some program reads it, like the name of one of the gateway's: in any
-// case, escaped, after blanks.
+// own reports whether a query parameter begins with the prefix for some program: in any case, escaped, or after spaces.
 func own[T string | []byte](parameter T) bool {
 	for matched, i := 0, 0; i < len(parameter); {
 		c, size := decode(parameter[i:])
@@ -33,7 +32,7 @@ func own[T string | []byte](parameter T) bool {
 	return false
 }
 
-// decode returns the first byte of a text that is escaped as in a query, and the length of what stands for it.
+// decode returns the first byte of a text escaped as in a query, and the length of its escape.
 func decode[T string | []byte](text T) (c byte, size int) {
 	if text[0] != '%' || len(text) < 3 {
 		return text[0], 1
@@ -55,7 +54,7 @@ func lower(c byte) byte {
 	return c
 }
 
-// separates reports whether a byte separates the parameters of a query for some program.
+// separates reports whether some program treats a byte as a separator of query parameters.
 func separates(c byte) bool { return c == '&' || c == ';' }
 
 // parameters calls do for each parameter of the query of a target or a URL, with its position, until do returns false.
@@ -76,7 +75,7 @@ func parameters[T string | []byte](target T, do func(from, to int) bool) {
 	}
 }
 
-// HasOwn reports whether Clean would remove something.
+// HasOwn reports whether Clean would change the target.
 func HasOwn[T string | []byte](target T) (has bool) {
 	parameters(target, func(from, to int) bool {
 		has = own(target[from:to])
@@ -85,7 +84,7 @@ func HasOwn[T string | []byte](target T) (has bool) {
 	return has
 }
 
-// Parameter returns the value of a parameter of a query as sent. One that occurs twice has none: two readers could take
+// Parameter returns the value of a query parameter as received. It rejects a duplicate, because two readers could use
 // different ones.
 func Parameter(query, name string) (value string, ok bool) {
 	if !strings.Contains(query, prefix) {
@@ -108,8 +107,8 @@ func Parameter(query, name string) (value string, ok bool) {
 	return value, err == nil
 }
 
-// Clean returns the target of a request, or a URL, without the gateway's parameters in any spelling. One that has none is
-// returned as it is.
+// Clean returns a request target or URL without the gateway's parameters in any spelling. It returns a target without them
+// unchanged.
 func Clean(target string) string {
 	if !HasOwn(target) {
 		return target
@@ -132,17 +131,17 @@ func Clean(target string) string {
 	return clean.String()
 }
 
-// longest is the longest path to which a sign-in returns.
+// longest is the longest path to return to after a sign-in.
 const longest = 4 << 10
 
-// Local returns the path, with a query, to which a visitor who has signed in is sent: next, if it stays on the URL's own
-// host whatever a browser makes of it, or else "/". reserved begins the paths that are the gateway's own.
+// Local returns the path, with a query, for redirecting a signed-in visitor: next, if every browser resolves it on the
+// URL's own host, otherwise "/". reserved is the prefix of the gateway's own paths.
 func Local(next, reserved string) string {
 	if len(next) > longest || !strings.HasPrefix(next, "/") || strings.HasPrefix(next, reserved) {
 		return "/"
 	}
 	for i := range len(next) {
-		if next[i] <= ' ' || next[i] >= 0x7f { // a browser drops some of them, and joins what they separate
+		if next[i] <= ' ' || next[i] >= 0x7f { // browsers drop some of these bytes, joining their neighbours
 			return "/"
 		}
 	}
@@ -152,7 +151,7 @@ func Local(next, reserved string) string {
 	return next
 }
 
-// Value returns the value of a parameter that is not the application's to see: of a path of the gateway's own.
+// Value returns the value of a parameter of one of the gateway's own paths, which applications do not see.
 func Value(query, name string) (value string, ok bool) {
 	values, err := url.ParseQuery(query)
 	if err != nil || len(values[name]) != 1 {
@@ -161,13 +160,13 @@ func Value(query, name string) (value string, ok bool) {
 	return values[name][0], true
 }
 
-// Next returns the path to return to that a query names, or "".
+// Next returns the return path in a query, or "".
 func Next(query string) string {
 	next, _ := Value(query, "next")
 	return next
 }
 
-// Form is what a visitor has entered.
+// Form is a visitor's input.
 type Form struct {
 	Token, User, Password string
 	Next                  string
