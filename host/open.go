@@ -119,10 +119,10 @@ func (p *parts) kernel() enforce.Kernel {
 // openKeys loads the API keys and their resource accounts.
 func (o *opening) openKeys(context.Context) (err error) {
 	p := o.parts
-	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Store: p.store, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
+	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
 		return err
 	}
-	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Quotas: p.quotas, Changed: o.keysChanged}); err != nil {
+	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Changed: o.keysChanged}); err != nil {
 		return err
 	}
 	return o.keys.Register(p.metrics)
@@ -132,7 +132,7 @@ func (o *opening) openKeys(context.Context) (err error) {
 func (o *opening) openURLs(context.Context) (err error) {
 	p := o.parts
 	o.publicURLs, err = urls.New(urls.Config{
-		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store, Visitors: p.ingress, Boxes: p.boxes,
+		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store.URLs, Visitors: p.ingress, Boxes: p.boxes,
 		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before,
 	})
 	return err
@@ -153,7 +153,7 @@ func (o *opening) openRules(context.Context) error {
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
+	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
 	if err != nil {
 		return err
 	}
@@ -169,9 +169,9 @@ func (o *opening) openRules(context.Context) error {
 func (o *opening) openUsage(context.Context) error {
 	p := o.parts
 	held := state.Sandboxes{Launcher: p.launcher}
-	o.authorities = box.NewAuthorities(p.store, p.minter, p.urlCA)
+	o.authorities = box.NewAuthorities(p.store.Authorities, p.minter, p.urlCA)
 	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
-		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
+		Log: p.log, Records: p.store.Boxes, Rules: p.store.Rules, Installation: p.store.Installation, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
 		Reach: p.reach, Roots: p.addedRoots, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
@@ -179,7 +179,7 @@ func (o *opening) openUsage(context.Context) error {
 	}
 	p.provisioner = provisioner
 	o.usage, err = usage.New(usage.Config{
-		Log: p.log, Store: p.store, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Space: p.holdings.CheckSpace, Metrics: p.metrics,
+		Log: p.log, Records: p.store.Boxes, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Space: p.holdings.CheckSpace, Metrics: p.metrics,
 	})
 	if err != nil {
 		return err
@@ -194,11 +194,11 @@ func (o *opening) openUsage(context.Context) error {
 // openLife opens the services that create and delete boxes.
 func (o *opening) openLife(context.Context) (err error) {
 	p := o.parts
-	o.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
+	o.settings = box.NewSettings(p.log, p.store.Boxes, p.store.Environment, p.boxes, p.shared)
 	o.snapshots = box.NewSnapshots(p.log, p.boxes, p.snapshotManager, p.holdings)
 	o.git = usage.NewGit(o.usage, o.settings)
 	o.scheduled, err = schedule.New(schedule.Config{
-		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: o.usage, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
+		Log: p.log, Store: p.store.Schedules, Boxes: p.boxes, Commands: o.usage, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
 	})
 	if err != nil {
 		return err

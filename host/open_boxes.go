@@ -87,7 +87,7 @@ func (p *parts) openLauncher(context.Context) error {
 	if p.launcher, err = launcher.New(c); err != nil {
 		return err
 	}
-	p.snapshotManager = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
+	p.snapshotManager = snapshots.New(p.log, p.store.Snapshots, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
 	if err := state.CountStates(p.metrics, p.boxes); err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func EnsureImage(ctx context.Context, cfg config.Config, name string, progress f
 // openMeter opens the usage meter, which continues from the stored counters.
 func (p *parts) openMeter(context.Context) (err error) {
 	p.meter, err = meter.Open(meter.Config{
-		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}), Store: p.store, Log: p.log,
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}), Store: p.store.Usages, Log: p.log,
 	})
 	if err != nil {
 		return err

@@ -56,7 +56,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
-	if p.domains, err = urls.NewDomains(urls.DomainsConfig{Rows: p.cfg.Ingress.Domains, Log: p.log, Store: p.store, Text: p.dns.LookupText}); err != nil {
+	if p.domains, err = urls.NewDomains(urls.DomainsConfig{Rows: p.cfg.Ingress.Domains, Log: p.log, Store: p.store.URLs, Keys: p.store.Keys, Text: p.dns.LookupText}); err != nil {
 		return err
 	}
 	p.orders = urls.NewOrders(p.urlTable, p.domains, p.quotas)

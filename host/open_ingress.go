@@ -95,7 +95,7 @@ func (p *parts) openFiles() error {
 }
 
 func (p *parts) openInternal() error {
-	ca, err := box.EnsureAuthority("boxgate public URLs", p.store.InstallationCA, p.store.SetInstallationCA)
+	ca, err := box.EnsureAuthority("boxgate public URLs", p.store.Authorities.InstallationCA, p.store.Authorities.SetInstallationCA)
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (p *parts) openIngress(context.Context) error {
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return urls.SignOut(p.store, p.before, t) },
+		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return urls.SignOut(p.store.URLs, p.before, t) },
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {

@@ -86,7 +86,7 @@ func (p *parts) openExports() error {
 	if err != nil {
 		return err
 	}
-	host, err := p.store.HostID()
+	host, err := p.store.Installation.HostID()
 	if err != nil {
 		return err
 	}
@@ -139,11 +139,11 @@ func (p *parts) openStore(context.Context) error {
 	if p.before == nil { // the predecessor may still need it
 		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + backupSuffix)
 	}
-	if _, err := p.store.EnsureAPIKey(); err != nil {
+	if _, err := p.store.Keys.Ensure(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)
 	}
 	// A change that was staged when the gateway died was never acknowledged: the committed state counts.
-	cut, err := p.store.DropStaged()
+	cut, err := p.store.Rules.DropStaged()
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (p *parts) openStore(context.Context) error {
 
 // openTrail opens the audit trail. Failure is fatal, because no change is accepted without it.
 func (p *parts) openTrail(context.Context) (err error) {
-	p.trail, err = records.OpenTrail(p.log, p.store, p.cfg.StateDir, p.cfg.Admin.Audit)
+	p.trail, err = records.OpenTrail(p.log, p.store.Installation, p.cfg.StateDir, p.cfg.Admin.Audit)
 	return err
 }
 
@@ -175,7 +175,7 @@ func (p *parts) openSecrets(context.Context) error {
 	if err := p.openTokens(); err != nil {
 		return err
 	}
-	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log, Roots: p.roots, Memory: p.store}); err != nil {
+	if p.secrets, err = secrets.Open(p.cfg.Secrets.Sources, secrets.Options{Log: p.log, Roots: p.roots, Memory: p.store.Installation}); err != nil {
 		return err
 	}
 	return p.metrics.Register(p.secrets)
@@ -185,12 +185,12 @@ func (p *parts) openSecrets(context.Context) error {
 func (p *parts) openTokens() error {
 	name := p.cfg.Proxy.TokenIssuer
 	if name == "" {
-		host, err := p.store.HostID()
+		host, err := p.store.Installation.HostID()
 		if err != nil {
 			return err
 		}
 		name = "urn:boxgate:" + host
 	}
-	p.tokens = identity.New(name, p.store, fault.Now)
+	p.tokens = identity.New(name, p.store.Installation, fault.Now)
 	return nil
 }

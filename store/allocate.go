@@ -6,34 +6,42 @@ import (
 	"fmt"
 	"net/netip"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
 
+// Pools are the pools from which [Boxes.Allocate] assigns addresses. A family with an invalid prefix gets no addresses.
+type Pools struct {
+	V4, V6 netip.Prefix
+	// Reserved is the number of addresses kept free at the beginning of each pool, including the network address. The
+	// box with index i gets address Reserved+i.
+	Reserved uint32
+	// Max bounds the number of boxes; 0: the size of the pools, at most 65536.
+	Max uint32
+}
+
 // maxBoxes is the maximum number of boxes on a host: each box has 65536 of the 2^32 user IDs.
 const maxBoxes = 1 << 16
 
-// AllocateBox stores a new box and returns it with the lowest free index and addresses. It ignores those fields of b.
+// Allocate stores a new box and returns it with the lowest free index and addresses. It ignores those fields of b.
 // The errors are [ErrNameTaken], [ErrExhausted], [ErrConflict] for an ID that exists, and [ErrNotFound] for layers that
 // no longer exist.
-func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
+func (db Boxes) Allocate(b Box, pools Pools) (Box, error) {
 	if err := checkID(b.ID); err != nil {
 		return Box{}, err
 	}
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
+	err := db.update(func(tx *transaction) error {
 		if tx.Bucket(layout.Boxes).Get([]byte(b.ID)) != nil {
 			return fmt.Errorf("box %s: %w", b.ID, ErrConflict)
 		}
-		if err := db.assignIndex(tx, &b, pools); err != nil {
+		if err := assignIndex(tx, &b, pools); err != nil {
 			return err
 		}
-		if err := errors.Join(db.claimName(tx, b), db.claimLayers(tx, b)); err != nil {
+		if err := errors.Join(claimName(tx, b), claimLayers(tx, b)); err != nil {
 			return err
 		}
-		return db.putBox(tx, b)
+		return putBox(tx, b)
 	})
 	if err != nil {
 		return Box{}, err
@@ -43,16 +51,16 @@ func (db *DB) AllocateBox(b Box, pools Pools) (Box, error) {
 
 // assignIndex gives the box the lowest free index whose addresses are free too: the pools may have changed since older
 // boxes got theirs.
-func (db *DB) assignIndex(tx *bolt.Tx, b *Box, pools Pools) error {
+func assignIndex(tx *transaction, b *Box, pools Pools) error {
 	limit := uint32(maxBoxes)
 	if pools.Max != 0 {
 		limit = min(limit, pools.Max)
 	}
-	indexes, err := db.table(tx, layout.Indexes)
+	indexes, err := tx.table(layout.Indexes)
 	if err != nil {
 		return err
 	}
-	addrs, err := db.table(tx, layout.Addrs)
+	addrs, err := tx.table(layout.Addrs)
 	if err != nil {
 		return err
 	}

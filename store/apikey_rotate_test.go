@@ -27,7 +27,7 @@ func withKey(t *testing.T) (dir string, db *DB, key string) {
 	t.Helper()
 	dir = newDir(t)
 	db = open(t, Options{Dir: dir})
-	if made, err := db.EnsureAPIKey(); err != nil || !made {
+	if made, err := db.Keys.Ensure(); err != nil || !made {
 		t.Fatal(made, err)
 	}
 	return dir, db, keyIn(t, dir)
@@ -36,11 +36,11 @@ func withKey(t *testing.T) (dir string, db *DB, key string) {
 func TestAPIKeyRotation(t *testing.T) {
 	t.Parallel()
 	dir, db, old := withKey(t)
-	if err := db.RotateAPIKey(0); err != nil {
+	if err := db.Keys.Rotate(0); err != nil {
 		t.Fatal(err)
 	}
 	fresh := keyIn(t, dir)
-	if fresh == old || !db.CheckAPIKey(fresh) || db.CheckAPIKey(old) {
+	if fresh == old || !db.Keys.Check(fresh) || db.Keys.Check(old) {
 		t.Error("the new key is not the only one that opens")
 	}
 	if info, err := os.Stat(filepath.Join(dir, layout.FileAPIKey)); err != nil || info.Mode().Perm() != 0o600 {
@@ -49,10 +49,10 @@ func TestAPIKeyRotation(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, layout.FileNextKey)); err == nil {
 		t.Error("the file beside stays")
 	}
-	if keys, err := db.APIKeys(); err != nil || len(keys) != 1 {
+	if keys, err := db.Keys.All(); err != nil || len(keys) != 1 {
 		t.Error(keys, err)
 	}
-	if made, err := db.EnsureAPIKey(); err != nil || made || keyIn(t, dir) != fresh {
+	if made, err := db.Keys.Ensure(); err != nil || made || keyIn(t, dir) != fresh {
 		t.Error(made, err)
 	}
 }
@@ -61,25 +61,25 @@ func TestAPIKeyRotationWithGrace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir, db, old := withKey(t)
-		if err := db.RotateAPIKey(time.Hour); err != nil {
+		if err := db.Keys.Rotate(time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		second := keyIn(t, dir)
 		time.Sleep(59 * time.Minute)
-		if !db.CheckAPIKey(old) || !db.CheckAPIKey(second) {
+		if !db.Keys.Check(old) || !db.Keys.Check(second) {
 			t.Error("within the grace a key does not open")
 		}
-		if err := db.RotateAPIKey(time.Hour); err != nil { // must not prolong the first
+		if err := db.Keys.Rotate(time.Hour); err != nil { // must not prolong the first
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if db.CheckAPIKey(old) || !db.CheckAPIKey(second) || !db.CheckAPIKey(keyIn(t, dir)) {
+		if db.Keys.Check(old) || !db.Keys.Check(second) || !db.Keys.Check(keyIn(t, dir)) {
 			t.Error("after its grace the first key opens, or another does not")
 		}
-		if err := db.RotateAPIKey(0); err != nil {
+		if err := db.Keys.Rotate(0); err != nil {
 			t.Fatal(err)
 		}
-		if keys, err := db.APIKeys(); err != nil || len(keys) != 1 || db.CheckAPIKey(second) {
+		if keys, err := db.Keys.All(); err != nil || len(keys) != 1 || db.Keys.Check(second) {
 			t.Error("a rotation without grace leaves other keys", keys, err)
 		}
 		if err := db.Close(); err != nil {
@@ -99,7 +99,7 @@ func TestAPIKeyRotationMayStopAnywhere(t *testing.T) {
 		left[step] = snapshot(t, dir)
 		return nil
 	}
-	if err := db.RotateAPIKey(0); err != nil {
+	if err := db.Keys.Rotate(0); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"new API key in a file beside", "new API key in force", "new API key in its file"}; !slices.Equal(reached, want) {
@@ -107,12 +107,12 @@ func TestAPIKeyRotationMayStopAnywhere(t *testing.T) {
 	}
 	for step, dir := range left {
 		db := open(t, Options{Dir: dir})
-		if made, err := db.EnsureAPIKey(); err != nil || made {
+		if made, err := db.Keys.Ensure(); err != nil || made {
 			t.Errorf("%s: %v %v", step, made, err)
 		}
 		key := keyIn(t, dir)
-		if !db.CheckAPIKey(key) || (key == old) != (step == "new API key in a file beside") || key != old && db.CheckAPIKey(old) {
-			t.Errorf("%s: the key in the file opens: %v; it is the old one: %v", step, db.CheckAPIKey(key), key == old)
+		if !db.Keys.Check(key) || (key == old) != (step == "new API key in a file beside") || key != old && db.Keys.Check(old) {
+			t.Errorf("%s: the key in the file opens: %v; it is the old one: %v", step, db.Keys.Check(key), key == old)
 		}
 		if _, err := os.Stat(filepath.Join(dir, layout.FileNextKey)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: the file beside stays (%v)", step, err)

@@ -17,45 +17,45 @@ func TestNamedAPIKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir, db, operators := withKey(t)
-		ci, made, err := db.CreateAPIKey(APIKey{Name: "ci", Role: "box-creator", ExpiresAt: time.Now().Add(24 * time.Hour)})
+		ci, made, err := db.Keys.Create(APIKey{Name: "ci", Role: "box-creator", ExpiresAt: time.Now().Add(24 * time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, ok := db.FindAPIKey(ci.Reveal()); !ok || got.ID != made.ID || got.Role != "box-creator" || got.Name != "ci" {
+		if got, ok := db.Keys.Find(ci.Reveal()); !ok || got.ID != made.ID || got.Role != "box-creator" || got.Name != "ci" {
 			t.Error(got, ok)
 		}
-		if got, ok := db.FindAPIKey(operators); !ok || got.ID != OperatorKey || got.Role != RoleAdmin {
+		if got, ok := db.Keys.Find(operators); !ok || got.ID != OperatorKey || got.Role != RoleAdmin {
 			t.Error(got, ok)
 		}
 		for _, taken := range []string{"ci", OperatorKey} {
-			if _, _, err := db.CreateAPIKey(APIKey{Name: taken, Role: RoleAdmin}); !errors.Is(err, ErrKeyNameTaken) {
+			if _, _, err := db.Keys.Create(APIKey{Name: taken, Role: RoleAdmin}); !errors.Is(err, ErrKeyNameTaken) {
 				t.Error(taken, err)
 			}
 		}
-		next, same, err := db.ReplaceAPIKey(made.ID, time.Hour)
-		if err != nil || same.ID != made.ID || !same.ExpiresAt.Equal(made.ExpiresAt) || !db.CheckAPIKey(ci.Reveal()) {
+		next, same, err := db.Keys.Replace(made.ID, time.Hour)
+		if err != nil || same.ID != made.ID || !same.ExpiresAt.Equal(made.ExpiresAt) || !db.Keys.Check(ci.Reveal()) {
 			t.Fatal(same, err)
 		}
 		time.Sleep(time.Hour)
-		if db.CheckAPIKey(ci.Reveal()) || !db.CheckAPIKey(next.Reveal()) {
+		if db.Keys.Check(ci.Reveal()) || !db.Keys.Check(next.Reveal()) {
 			t.Error("after the grace the old key works, or the new one does not")
 		}
-		if err := db.RotateAPIKey(0); err != nil || !db.CheckAPIKey(next.Reveal()) || db.CheckAPIKey(operators) {
+		if err := db.Keys.Rotate(0); err != nil || !db.Keys.Check(next.Reveal()) || db.Keys.Check(operators) {
 			t.Error("a rotation of the operator's key", err)
 		}
 		time.Sleep(23 * time.Hour)
-		if db.CheckAPIKey(next.Reveal()) {
+		if db.Keys.Check(next.Reveal()) {
 			t.Error("a key works after its expiry")
 		}
-		if _, _, err := db.ReplaceAPIKey(made.ID, 0); !errors.Is(err, ErrNotFound) {
+		if _, _, err := db.Keys.Replace(made.ID, 0); !errors.Is(err, ErrNotFound) {
 			t.Error("an expired key was replaced:", err)
 		}
-		gone, kept, err := db.CreateAPIKey(APIKey{Name: "gone", Role: RoleAdmin})
-		if err != nil || db.DeleteAPIKey(kept.ID) != nil || db.CheckAPIKey(gone.Reveal()) || db.DeleteAPIKey(OperatorKey) == nil {
+		gone, kept, err := db.Keys.Create(APIKey{Name: "gone", Role: RoleAdmin})
+		if err != nil || db.Keys.Delete(kept.ID) != nil || db.Keys.Check(gone.Reveal()) || db.Keys.Delete(OperatorKey) == nil {
 			t.Error("revoked", err)
 		}
-		none, _, err := db.CreateAPIKey(APIKey{Name: "none"})
-		if got, ok := db.FindAPIKey(none.Reveal()); err != nil || !ok || got.Role != "" || got.ID == OperatorKey {
+		none, _, err := db.Keys.Create(APIKey{Name: "none"})
+		if got, ok := db.Keys.Find(none.Reveal()); err != nil || !ok || got.Role != "" || got.ID == OperatorKey {
 			t.Error("a key without a role has one:", got, ok, err)
 		}
 		if err := db.Close(); err != nil {
@@ -73,21 +73,21 @@ func TestAPIKeyUsesAreSavedTogether(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
 	db := open(t, Options{Dir: dir})
-	key, made, err := db.CreateAPIKey(APIKey{Name: "ci", Role: RoleAdmin})
+	key, made, err := db.Keys.Create(APIKey{Name: "ci", Role: RoleAdmin})
 	if err != nil {
 		t.Fatal(err)
 	}
 	writes := func() int64 { s := db.bolt.Stats().TxStats; return s.GetWrite() }
 	before := writes()
 	for range 1000 {
-		found, _ := db.FindAPIKey(key.Reveal())
-		db.NoteAPIKeyUse(found)
+		found, _ := db.Keys.Find(key.Reveal())
+		db.Keys.NoteUse(found)
 	}
 	if writes() != before {
 		t.Error("a use is a write")
 	}
 	used := func(db *DB) time.Time {
-		keys, err := db.APIKeys()
+		keys, err := db.Keys.All()
 		if err != nil || len(keys) != 1 {
 			t.Fatal(keys, err)
 		}
@@ -96,7 +96,7 @@ func TestAPIKeyUsesAreSavedTogether(t *testing.T) {
 	if used(db).IsZero() {
 		t.Error("a use is not known before it is stored")
 	}
-	if err := db.SaveAPIKeyUses(); err != nil {
+	if err := db.Keys.SaveUses(); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Close(); err != nil {
@@ -106,7 +106,7 @@ func TestAPIKeyUsesAreSavedTogether(t *testing.T) {
 	if at := used(db); at.IsZero() || !at.Equal(at.Truncate(time.Minute)) {
 		t.Error(at)
 	}
-	if got, ok := db.FindAPIKey(key.Reveal()); !ok || got.ID != made.ID {
+	if got, ok := db.Keys.Find(key.Reveal()); !ok || got.ID != made.ID {
 		t.Error(got, ok)
 	}
 }

@@ -4,13 +4,20 @@ import (
 	"encoding/json"
 	"fmt"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
+
+// Authorities has the certificate authorities of the boxes and of the installation.
+type Authorities struct{ *file }
+
+// CA is a certificate authority: one of a box, or the installation's own.
+type CA struct {
+	CertPEM []byte
+	KeyPEM  name.Secret
+}
 
 // caRecord is a stored authority: the certificate is public, the key is sealed.
 type caRecord struct {
@@ -19,35 +26,31 @@ type caRecord struct {
 }
 
 // CA returns the authority of a box, or [ErrNotFound].
-func (db *DB) CA(id policy.BoxID) (CA, error) { return db.getCA(string(id)) }
+func (db Authorities) CA(id policy.BoxID) (CA, error) { return db.getCA(string(id)) }
 
 // SetCA stores the authority of a box.
-func (db *DB) SetCA(id policy.BoxID, ca CA) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+func (db Authorities) SetCA(id policy.BoxID, ca CA) error {
+	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		return db.putCA(tx, string(id), ca)
+		return putCA(tx, string(id), ca)
 	})
 }
 
 // InstallationCA returns the authority that signs the certificates of public URLs, or [ErrNotFound].
-func (db *DB) InstallationCA() (CA, error) { return db.getCA(layout.Global) }
+func (db Authorities) InstallationCA() (CA, error) { return db.getCA(layout.Global) }
 
 // SetInstallationCA stores the authority that signs the certificates of public URLs.
-func (db *DB) SetInstallationCA(ca CA) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.putCA(tx, layout.Global, ca) })
+func (db Authorities) SetInstallationCA(ca CA) error {
+	return db.update(func(tx *transaction) error { return putCA(tx, layout.Global, ca) })
 }
 
-func (db *DB) getCA(owner string) (CA, error) {
+func (db Authorities) getCA(owner string) (CA, error) {
 	var rec caRecord
 	var key string
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		cas, err := db.table(tx, layout.CAs)
-		if err != nil {
-			return err
-		}
-		data, err := cas.Get([]byte(owner))
+	err := db.view(func(tx *transaction) error {
+		data, err := tx.get(layout.CAs, []byte(owner))
 		if err != nil {
 			return err
 		}
@@ -57,7 +60,7 @@ func (db *DB) getCA(owner string) (CA, error) {
 		if err := document.Decode(data, &rec); err != nil {
 			return fmt.Errorf("the certificate authority of %s is damaged: %w", owner, err)
 		}
-		return db.seal.OpenJSON(tx, layout.CAs, owner, rec.Key, &key)
+		return tx.openJSON(layout.CAs, owner, rec.Key, &key)
 	})
 	if err != nil {
 		return CA{}, err
@@ -65,8 +68,8 @@ func (db *DB) getCA(owner string) (CA, error) {
 	return CA{CertPEM: rec.Cert, KeyPEM: name.NewSecret(key)}, nil
 }
 
-func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
-	sealed, err := db.seal.SealJSON(tx, layout.CAs, owner, ca.KeyPEM.Reveal())
+func putCA(tx *transaction, owner string, ca CA) error {
+	sealed, err := tx.sealJSON(layout.CAs, owner, ca.KeyPEM.Reveal())
 	if err != nil {
 		return err
 	}
@@ -74,9 +77,5 @@ func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {
 	if err != nil {
 		return err
 	}
-	cas, err := db.table(tx, layout.CAs)
-	if err != nil {
-		return err
-	}
-	return cas.Put([]byte(owner), data)
+	return tx.put(layout.CAs, []byte(owner), data)
 }

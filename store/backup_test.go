@@ -35,7 +35,7 @@ func TestBackupAndRestore(t *testing.T) {
 	const canary = "sk-canary-backup"
 	dir, db, operators := withKey(t)
 	allocate(t, db, Box{ID: "b1", Name: "web", State: "creating", Env: map[string]name.Secret{"TOKEN": name.NewSecret(canary)}})
-	ci, made, err := db.CreateAPIKey(APIKey{Name: "ci", Role: RoleAdmin})
+	ci, made, err := db.Keys.Create(APIKey{Name: "ci", Role: RoleAdmin})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
 		t.Error("a backup leaves", left)
 	}
-	if err := db.DeleteAPIKey(made.ID); err != nil {
+	if err := db.Keys.Delete(made.ID); err != nil {
 		t.Fatal(err)
 	}
 	allocate(t, db, Box{ID: "b2", Name: "later", State: "creating"})
@@ -63,14 +63,14 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Fatal(r, err)
 	}
 	again := open(t, Options{Dir: dir})
-	if made, err := again.EnsureAPIKey(); err != nil || made {
+	if made, err := again.Keys.Ensure(); err != nil || made {
 		t.Error(made, err)
 	}
-	boxes, err := again.Boxes()
+	boxes, err := again.Boxes.All()
 	if err != nil || len(boxes) != 1 || boxes[0].ID != "b1" || boxes[0].Env["TOKEN"].Reveal() != canary {
 		t.Error(boxes, err)
 	}
-	if again.CheckAPIKey(ci.Reveal()) || again.CheckAPIKey(operators) || !again.CheckAPIKey(keyIn(t, dir)) {
+	if again.Keys.Check(ci.Reveal()) || again.Keys.Check(operators) || !again.Keys.Check(keyIn(t, dir)) {
 		t.Error("a key of the backup opens, or that in the file does not")
 	}
 	if _, err := os.Stat(filepath.Join(dir, FileBefore)); err != nil {
@@ -110,7 +110,7 @@ func TestARestoreThatFailsChangesNothing(t *testing.T) {
 		}
 	}
 	again := open(t, Options{Dir: dir})
-	if !again.CheckAPIKey(key) || keyIn(t, dir) != key {
+	if !again.Keys.Check(key) || keyIn(t, dir) != key {
 		t.Error("a failed restore has changed the store")
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
@@ -142,19 +142,11 @@ func TestVerifySaysWhatCannotBeRead(t *testing.T) {
 	if r, err := db.Verify(); err != nil || len(r.Problems) > 0 || r.Documents == 0 {
 		t.Fatal(r, err)
 	}
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		settings, err := db.table(tx, layout.Settings)
-		if err != nil {
+	err := db.update(func(tx *transaction) error {
+		if err := tx.put(layout.Settings, []byte("not sealed"), []byte("text")); err != nil {
 			return err
 		}
-		if err := settings.Put([]byte("not sealed"), []byte("text")); err != nil {
-			return err
-		}
-		keys, err := db.table(tx, layout.APIKeys)
-		if err != nil {
-			return err
-		}
-		return keys.Put([]byte("elsewhere"), []byte(`{"name":"x"}`))
+		return tx.put(layout.APIKeys, []byte("elsewhere"), []byte(`{"name":"x"}`))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -8,14 +8,76 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-
-	bolt "go.etcd.io/bbolt"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
+
+// Boxes has the records of the boxes.
+type Boxes struct{ *file }
+
+// Box is the record of one sandbox. [Boxes.Allocate] assigns the index and the addresses, which never change.
+type Box struct {
+	ID           policy.BoxID  `json:"id"`
+	Name         string        `json:"name,omitempty"` // unique among the boxes; may be ""
+	Index        uint32        `json:"index"`          // position in the pools and the ID ranges; the lowest that was free
+	V4           netip.Addr    `json:"v4,omitzero"`
+	V6           netip.Addr    `json:"v6,omitzero"`
+	State        string        `json:"state"`
+	Error        string        `json:"error,omitempty"`    // why State is "error"
+	Promised     bool          `json:"promised,omitempty"` // its ID was returned to the caller before it was created
+	Image        string        `json:"image,omitempty"`
+	Layers       []string      `json:"layers,omitempty"` // of the snapshot that it was created from, over the image, the lowest first
+	Runtime      string        `json:"runtime,omitempty"`
+	Size         string        `json:"size,omitempty"`
+	Labels       []string      `json:"labels,omitempty"`
+	KeepAlive    bool          `json:"keep_alive,omitempty"`
+	InitCommand  string        `json:"init_command,omitempty"`
+	Ephemeral    bool          `json:"ephemeral,omitempty"`
+	Attached     *Attached     `json:"attached,omitempty"` // set: the box was attached, not launched
+	CreatedAt    time.Time     `json:"created_at"`
+	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
+	LastActivity time.Time     `json:"last_activity,omitzero"`
+	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
+	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
+	Source       policy.Source `json:"source,omitzero"`      // source address of its connections
+	Limits       BoxLimits     `json:"limits,omitzero"`      // its own limits
+	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
+
+	// Extra has the fields of the hosted product, stored and returned unchanged. It is sealed, because programs put
+	// tokens there.
+	Extra json.RawMessage `json:"-"`
+	// Env is the environment of the box, sealed.
+	Env map[string]name.Secret `json:"-"`
+	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
+	Secrets map[string]name.Secret `json:"-"`
+	// PlaceholderKey is the key from which the tokens of the box's placeholders are derived, sealed; empty in boxes of
+	// older versions.
+	PlaceholderKey name.Secret `json:"-"`
+}
+
+// BoxLimits are the limits of one box that differ from the configured ones: those set by the operator, and those set by
+// others, which apply where they are lower.
+type BoxLimits struct {
+	Operator policy.Limits `json:"operator,omitzero"`
+	Own      policy.Limits `json:"own,omitzero"`
+}
+
+// Attached describes the attached sandbox if the gateway did not launch the box itself.
+type Attached struct {
+	Kind string `json:"kind"` // interface, netns, pid or docker
+	Ref  string `json:"ref"`
+	// Container is the ID of a Docker container, whichever way Ref names it.
+	Container string `json:"container,omitempty"`
+	// Stack is guest if the sandbox's own network stack uses the interface; else host, or empty in boxes of older
+	// versions.
+	Stack string `json:"stack,omitempty"`
+	// Search is the search list of its resolver when it was attached.
+	Search []string `json:"search,omitempty"`
+}
 
 // sealedBoxFields is the sealed part of a box.
 type sealedBoxFields struct {
@@ -26,44 +88,40 @@ type sealedBoxFields struct {
 	PlaceholderKey []byte `json:"placeholder_key,omitempty"`
 }
 
-// Box returns a box by its ID, or [ErrNotFound].
-func (db *DB) Box(id policy.BoxID) (Box, error) {
+// Get returns a box by its ID, or [ErrNotFound].
+func (db Boxes) Get(id policy.BoxID) (Box, error) {
 	var b Box
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		b, err = db.getBox(tx, id)
+	err := db.view(func(tx *transaction) (err error) {
+		b, err = getBox(tx, id)
 		return err
 	})
 	return b, err
 }
 
-// BoxByName returns the box with that name, or [ErrNotFound].
-func (db *DB) BoxByName(name string) (Box, error) {
+// ByName returns the box with that name, or [ErrNotFound].
+func (db Boxes) ByName(name string) (Box, error) {
 	var b Box
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		names, err := db.table(tx, layout.Names)
+	err := db.view(func(tx *transaction) (err error) {
+		id, err := tx.get(layout.Names, []byte(name))
 		if err != nil {
 			return err
 		}
-		id, err := names.Get([]byte(name))
-		if err != nil {
-			return err
-		}
-		b, err = db.getBox(tx, policy.BoxID(id))
+		b, err = getBox(tx, policy.BoxID(id))
 		return err
 	})
 	return b, err
 }
 
-// Boxes returns every box, oldest first.
-func (db *DB) Boxes() ([]Box, error) {
+// All returns every box, oldest first.
+func (db Boxes) All() ([]Box, error) {
 	var out []Box
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		boxes, err := db.table(tx, layout.Boxes)
+	err := db.view(func(tx *transaction) error {
+		boxes, err := tx.table(layout.Boxes)
 		if err != nil {
 			return err
 		}
 		for _, id := range boxes.Keys(nil) {
-			b, err := db.getBox(tx, policy.BoxID(id))
+			b, err := getBox(tx, policy.BoxID(id))
 			if err != nil {
 				return err
 			}
@@ -83,71 +141,58 @@ func (db *DB) Boxes() ([]Box, error) {
 	return out, nil
 }
 
-// UpdateBox replaces the record of a box, except for its index, addresses, layers and creation time. The errors are
+// Update replaces the record of a box, except for its index, addresses, layers and creation time. The errors are
 // [ErrNotFound] and [ErrNameTaken].
-func (db *DB) UpdateBox(b Box) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		old, err := db.getBox(tx, b.ID)
+func (db Boxes) Update(b Box) error {
+	return db.update(func(tx *transaction) error {
+		old, err := getBox(tx, b.ID)
 		if err != nil {
 			return err
 		}
 		b.Index, b.V4, b.V6, b.CreatedAt, b.Layers = old.Index, old.V4, old.V6, old.CreatedAt, old.Layers
 		if b.Name != old.Name {
-			if err := db.claimName(tx, b); err != nil {
+			if err := claimName(tx, b); err != nil {
 				return err
 			}
-			if err := db.releaseName(tx, old); err != nil {
+			if err := releaseName(tx, old); err != nil {
 				return err
 			}
 		}
-		return db.putBox(tx, b)
+		return putBox(tx, b)
 	})
 }
 
-// DeleteBox removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
+// Delete removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
 // header rules, CA, public URLs and schedules. A missing box is not an error, because deletions are repeated after a
 // crash.
-func (db *DB) DeleteBox(id policy.BoxID) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		b, err := db.boxRecord(tx, id) // not getBox: the secrets are not needed
+func (db Boxes) Delete(id policy.BoxID) error {
+	return db.update(func(tx *transaction) error {
+		b, err := boxRecord(tx, id) // not getBox: the secrets are not needed
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		errs := []error{db.deleteURLs(tx, id), db.releaseName(tx, b), db.setLayerOwner(tx, boxOwner(id), b.Layers, nil), db.deleteDocument(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{deleteURLs(tx, id), releaseName(tx, b), setLayerOwner(tx, boxOwner(id), b.Layers, nil), tx.delete(layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
-				errs = append(errs, db.deleteDocument(tx, layout.Addrs, a.AsSlice()))
+				errs = append(errs, tx.delete(layout.Addrs, a.AsSlice()))
 			}
 		}
 		for _, bucket := range [][]byte{layout.Boxes, layout.Secrets, layout.Policies, layout.Headers, layout.CAs, layout.Usage} {
-			errs = append(errs, db.deleteDocument(tx, bucket, []byte(id)))
+			errs = append(errs, tx.delete(bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
-			errs = append(errs, db.deleteDocument(tx, layout.Staged, []byte(s.staged)))
+			errs = append(errs, tx.delete(layout.Staged, []byte(s.staged)))
 		}
-		return errors.Join(append(errs, db.deleteSchedules(tx, id))...)
+		return errors.Join(append(errs, deleteSchedules(tx, id))...)
 	})
 }
 
-// deleteDocument deletes one document.
-func (db *DB) deleteDocument(tx *bolt.Tx, bucket, key []byte) error {
-	t, err := db.table(tx, bucket)
-	if err != nil {
-		return err
-	}
-	return t.Delete(key)
-}
-
 // boxRecord reads a box without its sealed part.
-func (db *DB) boxRecord(tx *bolt.Tx, id policy.BoxID) (b Box, err error) {
-	boxes, err := db.table(tx, layout.Boxes)
-	if err != nil {
-		return b, err
-	}
-	data, err := boxes.Get([]byte(id))
+func boxRecord(tx *transaction, id policy.BoxID) (b Box, err error) {
+	data, err := tx.get(layout.Boxes, []byte(id))
 	if err != nil {
 		return b, err
 	}
@@ -161,21 +206,17 @@ func (db *DB) boxRecord(tx *bolt.Tx, id policy.BoxID) (b Box, err error) {
 }
 
 // getBox reads a box and opens its sealed part.
-func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
-	b, err := db.boxRecord(tx, id)
+func getBox(tx *transaction, id policy.BoxID) (Box, error) {
+	b, err := boxRecord(tx, id)
 	if err != nil {
 		return Box{}, err
 	}
-	secrets, err := db.table(tx, layout.Secrets)
-	if err != nil {
-		return Box{}, err
-	}
-	sealed, err := secrets.Get([]byte(id))
+	sealed, err := tx.get(layout.Secrets, []byte(id))
 	if err != nil {
 		return Box{}, err
 	}
 	var s sealedBoxFields
-	if err := db.seal.OpenJSON(tx, layout.Secrets, string(id), sealed, &s); err != nil {
+	if err := tx.openJSON(layout.Secrets, string(id), sealed, &s); err != nil {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = toSecrets(s.Env), toSecrets(s.Secrets), s.Extra
@@ -184,36 +225,28 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 }
 
 // putBox writes a box and its sealed part.
-func (db *DB) putBox(tx *bolt.Tx, b Box) error {
+func putBox(tx *transaction, b Box) error {
 	data, err := json.Marshal(b)
 	if err != nil {
 		return err
 	}
-	sealed, err := db.seal.SealJSON(tx, layout.Secrets, string(b.ID),
+	sealed, err := tx.sealJSON(layout.Secrets, string(b.ID),
 		sealedBoxFields{Env: toPlain(b.Env), Secrets: toPlain(b.Secrets), Extra: b.Extra, PlaceholderKey: []byte(b.PlaceholderKey.Reveal())})
 	if err != nil {
 		return err
 	}
-	boxes, err := db.table(tx, layout.Boxes)
-	if err != nil {
+	if err := tx.put(layout.Boxes, []byte(b.ID), data); err != nil {
 		return err
 	}
-	if err := boxes.Put([]byte(b.ID), data); err != nil {
-		return err
-	}
-	secrets, err := db.table(tx, layout.Secrets)
-	if err != nil {
-		return err
-	}
-	return secrets.Put([]byte(b.ID), sealed)
+	return tx.put(layout.Secrets, []byte(b.ID), sealed)
 }
 
 // claimName reserves the name for the box.
-func (db *DB) claimName(tx *bolt.Tx, b Box) error {
+func claimName(tx *transaction, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	names, err := db.table(tx, layout.Names)
+	names, err := tx.table(layout.Names)
 	if err != nil {
 		return err
 	}
@@ -227,15 +260,15 @@ func (db *DB) claimName(tx *bolt.Tx, b Box) error {
 	return names.Put([]byte(b.Name), []byte(b.ID))
 }
 
-func (db *DB) releaseName(tx *bolt.Tx, b Box) error {
+func releaseName(tx *transaction, b Box) error {
 	if b.Name == "" {
 		return nil
 	}
-	return db.deleteDocument(tx, layout.Names, []byte(b.Name))
+	return tx.delete(layout.Names, []byte(b.Name))
 }
 
 // requireBox refuses records of a box that does not exist, because they would never be deleted.
-func requireBox(tx *bolt.Tx, id policy.BoxID) error {
+func requireBox(tx *transaction, id policy.BoxID) error {
 	if tx.Bucket(layout.Boxes).Get([]byte(id)) == nil {
 		return fmt.Errorf("box %s: %w", id, ErrNotFound)
 	}
@@ -263,4 +296,79 @@ func toSecrets(m map[string]string) map[string]name.Secret {
 		out[k] = name.NewSecret(v)
 	}
 	return out
+}
+
+// Usages has the total usage of the boxes.
+type Usages struct{ *file }
+
+// Usage is the total usage of a box since its creation.
+type Usage struct {
+	CPU        Count `json:"cpu"`  // nanoseconds
+	In         Count `json:"in"`   // bytes towards the box
+	Out        Count `json:"out"`  // bytes from the box
+	OOMKills   Count `json:"oom"`  // processes killed because the box's memory ran out
+	PeakMemory int64 `json:"peak"` // bytes
+
+	Period Period `json:"period,omitzero"`
+}
+
+// Period is the current quota period of a box.
+type Period struct {
+	Length int64  `json:"length"` // nanoseconds
+	Number int64  `json:"number"` // number of the period since 1970, in periods of that length
+	Before uint64 `json:"before"` // bytes that the box had sent and received in all when the period began
+}
+
+// Count is the sum of kernel counters, each of which starts from zero.
+type Count struct {
+	Total uint64 `json:"total"`
+	Life  string `json:"life,omitempty"` // identifies the counter that was read last
+	Seen  uint64 `json:"seen,omitempty"` // its value then, which is part of Total
+}
+
+// All returns the stored usage of each box.
+func (db Usages) All() (map[policy.BoxID]Usage, error) {
+	all := map[policy.BoxID]Usage{}
+	err := db.view(func(tx *transaction) error {
+		t, err := tx.table(layout.Usage)
+		if err != nil {
+			return err
+		}
+		for _, id := range t.Keys(nil) {
+			data, err := t.Get(id)
+			if err != nil {
+				return err
+			}
+			var u Usage
+			if err := document.Decode(data, &u); err != nil {
+				return fmt.Errorf("the usage of box %s is damaged: %w", id, err)
+			}
+			all[policy.BoxID(id)] = u
+		}
+		return nil
+	})
+	return all, err
+}
+
+// Save stores the usage of boxes in one transaction. It skips boxes that no longer exist.
+func (db Usages) Save(all map[policy.BoxID]Usage) error {
+	return db.update(func(tx *transaction) error {
+		t, err := tx.table(layout.Usage)
+		if err != nil {
+			return err
+		}
+		for id, u := range all {
+			if requireBox(tx, id) != nil {
+				continue
+			}
+			data, err := json.Marshal(u)
+			if err != nil {
+				return err
+			}
+			if err := t.Put([]byte(id), data); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

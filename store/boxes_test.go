@@ -19,18 +19,18 @@ func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
 	for what, err := range map[string]error{
-		"policy": db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), "headers": db.SetHeaders("b1", nil, 1), "CA": db.SetCA("b1", CA{}),
-		"URL": db.SetURL(URL{Box: "b1", Port: 80}, Claim{}), "update": db.UpdateBox(Box{ID: "b1"}), "schedule": db.AddSchedule(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.DeleteURL("b1", 80),
+		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), "headers": db.Rules.SetHeaders("b1", nil, 1), "CA": db.Authorities.SetCA("b1", CA{}),
+		"URL": db.URLs.Set(URL{Box: "b1", Port: 80}, Claim{}), "update": db.Boxes.Update(Box{ID: "b1"}), "schedule": db.Schedules.Add(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.URLs.Delete("b1", 80),
 	} {
 		if !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := db.DeleteBox("b1"); err != nil {
+	if err := db.Boxes.Delete("b1"); err != nil {
 		t.Errorf("deleting again: %v", err)
 	}
 	for _, id := range []policy.BoxID{"", "@", "A", "a/b", "a\x00", policy.BoxID(strings.Repeat("a", 33))} {
-		if _, err := db.AllocateBox(Box{ID: id}, pools); err == nil {
+		if _, err := db.Boxes.Allocate(Box{ID: id}, pools); err == nil {
 			t.Errorf("%q was taken for an ID", id)
 		}
 	}
@@ -45,19 +45,19 @@ func TestAllocation(t *testing.T) {
 			t.Errorf("box %d: %s, index %d", i, got, b.Index)
 		}
 	}
-	if _, err := db.AllocateBox(Box{ID: "b9", Name: "name9"}, pools); !errors.Is(err, ErrExhausted) { // .7 is the broadcast address
+	if _, err := db.Boxes.Allocate(Box{ID: "b9", Name: "name9"}, pools); !errors.Is(err, ErrExhausted) { // .7 is the broadcast address
 		t.Errorf("the pool has no end: %v", err)
 	}
-	if _, err := db.BoxByName("name9"); !errors.Is(err, ErrNotFound) {
+	if _, err := db.Boxes.ByName("name9"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("a box that got no address left its name: %v", err)
 	}
-	if err := db.DeleteBox("b1"); err != nil {
+	if err := db.Boxes.Delete("b1"); err != nil {
 		t.Fatal(err)
 	}
 	for box, want := range map[*Box]error{
 		{ID: "b2"}: ErrConflict, {ID: "b3", Name: "name2"}: ErrNameTaken,
 	} {
-		if _, err := db.AllocateBox(*box, pools); !errors.Is(err, want) {
+		if _, err := db.Boxes.Allocate(*box, pools); !errors.Is(err, want) {
 			t.Errorf("%+v: %v, want %v", box, err, want)
 		}
 	}
@@ -72,13 +72,13 @@ func TestAllocationAvoidsAddressesOfOlderPools(t *testing.T) {
 	allocate(t, db, Box{ID: "b1"})
 	allocate(t, db, Box{ID: "b2"})
 	moved := Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), Reserved: 3, Max: 10} // b1 has .4, which is now the address of index 1
-	got, err := db.AllocateBox(Box{ID: "b3"}, moved)
+	got, err := db.Boxes.Allocate(Box{ID: "b3"}, moved)
 	if err != nil || got.V4.String() != "10.200.0.6" || got.V6.IsValid() {
 		t.Errorf("%+v, %v", got, err)
 	}
 	limited := moved
 	limited.Max = 4
-	if _, err := db.AllocateBox(Box{ID: "b4"}, limited); !errors.Is(err, ErrExhausted) {
+	if _, err := db.Boxes.Allocate(Box{ID: "b4"}, limited); !errors.Is(err, ErrExhausted) {
 		t.Errorf("more boxes than Max: %v", err)
 	}
 }
@@ -90,9 +90,9 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	fill := func(id policy.BoxID) {
 		allocate(t, db, Box{ID: id, Name: "name-" + string(id)})
 		if err := errors.Join(
-			db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.CommitPolicy(id), db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}),
-			db.SetHeaders(id, nil, 1), db.SetCA(id, CA{}), db.SetURL(URL{Box: id, Port: 80}, Claim{}), db.SetURL(URL{Box: id, Port: 81}, Claim{}),
-			db.AddSchedule(Schedule{ID: "s1", Box: id}, 2), db.AddSchedule(Schedule{ID: "s2", Box: id}, 2),
+			db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}),
+			db.Rules.SetHeaders(id, nil, 1), db.Authorities.SetCA(id, CA{}), db.URLs.Set(URL{Box: id, Port: 80}, Claim{}), db.URLs.Set(URL{Box: id, Port: 81}, Claim{}),
+			db.Schedules.Add(Schedule{ID: "s1", Box: id}, 2), db.Schedules.Add(Schedule{ID: "s2", Box: id}, 2),
 		); err != nil {
 			t.Fatal(err)
 		}
@@ -100,20 +100,20 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	fill("b1")
 	one := contents(t, db)
 	fill("b11") // whose ID is prefixed by the other's
-	if err := db.DeleteBox("b11"); err != nil {
+	if err := db.Boxes.Delete("b11"); err != nil {
 		t.Fatal(err)
 	}
 	if got := contents(t, db); cmp.Diff(one, got) != "" {
 		t.Errorf("after deleting b11: %s", cmp.Diff(one, got))
 	}
 	fill("b11")
-	if err := db.DeleteBox("b1"); err != nil {
+	if err := db.Boxes.Delete("b1"); err != nil {
 		t.Fatal(err)
 	}
-	if urls, err := db.URLs("b11"); err != nil || len(urls) != 2 {
+	if urls, err := db.URLs.List("b11"); err != nil || len(urls) != 2 {
 		t.Errorf("the URLs of another box: %v, %v", urls, err)
 	}
-	if err := db.DeleteBox("b11"); err != nil {
+	if err := db.Boxes.Delete("b11"); err != nil {
 		t.Fatal(err)
 	}
 	if got := contents(t, db); cmp.Diff(empty, got) != "" {
@@ -128,18 +128,18 @@ func TestUpdateBox(t *testing.T) {
 	allocate(t, db, Box{ID: "b2", Name: "two"})
 	change := b
 	change.State, change.Name, change.Index, change.V4 = "running", "uno", 77, netip.MustParseAddr("10.0.0.1")
-	if err := db.UpdateBox(change); err != nil {
+	if err := db.Boxes.Update(change); err != nil {
 		t.Fatal(err)
 	}
-	got, err := db.BoxByName("uno")
+	got, err := db.Boxes.ByName("uno")
 	if err != nil || got.State != "running" || got.Index != b.Index || got.V4 != b.V4 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := db.BoxByName("one"); !errors.Is(err, ErrNotFound) {
+	if _, err := db.Boxes.ByName("one"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the old name: %v", err)
 	}
 	change.Name = "two"
-	if err := db.UpdateBox(change); !errors.Is(err, ErrNameTaken) {
+	if err := db.Boxes.Update(change); !errors.Is(err, ErrNameTaken) {
 		t.Errorf("a name in use: %v", err)
 	}
 }
@@ -152,7 +152,7 @@ func TestHostNamesBelongToOneURL(t *testing.T) {
 	allocate(t, db, Box{ID: "b2"})
 	const host = "app.example.org"
 	take := func(id policy.BoxID, port uint16, hosts ...string) error {
-		return db.SetURL(URL{Box: id, Port: port, Hostnames: hosts}, claim("key", hosts...))
+		return db.URLs.Set(URL{Box: id, Port: port, Hostnames: hosts}, claim("key", hosts...))
 	}
 	results := make(chan error)
 	for _, id := range []policy.BoxID{"b1", "b2"} {
@@ -168,7 +168,7 @@ func TestHostNamesBelongToOneURL(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	urls, err := db.URLs("")
+	urls, err := db.URLs.List("")
 	if won != 1 || len(urls) != 1 || err != nil {
 		t.Fatalf("%d of 16 got the name, stored are %+v, %v", won, urls, err)
 	}
@@ -179,7 +179,7 @@ func TestHostNamesBelongToOneURL(t *testing.T) {
 	if err := take(owner.Box, 99, host); !errors.Is(err, ErrHostTaken) {
 		t.Errorf("another port of the same box: %v", err)
 	}
-	if err := db.DeleteURL(owner.Box, owner.Port); err != nil {
+	if err := db.URLs.Delete(owner.Box, owner.Port); err != nil {
 		t.Fatal(err)
 	}
 	if err := take("b1", 99, host); err != nil {
@@ -194,24 +194,24 @@ func TestURLs(t *testing.T) {
 	token := NewKey()
 	hash := HashKey(token.Reveal())
 	for _, port := range []uint16{8000, 80} {
-		if err := db.SetURL(URL{Box: "b1", Port: port, Bearer: &hash}, Claim{}); err != nil {
+		if err := db.URLs.Set(URL{Box: "b1", Port: port, Bearer: &hash}, Claim{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	urls, err := db.URLs("b1")
+	urls, err := db.URLs.List("b1")
 	if err != nil || len(urls) != 2 || urls[0].Port != 80 {
 		t.Fatalf("%+v, %v; want them by port", urls, err)
 	}
 	if !urls[0].Bearer.Matches(token.Reveal()) || urls[0].Bearer.Matches("wrong") || urls[0].Bearer.Matches("") || urls[0].Password != nil {
 		t.Error("the hash does not tell the token from others")
 	}
-	if err := db.DeleteURL("b1", 80); err != nil {
+	if err := db.URLs.Delete("b1", 80); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.URL("b1", 80); !errors.Is(err, ErrNotFound) {
+	if _, err := db.URLs.Get("b1", 80); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the deleted URL: %v", err)
 	}
-	if u, err := db.URL("b1", 8000); err != nil || u.Port != 8000 {
+	if u, err := db.URLs.Get("b1", 8000); err != nil || u.Port != 8000 {
 		t.Errorf("the other URL: %+v, %v", u, err)
 	}
 }
@@ -222,25 +222,25 @@ func TestChangeURL(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	first := time.Unix(1000, 1).UTC()
-	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: name.NewSecret("key")}, Claim{}); err != nil {
+	if err := db.URLs.Set(URL{Box: "b1", Port: 80, CreatedAt: first, Key: name.NewSecret("key")}, Claim{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func(u *URL) { u.SignedOut = append(u.SignedOut, SignedOut{Session: "s"}) }
-	if u, err := db.ChangeURL("b1", 80, first, end); err != nil || len(u.SignedOut) != 1 {
+	if u, err := db.URLs.Change("b1", 80, first, end); err != nil || len(u.SignedOut) != 1 {
 		t.Errorf("%+v, %v", u, err)
 	}
-	if u, err := db.URL("b1", 80); err != nil || len(u.SignedOut) != 1 || u.Key.Reveal() != "key" {
+	if u, err := db.URLs.Get("b1", 80); err != nil || len(u.SignedOut) != 1 || u.Key.Reveal() != "key" {
 		t.Errorf("%+v, %v", u, err)
 	}
-	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first.Add(1)}, Claim{}); err != nil {
+	if err := db.URLs.Set(URL{Box: "b1", Port: 80, CreatedAt: first.Add(1)}, Claim{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, port := range []uint16{80, 81} {
-		if _, err := db.ChangeURL("b1", port, first, end); !errors.Is(err, ErrNotFound) {
+		if _, err := db.URLs.Change("b1", port, first, end); !errors.Is(err, ErrNotFound) {
 			t.Errorf("port %d: %v", port, err)
 		}
 	}
-	if u, err := db.URL("b1", 80); err != nil || u.SignedOut != nil {
+	if u, err := db.URLs.Get("b1", 80); err != nil || u.SignedOut != nil {
 		t.Errorf("%+v, %v", u, err)
 	}
 }

@@ -29,7 +29,7 @@ func fullStore(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.EnsureAPIKey(); err != nil {
+	if _, err := db.Keys.Ensure(); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []policy.BoxID{"b1", "b2"} {
@@ -37,20 +37,20 @@ func fullStore(t *testing.T) string {
 			Env: map[string]name.Secret{"A": name.NewSecret("value")}})
 		spec := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.com"}}
 		if err := errors.Join(
-			db.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
-			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key")}),
-			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: name.NewSecret("url-key-" + string(id))}, Claim{}),
+			db.Rules.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
+			db.Authorities.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key")}),
+			db.URLs.Set(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: name.NewSecret("url-key-" + string(id))}, Claim{}),
 		); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := errors.Join(
-		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
-		db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 2}), db.ChangeEnvironment(setting("SHARED", "value")),
-		db.AddSchedule(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
-		db.SaveUsages(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
-		db.AddSnapshot(Snapshot{ID: "snap1", Box: "b1", Layers: []string{"layer1"}, Env: map[string]string{"A": "value"}}),
-		db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
+		db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.Authorities.SetInstallationCA(CA{CertPEM: []byte("cert")}),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 2}), db.Environment.Change(setting("SHARED", "value")),
+		db.Schedules.Add(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
+		db.Usages.Save(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
+		db.Snapshots.Add(Snapshot{ID: "snap1", Box: "b1", Layers: []string{"layer1"}, Env: map[string]string{"A": "value"}}),
+		db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -73,30 +73,30 @@ func meaning(db *DB) (string, error) {
 		say(h.Version, err)
 	}
 	authority := func(ca CA, err error) { say([]string{string(ca.CertPEM), ca.KeyPEM.Reveal()}, err) }
-	boxes, err := db.Boxes()
+	boxes, err := db.Boxes.All()
 	say(boxes, err)
 	for _, b := range boxes {
 		say(toPlain(b.Env), nil)
-		say(db.BoxByName(b.Name))
-		say(db.Policy(b.ID))
-		rules(db.Headers(b.ID))
-		authority(db.CA(b.ID))
+		say(db.Boxes.ByName(b.Name))
+		say(db.Rules.Policy(b.ID))
+		rules(db.Rules.Headers(b.ID))
+		authority(db.Authorities.CA(b.ID))
 	}
-	rules(db.GlobalHeaders())
-	vars, err := db.Environment()
+	rules(db.Rules.GlobalHeaders())
+	vars, err := db.Environment.Variables()
 	say(toPlain(vars), err)
-	say(db.Schedules(""))
-	say(db.Usages())
-	authority(db.InstallationCA())
-	say(db.Staged())
-	staged, err := db.StagedHeaders()
+	say(db.Schedules.List(""))
+	say(db.Usages.All())
+	authority(db.Authorities.InstallationCA())
+	say(db.Rules.Staged())
+	staged, err := db.Rules.StagedHeaders()
 	rules(staged["b1"], err)
-	urls, err := db.URLs("")
+	urls, err := db.URLs.List("")
 	say(urls, err)
 	for _, u := range urls {
 		say(u.Key.Reveal(), nil)
 	}
-	say(db.APIKeys())
+	say(db.Keys.All())
 	return out.String(), errors.Join(errs...)
 }
 
@@ -184,7 +184,7 @@ func TestKeysThatLeadAstrayAreRefused(t *testing.T) {
 	}
 	wide := Pools{V4: netip.MustParsePrefix("10.200.0.0/16"), Reserved: 3}
 	for i := range 60 {
-		if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprintf("box%03d", i)), Image: strings.Repeat("x", 200)}, wide); err != nil {
+		if _, err := db.Boxes.Allocate(Box{ID: policy.BoxID(fmt.Sprintf("box%03d", i)), Image: strings.Repeat("x", 200)}, wide); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -48,28 +48,44 @@ func (o Options) reportStep(step string) error {
 	return o.onStep(step)
 }
 
-// DB is an open store. Safe for concurrent use.
+// DB is an open store. Its own methods concern the file as a whole; the records are in the parts. The DB and its parts
+// are safe for concurrent use; the parts end with [DB.Close].
 type DB struct {
-	dir  string
-	bolt *bolt.DB
-	seal *document.Sealer
+	*file
 
-	holdings holdings
-	keyUses  keyUses                 // not stored yet
-	rotating sync.Mutex              // one change of keys at a time
-	onStep   func(step string) error // for tests: called with each step of a change of keys; its error is returned
+	Boxes        Boxes
+	Usages       Usages
+	Rules        Rules
+	Authorities  Authorities
+	URLs         URLs
+	Schedules    Schedules
+	Snapshots    Snapshots
+	Keys         Keys
+	Environment  Environment
+	Installation Installation
 }
 
-// path returns the path of a file in the state directory.
-func (db *DB) path(name string) string { return filepath.Join(db.dir, name) }
-
-// reportStep marks a completed step of a change of keys.
-func (db *DB) reportStep(step string) error {
-	if db.onStep == nil {
-		return nil
+// newDB returns the parts of a file.
+func newDB(f *file) *DB {
+	return &DB{
+		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
+		Snapshots: Snapshots{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
 	}
-	return db.onStep(step)
 }
+
+// Errors for errors.Is. Every other error means that the file could not be read or written.
+var (
+	ErrNotFound     = errors.New("not found")
+	ErrNameTaken    = errors.New("the name is in use by another box")
+	ErrKeyNameTaken = errors.New("the name is in use by another API key")
+	ErrManyKeys     = errors.New("there are too many API keys")
+	ErrHostTaken    = errors.New("the host name is in use by another public URL")
+	ErrHostUnproven = errors.New("control of the host name is not proven")
+	ErrExhausted    = errors.New("every address of the pools is in use")
+	ErrInUse        = errors.New("another gateway is using the store")
+	ErrPassphrase   = errors.New("the passphrase is wrong")
+	ErrConflict     = errors.New("changed concurrently")
+)
 
 // Open opens the store, and on the first start creates it: the directory, the file, and the key file unless there is a
 // passphrase. Errors contain the remedy. Only one process can have a store open.
@@ -95,14 +111,14 @@ func Open(o Options) (*DB, error) {
 	if b, err = rewriteFile(b, path, openAgain); err != nil {
 		return nil, err
 	}
-	db := &DB{dir: o.Dir, bolt: b}
-	if db.seal, err = openSealer(b, o.Dir, passphrase, o.PassphraseEnv, path); err != nil {
+	f := &file{dir: o.Dir, bolt: b}
+	if f.seal, err = openSealer(b, o.Dir, passphrase, o.PassphraseEnv, path); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
-	if err := b.View(db.seal.Check); err != nil {
+	if err := b.View(f.seal.Check); err != nil {
 		return nil, errors.Join(fmt.Errorf("the store %s: %w; %w", path, err, pages.ErrDamaged), b.Close())
 	}
-	return db, nil
+	return newDB(f), nil
 }
 
 // openFile opens the bbolt file and checks that only its owner can access it. The process that had it open may have
@@ -158,9 +174,6 @@ func takeEnv(name string) string {
 	return v
 }
 
-// table returns the documents of a bucket in a transaction.
-func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return db.seal.Table(tx, name) }
-
 // CheckDir requires a state directory that no other user can access, without side effects. The error is [fs.ErrNotExist]
 // if the directory does not exist.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
@@ -204,4 +217,109 @@ func Lock(dir string) (release func(), err error) {
 		return nil, fmt.Errorf("the store in %s is in use: %w", dir, err)
 	}
 	return func() { f.Close() }, nil
+}
+
+// file is the open file that a [DB] and its parts share. Safe for concurrent use.
+type file struct {
+	dir  string
+	bolt *bolt.DB
+	seal *document.Sealer
+
+	holdings holdings
+	keyUses  keyUses                 // not stored yet
+	rotating sync.Mutex              // one change of keys at a time
+	onStep   func(step string) error // for tests: called with each step of a change of keys; its error is returned
+}
+
+// path returns the path of a file in the state directory.
+func (f *file) path(name string) string { return filepath.Join(f.dir, name) }
+
+// reportStep marks a completed step of a change of keys.
+func (f *file) reportStep(step string) error {
+	if f.onStep == nil {
+		return nil
+	}
+	return f.onStep(step)
+}
+
+// transaction is one transaction over all documents. What several parts need in it are functions that take it, such as
+// getBox.
+type transaction struct {
+	*bolt.Tx
+	file *file
+}
+
+// view runs do in a transaction that only reads.
+func (f *file) view(do func(*transaction) error) error {
+	return f.bolt.View(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+}
+
+// update runs do in a transaction, which is committed unless do returns an error.
+func (f *file) update(do func(*transaction) error) error {
+	return f.bolt.Update(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+}
+
+// batch is update in a transaction that concurrent calls share. do may be called more than once.
+func (f *file) batch(do func(*transaction) error) error {
+	return f.bolt.Batch(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+}
+
+// table returns the documents of a bucket.
+func (tx *transaction) table(bucket []byte) (document.Table, error) {
+	return tx.file.seal.Table(tx.Tx, bucket)
+}
+
+// get returns a document, or nil if it does not exist.
+func (tx *transaction) get(bucket, key []byte) ([]byte, error) {
+	t, err := tx.table(bucket)
+	if err != nil {
+		return nil, err
+	}
+	return t.Get(key)
+}
+
+// put writes a document, replacing the existing one.
+func (tx *transaction) put(bucket, key, data []byte) error {
+	t, err := tx.table(bucket)
+	if err != nil {
+		return err
+	}
+	return t.Put(key, data)
+}
+
+// delete deletes a document, if it exists.
+func (tx *transaction) delete(bucket, key []byte) error {
+	t, err := tx.table(bucket)
+	if err != nil {
+		return err
+	}
+	return t.Delete(key)
+}
+
+// sealJSON encodes and encrypts v for one place.
+func (tx *transaction) sealJSON(bucket []byte, key string, v any) ([]byte, error) {
+	return tx.file.seal.SealJSON(tx.Tx, bucket, key, v)
+}
+
+// openJSON is the reverse of sealJSON.
+func (tx *transaction) openJSON(bucket []byte, key string, sealed []byte, v any) error {
+	return tx.file.seal.OpenJSON(tx.Tx, bucket, key, sealed, v)
+}
+
+// getSealed decodes a document that is sealed as a whole into v, and reports whether it exists.
+func (tx *transaction) getSealed(bucket []byte, key string, v any) (found bool, err error) {
+	sealed, err := tx.get(bucket, []byte(key))
+	if err != nil || sealed == nil {
+		return false, err
+	}
+	return true, tx.openJSON(bucket, key, sealed, v)
+}
+
+// putSealed seals v as a whole and writes it.
+func (tx *transaction) putSealed(bucket []byte, key string, v any) error {
+	sealed, err := tx.sealJSON(bucket, key, v)
+	if err != nil {
+		return err
+	}
+	return tx.put(bucket, []byte(key), sealed)
 }

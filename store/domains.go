@@ -10,10 +10,7 @@ import (
 	"strings"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
-	"boxgate/store/document"
 	"boxgate/store/layout"
 )
 
@@ -62,13 +59,9 @@ func (e *KeptDomainError) Error() string {
 }
 
 // Domain returns the record of a host name. The record is zero if no URL has the name or had it recently.
-func (db *DB) Domain(host string) (d Domain, err error) {
-	err = db.bolt.View(func(tx *bolt.Tx) error {
-		settings, err := db.table(tx, layout.Settings)
-		if err != nil {
-			return err
-		}
-		d, err = db.getDomain(tx, settings, host)
+func (db URLs) Domain(host string) (d Domain, err error) {
+	err = db.view(func(tx *transaction) error {
+		d, err = getDomain(tx, host)
 		return err
 	})
 	return d, err
@@ -76,7 +69,7 @@ func (db *DB) Domain(host string) (d Domain, err error) {
 
 // DomainToken returns the token that a domain's owner publishes to let an API key use a host name: an HMAC of both, so
 // it is stable, differs by key and by name, and does not reveal the key.
-func (db *DB) DomainToken(key, host string) (string, error) {
+func (db URLs) DomainToken(key, host string) (string, error) {
 	secret, err := db.getText(domainSecret)
 	if err == nil && secret.Reveal() == "" {
 		if err = db.setTextOnce(domainSecret, NewKey()); err == nil {
@@ -93,22 +86,18 @@ func (db *DB) DomainToken(key, host string) (string, error) {
 
 // claimDomains claims the host names in next that are not in old, and frees the names that are only in old. old is zero
 // for a new URL. The error is [ErrHostUnproven], or a [*KeptDomainError].
-func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
+func claimDomains(tx *transaction, old, next URL, by Claim) error {
 	now := time.Now().UTC()
 	for _, host := range next.Hostnames {
 		if slices.Contains(old.Hostnames, host) {
 			continue
 		}
-		if err := db.claimDomain(tx, host, by, now); err != nil {
+		if err := claimDomain(tx, host, by, now); err != nil {
 			return err
 		}
 	}
-	settings, err := db.table(tx, layout.Settings)
-	if err != nil {
-		return err
-	}
 	for _, host := range next.Pending {
-		d, err := db.getDomain(tx, settings, host)
+		d, err := getDomain(tx, host)
 		if err == nil {
 			err = d.checkReserved(host, by, now)
 		}
@@ -117,16 +106,12 @@ func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
 		}
 	}
 	old.Hostnames = slices.DeleteFunc(slices.Clone(old.Hostnames), func(host string) bool { return slices.Contains(next.Hostnames, host) })
-	return db.freeDomains(tx, []URL{old}, now)
+	return freeDomains(tx, []URL{old}, now)
 }
 
 // claimDomain gives a host name to a key.
-func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) error {
-	settings, err := db.table(tx, layout.Settings)
-	if err != nil {
-		return err
-	}
-	d, err := db.getDomain(tx, settings, host)
+func claimDomain(tx *transaction, host string, by Claim, now time.Time) error {
+	d, err := getDomain(tx, host)
 	if err != nil {
 		return err
 	}
@@ -142,7 +127,7 @@ func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) err
 	default:
 		return fmt.Errorf("%s: %w", host, ErrHostUnproven)
 	}
-	return db.putDomain(tx, settings, host, d)
+	return putDomain(tx, host, d)
 }
 
 // checkReserved returns a [*KeptDomainError] if the name is reserved for another key.
@@ -155,25 +140,21 @@ func (d Domain) checkReserved(host string, by Claim, now time.Time) error {
 }
 
 // freeDomains reserves the host names of deleted URLs for their keys, and deletes reservations that have ended.
-func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
-	settings, err := db.table(tx, layout.Settings)
-	if err != nil {
-		return err
-	}
+func freeDomains(tx *transaction, gone []URL, now time.Time) error {
 	freed := false
 	for _, u := range gone {
 		for _, host := range u.Hostnames {
-			d, err := db.getDomain(tx, settings, host)
+			d, err := getDomain(tx, host)
 			if err != nil {
 				return err
 			}
 			if d.Key == "" { // of an older version
-				if d, err = db.legacyDomain(tx, u); err != nil {
+				if d, err = legacyDomain(tx, u); err != nil {
 					return err
 				}
 			}
 			d.Freed, freed = now, true
-			if err := db.putDomain(tx, settings, host, d); err != nil {
+			if err := putDomain(tx, host, d); err != nil {
 				return err
 			}
 		}
@@ -181,12 +162,12 @@ func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
 	if !freed {
 		return nil
 	}
-	return db.expireDomains(tx, settings, now)
+	return expireDomains(tx, now)
 }
 
 // legacyDomain returns the domain of a URL made by an older version: it belongs to the key that created the box.
-func (db *DB) legacyDomain(tx *bolt.Tx, u URL) (Domain, error) {
-	box, err := db.boxRecord(tx, u.Box)
+func legacyDomain(tx *transaction, u URL) (Domain, error) {
+	box, err := boxRecord(tx, u.Box)
 	if err != nil {
 		return Domain{}, err
 	}
@@ -194,7 +175,11 @@ func (db *DB) legacyDomain(tx *bolt.Tx, u URL) (Domain, error) {
 }
 
 // expireDomains deletes reservations that have ended, and the oldest where there are too many.
-func (db *DB) expireDomains(tx *bolt.Tx, settings document.Table, now time.Time) error {
+func expireDomains(tx *transaction, now time.Time) error {
+	settings, err := tx.table(layout.Settings)
+	if err != nil {
+		return err
+	}
 	type freed struct {
 		host string
 		at   time.Time
@@ -202,7 +187,7 @@ func (db *DB) expireDomains(tx *bolt.Tx, settings document.Table, now time.Time)
 	byKey, all := map[string][]freed{}, 0
 	for _, key := range settings.Keys([]byte(domainPrefix)) {
 		host := strings.TrimPrefix(string(key), domainPrefix)
-		d, err := db.getDomain(tx, settings, host)
+		d, err := getDomain(tx, host)
 		if err != nil {
 			return err
 		}
@@ -239,51 +224,41 @@ func (db *DB) expireDomains(tx *bolt.Tx, settings document.Table, now time.Time)
 	return nil
 }
 
-// getDomain is Domain within a transaction.
-func (db *DB) getDomain(tx *bolt.Tx, settings document.Table, host string) (d Domain, err error) {
-	key := domainPrefix + host
-	sealed, err := settings.Get([]byte(key))
-	if err != nil || sealed == nil {
-		return Domain{}, err
-	}
-	err = db.seal.OpenJSON(tx, layout.Settings, key, sealed, &d)
+// getDomain is [URLs.Domain] within a transaction.
+func getDomain(tx *transaction, host string) (d Domain, err error) {
+	_, err = tx.getSealed(layout.Settings, domainPrefix+host, &d)
 	return d, err
 }
 
-func (db *DB) putDomain(tx *bolt.Tx, settings document.Table, host string, d Domain) error {
-	key := domainPrefix + host
-	sealed, err := db.seal.SealJSON(tx, layout.Settings, key, d)
-	if err != nil {
-		return err
-	}
-	return settings.Put([]byte(key), sealed)
+func putDomain(tx *transaction, host string, d Domain) error {
+	return tx.putSealed(layout.Settings, domainPrefix+host, d)
 }
 
 // ProveHost puts a pending host name of a public URL into service, if the URL still has the given creation time. The
 // errors are [ErrNotFound], [ErrHostTaken], [ErrHostUnproven] and [*KeptDomainError].
-func (db *DB) ProveHost(id policy.BoxID, port uint16, created time.Time, host string, by Claim) (URL, error) {
+func (db URLs) ProveHost(id policy.BoxID, port uint16, created time.Time, host string, by Claim) (URL, error) {
 	var u URL
-	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
-		if u, err = db.getURL(tx, id, port); err != nil {
+	err := db.update(func(tx *transaction) (err error) {
+		if u, err = getURL(tx, id, port); err != nil {
 			return err
 		}
 		at := slices.Index(u.Pending, host)
 		if at < 0 || !u.CreatedAt.Equal(created) {
 			return fmt.Errorf("%s of the public URL of port %d of box %s: %w", host, port, id, ErrNotFound)
 		}
-		urls, err := db.table(tx, layout.URLs)
+		urls, err := tx.table(layout.URLs)
 		if err != nil {
 			return err
 		}
 		if err := hostsFree(urls, urlKey(id, port), []string{host}); err != nil {
 			return err
 		}
-		if err := db.claimDomain(tx, host, by, time.Now().UTC()); err != nil {
+		if err := claimDomain(tx, host, by, time.Now().UTC()); err != nil {
 			return err
 		}
 		u.Pending = slices.Delete(u.Pending, at, at+1)
 		u.Hostnames = append(u.Hostnames, host)
-		return db.putURL(tx, u)
+		return putURL(tx, u)
 	})
 	return u, err
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/layout"
@@ -25,17 +23,13 @@ func claim(key string, hosts ...string) Claim {
 // freedAt changes when a name was freed.
 func freedAt(t *testing.T, db *DB, host string, at time.Time) {
 	t.Helper()
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		settings, err := db.table(tx, layout.Settings)
-		if err != nil {
-			return err
-		}
-		d, err := db.getDomain(tx, settings, host)
+	err := db.update(func(tx *transaction) error {
+		d, err := getDomain(tx, host)
 		if err != nil {
 			return err
 		}
 		d.Freed = at
-		return db.putDomain(tx, settings, host, d)
+		return putDomain(tx, host, d)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -48,16 +42,16 @@ func TestFreedNamesAreKept(t *testing.T) {
 	t.Parallel()
 	const host = "app.example.org"
 	for what, free := range map[string]func(*DB) error{
-		"deleted":  func(db *DB) error { return db.DeleteURL("b1", 80) },
-		"replaced": func(db *DB) error { return db.SetURL(URL{Box: "b1", Port: 80}, claim("alice")) },
-		"box":      func(db *DB) error { return db.DeleteBox("b1") },
+		"deleted":  func(db *DB) error { return db.URLs.Delete("b1", 80) },
+		"replaced": func(db *DB) error { return db.URLs.Set(URL{Box: "b1", Port: 80}, claim("alice")) },
+		"box":      func(db *DB) error { return db.Boxes.Delete("b1") },
 	} {
 		dir := newDir(t)
 		db := open(t, Options{Dir: dir})
 		allocate(t, db, Box{ID: "b1"})
 		allocate(t, db, Box{ID: "b2"})
-		take := func(by Claim) error { return db.SetURL(URL{Box: "b2", Port: 80, Hostnames: []string{host}}, by) }
-		if err := errors.Join(db.SetURL(URL{Box: "b1", Port: 80, Hostnames: []string{host}}, claim("alice", host)), free(db), db.Close()); err != nil {
+		take := func(by Claim) error { return db.URLs.Set(URL{Box: "b2", Port: 80, Hostnames: []string{host}}, by) }
+		if err := errors.Join(db.URLs.Set(URL{Box: "b1", Port: 80, Hostnames: []string{host}}, claim("alice", host)), free(db), db.Close()); err != nil {
 			t.Fatal(what, err)
 		}
 		db = open(t, Options{Dir: dir})
@@ -66,13 +60,13 @@ func TestFreedNamesAreKept(t *testing.T) {
 		if !refused || kept.Until.Before(before.Add(reservationTime-time.Hour)) || kept.Until.After(time.Now().Add(reservationTime)) {
 			t.Errorf("%s: another key takes it at once, or is told %+v", what, kept)
 		}
-		if err := db.SetURL(URL{Box: "b2", Port: 80, Pending: []string{host}}, claim("mallory")); err == nil {
+		if err := db.URLs.Set(URL{Box: "b2", Port: 80, Pending: []string{host}}, claim("mallory")); err == nil {
 			t.Errorf("%s: another key has it pending", what)
 		}
 		if err := take(claim("alice")); err != nil {
 			t.Errorf("%s: its own key: %v", what, err)
 		}
-		if err := db.DeleteURL("b2", 80); err != nil {
+		if err := db.URLs.Delete("b2", 80); err != nil {
 			t.Fatal(err)
 		}
 		freedAt(t, db, host, time.Now().Add(-reservationTime+time.Minute))
@@ -81,7 +75,7 @@ func TestFreedNamesAreKept(t *testing.T) {
 		}
 		admin := claim("root", host)
 		admin.Admin = true
-		if err := errors.Join(take(admin), db.DeleteURL("b2", 80)); err != nil {
+		if err := errors.Join(take(admin), db.URLs.Delete("b2", 80)); err != nil {
 			t.Errorf("%s: an admin: %v", what, err)
 		}
 		freedAt(t, db, host, time.Now().Add(-reservationTime))
@@ -98,7 +92,7 @@ func TestNamesNeedAProof(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1", CreatedBy: "alice"})
 	set := func(by Claim, hosts ...string) error {
-		return db.SetURL(URL{Box: "b1", Port: 80, Hostnames: hosts}, by)
+		return db.URLs.Set(URL{Box: "b1", Port: 80, Hostnames: hosts}, by)
 	}
 	if err := set(claim("alice", "a.example.org"), "a.example.org", "b.example.org"); !errors.Is(err, ErrHostUnproven) {
 		t.Errorf("a name beside one that is proven: %v", err)
@@ -109,13 +103,13 @@ func TestNamesNeedAProof(t *testing.T) {
 	if err := errors.Join(set(claim("alice", "a.example.org"), "a.example.org"), set(claim("bob"), "a.example.org")); err != nil {
 		t.Errorf("a URL made anew by another key of the box: %v", err)
 	}
-	if d, err := db.Domain("a.example.org"); err != nil || d.Key != "alice" || d.Proof != "dns" || !d.Freed.IsZero() {
+	if d, err := db.URLs.Domain("a.example.org"); err != nil || d.Key != "alice" || d.Proof != "dns" || !d.Freed.IsZero() {
 		t.Errorf("%+v %v", d, err)
 	}
-	if err := db.DeleteURL("b1", 80); err != nil {
+	if err := db.URLs.Delete("b1", 80); err != nil {
 		t.Fatal(err)
 	}
-	if d, err := db.Domain("a.example.org"); err != nil || d.Key != "alice" || d.Freed.IsZero() {
+	if d, err := db.URLs.Domain("a.example.org"); err != nil || d.Key != "alice" || d.Freed.IsZero() {
 		t.Errorf("freed: %+v %v", d, err)
 	}
 }
@@ -127,27 +121,27 @@ func TestNamesOfOlderVersions(t *testing.T) {
 	for id, owner := range map[policy.BoxID]string{"b1": "alice", "b2": ""} {
 		allocate(t, db, Box{ID: id, CreatedBy: owner})
 		host := string(id) + ".example.org"
-		err := db.bolt.Update(func(tx *bolt.Tx) error { return db.putURL(tx, URL{Box: id, Port: 80, Hostnames: []string{host}}) })
+		err := db.update(func(tx *transaction) error { return putURL(tx, URL{Box: id, Port: 80, Hostnames: []string{host}}) })
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := db.SetURL(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim("bob")); err != nil {
+		if err := db.URLs.Set(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim("bob")); err != nil {
 			t.Errorf("%s is made anew: %v", host, err)
 		}
-		if err := db.DeleteURL(id, 80); err != nil {
+		if err := db.URLs.Delete(id, 80); err != nil {
 			t.Fatal(err)
 		}
 		want := owner
 		if want == "" {
 			want = OperatorKey
 		}
-		if d, err := db.Domain(host); err != nil || d.Key != want || d.Proof != ProofEarlier {
+		if d, err := db.URLs.Domain(host); err != nil || d.Key != want || d.Proof != ProofEarlier {
 			t.Errorf("%s: %+v %v", host, d, err)
 		}
-		if err := db.SetURL(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim("mallory", host)); err == nil {
+		if err := db.URLs.Set(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim("mallory", host)); err == nil {
 			t.Errorf("%s is another key's at once", host)
 		}
-		if err := db.SetURL(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim(want)); err != nil {
+		if err := db.URLs.Set(URL{Box: id, Port: 80, Hostnames: []string{host}}, claim(want)); err != nil {
 			t.Errorf("%s, its own key: %v", host, err)
 		}
 	}
@@ -160,7 +154,7 @@ func TestFreedNamesAreBounded(t *testing.T) {
 	allocate(t, db, Box{ID: "b1"})
 	give := func(key string, hosts ...string) {
 		t.Helper()
-		err := errors.Join(db.SetURL(URL{Box: "b1", Port: 80, Hostnames: hosts}, claim(key, hosts...)), db.DeleteURL("b1", 80))
+		err := errors.Join(db.URLs.Set(URL{Box: "b1", Port: 80, Hostnames: hosts}, claim(key, hosts...)), db.URLs.Delete("b1", 80))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,13 +169,13 @@ func TestFreedNamesAreBounded(t *testing.T) {
 		give("mallory", hosts...)
 	}
 	of := map[string]int{}
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		settings, err := db.table(tx, layout.Settings)
+	err := db.view(func(tx *transaction) error {
+		settings, err := tx.table(layout.Settings)
 		if err != nil {
 			return err
 		}
 		for _, key := range settings.Keys([]byte(domainPrefix)) {
-			d, err := db.getDomain(tx, settings, string(key[len(domainPrefix):]))
+			d, err := getDomain(tx, string(key[len(domainPrefix):]))
 			if err != nil {
 				return err
 			}
@@ -203,27 +197,27 @@ func TestPendingNames(t *testing.T) {
 	made := time.Now()
 	for _, id := range []policy.BoxID{"b1", "b2"} {
 		allocate(t, db, Box{ID: id})
-		if err := db.SetURL(URL{Box: id, Port: 80, CreatedAt: made, Pending: []string{host}}, claim(string(id))); err != nil {
+		if err := db.URLs.Set(URL{Box: id, Port: 80, CreatedAt: made, Pending: []string{host}}, claim(string(id))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := db.ProveHost("b1", 80, made, host, claim("b1")); !errors.Is(err, ErrHostUnproven) {
+	if _, err := db.URLs.ProveHost("b1", 80, made, host, claim("b1")); !errors.Is(err, ErrHostUnproven) {
 		t.Errorf("without a proof: %v", err)
 	}
-	if _, err := db.ProveHost("b1", 80, made.Add(time.Second), host, claim("b1", host)); !errors.Is(err, ErrNotFound) {
+	if _, err := db.URLs.ProveHost("b1", 80, made.Add(time.Second), host, claim("b1", host)); !errors.Is(err, ErrNotFound) {
 		t.Errorf("of a URL that was replaced: %v", err)
 	}
-	u, err := db.ProveHost("b1", 80, made, host, claim("b1", host))
+	u, err := db.URLs.ProveHost("b1", 80, made, host, claim("b1", host))
 	if err != nil || len(u.Pending) != 0 || len(u.Hostnames) != 1 {
 		t.Errorf("%+v %v", u, err)
 	}
-	if _, err := db.ProveHost("b2", 80, made, host, claim("b2", host)); !errors.Is(err, ErrHostTaken) {
+	if _, err := db.URLs.ProveHost("b2", 80, made, host, claim("b2", host)); !errors.Is(err, ErrHostTaken) {
 		t.Errorf("by another URL: %v", err)
 	}
-	if err := db.DeleteURL("b1", 80); err != nil {
+	if err := db.URLs.Delete("b1", 80); err != nil {
 		t.Fatal(err)
 	}
-	_, err = db.ProveHost("b2", 80, made, host, claim("b2", host))
+	_, err = db.URLs.ProveHost("b2", 80, made, host, claim("b2", host))
 	if _, kept := errors.AsType[*KeptDomainError](err); !kept {
 		t.Errorf("by another URL, as soon as it is free: %v", err)
 	}
@@ -237,7 +231,7 @@ func TestDomainTokens(t *testing.T) {
 	db, other := open(t, Options{Dir: dir}), open(t, Options{Dir: newDir(t)})
 	token := func(db *DB, key, host string) string {
 		t.Helper()
-		text, err := db.DomainToken(key, host)
+		text, err := db.URLs.DomainToken(key, host)
 		if err != nil || len(text) != 32 {
 			t.Fatalf("%q %v", text, err)
 		}

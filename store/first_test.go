@@ -73,7 +73,7 @@ func TestAFirstStartMayStopAnywhere(t *testing.T) {
 			if err != nil {
 				t.Fatalf("after %q: %v", at, err)
 			}
-			if made, err := db.EnsureAPIKey(); err != nil || !made {
+			if made, err := db.Keys.Ensure(); err != nil || !made {
 				t.Errorf("after %q: %v %v", at, made, err)
 			}
 			allocate(t, db, Box{ID: "b1"})
@@ -86,7 +86,7 @@ func TestAFirstStartMayStopAnywhere(t *testing.T) {
 			}
 			t.Setenv("BOXGATE_TEST_FIRST", passphrase)
 			db = open(t, o)
-			if b, err := db.Boxes(); err != nil || len(b) != 1 {
+			if b, err := db.Boxes.All(); err != nil || len(b) != 1 {
 				t.Errorf("after %q: %v %v", at, b, err)
 			}
 		}

@@ -40,7 +40,7 @@ func newDir(t *testing.T) string { return filepath.Join(t.TempDir(), "state") }
 
 func allocate(t *testing.T, db *DB, b Box) Box {
 	t.Helper()
-	b, err := db.AllocateBox(b, pools)
+	b, err := db.Boxes.Allocate(b, pools)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func contents(t *testing.T, db *DB) map[string][]string {
 }
 
 // SetHeaders stages and commits header rules of a box.
-func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+func (db Rules) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
 	if err := db.StageHeaders(id, rules, version); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (db *DB) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uin
 }
 
 // SetGlobalHeaders stages and commits header rules of every box.
-func (db *DB) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
+func (db Rules) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
 	if err := db.StageGlobalHeaders(rules, version); err != nil {
 		return err
 	}

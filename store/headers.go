@@ -1,52 +1,60 @@
 package store
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
-
-	bolt "go.etcd.io/bbolt"
+	"slices"
 
 	"boxgate/policy"
 	"boxgate/store/layout"
 )
 
+// Headers are the header rules of a box, or the global ones.
+type Headers struct {
+	Rules   []policy.HeaderRule
+	Version uint64 // 0: never set
+}
+
 // Headers returns the header rules of a box. If they were never set they are empty, with version 0.
-func (db *DB) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders(string(id)) }
+func (db Rules) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders(string(id)) }
 
 // GlobalHeaders returns the header rules of every box. If they were never set they are empty, with version 0.
-func (db *DB) GlobalHeaders() (Headers, error) { return db.getHeaders(layout.Global) }
+func (db Rules) GlobalHeaders() (Headers, error) { return db.getHeaders(layout.Global) }
 
 // StageHeaders stores header rules of a box next to the committed ones, replacing rules staged before. They are not in
-// force until [DB.CommitHeaders]. The version must be higher than the committed one, else the error is [ErrConflict].
-func (db *DB) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+// force until [Rules.CommitHeaders]. The version must be higher than the committed one, else the error is [ErrConflict].
+func (db Rules) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		return db.stageHeaders(tx, string(id), rules, version)
+		return stageHeaders(tx, string(id), rules, version)
 	})
 }
 
 // CommitHeaders makes the staged header rules of a box the committed ones. Without staged ones the error is [ErrNotFound].
-func (db *DB) CommitHeaders(id policy.BoxID) error { return db.commit(headerSlot(string(id))) }
+func (db Rules) CommitHeaders(id policy.BoxID) error { return db.commit(headerSlot(string(id))) }
 
 // AbortHeaders deletes the staged header rules of a box, if there are any.
-func (db *DB) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(string(id))) }
+func (db Rules) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(string(id))) }
 
-// StageGlobalHeaders is [DB.StageHeaders] for the header rules of every box.
-func (db *DB) StageGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stageHeaders(tx, layout.Global, rules, version) })
+// StageGlobalHeaders is [Rules.StageHeaders] for the header rules of every box.
+func (db Rules) StageGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
+	return db.update(func(tx *transaction) error { return stageHeaders(tx, layout.Global, rules, version) })
 }
 
-// CommitGlobalHeaders is [DB.CommitHeaders] for the header rules of every box.
-func (db *DB) CommitGlobalHeaders() error { return db.commit(headerSlot(layout.Global)) }
+// CommitGlobalHeaders is [Rules.CommitHeaders] for the header rules of every box.
+func (db Rules) CommitGlobalHeaders() error { return db.commit(headerSlot(layout.Global)) }
 
-// AbortGlobalHeaders is [DB.AbortHeaders] for the header rules of every box.
-func (db *DB) AbortGlobalHeaders() error { return db.abort(headerSlot(layout.Global)) }
+// AbortGlobalHeaders is [Rules.AbortHeaders] for the header rules of every box.
+func (db Rules) AbortGlobalHeaders() error { return db.abort(headerSlot(layout.Global)) }
 
-func (db *DB) getHeaders(owner string) (Headers, error) {
+func (db Rules) getHeaders(owner string) (Headers, error) {
 	var rec headersRecord
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		rec, err = db.headersRecord(tx, owner)
+	err := db.view(func(tx *transaction) (err error) {
+		rec, err = readHeaders(tx, owner)
 		return err
 	})
 	if err != nil {
@@ -55,22 +63,16 @@ func (db *DB) getHeaders(owner string) (Headers, error) {
 	return rec.headers()
 }
 
-func (db *DB) headersRecord(tx *bolt.Tx, owner string) (headersRecord, error) {
+// readHeaders reads the header rules of a box, or of all boxes; the record is zero if they were never set.
+func readHeaders(tx *transaction, owner string) (headersRecord, error) {
 	var rec headersRecord
-	headers, err := db.table(tx, layout.Headers)
-	if err != nil {
-		return rec, err
-	}
-	sealed, err := headers.Get([]byte(owner))
-	if sealed == nil {
-		return rec, err
-	}
-	return rec, db.seal.OpenJSON(tx, layout.Headers, owner, sealed, &rec)
+	_, err := tx.getSealed(layout.Headers, owner, &rec)
+	return rec, err
 }
 
 // stageHeaders seals header rules for the place where they are staged.
-func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule, version uint64) error {
-	old, err := db.headersRecord(tx, owner)
+func stageHeaders(tx *transaction, owner string, rules []policy.HeaderRule, version uint64) error {
+	old, err := readHeaders(tx, owner)
 	if err != nil {
 		return err
 	}
@@ -81,10 +83,233 @@ func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule,
 	if err != nil {
 		return err
 	}
-	slot := headerSlot(owner)
-	sealed, err := db.seal.SealJSON(tx, layout.Staged, slot.staged, rec)
-	if err != nil {
-		return err
+	return tx.putSealed(layout.Staged, headerSlot(owner).staged, rec)
+}
+
+// headersRecord is the stored form of header rules, before they are sealed: the document that
+// [policy.ParseHeaderRules] reads. Until November 2026 Rules was a list, see [convertRules].
+type headersRecord struct {
+	Version uint64          `json:"version"`
+	Rules   json.RawMessage `json:"rules"`
+}
+
+// newHeadersRecord returns the stored form of rules. Tokens are derived from the box's key and are not stored. Rules that
+// could not be read back are refused.
+func newHeadersRecord(rules []policy.HeaderRule, version uint64) (headersRecord, error) {
+	if len(rules) == 0 { // older versions read that as well
+		return headersRecord{Version: version}, nil
 	}
-	return db.stage(tx, slot, sealed)
+	document, err := policy.MarshalHeaderRules(rules)
+	if err != nil {
+		return headersRecord{}, fmt.Errorf("storing header rules: %w", err)
+	}
+	rec := headersRecord{version, document}
+	if _, err := rec.headers(); err != nil {
+		return headersRecord{}, err
+	}
+	return rec, nil
+}
+
+// headers returns the header rules of a record; the zero record has none.
+func (rec headersRecord) headers() (Headers, error) {
+	document := rec.Rules
+	switch {
+	case len(document) == 0 || string(document) == "null":
+		return Headers{Version: rec.Version}, nil
+	case document[0] == '[':
+		var err error
+		if document, err = convertRules(document); err != nil {
+			return Headers{}, err
+		}
+	}
+	rules, err := policy.ParseHeaderRules(document, nil)
+	if err != nil {
+		return Headers{}, fmt.Errorf("%w: %w", errRules, err)
+	}
+	return Headers{Rules: rules, Version: rec.Version}, nil
+}
+
+// errRules is the error for rules with parts that this version does not know. Without an unknown part, a rule could
+// allow requests that it should refuse.
+var errRules = errors.New("the store has header rules that this version does not know; set the rules again")
+
+// This file reads header rules as they were stored until November 2026: a list with a field for whatever a rule could do.
+
+type listedRule struct {
+	Pattern      string          `json:"pattern"`
+	Match        json.RawMessage `json:"match"`
+	Headers      []listedValue   `json:"headers"`
+	Placeholders []listedValue   `json:"placeholders"`
+	Scrub        bool            `json:"scrub"`
+	Deny         bool            `json:"deny"`
+	Places       []string        `json:"places"`
+	Query        []listedValue   `json:"query"`
+	Sign         *struct {
+		AWS  *listedSigning `json:"aws"`
+		HMAC *listedSigning `json:"hmac"`
+	} `json:"sign"`
+	Login *struct {
+		Postgres, SSH, Proxy *listedLogin
+	} `json:"login"`
+	Client *struct {
+		Certificate, Key string
+	} `json:"client_certificate"`
+	Forward string `json:"forward_url"`
+}
+
+// listedValue is a header, a parameter of the query or a placeholder.
+type listedValue struct {
+	Name, Variable, Value, Source, Prefix, Suffix, User string
+	Remove, Basic                                       bool
+}
+
+type listedSigning struct {
+	Key, Source                                          string
+	Regions, Services                                    []string
+	Header, Format, Encoding, Template, Timestamp, Clock string
+}
+
+type listedLogin struct {
+	User, Database, Password, Source, Auth, Scheme string
+	HostKeys                                       []string `json:"host_keys"`
+	Repos                                          json.RawMessage
+	Commands                                       []string
+}
+
+// convertRules returns the document of rules that were stored as a list.
+func convertRules(list json.RawMessage) (json.RawMessage, error) {
+	var rules []listedRule
+	dec := json.NewDecoder(bytes.NewReader(list))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&rules); err != nil {
+		return nil, errRules // err may quote a secret
+	}
+	entries := map[string][]map[string]any{}
+	for _, r := range rules {
+		entry, err := r.entry()
+		if err != nil {
+			return nil, err
+		}
+		entries[r.Pattern] = append(entries[r.Pattern], entry)
+	}
+	hosts := map[string]any{}
+	for host, list := range entries {
+		if hosts[host] = list; len(list) == 1 {
+			hosts[host] = list[0]
+		}
+	}
+	document, err := json.Marshal(hosts)
+	if err != nil {
+		return nil, fmt.Errorf("converting header rules: %w", err)
+	}
+	return document, nil
+}
+
+// entry returns the rule as an entry of a document.
+func (r listedRule) entry() (map[string]any, error) {
+	if r.Login != nil {
+		switch l := r.Login; {
+		case l.Postgres != nil:
+			return map[string]any{"postgres": l.Postgres.entry("user")}, nil
+		case l.SSH != nil:
+			return map[string]any{"ssh": l.SSH.ssh()}, nil
+		case l.Proxy != nil:
+			return map[string]any{"proxy": l.Proxy.entry("username")}, nil
+		}
+		return nil, errRules
+	}
+	headers, removed := map[string]any{}, []string{}
+	for _, h := range r.Headers {
+		if h.Remove {
+			removed = append(removed, h.Name)
+		} else {
+			headers[h.Name] = h.entry()
+		}
+	}
+	out := map[string]any{"headers": headers, "scrub": r.Scrub}
+	add := func(key string, given bool, v any) {
+		if given {
+			out[key] = v
+		}
+	}
+	add("match", len(r.Match) > 0 && string(r.Match) != "null", r.Match)
+	add("remove", len(removed) > 0, removed)
+	add("placeholders", len(r.Placeholders) > 0, byName(r.Placeholders))
+	add("places", len(r.Places) > 0, r.Places)
+	add("query", len(r.Query) > 0, byName(r.Query))
+	add("deny", r.Deny, true)
+	add("forward_url", r.Forward != "", r.Forward)
+	if c := r.Client; c != nil {
+		out["client_certificate"] = map[string]any{"certificate": secretNamed(c.Certificate), "key": secretNamed(c.Key)}
+	}
+	if s := r.Sign; s != nil {
+		if s.AWS == nil && s.HMAC == nil {
+			return nil, errRules
+		}
+		out["sign"] = signingEntry(s.AWS, s.HMAC)
+	}
+	return out, nil
+}
+
+func byName(values []listedValue) map[string]any {
+	out := map[string]any{}
+	for _, v := range values {
+		out[v.Name+v.Variable] = v.entry()
+	}
+	return out
+}
+
+func (v listedValue) entry() any {
+	switch {
+	case v.Basic:
+		return map[string]string{"secret": v.Source, "encode": "basic", "user": v.User}
+	case v.Source != "" && v.Prefix+v.Suffix != "":
+		return map[string]string{"secret": v.Source, "prefix": v.Prefix, "suffix": v.Suffix}
+	}
+	return valueOrSecret(v.Value, v.Source)
+}
+
+func valueOrSecret(value, source string) any {
+	if source != "" {
+		return secretNamed(source)
+	}
+	return value
+}
+
+func secretNamed(name string) map[string]string { return map[string]string{"secret": name} }
+
+func signingEntry(aws, hmac *listedSigning) map[string]any {
+	if aws != nil {
+		return map[string]any{"aws": map[string]any{"credentials": valueOrSecret(aws.Key, aws.Source), "region": aws.Regions, "service": aws.Services}}
+	}
+	clock := map[string]string{"format": hmac.Clock}
+	if hmac.Timestamp != "" {
+		clock["header"] = hmac.Timestamp
+	}
+	return map[string]any{"hmac": map[string]any{
+		"key": valueOrSecret(hmac.Key, hmac.Source), "header": hmac.Header, "format": hmac.Format, "encoding": hmac.Encoding,
+		"template": hmac.Template, "timestamp": clock,
+	}}
+}
+
+// entry returns a login by a password.
+func (l listedLogin) entry(user string) map[string]any {
+	out := map[string]any{user: l.User, "password": valueOrSecret(l.Password, l.Source)}
+	for key, v := range map[string]string{"database": l.Database, "auth": l.Auth, "scheme": l.Scheme} {
+		if v != "" {
+			out[key] = v
+		}
+	}
+	return out
+}
+
+func (l listedLogin) ssh() map[string]any {
+	out := map[string]any{"user": l.User, "key": secretNamed(l.Source), "host_keys": slices.Clip(l.HostKeys)}
+	if len(l.Repos) > 0 && string(l.Repos) != "null" {
+		out["repos"] = l.Repos
+	}
+	if len(l.Commands) > 0 {
+		out["commands"] = l.Commands
+	}
+	return out
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -33,10 +32,10 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 	key := NewKey()
 	allocate(t, db, Box{ID: "b1", PlaceholderKey: key})
 	with := policy.WithTokens(want, key)
-	if err := db.SetHeaders("b1", with, 1); err != nil {
+	if err := db.Rules.SetHeaders("b1", with, 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.SetGlobalHeaders(want, 1); err != nil {
+	if err := db.Rules.SetGlobalHeaders(want, 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Close(); err != nil {
@@ -53,7 +52,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 	}
 	db = open(t, Options{Dir: dir})
 	patterns := cmp.Options{cmp.Comparer(func(a, b name.Pattern) bool { return a == b }), cmp.Comparer(func(a, b name.Name) bool { return a == b })}
-	for name, read := range map[string]func() (Headers, error){"box": func() (Headers, error) { return db.Headers("b1") }, "global": db.GlobalHeaders} {
+	for name, read := range map[string]func() (Headers, error){"box": func() (Headers, error) { return db.Rules.Headers("b1") }, "global": db.Rules.GlobalHeaders} {
 		got, err := read()
 		if err != nil {
 			t.Fatal(err)
@@ -62,7 +61,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 	}
-	if b, err := db.Box("b1"); err != nil || !b.PlaceholderKey.Equal(key) {
+	if b, err := db.Boxes.Get("b1"); err != nil || !b.PlaceholderKey.Equal(key) {
 		t.Errorf("the key of the box does not come back: %v", err)
 	}
 }
@@ -77,34 +76,26 @@ func TestRecordsOfOlderVersions(t *testing.T) {
 		string(layout.Secrets): json.RawMessage(`{"env":{"A":"b"}}`),
 	}
 	for bucket, record := range old {
-		err := db.bolt.Update(func(tx *bolt.Tx) error {
-			sealed, err := db.seal.SealJSON(tx, []byte(bucket), "b1", record)
-			if err != nil {
-				return err
-			}
-			documents, err := db.table(tx, []byte(bucket))
-			if err != nil {
-				return err
-			}
-			return documents.Put([]byte("b1"), sealed)
+		err := db.update(func(tx *transaction) error {
+			return tx.putSealed([]byte(bucket), "b1", record)
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := db.Headers("b1")
+	got, err := db.Rules.Headers("b1")
 	if err != nil || got.Version != 3 || len(got.Rules) != 2 || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "1" || got.Rules[1].Applies() {
 		t.Errorf("%+v %v", got, err)
 	}
-	b, err := db.Box("b1")
+	b, err := db.Boxes.Get("b1")
 	if err != nil || b.Env["A"].Reveal() != "b" || b.PlaceholderKey.Reveal() != "" {
 		t.Errorf("%+v %v", b, err)
 	}
 	b.PlaceholderKey = NewKey()
-	if err := db.UpdateBox(b); err != nil {
+	if err := db.Boxes.Update(b); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := db.Box("b1"); err != nil || !again.PlaceholderKey.Equal(b.PlaceholderKey) || again.Env["A"].Reveal() != "b" {
+	if again, err := db.Boxes.Get("b1"); err != nil || !again.PlaceholderKey.Equal(b.PlaceholderKey) || again.Env["A"].Reveal() != "b" {
 		t.Errorf("%+v %v", again, err)
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"sync"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/store/layout"
 )
 
@@ -36,14 +34,14 @@ type holdings struct {
 
 // Holdings returns the stored objects that the API key with an ID has made; [OperatorKey] also stands for objects whose
 // record has no key. After the first call, it takes constant time.
-func (db *DB) Holdings(key string) (Holdings, error) {
+func (db Keys) Holdings(key string) (Holdings, error) {
 	h := &db.holdings
 	h.mu.Lock() // for the whole count, so that no later transaction is missed: see adjust
 	defer h.mu.Unlock()
 	if h.byKey == nil {
-		err := db.bolt.View(func(tx *bolt.Tx) (err error) {
+		err := db.view(func(tx *transaction) (err error) {
 			h.lastTx = tx.ID()
-			h.byKey, err = db.countHoldings(tx)
+			h.byKey, err = countHoldings(tx)
 			return err
 		})
 		if err != nil {
@@ -56,19 +54,19 @@ func (db *DB) Holdings(key string) (Holdings, error) {
 
 // adjustOnCommit adds sign times the objects of a key once the transaction is committed. creator is the key as in
 // records, "" for the operator's.
-func (db *DB) adjustOnCommit(tx *bolt.Tx, creator string, sign int64, objects Holdings) {
+func (tx *transaction) adjustOnCommit(creator string, sign int64, objects Holdings) {
 	id := tx.ID()
-	tx.OnCommit(func() { db.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
+	tx.OnCommit(func() { tx.file.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
 }
 
 // subtractReplaced subtracts the objects of a record that is about to be replaced or deleted. If the record could not
 // be read (err), everything is counted again.
-func (db *DB) subtractReplaced(tx *bolt.Tx, creator string, objects Holdings, err error) {
+func (tx *transaction) subtractReplaced(creator string, objects Holdings, err error) {
 	switch {
 	case err == nil:
-		db.adjustOnCommit(tx, creator, -1, objects)
+		tx.adjustOnCommit(creator, -1, objects)
 	case !errors.Is(err, ErrNotFound):
-		tx.OnCommit(db.holdings.reset)
+		tx.OnCommit(tx.file.holdings.reset)
 	}
 }
 
@@ -92,14 +90,14 @@ func (h *holdings) adjust(tx int, key string, sign int64, objects Holdings) {
 }
 
 // countHoldings counts the objects of each key.
-func (db *DB) countHoldings(tx *bolt.Tx) (map[string]Holdings, error) {
+func countHoldings(tx *transaction) (map[string]Holdings, error) {
 	all := map[string]Holdings{}
 	add := func(creator string, objects Holdings) {
 		key := cmp.Or(creator, OperatorKey)
 		all[key] = all[key].plus(1, objects)
 	}
 	each := func(table []byte, f func(key, data []byte) error) error {
-		t, err := db.table(tx, table)
+		t, err := tx.table(table)
 		if err != nil {
 			return err
 		}
@@ -113,13 +111,13 @@ func (db *DB) countHoldings(tx *bolt.Tx) (map[string]Holdings, error) {
 		}),
 		each(layout.Snapshots, func(key, sealed []byte) error {
 			var s Snapshot
-			err := db.seal.OpenJSON(tx, layout.Snapshots, string(key), sealed, &s)
+			err := tx.openJSON(layout.Snapshots, string(key), sealed, &s)
 			add(s.TakenBy, Holdings{Snapshots: 1})
 			return err
 		}),
 		each(layout.Schedules, func(key, sealed []byte) error {
 			var s Schedule
-			err := db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+			err := tx.openJSON(layout.Schedules, string(key), sealed, &s)
 			add(s.CreatedBy, Holdings{Schedules: 1})
 			return err
 		}),

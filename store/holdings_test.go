@@ -7,16 +7,14 @@ import (
 	"sync"
 	"testing"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 )
 
 // recount counts the holdings of each key in the stored records.
 func recount(t *testing.T, db *DB) (all map[string]Holdings) {
 	t.Helper()
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		all, err = db.countHoldings(tx)
+	err := db.view(func(tx *transaction) (err error) {
+		all, err = countHoldings(tx)
 		return err
 	})
 	if err != nil {
@@ -36,7 +34,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 		t.Helper()
 		want := recount(t, db)
 		for _, key := range []string{OperatorKey, "alice", "bob", "carol", "nobody"} {
-			if got, err := db.Holdings(key); err != nil || got != want[key] {
+			if got, err := db.Keys.Holdings(key); err != nil || got != want[key] {
 				t.Errorf("%s: %s has %+v, %v; stored are %+v", when, key, got, err, want[key])
 			}
 		}
@@ -50,26 +48,26 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 				id := fmt.Sprint(box, "-", n)
 				switch r.IntN(9) { // some objects do not exist, so that some operations change nothing
 				case 0, 1:
-					_ = db.SetURL(URL{Box: box, Port: n, Owner: key, Pending: []string{fmt.Sprintf("%d-%d.example.com", worker, i)}}, Claim{Key: key})
+					_ = db.URLs.Set(URL{Box: box, Port: n, Owner: key, Pending: []string{fmt.Sprintf("%d-%d.example.com", worker, i)}}, Claim{Key: key})
 				case 2:
-					_ = db.DeleteURL(box, n)
+					_ = db.URLs.Delete(box, n)
 				case 3:
-					_ = db.AddSnapshot(Snapshot{ID: id, Box: box, TakenBy: key})
+					_ = db.Snapshots.Add(Snapshot{ID: id, Box: box, TakenBy: key})
 				case 4:
-					_ = db.DeleteSnapshots([]string{id})
+					_ = db.Snapshots.Delete([]string{id})
 				case 5:
-					_ = db.AddSchedule(Schedule{ID: id, Box: box, CreatedBy: key}, 4)
+					_ = db.Schedules.Add(Schedule{ID: id, Box: box, CreatedBy: key}, 4)
 				case 6:
-					_ = db.DeleteSchedule(box, id)
+					_ = db.Schedules.Delete(box, id)
 				case 7:
-					_, _ = db.ChangeSchedule(box, id, func(s *Schedule) error { s.Runs++; return nil })
+					_, _ = db.Schedules.Change(box, id, func(s *Schedule) error { s.Runs++; return nil })
 				case 8:
 					if i%20 == 0 {
-						_ = db.DeleteBox(box)
+						_ = db.Boxes.Delete(box)
 					}
-					_, _ = db.AllocateBox(Box{ID: box}, pools)
+					_, _ = db.Boxes.Allocate(Box{ID: box}, pools)
 				}
-				_, _ = db.Holdings(key) // the first count is made during concurrent writes
+				_, _ = db.Keys.Holdings(key) // the first count is made during concurrent writes
 			}
 		})
 	}
@@ -79,7 +77,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 	}
 	same("at the end")
 	for _, box := range boxes {
-		if err := db.DeleteBox(box); err != nil {
+		if err := db.Boxes.Delete(box); err != nil {
 			t.Error(err)
 		}
 	}
@@ -92,7 +90,7 @@ func TestHoldingsAreNotCountedEachTime(t *testing.T) {
 	db := open(t, Options{Dir: filepath.Join(t.TempDir(), "state")})
 	allocate(t, db, Box{ID: "b1"})
 	for port := range uint16(100) {
-		if err := db.SetURL(URL{Box: "b1", Port: port, Owner: "alice"}, Claim{Key: "alice"}); err != nil {
+		if err := db.URLs.Set(URL{Box: "b1", Port: port, Owner: "alice"}, Claim{Key: "alice"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,15 +98,15 @@ func TestHoldingsAreNotCountedEachTime(t *testing.T) {
 		all := db.bolt.Stats()
 		return all.TxStats.GetCursorCount()
 	}
-	if has, err := db.Holdings("alice"); err != nil || has != (Holdings{URLs: 100}) {
+	if has, err := db.Keys.Holdings("alice"); err != nil || has != (Holdings{URLs: 100}) {
 		t.Fatalf("%+v, %v", has, err)
 	}
 	before := reads()
-	if err := db.SetURL(URL{Box: "b1", Port: 100, Owner: "alice"}, Claim{Key: "alice"}); err != nil {
+	if err := db.URLs.Set(URL{Box: "b1", Port: 100, Owner: "alice"}, Claim{Key: "alice"}); err != nil {
 		t.Fatal(err)
 	}
 	written := reads()
-	if has, err := db.Holdings("alice"); err != nil || has != (Holdings{URLs: 101}) || written == before || reads() != written {
+	if has, err := db.Keys.Holdings("alice"); err != nil || has != (Holdings{URLs: 101}) || written == before || reads() != written {
 		t.Errorf("%+v, %v, with %d reads", has, err, reads()-written)
 	}
 }

@@ -18,7 +18,7 @@ func TestHostIDStaysTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id, err := db.HostID()
+		id, err := db.Installation.HostID()
 		if err != nil || !regexp.MustCompile(`^[0-9a-f]{6}$`).MatchString(id) || first != "" && id != first {
 			t.Errorf("%q, then %q, %v", first, id, err)
 		}

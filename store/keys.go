@@ -6,10 +6,51 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
 
+	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/store/document"
+	"boxgate/store/layout"
 )
+
+// Keys has the API keys, and counts the objects that each has made.
+type Keys struct{ *file }
+
+// OperatorKey is the ID of the key in the file api-key, also after it has been replaced.
+const OperatorKey = "operator"
+
+// RoleAdmin is the role with all permissions. The store does not interpret any other role.
+const RoleAdmin = "admin"
+
+// APIKey is a key of the admin API. The key itself is not stored.
+type APIKey struct {
+	// ID stays the same when the key is replaced, and is never reused. Two records with the same ID are a key and its
+	// predecessor within its grace.
+	ID   string `json:"id,omitempty"`
+	Name string `json:"name"`
+	// Role determines the permissions of the key; "" has no permissions.
+	Role      string       `json:"role,omitempty"`
+	Box       policy.BoxID `json:"box,omitempty"` // the only box that the key is for; "" for no such limit
+	Hash      KeyHash      `json:"hash"`
+	CreatedAt time.Time    `json:"created_at"`
+	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+	LastUsed  time.Time    `json:"last_used,omitzero"`  // to the minute; zero: never
+	// Quotas are its own quotas, by name. Records with the same ID have the same quotas.
+	Quotas map[string]int64 `json:"quotas,omitempty"`
+}
+
+// isOperators reports whether a record is that of the operator's key. It is stored without ID and role, as all keys were
+// before named ones existed, so that older versions still understand a store without named keys.
+func (k APIKey) isOperators() bool { return k.ID == "" && k.Role == "" }
+
+// validAt reports whether the key is valid at that time.
+func (k APIKey) validAt(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }
 
 // KeyHash is the SHA-256 of a key made by [NewKey]. A slow password hash has no benefit: such a key has 256 random
 // bits, so dictionary attacks are impossible, while a slow hash could be used to keep the gateway busy. It must not be
@@ -43,4 +84,300 @@ func (h *KeyHash) UnmarshalText(text []byte) error {
 	}
 	copy(h[:], b)
 	return nil
+}
+
+// Add stores the hash of an operator's key. The key must be made by [NewKey].
+func (db Keys) Add(name string, key name.Secret) error {
+	return db.change(func(keys document.Table) error {
+		return putKey(keys, APIKey{ID: OperatorKey, Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()})
+	})
+}
+
+// change changes the records of the keys in one transaction.
+func (db Keys) change(change func(document.Table) error) error {
+	return db.update(func(tx *transaction) error {
+		keys, err := tx.table(layout.APIKeys)
+		if err != nil {
+			return err
+		}
+		return change(keys)
+	})
+}
+
+// Check reports whether key is a valid API key, like [Keys.Find].
+func (db Keys) Check(key string) bool {
+	_, ok := db.Find(key)
+	return ok
+}
+
+// Find returns the record of a currently valid key. It looks up a hash, so its duration reveals no information
+// about existing keys. If the store cannot be read, no key is valid.
+func (db Keys) Find(key string) (APIKey, bool) {
+	hash := HashKey(key)
+	var found APIKey
+	known := false
+	err := db.view(func(tx *transaction) error {
+		data, err := tx.get(layout.APIKeys, hash[:])
+		if data == nil {
+			return err
+		}
+		if found, err = readKey(data); err != nil {
+			return err
+		}
+		known = found.Hash == hash && found.validAt(time.Now())
+		return nil
+	})
+	if err != nil || !known {
+		return APIKey{}, false
+	}
+	return found, true
+}
+
+// All returns the records of the API keys, with their latest uses.
+func (db Keys) All() ([]APIKey, error) {
+	var out []APIKey
+	err := db.view(func(tx *transaction) error {
+		keys, err := tx.table(layout.APIKeys)
+		if err != nil {
+			return err
+		}
+		out, err = readKeys(keys)
+		return err
+	})
+	for i, k := range out {
+		if at, used := db.keyUses.of(k.Hash); used {
+			out[i].LastUsed = at
+		}
+	}
+	return out, err
+}
+
+func readKeys(keys document.Table) (out []APIKey, err error) {
+	err = keys.Each(nil, func(_, data []byte) error {
+		k, err := readKey(data)
+		out = append(out, k)
+		return err
+	})
+	return out, err
+}
+
+func readKey(data []byte) (APIKey, error) {
+	var k APIKey
+	if err := document.Decode(data, &k); err != nil {
+		return APIKey{}, fmt.Errorf("the record of an API key is damaged: %w", err)
+	}
+	if k.isOperators() {
+		k.ID, k.Name, k.Role = OperatorKey, OperatorKey, RoleAdmin
+	}
+	return k, nil
+}
+
+// putKey stores the record of a key.
+func putKey(keys document.Table, k APIKey) error {
+	if k.ID == OperatorKey {
+		k.ID, k.Role = "", ""
+	}
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return keys.Put(k.Hash[:], data)
+}
+
+// maxAPIKeys bounds the number of API keys.
+const maxAPIKeys = 1000
+
+// Create makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key
+// itself is not stored. The error is [ErrKeyNameTaken] if another key has the name, and [ErrManyKeys] if there are too
+// many keys.
+func (db Keys) Create(like APIKey) (name.Secret, APIKey, error) {
+	key, now := NewKey(), time.Now().UTC()
+	fresh := APIKey{
+		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas,
+		Hash: HashKey(key.Reveal()), CreatedAt: now,
+	}
+	err := db.change(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		switch {
+		case err != nil:
+			return err
+		case fresh.Name == OperatorKey || slices.ContainsFunc(all, func(k APIKey) bool { return k.Name == fresh.Name }):
+			return ErrKeyNameTaken
+		case len(all) >= maxAPIKeys:
+			return ErrManyKeys
+		}
+		return putKey(keys, fresh)
+	})
+	if err != nil {
+		return name.Secret{}, APIKey{}, err
+	}
+	return key, fresh, nil
+}
+
+// newKeyID returns a unique ID, which is never reused.
+func newKeyID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return "key_" + hex.EncodeToString(b[:])
+}
+
+// Replace gives the key of that ID a new value, and returns it. The old one stops working immediately, or after
+// grace if that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if the key does not
+// exist or has expired.
+func (db Keys) Replace(id string, grace time.Duration) (name.Secret, APIKey, error) {
+	key, now := NewKey(), time.Now().UTC()
+	var fresh APIKey
+	err := db.change(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		for _, k := range all {
+			if k.ID == id && k.validAt(now) && !k.CreatedAt.Before(fresh.CreatedAt) {
+				fresh = k
+			}
+		}
+		if fresh.ID == "" || id == OperatorKey { // RotateAPIKey replaces the operator's, which also has a file
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		fresh.Hash, fresh.CreatedAt, fresh.LastUsed = HashKey(key.Reveal()), now, time.Time{}
+		return replaceKeys(keys, fresh, now.Add(grace))
+	})
+	if err != nil {
+		return name.Secret{}, APIKey{}, err
+	}
+	return key, fresh, nil
+}
+
+// SetQuotas sets or removes the quotas of the key of that ID, and returns its latest record. The error is
+// [ErrNotFound] if the key does not exist.
+func (db Keys) SetQuotas(id string, quotas map[string]int64) (latest APIKey, err error) {
+	err = db.change(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		for _, k := range all {
+			if k.ID != id {
+				continue
+			}
+			k.Quotas = quotas
+			if err := putKey(keys, k); err != nil {
+				return err
+			}
+			if latest.ID == "" || latest.CreatedAt.Before(k.CreatedAt) {
+				latest = k
+			}
+		}
+		if latest.ID == "" {
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		return nil
+	})
+	return latest, err
+}
+
+// Delete deletes the key of that ID, which stops working immediately, including values within their grace. The
+// error is [ErrNotFound] if the key does not exist. The operator's key cannot be deleted, only replaced.
+func (db Keys) Delete(id string) error {
+	if id == OperatorKey {
+		return fmt.Errorf("the operator's API key: %w", ErrNotFound)
+	}
+	return db.deleteWhere(func(k APIKey) bool { return k.ID == id })
+}
+
+func (db Keys) deleteWhere(which func(APIKey) bool) error {
+	return db.change(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		found := slices.DeleteFunc(all, func(k APIKey) bool { return !which(k) })
+		if len(found) == 0 {
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		for _, k := range found {
+			if err := keys.Delete(k.Hash[:]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// NoteUse records in memory that a key was used now, to the minute. [Keys.SaveUses] stores it.
+func (db Keys) NoteUse(k APIKey) {
+	if now := time.Now().UTC().Truncate(time.Minute); now.After(k.LastUsed) {
+		db.keyUses.add(k.Hash, now)
+	}
+}
+
+// SaveUses stores the latest uses of keys in one transaction. Without uses it does not write.
+func (db Keys) SaveUses() error {
+	uses := db.keyUses.takeAll()
+	if len(uses) == 0 {
+		return nil
+	}
+	err := db.change(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		for _, k := range all {
+			at, used := uses[k.Hash]
+			if !used {
+				continue
+			}
+			k.LastUsed = at
+			if err := putKey(keys, k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		db.keyUses.restore(uses)
+	}
+	return err
+}
+
+// keyUses are the latest uses of API keys that are not stored yet. The zero value is empty. Safe for concurrent use.
+type keyUses struct {
+	mu     sync.Mutex
+	latest map[KeyHash]time.Time
+}
+
+// add adds a use.
+func (u *keyUses) add(key KeyHash, at time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.latest == nil {
+		u.latest = map[KeyHash]time.Time{}
+	}
+	u.latest[key] = at
+}
+
+// of returns the use of a key that is not stored yet, if any.
+func (u *keyUses) of(key KeyHash) (time.Time, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	at, ok := u.latest[key]
+	return at, ok
+}
+
+// takeAll returns and removes all uses, to be stored.
+func (u *keyUses) takeAll() map[KeyHash]time.Time {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all := u.latest
+	u.latest = nil
+	return all
+}
+
+// restore adds uses that could not be stored, except for keys used since.
+func (u *keyUses) restore(uses map[KeyHash]time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.Copy(uses, u.latest)
+	u.latest = uses
 }

@@ -18,14 +18,14 @@ func following(t *testing.T) (dir string, db *DB) {
 	t.Helper()
 	dir = newDir(t)
 	db = open(t, Options{Dir: dir})
-	if err := errors.Join(db.StageNamed("web", Policy{Spec: custom("old.example"), Version: 1}, nil), db.CommitNamed("web", nil)); err != nil {
+	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("old.example"), Version: 1}, nil), db.Rules.CommitNamed("web", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for id, p := range map[policy.BoxID]Policy{
 		"b1": {Spec: custom("old.example"), Version: 7, Named: "web"}, "b2": {Spec: custom("old.example"), Version: 1, Named: "web"}, "b3": {Spec: custom("own.example"), Version: 1},
 	} {
 		allocate(t, db, Box{ID: id, State: "idle"})
-		if err := errors.Join(db.StagePolicy(id, p), db.CommitPolicy(id)); err != nil {
+		if err := errors.Join(db.Rules.StagePolicy(id, p), db.Rules.CommitPolicy(id)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,9 +35,9 @@ func following(t *testing.T) (dir string, db *DB) {
 // saying returns the first allowed domain of a named policy and of the boxes b1 and b2.
 func saying(t *testing.T, db *DB) (out []string) {
 	t.Helper()
-	named, err := db.NamedPolicies()
-	b1, err1 := db.Policy("b1")
-	b2, err2 := db.Policy("b2")
+	named, err := db.Rules.NamedPolicies()
+	b1, err1 := db.Rules.Policy("b1")
+	b2, err2 := db.Rules.Policy("b2")
 	if err := errors.Join(err, err1, err2); err != nil {
 		t.Fatal(err)
 	}
@@ -59,27 +59,27 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	boxes := []policy.BoxID{"b1", "b2"}
 	before, after := []string{"old.example", "old.example", "old.example"}, []string{"new.example", "new.example", "new.example"}
 	for name, err := range map[string]error{
-		"one box has that version already": db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 1)),
-		"it has that version already":      db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 1}, next("new.example", 8, 2)),
+		"one box has that version already": db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 1)),
+		"it has that version already":      db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 1}, next("new.example", 8, 2)),
 	} {
-		if staged, _ := db.Staged(); !errors.Is(err, ErrConflict) || len(staged) > 0 {
+		if staged, _ := db.Rules.Staged(); !errors.Is(err, ErrConflict) || len(staged) > 0 {
 			t.Errorf("%s: %v, staged %v", name, err, staged)
 		}
 	}
 	stage := func() {
 		t.Helper()
-		if err := db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)); err != nil || !slices.Equal(saying(t, db), before) {
+		if err := db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)); err != nil || !slices.Equal(saying(t, db), before) {
 			t.Fatalf("%v, %q", err, saying(t, db))
 		}
 	}
 	stage()
-	if err := errors.Join(db.AbortPolicy("b2")); err != nil {
+	if err := errors.Join(db.Rules.AbortPolicy("b2")); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.CommitNamed("web", boxes); !errors.Is(err, ErrNotFound) || !slices.Equal(saying(t, db), before) {
+	if err := db.Rules.CommitNamed("web", boxes); !errors.Is(err, ErrNotFound) || !slices.Equal(saying(t, db), before) {
 		t.Errorf("half of it was staged: %v, %q", err, saying(t, db))
 	}
-	if err := db.AbortNamed("web", boxes); err != nil {
+	if err := db.Rules.AbortNamed("web", boxes); err != nil {
 		t.Fatal(err)
 	}
 	if left := contents(t, db)["staged"]; len(left) != 0 {
@@ -87,11 +87,11 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	}
 	stage()
 	crashed := open(t, Options{Dir: copyState(t, dir)})
-	dropped, err := crashed.DropStaged()
+	dropped, err := crashed.Rules.DropStaged()
 	if err != nil || len(dropped) != 3 || !slices.Contains(dropped, StagedChange{Named: "web"}) || !slices.Contains(dropped, StagedChange{Box: "b2"}) || !slices.Equal(saying(t, crashed), before) {
 		t.Errorf("after a crash: %+v %v, %q", dropped, err, saying(t, crashed))
 	}
-	if err := db.CommitNamed("web", boxes); err != nil || !slices.Equal(saying(t, db), after) {
+	if err := db.Rules.CommitNamed("web", boxes); err != nil || !slices.Equal(saying(t, db), after) {
 		t.Errorf("%v, %q", err, saying(t, db))
 	}
 	if r, err := db.Verify(); err != nil || len(r.Problems) > 0 {
@@ -103,11 +103,11 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 func TestNamedPoliciesAreInBackups(t *testing.T) {
 	t.Parallel()
 	dir, db := following(t)
-	if _, err := db.EnsureAPIKey(); err != nil {
+	if _, err := db.Keys.Ensure(); err != nil {
 		t.Fatal(err)
 	}
 	from := backup(t, db)
-	if err := errors.Join(db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)), db.CommitNamed("web", []policy.BoxID{"b1", "b2"}), db.bolt.Close()); err != nil {
+	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)), db.Rules.CommitNamed("web", []policy.BoxID{"b1", "b2"}), db.bolt.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := Restore(RestoreOptions{Dir: dir, From: from}); err != nil || len(r.Problems) > 0 {
@@ -117,7 +117,7 @@ func TestNamedPoliciesAreInBackups(t *testing.T) {
 	if got := saying(t, db); !slices.Equal(got, []string{"old.example", "old.example", "old.example"}) {
 		t.Errorf("%q", got)
 	}
-	if p, err := db.Policy("b2"); err != nil || p.Named != "web" {
+	if p, err := db.Rules.Policy("b2"); err != nil || p.Named != "web" {
 		t.Errorf("%+v %v", p, err)
 	}
 }
@@ -126,24 +126,24 @@ func TestNamedPoliciesAreInBackups(t *testing.T) {
 func TestNamedPolicyInUse(t *testing.T) {
 	t.Parallel()
 	_, db := following(t)
-	if err := db.DeleteNamed("web"); !errors.Is(err, ErrConflict) {
+	if err := db.Rules.DeleteNamed("web"); !errors.Is(err, ErrConflict) {
 		t.Errorf("two boxes follow it: %v", err)
 	}
-	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: custom("other.example"), Version: 8, Named: "web"}), db.CommitPolicy("b1"),
-		db.StagePolicy("b2", Policy{Spec: custom("old.example"), Version: 2, Named: "gone"}), db.CommitPolicy("b2")); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: custom("other.example"), Version: 8, Named: "web"}), db.Rules.CommitPolicy("b1"),
+		db.Rules.StagePolicy("b2", Policy{Spec: custom("old.example"), Version: 2, Named: "gone"}), db.Rules.CommitPolicy("b2")); err != nil {
 		t.Fatal(err)
 	}
 	r, err := db.Verify()
 	if err != nil || len(r.Problems) != 2 || !strings.Contains(r.Problems[0], `differs from the named policy "web"`) || !strings.Contains(r.Problems[1], `"gone", which does not exist`) {
 		t.Errorf("%+v %v", r, err)
 	}
-	if err := errors.Join(db.DeleteBox("b1"), db.DeleteNamed("web")); err != nil {
+	if err := errors.Join(db.Boxes.Delete("b1"), db.Rules.DeleteNamed("web")); err != nil {
 		t.Error(err)
 	}
-	if named, err := db.NamedPolicies(); err != nil || len(named) != 0 {
+	if named, err := db.Rules.NamedPolicies(); err != nil || len(named) != 0 {
 		t.Errorf("%v %v", named, err)
 	}
-	if err := db.DeleteNamed("web"); !errors.Is(err, ErrNotFound) {
+	if err := db.Rules.DeleteNamed("web"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 }

@@ -4,74 +4,93 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
-	bolt "go.etcd.io/bbolt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
 
+// Policy is the policy of a box as written, with its temporary entries; or a named policy, which has neither leases nor
+// Named.
+type Policy struct {
+	Spec    policy.Spec `json:"spec"`
+	Version uint64      `json:"version"`
+	Leases  []Lease     `json:"leases,omitempty"`
+	// Named is the named policy that the box follows; may be "". Spec is a copy of its spec: both change in one
+	// transaction.
+	Named string `json:"named,omitempty"`
+}
+
+// Lease is a temporary entry of a policy.
+type Lease struct {
+	Allow     bool      `json:"allow"` // else it denies
+	Entry     string    `json:"entry"` // a domain or CIDR as in a policy
+	StartedAt time.Time `json:"started_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	Key       string    `json:"key,omitempty"` // ID of the API key that made it; "" if an older version did
+	// Boot identifies the boot of the host to which BootEnd refers: the time since that boot at which the lease ends.
+	Boot    string        `json:"boot,omitempty"`
+	BootEnd time.Duration `json:"boot_end_ns,omitempty"`
+}
+
 // Policy returns the committed policy of a box, or [ErrNotFound].
-func (db *DB) Policy(id policy.BoxID) (Policy, error) {
+func (db Rules) Policy(id policy.BoxID) (Policy, error) {
 	var p Policy
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		policies, err := db.table(tx, layout.Policies)
-		if err != nil {
-			return err
-		}
-		return getPolicy(policies, policySlot(id), &p)
+	err := db.view(func(tx *transaction) (err error) {
+		p, err = getPolicy(tx, policySlot(id))
+		return err
 	})
 	return p, err
 }
 
 // StagePolicy stores a policy next to the committed one, replacing one staged before. It is not applied until
-// [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
-func (db *DB) StagePolicy(id policy.BoxID, next Policy) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stagePolicy(tx, id, next) })
+// [Rules.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
+func (db Rules) StagePolicy(id policy.BoxID, next Policy) error {
+	return db.update(func(tx *transaction) error { return stagePolicy(tx, id, next) })
 }
 
-func (db *DB) stagePolicy(tx *bolt.Tx, id policy.BoxID, next Policy) error {
+func stagePolicy(tx *transaction, id policy.BoxID, next Policy) error {
 	if err := requireBox(tx, id); err != nil {
 		return err
 	}
-	return db.stageNewer(tx, policySlot(id), next)
+	return stageNewer(tx, policySlot(id), next)
 }
 
 // stageNewer stages a policy whose version is higher than that of the committed one.
-func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
+func stageNewer(tx *transaction, s slot, next Policy) error {
 	data, err := json.Marshal(next)
 	if err != nil {
 		return err
 	}
-	policies, err := db.table(tx, layout.Policies)
-	if err != nil {
-		return err
-	}
-	var old Policy
-	if err := getPolicy(policies, s, &old); err != nil && !errors.Is(err, ErrNotFound) {
+	old, err := getPolicy(tx, s)
+	if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	} else if err == nil && next.Version <= old.Version {
 		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
 	}
-	return db.stage(tx, s, data)
+	return tx.put(layout.Staged, []byte(s.staged), data)
 }
 
 // CommitPolicy makes the staged policy of a box the committed one. The error is [ErrNotFound] without a staged one.
-func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
+func (db Rules) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(id)) }
 
 // AbortPolicy deletes the staged policy of a box, if there is one.
-func (db *DB) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
+func (db Rules) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
 
-func getPolicy(policies document.Table, s slot, p *Policy) error {
-	data, err := policies.Get([]byte(s.owner))
+func getPolicy(tx *transaction, s slot) (p Policy, err error) {
+	data, err := tx.get(layout.Policies, []byte(s.owner))
 	if err != nil {
-		return err
+		return p, err
 	}
 	if data == nil {
-		return fmt.Errorf("%s: %w", s.label, ErrNotFound)
+		return p, fmt.Errorf("%s: %w", s.label, ErrNotFound)
 	}
-	return decodePolicy(data, s, p)
+	err = decodePolicy(data, s, &p)
+	return p, err
 }
 
 func decodePolicy(data []byte, s slot, p *Policy) error {
@@ -79,4 +98,112 @@ func decodePolicy(data []byte, s slot, p *Policy) error {
 		return fmt.Errorf("the %s is damaged: %w", s.label, err)
 	}
 	return nil
+}
+
+// NamedPolicies returns the committed named policies.
+func (db Rules) NamedPolicies() (map[string]Policy, error) {
+	out := map[string]Policy{}
+	err := db.view(func(tx *transaction) error {
+		policies, err := tx.table(layout.Policies)
+		if err != nil {
+			return err
+		}
+		return policies.Each([]byte(layout.Named), func(key, data []byte) error {
+			name, p := strings.TrimPrefix(string(key), layout.Named), Policy{}
+			err := decodePolicy(data, namedSlot(name), &p)
+			out[name] = p
+			return err
+		})
+	})
+	return out, err
+}
+
+// StageNamed stores a named policy and the policies of the boxes that follow it, in one transaction, next to the
+// committed ones. They are not applied until [Rules.CommitNamed]. Each version must be higher than the committed one's,
+// else the error is [ErrConflict].
+func (db Rules) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy) error {
+	return db.update(func(tx *transaction) error {
+		for id, p := range boxes {
+			if err := stagePolicy(tx, id, p); err != nil {
+				return err
+			}
+		}
+		return stageNewer(tx, namedSlot(name), next)
+	})
+}
+
+// CommitNamed makes a staged named policy and the staged policies of those boxes the committed ones, in one
+// transaction. If any of them is not staged the error is [ErrNotFound], and all policies stay.
+func (db Rules) CommitNamed(name string, boxes []policy.BoxID) error {
+	return db.commit(namedSlots(name, boxes)...)
+}
+
+// AbortNamed deletes the policies that [Rules.StageNamed] has stored and [Rules.CommitNamed] has not committed.
+func (db Rules) AbortNamed(name string, boxes []policy.BoxID) error {
+	return db.abort(namedSlots(name, boxes)...)
+}
+
+func namedSlots(name string, boxes []policy.BoxID) []slot {
+	slots := []slot{namedSlot(name)}
+	for _, id := range boxes {
+		slots = append(slots, policySlot(id))
+	}
+	return slots
+}
+
+// DeleteNamed deletes a named policy. The error is [ErrConflict] if a box follows it, and [ErrNotFound] if it does not
+// exist.
+func (db Rules) DeleteNamed(name string) error {
+	return db.update(func(tx *transaction) error {
+		policies, err := tx.table(layout.Policies)
+		if err != nil {
+			return err
+		}
+		s := namedSlot(name)
+		if _, err := getPolicy(tx, s); err != nil {
+			return err
+		}
+		err = policies.Each(nil, func(key, data []byte) error {
+			var of Policy
+			if err := document.Decode(data, &of); err != nil {
+				return fmt.Errorf("the policy at %q is damaged: %w", key, err)
+			}
+			if of.Named == name {
+				return fmt.Errorf("%s is in use by box %s: %w", s.label, key, ErrConflict)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return policies.Delete([]byte(s.owner))
+	})
+}
+
+// policyFollowers finds policies of boxes that differ from the named policy that they follow.
+type policyFollowers struct {
+	named map[string]Policy
+	boxes map[string]Policy // by key; only boxes that follow a named policy
+}
+
+func (f *policyFollowers) read(key string, p Policy) error {
+	if name, ok := strings.CutPrefix(key, layout.Named); ok {
+		f.named[name] = p
+	} else if p.Named != "" {
+		f.boxes[key] = p
+	}
+	return checkPolicy(key, p)
+}
+
+// problems describes the differences.
+func (f *policyFollowers) problems() (list []string) {
+	for key, p := range f.boxes {
+		if named, ok := f.named[p.Named]; !ok {
+			list = append(list, fmt.Sprintf("policies, %q: it follows the named policy %q, which does not exist", key, p.Named))
+		} else if !reflect.DeepEqual(p.Spec, named.Spec) {
+			list = append(list, fmt.Sprintf("policies, %q: it differs from the named policy %q", key, p.Named))
+		}
+	}
+	slices.Sort(list)
+	return list
 }

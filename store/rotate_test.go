@@ -56,9 +56,9 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	allocate(t, db, Box{ID: "b1", Env: map[string]name.Secret{"A": s}, Secrets: map[string]name.Secret{"B": s}, Extra: json.RawMessage(`"` + rotated + `"`)})
 	allocate(t, db, Box{ID: "b2"})
 	if err := errors.Join(
-		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", rotated), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", rotated), 1),
-		db.SetCA("b1", CA{CertPEM: []byte("cert"), KeyPEM: s}), db.SetInstallationCA(CA{CertPEM: []byte("cert"), KeyPEM: s}),
-		db.SetURL(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.SetURL(URL{Box: "b1", Port: 81}, Claim{}),
+		db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", rotated), 1), db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", rotated), 1),
+		db.Authorities.SetCA("b1", CA{CertPEM: []byte("cert"), KeyPEM: s}), db.Authorities.SetInstallationCA(CA{CertPEM: []byte("cert"), KeyPEM: s}),
+		db.URLs.Set(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.URLs.Set(URL{Box: "b1", Port: 81}, Claim{}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -67,26 +67,26 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 
 // flaw returns the error of reading a filled store; "" if it is readable.
 func flaw(db *DB) string {
-	b, err := db.Box("b1")
+	b, err := db.Boxes.Get("b1")
 	if err != nil || b.Env["A"].Reveal() != rotated || b.Secrets["B"].Reveal() != rotated || string(b.Extra) != `"`+rotated+`"` {
 		return fmt.Sprint("box: ", err)
 	}
-	if b, err = db.Box("b2"); err != nil || len(b.Env) != 0 {
+	if b, err = db.Boxes.Get("b2"); err != nil || len(b.Env) != 0 {
 		return fmt.Sprint("second box: ", err)
 	}
-	for name, get := range map[string]func() (Headers, error){"rules": func() (Headers, error) { return db.Headers("b1") }, "global rules": db.GlobalHeaders} {
+	for name, get := range map[string]func() (Headers, error){"rules": func() (Headers, error) { return db.Rules.Headers("b1") }, "global rules": db.Rules.GlobalHeaders} {
 		h, err := get()
 		if err != nil || len(h.Rules) != 1 || header.Of(h.Rules[0].Effects)[0].Literal.Reveal() != rotated {
 			return fmt.Sprint(name, ": ", err)
 		}
 	}
-	for name, get := range map[string]func() (CA, error){"CA": func() (CA, error) { return db.CA("b1") }, "own CA": db.InstallationCA} {
+	for name, get := range map[string]func() (CA, error){"CA": func() (CA, error) { return db.Authorities.CA("b1") }, "own CA": db.Authorities.InstallationCA} {
 		ca, err := get()
 		if err != nil || ca.KeyPEM.Reveal() != rotated || string(ca.CertPEM) != "cert" {
 			return fmt.Sprint(name, ": ", err)
 		}
 	}
-	if urls, err := db.URLs("b1"); err != nil || len(urls) != 2 || urls[0].Key.Reveal() != rotated || urls[1].Key.Reveal() != "" {
+	if urls, err := db.URLs.List("b1"); err != nil || len(urls) != 2 || urls[0].Key.Reveal() != rotated || urls[1].Key.Reveal() != "" {
 		return fmt.Sprint("URLs: ", err)
 	}
 	return ""
@@ -171,7 +171,7 @@ func (c sealingCase) opensOnce(t *testing.T, step, dir string, before bool) {
 		if f := flaw(db); f != "" {
 			t.Errorf("%s: %s", step, f)
 		}
-		if err := errors.Join(db.SetHeaders("b2", rules(t, "x.example.com", "X", "1"), uint64(time.Now().UnixNano())), db.Close()); err != nil {
+		if err := errors.Join(db.Rules.SetHeaders("b2", rules(t, "x.example.com", "X", "1"), uint64(time.Now().UnixNano())), db.Close()); err != nil {
 			t.Errorf("%s: %v", step, err)
 		}
 	}
@@ -211,7 +211,7 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 				if f := flaw(db); f != "" {
 					t.Errorf("while it is open: %s", f)
 				}
-				if err := db.SetHeaders("b2", rules(t, "x.example.com", "X", "1"), 1); err != nil {
+				if err := db.Rules.SetHeaders("b2", rules(t, "x.example.com", "X", "1"), 1); err != nil {
 					t.Error(err)
 				}
 				db.onStep = nil
@@ -236,7 +236,7 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 			dir, db := c.filled(t)
 			for i := range 40 { // many pages, so that later transactions do not overwrite them all
 				filler := name.NewSecret(strings.Repeat("x", 4000))
-				if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]name.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
+				if _, err := db.Boxes.Allocate(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]name.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -312,17 +312,17 @@ func TestTheKeyChangesUnderUse(t *testing.T) {
 	for i := range last {
 		all.Go(func() {
 			id := policy.BoxID(fmt.Sprintf("w%d", i))
-			if _, err := db.AllocateBox(Box{ID: id}, Pools{V6: pools.V6}); err != nil {
+			if _, err := db.Boxes.Allocate(Box{ID: id}, Pools{V6: pools.V6}); err != nil {
 				t.Error(err)
 				return
 			}
 			for n := 1; ; n++ {
 				value := fmt.Sprint(n)
-				if err := db.SetHeaders(id, rules(t, "a.example.com", "X", value), uint64(n)); err != nil {
+				if err := db.Rules.SetHeaders(id, rules(t, "a.example.com", "X", value), uint64(n)); err != nil {
 					t.Error(err)
 					return
 				}
-				got, err := db.Headers(id)
+				got, err := db.Rules.Headers(id)
 				if err != nil || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != value {
 					t.Errorf("%s: %+v %v", id, got, err)
 					return
@@ -351,7 +351,7 @@ func TestTheKeyChangesUnderUse(t *testing.T) {
 	}
 	db = open(t, Options{Dir: dir})
 	for i, n := range last {
-		got, err := db.Headers(policy.BoxID(fmt.Sprintf("w%d", i)))
+		got, err := db.Rules.Headers(policy.BoxID(fmt.Sprintf("w%d", i)))
 		if err != nil || got.Version != uint64(n) || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != fmt.Sprint(n) {
 			t.Errorf("w%d: %+v %v, want %d", i, got, err, n)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -76,25 +75,25 @@ func TestRulesStoredAsLists(t *testing.T) {
 			}
 		}
 	}
-	of(db.Headers("b1"))("box", 7, want)
-	of(db.GlobalHeaders())("global", 3, want)
-	staged, err := db.StagedHeaders()
+	of(db.Rules.Headers("b1"))("box", 7, want)
+	of(db.Rules.GlobalHeaders())("global", 3, want)
+	staged, err := db.Rules.StagedHeaders()
 	of(staged["b1"], err)("staged", 8, want[:1])
-	if err := db.CommitHeaders("b1"); err != nil {
+	if err := db.Rules.CommitHeaders("b1"); err != nil {
 		t.Fatal(err)
 	}
-	of(db.Headers("b1"))("committed", 8, want[:1])
-	if err := db.SetHeaders("b1", want, 9); err != nil {
+	of(db.Rules.Headers("b1"))("committed", 8, want[:1])
+	if err := db.Rules.SetHeaders("b1", want, 9); err != nil {
 		t.Fatal(err)
 	}
-	of(db.Headers("b1"))("set again", 9, want)
+	of(db.Rules.Headers("b1"))("set again", 9, want)
 	if stored := storedRules(t, db, "b1"); stored[0] != '{' {
 		t.Errorf("rules that were set are stored in the form that begins with %q", stored[0])
 	}
-	if err := db.SetHeaders("b1", nil, 10); err != nil {
+	if err := db.Rules.SetHeaders("b1", nil, 10); err != nil {
 		t.Fatal(err)
 	}
-	of(db.Headers("b1"))("removed", 10, nil)
+	of(db.Rules.Headers("b1"))("removed", 10, nil)
 	if stored := storedRules(t, db, "b1"); stored != "null" {
 		t.Errorf("no rules are stored as %s, which an older version does not read", stored)
 	}
@@ -104,8 +103,8 @@ func TestRulesStoredAsLists(t *testing.T) {
 func storedRules(t *testing.T, db *DB, box policy.BoxID) string {
 	t.Helper()
 	var rec headersRecord
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		rec, err = db.headersRecord(tx, string(box))
+	err := db.view(func(tx *transaction) (err error) {
+		rec, err = readHeaders(tx, string(box))
 		return err
 	})
 	if err != nil || len(rec.Rules) == 0 {

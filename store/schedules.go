@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/store/layout"
 )
+
+// Schedules has the schedules of the boxes.
+type Schedules struct{ *file }
 
 // ErrTooMany is returned when a box has the maximum number of records.
 var ErrTooMany = errors.New("too many")
@@ -49,17 +50,17 @@ type Schedule struct {
 	Failures      int64     `json:"failures,omitempty"`
 }
 
-// Schedules returns the schedules of a box sorted by ID, or of all boxes if id is "".
-func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
+// List returns the schedules of a box sorted by ID, or of all boxes if id is "".
+func (db Schedules) List(id policy.BoxID) ([]Schedule, error) {
 	var out []Schedule
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		schedules, err := db.table(tx, layout.Schedules)
+	err := db.view(func(tx *transaction) error {
+		schedules, err := tx.table(layout.Schedules)
 		if err != nil {
 			return err
 		}
 		return schedules.Each(urlPrefix(id), func(key, sealed []byte) error {
 			var s Schedule
-			err := db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+			err := tx.openJSON(layout.Schedules, string(key), sealed, &s)
 			out = append(out, s)
 			return err
 		})
@@ -67,61 +68,61 @@ func (db *DB) Schedules(id policy.BoxID) ([]Schedule, error) {
 	return out, err
 }
 
-// AddSchedule stores a new schedule. The error is [ErrTooMany] if its box has as many as allowed.
-func (db *DB) AddSchedule(s Schedule, most int) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+// Add stores a new schedule. The error is [ErrTooMany] if its box has as many as allowed.
+func (db Schedules) Add(s Schedule, most int) error {
+	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, s.Box); err != nil {
 			return err
 		}
-		schedules, err := db.table(tx, layout.Schedules)
+		schedules, err := tx.table(layout.Schedules)
 		if err != nil {
 			return err
 		}
 		if len(schedules.Keys(urlPrefix(s.Box))) >= most {
 			return fmt.Errorf("schedules of box %s: %w", s.Box, ErrTooMany)
 		}
-		return db.putSchedule(tx, s)
+		return putSchedule(tx, s)
 	})
 }
 
-// ChangeSchedule changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error the schedule
+// Change changes a schedule and returns it, or returns [ErrNotFound]. If change returns an error the schedule
 // stays unchanged. change may be called more than once.
-func (db *DB) ChangeSchedule(box policy.BoxID, id string, change func(*Schedule) error) (Schedule, error) {
+func (db Schedules) Change(box policy.BoxID, id string, change func(*Schedule) error) (Schedule, error) {
 	var s Schedule
 	// Batch, because many schedules are due at the same minute.
-	err := db.bolt.Batch(func(tx *bolt.Tx) (err error) {
-		if s, err = db.getSchedule(tx, box, id); err != nil {
+	err := db.batch(func(tx *transaction) (err error) {
+		if s, err = getSchedule(tx, box, id); err != nil {
 			return err
 		}
 		if err := change(&s); err != nil {
 			return err
 		}
 		s.Box, s.ID = box, id
-		return db.putSchedule(tx, s)
+		return putSchedule(tx, s)
 	})
 	return s, err
 }
 
-// DeleteSchedule removes a schedule, or returns [ErrNotFound].
-func (db *DB) DeleteSchedule(box policy.BoxID, id string) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		old, err := db.getSchedule(tx, box, id)
+// Delete removes a schedule, or returns [ErrNotFound].
+func (db Schedules) Delete(box policy.BoxID, id string) error {
+	return db.update(func(tx *transaction) error {
+		old, err := getSchedule(tx, box, id)
 		if err != nil {
 			return err
 		}
-		db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, nil)
-		return db.deleteDocument(tx, layout.Schedules, scheduleKey(box, id))
+		tx.subtractReplaced(old.CreatedBy, Holdings{Schedules: 1}, nil)
+		return tx.delete(layout.Schedules, scheduleKey(box, id))
 	})
 }
 
-func (db *DB) deleteSchedules(tx *bolt.Tx, box policy.BoxID) error {
-	schedules, err := db.table(tx, layout.Schedules)
+func deleteSchedules(tx *transaction, box policy.BoxID) error {
+	schedules, err := tx.table(layout.Schedules)
 	if err != nil {
 		return err
 	}
 	for _, key := range schedules.Keys(urlPrefix(box)) {
-		old, err := db.getSchedule(tx, box, string(key[len(urlPrefix(box)):]))
-		db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
+		old, err := getSchedule(tx, box, string(key[len(urlPrefix(box)):]))
+		tx.subtractReplaced(old.CreatedBy, Holdings{Schedules: 1}, err)
 		if err := schedules.Delete(key); err != nil {
 			return err
 		}
@@ -129,36 +130,19 @@ func (db *DB) deleteSchedules(tx *bolt.Tx, box policy.BoxID) error {
 	return nil
 }
 
-func (db *DB) getSchedule(tx *bolt.Tx, box policy.BoxID, id string) (s Schedule, err error) {
-	schedules, err := db.table(tx, layout.Schedules)
-	if err != nil {
-		return s, err
+func getSchedule(tx *transaction, box policy.BoxID, id string) (s Schedule, err error) {
+	found, err := tx.getSealed(layout.Schedules, string(scheduleKey(box, id)), &s)
+	if err == nil && !found {
+		err = fmt.Errorf("schedule %q of box %s: %w", id, box, ErrNotFound)
 	}
-	key := scheduleKey(box, id)
-	sealed, err := schedules.Get(key)
-	if err != nil {
-		return s, err
-	}
-	if sealed == nil {
-		return s, fmt.Errorf("schedule %q of box %s: %w", id, box, ErrNotFound)
-	}
-	return s, db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+	return s, err
 }
 
-func (db *DB) putSchedule(tx *bolt.Tx, s Schedule) error {
-	key := scheduleKey(s.Box, s.ID)
-	sealed, err := db.seal.SealJSON(tx, layout.Schedules, string(key), s)
-	if err != nil {
-		return err
-	}
-	schedules, err := db.table(tx, layout.Schedules)
-	if err != nil {
-		return err
-	}
-	old, err := db.getSchedule(tx, s.Box, s.ID)
-	db.subtractReplaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
-	db.adjustOnCommit(tx, s.CreatedBy, 1, Holdings{Schedules: 1})
-	return schedules.Put(key, sealed)
+func putSchedule(tx *transaction, s Schedule) error {
+	old, err := getSchedule(tx, s.Box, s.ID)
+	tx.subtractReplaced(old.CreatedBy, Holdings{Schedules: 1}, err)
+	tx.adjustOnCommit(s.CreatedBy, 1, Holdings{Schedules: 1})
+	return tx.putSealed(layout.Schedules, string(scheduleKey(s.Box, s.ID)), s)
 }
 
 func scheduleKey(box policy.BoxID, id string) []byte {

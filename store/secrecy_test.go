@@ -33,15 +33,15 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 			allocate(t, db, Box{ID: "b1", Env: map[string]name.Secret{"A": s}, Secrets: map[string]name.Secret{"B": s}, Extra: json.RawMessage(`"` + secret + `"`)})
 			key := NewKey()
 			if err := errors.Join(
-				db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),
-				db.SetCA("b1", CA{KeyPEM: s}), db.SetInstallationCA(CA{KeyPEM: s}), db.AddAPIKey("k", key),
-				db.SetURL(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.ChangeEnvironment(setting("SHARED", secret)), db.Remember("s", s),
-				db.AddSchedule(Schedule{ID: "s1", Box: "b1", Command: []string{secret}, Prompt: secret, WebhookHeaders: map[string]string{"X-Key": secret}}, 1),
-				db.SetHeaders("b1", nil, 2), // the replaced rules stay in free pages
+				db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),
+				db.Authorities.SetCA("b1", CA{KeyPEM: s}), db.Authorities.SetInstallationCA(CA{KeyPEM: s}), db.Keys.Add("k", key),
+				db.URLs.Set(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.Environment.Change(setting("SHARED", secret)), db.Installation.Remember("s", s),
+				db.Schedules.Add(Schedule{ID: "s1", Box: "b1", Command: []string{secret}, Prompt: secret, WebhookHeaders: map[string]string{"X-Key": secret}}, 1),
+				db.Rules.SetHeaders("b1", nil, 2), // the replaced rules stay in free pages
 			); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := db.Box("b1"); err != nil || got.Env["A"].Reveal() != secret {
+			if got, err := db.Boxes.Get("b1"); err != nil || got.Env["A"].Reveal() != secret {
 				t.Fatalf("the secret is not read back: %v", err)
 			}
 			data, err := os.ReadFile(filepath.Join(dir, layout.FileDB))
@@ -63,7 +63,7 @@ func TestSecretsDoNotOpenElsewhere(t *testing.T) {
 	db := open(t, Options{Dir: dir})
 	allocate(t, db, Box{ID: "b1"})
 	allocate(t, db, Box{ID: "b2"})
-	if err := db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "of b1"), 1); err != nil {
+	if err := db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "of b1"), 1); err != nil {
 		t.Fatal(err)
 	}
 	err := db.bolt.Update(func(tx *bolt.Tx) error {
@@ -73,7 +73,7 @@ func TestSecretsDoNotOpenElsewhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := db.Headers("b2"); err == nil || len(got.Rules) != 0 {
+	if got, err := db.Rules.Headers("b2"); err == nil || len(got.Rules) != 0 {
 		t.Errorf("b2 has the rules of b1: %+v", got)
 	}
 	if err := db.Close(); err != nil {
@@ -86,7 +86,7 @@ func TestModes(t *testing.T) {
 	t.Parallel()
 	dir := newDir(t)
 	db := open(t, Options{Dir: dir})
-	if made, err := db.EnsureAPIKey(); err != nil || !made {
+	if made, err := db.Keys.Ensure(); err != nil || !made {
 		t.Fatal(made, err)
 	}
 	for name, want := range map[string]os.FileMode{"": 0o700, layout.FileDB: 0o600, layout.FileSecret: 0o600, layout.FileAPIKey: 0o600} {
@@ -169,7 +169,7 @@ func TestAPIKeyIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: newDir(t)}
 	db := open(t, o)
-	if made, err := db.EnsureAPIKey(); err != nil || !made {
+	if made, err := db.Keys.Ensure(); err != nil || !made {
 		t.Fatal(made, err)
 	}
 	file := filepath.Join(o.Dir, layout.FileAPIKey)
@@ -178,24 +178,24 @@ func TestAPIKeyIsMadeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := strings.TrimSpace(string(data))
-	if !db.CheckAPIKey(key) || db.CheckAPIKey("") || db.CheckAPIKey(key+"x") || db.CheckAPIKey(key[1:]) {
+	if !db.Keys.Check(key) || db.Keys.Check("") || db.Keys.Check(key+"x") || db.Keys.Check(key[1:]) {
 		t.Error("the key in the file is not the only one that is known")
 	}
 	if err := errors.Join(os.Remove(file), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	db = open(t, o)
-	if made, err := db.EnsureAPIKey(); err != nil || made {
+	if made, err := db.Keys.Ensure(); err != nil || made {
 		t.Errorf("a second key was made: %v", err)
 	}
 	if _, err := os.Stat(file); err == nil {
 		t.Error("the file was written again")
 	}
-	keys, err := db.APIKeys()
+	keys, err := db.Keys.All()
 	if err != nil || len(keys) != 1 {
 		t.Fatal(keys, err)
 	}
-	if err := db.deleteKeys(func(k APIKey) bool { return k.Hash == keys[0].Hash }); err != nil || db.CheckAPIKey(key) {
+	if err := db.Keys.deleteWhere(func(k APIKey) bool { return k.Hash == keys[0].Hash }); err != nil || db.Keys.Check(key) {
 		t.Errorf("the deleted key still opens (%v)", err)
 	}
 }

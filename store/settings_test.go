@@ -23,18 +23,18 @@ func setting(label, value string) func(map[string]name.Secret) error {
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
-	if err := errors.Join(db.ChangeEnvironment(setting("A", "1")), db.ChangeEnvironment(setting("B", ""))); err != nil {
+	if err := errors.Join(db.Environment.Change(setting("A", "1")), db.Environment.Change(setting("B", ""))); err != nil {
 		t.Fatal(err)
 	}
 	refused := errors.New("refused")
-	err := db.ChangeEnvironment(func(vars map[string]name.Secret) error {
+	err := db.Environment.Change(func(vars map[string]name.Secret) error {
 		delete(vars, "A")
 		return refused
 	})
 	if !errors.Is(err, refused) {
 		t.Errorf("the error of the change is lost: %v", err)
 	}
-	vars, err := db.Environment()
+	vars, err := db.Environment.Variables()
 	if b, ok := vars["B"]; err != nil || len(vars) != 2 || vars["A"].Reveal() != "1" || !ok || b.Reveal() != "" {
 		t.Errorf("%d variables, %v", len(vars), err)
 	}
@@ -46,29 +46,29 @@ func TestSchedules(t *testing.T) {
 	allocate(t, db, Box{ID: "b1"})
 	allocate(t, db, Box{ID: "b11"})
 	if err := errors.Join(
-		db.AddSchedule(Schedule{ID: "s2", Box: "b1"}, 2), db.AddSchedule(Schedule{ID: "s1", Box: "b1"}, 2), db.AddSchedule(Schedule{ID: "s1", Box: "b11"}, 2),
+		db.Schedules.Add(Schedule{ID: "s2", Box: "b1"}, 2), db.Schedules.Add(Schedule{ID: "s1", Box: "b1"}, 2), db.Schedules.Add(Schedule{ID: "s1", Box: "b11"}, 2),
 	); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.AddSchedule(Schedule{ID: "s3", Box: "b1"}, 2); !errors.Is(err, ErrTooMany) {
+	if err := db.Schedules.Add(Schedule{ID: "s3", Box: "b1"}, 2); !errors.Is(err, ErrTooMany) {
 		t.Errorf("one more than there may be: %v", err)
 	}
-	if s, err := db.ChangeSchedule("b1", "s1", func(s *Schedule) error { s.Cron, s.ID = "0 9 * * *", "other"; return nil }); err != nil || s.Cron != "0 9 * * *" || s.ID != "s1" {
+	if s, err := db.Schedules.Change("b1", "s1", func(s *Schedule) error { s.Cron, s.ID = "0 9 * * *", "other"; return nil }); err != nil || s.Cron != "0 9 * * *" || s.ID != "s1" {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if list, err := db.Schedules("b1"); err != nil || len(list) != 2 || list[0].ID != "s1" || list[0].Cron == "" || list[1].Cron != "" {
+	if list, err := db.Schedules.List("b1"); err != nil || len(list) != 2 || list[0].ID != "s1" || list[0].Cron == "" || list[1].Cron != "" {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := db.DeleteSchedule("b1", "s1"); err != nil {
+	if err := db.Schedules.Delete("b1", "s1"); err != nil {
 		t.Error(err)
 	}
-	_, changed := db.ChangeSchedule("b1", "s1", func(*Schedule) error { return nil })
-	for _, err := range []error{changed, db.DeleteSchedule("b1", "s1")} {
+	_, changed := db.Schedules.Change("b1", "s1", func(*Schedule) error { return nil })
+	for _, err := range []error{changed, db.Schedules.Delete("b1", "s1")} {
 		if !errors.Is(err, ErrNotFound) {
 			t.Errorf("a schedule that is gone: %v", err)
 		}
 	}
-	if list, err := db.Schedules(""); err != nil || len(list) != 2 {
+	if list, err := db.Schedules.List(""); err != nil || len(list) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
 }
@@ -98,8 +98,8 @@ func TestAStoreOfSchema2Grows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := db.BoxByName("one")
-		if err := errors.Join(err, db.ChangeEnvironment(setting("A", "1")), db.Close()); err != nil || b.ID != "b1" {
+		b, err := db.Boxes.ByName("one")
+		if err := errors.Join(err, db.Environment.Change(setting("A", "1")), db.Close()); err != nil || b.ID != "b1" {
 			t.Fatalf("%+v, %v", b, err)
 		}
 	}

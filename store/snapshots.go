@@ -7,12 +7,13 @@ import (
 	"slices"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
+
+// Snapshots has the records of snapshots, and the owners of their layers.
+type Snapshots struct{ *file }
 
 // Snapshot is the record of a box at one point in time. It is sealed as a whole, because it contains the box's
 // environment.
@@ -53,71 +54,71 @@ func (s Snapshot) Kept() (env, secrets map[string]name.Secret) {
 	return toSecrets(s.Env), toSecrets(s.Secrets)
 }
 
-// AddSnapshot stores a new snapshot of a box, and makes it an owner of its layers.
-func (db *DB) AddSnapshot(s Snapshot) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+// Add stores a new snapshot of a box, and makes it an owner of its layers.
+func (db Snapshots) Add(s Snapshot) error {
+	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, s.Box); err != nil {
 			return err
 		}
-		return errors.Join(db.setLayerOwner(tx, snapshotOwner(s.ID), nil, s.Layers), db.putSnapshot(tx, s))
+		return errors.Join(setLayerOwner(tx, snapshotOwner(s.ID), nil, s.Layers), putSnapshot(tx, s))
 	})
 }
 
-// ChangeSnapshot changes a snapshot and returns it, or returns [ErrNotFound].
-func (db *DB) ChangeSnapshot(id string, change func(*Snapshot)) (Snapshot, error) {
+// Change changes a snapshot and returns it, or returns [ErrNotFound].
+func (db Snapshots) Change(id string, change func(*Snapshot)) (Snapshot, error) {
 	var s Snapshot
-	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
-		if s, err = db.getSnapshot(tx, id); err != nil {
+	err := db.update(func(tx *transaction) (err error) {
+		if s, err = getSnapshot(tx, id); err != nil {
 			return err
 		}
 		before := s.Layers
 		change(&s)
 		s.ID = id
-		return errors.Join(db.setLayerOwner(tx, snapshotOwner(id), before, s.Layers), db.putSnapshot(tx, s))
+		return errors.Join(setLayerOwner(tx, snapshotOwner(id), before, s.Layers), putSnapshot(tx, s))
 	})
 	return s, err
 }
 
-// OwnSnapshots sets the owner of snapshots of older versions to the owner of their box. Snapshots of a deleted box stay
+// SetOwners sets the owner of snapshots of older versions to the owner of their box. Snapshots of a deleted box stay
 // without an owner.
-func (db *DB) OwnSnapshots() error {
-	list, err := db.Snapshots()
+func (db Snapshots) SetOwners() error {
+	list, err := db.All()
 	if err != nil {
 		return err
 	}
 	for _, s := range list {
-		box, err := db.Box(s.Box)
+		box, err := Boxes{db.file}.Get(s.Box)
 		if s.CreatedBy != "" || err != nil || box.CreatedBy == "" {
 			continue // an unreadable box is reported by its recovery
 		}
-		if _, err := db.ChangeSnapshot(s.ID, func(s *Snapshot) { s.CreatedBy = box.CreatedBy }); err != nil {
+		if _, err := db.Change(s.ID, func(s *Snapshot) { s.CreatedBy = box.CreatedBy }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Snapshot returns a snapshot, or [ErrNotFound].
-func (db *DB) Snapshot(id string) (Snapshot, error) {
+// Get returns a snapshot, or [ErrNotFound].
+func (db Snapshots) Get(id string) (Snapshot, error) {
 	var s Snapshot
-	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
-		s, err = db.getSnapshot(tx, id)
+	err := db.view(func(tx *transaction) (err error) {
+		s, err = getSnapshot(tx, id)
 		return err
 	})
 	return s, err
 }
 
-// Snapshots returns all snapshots, oldest first.
-func (db *DB) Snapshots() ([]Snapshot, error) {
+// All returns all snapshots, oldest first.
+func (db Snapshots) All() ([]Snapshot, error) {
 	var out []Snapshot
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		snapshots, err := db.table(tx, layout.Snapshots)
+	err := db.view(func(tx *transaction) error {
+		snapshots, err := tx.table(layout.Snapshots)
 		if err != nil {
 			return err
 		}
 		return snapshots.Each(nil, func(key, sealed []byte) error {
 			var s Snapshot
-			err := db.seal.OpenJSON(tx, layout.Snapshots, string(key), sealed, &s)
+			err := tx.openJSON(layout.Snapshots, string(key), sealed, &s)
 			out = append(out, s)
 			return err
 		})
@@ -126,16 +127,16 @@ func (db *DB) Snapshots() ([]Snapshot, error) {
 	return out, err
 }
 
-// DeleteSnapshots deletes snapshots. If one does not exist the error is [ErrNotFound], and all of them stay.
-func (db *DB) DeleteSnapshots(ids []string) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+// Delete deletes snapshots. If one does not exist the error is [ErrNotFound], and all of them stay.
+func (db Snapshots) Delete(ids []string) error {
+	return db.update(func(tx *transaction) error {
 		for _, id := range ids {
-			s, err := db.getSnapshot(tx, id)
+			s, err := getSnapshot(tx, id)
 			if err != nil {
 				return err
 			}
-			db.subtractReplaced(tx, s.TakenBy, Holdings{Snapshots: 1}, nil)
-			if err := errors.Join(db.setLayerOwner(tx, snapshotOwner(id), s.Layers, nil), db.deleteDocument(tx, layout.Snapshots, []byte(id))); err != nil {
+			tx.subtractReplaced(s.TakenBy, Holdings{Snapshots: 1}, nil)
+			if err := errors.Join(setLayerOwner(tx, snapshotOwner(id), s.Layers, nil), tx.delete(layout.Snapshots, []byte(id))); err != nil {
 				return err
 			}
 		}
@@ -144,43 +145,28 @@ func (db *DB) DeleteSnapshots(ids []string) error {
 }
 
 // NeedsLayer reports whether a snapshot or a box owns a layer.
-func (db *DB) NeedsLayer(layer string) (needed bool, err error) {
-	err = db.bolt.View(func(tx *bolt.Tx) error {
-		layers, err := db.table(tx, layout.Layers)
+func (db Snapshots) NeedsLayer(layer string) (needed bool, err error) {
+	err = db.view(func(tx *transaction) error {
+		layers, err := tx.table(layout.Layers)
 		needed = err == nil && len(layers.Keys(layerKey(layer, ""))) > 0
 		return err
 	})
 	return needed, err
 }
 
-func (db *DB) getSnapshot(tx *bolt.Tx, id string) (s Snapshot, err error) {
-	snapshots, err := db.table(tx, layout.Snapshots)
-	if err != nil {
-		return s, err
+func getSnapshot(tx *transaction, id string) (s Snapshot, err error) {
+	found, err := tx.getSealed(layout.Snapshots, id, &s)
+	if err == nil && !found {
+		err = fmt.Errorf("snapshot %q: %w", id, ErrNotFound)
 	}
-	sealed, err := snapshots.Get([]byte(id))
-	if err != nil {
-		return s, err
-	}
-	if sealed == nil {
-		return s, fmt.Errorf("snapshot %q: %w", id, ErrNotFound)
-	}
-	return s, db.seal.OpenJSON(tx, layout.Snapshots, id, sealed, &s)
+	return s, err
 }
 
-func (db *DB) putSnapshot(tx *bolt.Tx, s Snapshot) error {
-	sealed, err := db.seal.SealJSON(tx, layout.Snapshots, s.ID, s)
-	if err != nil {
-		return err
-	}
-	snapshots, err := db.table(tx, layout.Snapshots)
-	if err != nil {
-		return err
-	}
-	old, err := db.getSnapshot(tx, s.ID)
-	db.subtractReplaced(tx, old.TakenBy, Holdings{Snapshots: 1}, err)
-	db.adjustOnCommit(tx, s.TakenBy, 1, Holdings{Snapshots: 1})
-	return snapshots.Put([]byte(s.ID), sealed)
+func putSnapshot(tx *transaction, s Snapshot) error {
+	old, err := getSnapshot(tx, s.ID)
+	tx.subtractReplaced(old.TakenBy, Holdings{Snapshots: 1}, err)
+	tx.adjustOnCommit(s.TakenBy, 1, Holdings{Snapshots: 1})
+	return tx.putSealed(layout.Snapshots, s.ID, s)
 }
 
 // Owners and keys in the bucket layers.
@@ -189,8 +175,8 @@ func boxOwner(id policy.BoxID) string     { return "box " + string(id) }
 func layerKey(layer, owner string) []byte { return []byte(layer + "\x00" + owner) }
 
 // setLayerOwner replaces the layers of an owner.
-func (db *DB) setLayerOwner(tx *bolt.Tx, owner string, before, after []string) error {
-	layers, err := db.table(tx, layout.Layers)
+func setLayerOwner(tx *transaction, owner string, before, after []string) error {
+	layers, err := tx.table(layout.Layers)
 	if err != nil {
 		return err
 	}
@@ -212,8 +198,8 @@ func (db *DB) setLayerOwner(tx *bolt.Tx, owner string, before, after []string) e
 
 // claimLayers makes a new box an owner of its layers. If a layer no longer has an owner, the error is [ErrNotFound]: its
 // snapshot was deleted concurrently, and its files will be removed.
-func (db *DB) claimLayers(tx *bolt.Tx, b Box) error {
-	layers, err := db.table(tx, layout.Layers)
+func claimLayers(tx *transaction, b Box) error {
+	layers, err := tx.table(layout.Layers)
 	if err != nil {
 		return err
 	}
@@ -222,5 +208,5 @@ func (db *DB) claimLayers(tx *bolt.Tx, b Box) error {
 			return fmt.Errorf("layer %q: %w", layer, ErrNotFound)
 		}
 	}
-	return db.setLayerOwner(tx, boxOwner(b.ID), nil, b.Layers)
+	return setLayerOwner(tx, boxOwner(b.ID), nil, b.Layers)
 }

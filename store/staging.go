@@ -5,30 +5,22 @@ import (
 	"fmt"
 	"strings"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/store/layout"
 )
+
+// Rules has the policies and header rules of boxes, the named policies, and the header rules of all boxes.
+type Rules struct{ *file }
 
 // A policy or a set of header rules is changed in two transactions. The first stages it: it is on disk but not applied.
 // The second commits it: it replaces the previous one and is no longer staged. The gateway enforces it between the two,
 // so after a crash the committed one is valid, and the staged one is dropped.
 
-// stage writes a document, replacing one that was staged before.
-func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
-	staged, err := db.table(tx, layout.Staged)
-	if err != nil {
-		return err
-	}
-	return staged.Put([]byte(s.staged), document)
-}
-
 // commit makes the staged documents the committed ones, all of them atomically.
-func (db *DB) commit(slots ...slot) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+func (db Rules) commit(slots ...slot) error {
+	return db.update(func(tx *transaction) error {
 		for _, s := range slots {
-			if err := db.commitIn(tx, s); err != nil {
+			if err := commitSlot(tx, s); err != nil {
 				return err
 			}
 		}
@@ -36,37 +28,29 @@ func (db *DB) commit(slots ...slot) error {
 	})
 }
 
-func (db *DB) commitIn(tx *bolt.Tx, s slot) error {
-	staged, err := db.table(tx, layout.Staged)
-	if err != nil {
-		return err
-	}
-	committed, err := db.table(tx, s.bucket)
-	if err != nil {
-		return err
-	}
-	document, err := staged.Get([]byte(s.staged))
+func commitSlot(tx *transaction, s slot) error {
+	document, err := tx.get(layout.Staged, []byte(s.staged))
 	if err != nil {
 		return err
 	}
 	if document == nil {
 		return fmt.Errorf("staged %s: %w", s.label, ErrNotFound)
 	}
-	if document, err = db.committedForm(tx, s, document); err != nil {
+	if document, err = committedForm(tx, s, document); err != nil {
 		return err
 	}
-	if err := committed.Put([]byte(s.owner), document); err != nil {
+	if err := tx.put(s.bucket, []byte(s.owner), document); err != nil {
 		return err
 	}
-	return staged.Delete([]byte(s.staged))
+	return tx.delete(layout.Staged, []byte(s.staged))
 }
 
 // committedForm returns a copy of a staged document in its committed form.
-func (db *DB) committedForm(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
+func committedForm(tx *transaction, s slot, document []byte) ([]byte, error) {
 	if !s.sealed {
 		return bytes.Clone(document), nil
 	}
-	key, err := db.seal.Key(tx)
+	key, err := tx.file.seal.Key(tx.Tx)
 	if err != nil {
 		return nil, err
 	}
@@ -79,9 +63,9 @@ func (db *DB) committedForm(tx *bolt.Tx, s slot, document []byte) ([]byte, error
 }
 
 // abort deletes the staged documents. Without any it does not write, so that it succeeds on a full disk.
-func (db *DB) abort(slots ...slot) error {
+func (db Rules) abort(slots ...slot) error {
 	staged := false
-	err := db.bolt.View(func(tx *bolt.Tx) error {
+	err := db.view(func(tx *transaction) error {
 		for _, s := range slots {
 			staged = staged || tx.Bucket(layout.Staged).Get([]byte(s.staged)) != nil
 		}
@@ -90,9 +74,9 @@ func (db *DB) abort(slots ...slot) error {
 	if err != nil || !staged {
 		return err
 	}
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+	return db.update(func(tx *transaction) error {
 		for _, s := range slots {
-			if err := db.deleteDocument(tx, layout.Staged, []byte(s.staged)); err != nil {
+			if err := tx.delete(layout.Staged, []byte(s.staged)); err != nil {
 				return err
 			}
 		}
@@ -102,9 +86,9 @@ func (db *DB) abort(slots ...slot) error {
 
 // Staged returns the policies that were staged and neither committed nor aborted: after a crash, those of interrupted
 // updates.
-func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
+func (db Rules) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}
-	err := db.eachStaged(func(_ *bolt.Tx, c StagedChange, _ string, document []byte) error {
+	err := db.eachStaged(func(_ *transaction, c StagedChange, _ string, document []byte) error {
 		if c.Headers || c.Named != "" {
 			return nil
 		}
@@ -118,14 +102,14 @@ func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 
 // StagedHeaders returns the header rules that were staged and neither committed nor aborted, by box; "" stands for the
 // global ones.
-func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
+func (db Rules) StagedHeaders() (map[policy.BoxID]Headers, error) {
 	out := map[policy.BoxID]Headers{}
-	err := db.eachStaged(func(tx *bolt.Tx, c StagedChange, key string, document []byte) error {
+	err := db.eachStaged(func(tx *transaction, c StagedChange, key string, document []byte) error {
 		if !c.Headers {
 			return nil
 		}
 		var rec headersRecord
-		if err := db.seal.OpenJSON(tx, layout.Staged, key, document, &rec); err != nil {
+		if err := tx.openJSON(layout.Staged, key, document, &rec); err != nil {
 			return err
 		}
 		headers, err := rec.headers()
@@ -135,9 +119,9 @@ func (db *DB) StagedHeaders() (map[policy.BoxID]Headers, error) {
 	return out, err
 }
 
-func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, document []byte) error) error {
-	return db.bolt.View(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, layout.Staged)
+func (db Rules) eachStaged(f func(tx *transaction, c StagedChange, key string, document []byte) error) error {
+	return db.view(func(tx *transaction) error {
+		staged, err := tx.table(layout.Staged)
 		if err != nil {
 			return err
 		}
@@ -166,10 +150,10 @@ func changeAt(key string) StagedChange {
 
 // DropStaged deletes everything that is staged and returns the dropped changes. Call it once after [Open], before the
 // first change, to roll back changes that a crash interrupted.
-func (db *DB) DropStaged() ([]StagedChange, error) {
+func (db Rules) DropStaged() ([]StagedChange, error) {
 	var dropped []StagedChange
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, layout.Staged)
+	err := db.update(func(tx *transaction) error {
+		staged, err := tx.table(layout.Staged)
 		if err != nil {
 			return err
 		}
@@ -182,4 +166,32 @@ func (db *DB) DropStaged() ([]StagedChange, error) {
 		return nil
 	})
 	return dropped, err
+}
+
+// slot is the place of one document that is changed in two steps.
+type slot struct {
+	label  string // in errors
+	bucket []byte // where it is committed
+	owner  string // key in bucket
+	staged string // key among the staged documents
+	sealed bool   // encrypted for its place
+}
+
+// stagedHeaders is the prefix of the keys of staged header rules. Keys of staged policies are the ID of a box, or
+// [layout.Named] and a name; neither can contain NUL.
+const stagedHeaders = "headers\x00"
+
+func policySlot(id policy.BoxID) slot {
+	return slot{label: "policy of box " + string(id), bucket: layout.Policies, owner: string(id), staged: string(id)}
+}
+
+// namedSlot is the slot of a named policy.
+func namedSlot(name string) slot {
+	key := layout.Named + name
+	return slot{label: "named policy " + name, bucket: layout.Policies, owner: key, staged: key}
+}
+
+// headerSlot is the slot of the header rules of a box, or of all boxes ([layout.Global]).
+func headerSlot(owner string) slot {
+	return slot{label: "header rules of " + owner, bucket: layout.Headers, owner: owner, staged: stagedHeaders + owner, sealed: true}
 }

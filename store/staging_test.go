@@ -5,8 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
@@ -30,8 +28,8 @@ func stagedStore(t *testing.T) (dir string, db *DB) {
 	db = open(t, Options{Dir: dir})
 	allocate(t, db, Box{ID: "b1"})
 	if err := errors.Join(
-		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "old"), 1), db.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "new"), 2),
-		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "old global"), 1), db.StageGlobalHeaders(rules(t, "api.example.com", "X-Key", "new global"), 2),
+		db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "old"), 1), db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "new"), 2),
+		db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "old global"), 1), db.Rules.StageGlobalHeaders(rules(t, "api.example.com", "X-Key", "new global"), 2),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -44,24 +42,24 @@ func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 	t.Parallel()
 	dir, _ := stagedStore(t)
 	db := open(t, Options{Dir: copyState(t, dir)})
-	staged, err := db.StagedHeaders()
+	staged, err := db.Rules.StagedHeaders()
 	if err != nil || valueOf(t, staged["b1"], nil) != "new" || valueOf(t, staged[""], nil) != "new global" {
 		t.Errorf("staged: %+v %v", staged, err)
 	}
-	if policies, err := db.Staged(); err != nil || len(policies) != 0 {
+	if policies, err := db.Rules.Staged(); err != nil || len(policies) != 0 {
 		t.Errorf("staged policies: %+v %v", policies, err)
 	}
-	dropped, err := db.DropStaged()
+	dropped, err := db.Rules.DropStaged()
 	if want := []StagedChange{{Headers: true}, {Box: "b1", Headers: true}}; err != nil || !slices.Equal(dropped, want) {
 		t.Errorf("dropped %+v %v", dropped, err)
 	}
-	if err := errors.Join(db.CommitHeaders("b1"), db.CommitGlobalHeaders()); !errors.Is(err, ErrNotFound) {
+	if err := errors.Join(db.Rules.CommitHeaders("b1"), db.Rules.CommitGlobalHeaders()); !errors.Is(err, ErrNotFound) {
 		t.Errorf("committing what was dropped: %v", err)
 	}
-	if own, err := db.Headers("b1"); valueOf(t, own, err) != "old" || own.Version != 1 {
+	if own, err := db.Rules.Headers("b1"); valueOf(t, own, err) != "old" || own.Version != 1 {
 		t.Errorf("the box has version %d", own.Version)
 	}
-	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "old global" || all.Version != 1 {
+	if all, err := db.Rules.GlobalHeaders(); valueOf(t, all, err) != "old global" || all.Version != 1 {
 		t.Errorf("all boxes have version %d", all.Version)
 	}
 }
@@ -70,19 +68,19 @@ func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 1}), db.CommitPolicy("b1"), db.AbortPolicy("b1")); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 1}), db.Rules.CommitPolicy("b1"), db.Rules.AbortPolicy("b1")); err != nil {
 		t.Fatal(err)
 	}
-	if own, err := db.Headers("b1"); valueOf(t, own, err) != "old" {
+	if own, err := db.Rules.Headers("b1"); valueOf(t, own, err) != "old" {
 		t.Error("the header rules went with the policy")
 	}
-	if err := errors.Join(db.AbortGlobalHeaders(), db.CommitHeaders("b1")); err != nil {
+	if err := errors.Join(db.Rules.AbortGlobalHeaders(), db.Rules.CommitHeaders("b1")); err != nil {
 		t.Fatal(err)
 	}
-	if own, err := db.Headers("b1"); valueOf(t, own, err) != "new" || own.Version != 2 {
+	if own, err := db.Rules.Headers("b1"); valueOf(t, own, err) != "new" || own.Version != 2 {
 		t.Errorf("version %d", own.Version)
 	}
-	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "old global" {
+	if all, err := db.Rules.GlobalHeaders(); valueOf(t, all, err) != "old global" {
 		t.Errorf("version %d", all.Version)
 	}
 }
@@ -91,13 +89,13 @@ func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.RotateKey(name.Secret{}), db.CommitHeaders("b1"), db.CommitGlobalHeaders()); err != nil {
+	if err := errors.Join(db.RotateKey(name.Secret{}), db.Rules.CommitHeaders("b1"), db.Rules.CommitGlobalHeaders()); err != nil {
 		t.Fatal(err)
 	}
-	if own, err := db.Headers("b1"); valueOf(t, own, err) != "new" {
+	if own, err := db.Rules.Headers("b1"); valueOf(t, own, err) != "new" {
 		t.Errorf("version %d", own.Version)
 	}
-	if all, err := db.GlobalHeaders(); valueOf(t, all, err) != "new global" {
+	if all, err := db.Rules.GlobalHeaders(); valueOf(t, all, err) != "new global" {
 		t.Errorf("version %d", all.Version)
 	}
 }
@@ -106,13 +104,13 @@ func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), db.DeleteBox("b1"), db.AbortGlobalHeaders()); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), db.Boxes.Delete("b1"), db.Rules.AbortGlobalHeaders()); err != nil {
 		t.Fatal(err)
 	}
 	if left := contents(t, db)["staged"]; len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	if err := db.StageHeaders("b1", nil, 3); !errors.Is(err, ErrNotFound) {
+	if err := db.Rules.StageHeaders("b1", nil, 3); !errors.Is(err, ErrNotFound) {
 		t.Errorf("staged for a box that is gone: %v", err)
 	}
 }
@@ -121,25 +119,17 @@ func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 func TestStagedHeadersAreSealedInTheirPlace(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	err := db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, layout.Staged)
+	err := db.update(func(tx *transaction) error {
+		document, err := tx.get(layout.Staged, []byte(stagedHeaders+"b1"))
 		if err != nil {
 			return err
 		}
-		document, err := staged.Get([]byte(stagedHeaders + "b1"))
-		if err != nil {
-			return err
-		}
-		headers, err := db.table(tx, layout.Headers)
-		if err != nil {
-			return err
-		}
-		return headers.Put([]byte("b1"), document)
+		return tx.put(layout.Headers, []byte("b1"), document)
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h, err := db.Headers("b1"); err == nil {
+	if h, err := db.Rules.Headers("b1"); err == nil {
 		t.Errorf("read: %+v", h)
 	}
 }

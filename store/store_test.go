@@ -41,39 +41,39 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: name.NewSecret("url-secret")}
 	ca := CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key-secret")}
 	if err := errors.Join(
-		db.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
-		db.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.SetCA("b1", ca), db.SetInstallationCA(ca),
-		db.SetURL(url, Claim{}), db.Close(),
+		db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy("b1"), db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
+		db.Rules.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.Authorities.SetCA("b1", ca), db.Authorities.SetInstallationCA(ca),
+		db.URLs.Set(url, Claim{}), db.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}
 
 	db = open(t, o)
 	for _, read := range []func() (Box, error){
-		func() (Box, error) { return db.Box("b1") },
-		func() (Box, error) { return db.BoxByName("demo") },
-		func() (Box, error) { all, err := db.Boxes(); return all[0], err },
+		func() (Box, error) { return db.Boxes.Get("b1") },
+		func() (Box, error) { return db.Boxes.ByName("demo") },
+		func() (Box, error) { all, err := db.Boxes.All(); return all[0], err },
 	} {
 		got, err := read()
 		if diff := cmp.Diff(box, got, secrets, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
 			t.Errorf("box: %v\n%s", err, diff)
 		}
 	}
-	if got, err := db.Policy("b1"); err != nil || cmp.Diff(Policy{Spec: spec, Version: 1}, got) != "" {
+	if got, err := db.Rules.Policy("b1"); err != nil || cmp.Diff(Policy{Spec: spec, Version: 1}, got) != "" {
 		t.Errorf("policy: %+v, %v", got, err)
 	}
-	if got, err := db.Headers("b1"); err != nil || got.Version != 1 || got.Rules[0].Pattern.String() != "api.example.com" || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "box-value" {
+	if got, err := db.Rules.Headers("b1"); err != nil || got.Version != 1 || got.Rules[0].Pattern.String() != "api.example.com" || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "box-value" {
 		t.Errorf("headers: %+v, %v", got, err)
 	}
-	if got, err := db.GlobalHeaders(); err != nil || got.Version != 3 || got.Rules[0].Pattern.Port() != 8443 || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "global-value" {
+	if got, err := db.Rules.GlobalHeaders(); err != nil || got.Version != 3 || got.Rules[0].Pattern.Port() != 8443 || header.Of(got.Rules[0].Effects)[0].Literal.Reveal() != "global-value" {
 		t.Errorf("global headers: %+v, %v", got, err)
 	}
-	for _, read := range []func() (CA, error){func() (CA, error) { return db.CA("b1") }, db.InstallationCA} {
+	for _, read := range []func() (CA, error){func() (CA, error) { return db.Authorities.CA("b1") }, db.Authorities.InstallationCA} {
 		if got, err := read(); err != nil || string(got.CertPEM) != "cert" || got.KeyPEM.Reveal() != "key-secret" {
 			t.Errorf("CA: %+v, %v", got, err)
 		}
 	}
-	if got, err := db.URLs(""); err != nil || cmp.Diff([]URL{url}, got, secrets) != "" {
+	if got, err := db.URLs.List(""); err != nil || cmp.Diff([]URL{url}, got, secrets) != "" {
 		t.Errorf("URLs: %+v, %v", got, err)
 	}
 }
@@ -125,26 +125,26 @@ func TestStagedPolicyIsDroppedAfterACrash(t *testing.T) {
 	allocate(t, db, Box{ID: "b2"})
 	old := policy.Spec{Mode: policy.ModeDenyAll}
 	if err := errors.Join(
-		db.StagePolicy("b1", Policy{Spec: old, Version: 1}), db.CommitPolicy("b1"),
-		db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 2}), db.StagePolicy("b2", Policy{Spec: old, Version: 1}),
+		db.Rules.StagePolicy("b1", Policy{Spec: old, Version: 1}), db.Rules.CommitPolicy("b1"),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 2}), db.Rules.StagePolicy("b2", Policy{Spec: old, Version: 1}),
 	); err != nil {
 		t.Fatal(err)
 	}
 	crashed := Options{Dir: copyState(t, o.Dir)} // the disk after a kill -9 at this point
 	db = open(t, crashed)
-	if staged, err := db.Staged(); err != nil || len(staged) != 2 || staged["b1"].Version != 2 {
+	if staged, err := db.Rules.Staged(); err != nil || len(staged) != 2 || staged["b1"].Version != 2 {
 		t.Errorf("staged: %+v, %v", staged, err)
 	}
-	if dropped, err := db.DropStaged(); err != nil || len(dropped) != 2 {
+	if dropped, err := db.Rules.DropStaged(); err != nil || len(dropped) != 2 {
 		t.Errorf("dropped %v, %v", dropped, err)
 	}
-	if got, err := db.Policy("b1"); err != nil || got.Version != 1 || got.Spec.Mode != policy.ModeDenyAll {
+	if got, err := db.Rules.Policy("b1"); err != nil || got.Version != 1 || got.Spec.Mode != policy.ModeDenyAll {
 		t.Errorf("b1 has %+v, %v; want the old policy", got, err)
 	}
-	if _, err := db.Policy("b2"); !errors.Is(err, ErrNotFound) {
+	if _, err := db.Rules.Policy("b2"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("b2: %v; want no policy", err)
 	}
-	if err := db.CommitPolicy("b1"); !errors.Is(err, ErrNotFound) {
+	if err := db.Rules.CommitPolicy("b1"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("committing what was dropped: %v", err)
 	}
 }
@@ -154,13 +154,13 @@ func TestVersionsOnlyGrow(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	if err := errors.Join(
-		db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.AbortPolicy("b1"), db.AbortPolicy("b1"),
-		db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.CommitPolicy("b1"), db.SetHeaders("b1", nil, 2),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.Rules.AbortPolicy("b1"), db.Rules.AbortPolicy("b1"),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.Rules.CommitPolicy("b1"), db.Rules.SetHeaders("b1", nil, 2),
 	); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
-		"policy": db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), "headers": db.SetHeaders("b1", nil, 2), "global headers": db.SetGlobalHeaders(nil, 0),
+		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), "headers": db.Rules.SetHeaders("b1", nil, 2), "global headers": db.Rules.SetGlobalHeaders(nil, 0),
 	} {
 		if !errors.Is(err, ErrConflict) {
 			t.Errorf("%s with a version that is not higher: %v", what, err)
@@ -177,12 +177,12 @@ func TestConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for j := range 5 {
 				id := policy.BoxID(fmt.Sprintf("b%dx%d", i, j))
-				_, err := db.AllocateBox(Box{ID: id, Name: string(id)}, wide)
-				err = errors.Join(err, db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, nil, 1))
+				_, err := db.Boxes.Allocate(Box{ID: id, Name: string(id)}, wide)
+				err = errors.Join(err, db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, nil, 1))
 				if j%2 == 1 {
-					err = errors.Join(err, db.DeleteBox(id))
+					err = errors.Join(err, db.Boxes.Delete(id))
 				}
-				if _, all := db.Boxes(); all != nil {
+				if _, all := db.Boxes.All(); all != nil {
 					err = errors.Join(err, all)
 				}
 				if err != nil {
@@ -192,7 +192,7 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	boxes, err := db.Boxes()
+	boxes, err := db.Boxes.All()
 	if err != nil || len(boxes) != 24 {
 		t.Fatalf("%d boxes, %v; want 24", len(boxes), err)
 	}

@@ -183,7 +183,7 @@ func TestAnOldDocumentDoesNotComeBack(t *testing.T) {
 	dir := fullStore(t)
 	old := snapshot(t, dir)
 	db := open(t, Options{Dir: dir})
-	if err := errors.Join(db.CommitPolicy("b1"), db.Close()); err != nil {
+	if err := errors.Join(db.Rules.CommitPolicy("b1"), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	var before []byte

@@ -25,10 +25,10 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	b := allocate(t, db, Box{ID: "b1", Name: "one"})
 	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"old.example.com"}}
 	write := func(version uint64) {
-		if err := db.StagePolicy(b.ID, Policy{Spec: spec, Version: version}); err != nil {
+		if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: version}); err != nil {
 			t.Fatal(err)
 		}
-		if err := db.CommitPolicy(b.ID); err != nil {
+		if err := db.Rules.CommitPolicy(b.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -38,13 +38,13 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	for range 600 {
 		spec.AllowedDomains = append(spec.AllowedDomains, "filler.example.com")
 	}
-	if err := db.StagePolicy(b.ID, Policy{Spec: spec, Version: 2}); err != nil {
+	if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: 2}); err != nil {
 		t.Fatal(err)
 	}
 	if before, err = os.ReadFile(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.CommitPolicy(b.ID); err != nil { // the last write: one transaction
+	if err := db.Rules.CommitPolicy(b.ID); err != nil { // the last write: one transaction
 		t.Fatal(err)
 	}
 	if after, err = os.ReadFile(path); err != nil {
@@ -77,10 +77,10 @@ func versionIn(t *testing.T, dir string, file []byte) (uint64, error) {
 		return 0, err
 	}
 	defer db.Close()
-	if _, err := db.Boxes(); err != nil {
+	if _, err := db.Boxes.All(); err != nil {
 		return 0, err
 	}
-	p, err := db.Policy("b1")
+	p, err := db.Rules.Policy("b1")
 	if err != nil {
 		return 0, err
 	}

@@ -9,13 +9,54 @@ import (
 	"slices"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
+
+// URLs has the public URLs of boxes, and the owners of their host names.
+type URLs struct{ *file }
+
+// URL is the public URL of one port of a box. Credentials are stored only as hashes ([HashKey]); a nil hash means that
+// there is no such credential. Without any credential, the URL is open to everyone.
+type URL struct {
+	Box       policy.BoxID `json:"box"`
+	Port      uint16       `json:"port"`
+	Bearer    *KeyHash     `json:"bearer,omitempty"`
+	Username  string       `json:"username,omitempty"`
+	Password  *KeyHash     `json:"password,omitempty"`
+	Hostnames []string     `json:"hostnames,omitempty"` // canonical; unique among URLs
+	Protocol  string       `json:"protocol,omitempty"`  // of the application; "" is auto
+	CreatedAt time.Time    `json:"created_at"`
+	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+	Owner     string       `json:"owner,omitempty"`     // ID of the API key that made it; "" for the operator's, and in URLs of older versions
+	Pending   []string     `json:"pending,omitempty"`   // like Hostnames, but control is not proven yet; other URLs may have them
+
+	// Origins are the origins whose pages may use the browser's session for this URL, in the form that browsers send.
+	Origins []string `json:"origins,omitempty"`
+	// Accounts are the accounts at the identity provider that may visit; nil: no account.
+	Accounts *Accounts `json:"accounts,omitempty"`
+	// SignedOut are the sessions that were ended early.
+	SignedOut []SignedOut `json:"signed_out,omitempty"`
+	// SignedOutBefore is set if all sessions that began earlier were ended too.
+	SignedOutBefore time.Time `json:"signed_out_before,omitzero"`
+	// Key authenticates the sessions and links of this URL, sealed; empty in URLs of older versions.
+	Key name.Secret `json:"-"`
+}
+
+// Accounts lists the accounts at the identity provider that may visit a public URL.
+type Accounts struct {
+	Emails  []string `json:"emails,omitempty"`
+	Domains []string `json:"domains,omitempty"`
+	Groups  []string `json:"groups,omitempty"`
+}
+
+// SignedOut is a session of a public URL that was ended early.
+type SignedOut struct {
+	Session string    `json:"session"` // its ID
+	Until   time.Time `json:"until"`   // its regular end
+}
 
 // urlRecord is a stored public URL: its key is sealed.
 type urlRecord struct {
@@ -23,29 +64,29 @@ type urlRecord struct {
 	Sealed []byte `json:"key,omitempty"`
 }
 
-// SetURL stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
+// Set stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
 // has one of the host names, and [ErrHostUnproven] or a [*KeptDomainError] if the claim does not cover one. Names that
 // the URL of this port already has need no claim.
-func (db *DB) SetURL(u URL, by Claim) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
+func (db URLs) Set(u URL, by Claim) error {
+	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, u.Box); err != nil {
 			return err
 		}
-		urls, err := db.table(tx, layout.URLs)
+		urls, err := tx.table(layout.URLs)
 		if err != nil {
 			return err
 		}
 		if err := hostsFree(urls, urlKey(u.Box, u.Port), slices.Concat(u.Hostnames, u.Pending)); err != nil {
 			return err
 		}
-		old, err := db.getURL(tx, u.Box, u.Port)
+		old, err := getURL(tx, u.Box, u.Port)
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return err
 		}
-		if err := db.claimDomains(tx, old, u, by); err != nil {
+		if err := claimDomains(tx, old, u, by); err != nil {
 			return err
 		}
-		return db.putURL(tx, u)
+		return putURL(tx, u)
 	})
 }
 
@@ -68,27 +109,27 @@ func hostsFree(urls document.Table, own []byte, hosts []string) error {
 	})
 }
 
-// ChangeURL changes the public URL of one port of a box if it still has the given creation time, else it returns
+// Change changes the public URL of one port of a box if it still has the given creation time, else it returns
 // [ErrNotFound].
-func (db *DB) ChangeURL(id policy.BoxID, port uint16, created time.Time, change func(*URL)) (URL, error) {
+func (db URLs) Change(id policy.BoxID, port uint16, created time.Time, change func(*URL)) (URL, error) {
 	var u URL
-	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
-		if u, err = db.getURL(tx, id, port); err != nil {
+	err := db.update(func(tx *transaction) (err error) {
+		if u, err = getURL(tx, id, port); err != nil {
 			return err
 		}
 		if !u.CreatedAt.Equal(created) {
 			return fmt.Errorf("public URL of port %d of box %s, before it was replaced: %w", port, id, ErrNotFound)
 		}
 		change(&u)
-		return db.putURL(tx, u)
+		return putURL(tx, u)
 	})
 	return u, err
 }
 
-func (db *DB) putURL(tx *bolt.Tx, u URL) error {
+func putURL(tx *transaction, u URL) error {
 	key, record := urlKey(u.Box, u.Port), urlRecord{URL: u}
 	if secret := u.Key.Reveal(); secret != "" {
-		sealed, err := db.seal.SealJSON(tx, layout.URLs, string(key), []byte(secret))
+		sealed, err := tx.sealJSON(layout.URLs, string(key), []byte(secret))
 		if err != nil {
 			return err
 		}
@@ -98,64 +139,56 @@ func (db *DB) putURL(tx *bolt.Tx, u URL) error {
 	if err != nil {
 		return err
 	}
-	urls, err := db.table(tx, layout.URLs)
-	if err != nil {
-		return err
-	}
-	old, err := db.getURL(tx, u.Box, u.Port)
-	db.subtractReplaced(tx, old.Owner, ofURL(old), err)
-	db.adjustOnCommit(tx, u.Owner, 1, ofURL(u))
-	return urls.Put(key, data)
+	old, err := getURL(tx, u.Box, u.Port)
+	tx.subtractReplaced(old.Owner, ofURL(old), err)
+	tx.adjustOnCommit(u.Owner, 1, ofURL(u))
+	return tx.put(layout.URLs, key, data)
 }
 
-func (db *DB) getURL(tx *bolt.Tx, id policy.BoxID, port uint16) (URL, error) {
-	urls, err := db.table(tx, layout.URLs)
-	if err != nil {
-		return URL{}, err
-	}
-	data, err := urls.Get(urlKey(id, port))
+func getURL(tx *transaction, id policy.BoxID, port uint16) (URL, error) {
+	data, err := tx.get(layout.URLs, urlKey(id, port))
 	if err != nil {
 		return URL{}, err
 	}
 	if data == nil {
 		return URL{}, fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
 	}
-	return db.openURL(tx, urlKey(id, port), data)
+	return openURL(tx, urlKey(id, port), data)
 }
 
 // openURL decodes a record and opens its sealed part.
-func (db *DB) openURL(tx *bolt.Tx, key, data []byte) (URL, error) {
+func openURL(tx *transaction, key, data []byte) (URL, error) {
 	record, err := decodeURL(data)
 	if err != nil || record.Sealed == nil {
 		return record.URL, err
 	}
 	var secret []byte
-	if err := db.seal.OpenJSON(tx, layout.URLs, string(key), record.Sealed, &secret); err != nil {
+	if err := tx.openJSON(layout.URLs, string(key), record.Sealed, &secret); err != nil {
 		return URL{}, err
 	}
 	record.Key = name.NewSecret(string(secret))
 	return record.URL, nil
 }
 
-// URL returns the public URL of one port of a box, or [ErrNotFound].
-func (db *DB) URL(id policy.BoxID, port uint16) (u URL, err error) {
-	err = db.bolt.View(func(tx *bolt.Tx) error {
-		u, err = db.getURL(tx, id, port)
+// Get returns the public URL of one port of a box, or [ErrNotFound].
+func (db URLs) Get(id policy.BoxID, port uint16) (u URL, err error) {
+	err = db.view(func(tx *transaction) error {
+		u, err = getURL(tx, id, port)
 		return err
 	})
 	return u, err
 }
 
-// URLs returns the public URLs of a box sorted by port, or of all boxes if id is "".
-func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
+// List returns the public URLs of a box sorted by port, or of all boxes if id is "".
+func (db URLs) List(id policy.BoxID) ([]URL, error) {
 	var out []URL
-	err := db.bolt.View(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, layout.URLs)
+	err := db.view(func(tx *transaction) error {
+		urls, err := tx.table(layout.URLs)
 		if err != nil {
 			return err
 		}
 		return urls.Each(urlPrefix(id), func(key, data []byte) error {
-			u, err := db.openURL(tx, key, data)
+			u, err := openURL(tx, key, data)
 			out = append(out, u)
 			return err
 		})
@@ -163,28 +196,24 @@ func (db *DB) URLs(id policy.BoxID) ([]URL, error) {
 	return out, err
 }
 
-// DeleteURL removes the public URL of one port of a box, or returns [ErrNotFound].
-func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		urls, err := db.table(tx, layout.URLs)
+// Delete removes the public URL of one port of a box, or returns [ErrNotFound].
+func (db URLs) Delete(id policy.BoxID, port uint16) error {
+	return db.update(func(tx *transaction) error {
+		old, err := getURL(tx, id, port)
 		if err != nil {
 			return err
 		}
-		old, err := db.getURL(tx, id, port)
-		if err != nil {
+		if err := freeDomains(tx, []URL{old}, time.Now().UTC()); err != nil {
 			return err
 		}
-		if err := db.freeDomains(tx, []URL{old}, time.Now().UTC()); err != nil {
-			return err
-		}
-		db.subtractReplaced(tx, old.Owner, ofURL(old), nil)
-		return urls.Delete(urlKey(id, port))
+		tx.subtractReplaced(old.Owner, ofURL(old), nil)
+		return tx.delete(layout.URLs, urlKey(id, port))
 	})
 }
 
 // deleteURLs deletes the URLs of a box, whose record must still exist.
-func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
-	urls, err := db.table(tx, layout.URLs)
+func deleteURLs(tx *transaction, id policy.BoxID) error {
+	urls, err := tx.table(layout.URLs)
 	if err != nil {
 		return err
 	}
@@ -197,11 +226,11 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	if err != nil {
 		return err
 	}
-	if err := db.freeDomains(tx, gone, time.Now().UTC()); err != nil {
+	if err := freeDomains(tx, gone, time.Now().UTC()); err != nil {
 		return err
 	}
 	for _, u := range gone {
-		db.subtractReplaced(tx, u.Owner, ofURL(u), nil)
+		tx.subtractReplaced(u.Owner, ofURL(u), nil)
 	}
 	for _, k := range urls.Keys(urlPrefix(id)) {
 		if err := urls.Delete(k); err != nil {

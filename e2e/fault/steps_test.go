@@ -213,14 +213,14 @@ func agrees(r *harness.Raider, what string) (isWide bool) {
 	}
 	s := stored(r.World)
 	defer s.Close()
-	p, err := s.Policy(policy.BoxID(r.Box))
+	p, err := s.Rules.Policy(policy.BoxID(r.Box))
 	if err != nil || p.Version != version || (len(p.Spec.AllowedCIDRs) > 0) != isWide {
 		r.T.Errorf("%s: the API says version %d wide=%v, the store %+v %v", what, version, isWide, p, err)
 	}
-	if staged, err := s.Staged(); err != nil || len(staged) > 0 {
+	if staged, err := s.Rules.Staged(); err != nil || len(staged) > 0 {
 		r.T.Errorf("%s: the store holds a staged policy: %v %v", what, staged, err)
 	}
-	if staged, err := s.StagedHeaders(); err != nil || len(staged) > 0 {
+	if staged, err := s.Rules.StagedHeaders(); err != nil || len(staged) > 0 {
 		r.T.Errorf("%s: the store holds staged header rules: %v", what, err)
 	}
 	return isWide
@@ -305,7 +305,7 @@ func nothingLeft(w *harness.World, what string) {
 	}
 	s := stored(w)
 	defer s.Close()
-	if records, err := s.Boxes(); err != nil || len(records) > 0 {
+	if records, err := s.Boxes.All(); err != nil || len(records) > 0 {
 		w.T.Errorf("%s: the store holds %v %v", what, records, err)
 	}
 }

@@ -219,12 +219,12 @@ func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record, err := db.Box(policy.BoxID(box))
+	record, err := db.Boxes.Get(policy.BoxID(box))
 	if err != nil {
 		t.Fatal(err)
 	}
 	record.PlaceholderKey = name.Secret{}
-	if err := errors.Join(db.UpdateBox(record), db.Close(), w.Start(t.Context())); err != nil {
+	if err := errors.Join(db.Boxes.Update(record), db.Close(), w.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	after := w.MustSh(box, "printenv API_KEY")

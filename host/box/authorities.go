@@ -12,14 +12,14 @@ import (
 
 // Authorities holds the CAs of the boxes, and that of the installation.
 type Authorities struct {
-	store  *store.DB
+	store  store.Authorities
 	minter *certs.Minter
 	urls   *certs.Authority // nil unless the internal CA signs public URLs
 }
 
 // NewAuthorities returns the service. urls is nil unless the internal CA signs public URLs.
-func NewAuthorities(db *store.DB, minter *certs.Minter, urls *certs.Authority) *Authorities {
-	return &Authorities{db, minter, urls}
+func NewAuthorities(stored store.Authorities, minter *certs.Minter, urls *certs.Authority) *Authorities {
+	return &Authorities{stored, minter, urls}
 }
 
 // CA implements the Authorities of [boxgate/api/gateway].

@@ -141,7 +141,7 @@ func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from
 	if req.TTL > 0 {
 		record.ExpiresAt = now.Add(req.TTL)
 	}
-	record, err = l.store.AllocateBox(record, l.pools())
+	record, err = l.records.Allocate(record, l.pools())
 	switch {
 	case errors.Is(err, store.ErrNameTaken):
 		return nil, api.Errorf(api.ErrConflict, "a box named %q exists already", req.Name)
@@ -168,7 +168,7 @@ var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // newID returns the ID of a new box: six hexadecimal digits of the host's ID and ten random ones.
 func (l *Service) newID() (policy.BoxID, error) {
-	host, err := l.store.HostID()
+	host, err := l.installation.HostID()
 	if err != nil {
 		return "", change.NotStored(l.log, "the host has no ID yet, nothing was made", err)
 	}

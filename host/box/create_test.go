@@ -41,7 +41,7 @@ type rig struct {
 
 // provisioner returns a Provisioner that stores new boxes.
 func (g *rig) provisioner() *Provisioner {
-	return &Provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
+	return &Provisioner{log: zap.NewNop(), records: g.store.Boxes, rules: g.store.Rules, installation: g.store.Installation, shared: g.shared}
 }
 
 // boxesThatFollow returns three boxes, of which b1 and b2 follow the named policy "web", which denies everything.
@@ -59,12 +59,12 @@ func boxesThatFollow(t *testing.T) *rig {
 	t.Cleanup(func() { _ = audited.Close() })
 	net := &enforce.Enforcer{Kernel: &enforcetest.Kernel{}, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
 	g := &rig{store: db, boxes: &state.Table{}, shared: rules.NewShared(nil, nil, nil)}
-	g.Service, err = rules.New(rules.Config{Log: zap.NewNop(), Store: db, Boxes: g.boxes, Shared: g.shared, Net: net, Trail: audited})
+	g.Service, err = rules.New(rules.Config{Log: zap.NewNop(), Store: db.Rules, Records: db.Boxes, Keys: db.Keys, Boxes: g.boxes, Shared: g.shared, Net: net, Trail: audited})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.holdings, err = keys.NewHoldings(keys.HoldingsConfig{
-		Log: zap.NewNop(), Book: quotas.New(quotas.Config{}), Boxes: g.boxes, Store: db,
+		Log: zap.NewNop(), Book: quotas.New(quotas.Config{}), Boxes: g.boxes, Keys: db.Keys, Snapshots: db.Snapshots,
 		Layer: func(string) (int64, error) { return 0, nil }, Space: func(int64) error { return nil },
 	})
 	if err != nil {
@@ -74,10 +74,10 @@ func boxesThatFollow(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	for id, named := range map[policy.BoxID]string{"b1": "web", "b2": "web", "b3": ""} {
-		r, err := db.AllocateBox(store.Box{ID: id, State: "idle", PlaceholderKey: store.NewKey()},
+		r, err := db.Boxes.Allocate(store.Box{ID: id, State: "idle", PlaceholderKey: store.NewKey()},
 			store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
 		p := store.Policy{Spec: denied, Version: 1, Named: named}
-		if err := errors.Join(err, db.StagePolicy(id, p), db.CommitPolicy(id)); err != nil {
+		if err := errors.Join(err, db.Rules.StagePolicy(id, p), db.Rules.CommitPolicy(id)); err != nil {
 			t.Fatal(err)
 		}
 		b := state.NewBox(r, p, store.Headers{}, api.Hosted{})
@@ -144,7 +144,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 		t.Errorf("there are %d boxes", n)
 	}
 	for _, b := range g.boxes.All() {
-		stored, err := g.store.Policy(b.ID)
+		stored, err := g.store.Rules.Policy(b.ID)
 		if s := b.Applied.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
 			t.Errorf("%s: %+v, stored %+v, %v; the named policy has %s", b.ID, s, stored, err, want)
 		}

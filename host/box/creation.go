@@ -45,7 +45,7 @@ func (m *creation) run(ctx context.Context) error {
 func (l *Service) keepFailed(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(cause))
 	problem := "it could not be created; delete it, and create it again: " + cause.Error()
-	if err := b.SetState(l.store, api.StatusError, problem); err != nil {
+	if err := b.SetState(l.records, api.StatusError, problem); err != nil {
 		b.ShowError(problem)
 	}
 	return cause
@@ -89,7 +89,7 @@ func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
 	}
 	record := b.Record
 	record.Promised = true
-	if err := m.store.UpdateBox(record); err != nil {
+	if err := m.records.Update(record); err != nil {
 		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; its creation continues, but the box is removed if the gateway restarts", err)
 	}
 	b.Record, m.promised = record, true

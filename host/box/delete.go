@@ -47,7 +47,7 @@ func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 		return fmt.Errorf("its network: %w", err)
 	}
 	// A store that cannot be written does not keep a box alive. It is written again at the end.
-	if err := b.SetState(l.store, api.StatusDeleted, ""); err != nil {
+	if err := b.SetState(l.records, api.StatusDeleted, ""); err != nil {
 		l.log.Error("the deletion of a box was not stored", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 	if err := fault.At(ctx, "delete: deletion stored"); err != nil {
@@ -68,7 +68,7 @@ func (l *Service) removeBox(b *state.Box) error {
 		return nil
 	}
 	l.urls.Drop(b.ID)
-	if err := l.store.DeleteBox(b.ID); err != nil {
+	if err := l.records.Delete(b.ID); err != nil {
 		return change.NotStored(l.log, "its deletion could not be stored", err)
 	}
 	b.Deleted = true

@@ -34,32 +34,36 @@ type URLs interface {
 
 // ProvisionerConfig configures a [Provisioner].
 type ProvisionerConfig struct {
-	Log         *zap.Logger
-	Store       *store.DB
-	Shared      *rules.Shared
-	Net         *enforce.Enforcer
-	Sandboxes   state.Sandboxes
-	Minter      *certs.Minter
-	Authorities *Authorities
-	URLs        URLs
-	Reach       *reach.Boxes
-	Roots       []byte       // additional CA certificates that launched boxes trust, in PEM
-	DNS         []netip.Addr // resolvers of boxes
+	Log          *zap.Logger
+	Records      store.Boxes
+	Rules        store.Rules
+	Installation store.Installation
+	Shared       *rules.Shared
+	Net          *enforce.Enforcer
+	Sandboxes    state.Sandboxes
+	Minter       *certs.Minter
+	Authorities  *Authorities
+	URLs         URLs
+	Reach        *reach.Boxes
+	Roots        []byte       // additional CA certificates that launched boxes trust, in PEM
+	DNS          []netip.Addr // resolvers of boxes
 }
 
 // Provisioner runs the steps that create boxes or start them again. Safe for concurrent use.
 type Provisioner struct {
-	log         *zap.Logger
-	store       *store.DB
-	shared      *rules.Shared
-	net         *enforce.Enforcer
-	sandboxes   state.Sandboxes
-	minter      *certs.Minter
-	authorities *Authorities
-	urls        URLs
-	reach       *reach.Boxes
-	roots       []byte
-	dns         []netip.Addr
+	log          *zap.Logger
+	records      store.Boxes
+	rules        store.Rules
+	installation store.Installation
+	shared       *rules.Shared
+	net          *enforce.Enforcer
+	sandboxes    state.Sandboxes
+	minter       *certs.Minter
+	authorities  *Authorities
+	urls         URLs
+	reach        *reach.Boxes
+	roots        []byte
+	dns          []netip.Addr
 }
 
 // NewProvisioner returns a Provisioner.
@@ -68,7 +72,7 @@ func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 		return nil, err
 	}
 	return &Provisioner{
-		log: c.Log, store: c.Store, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
+		log: c.Log, records: c.Records, rules: c.Rules, installation: c.Installation, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
 		reach: c.Reach, roots: c.Roots, dns: c.DNS,
 	}, nil
 }
@@ -167,16 +171,16 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 	if err := fault.At(ctx, "create: record stored"); err != nil {
 		return err
 	}
-	b, db := p.box, p.store
-	err := db.StagePolicy(b.ID, b.StoredPolicy())
+	b := p.box
+	err := p.rules.StagePolicy(b.ID, b.StoredPolicy())
 	if err == nil {
-		err = db.StageHeaders(b.ID, b.Headers, b.HeadersVersion)
+		err = p.rules.StageHeaders(b.ID, b.Headers, b.HeadersVersion)
 	}
 	if err == nil {
 		err = fault.At(ctx, "create: policy staged")
 	}
 	if err == nil {
-		err = errors.Join(db.CommitPolicy(b.ID), db.CommitHeaders(b.ID))
+		err = errors.Join(p.rules.CommitPolicy(b.ID), p.rules.CommitHeaders(b.ID))
 	}
 	if err != nil {
 		return change.NotStored(p.log, "its policy could not be stored", err)
@@ -284,7 +288,7 @@ func (p *provisioning) cutFlows(ctx context.Context) error { return p.net.CutFlo
 
 // storeIdle completes a new box. From here on the next start keeps it.
 func (p *provisioning) storeIdle(context.Context) error {
-	if err := p.box.SetState(p.store, api.StatusIdle, ""); err != nil {
+	if err := p.box.SetState(p.records, api.StatusIdle, ""); err != nil {
 		return change.NotStored(p.log, "its state could not be stored", err)
 	}
 	return nil

@@ -133,7 +133,7 @@ func (l *Service) storeAttached(b *state.Box, to store.Attached, s api.Status, p
 	record := b.Record
 	to.Search = b.Attached.Search // the search list of the first attachment
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
-	if err := l.store.UpdateBox(record); err != nil {
+	if err := l.records.Update(record); err != nil {
 		return change.NotStored(l.log, "the sandbox of the box could not be stored", err)
 	}
 	b.Record, b.Status, b.Problem = record, s, problem

@@ -27,7 +27,7 @@ func (l *Service) Recover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("recovering containers: %w", err)
 	}
-	records, err := l.store.Boxes()
+	records, err := l.records.All()
 	if err = errors.Join(err, fault.At(ctx, "recover: containers known")); err != nil {
 		return err
 	}
@@ -212,13 +212,13 @@ func (l *Service) loadBox(r store.Box) (*state.Box, error) {
 }
 
 func (l *Service) readBox(r store.Box) (*state.Box, error) {
-	p, err := l.store.Policy(r.ID)
+	p, err := l.rules.Policy(r.ID)
 	// A box that was still being allocated has no policy yet. For any other box a missing policy is an error; the default
 	// policy must not replace it.
 	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
 		return nil, err
 	}
-	headers, err := l.store.Headers(r.ID)
+	headers, err := l.rules.Headers(r.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ func (l *Service) readBox(r store.Box) (*state.Box, error) {
 	}
 	if r.PlaceholderKey.Reveal() == "" { // created by an older version
 		r.PlaceholderKey = store.NewKey()
-		if err := l.store.UpdateBox(r); err != nil {
+		if err := l.records.Update(r); err != nil {
 			return nil, err
 		}
 	}

@@ -22,20 +22,21 @@ import (
 
 // Settings changes settings of boxes other than their rules.
 type Settings struct {
-	log    *zap.Logger
-	store  *store.DB
-	boxes  *state.Table
-	shared *rules.Shared
+	log         *zap.Logger
+	records     store.Boxes
+	environment store.Environment
+	boxes       *state.Table
+	shared      *rules.Shared
 }
 
 // NewSettings returns the service.
-func NewSettings(log *zap.Logger, db *store.DB, boxes *state.Table, shared *rules.Shared) *Settings {
-	return &Settings{log, db, boxes, shared}
+func NewSettings(log *zap.Logger, records store.Boxes, environment store.Environment, boxes *state.Table, shared *rules.Shared) *Settings {
+	return &Settings{log, records, environment, boxes, shared}
 }
 
 // Environment implements the Host of [boxgate/api/settings].
 func (s *Settings) Environment(context.Context) (map[string]name.Secret, error) {
-	return s.store.Environment()
+	return s.environment.Variables()
 }
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
@@ -81,7 +82,7 @@ func (s *Settings) DeleteVariable(_ context.Context, n string) error {
 }
 
 func (s *Settings) changeEnvironment(edit func(map[string]name.Secret) error) error {
-	err := s.store.ChangeEnvironment(edit)
+	err := s.environment.Change(edit)
 	if refused := (*document.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err
 	}
@@ -91,7 +92,7 @@ func (s *Settings) changeEnvironment(edit func(map[string]name.Secret) error) er
 // environmentOf returns the environment of a new box: own, merged over the environment of all new boxes. A placeholder,
 // which keeps a secret out of the box, takes precedence over a variable of all boxes.
 func (s *Settings) environmentOf(own map[string]name.Secret, headers []policy.HeaderRule) (map[string]name.Secret, error) {
-	all, err := s.store.Environment()
+	all, err := s.environment.Variables()
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (s *Settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.
 	if record.Extra, err = json.Marshal(next.Hosted); err != nil {
 		return api.Box{}, err
 	}
-	if err := s.store.UpdateBox(record); err != nil {
+	if err := s.records.Update(record); err != nil {
 		return api.Box{}, change.NotStored(s.log, "the configuration of the box could not be stored", err)
 	}
 	b.Record, b.Hosted = record, next.Hosted

@@ -22,10 +22,11 @@ import (
 // schedules. An object counts for the key that made it; objects of older versions, without a recorded creator, count for
 // the operator. Safe for concurrent use.
 type Holdings struct {
-	log   *zap.Logger
-	book  *quotas.Book
-	boxes *state.Table
-	store *store.DB
+	log       *zap.Logger
+	book      *quotas.Book
+	boxes     *state.Table
+	keys      store.Keys
+	snapshots store.Snapshots
 	// layer returns the size of a layer on disk; an error if the layer is not complete.
 	layer func(layer string) (int64, error)
 	// space returns an error if the state directory has no space for n more bytes.
@@ -60,10 +61,11 @@ func CreatorOf(ctx context.Context) string {
 
 // HoldingsConfig configures [Holdings].
 type HoldingsConfig struct {
-	Log   *zap.Logger
-	Book  *quotas.Book
-	Boxes *state.Table
-	Store *store.DB
+	Log       *zap.Logger
+	Book      *quotas.Book
+	Boxes     *state.Table
+	Keys      store.Keys
+	Snapshots store.Snapshots
 	// Layer returns the size of a layer on disk; an error if the layer is not complete.
 	Layer func(layer string) (int64, error)
 	// Space returns an error if the state directory has no space for n more bytes.
@@ -75,7 +77,7 @@ func NewHoldings(c HoldingsConfig) (*Holdings, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, store: c.Store, layer: c.Layer, space: c.Space}
+	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, keys: c.Keys, snapshots: c.Snapshots, layer: c.Layer, space: c.Space}
 	for k := range quotas.Kind(len(h.kinds)) {
 		if k.Counted() {
 			h.book.Count(k, func(of quotas.Holder) int64 { return h.countOf(k, of) })
@@ -133,7 +135,7 @@ func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (in
 		t, err := h.tallyLocked(k, age)
 		return t[key], err
 	}
-	stored, err := h.store.Holdings(key)
+	stored, err := h.keys.Holdings(key)
 	switch k {
 	case quotas.Snapshots:
 		return stored.Snapshots, err
@@ -177,7 +179,7 @@ func (h *Holdings) count(k quotas.Kind) (tally, error) {
 // countBytes adds up the sizes of the layers that each key's snapshots and boxes use, each layer once, since it stays on
 // disk for as long as one of them needs it.
 func (h *Holdings) countBytes() (tally, error) {
-	list, err := h.store.Snapshots()
+	list, err := h.snapshots.All()
 	if err != nil {
 		return nil, err
 	}

@@ -21,11 +21,11 @@ const usesInterval = time.Minute
 
 // LookUp returns the owner and the expiry of an API key, if it is valid now.
 func (k *Service) LookUp(key string) (api.Key, bool) {
-	found, ok := k.store.FindAPIKey(key)
+	found, ok := k.keys.Find(key)
 	if !ok {
 		return api.Key{}, false
 	}
-	k.store.NoteAPIKeyUse(found)
+	k.keys.NoteUse(found)
 	return keyView(found), true
 }
 
@@ -45,7 +45,7 @@ func (k *Service) SaveUses(ctx context.Context) {
 			over = true
 		case <-tick.C:
 		}
-		if err := k.store.SaveAPIKeyUses(); err != nil {
+		if err := k.keys.SaveUses(); err != nil {
 			k.log.Warn("when API keys were used last could not be stored", zap.Error(err))
 		}
 		if over {
@@ -56,7 +56,7 @@ func (k *Service) SaveUses(ctx context.Context) {
 
 // APIKeys implements the Host of [boxgate/api/keys].
 func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
-	all, err := k.store.APIKeys()
+	all, err := k.keys.All()
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
 	}
-	key, made, err := k.store.CreateAPIKey(like)
+	key, made, err := k.keys.Create(like)
 	switch {
 	case errors.Is(err, store.ErrKeyNameTaken):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
@@ -98,7 +98,7 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 
 // findKey finds a key by its ID, or else by its name.
 func (k *Service) findKey(idOrName string) (store.APIKey, error) {
-	all, err := k.store.APIKeys()
+	all, err := k.keys.All()
 	if err != nil {
 		return store.APIKey{}, err
 	}
@@ -121,7 +121,7 @@ func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.D
 	if old.ID == store.OperatorKey {
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the operator's key is replaced by POST /v2/api-key/rotate, which writes it into its file")
 	}
-	key, made, err := k.store.ReplaceAPIKey(old.ID, grace)
+	key, made, err := k.keys.Replace(old.ID, grace)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
@@ -142,7 +142,7 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 	if old.ID == store.OperatorKey {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the operator's key cannot be revoked, only replaced: api-key rotate")
 	}
-	if err := k.store.DeleteAPIKey(old.ID); errors.Is(err, store.ErrNotFound) {
+	if err := k.keys.Delete(old.ID); errors.Is(err, store.ErrNotFound) {
 		return api.Key{}, api.ErrNotFound
 	} else if err != nil {
 		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
@@ -168,7 +168,7 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 	for kind, n := range named {
 		own[kind] = n
 	}
-	set, err := k.store.SetAPIKeyQuotas(old.ID, own.Map())
+	set, err := k.keys.SetQuotas(old.ID, own.Map())
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound

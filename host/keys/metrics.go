@@ -32,7 +32,7 @@ func (k *Service) Register(metrics *prometheus.Registry) error {
 
 // holders returns all API keys.
 func (k *Service) holders() (list []quotas.Holder) {
-	all, err := k.store.APIKeys()
+	all, err := k.keys.All()
 	if err != nil {
 		k.log.Error("the API keys cannot be read, and have no metrics", zap.Error(err))
 	}

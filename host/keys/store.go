@@ -33,7 +33,7 @@ func (k *Service) RotateStoreKey(_ context.Context, newPassphrase name.Secret) e
 
 // RotateAPIKey implements the Store of [boxgate/api/gateway].
 func (k *Service) RotateAPIKey(_ context.Context, grace time.Duration) error {
-	if err := k.store.RotateAPIKey(grace); err != nil {
+	if err := k.keys.Rotate(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was only partly replaced: %w", err)
 	}
 	k.changed()

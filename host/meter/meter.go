@@ -42,10 +42,10 @@ type Kernel interface {
 	Disk(ctx context.Context, box policy.BoxID) (Disk, error)
 }
 
-// Store stores totals.
+// Store stores totals; implemented by [store.Usages].
 type Store interface {
-	Usages() (map[policy.BoxID]store.Usage, error)
-	SaveUsages(map[policy.BoxID]store.Usage) error
+	All() (map[policy.BoxID]store.Usage, error)
+	Save(map[policy.BoxID]store.Usage) error
 }
 
 // Config configures a meter. All fields but Period must be set.
@@ -84,7 +84,7 @@ type account struct {
 func Open(cfg Config) (*Meter, error) {
 	m := &Meter{cfg: cfg, accounts: map[policy.BoxID]*account{}}
 	m.metrics = newMetrics(m)
-	all, err := cfg.Store.Usages()
+	all, err := cfg.Store.All()
 	for id, u := range all {
 		m.accounts[id] = &account{total: u, stored: u}
 	}
@@ -204,7 +204,7 @@ func (m *Meter) Save() {
 	if len(changed) == 0 {
 		return
 	}
-	if err := m.cfg.Store.SaveUsages(changed); err != nil {
+	if err := m.cfg.Store.Save(changed); err != nil {
 		m.cfg.Log.Error("the usage of boxes could not be stored; retrying", zap.Error(err))
 		return
 	}

@@ -82,9 +82,9 @@ type fakeStore struct {
 	fail error
 }
 
-func (m *fakeStore) Usages() (map[policy.BoxID]store.Usage, error) { return m.all, nil }
+func (m *fakeStore) All() (map[policy.BoxID]store.Usage, error) { return m.all, nil }
 
-func (m *fakeStore) SaveUsages(changed map[policy.BoxID]store.Usage) error {
+func (m *fakeStore) Save(changed map[policy.BoxID]store.Usage) error {
 	if m.fail != nil {
 		return m.fail
 	}

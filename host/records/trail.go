@@ -17,19 +17,19 @@ import (
 // Trail is the audit trail of the API. Its head is also recorded in the store.
 type Trail struct {
 	log   *zap.Logger
-	store *store.DB
+	store store.Installation
 	dir   string
 	trail *trail.Trail
 }
 
 // OpenTrail opens the audit trail in the state directory, and appends an entry for the start of the gateway.
-func OpenTrail(log *zap.Logger, db *store.DB, stateDir string, bounds config.Bounds) (*Trail, error) {
+func OpenTrail(log *zap.Logger, installation store.Installation, stateDir string, bounds config.Bounds) (*Trail, error) {
 	dir := filepath.Join(stateDir, config.TrailDir)
 	written, err := trail.Open(dir, trail.Options{Size: int64(bounds.Size), Age: bounds.Age()}, "gateway "+buildinfo.Get().Version+" started")
 	if err != nil {
 		return nil, err
 	}
-	return &Trail{log: log, store: db, dir: dir, trail: written}, nil
+	return &Trail{log: log, store: installation, dir: dir, trail: written}, nil
 }
 
 // Log returns the trail for appending.

@@ -211,7 +211,7 @@ func (p *Service) recordEnds(b *state.Box, before []store.Lease) {
 
 // nameOfKey returns the name and the role of an API key, empty if it was revoked.
 func (p *Service) nameOfKey(id string) (name, role string) {
-	all, _ := p.store.APIKeys()
+	all, _ := p.keys.All()
 	for _, k := range all {
 		if k.ID == id {
 			return k.Name, k.Role

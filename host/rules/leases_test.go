@@ -126,7 +126,7 @@ func (g *gateway) entriesOf(version uint64) (list []trail.Entry) {
 func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 	t.Parallel()
 	g, h := newLeasing(t)
-	_, made, err := g.store.CreateAPIKey(store.APIKey{Name: "ci", Role: string(api.RoleCreator)})
+	_, made, err := g.db.Keys.Create(store.APIKey{Name: "ci", Role: string(api.RoleCreator)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
-	if err := g.store.Close(); err != nil {
+	if err := g.db.Close(); err != nil {
 		t.Fatal(err)
 	}
 	g.endDueLeases()
@@ -352,7 +352,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 
 func mustRecord(t *testing.T, g *gateway) store.Box {
 	t.Helper()
-	r, err := g.store.Box("b1")
+	r, err := g.db.Boxes.Get("b1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,7 +386,7 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 		t.Error("the kernel rules were changed")
 		return nil
 	}
-	if err := g.store.Close(); err != nil {
+	if err := g.db.Close(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

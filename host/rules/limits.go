@@ -44,7 +44,7 @@ func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.B
 		Stage:   nothing,
 		Enforce: func(ctx context.Context) error { return p.net.Limit(ctx, &b.Box, own, next.Operator) },
 		Commit: func() error {
-			if err := p.store.UpdateBox(record); err != nil {
+			if err := p.records.Update(record); err != nil {
 				return err
 			}
 			b.Record = record
@@ -81,7 +81,7 @@ func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits)
 
 // applyStoredLimits applies the stored limits of a box. The caller holds the lock of b.
 func (p *Service) applyStoredLimits(b *state.Box) error {
-	stored, err := p.store.Box(b.ID)
+	stored, err := p.records.Get(b.ID)
 	if err != nil {
 		return errors.Join(err, p.closeBox(b))
 	}

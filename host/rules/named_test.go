@@ -80,7 +80,7 @@ func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 	}
 	again := openGateway(t, g.copyOf())
 	again.checkBoxes("after a restart", policy.ModeAllowAll, 3, "b1", "b2")
-	if r, err := again.store.Verify(); err != nil || len(r.Problems) > 0 {
+	if r, err := again.db.Verify(); err != nil || len(r.Problems) > 0 {
 		t.Errorf("%+v %v", r, err)
 	}
 
@@ -149,7 +149,7 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	calls := 0
 	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		if calls++; calls == 2 {
-			_ = g.store.Close()
+			_ = g.db.Close()
 		}
 		return nil
 	}

@@ -63,7 +63,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 				log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: noVisitors{},
 			}
 			var err error
-			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.IDs, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
+			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.IDs, Kernel: kernel, Store: g.db.Usages, Log: zap.NewNop()}); err != nil {
 				t.Fatal(err)
 			}
 			q.before, _ = handovertest.New(t)

@@ -19,25 +19,29 @@ import (
 
 // Config configures a [Service].
 type Config struct {
-	Log    *zap.Logger
-	Store  *store.DB
-	Boxes  *state.Table
-	Shared *Shared
-	Net    *enforce.Enforcer
-	Trail  *trail.Trail          // records changes that no API call asked for
-	Before *handover.Predecessor `required:"false"`
+	Log     *zap.Logger
+	Store   store.Rules
+	Records store.Boxes
+	Keys    store.Keys // to name the keys that made leases
+	Boxes   *state.Table
+	Shared  *Shared
+	Net     *enforce.Enforcer
+	Trail   *trail.Trail          // records changes that no API call asked for
+	Before  *handover.Predecessor `required:"false"`
 }
 
 // Service changes the policies and header rules of boxes, and the settings shared by all of them. Safe for concurrent
 // use.
 type Service struct {
-	before *handover.Predecessor
-	log    *zap.Logger
-	store  *store.DB
-	boxes  *state.Table
-	shared *Shared
-	net    *enforce.Enforcer
-	trail  *trail.Trail
+	before  *handover.Predecessor
+	log     *zap.Logger
+	store   store.Rules
+	records store.Boxes
+	keys    store.Keys
+	boxes   *state.Table
+	shared  *Shared
+	net     *enforce.Enforcer
+	trail   *trail.Trail
 
 	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
 	endingLeases  sync.WaitGroup
@@ -54,7 +58,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	p := &Service{
-		before: c.Before, log: c.Log, store: c.Store, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
+		before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()
 }

@@ -31,6 +31,7 @@ var errFake = errors.New("fake failure")
 type gateway struct {
 	t   *testing.T
 	dir string
+	db  *store.DB
 	*Service
 	kernel *enforcetest.Kernel
 }
@@ -53,16 +54,16 @@ func openGateway(t *testing.T, dir string) *gateway {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = audited.Close() })
-	g := &gateway{t: t, dir: dir, kernel: &enforcetest.Kernel{}}
+	g := &gateway{t: t, dir: dir, db: db, kernel: &enforcetest.Kernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
-	g.Service = &Service{log: zap.NewNop(), store: db, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
-	if _, err := db.DropStaged(); err != nil {
+	g.Service = &Service{log: zap.NewNop(), store: db.Rules, records: db.Boxes, keys: db.Keys, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
+	if _, err := db.Rules.DropStaged(); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.loadGlobal(); err != nil {
 		t.Fatal(err)
 	}
-	records, err := db.Boxes()
+	records, err := db.Boxes.All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func (g *gateway) recover(r store.Box) {
 // addBox adds a box that denies everything.
 func (g *gateway) addBox(id policy.BoxID) {
 	g.t.Helper()
-	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.All())), 0), PlaceholderKey: store.NewKey()},
+	r, err := g.db.Boxes.Allocate(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.All())), 0), PlaceholderKey: store.NewKey()},
 		store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
 	if err := errors.Join(err, g.store.StagePolicy(id, store.Policy{Spec: denyAll, Version: 1}), g.store.CommitPolicy(id)); err != nil {
 		g.t.Fatal(err)
@@ -315,7 +316,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 		applied := 0
 		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 			if applied++; applied == 1 {
-				_ = g.store.Close()
+				_ = g.db.Close()
 			}
 			return nil
 		}
@@ -331,7 +332,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 
 		g = newGateway(t)
 		g.addBox("b1")
-		if err := g.store.Close(); err != nil {
+		if err := g.db.Close(); err != nil {
 			t.Fatal(err)
 		}
 		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {

@@ -48,7 +48,7 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 		Stage:   nothing,
 		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, next) },
 		Commit: func() error {
-			if err := p.store.UpdateBox(record); err != nil {
+			if err := p.records.Update(record); err != nil {
 				return err
 			}
 			b.Record = record
@@ -66,7 +66,7 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 
 // applyStoredSource applies the stored state of a box, including its source addresses. The caller holds the lock of b.
 func (p *Service) applyStoredSource(b *state.Box) error {
-	stored, err := p.store.Box(b.ID)
+	stored, err := p.records.Get(b.ID)
 	if err != nil {
 		return errors.Join(err, p.closeBox(b))
 	}

@@ -7,13 +7,13 @@ import (
 	"boxgate/store"
 )
 
-// Add stores and starts a new schedule. It returns the errors of [store.DB.AddSchedule].
+// Add stores and starts a new schedule. It returns the errors of [store.Schedules.Add].
 func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.Now().Round(0)
 	s.CreatedAt, s.UpdatedAt, s.Settled = now, now, now
-	if err := d.Store.AddSchedule(s, Most); err != nil {
+	if err := d.Store.Add(s, Most); err != nil {
 		return store.Schedule{}, err
 	}
 	d.updateLocked(s)
@@ -21,11 +21,11 @@ func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
 }
 
 // Change changes a schedule. Due times that have passed count as settled. It returns the errors of
-// [store.DB.ChangeSchedule].
+// [store.Schedules.Change].
 func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s, err := d.Store.ChangeSchedule(box, id, func(s *store.Schedule) error {
+	s, err := d.Store.Change(box, id, func(s *store.Schedule) error {
 		if err := change(s); err != nil {
 			return err
 		}
@@ -40,11 +40,11 @@ func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Sched
 	return s, nil
 }
 
-// Delete removes a schedule. An active run continues. It returns the errors of [store.DB.DeleteSchedule].
+// Delete removes a schedule. An active run continues. It returns the errors of [store.Schedules.Delete].
 func (d *Scheduler) Delete(box policy.BoxID, id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.Store.DeleteSchedule(box, id); err != nil {
+	if err := d.Store.Delete(box, id); err != nil {
 		return err
 	}
 	delete(d.entries, key{box, id})

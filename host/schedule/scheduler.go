@@ -49,12 +49,12 @@ type Runner interface {
 	Skip(s store.Schedule)
 }
 
-// Store stores the schedules; implemented by [store.DB].
+// Store stores the schedules; implemented by [store.Schedules].
 type Store interface {
-	Schedules(box policy.BoxID) ([]store.Schedule, error)
-	AddSchedule(s store.Schedule, most int) error
-	ChangeSchedule(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error)
-	DeleteSchedule(box policy.BoxID, id string) error
+	List(box policy.BoxID) ([]store.Schedule, error)
+	Add(s store.Schedule, most int) error
+	Change(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error)
+	Delete(box policy.BoxID, id string) error
 }
 
 // Scheduler runs due schedules. All fields must be set. Safe for concurrent use.
@@ -96,7 +96,7 @@ func (e *entry) update(s store.Schedule) {
 
 // Load reads the schedules of an earlier run of the gateway. Runs that were active then are recorded as failed.
 func (d *Scheduler) Load() error {
-	list, err := d.Store.Schedules("")
+	list, err := d.Store.List("")
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (d *Scheduler) Load() error {
 	for _, s := range list {
 		if s.Claimed != "" {
 			cut := Outcome{Status: Failed, Error: "the gateway ended during the run"}
-			if s, err = d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error { recordEnd(s, cut, s.Settled); return nil }); err != nil {
+			if s, err = d.Store.Change(s.Box, s.ID, func(s *store.Schedule) error { recordEnd(s, cut, s.Settled); return nil }); err != nil {
 				return fmt.Errorf("a schedule of box %s: %w", s.Box, err)
 			}
 		}
@@ -198,7 +198,7 @@ func (d *Scheduler) contain(s store.Schedule) {
 
 // skip stores that due times passed during a run.
 func (d *Scheduler) skip(s store.Schedule, now time.Time) {
-	_, err := d.Store.ChangeSchedule(s.Box, s.ID, func(stored *store.Schedule) error {
+	_, err := d.Store.Change(s.Box, s.ID, func(stored *store.Schedule) error {
 		if stale(s, stored) {
 			return errStale
 		}
@@ -242,7 +242,7 @@ func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
 
 // claim stores that a run begins, which settles all due times until now.
 func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.Schedule, error) {
-	return d.Store.ChangeSchedule(s.Box, s.ID, func(stored *store.Schedule) error {
+	return d.Store.Change(s.Box, s.ID, func(stored *store.Schedule) error {
 		if stale(s, stored) {
 			return errStale
 		}
@@ -253,7 +253,7 @@ func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.
 
 // finish stores the end of a run, then calls the webhook.
 func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outcome, began time.Time) {
-	s, err := d.Store.ChangeSchedule(claimed.Box, claimed.ID, func(s *store.Schedule) error {
+	s, err := d.Store.Change(claimed.Box, claimed.ID, func(s *store.Schedule) error {
 		if s.Claimed == claimed.Claimed {
 			recordEnd(s, out, began)
 		}

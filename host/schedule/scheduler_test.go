@@ -29,7 +29,7 @@ type memory struct {
 	panics bool
 }
 
-func (m *memory) Schedules(policy.BoxID) ([]store.Schedule, error) {
+func (m *memory) List(policy.BoxID) ([]store.Schedule, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var list []store.Schedule
@@ -39,14 +39,14 @@ func (m *memory) Schedules(policy.BoxID) ([]store.Schedule, error) {
 	return list, nil
 }
 
-func (m *memory) AddSchedule(s store.Schedule, _ int) error {
+func (m *memory) Add(s store.Schedule, _ int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stored[s.ID] = s
 	return m.broken
 }
 
-func (m *memory) ChangeSchedule(_ policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error) {
+func (m *memory) Change(_ policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s, ok := m.stored[id]
@@ -63,7 +63,7 @@ func (m *memory) ChangeSchedule(_ policy.BoxID, id string, change func(*store.Sc
 	return s, err
 }
 
-func (m *memory) DeleteSchedule(_ policy.BoxID, id string) error {
+func (m *memory) Delete(_ policy.BoxID, id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.stored, id)

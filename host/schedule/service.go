@@ -42,7 +42,7 @@ type Authorities interface {
 // Config configures a [Service].
 type Config struct {
 	Log         *zap.Logger
-	Store       *store.DB
+	Store       store.Schedules
 	Boxes       *state.Table
 	Commands    Commands
 	History     *history.History
@@ -103,7 +103,7 @@ func (s *Service) noteDelivery(of store.Schedule, err error) {
 
 // Schedules implements the Host of [boxgate/api/schedules].
 func (s *Service) Schedules(_ context.Context, id policy.BoxID) ([]schedules.Schedule, error) {
-	list, err := s.config.Store.Schedules(id)
+	list, err := s.config.Store.List(id)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ type Boxes interface {
 // Manager manages the snapshots of a gateway. Safe for concurrent use.
 type Manager struct {
 	log       *zap.Logger
-	store     *store.DB
+	store     store.Snapshots
 	boxes     Boxes
 	contained func(func() error) error
 
@@ -70,25 +70,25 @@ type Allowance struct {
 }
 
 // New returns a Manager. contained calls a function and converts a panic into an error.
-func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Manager {
+func New(log *zap.Logger, stored store.Snapshots, boxes Boxes, contained func(func() error) error) *Manager {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Manager{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: concurrentCaptures}, ctx: ctx, stop: stop, running: map[string]*runningSnapshot{}}
+	return &Manager{log: log, store: stored, boxes: boxes, contained: contained, turns: turns{free: concurrentCaptures}, ctx: ctx, stop: stop, running: map[string]*runningSnapshot{}}
 }
 
 // Recover cleans up after an earlier run: it marks unfinished snapshots as failed, and removes unneeded layers. Snapshots
 // of an older version get the owner of their box, if the box still exists.
 func (s *Manager) Recover() error {
-	if err := s.store.OwnSnapshots(); err != nil {
+	if err := s.store.SetOwners(); err != nil {
 		return err
 	}
-	list, err := s.store.Snapshots()
+	list, err := s.store.All()
 	if err != nil {
 		return err
 	}
 	for _, r := range list {
 		if r.State == Creating {
 			s.log.Warn("a snapshot was not complete when the gateway ended", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
-			if _, err := s.store.ChangeSnapshot(r.ID, failed(errInterrupted)); err != nil {
+			if _, err := s.store.Change(r.ID, failed(errInterrupted)); err != nil {
 				return err
 			}
 		}
@@ -132,7 +132,7 @@ func (s *Manager) Take(ctx context.Context, r store.Snapshot, allowed Allowance)
 	allowed.Stored()
 	if err != nil {
 		allowed.Release()
-		if left := s.store.DeleteSnapshots([]string{r.ID}); !errors.Is(left, store.ErrNotFound) {
+		if left := s.store.Delete([]string{r.ID}); !errors.Is(left, store.ErrNotFound) {
 			err = errors.Join(err, left)
 		}
 		s.unregister(r.ID, t)
@@ -150,12 +150,12 @@ func (s *Manager) Take(ctx context.Context, r store.Snapshot, allowed Allowance)
 	case <-waiting.C:
 	case <-ctx.Done():
 	}
-	return s.store.Snapshot(r.ID)
+	return s.store.Get(r.ID)
 }
 
 // record stores a new snapshot.
 func (s *Manager) record(ctx context.Context, r store.Snapshot) error {
-	if err := s.store.AddSnapshot(r); err != nil {
+	if err := s.store.Add(r); err != nil {
 		return err
 	}
 	return fault.At(ctx, "snapshot: record stored")
@@ -178,7 +178,7 @@ func (s *Manager) unregister(id string, t *runningSnapshot) {
 // captureAndStore captures the box and stores the outcome. A panic counts as a failure.
 func (s *Manager) captureAndStore(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
 	err := s.contained(func() error { return s.capture(ctx, r, layer, allowed) })
-	switch _, gone := s.store.Snapshot(r.ID); {
+	switch _, gone := s.store.Get(r.ID); {
 	case errors.Is(gone, store.ErrNotFound):
 		s.log.Info("a snapshot was deleted while it was taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
 		return // the deletion removes its files
@@ -189,7 +189,7 @@ func (s *Manager) captureAndStore(ctx context.Context, r store.Snapshot, layer s
 	if errors.Is(err, context.Canceled) {
 		err = errInterrupted
 	}
-	if _, err := s.store.ChangeSnapshot(r.ID, failed(err)); err != nil && !errors.Is(err, store.ErrNotFound) {
+	if _, err := s.store.Change(r.ID, failed(err)); err != nil && !errors.Is(err, store.ErrNotFound) {
 		s.log.Error("the failure of a snapshot could not be stored", zap.String("snapshot", r.ID), zap.Error(err))
 	}
 	if err := s.Sweep(); err != nil {
@@ -207,7 +207,7 @@ func (s *Manager) capture(ctx context.Context, r store.Snapshot, layer string, a
 	if err != nil {
 		return err
 	}
-	_, err = s.store.ChangeSnapshot(r.ID, func(r *store.Snapshot) { r.State, r.Layers, r.Size = Ready, c.Layers, c.Size })
+	_, err = s.store.Change(r.ID, func(r *store.Snapshot) { r.State, r.Layers, r.Size = Ready, c.Layers, c.Size })
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func (s *Manager) copy(ctx context.Context, box policy.BoxID, layer string, long
 
 // List returns the snapshots of a box, or all for "", oldest first.
 func (s *Manager) List(box policy.BoxID) ([]store.Snapshot, error) {
-	list, err := s.store.Snapshots()
+	list, err := s.store.All()
 	if err != nil {
 		return nil, err
 	}
@@ -239,12 +239,12 @@ func (s *Manager) List(box policy.BoxID) ([]store.Snapshot, error) {
 }
 
 // Get returns a snapshot, or [store.ErrNotFound].
-func (s *Manager) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
+func (s *Manager) Get(id string) (store.Snapshot, error) { return s.store.Get(id) }
 
 // Delete deletes snapshots. If one is unknown, it returns [store.ErrNotFound] without deleting any. Snapshots that
 // are still being taken are canceled. Boxes made from the snapshots keep the layers they need.
 func (s *Manager) Delete(ctx context.Context, ids []string) error {
-	if err := s.store.DeleteSnapshots(ids); err != nil {
+	if err := s.store.Delete(ids); err != nil {
 		return err
 	}
 	for _, id := range ids {

@@ -49,18 +49,18 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	}
 	defer db.Close()
 	pools := store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3}
-	if _, err := db.AllocateBox(store.Box{ID: "box1", PlaceholderKey: store.NewKey()}, pools); err != nil {
+	if _, err := db.Boxes.Allocate(store.Box{ID: "box1", PlaceholderKey: store.NewKey()}, pools); err != nil {
 		t.Fatal(err)
 	}
 	boxes := &slowBoxes{}
-	s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
+	s := New(zap.NewNop(), db.Snapshots, boxes, func(f func() error) error { return f() })
 	defer s.Close()
 	if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_ready", Box: "box1"}, free); err != nil {
 		t.Fatal(err)
 	}
 	boxes.began = make(chan struct{}, 1)
 	boxes.gaveUp = func() {
-		if err := db.DeleteSnapshots([]string{"snap_ready"}); !errors.Is(err, store.ErrNotFound) {
+		if err := db.Snapshots.Delete([]string{"snap_ready"}); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("a capture was canceled before the snapshots were deleted: %v", err)
 		}
 	}
@@ -117,10 +117,10 @@ func TestLongCaptureBeginsAnew(t *testing.T) {
 		defer db.Close()
 		pools := store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3}
 		boxes := &largeBoxes{}
-		s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
+		s := New(zap.NewNop(), db.Snapshots, boxes, func(f func() error) error { return f() })
 		defer s.Close()
 		for _, box := range []policy.BoxID{"box1", "box2", "box3", "box4", "box5"} {
-			if _, err := db.AllocateBox(store.Box{ID: box, PlaceholderKey: store.NewKey()}, pools); err != nil {
+			if _, err := db.Boxes.Allocate(store.Box{ID: box, PlaceholderKey: store.NewKey()}, pools); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_" + string(box), Box: box}, free); err != nil {

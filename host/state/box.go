@@ -236,13 +236,13 @@ func (b *Box) TryLockOrWait(last bool) bool {
 }
 
 // SetState stores the state of the box, then sets it in memory. The caller holds the lock of b.
-func (b *Box) SetState(db *store.DB, s api.Status, problem string) error {
+func (b *Box) SetState(records store.Boxes, s api.Status, problem string) error {
 	if b.Deleting && s != api.StatusDeleted {
 		return api.ErrNotFound // the state of a box that is being deleted is final
 	}
 	record := b.Record
 	record.State, record.Error, record.UpdatedAt = string(s), problem, time.Now()
-	if err := db.UpdateBox(record); err != nil {
+	if err := records.Update(record); err != nil {
 		return err
 	}
 	b.Record, b.Status, b.Problem = record, s, problem

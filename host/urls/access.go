@@ -46,8 +46,8 @@ func urlAccess(r store.URL) *ingress.Access {
 }
 
 // signOut stores the sessions of a URL that were ended early, so that they stay ended after a restart.
-func signOut(db *store.DB, t ingress.Target) error {
-	_, err := db.ChangeURL(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) {
+func signOut(stored store.URLs, t ingress.Target) error {
+	_, err := stored.Change(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) {
 		// Read inside the transaction, which serialises changes; otherwise an older list could overwrite a newer one.
 		r.SignedOut, r.SignedOutBefore = signedOut(t.Access.Ended)
 	})
@@ -59,9 +59,9 @@ func signOut(db *store.DB, t ingress.Target) error {
 
 // SignOut is signOut that also covers a predecessor. The predecessor does not learn about sessions that end here, so it
 // cuts all its visitors of the URL.
-func SignOut(db *store.DB, before *handover.Predecessor, t ingress.Target) error {
+func SignOut(stored store.URLs, before *handover.Predecessor, t ingress.Target) error {
 	before.Tell(handover.Message{Kind: handover.URL, URL: t.ID})
-	return signOut(db, t)
+	return signOut(stored, t)
 }
 
 // signedOut returns the ended sessions in the store's form.

@@ -33,16 +33,16 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	box, err := db.AllocateBox(store.Box{ID: "box1"}, store.Pools{V4: netip.MustParsePrefix("10.0.0.0/24")})
+	box, err := db.Boxes.Allocate(store.Box{ID: "box1"}, store.Pools{V4: netip.MustParsePrefix("10.0.0.0/24")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
 		now := time.Now()
-		if err := db.SetURL(store.URL{Box: box.ID, Port: 80, CreatedAt: now, Key: newURLKey()}, store.Claim{}); err != nil {
+		if err := db.URLs.Set(store.URL{Box: box.ID, Port: 80, CreatedAt: now, Key: newURLKey()}, store.Claim{}); err != nil {
 			t.Fatal(err)
 		}
-		stored, err := db.URL(box.ID, 80)
+		stored, err := db.URLs.Get(box.ID, 80)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 		busy, release, waits := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		var done sync.WaitGroup
 		done.Go(func() {
-			_, _ = db.ChangeURL(box.ID, 80, stored.CreatedAt, func(*store.URL) {
+			_, _ = db.URLs.Change(box.ID, 80, stored.CreatedAt, func(*store.URL) {
 				close(busy)
 				<-release
 			})
@@ -60,7 +60,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 		done.Go(func() {
 			target.Access.Ended.Add(first, now)
 			close(waits)
-			if err := signOut(db, target); err != nil {
+			if err := signOut(db.URLs, target); err != nil {
 				t.Error(err)
 			}
 		})
@@ -71,7 +71,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 		target.Access.Ended.Add(second, now)
 		close(release)
 		done.Wait()
-		if stored, err = db.URL(box.ID, 80); err != nil {
+		if stored, err = db.URLs.Get(box.ID, 80); err != nil {
 			t.Fatal(err)
 		}
 		if ended := urlAccess(stored).Ended; !ended.Has(first) || !ended.Has(second) {
@@ -93,7 +93,7 @@ func TestASignOutCutsWhereItDrains(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := SignOut(db, before, target); err == nil {
+	if err := SignOut(db.URLs, before, target); err == nil {
 		t.Error("no error although the store failed")
 	}
 	if !other.Has(handover.URL, "", target.ID) {

@@ -41,7 +41,8 @@ type Domains struct {
 	rows config.Domains
 	log  *zap.Logger
 	// store has the owners of domains, and the tokens.
-	store *store.DB
+	store store.URLs
+	keys  store.Keys
 	// text looks up TXT records.
 	text func(context.Context, name.Name) ([]string, error)
 
@@ -53,7 +54,8 @@ type Domains struct {
 type DomainsConfig struct {
 	Rows  config.Domains
 	Log   *zap.Logger
-	Store *store.DB
+	Store store.URLs
+	Keys  store.Keys
 	// Text looks up TXT records.
 	Text func(context.Context, name.Name) ([]string, error)
 }
@@ -63,7 +65,7 @@ func NewDomains(c DomainsConfig) (*Domains, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	return &Domains{rows: c.Rows, log: c.Log, store: c.Store, text: c.Text}, nil
+	return &Domains{rows: c.Rows, log: c.Log, store: c.Store, keys: c.Keys, text: c.Text}, nil
 }
 
 // claim checks which of the names a caller may use, and collects the proofs. Names without a proof are returned as
@@ -202,7 +204,7 @@ func (d *Domains) endLookup(key string) {
 
 // keyOf returns the caller of a key ID, if the key is valid now.
 func (d *Domains) keyOf(id string) (api.Caller, bool) {
-	all, err := d.store.APIKeys()
+	all, err := d.keys.All()
 	if err != nil {
 		return api.Caller{}, false
 	}

@@ -161,12 +161,12 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	_, err = db.EnsureAPIKey()
+	_, err = db.Keys.Ensure()
 	table := NewTable("")
-	o := NewOrders(table, &Domains{store: db}, quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}))
+	o := NewOrders(table, &Domains{store: db.URLs, keys: db.Keys}, quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}))
 	keys := map[string]string{"operator": store.OperatorKey}
 	for name, role := range map[string]api.Role{"admin": api.RoleAdmin, "creator": api.RoleCreator, "box": api.RoleBox} {
-		_, made, failed := db.CreateAPIKey(store.APIKey{Name: name, Role: string(role)})
+		_, made, failed := db.Keys.Create(store.APIKey{Name: name, Role: string(role)})
 		keys[name], err = made.ID, errors.Join(err, failed)
 	}
 	keys["revoked"] = "key_0000000000000000"
@@ -196,7 +196,7 @@ func TestWhoMayHaveADomain(t *testing.T) {
 	t.Cleanup(func() { _ = db.Close() })
 	published := map[string][]string{}
 	d := &Domains{
-		store: db, log: zap.NewNop(), rows: config.Domains{{Suffix: "corp.example", Keys: []string{"ci"}}, {Suffix: "x.corp.example", Keys: []string{"key_1"}}},
+		store: db.URLs, keys: db.Keys, log: zap.NewNop(), rows: config.Domains{{Suffix: "corp.example", Keys: []string{"ci"}}, {Suffix: "x.corp.example", Keys: []string{"key_1"}}},
 		text: func(_ context.Context, n name.Name) ([]string, error) {
 			if n.String() == challengeLabel+"down.example.org" {
 				return nil, errors.New("no nameserver answers")

@@ -34,7 +34,7 @@ type Config struct {
 	Ingress     config.Ingress
 	HTTPS, HTTP uint16 // ports of the listeners; 0: disabled
 	Log         *zap.Logger
-	Store       *store.DB
+	Store       store.URLs
 	Visitors    *ingress.Ingress
 	Boxes       *state.Table
 	Table       *Table
@@ -79,7 +79,7 @@ func (u *Service) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	if _, err := u.config.Boxes.Find(id); err != nil {
 		return nil, err
 	}
-	records, err := u.config.Store.URLs(id)
+	records, err := u.config.Store.List(id)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +204,7 @@ func (u *Service) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
 	if _, err := u.config.Boxes.Find(id); err != nil {
 		return nil, err
 	}
-	record, err := u.config.Store.URL(id, port)
+	record, err := u.config.Store.Get(id, port)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return nil, err
 	}
@@ -238,7 +238,7 @@ func (u *Service) isGateways(n name.Name) string {
 
 // storeURL stores a URL.
 func (u *Service) storeURL(record store.URL, claim store.Claim) error {
-	err := u.config.Store.SetURL(record, claim)
+	err := u.config.Store.Set(record, claim)
 	if err == nil {
 		return nil
 	}
@@ -292,7 +292,7 @@ func (u *Service) DeleteURL(_ context.Context, id policy.BoxID, port uint16) err
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
-	if err := u.config.Store.DeleteURL(id, port); err != nil {
+	if err := u.config.Store.Delete(id, port); err != nil {
 		return change.NotStored(u.config.Log, "the deletion could not be stored; the public URL stays", err)
 	}
 	u.config.Table.remove(id, port)
@@ -303,13 +303,13 @@ func (u *Service) DeleteURL(_ context.Context, id policy.BoxID, port uint16) err
 
 // Recover loads the stored public URLs of a box.
 func (u *Service) Recover(b *state.Box) error {
-	records, err := u.config.Store.URLs(b.ID)
+	records, err := u.config.Store.List(b.ID)
 	if err != nil {
 		return err
 	}
 	for _, r := range records {
 		if r.Key.Reveal() == "" { // stored by an older version
-			if r, err = u.config.Store.ChangeURL(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
+			if r, err = u.config.Store.Change(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
 				return err
 			}
 		}
@@ -355,6 +355,6 @@ func (u *Service) reserve(ctx context.Context, next store.URL) (done func(), err
 
 // recorded returns the stored URL of a port, if there is one.
 func (u *Service) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
-	r, err := u.config.Store.URL(id, port)
+	r, err := u.config.Store.Get(id, port)
 	return r, err == nil
 }

@@ -30,7 +30,7 @@ type Starter interface {
 // Config configures a [Service].
 type Config struct {
 	Log       *zap.Logger
-	Store     *store.DB
+	Records   store.Boxes
 	Boxes     *state.Table
 	Sandboxes state.Sandboxes
 	Starter   Starter
@@ -43,7 +43,7 @@ type Config struct {
 // for concurrent use.
 type Service struct {
 	log       *zap.Logger
-	store     *store.DB
+	records   store.Boxes
 	boxes     *state.Table
 	sandboxes state.Sandboxes
 	starter   Starter
@@ -58,7 +58,7 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	u := &Service{log: c.Log, store: c.Store, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, space: c.Space}
+	u := &Service{log: c.Log, records: c.Records, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, space: c.Space}
 	return u, u.countEnds(c.Metrics)
 }
 
@@ -227,7 +227,7 @@ func (u *Service) pause(ctx context.Context, b *state.Box) error {
 	if !b.Connected() {
 		return closedWhile(b, "paused")
 	}
-	if err = b.SetState(u.store, api.StatusPaused, ""); err == nil {
+	if err = b.SetState(u.records, api.StatusPaused, ""); err == nil {
 		return nil
 	}
 	err = change.NotStored(u.log, "the box was not paused, since that could not be stored", err)
@@ -257,7 +257,7 @@ func (u *Service) resume(ctx context.Context, b *state.Box) error {
 		return closedWhile(b, "resumed")
 	}
 	b.Gate.Touch(time.Now())
-	if err := b.SetState(u.store, api.StatusIdle, ""); err != nil {
+	if err := b.SetState(u.records, api.StatusIdle, ""); err != nil {
 		u.log.Error("that a box was resumed could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
 		b.Status, b.Problem = api.StatusIdle, "" // it is awake, as the next start will find
 	}

@@ -29,7 +29,7 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{})
 	table.Add(b)
 	b.Ended, b.Status = true, api.StatusError
-	u := &Service{store: db, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Has)}
+	u := &Service{records: db.Boxes, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Has)}
 	const closed = "its policy could not be applied"
 	u.starter = starter(func(b *state.Box) error { // a policy that cannot be applied comes in between
 		b.ShowError(closed)

@@ -24,7 +24,7 @@ func (u *Service) SetInitCommand(_ context.Context, id policy.BoxID, command str
 	}
 	record := b.Record
 	record.InitCommand, record.UpdatedAt = command, time.Now()
-	if err := u.store.UpdateBox(record); err != nil {
+	if err := u.records.Update(record); err != nil {
 		return change.NotStored(u.log, "the init command could not be stored, nothing was changed", err)
 	}
 	b.Record = record

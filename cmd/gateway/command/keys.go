@@ -81,7 +81,7 @@ func apiKeyChange(grace time.Duration) keyChange {
 	return keyChange{
 		path: "/v2/api-key/rotate", body: map[string]string{"grace": grace.String()},
 		direct: func(cfg config.Config) error {
-			return onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
+			return onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.Keys.Rotate(grace) })
 		},
 		print: func(w io.Writer, cfg config.Config) error {
 			_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
