@@ -3,7 +3,7 @@
 set -euo pipefail
 images=${1:?usage: dist/clients.sh IMAGE_DIR}
 base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
-final=$images/debian-clients-6
+final=$images/debian-clients-7
 [ -e "$final/rootfs/opt/ready" ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
   echo "making $final: run this with sudo" >&2
@@ -44,7 +44,7 @@ unshare --mount --pid --net --fork sh -c '
 ' sh "$root" "${packages[*]}" >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; exit 1; }
 for deb in "$work"/rust/*.deb; do dpkg -x "$deb" "$root"; done
 npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$root/opt/clients" \
-  openai@4.104.0 @anthropic-ai/sdk@0.39.0 @google-cloud/storage@7.19.0 @azure/arm-resources-subscriptions@2.1.0
+  undici@7.30.2 openai@4.104.0 @anthropic-ai/sdk@0.39.0 @google-cloud/storage@7.19.0 @azure/arm-resources-subscriptions@2.1.0
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/clients" "$work/rust" "$work/log"
 mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
 

@@ -34,7 +34,7 @@ type client struct {
 
 const (
 	ask = `printf 'GET /seen/NAME HTTP/1.1\r\nHost: ` + shopHost + `\r\nConnection: close\r\n\r\n'`
-	// nodejs is Node.js with the built-in roots of the official release; Debian's uses the system's store.
+	// nodejs is Node.js with its built-in roots, also where its default is the system's store.
 	nodejs = "node --use-bundled-ca "
 	java   = "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /workspace/home Fetch "
 	// pipWheel is Debian's pip, which uses the system's store. Below pypi it is the official release.
@@ -56,9 +56,9 @@ var clients = []client{
 	{name: "pip-pypi", run: "PYTHONPATH=" + pypi + " python3 -m pip" + pipArgs, path: "/files/tiny-1.0-py3-none-any.whl", variables: true, once: true},
 	{name: "node-https", run: nodejs + `-e 'require("https").get("PAGE", r => r.pipe(process.stdout))'`, variables: true},
 	{name: "node-http2", run: nodejs + `-e 'const c = require("http2").connect("https://` + shopHost + `"); c.request({":path": "/seen/NAME"}).on("end", () => c.close()).pipe(process.stdout)'`, variables: true, once: true},
-	{name: "node-debian", run: `node -e 'fetch("PAGE").then(r => r.text()).then(console.log)'`},
+	{name: "node-system", run: `node --use-system-ca -e 'fetch("PAGE").then(r => r.text()).then(console.log)'`},
 	{name: "node-fetch", run: nodejs + `-e 'fetch("PAGE").then(r => r.text()).then(console.log)'`, variables: true},
-	{name: "node-undici", run: nodejs + `-e 'require("undici").request("PAGE").then(r => r.body.text()).then(console.log)'`, variables: true},
+	{name: "node-undici", run: nodejs + `-e 'require("` + sdk + `undici").request("PAGE").then(r => r.body.text()).then(console.log)'`, variables: true},
 	{name: "npm", run: "NODE_OPTIONS=--use-bundled-ca npm install --silent --no-audit --no-fund --no-update-notifier --registry https://" + shopHost + `/npm/ tiny && node -p 'require("tiny")'`, path: "/npm/tiny/-/tiny-1.0.0.tgz", variables: true, once: true},
 	{name: "go", run: "/workspace/home/fetch PAGE"},
 	{name: "openssl", run: ask + " | openssl s_client -quiet -verify_return_error -verify_hostname " + shopHost + " -servername " + shopHost + " -connect " + shopHost + ":443"},
@@ -205,7 +205,7 @@ func newClients(t *testing.T, more ...func(*config.Config)) (*harness.World, *sh
 // withClients adds the clients' image to a configuration.
 func withClients(t *testing.T) func(*config.Config) {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-6", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-7", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}

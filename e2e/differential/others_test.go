@@ -47,7 +47,7 @@ func withClients(t *testing.T, c *config.Config) {
 // clientsRootfs returns the root file system of the clients' image.
 func clientsRootfs(t *testing.T) string {
 	t.Helper()
-	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-6", "rootfs"))
+	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-7", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}

@@ -16,17 +16,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// debianKey is the directory of the debian image. Its number is incremented when the build changes: the new image gets
-// another directory, since running boxes may still use the old one.
-const debianKey = "debian-7"
+// Debian is the name of the image of boxes that is built here from Debian packages.
+const Debian = "debian"
+
+// DebianMin is the name of a small image that is built in the same way: a shell, the basic utilities, curl and busybox.
+const DebianMin = "debian-min"
+
+// recipe describes how an image is built from Debian packages.
+type recipe struct {
+	// key is the directory of the image. Its number is incremented when the build changes: the new image gets another
+	// directory, since running boxes may still use the old one.
+	key      string
+	variant  string // of mmdebstrap
+	packages string // in addition to those of the variant
+	about    string // for the first line of progress
+	complete bool   // with Python, pip, Node and npm
+}
+
+// recipes are the images built here, by name.
+var recipes = map[string]recipe{
+	// Programs that most commands of an agent need (Node and npm come from elsewhere, see nodeRelease; ssh is for git;
+	// esbuild is for TypeScript; libstdc++6 is for Node), and openssl, ip, ping and ps for debugging.
+	Debian: {
+		key: "debian-8", variant: "minbase", about: "about a minute, once", complete: true,
+		packages: "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,esbuild,libstdc++6,openssl,openssh-client,iproute2,iputils-ping,procps",
+	},
+	DebianMin: {key: "debian-min-1", variant: "essential", about: "once", packages: "ca-certificates,curl,busybox"},
+}
 
 // debianSuite is the Debian release of boxes.
 const debianSuite = "bookworm"
 
-// debianPackages are installed in addition to the essential packages: programs that most commands of an agent need (npm
-// comes from elsewhere, see npmRelease; ssh is for git; esbuild is for TypeScript), and openssl, ip, ping and ps for
-// debugging.
-const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,openssh-client,iproute2,iputils-ping,procps"
+// mergedUsrHook makes mmdebstrap create the links of a merged /usr itself. Otherwise the package usrmerge does so, which
+// depends on perl.
+const mergedUsrHook = "/usr/share/mmdebstrap/hooks/merged-usr"
 
 // debianEnv lets commands find programs that the box's user installs. That directory comes last, so that it cannot shadow
 // programs of the system for root.
@@ -41,40 +64,30 @@ const debianKeyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 var errNoMmdebstrap = errors.New("mmdebstrap is missing: apt-get install mmdebstrap")
 
-// buildDebian fills rootfs with a minimal Debian. It accepts only files signed by Debian's archive keys, except npm, see
-// npmRelease.
-func buildDebian(ctx context.Context, rootfs string, progress func(string)) error {
+// buildDebian fills rootfs with a Debian. It accepts only files signed by Debian's archive keys, except Node and npm, see
+// nodeRelease.
+func buildDebian(ctx context.Context, r recipe, rootfs string, progress func(string)) error {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		return errNoMmdebstrap
 	}
 	if _, err := os.Stat(debianKeyring); err != nil {
 		return errors.New("the archive keys of Debian are missing: apt-get install debian-archive-keyring")
 	}
-	packages := debianPackages
-	npm, err := fetchNpm(ctx)
-	switch {
-	case errors.Is(err, errNpmDigest) || ctx.Err() != nil:
-		return errors.Join(err, context.Cause(ctx))
-	case err != nil:
-		progress(fmt.Sprintf("npm's registry cannot be used (%v): installing Debian's npm instead; name a mirror in npm_config_registry for a smaller image", err))
-		packages += ",npm"
+	var node []download
+	if r.complete {
+		var err error
+		node, err = fetchNode(ctx, filepath.Dir(rootfs), progress)
+		defer closeAll(node)
+		switch {
+		case errors.Is(err, errDigest) || ctx.Err() != nil:
+			return errors.Join(err, context.Cause(ctx))
+		case err != nil:
+			progress(fmt.Sprintf("npm's registry cannot be used (%v): installing Debian's Node and npm instead, which are old; name a mirror in npm_config_registry", err))
+			r.packages += ",nodejs,npm"
+		}
 	}
-	args := []string{
-		"--mode=root", "--variant=minbase", "--format=directory", "--include=" + packages,
-		// Only root can access the image directory, so apt cannot switch to its unprivileged user for downloads.
-		`--aptopt=APT::Sandbox::User "root"`,
-		"--dpkgopt=path-exclude=/usr/share/man/*",
-		"--dpkgopt=path-exclude=/usr/share/locale/*",
-		"--dpkgopt=path-exclude=/usr/share/doc/*",
-		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
-	}
-	for _, o := range hostAptProxies(ctx) {
-		args = append(args, "--aptopt="+o)
-	}
-	args = append(args, debianSuite, rootfs)
-	args = append(args, hostDebianMirrors(ctx)...)
-	progress("building the debian image from Debian packages (about a minute, once)")
-	if err := runWithProgress(ctx, progress, "mmdebstrap", args...); err != nil {
+	progress("building the image from Debian packages (" + r.about + ")")
+	if err := runWithProgress(ctx, progress, "mmdebstrap", r.arguments(ctx, rootfs)...); err != nil {
 		return err
 	}
 	root, err := os.OpenRoot(rootfs)
@@ -82,13 +95,37 @@ func buildDebian(ctx context.Context, rootfs string, progress func(string)) erro
 		return err
 	}
 	defer root.Close()
-	if err := tidyDebian(root); err != nil {
+	if err := tidyDebian(root); err != nil || !r.complete {
 		return err
 	}
-	if npm == nil {
-		return nil
+	if err := configurePrograms(root); err != nil {
+		return err
 	}
-	return installNpm(ctx, root, npm)
+	return installNode(ctx, root, node)
+}
+
+// arguments returns the arguments of mmdebstrap.
+func (r recipe) arguments(ctx context.Context, rootfs string) []string {
+	args := []string{
+		"--mode=root", "--variant=" + r.variant, "--format=directory",
+		// Only root can access the image directory, so apt cannot switch to its unprivileged user for downloads.
+		`--aptopt=APT::Sandbox::User "root"`,
+		"--dpkgopt=force-unsafe-io", // the complete image is synced
+		"--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*",
+		"--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+	}
+	if _, err := os.Stat(mergedUsrHook); err == nil && !r.complete {
+		args = append(args, "--hook-dir="+mergedUsrHook)
+		r.packages += ",usr-is-merged"
+	}
+	args = append(args, "--include="+r.packages)
+	for _, o := range hostAptProxies(ctx) {
+		args = append(args, "--aptopt="+o)
+	}
+	args = append(args, debianSuite, rootfs)
+	return append(args, hostDebianMirrors(ctx)...)
 }
 
 // runWithProgress runs a command and passes each line of its standard error to progress. The error contains the last lines.
@@ -134,7 +171,7 @@ func forwardLines(r io.Reader, progress func(string)) (last []string) {
 	return last
 }
 
-// tidyDebian removes traces of this host from the image, and configures pip.
+// tidyDebian removes traces of this host from the image.
 func tidyDebian(root *os.Root) error {
 	for _, p := range []string{
 		"etc/apt/apt.conf.d/99mmdebstrap", "etc/hostname", "etc/resolv.conf",
@@ -147,13 +184,12 @@ func tidyDebian(root *os.Root) error {
 	if err := root.MkdirAll("var/lib/apt/lists/partial", 0o755); err != nil {
 		return err
 	}
-	if err := root.WriteFile("etc/pip.conf", []byte(pipConfig), 0o644); err != nil {
-		return err
-	}
-	if err := withoutFileCapabilities(root, "bin/ping"); err != nil {
-		return err
-	}
 	return tidySources(root)
+}
+
+// configurePrograms configures pip and makes ping work in boxes.
+func configurePrograms(root *os.Root) error {
+	return errors.Join(root.WriteFile("etc/pip.conf", []byte(pipConfig), 0o644), withoutFileCapabilities(root, "bin/ping"))
 }
 
 // withoutFileCapabilities removes a program's file capabilities: the kernel refuses to run a program whose file demands a

@@ -185,7 +185,7 @@ func (s Store) fillRootfs(ctx context.Context, src imageSource, rootfs string, p
 	}
 	switch src.kind {
 	case kindDebian:
-		return debianEnv, buildDebian(ctx, rootfs, progress)
+		return debianEnv, buildDebian(ctx, recipes[src.text], rootfs, progress)
 	case kindArchive:
 		return unpackArchive(ctx, src.text, rootfs, progress)
 	case kindLayout:
@@ -214,11 +214,12 @@ func (s Store) source(name string) (imageSource, error) {
 	if mapped := s.Names[text]; mapped != "" {
 		text = mapped
 	} else if text == "default" {
-		text = "debian"
+		text = Debian
 	}
+	r, built := recipes[text]
 	switch {
-	case text == "debian":
-		return imageSource{text: text, kind: kindDebian, key: debianKey}, nil
+	case built:
+		return imageSource{text: text, kind: kindDebian, key: r.key}, nil
 	case filepath.IsAbs(text):
 		return pathSource(text)
 	default:

@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -56,10 +57,15 @@ func buildSmall(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var npm bytes.Buffer
-	z := gzip.NewWriter(&npm)
-	if _, err := z.Write(archive(t, file("package/bin/npm-cli.js", ""))); err != nil || z.Close() != nil {
-		t.Fatal(err)
+	var node, npm bytes.Buffer
+	for to, text := range map[*bytes.Buffer][]byte{
+		&node: archive(t, file("package/LICENSE", ""), file("package/bin/node", "")),
+		&npm:  archive(t, file("package/bin/npm-cli.js", "")),
+	} {
+		z := gzip.NewWriter(to)
+		if _, err := z.Write(text); err != nil || z.Close() != nil {
+			t.Fatal(err)
+		}
 	}
 	debian := filepath.Join(dir, "debian")
 	if err := os.Mkdir(debian, 0o755); err != nil {
@@ -75,10 +81,10 @@ func buildSmall(t *testing.T, dir string) string {
 			return err
 		}
 		defer root.Close()
-		if err := tidyDebian(root); err != nil {
+		if err := errors.Join(tidyDebian(root), configurePrograms(root), installProgram(t.Context(), root, &node)); err != nil {
 			return err
 		}
-		return installNpm(t.Context(), root, npm.Bytes())
+		return installNpm(t.Context(), root, &npm)
 	})
 	if err != nil {
 		t.Fatal(err)
