@@ -57,14 +57,16 @@ build: ## build bin/gateway and bin/gateway-demo
 	@# The gateway refuses to run a demo that others may write to. Files built with sudo get the owner of the directory.
 	@chmod go-w bin bin/gateway bin/gateway-demo; chown --reference=bin bin/gateway bin/gateway-demo 2>/dev/null || true
 
-image: deps build ## build the debian image of boxes, and the image of the client tests, once
+image: deps build ## build the images of boxes and the demo, and the image of the client tests, once
 	@bin/gateway image build debian --dir $(IMAGE_DIR)
+	@bin/gateway image build debian-min --dir $(IMAGE_DIR)
 	@dist/clients.sh $(IMAGE_DIR)
 
 demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--keep: leave it open)
-	@dist/stage.sh "1 of 4  installing what is needed" dist/deps.sh
+	@[ "$$(id -u)" -eq 0 ] || { echo "the demo makes network namespaces and containers and needs root: sudo make demo" >&2; exit 1; }
+	@dist/stage.sh "1 of 4  installing what is needed" dist/deps.sh demo
 	@dist/stage.sh "2 of 4  compiling" $(MAKE) --no-print-directory build
-	@dist/stage.sh "3 of 4  building the image of the boxes" bin/gateway image build debian --dir $(IMAGE_DIR)
+	@dist/stage.sh "3 of 4  building the image of the box" bin/gateway image build debian-min --dir $(IMAGE_DIR)
 	@echo "4 of 4  the tour"; bin/gateway demo --image-dir $(IMAGE_DIR) $(DEMOFLAGS)
 
 run: deps build ## run the gateway on this machine, in the foreground

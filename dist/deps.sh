@@ -1,19 +1,28 @@
 #!/usr/bin/env bash
 # Installs boxgate's dependencies on Debian and Ubuntu. It does not change installed packages.
+#
+# usage: deps.sh [demo] (demo: only what the demo needs)
 set -euo pipefail
 
 # required command and the package that contains it
-needs=(
-  nft:nftables ip:iproute2 runc:runc crun:crun mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
-  python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg
+needs=(runc:runc mmdebstrap:mmdebstrap curl:curl)
+# required file and the package that contains it
+files=(
+  /etc/ssl/certs/ca-certificates.crt:ca-certificates
+  /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring
 )
+if [ "${1:-}" != demo ]; then
+  needs+=(
+    nft:nftables ip:iproute2 crun:crun openssl:openssl git:git python3:python3 node:nodejs npm:npm gcc:gcc
+    ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg
+  )
+  files+=(/usr/include/stdio.h:libc6-dev)
+fi
 missing=()
 for need in "${needs[@]}"; do
   command -v "${need%%:*}" >/dev/null 2>&1 || missing+=("${need##*:}")
 done
-# required file and the package that contains it
-for need in /etc/ssl/certs/ca-certificates.crt:ca-certificates /usr/include/stdio.h:libc6-dev \
-  /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring; do
+for need in "${files[@]}"; do
   [ -e "${need%%:*}" ] || missing+=("${need##*:}")
 done
 [ ${#missing[@]} -eq 0 ] && exit 0

@@ -55,7 +55,7 @@ func newCommand(asJSON *bool) *cobra.Command {
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&o.Gateway, "gateway", "", "the gateway to show (default: the one beside this program)")
-	f.StringVar(&o.ImageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
+	f.StringVar(&o.ImageDir, "image-dir", "/var/lib/boxgate/images", "where the image of the box is kept")
 	f.BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
 	f.BoolVar(asJSON, "json", false, "print errors as JSON")
 	return cmd

@@ -205,7 +205,7 @@ host/uninstall: policy config firewall host/nslock launcher store
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/reach host/state host/vigil ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store
 internal/lab: config api launcher internal/testnet
-internal/lab/demo: audit internal/lab internal/testnet
+internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:

@@ -37,7 +37,7 @@ func newDemoCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
-	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
+	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the image of the box is kept")
 	return cmd
 }
 
