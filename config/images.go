@@ -20,6 +20,9 @@ var runtimeImages = map[string]string{
 // debianRuntimes are the runtimes that the debian image contains.
 var debianRuntimes = []string{"node", "python"}
 
+// BuiltHere reports whether an image is built on this host from Debian packages.
+func BuiltHere(source string) bool { return source == "debian" || source == "debian-min" }
+
 // AllImages returns the images that a box's runtime can name.
 func (l Launcher) AllImages() map[string]string {
 	all := maps.Clone(runtimeImages)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -156,6 +157,26 @@ func CheckDiskLimits(cfg config.Config) error {
 		return preflight.Warnf("%w", err)
 	}
 	return nil
+}
+
+// NeedImage returns an error if the default image of boxes cannot exist. It returns a warning if it is not on this host yet:
+// the first box waits for it. That also applies if it cannot be built here, because attached sandboxes need no image.
+func NeedImage(cfg config.Config) error {
+	source := cfg.Launcher.Images["default"]
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
+	if err := preflight.CheckImage("default", source); err != nil || os.Geteuid() != 0 { // only root can read the image directory
+		return err
+	}
+	if _, err := launcher.ImageStore(launcherConfig(cfg, nil)).Find("default"); err == nil {
+		return nil
+	}
+	if _, err := exec.LookPath("mmdebstrap"); err != nil && config.BuiltHere(source) {
+		return preflight.Warnf("mmdebstrap is missing, which builds the image %s: boxes with it cannot be launched, but sandboxes can still be attached. "+
+			"apt-get install mmdebstrap; or name another image in launcher.images; or set launcher.enabled to false", source)
+	}
+	return preflight.Warnf("it is not on this host yet, and the first box waits for it, for some minutes: gateway image pull default")
 }
 
 // Images opens the image directory of a configuration without a gateway.

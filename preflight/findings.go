@@ -26,7 +26,6 @@ func Check(cfg config.Config) []Finding {
 	return append(findings, []Finding{
 		{"control groups", needCgroups()},
 		{"runtime " + cfg.Launcher.Runtime, needRuntime(cfg.Launcher.Runtime)},
-		{"image " + cfg.Launcher.Images["default"], needImage(cfg)},
 		{"overlayfs", needFilesystem("overlay")},
 		{"id-mapped mounts", needMappedMounts(cfg)},
 	}...)

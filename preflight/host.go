@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -90,23 +89,6 @@ func needCgroups() error {
 	return nil
 }
 
-// needImage requires the file or directory of the default image. The debian image is built for the first launched box; it
-// only warns if the build tool is missing, because a host that only attaches boxes does not need it.
-func needImage(cfg config.Config) error {
-	source := cfg.Launcher.Images["default"]
-	if source != "debian" {
-		return checkImage("default", source)
-	}
-	if built, err := filepath.Glob(filepath.Join(config.ImageDir(cfg), "debian-*")); err == nil && len(built) > 0 {
-		return nil
-	}
-	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		return Warnf("mmdebstrap is missing, which builds the debian image: boxes with it cannot be launched, but sandboxes can still be attached. " +
-			"apt-get install mmdebstrap; or name another image in launcher.images; or set launcher.enabled to false")
-	}
-	return nil
-}
-
 // CheckImages checks the images that boxes may request by name.
 func CheckImages(cfg config.Config) error {
 	if !cfg.Launcher.Enabled {
@@ -115,17 +97,18 @@ func CheckImages(cfg config.Config) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(cfg.Launcher.Images)) {
 		if name != "default" {
-			errs = append(errs, checkImage(name, cfg.Launcher.Images[name]))
+			errs = append(errs, CheckImage(name, cfg.Launcher.Images[name]))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// checkImage requires a path that exists, or a valid registry reference.
-func checkImage(key, source string) error {
+// CheckImage requires that the image of an entry of launcher.images is built here, a path that exists, or a valid registry
+// reference.
+func CheckImage(key, source string) error {
 	var err error
 	switch {
-	case source == "debian":
+	case config.BuiltHere(source):
 	case filepath.IsAbs(source):
 		if _, err = os.Stat(source); errors.Is(err, os.ErrNotExist) {
 			err = fmt.Errorf("there is no %s: name an image that exists, or debian in launcher.images", source)

@@ -60,6 +60,9 @@ func TestHostThatCannotBuildTheImage(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	configured(func(c *config.Config) { c.Launcher.ImageDir = filepath.Join(w.Dir, "images") })(t, w)
+	if out, err := w.Net.Gateway().Run(t.Context(), w.Self, "check", "--config", w.Config); err != nil || !strings.Contains(out, "gateway image pull default") {
+		t.Errorf("%v: the check does not warn about the missing image:\n%s", err, out)
+	}
 	runc, err := exec.LookPath("runc")
 	dir := t.TempDir()
 	must(t, err, os.Symlink(runc, filepath.Join(dir, "runc")))

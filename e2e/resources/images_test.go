@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
@@ -85,18 +86,25 @@ func TestImageIsPulledForTheFirstBox(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	made := make(chan error, 1)
-	go func() {
-		made <- w.Client.Do(context.WithoutCancel(t.Context()), "POST", "/v2/box", map[string]any{"runtime": "tiny", "name": "first"}, nil)
-	}()
+	var shown lab.SyncBuffer
+	create := w.Command(t.Context(), "box", "create", "--runtime", "tiny", "--name", "first")
+	create.Stdout, create.Stderr = &shown, &shown
+	if err := create.Start(); err != nil {
+		t.Fatal(err)
+	}
 	<-pulling
 	var box struct{ Status, Progress string }
 	w.Until("the box says that its image is being pulled", func() bool {
 		return w.Client.Do(t.Context(), "GET", "/v2/box/first", nil, &box) == nil && box.Status == "creating" && strings.Contains(box.Progress, "pulling")
 	})
+	limited, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := shown.Await(limited, "preparing the image"); err != nil { // the command shows the progress
+		t.Error(err)
+	}
 	close(proceed)
-	if err := <-made; err != nil {
-		t.Fatal(err)
+	if err := create.Wait(); err != nil {
+		t.Fatalf("%v: %s", err, shown.String())
 	}
 	w.Until("the box is ready", func() bool {
 		return w.Client.Do(t.Context(), "GET", "/v2/box/first", nil, &box) == nil && box.Status == "idle"

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"encoding/json"
 	"io"
 	"strings"
 
@@ -30,11 +31,18 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 			if c.snapshot != "" {
 				path, body["snapshot_id"] = path+"/from-snapshot", c.snapshot
 			}
-			err = o.Call(cmd, "POST", path, body, newBoxAnswer(cmd))
-			if client, noClient := o.Client(); err != nil && noClient == nil {
-				err = cli.NameTaken(cmd.Context(), client, c.name, err)
+			client, err := o.Client()
+			if err != nil {
+				return err
 			}
-			return err
+			stop := showImageProgress(cmd.Context(), client, c.name, cmd.ErrOrStderr())
+			var answer json.RawMessage
+			err = client.Do(cmd.Context(), "POST", path, body, &answer)
+			stop()
+			if err != nil {
+				return cli.NameTaken(cmd.Context(), client, c.name, err)
+			}
+			return o.Show(cmd, answer, newBoxAnswer(cmd))
 		},
 	}
 	cli.Sends(cmd, sentByBox)

@@ -22,6 +22,7 @@ import (
 // serveFindings checks everything that `gateway serve` needs before it opens anything. Each error includes the fix.
 func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 	return append(preflight.Check(cfg),
+		finding("image "+cfg.Launcher.Images["default"], host.NeedImage(cfg)),
 		finding("state directory", needStateDir(cfg)),
 		finding("store", needStore(cfg)),
 		finding("run directory", needRunDir(cfg)),
