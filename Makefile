@@ -72,8 +72,8 @@ demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--kee
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
-release: ## build static binaries of the last commit for amd64 and arm64, with bills of materials, in bin/release
-	@dist/release.sh bin/release binaries
+release: ## build binaries and Debian packages of the last commit for amd64 and arm64, with checksums, in bin/release
+	@dist/release.sh bin/release binaries deb
 
 release-verify: ## build binaries and packages twice, in different environments, and compare
 	@dist/release.sh bin/release verify binaries deb

@@ -102,6 +102,13 @@ func TestReleases(t *testing.T) {
 		checkPackage(t, only(t, first, "boxgate_*.deb"), only(t, first, "boxgate-demo_*.deb"))
 	})
 	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "boxgate_*.deb")) })
+	t.Run("installer", func(t *testing.T) {
+		to := t.TempDir()
+		if out, err := exec.Command("../../dist/install.sh", "--download", to, first).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		only(t, to, "boxgate_*_"+runtime.GOARCH+".deb")
+	})
 	t.Run("image", func(t *testing.T) { checkImage(t, only(t, first, "*.oci.tar")) })
 }
 
@@ -196,6 +203,7 @@ traces() { ip rule; ip -6 rule; ip route show table all; ip -6 route show table 
 traces > /tmp/before
 dpkg -i /tmp/boxgate.deb
 echo "== installed"
+dpkg --contents /tmp/boxgate.deb >/tmp/contents; for f in README.md SECURITY.md docs/reasons.md docs/pictures/gateway.svg; do grep -q "/usr/share/doc/boxgate/$f$" /tmp/contents; done
 test ! -e /var/lib/boxgate; test ! -e /etc/systemd/system/multi-user.target.wants/boxgate.service
 dpkg-query -W -f '${Conffiles}\n' boxgate
 gateway --version; test -s /usr/share/man/man8/gateway-box-create.8.gz; bash -n /usr/share/bash-completion/completions/gateway

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"debug/buildinfo"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -44,9 +43,8 @@ type binary struct {
 	date       time.Time // date of the commit
 }
 
-// makeBinaries builds the programs for each architecture, with their bills of materials, and writes their checksums.
+// makeBinaries builds the programs for each architecture, with their bills of materials.
 func makeBinaries(ctx context.Context, out string, arches []string) error {
-	var sums bytes.Buffer
 	for _, arch := range arches {
 		for _, p := range programs {
 			b, err := build(ctx, p, out, arch)
@@ -57,13 +55,28 @@ func makeBinaries(ctx context.Context, out string, arches []string) error {
 			if err != nil {
 				return err
 			}
-			name := filepath.Base(b.path)
 			if err := os.WriteFile(b.path+".cdx.json", bill, 0o644); err != nil {
 				return err
 			}
-			billSum := sha256.Sum256(bill)
-			fmt.Fprintf(&sums, "%s  %s\n%s  %s.cdx.json\n", hex.EncodeToString(b.sum[:]), name, hex.EncodeToString(billSum[:]), name)
+			artifacts = append(artifacts, b.path+".cdx.json")
 		}
+	}
+	return nil
+}
+
+// artifacts are the paths of the files that this run has made.
+var artifacts []string
+
+// writeSums writes and prints the checksums of the artifacts.
+func writeSums(out string) error {
+	slices.Sort(artifacts)
+	var sums bytes.Buffer
+	for _, path := range artifacts {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), filepath.Base(path))
 	}
 	fmt.Print(sums.String())
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), sums.Bytes(), 0o644)
@@ -86,10 +99,11 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 	if b, ok := built[path]; ok {
 		return b, nil
 	}
-	args := slices.Clone(buildArgs)
+	args, how := slices.Clone(buildArgs), ""
 	if p.service && !unprofiled {
-		args = append(args, "-pgo="+profile)
+		args, how = append(args, "-pgo="+profile), ", with its profile: some minutes"
 	}
+	fmt.Fprintf(os.Stderr, "compiling %s for %s%s\n", p.name, arch, how)
 	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "boxgate/cmd/"+p.name)...)
 	// Settings of the builder's environment would change the binary.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
@@ -98,7 +112,7 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 		return binary{}, fmt.Errorf("building %s for %s: %w", p.name, arch, err)
 	}
 	if b, err = read(p, path); err == nil {
-		built[path] = b
+		built[path], artifacts = b, append(artifacts, path)
 	}
 	return b, err
 }

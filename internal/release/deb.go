@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ func makePackages(ctx context.Context, out string, arches []string) error {
 			if err != nil {
 				return err
 			}
-			fmt.Println(path)
+			artifacts = append(artifacts, path)
 		}
 	}
 	return nil
@@ -45,13 +46,14 @@ func (b binary) pack(ctx context.Context, out string) (string, error) {
 	}
 	steps := []func(string) error{b.addFiles}
 	if b.service {
-		steps = append(steps, b.addService, b.addManual, addControlFiles)
+		steps = append(steps, b.addService, b.addManual, b.addDocs, addControlFiles)
 	}
 	for _, step := range append(steps, b.addControl) {
 		if err := step(root); err != nil {
 			return "", err
 		}
 	}
+	fmt.Fprintf(os.Stderr, "packing %s for %s\n", b.pkg, b.arch)
 	path := filepath.Join(out, b.pkg+"_"+debianVersion(b.info.Main.Version)+"_"+b.arch+".deb")
 	cmd := exec.CommandContext(ctx, "dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, path)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(b.date.Unix(), 10))
@@ -132,6 +134,30 @@ func (b binary) addManual(root string) error {
 		}
 	}
 	return err
+}
+
+// addDocs adds the documentation, with its links between pages.
+func (b binary) addDocs(root string) error {
+	to := "usr/share/doc/" + b.pkg
+	for _, name := range []string{"README.md", "SECURITY.md", "CHANGELOG.md"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if err := write(root, to+"/"+name, text, 0o644); err != nil {
+			return err
+		}
+	}
+	return filepath.WalkDir("docs", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !slices.Contains([]string{".md", ".svg"}, filepath.Ext(path)) {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return write(root, to+"/"+path, text, 0o644)
+	})
 }
 
 // zipped compresses text without a name or a time.

@@ -47,7 +47,8 @@ func makeImages(ctx context.Context, out string, arches []string) error {
 		if err := tarball.WriteToFile(path, tag, img); err != nil {
 			return err
 		}
-		fmt.Printf("%s (docker load -i it, then run %s)\n", path, tag)
+		artifacts = append(artifacts, path)
+		fmt.Fprintf(os.Stderr, "%s (docker load -i it, then run %s)\n", path, tag)
 	}
 	return nil
 }

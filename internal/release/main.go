@@ -15,12 +15,12 @@ import (
 
 const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] [-debs DIRECTORY] [-unprofiled] WHAT...
 
-  binaries   static binaries, their bills of materials (CycloneDX) and SHA256SUMS
+  binaries   static binaries and their bills of materials (CycloneDX)
   deb        Debian packages
   oci        container images of the gateway, for docker load
   docs       man pages and completions, as the packages have them
 
-With -debs, images take Debian's packages (dist/download.sh) from there instead of the archive. With -unprofiled, the gateway is
+SHA256SUMS lists what was made. With -debs, images take Debian's packages (dist/download.sh) from there instead of the archive. With -unprofiled, the gateway is
 compiled without its profile, in a tenth of the time: it is slower by a few percent.
 `
 
@@ -74,6 +74,9 @@ func run(ctx context.Context, args []string) error {
 		if err := make(ctx, *out, list); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
+	}
+	if len(artifacts) > 0 {
+		return writeSums(*out)
 	}
 	return nil
 }
