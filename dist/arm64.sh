@@ -14,5 +14,5 @@ export GOOS=linux GOARCH=arm64 CGO_ENABLED=0
 # The skipped tests start their own program, which the kernel cannot run.
 go test -exec "$qemu" -count=1 -timeout 30m -skip '^(TestPanicsDoNotShowSecrets|TestAKilledGateway.*|TestTrailHoldsUnderKill)$' "$@"
 # The dozen instructions that every box starts with, as the launcher writes them for this architecture.
-QEMU="$qemu" go test -exec "$qemu" -count=1 -v -run '^TestInitProgram' ./launcher/furnish
+QEMU="$qemu" go test -exec "$qemu" -count=1 -v -run '^TestInitProgram' ./launcher/rootfs
 go build -trimpath -o "${work:=$(mktemp -d)}/gateway" ./cmd/gateway && "$qemu" "$work/gateway" --version; rm -rf "$work"

@@ -8,7 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
-	"boxgate/internal/pace"
+	"boxgate/internal/ratelimit"
 	"boxgate/policy"
 )
 
@@ -25,12 +25,12 @@ type usages struct {
 // usage is the current usage of the server by one box.
 type usage struct {
 	memory      *memory.Account
-	rate        *pace.Limiter
+	rate        *ratelimit.Limiter
 	inFlight    atomic.Int64
 	lookups     atomic.Int64 // upstream lookups in flight, for its queries and its connections
 	tcp         tcpConns
 	sinkTracker sinkTracker
-	answers     *pace.Limiter // limits the refusals sent for queries that are not admitted; further ones get no answer
+	answers     *ratelimit.Limiter // limits the refusals sent for queries that are not admitted; further ones get no answer
 	refusals    coalesced
 
 	maxLookups int64
@@ -67,8 +67,8 @@ func newUsages(l Limits, budget *memory.Budget, boxes Boxes, record func(audit.E
 
 func (u *usages) newUsage(box *policy.Box) *usage {
 	l, own := u.limits, &box.Limits
-	perSecond := func() *pace.Limiter {
-		return pace.New(l.QueriesPerSecond, l.Burst, func() int64 { return own.Of(policy.LimitDNSQueries, 0) })
+	perSecond := func() *ratelimit.Limiter {
+		return ratelimit.New(l.QueriesPerSecond, l.Burst, func() int64 { return own.Of(policy.LimitDNSQueries, 0) })
 	}
 	return &usage{
 		memory:     u.memory.AccountOf(string(box.ID), func(all int64) int64 { return own.Of(policy.LimitMemory, all) }),

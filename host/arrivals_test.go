@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"boxgate/host/keyless"
+	"boxgate/host/authlimit"
 	"boxgate/internal/socket"
 	"boxgate/internal/socket/sockettest"
 )
@@ -68,7 +68,7 @@ func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := sockettest.NewLate(keyless.New(socket.NewQueue(ln), 8))
+	late := sockettest.NewLate(authlimit.New(socket.NewQueue(ln), 8))
 	served := make(chan error, 1)
 	go func() { served <- a.serve(s, late) }()
 	<-late.Asked

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
-	"boxgate/host/apart"
+	"boxgate/host/netns"
 	"boxgate/ingress"
 	"boxgate/internal/acceptor"
 	"boxgate/internal/socket"
@@ -157,14 +157,14 @@ type serving struct {
 type served struct {
 	name        string
 	ln          *acceptor.Listener
-	netNS       *apart.Net // its network namespace; nil: the gateway's own
+	netNS       *netns.Net // its network namespace; nil: the gateway's own
 	connections func() (connections, most int)
 
 	lastErr error // result of the last check; guarded by checking
 }
 
 // add registers a listener that is about to be served. held returns how many of its connections are open, and their limit (0: unlimited).
-func (s *serving) add(name string, ln *acceptor.Listener, in *apart.Net, held func() (connections, most int)) {
+func (s *serving) add(name string, ln *acceptor.Listener, in *netns.Net, held func() (connections, most int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, &served{name: name, ln: ln, netNS: in, connections: held})

@@ -11,13 +11,13 @@ import (
 	"boxgate/api"
 	"boxgate/audit/lines"
 	"boxgate/config"
-	"boxgate/host/apart"
 	"boxgate/host/box"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
 	"boxgate/host/listen"
+	"boxgate/host/netns"
 	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
@@ -34,7 +34,7 @@ type Options struct {
 	Config    config.Config
 	Addresses config.Addresses
 	Listeners *listen.Sockets // closed by the caller
-	Apart     *apart.Net      // network namespace of the boxes' links and rules, the same as for Listeners; nil: the gateway's own
+	Apart     *netns.Net      // network namespace of the boxes' links and rules, the same as for Listeners; nil: the gateway's own
 	Log       *zap.Logger
 	Decisions *lines.Writer         // receives a line per decision; nil: disabled
 	NoWatch   bool                  // for tests: do not restore kernel rules that other programs change

@@ -15,9 +15,9 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/audit/archive"
 	"boxgate/audit/export"
 	"boxgate/audit/lines"
-	"boxgate/audit/past"
 	"boxgate/config"
 	"boxgate/host/records"
 	"boxgate/host/share"
@@ -52,7 +52,7 @@ func (p *parts) openHistory() error {
 		return nil
 	}
 	dir := filepath.Join(p.cfg.StateDir, config.HistoryDir)
-	past, err := past.Open(dir, int64(bounds.Size), bounds.Age())
+	past, err := archive.Open(dir, int64(bounds.Size), bounds.Age())
 	if err != nil {
 		p.log.Error("decisions are not kept, because the history cannot be opened", zap.String("directory", dir), zap.Error(err))
 		return nil

@@ -10,23 +10,23 @@ import (
 
 	"boxgate/api/history"
 	"boxgate/audit"
+	"boxgate/audit/archive"
 	"boxgate/audit/export"
 	"boxgate/audit/lines"
-	"boxgate/audit/past"
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
 	"boxgate/dns"
 	"boxgate/firewall"
-	"boxgate/host/apart"
+	"boxgate/host/authlimit"
 	"boxgate/host/box"
+	"boxgate/host/boxdial"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
-	"boxgate/host/keyless"
 	"boxgate/host/keys"
 	"boxgate/host/listen"
 	"boxgate/host/meter"
-	"boxgate/host/reach"
+	"boxgate/host/netns"
 	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/share"
@@ -53,13 +53,13 @@ type parts struct {
 	lines     *lines.Writer `required:"false"` // of decisions; nil: disabled
 	addrs     config.Addresses
 	listeners *listen.Sockets
-	apart     *apart.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
+	apart     *netns.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
 	before    *handover.Predecessor `required:"false"` // the process being replaced
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // file descriptors
 	memory    *memory.Budget    // shared by boxes
 	quotas    *quotas.Book      // of API keys
-	keyed     *keyless.Keyed    // connections of clients that presented an API key
+	keyed     *authlimit.Keyed  // connections of clients that presented an API key
 
 	boxes      *state.Table
 	connected  *enforce.Registry
@@ -67,7 +67,7 @@ type parts struct {
 	domains    *urls.Domains
 	orders     *urls.Orders
 	ownURLs    *urls.OwnURLs
-	reach      *reach.Boxes
+	reach      *boxdial.Boxes
 	visits     *usage.Visits
 	minter     *certs.Minter
 	history    *history.History
@@ -76,8 +76,8 @@ type parts struct {
 
 	store        *store.DB
 	trail        *records.Trail
-	past         *past.Store   `required:"false"` // nil: disabled
-	historyLines *lines.Writer `required:"false"` // lines for past; nil: disabled
+	past         *archive.Store `required:"false"` // nil: disabled
+	historyLines *lines.Writer  `required:"false"` // lines for past; nil: disabled
 	audit        *audit.Log
 	exporters    export.Exporters // of decisions; empty: disabled
 	exports      []audit.Export   // the exporters' inputs
@@ -113,8 +113,8 @@ func newParts(o Options) (*parts, error) {
 	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
 	return &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,
-		metrics: prometheus.NewRegistry(), shares: descriptors, memory: shares.Budget(), quotas: book, keyed: keyless.NewKeyed(book),
-		boxes: boxes, connected: &enforce.Registry{}, reach: &reach.Boxes{}, history: history.New(boxes.Has),
+		metrics: prometheus.NewRegistry(), shares: descriptors, memory: shares.Budget(), quotas: book, keyed: authlimit.NewKeyed(book),
+		boxes: boxes, connected: &enforce.Registry{}, reach: &boxdial.Boxes{}, history: history.New(boxes.Has),
 	}, nil
 }
 

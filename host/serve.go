@@ -15,8 +15,8 @@ import (
 
 	"boxgate/api/server"
 	"boxgate/audit"
+	"boxgate/host/authlimit"
 	"boxgate/host/change"
-	"boxgate/host/keyless"
 	"boxgate/host/listen"
 	"boxgate/host/share"
 	"boxgate/host/systemd"
@@ -86,7 +86,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	adminServer := admin.Server()
 	adminServer.Handler = h.turn.wrap(adminServer.Handler)
-	adminServer.ConnContext, adminServer.ConnState = keyless.ConnContext, h.parts.keyed.State
+	adminServer.ConnContext, adminServer.ConnState = authlimit.ConnContext, h.parts.keyed.State
 	metrics := h.metricsServer()
 	h.arrivals.track(adminServer, metrics)
 

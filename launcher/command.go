@@ -17,8 +17,8 @@ import (
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/process"
+	"boxgate/launcher/rootfs"
 	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
@@ -368,7 +368,7 @@ func (l *Launcher) findObstacle(id policy.BoxID) error {
 	if err != nil {
 		return nil // best effort
 	}
-	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(id), furnish.InitPath)
+	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(id), rootfs.InitPath)
 	if err != nil {
 		return nil //nolint:nilerr // likewise
 	}

@@ -16,11 +16,11 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/launcher/container"
 	"boxgate/launcher/files"
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/image"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/overlay"
 	"boxgate/launcher/process"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -119,10 +119,10 @@ func (l *Launcher) removeOnError(id policy.BoxID, err *error) {
 }
 
 // rootWriter writes into the root of a box before it starts.
-type rootWriter func(*furnish.Root, Spec) error
+type rootWriter func(*rootfs.Root, Spec) error
 
-func writeNewRoot(root *furnish.Root, spec Spec) error {
-	return root.PrepareNew(furnish.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: furnish.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots,
+func writeNewRoot(root *rootfs.Root, spec Spec) error {
+	return root.PrepareNew(rootfs.Identity{Hostname: spec.hostname(), DNS: spec.DNS, Git: rootfs.GitIdentity(spec.Git), CA: spec.CA, Roots: spec.Roots,
 		Restored: len(spec.Layers) > 0})
 }
 
@@ -144,7 +144,7 @@ func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, writ
 	if err := layers.Mount(ids.Host(0)); err != nil {
 		return err
 	}
-	root, err := furnish.Open(l.dirs.rootMount(spec.ID), ids)
+	root, err := rootfs.Open(l.dirs.rootMount(spec.ID), ids)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, writ
 	}
 	_, unlimited := os.Stat(l.dirs.limited(id))
 	config, err := container.Box{
-		Root: l.dirs.rootMount(id), Init: furnish.InitPath, UserNS: userNS, NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
+		Root: l.dirs.rootMount(id), Init: rootfs.InitPath, UserNS: userNS, NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
 		Hostname: spec.hostname(), IDs: ids.Mapping(), Limits: lim, NoDiskLimit: unlimited != nil,
 	}.Config()
 	if err != nil {

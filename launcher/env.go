@@ -5,17 +5,17 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 )
 
 // PublicRoots returns the public root certificates of this host in PEM, for boxes whose image lacks them.
-func PublicRoots() ([]byte, error) { return furnish.PublicRoots() }
+func PublicRoots() ([]byte, error) { return rootfs.PublicRoots() }
 
 // TrustVariables returns the environment variables that point programs to their trusted certificates.
-func TrustVariables() []string { return slices.Clone(furnish.TrustVariables) }
+func TrustVariables() []string { return slices.Clone(rootfs.TrustVariables) }
 
 // KnownHosts returns the lines of ssh_known_hosts with which a box recognizes its gateway as an SSH server. ca is in PEM.
-func KnownHosts(ca []byte) ([]byte, error) { return furnish.KnownHosts(ca) }
+func KnownHosts(ca []byte) ([]byte, error) { return rootfs.KnownHosts(ca) }
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -34,8 +34,8 @@ func environment(base []string, user execUser, box, command map[string]string) [
 	if env["LANG"] == "" {
 		env["LANG"] = "C.UTF-8"
 	}
-	for _, k := range furnish.TrustVariables {
-		env[k] = furnish.BundlePath
+	for _, k := range rootfs.TrustVariables {
+		env[k] = rootfs.BundlePath
 	}
 	maps.Copy(env, box)
 	maps.Copy(env, command)

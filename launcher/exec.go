@@ -14,7 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"boxgate/launcher/container"
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -81,8 +81,8 @@ type execUser struct {
 // its own user database.
 func parseUser(s string) (execUser, error) {
 	switch s {
-	case "", furnish.User:
-		return execUser{furnish.UID, furnish.UID, furnish.User, furnish.Home}, nil
+	case "", rootfs.User:
+		return execUser{rootfs.UID, rootfs.UID, rootfs.User, rootfs.Home}, nil
 	case "root":
 		return execUser{0, 0, "root", "/root"}, nil
 	}
@@ -95,7 +95,7 @@ func parseUser(s string) (execUser, error) {
 	if uerr != nil || gerr != nil {
 		return execUser{}, fmt.Errorf(`user %q is unknown: use boxuser, root, UID or UID:GID with IDs below 65536`, s)
 	}
-	return execUser{int(uid), int(gid), u, furnish.Home}, nil
+	return execUser{int(uid), int(gid), u, rootfs.Home}, nil
 }
 
 // commandProcess converts a command to the runtime's format.
@@ -120,7 +120,7 @@ func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, err
 	}
 	cwd := spec.Cwd
 	if !path.IsAbs(cwd) {
-		cwd = path.Join(furnish.Home, cwd)
+		cwd = path.Join(rootfs.Home, cwd)
 	}
 	env, box := spec.Env, (*specs.Box)(nil)
 	if t := spec.Terminal; t != nil {

@@ -3,15 +3,15 @@ package launcher
 import (
 	"errors"
 
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/namespace"
+	"boxgate/launcher/rootfs"
 )
 
 // InstallCA makes programs in a root file system trust a CA and further roots, given in PEM, in addition to the public
 // roots: in the stores of its distribution and in Java's. owner is the user ID, on the host, of root in there. Links are
 // resolved within the root; file systems mounted in it are part of it.
 func InstallCA(root string, owner int, ca, extra []byte) error {
-	r, err := furnish.Open(root, namespace.IDsFrom(owner))
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
 	if err != nil {
 		return err
 	}
@@ -21,7 +21,7 @@ func InstallCA(root string, owner int, ca, extra []byte) error {
 // PutFile puts an empty file into a root file system as [InstallCA] does. It replaces an existing file without opening it;
 // a directory that is not empty is an error.
 func PutFile(root string, owner int, name string) error {
-	r, err := furnish.Open(root, namespace.IDsFrom(owner))
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
 	if err != nil {
 		return err
 	}
@@ -29,4 +29,4 @@ func PutFile(root string, owner int, name string) error {
 }
 
 // BundlePath is where [InstallCA] writes the public roots and the CA.
-const BundlePath = furnish.BundlePath
+const BundlePath = rootfs.BundlePath

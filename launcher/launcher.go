@@ -15,8 +15,8 @@ import (
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
+	"boxgate/launcher/freezer"
 	"boxgate/launcher/image"
-	"boxgate/launcher/motion"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/oci"
 	"boxgate/launcher/process"
@@ -34,7 +34,7 @@ var (
 	// ErrNotRunning: the box has no process to act on (its first process ended, or it was never created).
 	ErrNotRunning = errors.New("the box is not running")
 	// ErrPaused: the box is paused; resume it first.
-	ErrPaused = motion.ErrPaused
+	ErrPaused = freezer.ErrPaused
 )
 
 // Config configures a Launcher: where it keeps its files and how it runs boxes. StateDir is required.
@@ -77,7 +77,7 @@ type Launcher struct {
 	images       image.Store
 	layers       snapshot.Layers
 	captures     captureLimits
-	motion       motion.Boxes
+	motion       freezer.Boxes
 	fileSessions boxfs.Limiter
 	starting     sync.Map // the IDs of boxes whose first process the runtime is starting
 

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/boxfs"
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -50,7 +50,7 @@ func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, err
 	if err != nil {
 		return nil, err
 	}
-	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(r.ID), furnish.InitPath)
+	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(r.ID), rootfs.InitPath)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
@@ -58,6 +58,6 @@ func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, err
 		return nil, fmt.Errorf("box %s: %w", r.ID, err)
 	}
 	defer root.Close()
-	user := r.ids().Host(furnish.UID)
+	user := r.ids().Host(rootfs.UID)
 	return boxfs.Open(ctx, boxfs.Config{Root: root, UID: user, GID: user, Join: l.cgroup(r.ID).Join})
 }

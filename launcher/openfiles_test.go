@@ -13,7 +13,7 @@ import (
 
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/boxfs/worker"
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -134,7 +134,7 @@ func under(path string) string {
 	if strings.HasPrefix(path, "/") {
 		return path
 	}
-	return furnish.Home + "/" + path
+	return rootfs.Home + "/" + path
 }
 
 // TestWorkersCountAsTheBox: workers are in the box's control group in every hierarchy.
@@ -174,7 +174,7 @@ func TestWorkersHaveNoPower(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	user := r.ids().Host(furnish.UID)
+	user := r.ids().Host(rootfs.UID)
 	pid := s.Pid()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

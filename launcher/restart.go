@@ -9,10 +9,10 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/internal/fault"
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/image"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/overlay"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -75,7 +75,7 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 
 // writeRestartedRoot changes only the files that the box needs to start, and its certificates; the rest of the root stays as the
 // box left it.
-func (l *Launcher) writeRestartedRoot(root *furnish.Root, spec Spec) error {
+func (l *Launcher) writeRestartedRoot(root *rootfs.Root, spec Spec) error {
 	if err := root.PrepareRestart(); err != nil || len(spec.Roots) == 0 {
 		return err
 	}

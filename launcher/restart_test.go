@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 	"boxgate/policy"
 )
 
@@ -20,7 +20,7 @@ func TestRestartOfAHostileRoot(t *testing.T) {
 	id := newBox(t, l, nil)
 	want(t, run(t, l, id, ExecSpec{User: "root", Args: []string{"sh", "-c", `set -e
 echo kept > /kept; chmod 777 /; chown 1000 /kept
-rm ` + furnish.InitPath + `; ln -s /kept ` + furnish.InitPath + `
+rm ` + rootfs.InitPath + `; ln -s /kept ` + rootfs.InitPath + `
 cd /; rm -rf /workspace; ln -s /etc/../.. /workspace
 echo made`}}), "made")
 	r, err := l.loadRecord(id)
@@ -40,7 +40,7 @@ echo made`}}), "made")
 		if err := l.Restart(t.Context(), Spec{ID: id}); err != nil {
 			t.Fatal(err)
 		}
-		want(t, run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"sh", "-c", `cat /kept; stat -c %u:%g:%a /kept /; test ! -L ` + furnish.InitPath + ` && echo ours`}}),
+		want(t, run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"sh", "-c", `cat /kept; stat -c %u:%g:%a /kept /; test ! -L ` + rootfs.InitPath + ` && echo ours`}}),
 			"kept\n1000:0:644\n0:0:777\nours")
 	}
 	if after, err := l.loadRecord(id); err != nil || after.IDIndex != r.IDIndex {
@@ -65,8 +65,8 @@ func TestRestartOfAnUnusableRoot(t *testing.T) {
 		"no /etc":                "mv /etc /etc.old",
 		"/etc as a pipe":         "mv /etc /etc.old; mkfifo /etc",
 		"/etc as an endless one": "mv /etc /etc.old; ln -s etc /etc",
-		"an init that is a tree": "rm " + furnish.InitPath + "; mkdir -p " + furnish.InitPath + "/x/y",
-		"an init that is a pipe": pipe(furnish.InitPath),
+		"an init that is a tree": "rm " + rootfs.InitPath + "; mkdir -p " + rootfs.InitPath + "/x/y",
+		"an init that is a pipe": pipe(rootfs.InitPath),
 		"a home that is a pipe":  "rm -rf /workspace; mkfifo /workspace",
 		"a home that is endless": "rm -rf /workspace; ln -s workspace /workspace",
 	} {
@@ -76,7 +76,7 @@ func TestRestartOfAnUnusableRoot(t *testing.T) {
 			want(t, rootSh(t, l, id, "echo kept > /kept; "+script+"; echo done"), "done")
 			startAgain(t, l, id)
 			want(t, run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"/bin/cat", "/kept"}}), "kept")
-			want(t, run(t, l, id, ExecSpec{Args: []string{"/bin/sh", "-c", "/usr/bin/id -u; pwd"}}), "1000\n"+furnish.Home)
+			want(t, run(t, l, id, ExecSpec{Args: []string{"/bin/sh", "-c", "/usr/bin/id -u; pwd"}}), "1000\n"+rootfs.Home)
 		})
 	}
 }
@@ -89,7 +89,7 @@ func TestRestartAddsRoots(t *testing.T) {
 	roots, _ := testChain(t, "corp.example")
 	for name, script := range map[string]string{
 		"as created":      "true",
-		"a pipe":          "rm " + furnish.BundlePath + "; mkfifo " + furnish.BundlePath,
+		"a pipe":          "rm " + rootfs.BundlePath + "; mkfifo " + rootfs.BundlePath,
 		"an endless link": "rm -rf /etc/ssl; ln -s ssl /etc/ssl",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestRestartAddsRoots(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name == "as created" {
-				r := run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"cat", furnish.BundlePath}})
+				r := run(t, l, id, ExecSpec{User: "root", Cwd: "/", Args: []string{"cat", rootfs.BundlePath}})
 				if !strings.Contains(r.out, strings.TrimSpace(string(roots))) {
 					t.Errorf("the bundle does not contain the new root: %d bytes", len(r.out))
 				}

@@ -7,7 +7,7 @@ import (
 	"path"
 	"time"
 
-	"boxgate/launcher/furnish"
+	"boxgate/launcher/rootfs"
 	"boxgate/launcher/snapshot"
 )
 
@@ -18,7 +18,7 @@ type captureLimits struct {
 	Total time.Duration
 }
 
-var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Exclude: path.Base(furnish.InitPath)}, 20 * time.Minute}
+var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Exclude: path.Base(rootfs.InitPath)}, 20 * time.Minute}
 
 // errCaptureSlow is the cause when a capture exceeds captureLimits.Total.
 var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/launchertest"
+	"boxgate/launcher/rootfs"
 )
 
 // tree makes a root file system of files; an entry whose content begins with "-> " is a link.
@@ -132,15 +132,15 @@ func checkShellVariables(t *testing.T, profile, environment string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range furnish.TrustVariables {
-		want := name + "=" + furnish.BundlePath + "\n"
+	for _, name := range rootfs.TrustVariables {
+		want := name + "=" + rootfs.BundlePath + "\n"
 		if name == "PIP_CERT" {
 			want = "PIP_CERT=/mine\n"
 		}
 		if !bytes.Contains(out, []byte(want)) {
 			t.Errorf("a login shell lacks %s:\n%s", want, out)
 		}
-		if !strings.Contains(environment, name+"="+furnish.BundlePath+"\n") {
+		if !strings.Contains(environment, name+"="+rootfs.BundlePath+"\n") {
 			t.Errorf("/etc/environment lacks %s", name)
 		}
 	}
@@ -151,7 +151,7 @@ func TestEnvironmentOfTheImageStays(t *testing.T) {
 	t.Parallel()
 	read := trusted(t, tree(t, map[string]string{"usr/bin/.keep": "", "etc/environment": "PIP_CERT=/mine"}), launchertest.CA(t))
 	got := read("etc/environment")
-	if !strings.HasSuffix(got, "\nPIP_CERT=/mine\n") || !strings.Contains(got, "NODE_EXTRA_CA_CERTS="+furnish.BundlePath+"\n") {
+	if !strings.HasSuffix(got, "\nPIP_CERT=/mine\n") || !strings.Contains(got, "NODE_EXTRA_CA_CERTS="+rootfs.BundlePath+"\n") {
 		t.Errorf("/etc/environment:\n%s", got)
 	}
 }

@@ -10,9 +10,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"boxgate/launcher/furnish"
 	"boxgate/launcher/launchertest"
 	"boxgate/launcher/namespace"
+	"boxgate/launcher/rootfs"
 )
 
 // Real clients accept the CA, over real TLS, next to the public roots.
@@ -61,8 +61,8 @@ python3 server.py >log 2>&1 & until [ -e up ]; do sleep 0.01; done; echo up`), "
 	if len(strings.TrimSpace(public.out)) < 3 {
 		t.Errorf("the bundle holds no public roots: %s certificates", public.out)
 	}
-	for _, name := range furnish.TrustVariables {
-		want(t, sh(t, l, id, "echo $"+name), furnish.BundlePath)
+	for _, name := range rootfs.TrustVariables {
+		want(t, sh(t, l, id, "echo $"+name), rootfs.BundlePath)
 	}
 	// A box that rebuilds its store keeps its CA.
 	if r := rootSh(t, l, id, "update-ca-certificates >/dev/null 2>&1; env -i curl -sS https://shop.example/page"); strings.TrimSpace(r.out) != "hello" {

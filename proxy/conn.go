@@ -15,9 +15,9 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/live"
 	"boxgate/proxy/peek"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/route"
 	"boxgate/proxy/usage"
 )
@@ -130,7 +130,7 @@ func (c *conn) admit() bool {
 // only, and its text is not logged, because it could quote traffic.
 func (c *conn) close(panicked any) {
 	if panicked != nil {
-		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
+		recovery.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"
 		c.noEvent = false
 		c.refuse(peek.Other, name.ReasonInternal)

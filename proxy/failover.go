@@ -8,9 +8,9 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/tunnel"
 )
 
@@ -105,7 +105,7 @@ func (c *conn) failOver() {
 
 // dialOthers connects to one of the other addresses. It returns nil if all refuse.
 func (c *conn) dialOthers() (up net.Conn) {
-	defer contain.Panic(c.p.cfg.Log, c.box.ID, func() {})
+	defer recovery.Panic(c.p.cfg.Log, c.box.ID, func() {})
 	rt, ok := c.live.Route()
 	if !ok {
 		return nil

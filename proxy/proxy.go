@@ -21,11 +21,11 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/postgres"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
 	"boxgate/proxy/usage"
@@ -257,9 +257,9 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 
 // recheck routes one connection again and, if that cuts it, records the cut. A panic cuts the connection as well.
 func (p *Proxy) recheck(l *live.Conn) (cut bool) {
-	defer contain.Panic(p.cfg.Log, l.Box.ID, func() {
+	defer recovery.Panic(p.cfg.Log, l.Box.ID, func() {
 		cut = true
-		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: name.ReasonInternal}}, contain.ErrFault)
+		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: name.ReasonInternal}}, recovery.ErrFault)
 	})
 	if !l.Recheck(p.core.Router.Reroute) {
 		return false

@@ -11,11 +11,11 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
 )
@@ -89,7 +89,7 @@ func (c *conn) visit(f peek.First, name name.Name) {
 		ended := make(chan struct{})
 		c.p.handlers.Go(func() {
 			defer close(ended)
-			defer contain.Panic(c.p.cfg.Log, c.box.ID, func() { _ = c.tcp.Close() })
+			defer recovery.Panic(c.p.cfg.Log, c.box.ID, func() { _ = c.tcp.Close() })
 			c.p.cfg.URLs.Visit(&visitor{Conn: c.tcp, c: c, first: f, rest: f.Data}, name)
 		})
 		select {

@@ -6,7 +6,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/dns"
-	"boxgate/host/foreign"
+	"boxgate/host/sandboxns"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -25,13 +25,13 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	found, err := foreign.Open(ctx, req.Attached, l.firewall.CheckForeign)
+	found, err := sandboxns.Open(ctx, req.Attached, l.firewall.CheckForeign)
 	if err != nil {
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
 	var search []string
-	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(foreign.ResolvConf(ctx, found.NS, req.PID))) {
+	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(sandboxns.ResolvConf(ctx, found.NS, req.PID))) {
 		search = append(search, n.String())
 	}
 	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Limits: req.Limits, Policy: req.Policy, Named: req.Named, Headers: req.Headers},

@@ -11,9 +11,9 @@ import (
 
 	"boxgate/api"
 	"boxgate/certs"
+	"boxgate/host/boxdial"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
-	"boxgate/host/reach"
 	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/host/usage"
@@ -44,7 +44,7 @@ type ProvisionerConfig struct {
 	Minter       *certs.Minter
 	Authorities  *Authorities
 	URLs         URLs
-	Reach        *reach.Boxes
+	Reach        *boxdial.Boxes
 	Roots        []byte       // additional CA certificates that launched boxes trust, in PEM
 	DNS          []netip.Addr // resolvers of boxes
 }
@@ -61,7 +61,7 @@ type Provisioner struct {
 	minter       *certs.Minter
 	authorities  *Authorities
 	urls         URLs
-	reach        *reach.Boxes
+	reach        *boxdial.Boxes
 	roots        []byte
 	dns          []netip.Addr
 }

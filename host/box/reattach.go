@@ -12,7 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/change"
-	"boxgate/host/foreign"
+	"boxgate/host/sandboxns"
 	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -37,7 +37,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 		to = &api.Attached{Kind: now.Kind, Ref: now.Ref, Container: now.Container}
 		to.PID, _ = strconv.Atoi(now.Ref)
 	}
-	found, err := foreign.Open(ctx, *to, func(path string) error { return l.checkSandbox(b, path) })
+	found, err := sandboxns.Open(ctx, *to, func(path string) error { return l.checkSandbox(b, path) })
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -57,7 +57,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 
 // checkSandbox checks whether a box may be attached to a network namespace. The one it is attached to is always allowed.
 func (l *Service) checkSandbox(b *state.Box, path string) error {
-	if now := b.Sandbox.Load(); now != nil && b.Connected() && foreign.Same(now.Pin, path) {
+	if now := b.Sandbox.Load(); now != nil && b.Connected() && sandboxns.Same(now.Pin, path) {
 		return nil
 	}
 	return l.firewall.CheckForeign(path)
@@ -68,7 +68,7 @@ func (l *Service) checkSandbox(b *state.Box, path string) error {
 func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
 	ctx, cancel := change.Detach(ctx)
 	defer cancel()
-	if now := b.Sandbox.Load(); b.Connected() && foreign.Same(now.Pin, foreign.PathOf(ns)) {
+	if now := b.Sandbox.Load(); b.Connected() && sandboxns.Same(now.Pin, sandboxns.PathOf(ns)) {
 		return l.storeName(b, to, now.Pin)
 	}
 	if err := l.detach(ctx, b, to, "it is being attached"); err != nil {
@@ -156,14 +156,14 @@ func (l followed) Attached() []policy.BoxID {
 }
 
 // Sandbox implements [follow.Owner].
-func (l followed) Sandbox(id policy.BoxID) (foreign.Sandbox, uint64, bool) {
+func (l followed) Sandbox(id policy.BoxID) (sandboxns.Sandbox, uint64, bool) {
 	b, err := l.boxes.Find(id)
 	if err != nil {
-		return foreign.Sandbox{}, 0, false
+		return sandboxns.Sandbox{}, 0, false
 	}
 	now := b.Sandbox.Load()
 	if now == nil {
-		return foreign.Sandbox{}, 0, false
+		return sandboxns.Sandbox{}, 0, false
 	}
 	return now.Sandbox, now.Turn, true
 }
@@ -186,9 +186,9 @@ func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why st
 }
 
 // Move implements [follow.Owner].
-func (l followed) Move(ctx context.Context, id policy.BoxID, turn uint64, to foreign.Found) error {
+func (l followed) Move(ctx context.Context, id policy.BoxID, turn uint64, to sandboxns.Found) error {
 	return l.inTurn(id, turn, func(b *state.Box) error {
-		if err := l.checkSandbox(b, foreign.PathOf(to.NS)); err != nil {
+		if err := l.checkSandbox(b, sandboxns.PathOf(to.NS)); err != nil {
 			err = fmt.Errorf("its container runs, but cannot be attached: %w", err)
 			if b.Status == api.StatusGone {
 				b.ShowGone(err.Error())

@@ -13,10 +13,10 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/change"
-	"boxgate/host/follow"
 	"boxgate/host/keys"
 	"boxgate/host/meter"
 	"boxgate/host/rules"
+	"boxgate/host/sandboxwatch"
 	"boxgate/host/schedule"
 	"boxgate/host/state"
 	"boxgate/host/usage"
@@ -59,7 +59,7 @@ type Service struct {
 	quota     *rules.Quota
 	settings  *Settings
 	snapshots *Snapshots
-	follower  *follow.Follower
+	follower  *sandboxwatch.Follower
 	schedules *schedule.Service
 	history   *history.History
 	holdings  *keys.Holdings
@@ -74,7 +74,7 @@ func New(c Config) (*Service, error) {
 		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
 		meter: c.Meter, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 	}
-	l.follower = follow.New(followed{l}, l.log)
+	l.follower = sandboxwatch.New(followed{l}, l.log)
 	return l, nil
 }
 

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/config"
-	"boxgate/host/apart"
+	"boxgate/host/netns"
 )
 
 // TestKeptSocketsAreUsedAgain: the next start keeps the ports, and the clients that connected in between.
@@ -96,7 +96,7 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Metrics.Listen = "127.0.0.1:9600"
-		other, err := apart.New()
+		other, err := netns.New()
 		if err != nil {
 			return err
 		}

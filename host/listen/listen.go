@@ -15,7 +15,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/firewall"
-	"boxgate/host/apart"
+	"boxgate/host/netns"
 	"boxgate/host/nslock"
 	"boxgate/proxy"
 	"boxgate/selftest"
@@ -55,7 +55,7 @@ const explicitKey = "the explicit proxy"
 // Open opens every configured socket, or none. Sockets that boxes are redirected to are opened in the namespace boxes,
 // nil for the gateway's own. Sockets of an earlier run, kept, are reused where they match the configuration; Open owns
 // all of them, and closes the others. See [systemd.Kept].
-func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Sockets, error) {
+func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *netns.Net, kept map[string]*os.File) (*Sockets, error) {
 	l := &Sockets{apart: boxes != nil}
 	l.adoptKept(kept)
 	l.DNSPort, l.ProxyPort = l.keptPort(dnsName(a.GatewayV4)), l.keptPort(proxyName(loopback[0]))
@@ -71,7 +71,7 @@ func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apa
 }
 
 // listen opens the configured sockets that were not inherited.
-func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Sockets) (*Sockets, error) {
+func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *netns.Net, l *Sockets) (*Sockets, error) {
 	if boxes == nil { // a separate namespace is new, so no other process uses it
 		if err := l.claimNamespace(); err != nil {
 			l.Close()

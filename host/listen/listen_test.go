@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
-	"boxgate/host/apart"
 	"boxgate/host/handover"
+	"boxgate/host/netns"
 	"boxgate/host/nslock"
 	"boxgate/internal/nightly"
 )
@@ -28,7 +28,7 @@ func TestTheNamespaceIsPassedOn(t *testing.T) {
 func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Addresses) error) {
 	t.Helper()
 	nightly.Root(t)
-	ns, err := apart.New()
+	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/host/apart"
+	"boxgate/host/netns"
 	"boxgate/internal/nightly"
 )
 
@@ -16,7 +16,7 @@ import (
 // files, and then the next process can take it.
 func TestANamespaceHasOneHolder(t *testing.T) {
 	nightly.Root(t)
-	ns, err := apart.New()
+	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}

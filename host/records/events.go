@@ -6,20 +6,20 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/archive"
 	"boxgate/audit/lines"
-	"boxgate/audit/past"
 )
 
 // Decisions reads the decisions of the gateway.
 type Decisions struct {
 	audit     *audit.Log
-	past      *past.Store   // nil: no history on disk
-	pastLines *lines.Writer // buffered input of past
+	past      *archive.Store // nil: no history on disk
+	pastLines *lines.Writer  // buffered input of past
 	searches  *searches
 }
 
 // NewDecisions returns a reader of log. store and kept are nil without a history on disk.
-func NewDecisions(log *audit.Log, store *past.Store, kept *lines.Writer) *Decisions {
+func NewDecisions(log *audit.Log, store *archive.Store, kept *lines.Writer) *Decisions {
 	return &Decisions{audit: log, past: store, pastLines: kept, searches: newSearches()}
 }
 
@@ -28,7 +28,7 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 	if e.past == nil {
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
-	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
+	which := archive.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
 	return e.searches.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
 		_ = e.pastLines.Sync() // include the latest decisions; a failed write loses them
 		begin(e.past.Whole(f.Box))

@@ -16,7 +16,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/firewall"
-	"boxgate/host/apart"
+	"boxgate/host/netns"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -75,7 +75,7 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 
 // manyAddresses is a host whose addresses are set by the test.
 type manyAddresses struct {
-	*apart.Net
+	*netns.Net
 	t  *testing.T
 	nl *netlink.Handle
 	lo netlink.Link
@@ -84,7 +84,7 @@ type manyAddresses struct {
 func newManyAddresses(t *testing.T) *manyAddresses {
 	t.Helper()
 	nightly.Root(t)
-	n, err := apart.New()
+	n, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,9 +17,9 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/schedules"
 	"boxgate/host/change"
-	"boxgate/host/errand"
 	"boxgate/host/keys"
 	"boxgate/host/state"
+	"boxgate/host/webhook"
 	"boxgate/internal/fault"
 	"boxgate/internal/required"
 	"boxgate/policy"
@@ -90,7 +90,7 @@ func (s *Service) ErrandClient(id policy.BoxID) (*http.Client, error) {
 	}
 	roots := s.config.Roots.Clone()
 	roots.AppendCertsFromPEM(ca)
-	return errand.Client(s.config.Proxy, &b.Box, roots), nil
+	return webhook.Client(s.config.Proxy, &b.Box, roots), nil
 }
 
 func (s *Service) noteDelivery(of store.Schedule, err error) {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
-	"boxgate/host/keyless"
+	"boxgate/host/authlimit"
 	"boxgate/preflight"
 	"boxgate/proxy"
 )
@@ -60,8 +60,8 @@ func (d Descriptors) Visits() (connections, requests int) {
 
 // Keyless limits the connections to a listener that have not presented an API key. They use the reserve; the three such
 // listeners use at most three eighths of it.
-func (d Descriptors) Keyless(ln net.Listener) *keyless.Listener {
-	return keyless.New(ln, max(8, min(d.reserve/8, 256)))
+func (d Descriptors) Keyless(ln net.Listener) *authlimit.Listener {
+	return authlimit.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
 // Questions returns the maximum number of DNS sockets to upstream resolvers. They use the reserve.

@@ -2,12 +2,12 @@ package state
 
 import (
 	"boxgate/api"
-	"boxgate/host/foreign"
+	"boxgate/host/sandboxns"
 )
 
 // Attachment is the sandbox that a box is attached to.
 type Attachment struct {
-	foreign.Sandbox
+	sandboxns.Sandbox
 	Turn uint64 // number of changes so far
 }
 
@@ -15,7 +15,7 @@ type Attachment struct {
 // caller holds the lock of b.
 func (b *Box) Follow(pin string) {
 	a := b.Record.Attached
-	next := &Attachment{Sandbox: foreign.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Pin: pin}}
+	next := &Attachment{Sandbox: sandboxns.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Pin: pin}}
 	if last := b.Sandbox.Load(); last != nil {
 		next.Turn = last.Turn + 1
 	}

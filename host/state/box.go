@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"boxgate/api"
-	"boxgate/host/awake"
+	"boxgate/host/idle"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -27,7 +27,7 @@ type Box struct {
 
 	Shown    atomic.Pointer[api.Box]      // the API's view; published after each change, so that readers do not wait for changes
 	Applied  atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
-	Gate     awake.Gate                   // open while the box is idle and is not changing state
+	Gate     idle.Gate                    // open while the box is idle and is not changing state
 	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
 	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
 

@@ -16,10 +16,10 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/boxdial"
 	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
-	"boxgate/host/reach"
 	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/internal/required"
@@ -38,7 +38,7 @@ type Config struct {
 	Visitors    *ingress.Ingress
 	Boxes       *state.Table
 	Table       *Table
-	Reach       *reach.Boxes
+	Reach       *boxdial.Boxes
 	Domains     *Domains
 	Holdings    *keys.Holdings
 	Before      *handover.Predecessor `required:"false"`

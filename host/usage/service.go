@@ -12,8 +12,8 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/host/change"
+	"boxgate/host/procwatch"
 	"boxgate/host/state"
-	"boxgate/host/vigil"
 	"boxgate/internal/required"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -49,7 +49,7 @@ type Service struct {
 	starter   Starter
 	history   *history.History
 	space     func(n int64) error
-	watcher   vigil.Watcher
+	watcher   procwatch.Watcher
 	ends      prometheus.Counter // boxes whose first process has ended
 }
 

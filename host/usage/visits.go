@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"boxgate/api"
-	"boxgate/host/reach"
+	"boxgate/host/boxdial"
 	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/policy"
@@ -16,12 +16,12 @@ import (
 // Visits wakes boxes for their public URLs. It implements [boxgate/ingress.Boxes].
 type Visits struct {
 	boxes *state.Table
-	reach *reach.Boxes
+	reach *boxdial.Boxes
 	wake  func(context.Context, policy.BoxID) error
 }
 
 // NewVisits returns a Visits. wake wakes a box.
-func NewVisits(boxes *state.Table, r *reach.Boxes, wake func(context.Context, policy.BoxID) error) *Visits {
+func NewVisits(boxes *state.Table, r *boxdial.Boxes, wake func(context.Context, policy.BoxID) error) *Visits {
 	return &Visits{boxes, r, wake}
 }
 

@@ -53,16 +53,16 @@ firewall/nft: policy internal/fault firewall/namespace firewall/network
 firewall/report: policy audit firewall/flow firewall/namespace firewall/network firewall/nft
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
-dns: policy audit internal/fault internal/lru internal/memory internal/pace
+dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit
 dns/outbound:
-proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
-proxy/contain: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
+proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
+proxy/recovery: policy
+proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
 proxy/header: policy rule internal/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
-proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage relay
+proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
@@ -70,10 +70,10 @@ proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route ru
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy
-proxy/ssh: policy rule/ssh internal/memory proxy/contain
-proxy/traverse: policy internal/socket
-proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket relay
-proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
+proxy/ssh: policy rule/ssh internal/memory proxy/recovery
+proxy/proxydial: policy internal/socket
+proxy/tunnel: policy internal/buffers proxy/recovery internal/h1 internal/socket relay
+proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/scrub
 relay: internal/buffers internal/h1 internal/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
@@ -86,10 +86,10 @@ launcher/cgroup: launcher/oci
 launcher/container: launcher/namespace
 launcher/disk:
 launcher/files:
-launcher/furnish: launcher/files launcher/namespace launcher/launchertest
+launcher/rootfs: launcher/files launcher/namespace launcher/launchertest
 launcher/image: launcher/disk launcher/files launcher/launchertest
 launcher/launchertest:
-launcher/motion: policy
+launcher/freezer: policy
 launcher/namespace: launcher/files
 launcher/oci:
 launcher/overlay:
@@ -166,7 +166,7 @@ internal/handshake:
 internal/required:
 internal/lru:
 internal/memory:
-internal/pace:
+internal/ratelimit:
 internal/socket:
 bench: api internal/testnet
 bench/profiled: cmd/gateway
@@ -174,42 +174,42 @@ dist:
 internal/buildinfo:
 config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
 preflight: config launcher/oci
-host/apart: firewall/namespace
-host/nslock: host/apart
-host/follow: policy api host/foreign
-host/foreign: policy api
-host/vigil: policy host/foreign
-host/awake:
-host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/follow host/foreign host/keys host/meter host/reach host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store
+host/netns: firewall/namespace
+host/nslock: host/netns
+host/sandboxwatch: policy api host/sandboxns
+host/sandboxns: policy api
+host/procwatch: policy host/sandboxns
+host/idle:
+host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store
 host/change: policy api internal/fault store
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
-host/errand: policy
+host/webhook: policy
 host/handover: policy
 host/handover/handovertest: policy host/handover
-host/keyless: internal/socket quota
+host/authlimit: internal/socket quota
 host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store
 host/lease: internal/fault store
-host/listen: config dns firewall host/apart host/handover host/nslock host/systemd proxy selftest
+host/listen: config dns firewall host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
-host/reach: policy launcher/namespace
+host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store
-host/rules: policy rule/header api api/change audit config firewall host/apart host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
-host/schedule: policy api api/history api/problem api/schedules host/change host/errand host/keys host/state internal/fault internal/required proxy quota store
-host/share: config host/keyless internal/memory preflight proxy quota
+host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
+host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
+host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
-host/state: policy api host/awake host/foreign launcher store
+host/state: policy api host/idle host/sandboxns launcher store
 host/systemd:
-host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/reach host/state ingress internal/required quota store
+host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store
-host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/reach host/state host/vigil ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
+host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

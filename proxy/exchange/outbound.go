@@ -10,8 +10,8 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/scrub"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
@@ -40,7 +40,7 @@ func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *prob
 	return placeholder.NewCodedWatch(codings, func(decode func()) {
 		go func() {
 			defer free()
-			defer contain.Panic(s.Core.Log, s.Box.ID, func() {})
+			defer recovery.Panic(s.Core.Log, s.Box.ID, func() {})
 			decode()
 		}()
 	}), nil

@@ -4,10 +4,10 @@ import (
 	"time"
 
 	"boxgate/internal/h1"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/relay"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
@@ -64,7 +64,7 @@ func (b *body) More(out *relay.Output) (framed []byte, content int, last bool, e
 func (b *body) Interrupt() { _ = b.h.Conn.SetReadDeadline(time.Unix(1, 0)) }
 
 // Panicked implements [relay.Source].
-func (b *body) Panicked(v any) { contain.Log(b.h.s.Core.Log, "panic in an exchange", b.h.s.Box.ID, v) }
+func (b *body) Panicked(v any) { recovery.Log(b.h.s.Core.Log, "panic in an exchange", b.h.s.Box.ID, v) }
 
 // Look implements [relay.Inspector].
 func (b *body) Look(content []byte) error { return b.watch.Look(content) }

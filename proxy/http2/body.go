@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
+	"boxgate/proxy/recovery"
 )
 
 // replayMax is the number of bytes of a request's body that are kept for a retry until the response begins.
@@ -165,9 +165,9 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	s.read, s.st.shared = result, true
 	buf := make([]byte, min(size, 16<<10))
 	go func() { // ends at the latest when the handler returns and the stream ends
-		r := uploadRead{err: contain.ErrFault}
+		r := uploadRead{err: recovery.ErrFault}
 		defer func() { result <- r }()
-		defer contain.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})
+		defer recovery.Panic(s.st.s.Core.Log, s.st.s.Box.ID, func() {})
 		n, err := s.readClient(buf)
 		r = uploadRead{buf[:n], err}
 	}()

@@ -15,10 +15,10 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/relay"
 )
 
@@ -220,7 +220,7 @@ func (d *downgrade) Interrupt() {
 
 // Panicked implements [relay.StreamInput].
 func (d *downgrade) Panicked(v any) {
-	contain.Log(d.st.s.Core.Log, "panic in an exchange", d.st.s.Box.ID, v)
+	recovery.Log(d.st.s.Core.Log, "panic in an exchange", d.st.s.Box.ID, v)
 }
 
 // Read implements [relay.StreamInput]. All that it returns has been searched for placeholders, at the end also the trailers.

@@ -19,11 +19,11 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/rule/placeholder"
 )
 
@@ -59,7 +59,7 @@ func Serve(ctx context.Context, s *exchange.Session, holds *memory.Claim) error 
 	}
 	downstream.Serve(ctx, s.Client, downstream.Config{
 		Start: c.start, Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle, Sleeper: &sleeper{s, holds},
-		Panicked: func(v any) { contain.Log(s.Core.Log, "panic in an HTTP/2 connection", s.Box.ID, v) },
+		Panicked: func(v any) { recovery.Log(s.Core.Log, "panic in an HTTP/2 connection", s.Box.ID, v) },
 	})
 	return nil
 }
@@ -351,7 +351,7 @@ func (st *stream) conclude(v any) {
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, errAbort) {
 		st.shared = true // an upload may continue for a moment
-		contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
+		recovery.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v)
 	}
 	st.client.Reset(st.reset)
 }

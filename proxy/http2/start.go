@@ -8,9 +8,9 @@ import (
 
 	"boxgate/internal/h2/downstream"
 	"boxgate/internal/h2/upstream"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/recovery"
 	"boxgate/rule/placeholder"
 )
 
@@ -166,7 +166,7 @@ func (st *stream) Failed(*upstream.Stream) { st.client.Resume() }
 // Arrived passes on the part of a response that has arrived, as far as that takes no waiting.
 func (st *stream) Arrived(from *upstream.Stream) {
 	client := st.client
-	defer contain.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
+	defer recovery.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
 	defer st.contain(client)
 	for {
 		whole, watch := st.passOn(from)

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"boxgate/internal/h2/upstream"
-	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/recovery"
 )
 
 // upload sends the body of a request on a stream to the upstream, in a goroutine.
@@ -32,13 +32,13 @@ func (st *stream) upload(to *upstream.Stream, body *uploadBody) *upload {
 
 func (u *upload) run() {
 	defer close(u.done)
-	err := contain.ErrFault
+	err := recovery.ErrFault
 	defer func() {
 		if err != nil { // the upstream must not mistake the partial body for a complete one
 			u.to.Fail(err)
 		}
 	}()
-	defer contain.Panic(u.st.s.Core.Log, u.st.s.Box.ID, func() {})
+	defer recovery.Panic(u.st.s.Core.Log, u.st.s.Box.ID, func() {})
 	if !u.wanted() {
 		err = nil
 		return

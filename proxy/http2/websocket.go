@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/proxy/contain"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/tunnel"
 	"boxgate/relay"
 )
@@ -62,7 +62,7 @@ func (d *downgrade) tunnel() error {
 	t := relay.StreamTunnel{
 		Client: st.client, To: st.ruling.Masking(relay.Through{Writer: &st.w, Flush: st.w.Flush}), End: st.w.end, Read: &st.uploaded, Abort: up.Abort,
 		Server:   relay.End{Conn: up.NetConn, To: toServer, In: &up.In, Read: &in},
-		Panicked: func(v any) { contain.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v) },
+		Panicked: func(v any) { recovery.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v) },
 	}
 	err := st.noted(t.Run())
 	st.x.Event.BytesIn = in.Load()

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/traverse"
+	"boxgate/proxy/proxydial"
 	"boxgate/rule"
 )
 
@@ -86,7 +86,7 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	}
 	conn, err := p.reach(ctx, box, d.Upstream)
 	if err == nil {
-		err = traverse.Connect(ctx, conn, d.Upstream.Scheme, to, as)
+		err = proxydial.Connect(ctx, conn, d.Upstream.Scheme, to, as)
 		if err == nil && revoked() {
 			err = errRevoked
 		}
@@ -103,7 +103,7 @@ var errRevoked = errors.New("the password was revoked")
 
 // credentials returns the gateway's credentials, which may be nil, and a function that reports whether they have been
 // revoked since.
-func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *traverse.Credentials, revoked func() bool, err error) {
+func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *proxydial.Credentials, revoked func() bool, err error) {
 	never := func() bool { return false }
 	if l == nil {
 		return nil, never, nil
@@ -111,12 +111,12 @@ func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *trave
 	password := l.Password()
 	switch {
 	case password.Source == "":
-		return &traverse.Credentials{User: l.Username(), Password: password.Literal}, never, nil
+		return &proxydial.Credentials{User: l.Username(), Password: password.Literal}, never, nil
 	case p.cfg.Credential == nil:
 		return nil, never, errors.New("the gateway has no secrets")
 	}
 	value, revoked, err := p.cfg.Credential(ctx, password.Source)
-	return &traverse.Credentials{User: l.Username(), Password: value}, revoked, err
+	return &proxydial.Credentials{User: l.Username(), Password: value}, revoked, err
 }
 
 // reach connects to a proxy as the policy for it allows, through another proxy if that is the only way. The certificate of

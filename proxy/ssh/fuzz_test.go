@@ -22,7 +22,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
+	"boxgate/proxy/recovery"
 	sshrule "boxgate/rule/ssh"
 )
 
@@ -317,7 +317,7 @@ func TestPanicInAHandshake(t *testing.T) {
 	inside, client := pair(t)
 	defer client.Close()
 	defer inside.Close()
-	if err := Serve(t.Context(), broken{inside}, e.login); !errors.Is(err, contain.ErrFault) {
+	if err := Serve(t.Context(), broken{inside}, e.login); !errors.Is(err, recovery.ErrFault) {
 		t.Errorf("a box: %v", err)
 	}
 	login := e.login
@@ -329,7 +329,7 @@ func TestPanicInAHandshake(t *testing.T) {
 	var box sync.WaitGroup
 	box.Go(func() { command(client) })
 	var failed *Failure
-	if err := Serve(t.Context(), inside, login); !errors.As(err, &failed) || !errors.Is(failed.Err, contain.ErrFault) || failed.Reason != name.ReasonUpstreamLogin {
+	if err := Serve(t.Context(), inside, login); !errors.As(err, &failed) || !errors.Is(failed.Err, recovery.ErrFault) || failed.Reason != name.ReasonUpstreamLogin {
 		t.Errorf("a server: %v", err)
 	}
 	_ = inside.Close()

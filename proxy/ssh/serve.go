@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/contain"
+	"boxgate/proxy/recovery"
 	sshrule "boxgate/rule/ssh"
 )
 
@@ -136,8 +136,8 @@ func (c *conn) handshakeBox() (shown *gossh.ServerConn, channels <-chan gossh.Ne
 // agreed algorithms while a second key exchange, which the peer may start immediately, can reset them to nil.
 func (c *conn) recoverError(err *error) {
 	if v := recover(); v != nil {
-		contain.Log(c.Log, "panic in a handshake of SSH", c.Box, v)
-		*err = contain.ErrFault
+		recovery.Log(c.Log, "panic in a handshake of SSH", c.Box, v)
+		*err = recovery.ErrFault
 	}
 }
 
@@ -177,7 +177,7 @@ func (c *conn) close() {
 // contained wraps f so that a panic in it closes this connection only.
 func (c *conn) contained(f func()) func() {
 	return func() {
-		defer contain.Panic(c.Log, c.Box, c.close)
+		defer recovery.Panic(c.Log, c.Box, c.close)
 		f()
 	}
 }

@@ -10,7 +10,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/internal/memory"
-	"boxgate/proxy/contain"
+	"boxgate/proxy/recovery"
 )
 
 const (
@@ -209,7 +209,7 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 	answered := make(chan struct{})
 	var channel gossh.Channel
 	var serverRequests <-chan *gossh.Request
-	err := contain.ErrFault
+	err := recovery.ErrFault
 	go c.contained(func() {
 		defer close(answered)
 		channel, serverRequests, err = c.server.OpenChannel("session", nil)

@@ -7,7 +7,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/contain"
+	"boxgate/proxy/recovery"
 	"boxgate/relay"
 )
 
@@ -19,7 +19,7 @@ func (p *Pool) Relay(client, server relay.End, box policy.BoxID) error {
 		Half: func() func() bool {
 			return time.AfterFunc(relay.Rest, func() { socket.Abort(client.Conn, server.Conn) }).Stop
 		},
-		Panicked: func(v any) { contain.Log(p.log, "panic in an exchange", box, v) },
+		Panicked: func(v any) { recovery.Log(p.log, "panic in an exchange", box, v) },
 	}
 	idle := p.WatchIdle(t.Abort, client.Read, server.Read)
 	defer idle.Stop()

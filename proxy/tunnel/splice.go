@@ -11,7 +11,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/contain"
+	"boxgate/proxy/recovery"
 )
 
 // Counters are updated while a tunnel is open.
@@ -248,9 +248,9 @@ func (t *Tunnel) release() {
 // unlockAndReport recovers from a panic, unlocks the tunnel and calls report. It must be deferred before the tunnel is locked.
 func (t *Tunnel) unlockAndReport() {
 	if v := recover(); v != nil {
-		contain.Log(t.pool.log, "panic in a tunnel", t.Box, v)
+		recovery.Log(t.pool.log, "panic in a tunnel", t.Box, v)
 		if !t.closed {
-			t.closeBoth(contain.ErrFault, true)
+			t.closeBoth(recovery.ErrFault, true)
 		}
 	}
 	report := t.report
@@ -265,7 +265,7 @@ func (t *Tunnel) unlockAndReport() {
 func (t *Tunnel) runReport(report func()) {
 	defer func() {
 		if v := recover(); v != nil {
-			contain.Log(t.pool.log, "panic at the end of a tunnel", t.Box, v)
+			recovery.Log(t.pool.log, "panic at the end of a tunnel", t.Box, v)
 		}
 	}()
 	report()

@@ -10,7 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
-	"boxgate/internal/pace"
+	"boxgate/internal/ratelimit"
 	"boxgate/policy"
 	"boxgate/proxy/scrub"
 )
@@ -33,17 +33,17 @@ type Table struct {
 
 // Box is the current usage of one box. Safe for concurrent use.
 type Box struct {
-	Arrivals      *pace.Limiter   // connections
-	Requests      *pace.Limiter   // HTTP requests
-	Logins        *rate.Limiter   // logins to servers on its behalf
-	Memory        *memory.Account // memory that the gateway uses for it
-	Interceptions Count           // connections whose TLS is terminated
-	Recodings     Count           // compressed responses that are scrubbed
-	Streams       Count           // requests over HTTP/2: each buffers a window of its response
-	Pipes         atomic.Int64    // pipes with bytes of its tunnels
-	Refusals      Coalescer       // of connections
-	Excess        Coalescer       // of requests beyond a limit
-	Told          scrub.History   // secrets that its requests sent to each host
+	Arrivals      *ratelimit.Limiter // connections
+	Requests      *ratelimit.Limiter // HTTP requests
+	Logins        *rate.Limiter      // logins to servers on its behalf
+	Memory        *memory.Account    // memory that the gateway uses for it
+	Interceptions Count              // connections whose TLS is terminated
+	Recodings     Count              // compressed responses that are scrubbed
+	Streams       Count              // requests over HTTP/2: each buffers a window of its response
+	Pipes         atomic.Int64       // pipes with bytes of its tunnels
+	Refusals      Coalescer          // of connections
+	Excess        Coalescer          // of requests beyond a limit
+	Told          scrub.History      // secrets that its requests sent to each host
 
 	limits *policy.LiveLimits // its own limits
 }
@@ -57,8 +57,8 @@ func New(cfg Config) *Table {
 
 func (t *Table) newBox(box *policy.Box) *Box {
 	own := &box.Limits
-	perSecond := func(n int, limit policy.Limit) *pace.Limiter {
-		return pace.New(float64(n), 2*n, func() int64 { return own.Of(limit, 0) })
+	perSecond := func(n int, limit policy.Limit) *ratelimit.Limiter {
+		return ratelimit.New(float64(n), 2*n, func() int64 { return own.Of(limit, 0) })
 	}
 	return &Box{
 		limits:   own,

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/host/foreign"
+	"boxgate/host/sandboxns"
 	"boxgate/launcher"
 )
 
@@ -35,7 +35,7 @@ func openRoot(c container, again func() (container, error)) (root *os.File, owne
 	if now.ID != c.ID || now.State.Pid != c.State.Pid || c.State.Pid <= 0 {
 		return nil, 0, errRestarted
 	}
-	if err := foreign.IsFirst(func(file string) ([]byte, error) { return readIn(process, file) }, c.ID, c.State.StartedAt); err != nil {
+	if err := sandboxns.IsFirst(func(file string) ([]byte, error) { return readIn(process, file) }, c.ID, c.State.StartedAt); err != nil {
 		return nil, 0, err
 	}
 	if owner, err = rootOf(process); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/host/foreign"
+	"boxgate/host/sandboxns"
 	"boxgate/internal/nightly"
 )
 
@@ -106,7 +106,7 @@ func TestContainerThatIsNotTheSame(t *testing.T) {
 	}
 	late := c // Docker has not noticed that the process ended and its PID was reused
 	late.State.StartedAt = time.Now().Add(-time.Hour).Format(time.RFC3339Nano)
-	if root, _, err := openRoot(late, same(late)); !errors.Is(err, foreign.ErrNotFirst) {
+	if root, _, err := openRoot(late, same(late)); !errors.Is(err, sandboxns.ErrNotFirst) {
 		root.Close()
 		t.Errorf("a process that is younger than the container: %v", err)
 	}

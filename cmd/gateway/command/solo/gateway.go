@@ -14,8 +14,8 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/host"
-	"boxgate/host/apart"
 	"boxgate/host/listen"
+	"boxgate/host/netns"
 	"boxgate/policy"
 )
 
@@ -26,7 +26,7 @@ type gateway struct {
 	*host.Host
 	addrs     config.Addresses
 	listeners *listen.Sockets
-	net       *apart.Net
+	net       *netns.Net
 	served    chan error // the error of the gateway once it ends
 	cancel    context.CancelFunc
 }
@@ -60,7 +60,7 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 	if g.addrs, err = config.AddressesOf(cfg.Network); err != nil {
 		return g, err
 	}
-	if g.net, err = apart.New(); err != nil {
+	if g.net, err = netns.New(); err != nil {
 		return g, err
 	}
 	if g.listeners, err = listen.Open(ctx, cfg, g.addrs, g.net, nil); err != nil {

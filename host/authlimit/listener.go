@@ -1,0 +1,128 @@
+// Package authlimit limits connections of clients without an API key, so that they cannot occupy all connections of a
+// listener.
+package authlimit
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"boxgate/internal/socket"
+)
+
+// Listener limits the connections that have not presented an API key. A connection above the limit evicts the oldest
+// connection of the peer that has the most, so a peer that opens many closes its own, and clients with a key get in. A
+// connection that has presented a key is counted by [Keyed] instead.
+type Listener struct {
+	net.Listener
+	// Keyed counts the connections that presented a key; nil: they are not counted. Set it before the first Accept.
+	Keyed *Keyed
+
+	most int
+
+	open atomic.Int64 // open connections, with and without a key
+
+	mu     sync.Mutex
+	byPeer map[string][]*conn // by peer, oldest first
+	n      int
+}
+
+// New returns a Listener that allows up to most connections without a key.
+func New(ln net.Listener, most int) *Listener {
+	return &Listener{Listener: ln, most: most, byPeer: map[string][]*conn{}}
+}
+
+// conn is one connection, counted until it is closed or has presented a key. It has no NetConn method, so that its server
+// cannot close the socket without calling Close.
+type conn struct {
+	net.Conn
+	listener *Listener
+	peer     string
+	closed   atomic.Bool
+	keyed    keyed
+}
+
+// Drain implements [socket.Drainer] if the listener below does.
+func (l *Listener) Drain() { socket.Drain(l.Listener) }
+
+// Accept implements [net.Listener].
+func (l *Listener) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: accepted, listener: l, peer: peerOf(accepted)}
+	l.open.Add(1)
+	if evicted := l.add(c); evicted != nil {
+		_ = evicted.Conn.Close() // its server notices, and calls Close
+	}
+	return c, nil
+}
+
+// add counts a connection, and returns the evicted one, if any.
+func (l *Listener) add(c *conn) (evicted *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.byPeer[c.peer] = append(l.byPeer[c.peer], c)
+	if l.n++; l.n <= l.most {
+		return nil
+	}
+	for _, conns := range l.byPeer {
+		if evicted == nil || len(conns) > len(l.byPeer[evicted.peer]) {
+			evicted = conns[0]
+		}
+	}
+	l.removeLocked(evicted)
+	return evicted
+}
+
+func (l *Listener) remove(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.removeLocked(c)
+}
+
+func (l *Listener) removeLocked(c *conn) {
+	conns := l.byPeer[c.peer]
+	i := slices.Index(conns, c)
+	if i < 0 {
+		return
+	}
+	l.n--
+	if l.byPeer[c.peer] = slices.Delete(conns, i, i+1); len(l.byPeer[c.peer]) == 0 {
+		delete(l.byPeer, c.peer)
+	}
+}
+
+// Held returns the number of open connections, with and without a key.
+func (l *Listener) Held() int { return int(l.open.Load()) }
+
+// Close implements [net.Conn].
+func (c *conn) Close() error {
+	if c.closed.CompareAndSwap(false, true) {
+		c.listener.open.Add(-1)
+	}
+	c.listener.remove(c)
+	c.uncountKey()
+	return c.Conn.Close()
+}
+
+// SyscallConn gives access to the socket, for [syscall.Conn].
+func (c *conn) SyscallConn() (syscall.RawConn, error) {
+	below, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return below.SyscallConn()
+}
+
+type connKey struct{}
+
+// ConnContext makes a request's connection available to [Keyed.Shown]; it is an [http.Server.ConnContext] callback.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}

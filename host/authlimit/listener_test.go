@@ -1,0 +1,89 @@
+package authlimit
+
+import (
+	"net"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/internal/socket"
+)
+
+// TestStrangersShareByPeer: a peer that opens many connections closes its own. Connections of other peers, and
+// connections that have presented a key, stay.
+func TestStrangersShareByPeer(t *testing.T) {
+	t.Parallel()
+	s := New(nil, 8)
+	left := map[*conn]bool{}
+	come := func(peer string) *conn {
+		c, other := net.Pipe()
+		t.Cleanup(func() { c.Close(); other.Close() })
+		v := &conn{Conn: c, listener: s, peer: peer}
+		if out := s.add(v); out != nil {
+			left[out] = true
+		}
+		return v
+	}
+	quiet := come("quiet")
+	keyed := come("loud")
+	s.remove(keyed)
+	first := come("loud")
+	for range 100 {
+		come("loud")
+	}
+	if left[quiet] || left[keyed] || !left[first] || s.n != 8 || len(s.byPeer["loud"]) != 7 {
+		t.Errorf("quiet left: %v, keyed left: %v, the first of many left: %v; %d are counted", left[quiet], left[keyed], left[first], s.n)
+	}
+	for range 4 {
+		come("third")
+	}
+	if len(s.byPeer["third"])+len(s.byPeer["loud"]) != 7 || len(s.byPeer["third"]) < 3 || len(s.byPeer["loud"]) < 3 || left[quiet] {
+		t.Errorf("then: %d and %d", len(s.byPeer["third"]), len(s.byPeer["loud"]))
+	}
+	for _, v := range append(append([]*conn{quiet}, s.byPeer["loud"]...), s.byPeer["third"]...) {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if s.n != 0 || len(s.byPeer) != 0 {
+		t.Errorf("%d are counted after all have gone", s.n)
+	}
+}
+
+// TestSocketOfAConnectionCanBeAsked: servers can ask the kernel whether a client is still connected, but cannot close the
+// socket behind the listener's back.
+func TestSocketOfAConnectionCanBeAsked(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	l := New(ln, 8)
+	client, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		t.Fatal("the connection has no SyscallConn")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info *unix.TCPInfo
+	if ctlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); ctlErr != nil || err != nil || info.State != unix.BPF_TCP_ESTABLISHED {
+		t.Errorf("%v, %v, %+v", ctlErr, err, info)
+	}
+	socket.Reset(c)
+	if n := l.Held(); n != 0 {
+		t.Errorf("%d connections are held after a reset", n)
+	}
+}

@@ -1,2 +1,0 @@
-// Package awake tracks the users of each box, so that a box in use is never paused.
-package awake
