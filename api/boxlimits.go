@@ -12,14 +12,14 @@ type BoxLimits struct {
 // LimitChange is a change of limits. A value of 0 unsets the limit.
 type LimitChange map[policy.Limit]int64
 
-// Of returns the effective limits of the box, given the configured limits.
-func (b BoxLimits) Of(host policy.Limits) policy.Limits {
+// Effective returns the effective limits of the box, given the configured limits.
+func (b BoxLimits) Effective(host policy.Limits) policy.Limits {
 	return b.Own.Within(b.Operator.Over(host))
 }
 
-// Changed returns the limits after a change by a caller. An admin key may set any value. Any other key may only go below
+// WithChange returns the limits after a change by a caller. An admin key may set any value. Any other key may only go below
 // the operator's limits; more is an ErrForbidden.
-func (b BoxLimits) Changed(caller Caller, host policy.Limits, change LimitChange) (BoxLimits, error) {
+func (b BoxLimits) WithChange(caller Caller, host policy.Limits, change LimitChange) (BoxLimits, error) {
 	given := b.Operator.Over(host)
 	for limit, n := range change {
 		if caller.Role == RoleAdmin {

@@ -39,7 +39,7 @@ type Caller struct {
 // Holder returns the account that quotas are charged to. All admin keys, including [OperatorKey], share that of the
 // operator.
 func (c Caller) Holder() quota.Holder {
-	return quota.Holder{What: quota.APIKey, ID: c.Key, Name: c.Name, Operator: c.Role == RoleAdmin}
+	return quota.Holder{Type: quota.APIKey, ID: c.Key, Name: c.Name, Operator: c.Role == RoleAdmin}
 }
 
 // Sees reports whether the key may see a box.

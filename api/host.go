@@ -42,31 +42,31 @@ func (Status) Enum() []string {
 
 // Box is a box in the API.
 type Box struct {
-	ID           policy.BoxID
-	Name         string // may be empty
-	Labels       []string
-	Size         string // small, medium or large
-	Runtime      string
-	KeepAlive    bool
-	InitCommand  string
-	Ephemeral    bool
-	ExpiresAt    time.Time // zero: never
-	Status       Status
-	Error        string // why Status is error or gone; shown to the caller
-	Progress     string // progress on its image, while Status is creating
-	V4, V6       netip.Addr
-	Source       policy.Source // source of its outgoing traffic; zero: the host chooses
-	Limits       BoxLimits
-	OwnLimits    policy.Limits // the effective limits, where they differ from the configuration
-	Policy       PolicyState
-	Hosted       Hosted
-	Usage        Usage
-	Attached     *Attached // nil: a box that the gateway launched
-	CreatedBy    string    // ID of the API key that created it; "" for the operator's and for attached boxes
-	CreatedAt    time.Time
-	UpdatedAt    time.Time
-	LastActivity time.Time
-	Warnings     []document.Problem // such as header rules that can never match; only set by CreateBox
+	ID              policy.BoxID
+	Name            string // may be empty
+	Labels          []string
+	Size            string // small, medium or large
+	Runtime         string
+	KeepAlive       bool
+	InitCommand     string
+	Ephemeral       bool
+	ExpiresAt       time.Time // zero: never
+	Status          Status
+	Error           string // why Status is error or gone; shown to the caller
+	Progress        string // progress on its image, while Status is creating
+	V4, V6          netip.Addr
+	Source          policy.Source // source of its outgoing traffic; zero: the host chooses
+	Limits          BoxLimits
+	EffectiveLimits policy.Limits // the effective limits, where they differ from the configuration
+	Policy          PolicyState
+	Hosted          Hosted
+	Usage           Usage
+	Attached        *Attached // nil: a box that the gateway launched
+	CreatedBy       string    // ID of the API key that created it; "" for the operator's and for attached boxes
+	CreatedAt       time.Time
+	UpdatedAt       time.Time
+	LastActivity    time.Time
+	Warnings        []document.Problem // such as header rules that can never match; only set by CreateBox
 }
 
 // Usage is the usage of a box since it was created.

@@ -18,12 +18,12 @@ import (
 type Options struct {
 	Lines   *lines.Writer // receives one line per decision, with the message "decision"; may be nil
 	History *lines.Writer // receives the same lines, always as JSON; may be nil
-	// Unkept is called when History had no space for a line about a box. It must not block or record. It may be nil.
-	Unkept   func(policy.BoxID, time.Time)
-	Exports  []Export // receive the lines as well
-	Console  bool     // lines for humans rather than JSON
-	PerBox   int      // events kept per box; 0: 256
-	MaxBoxes int      // boxes whose events are kept; 0: 4096. Beyond that, the box idle longest is forgotten
+	// OnHistoryDrop is called when History had no space for a line about a box. It must not block or record. It may be nil.
+	OnHistoryDrop func(policy.BoxID, time.Time)
+	Exports       []Export // receive the lines as well
+	Console       bool     // lines for humans rather than JSON
+	PerBox        int      // events kept per box; 0: 256
+	MaxBoxes      int      // boxes whose events are kept; 0: 4096. Beyond that, the box idle longest is forgotten
 	// Name returns the name of a box, which may be "", and whether the box is known. The name of a known box never
 	// changes. Name must not record. nil: boxes have no names.
 	Name   func(policy.BoxID) (name string, known bool)
@@ -146,7 +146,7 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	o, room := &l.opts, bufferQuarters(weightOf(e))
 	if o.Lines != nil && (o.Console || o.History == nil && len(o.Exports) == 0) {
 		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, o.Console) }
-		o.Lines.Append(encode, lines.Claim{Quarters: room, By: &r.logShare})
+		o.Lines.Append(encode, lines.Reservation{Quarters: room, By: &r.logShare})
 	}
 	if o.History == nil && len(o.Exports) == 0 {
 		return
@@ -154,12 +154,12 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	l.line = l.encoder.append(l.line[:0], e, verbatim, false)
 	again := func(b []byte) []byte { return append(b, l.line...) }
 	if o.Lines != nil && !o.Console {
-		o.Lines.Append(again, lines.Claim{Quarters: room, By: &r.logShare})
+		o.Lines.Append(again, lines.Reservation{Quarters: room, By: &r.logShare})
 	}
 	if o.History != nil {
-		kept := o.History.Append(again, lines.Claim{Quarters: room, By: &r.historyShare})
-		if !kept && o.Unkept != nil {
-			o.Unkept(e.Box, e.Time)
+		kept := o.History.Append(again, lines.Reservation{Quarters: room, By: &r.historyShare})
+		if !kept && o.OnHistoryDrop != nil {
+			o.OnHistoryDrop(e.Box, e.Time)
 		}
 	}
 	if r.exportShares == nil && len(o.Exports) > 0 {
@@ -167,7 +167,7 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 	}
 	for i, to := range o.Exports {
 		if !to.Denied || e.Verdict != policy.Allow {
-			to.Lines.Append(again, lines.Claim{Quarters: room, By: &r.exportShares[i]})
+			to.Lines.Append(again, lines.Reservation{Quarters: room, By: &r.exportShares[i]})
 		}
 	}
 }

@@ -34,9 +34,9 @@ var ErrUnknownBox = errors.New("no certificate authority for this box")
 // Minter issues leaves for intercepted names, signed by the authority of the requesting box. The zero value has no
 // boxes. Safe for concurrent use.
 type Minter struct {
-	// Host lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them,
+	// HostDomains lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them,
 	// for names below them, or for localhost. It must not change once the Minter is in use.
-	Host []name.Name
+	HostDomains []name.Name
 
 	now func() time.Time // nil: [fault.Now]
 
@@ -132,7 +132,7 @@ func (m *Minter) permitted(box policy.BoxID, n name.Name) (*boxLeaves, error) {
 	if n.IsZero() {
 		return nil, errors.New("cannot issue a leaf without a name")
 	}
-	if n.IsLoopback() || slices.ContainsFunc(m.Host, n.IsWithin) {
+	if n.IsLoopback() || slices.ContainsFunc(m.HostDomains, n.IsWithin) {
 		return nil, ErrHostName
 	}
 	return m.leavesOf(box)

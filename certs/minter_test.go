@@ -180,7 +180,7 @@ func TestNoLeafForTheHostsOwnNames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Host = append(m.Host, n)
+		m.HostDomains = append(m.HostDomains, n)
 	}
 	ca, err := NewCA("box")
 	if err != nil {

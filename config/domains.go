@@ -16,8 +16,8 @@ type Domain struct {
 	Keys   []string `yaml:"keys"`   // IDs or names of API keys; empty: only admin keys
 }
 
-// Of returns the entry with the longest suffix that covers a name, or nil.
-func (d Domains) Of(n name.Name) *Domain {
+// ForName returns the entry with the longest suffix that covers a name, or nil.
+func (d Domains) ForName(n name.Name) *Domain {
 	var found *Domain
 	for i := range d {
 		suffix, err := name.Parse(d[i].Suffix)

@@ -45,8 +45,8 @@ func defaultExport() Export {
 	return Export{OTLP: OTLP{Events: eventsAll}, Webhook: Webhook{Events: eventsDenied}}
 }
 
-// On reports whether any export is configured.
-func (e Export) On() bool { return e.OTLP.Endpoint != "" || e.Webhook.URL != "" }
+// Enabled reports whether any export is configured.
+func (e Export) Enabled() bool { return e.OTLP.Endpoint != "" || e.Webhook.URL != "" }
 
 // Denied reports whether only denials are sent.
 func (o OTLP) Denied() bool { return o.Events == eventsDenied }

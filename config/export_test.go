@@ -12,10 +12,10 @@ log: {export: {otlp: {endpoint: 'https://10.0.0.1:4318', headers: {authorization
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := cfg.Log.Export; !e.On() || !e.OTLP.Denied() || !e.Webhook.Denied() || e.OTLP.Headers["authorization"] != "collector" {
+	if e := cfg.Log.Export; !e.Enabled() || !e.OTLP.Denied() || !e.Webhook.Denied() || e.OTLP.Headers["authorization"] != "collector" {
 		t.Errorf("%+v", e)
 	}
-	if e := Default().Log.Export; e.On() || e.OTLP.Denied() || !e.Webhook.Denied() {
+	if e := Default().Log.Export; e.Enabled() || e.OTLP.Denied() || !e.Webhook.Denied() {
 		t.Errorf("by default: %+v", e)
 	}
 	for endpoint, want := range map[string]string{

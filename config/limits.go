@@ -34,8 +34,8 @@ func DefaultLimits() Limits {
 	}
 }
 
-// MostOfAnything is the largest count that can be configured: a larger one must be a mistake.
-const MostOfAnything = 1_000_000
+// MaxCount is the largest count that can be configured: a larger one must be a mistake.
+const MaxCount = 1_000_000
 
 // counts returns the limits that are numbers.
 func (l *Limits) counts() map[policy.Limit]int {
@@ -57,8 +57,8 @@ var sizesOf = map[policy.Limit]string{
 
 const rates = "64KiB to 12500000000, or 0 for no limit"
 
-// OfBoxes returns the limits that can be changed for single boxes.
-func (l *Limits) OfBoxes() (all policy.Limits) {
+// BoxLimits returns the limits that can be changed for single boxes.
+func (l *Limits) BoxLimits() (all policy.Limits) {
 	for limit, n := range l.counts() {
 		all[limit] = int64(n)
 	}
@@ -74,11 +74,11 @@ func (l *Limits) OfBoxes() (all policy.Limits) {
 func (l *Limits) check(fail func(key, format string, args ...any)) {
 	for limit, n := range l.counts() {
 		if _, err := limit.Value(int64(n)); err != nil {
-			fail("limits."+limit.String(), "%d is out of range; use 1 to %d", n, MostOfAnything)
+			fail("limits."+limit.String(), "%d is out of range; use 1 to %d", n, MaxCount)
 		}
 	}
-	if l.KernelFlows < 1 || l.KernelFlows > MostOfAnything {
-		fail("limits.kernel_flows", "%d is out of range; use 1 to %d", l.KernelFlows, MostOfAnything)
+	if l.KernelFlows < 1 || l.KernelFlows > MaxCount {
+		fail("limits.kernel_flows", "%d is out of range; use 1 to %d", l.KernelFlows, MaxCount)
 	}
 	for limit, size := range l.sizes() {
 		if _, err := limit.Value(int64(size)); err != nil {
@@ -91,7 +91,7 @@ func (l *Limits) check(fail func(key, format string, args ...any)) {
 	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
 		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)
 	}
-	if l.ProcessMemory != 0 && (l.ProcessMemory < LeastMemory || l.ProcessMemory > 1<<44) {
-		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, Size(LeastMemory))
+	if l.ProcessMemory != 0 && (l.ProcessMemory < MinMemory || l.ProcessMemory > 1<<44) {
+		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, Size(MinMemory))
 	}
 }

@@ -59,11 +59,11 @@ func (q Quotas) check(fail func(key, format string, args ...any)) {
 			least = minQuotaMemory
 		}
 		switch n := all[k]; {
-		case n >= least && n <= k.Most():
+		case n >= least && n <= k.Max():
 		case k.InBytes():
-			fail("quotas."+k.String(), "%v is out of range; use %v to %v", Size(n), Size(least), Size(k.Most()))
+			fail("quotas."+k.String(), "%v is out of range; use %v to %v", Size(n), Size(least), Size(k.Max()))
 		default:
-			fail("quotas."+k.String(), "%d is out of range; use %d to %d", n, least, k.Most())
+			fail("quotas."+k.String(), "%d is out of range; use %d to %d", n, least, k.Max())
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// LeastMemory is the minimum memory of a gateway in bytes.
-const LeastMemory = 128 << 20
+// MinMemory is the minimum memory of a gateway in bytes.
+const MinMemory = 128 << 20
 
 // Size is a number of bytes, written with a unit in the configuration: 64MiB.
 type Size int64

@@ -24,11 +24,11 @@ func DefaultURLLimits() URLLimits {
 
 // check finds limits that would refuse all requests or never apply: these limits cannot be turned off.
 func (l *URLLimits) check(fail func(key, format string, args ...any)) {
-	if l.Requests < 1 || l.Requests > MostOfAnything {
-		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MostOfAnything)
+	if l.Requests < 1 || l.Requests > MaxCount {
+		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MaxCount)
 	}
-	if l.FailedCredentials < 1 || l.FailedCredentials > MostOfAnything {
-		fail("ingress.limits.failed_credentials_per_minute", "%d is out of range; use 1 to %d", l.FailedCredentials, MostOfAnything)
+	if l.FailedCredentials < 1 || l.FailedCredentials > MaxCount {
+		fail("ingress.limits.failed_credentials_per_minute", "%d is out of range; use 1 to %d", l.FailedCredentials, MaxCount)
 	}
 	if l.HeaderBytes < 4<<10 || l.HeaderBytes > 64<<10 {
 		fail("ingress.limits.header_bytes", "%v is out of range; use 4KiB to 64KiB", l.HeaderBytes)

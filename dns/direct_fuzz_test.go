@@ -47,7 +47,7 @@ type outcome struct {
 func outcomeOf(b *bench, reply []byte) outcome {
 	use := b.usages.usageOf(b.box)
 	o := outcome{reply: reply, events: b.events.all(), asked: len(b.zone.questions()),
-		usage: [3]int64{use.inFlight.Load(), use.lookups.Load(), use.memory.Held()}}
+		usage: [3]int64{use.inFlight.Load(), use.lookups.Load(), use.memory.InUse()}}
 	b.grants.mu.Lock()
 	defer b.grants.mu.Unlock()
 	if known := b.grants.boxes[b.box.ID]; known != nil {

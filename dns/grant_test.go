@@ -40,9 +40,9 @@ func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
 		b.ask(t, "a.example.com", mdns.TypeA)
 		b.ask(t, "b.example.com", mdns.TypeA)
 		n, other := mustName(t, "a.example.com"), mustName(t, "b.example.com")
-		first, second := b.Hold("box1", n, addr(goodV4)), b.Hold("box1", n, addr("::ffff:"+goodV4))
+		first, second := b.RetainGrant("box1", n, addr(goodV4)), b.RetainGrant("box1", n, addr("::ffff:"+goodV4))
 		for _, none := range []func(){
-			b.Hold("box2", n, addr(goodV4)), b.Hold("box1", n, addr(goodV6)), b.Hold("box1", name.Name{}, addr(goodV4)),
+			b.RetainGrant("box2", n, addr(goodV4)), b.RetainGrant("box1", n, addr(goodV6)), b.RetainGrant("box1", name.Name{}, addr(goodV4)),
 		} {
 			if none != nil {
 				t.Error("what was not granted is held")
@@ -66,7 +66,7 @@ func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
 			t.Error("the grant ended too early")
 		}
 		time.Sleep(time.Nanosecond)
-		if b.Granted("box1", n, addr(goodV4)) || b.Hold("box1", n, addr(goodV4)) != nil {
+		if b.Granted("box1", n, addr(goodV4)) || b.RetainGrant("box1", n, addr(goodV4)) != nil {
 			t.Error("the grant did not end")
 		}
 	})

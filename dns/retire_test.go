@@ -46,7 +46,7 @@ func newPassing(t *testing.T) *passing {
 // ended.
 func (p *passing) serve(ctx context.Context, t *testing.T, s *Server) <-chan error {
 	t.Helper()
-	if err := Resume(p.kept); err != nil {
+	if err := ResumeSocket(p.kept); err != nil {
 		t.Fatal(err)
 	}
 	pc, err := net.FilePacketConn(p.kept)
@@ -225,7 +225,7 @@ func TestRetiringWaitsForNoLookup(t *testing.T) {
 		t.Error(err)
 	}
 	all := make(chan error, 1)
-	go func() { b.Answered(); all <- nil }()
+	go func() { b.WaitAnswered(); all <- nil }()
 	ended(t, "answering", all)
 	ended(t, "the server", done)
 }

@@ -73,8 +73,8 @@ func (s *Server) openConns(ln net.Listener) *atomic.Int64 {
 	return count.(*atomic.Int64)
 }
 
-// Held returns the number of open connections accepted from a listener passed to [Server.ServeTCP].
-func (s *Server) Held(ln net.Listener) int { return int(s.openConns(ln).Load()) }
+// OpenConns returns the number of open connections accepted from a listener passed to [Server.ServeTCP].
+func (s *Server) OpenConns(ln net.Listener) int { return int(s.openConns(ln).Load()) }
 
 // boxOf returns the box that a connection comes from, or nil.
 func (s *Server) boxOf(conn net.Conn) *policy.Box {

@@ -45,14 +45,14 @@ type Server struct {
 
 // Retire stops reading queries and accepting connections, and returns when that has stopped. Queries in flight and on
 // open connections are still answered, which may take as long as a lookup. The sockets stay usable for another process
-// that has them too, which calls [Resume].
+// that has them too, which calls [ResumeSocket].
 func (s *Server) Retire() {
 	s.retire()
 	s.acceptLoops.Wait()
 }
 
-// Answered returns once every UDP query read before [Server.Retire] returned is answered.
-func (s *Server) Answered() { s.readLoops.Wait() }
+// WaitAnswered returns once every UDP query read before [Server.Retire] returned is answered.
+func (s *Server) WaitAnswered() { s.readLoops.Wait() }
 
 // trackAccepting counts a loop that reads queries or accepts connections until the returned function is called. Calling
 // it again is a no-op.
@@ -271,10 +271,10 @@ func (s *Server) Granted(box policy.BoxID, n name.Name, a netip.Addr) bool {
 	return s.grants.contains(box, n, a, time.Now())
 }
 
-// Hold keeps the grant of a connection from the box to an address of n from expiring, until release is called and for a
+// RetainGrant keeps the grant of a connection from the box to an address of n from expiring, until release is called and for a
 // minute after that. It returns nil if the box has no such grant. A grant allows nothing: the policy decides on this
 // connection and on later ones.
-func (s *Server) Hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
+func (s *Server) RetainGrant(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	return s.grants.retain(box, n, a)
 }
 

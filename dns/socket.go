@@ -29,7 +29,7 @@ type socket struct {
 const stopTimeout = 20 * time.Millisecond
 
 // stopReading makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process
-// that receives it, now or from the service manager ([Resume]). The kernel applies a new receive timeout only when a
+// that receives it, now or from the service manager ([ResumeSocket]). The kernel applies a new receive timeout only when a
 // read begins, so stopReading restarts a blocked read by a signal to its thread. It is SIGURG, which the runtime uses
 // to preempt goroutines and tolerates from other senders. stopReading returns once the socket has no reader; until then
 // it repeats the signals, because the kernel may omit a thread from the directory while others exit.
@@ -58,8 +58,8 @@ func (s *socket) interruptReads() bool {
 	return true
 }
 
-// Resume resets a socket that another process has served and left.
-func Resume(pc syscall.Conn) error {
+// ResumeSocket resets a socket that another process has served and left.
+func ResumeSocket(pc syscall.Conn) error {
 	return control(pc, func(fd int) error {
 		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})
 	})

@@ -45,7 +45,7 @@ func python(t *testing.T, uid int, dir, script string) (out string, refused []st
 		if p, err = Start(nil); err != nil {
 			return
 		}
-		p.Refused = func(path string) { refused = append(refused, path) }
+		p.OnRefused = func(path string) { refused = append(refused, path) }
 		err = p.Run(inside.Spec{Args: []string{"/usr/bin/python3", path}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir, UID: uid, GID: uid, Groups: []int{uid}})
 		var status int
 		if err == nil {

@@ -25,9 +25,9 @@ import (
 // Process is a command in its namespaces, from before its start to its end. Its methods are not safe for concurrent use,
 // except Signal.
 type Process struct {
-	// Refused, if not nil, is called by Wait with the path of each Unix socket of the host that the command was refused a
+	// OnRefused, if not nil, is called by Wait with the path of each Unix socket of the host that the command was refused a
 	// connection to, once per path.
-	Refused func(path string)
+	OnRefused func(path string)
 
 	cmd     *exec.Cmd
 	orders  *os.File
@@ -119,8 +119,8 @@ func (p *Process) Wait() (int, error) {
 		case inside.Stopped:
 			p.pause()
 		case inside.Refused:
-			if p.Refused != nil {
-				p.Refused(rep.Text)
+			if p.OnRefused != nil {
+				p.OnRefused(rep.Text)
 			}
 		}
 	}

@@ -21,8 +21,8 @@ type User struct {
 	Home     string
 }
 
-// Caller returns the user who called sudo, or otherwise the user of this process.
-func Caller() (User, error) {
+// CallingUser returns the user who called sudo, or otherwise the user of this process.
+func CallingUser() (User, error) {
 	uid, gid := os.Getuid(), os.Getgid()
 	if name := os.Getenv("SUDO_UID"); name != "" && uid == 0 {
 		var err error

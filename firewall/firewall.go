@@ -55,7 +55,7 @@ type box struct {
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for the
 // transparent proxy, and the static part of the table. Boxes of an earlier run stay as they are until they are added again,
-// or removed by [Firewall.Prune]. If a pool overlaps a network of the host, Open fails without any change, see [Overlaps].
+// or removed by [Firewall.Prune]. If a pool overlaps a network of the host, Open fails without any change, see [OverlappingPools].
 // The context only bounds Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {

@@ -63,9 +63,9 @@ func harmless(l netlink.Link) bool {
 // including the iptables based on it, and iptables-legacy.
 func CheckOtherRules() error { return foreign.Check() }
 
-// Overlaps returns the pools that overlap a network or an address of the host of the calling thread: packets for that
+// OverlappingPools returns the pools that overlap a network or an address of the host of the calling thread: packets for that
 // network would go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count. The
 // error of a pool names the network and its interface; err means that the host's networks could not be read.
-func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
-	return route.Overlaps(pools...)
+func OverlappingPools(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
+	return route.OverlappingPools(pools...)
 }

@@ -11,11 +11,11 @@ import (
 	"boxgate/firewall/namespace"
 )
 
-// ErrAddressesChange is returned by [HostAddresses] together with an incomplete list.
-var ErrAddressesChange = errors.New("the addresses change faster than they can be listed")
+// ErrAddressesChanging is returned by [HostAddresses] together with an incomplete list.
+var ErrAddressesChanging = errors.New("the addresses change faster than they can be listed")
 
 // HostAddresses returns every address of the network namespace of the calling thread. If they keep changing, it returns the
-// addresses seen so far and [ErrAddressesChange]: some may be missing, and others gone.
+// addresses seen so far and [ErrAddressesChanging]: some may be missing, and others gone.
 func HostAddresses() ([]netip.Addr, error) {
 	var seen []netip.Addr
 	list, err := namespace.Whole(func() ([]netlink.Addr, error) {
@@ -26,7 +26,7 @@ func HostAddresses() ([]netip.Addr, error) {
 	switch {
 	case errors.Is(err, netlink.ErrDumpInterrupted):
 		slices.SortFunc(seen, netip.Addr.Compare)
-		return slices.Compact(seen), ErrAddressesChange
+		return slices.Compact(seen), ErrAddressesChanging
 	case err != nil:
 		return nil, err
 	}

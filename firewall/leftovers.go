@@ -66,7 +66,7 @@ func RemoveLeftovers(pools ...netip.Prefix) error {
 
 // RemoveLeftoverLinks removes only the interfaces of boxes, which closes all boxes. It fails as [RemoveLeftovers] does.
 func RemoveLeftoverLinks() error {
-	if err := CheckNoneRuns(); err != nil {
+	if err := CheckNotRunning(); err != nil {
 		return err
 	}
 	h, err := netlink.NewHandle()
@@ -107,9 +107,9 @@ func ownTables() ([]string, error) {
 	return nil, nil
 }
 
-// CheckNoneRuns returns [ErrRunning] if a gateway runs in the network namespace of the calling thread. A running gateway
+// CheckNotRunning returns [ErrRunning] if a gateway runs in the network namespace of the calling thread. A running gateway
 // reads the NFLOG group of refused packets, and the kernel lists the reader of each group.
-func CheckNoneRuns() error {
+func CheckNotRunning() error {
 	f, err := os.Open("/proc/thread-self/net/netfilter/nfnetlink_log")
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

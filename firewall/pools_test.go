@@ -44,7 +44,7 @@ func TestPoolsOfTheHostsOwnNetworkAreRefused(t *testing.T) {
 			t.Errorf("pool %s: %v, want overlaps %s", pool, err, want)
 		}
 		w.must(w.in(w.gateway, func() error {
-			found, err := Overlaps(p)
+			found, err := OverlappingPools(p)
 			if found[p] == nil {
 				t.Errorf("no overlap of %s is found", pool)
 			}

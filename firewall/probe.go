@@ -27,7 +27,7 @@ func Probe(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = box.Close() }()
-	return namespace.Do(host, func() error { return probe(fault.Spare(ctx), box) })
+	return namespace.Do(host, func() error { return probe(fault.WithoutFaults(ctx), box) })
 }
 
 type discard struct{}

@@ -201,7 +201,7 @@ func TestRateIsNeverWithoutALimit(t *testing.T) {
 		w.addBox(id, n)
 		w.apply(id, allow("198.51.100.0/24"))
 	}
-	w.must(w.fw.SetRates(t.Context(), "own", Rates{Send: bounds["own"], SendMost: bounds["own"]}))
+	w.must(w.fw.SetRates(t.Context(), "own", Rates{Send: bounds["own"], MaxSend: bounds["own"]}))
 	to := w.bulk(netip.AddrPortFrom(outside4, 0).String())
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -215,7 +215,7 @@ func TestRateIsNeverWithoutALimit(t *testing.T) {
 			for id, most := range bounds {
 				rates := Rates{Send: most - i%2*most/4}
 				if id == "own" {
-					rates.SendMost = most
+					rates.MaxSend = most
 				}
 				if err := w.fw.SetRates(t.Context(), id, rates); err != nil {
 					stopped <- err

@@ -32,11 +32,11 @@ func (f *Firewall) SetRates(ctx context.Context, id policy.BoxID, rates Rates) e
 }
 
 func (f *Firewall) setRates(b *box, rates Rates) error {
-	if b.SendRate != rates.Send || b.SendMost != rates.SendMost {
-		if err := f.table.SetSendRate(&b.Entry, rates.Send, rates.SendMost); err != nil {
+	if b.SendRate != rates.Send || b.MaxSend != rates.MaxSend {
+		if err := f.table.SetSendRate(&b.Entry, rates.Send, rates.MaxSend); err != nil {
 			return err
 		}
-		b.Rates.Send, b.Rates.SendMost = rates.Send, rates.SendMost
+		b.Rates.Send, b.Rates.MaxSend = rates.Send, rates.MaxSend
 	}
 	if b.Rates.Receive != rates.Receive {
 		if err := f.links.SetReceiveRate(b.place.Index, rates.Receive); err != nil {

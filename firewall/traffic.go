@@ -9,24 +9,24 @@ import (
 	"boxgate/policy"
 )
 
-// Passed counts the traffic of a connection.
-type Passed = flow.Passed
+// Traffic counts the traffic of a connection.
+type Traffic = flow.Traffic
 
 // Traffic returns the open connections of the boxes, including those to the gateway, with the traffic of each. DNS is left
 // out.
-func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passed, error) {
+func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Traffic, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	boxes := f.boxesByAddr()
-	found := map[policy.BoxID]map[Flow]Passed{}
-	err := f.flows.Traffic(func(seen Flow, passed Passed) {
+	found := map[policy.BoxID]map[Flow]Traffic{}
+	err := f.flows.Traffic(func(seen Flow, passed Traffic) {
 		id, ok := boxes[seen.Src.Addr()]
 		if !ok {
 			return
 		}
 		if found[id] == nil {
-			found[id] = map[Flow]Passed{}
+			found[id] = map[Flow]Traffic{}
 		}
 		found[id][seen] = passed
 	})

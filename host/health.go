@@ -220,7 +220,7 @@ func (s *serving) checkLocked(ctx context.Context) error {
 // try tries one listener and logs a change of its state.
 func (s *serving) try(ctx context.Context, one *served) {
 	before := one.lastErr
-	one.lastErr = one.netNS.Do(func() error { return one.ln.Try(ctx) })
+	one.lastErr = one.netNS.Do(func() error { return one.ln.Probe(ctx) })
 	at := []zap.Field{zap.String("listener", one.name), zap.Stringer("address", one.ln.Addr()), zap.Error(one.lastErr)}
 	switch _, serves := s.all(); {
 	case serves && before == nil && one.lastErr != nil:

@@ -72,7 +72,7 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
-		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
+		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
 	}
 }

@@ -173,7 +173,7 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 func (m limitMetrics) usedByBox(b *state.Box) map[string]float64 {
 	id := b.ID
 	filled := m.parts.proxy.Filled(id)
-	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), b.Limits.Of(policy.LimitMemory, m.parts.memory.Most()))
+	filled["memory"] = ratio(m.parts.memory.InUseBy(string(id)), b.Limits.Of(policy.LimitMemory, m.parts.memory.Most()))
 	return filled
 }
 

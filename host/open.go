@@ -119,7 +119,7 @@ func (p *parts) kernel() enforce.Kernel {
 // openKeys loads the API keys and their resource accounts.
 func (o *opening) openKeys(context.Context) (err error) {
 	p := o.parts
-	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
+	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Keys: p.store.Keys, Snapshots: p.store.Snapshots, Layer: p.launcher.LayerSize, Space: p.launcher.CheckFree}); err != nil {
 		return err
 	}
 	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Keys: p.store.Keys, Quotas: p.quotas, Changed: o.keysChanged}); err != nil {
@@ -226,7 +226,7 @@ func (o *opening) openRecords(context.Context) (err error) {
 // keysChanged makes this process and its predecessor check the API keys of open requests again.
 func (o *opening) keysChanged() {
 	o.turn.forgetKeys()
-	o.parts.before.Tell(handover.Message{Kind: handover.Keys})
+	o.parts.before.SendOrder(handover.Message{Kind: handover.Keys})
 }
 
 // holdSecrets registers the connections that hold secrets, including a predecessor's.

@@ -33,7 +33,7 @@ const lastRunInterval = time.Second
 // lastRun returns when a gateway was last known to run, the zero time if never. It errs on the early side: flows around
 // that time are reported twice rather than not at all.
 func lastRun(runDir string) time.Time {
-	info, err := os.Stat(launcher.LastRun(runDir))
+	info, err := os.Stat(launcher.LastRunFile(runDir))
 	if err != nil {
 		return time.Time{}
 	}
@@ -42,7 +42,7 @@ func lastRun(runDir string) time.Time {
 
 // noteRun touches the file until ctx is done.
 func noteRun(ctx context.Context, runDir string) error {
-	path := launcher.LastRun(runDir)
+	path := launcher.LastRunFile(runDir)
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return fmt.Errorf("the run directory: %w", err)
 	}
@@ -60,7 +60,7 @@ func noteRun(ctx context.Context, runDir string) error {
 }
 
 // forgetRun removes the file, so that the run directory can be removed. Call it when there are no boxes.
-func forgetRun(runDir string) { _ = os.Remove(launcher.LastRun(runDir)) }
+func forgetRun(runDir string) { _ = os.Remove(launcher.LastRunFile(runDir)) }
 
 func (p *parts) openFirewall(ctx context.Context) error {
 	cfg := firewall.Config{
@@ -98,7 +98,7 @@ func (p *parts) openLauncher(context.Context) error {
 	}{
 		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := p.launcher.Trash(); return n }},
 		"boxgate_deleted_boxes_with_failing_files": {"deleted boxes whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
-		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.Left()) }},
+		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.FreeBytes()) }},
 		"boxgate_disk_reserve_bytes":               {"bytes of launcher.reserve that are kept free on the disk of state_dir", func() int { return int(p.launcher.Kept()) }},
 	} {
 		if err := p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},
@@ -128,12 +128,12 @@ func diskLimits(d config.Disk) launcher.DiskLimits {
 	}
 }
 
-// NeedNoBoxes returns an error if the host only attaches boxes, but has launched ones.
-func NeedNoBoxes(cfg config.Config) error {
+// RequireNoBoxes returns an error if the host only attaches boxes, but has launched ones.
+func RequireNoBoxes(cfg config.Config) error {
 	if cfg.Launcher.Enabled {
 		return nil
 	}
-	return launcher.NeedNoBoxes(cfg.StateDir)
+	return launcher.RequireNoBoxes(cfg.StateDir)
 }
 
 // NeedDiskLimits returns an error if the disks of boxes cannot be limited as configured.
@@ -204,7 +204,7 @@ func (p *parts) openMeter(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	p.launcher.OnEnd(func(id policy.BoxID) { p.meter.Read(id) })
+	p.launcher.OnGroupRemoval(func(id policy.BoxID) { p.meter.Read(id) })
 	return p.metrics.Register(p.meter)
 }
 

@@ -24,7 +24,7 @@ import (
 
 // dnsLimits returns the limits of the DNS server. Limits that are not configured keep its defaults.
 func dnsLimits(l config.Limits, shares share.Descriptors) dns.Limits {
-	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries, Sockets: shares.Questions()}
+	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries, Sockets: shares.DNSSockets()}
 }
 
 // limitProxy sets the limits of the proxy.
@@ -63,12 +63,12 @@ func (p *parts) openEgress(context.Context) error {
 	if err := p.metrics.Register(p.dns); err != nil {
 		return err
 	}
-	p.minter = &certs.Minter{Host: []name.Name{domain}}
+	p.minter = &certs.Minter{HostDomains: []name.Name{domain}}
 	egress := proxy.Config{
 		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
-		Host:     p.minter.Host,
+		Host:     p.minter.HostDomains,
 		URLs:     p.ownURLs,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
 		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory,

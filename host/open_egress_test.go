@@ -21,7 +21,7 @@ func TestLimitsReachTheServerAndTheProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := dnsLimits(l, shares); d.QueriesPerSecond != 4 || d.Burst != 8 || d.Sockets != shares.Questions() || d.Sockets == 0 {
+	if d := dnsLimits(l, shares); d.QueriesPerSecond != 4 || d.Burst != 8 || d.Sockets != shares.DNSSockets() || d.Sockets == 0 {
 		t.Errorf("DNS %+v", d)
 	}
 }

@@ -212,7 +212,7 @@ func (p *parts) openIngress(context.Context) error {
 	if p.acme != nil {
 		validation = acme.Protocol
 	}
-	connections, requests := p.shares.Visits()
+	connections, requests := p.shares.URLLimits()
 	limits := p.cfg.Ingress.Limits
 	accounts, err := p.openAccounts()
 	if err != nil {

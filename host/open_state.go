@@ -39,9 +39,9 @@ func (p *parts) openAudit(context.Context) error {
 	}
 	var unkept func(policy.BoxID, time.Time)
 	if p.past != nil {
-		unkept = p.past.Lost
+		unkept = p.past.RecordLoss
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.historyLines, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.historyLines, OnHistoryDrop: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 
@@ -57,7 +57,7 @@ func (p *parts) openHistory() error {
 		p.log.Error("decisions are not kept, because the history cannot be opened", zap.String("directory", dir), zap.Error(err))
 		return nil
 	}
-	past.Room = launcher.Reserve{Dir: dir, Bytes: int64(p.cfg.Launcher.Reserve)}.Room
+	past.CheckSpace = launcher.Reserve{Dir: dir, Bytes: int64(p.cfg.Launcher.Reserve)}.Check
 	p.past, p.historyLines = past, lines.New(past)
 	return p.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "boxgate_history_lost_total", Help: "Decisions that are not in the history on disk, because it could not be written in time.",
@@ -79,7 +79,7 @@ func registerProcess(r *prometheus.Registry) error {
 // openExports makes the exporters to the operator's collectors. They are idle until decisions arrive.
 func (p *parts) openExports() error {
 	c := p.cfg.Log.Export
-	if !c.On() {
+	if !c.Enabled() {
 		return nil
 	}
 	roots, err := exportRoots(p.cfg)
@@ -131,7 +131,7 @@ func exportRoots(cfg config.Config) (*x509.CertPool, error) {
 func (p *parts) openStore(context.Context) error {
 	var err error
 	p.store, err = store.Open(store.Options{
-		Dir: p.cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(p.cfg.StateDir, p.cfg.Launcher.RunDir),
+		Dir: p.cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.TracePatterns(p.cfg.StateDir, p.cfg.Launcher.RunDir),
 	})
 	if err != nil {
 		return err

@@ -109,7 +109,7 @@ func newParts(o Options) (*parts, error) {
 	}
 	shares := share.MemoryOf(o.Config)
 	shares.LimitRuntime()
-	boxes := &state.Table{Limits: o.Config.Limits.OfBoxes()}
+	boxes := &state.Table{Limits: o.Config.Limits.BoxLimits()}
 	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
 	return &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,

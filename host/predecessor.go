@@ -34,10 +34,10 @@ func policiesOf(cfg config.Config) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// relieve announces to the predecessor that this process serves; see [handover.Predecessor.Relieve]. If the predecessor
+// relieve announces to the predecessor that this process serves; see [handover.Predecessor.AnnounceServing]. If the predecessor
 // has another configuration, or does not protect all the ranges protected here, all its connections are cut.
 func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config, protected []netip.Prefix, log *zap.Logger) error {
-	err := p.Relieve(log)
+	err := p.AnnounceServing(log)
 	for _, u := range udp {
 		if err := u.Resume(); err != nil {
 			log.Warn("a DNS socket could not be taken over from the predecessor", zap.Error(err))
@@ -45,13 +45,13 @@ func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config,
 	}
 	unknown := func(at netip.Prefix) bool { return !slices.Contains(p.Protected(), at) }
 	if hello, _ := p.Hello(); hello.Policies != policiesOf(cfg) || slices.ContainsFunc(protected, unknown) {
-		p.Tell(handover.Message{Kind: handover.CutAll})
+		p.SendOrder(handover.Message{Kind: handover.CutAll})
 	}
 	return err
 }
 
 // withPredecessor combines the connections of boxes in this process with the ones that the predecessor drains. It implements
-// [enforce.Proxy] and [secrets.Holders].
+// [enforce.Proxy] and [secrets.Connections].
 type withPredecessor struct {
 	*proxy.Proxy
 	before *handover.Predecessor
@@ -72,21 +72,23 @@ func (b withPredecessor) Recheck(id policy.BoxID) {
 			}
 		}
 	}
-	b.before.Tell(order)
+	b.before.SendOrder(order)
 }
 
 // CloseBox implements [enforce.Proxy].
 func (b withPredecessor) CloseBox(id policy.BoxID) {
 	b.Proxy.CloseBox(id)
-	b.before.Tell(handover.Message{Kind: handover.Cut, Box: id})
+	b.before.SendOrder(handover.Message{Kind: handover.Cut, Box: id})
 }
 
-// Holds implements [secrets.Holders]. The secrets in the predecessor's connections are unknown, so while it drains, any
+// UsesSecret implements [secrets.Connections]. The secrets in the predecessor's connections are unknown, so while it drains, any
 // secret may be held.
-func (b withPredecessor) Holds(secret string) bool { return b.Proxy.Holds(secret) || b.before.Drains() }
+func (b withPredecessor) UsesSecret(secret string) bool {
+	return b.Proxy.UsesSecret(secret) || b.before.Drains()
+}
 
-// Revoke implements [secrets.Holders].
+// Revoke implements [secrets.Connections].
 func (b withPredecessor) Revoke(secret string) {
 	b.Proxy.Revoke(secret)
-	b.before.Tell(handover.Message{Kind: handover.Secret, Secret: secret})
+	b.before.SendOrder(handover.Message{Kind: handover.Secret, Secret: secret})
 }

@@ -143,7 +143,7 @@ func (h *Host) endAnswering(stop func()) {
 	defer stop()
 	defer time.AfterFunc(answeringTimeout, stop).Stop()
 	h.parts.dns.Retire()
-	h.parts.dns.Answered()
+	h.parts.dns.WaitAnswered()
 }
 
 // startLoops starts the background loops, which run until ctx is done or the loops are stopped.
@@ -272,7 +272,7 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	}
 	for _, ln := range p.listeners.DNSTCP {
 		ln := tryable(ln)
-		h.health.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.Held(ln), 0 })
+		h.health.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.OpenConns(ln), 0 })
 		run("DNS over TCP", func() error { return p.dns.ServeTCP(answering, ln) })
 	}
 	for _, u := range h.parts.listeners.DNSUDP {

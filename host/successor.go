@@ -217,7 +217,7 @@ func (h *Host) stopExclusive() error {
 	h.loops.stop()
 	h.endLeasesWhileDraining()
 	h.usage.Close()
-	h.parts.secrets.Rest()
+	h.parts.secrets.StopRefreshing()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
 	if h.parts.past != nil {
 		_ = h.parts.historyLines.Sync() // lost lines are counted
@@ -269,7 +269,7 @@ func copyFile(from, to string) error {
 // returns the successor's process ID.
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
-	h.parts.listeners.Leave()
+	h.parts.listeners.LeaveToSuccessor()
 	h.health.serving.stopChecks()
 	var all sync.WaitGroup
 	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
@@ -303,7 +303,7 @@ func (h *Host) followOrders(err error) {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
 			h.executeOrder(m)
-			h.parts.before.Tell(m) // a predecessor of this process may also still be draining, and has no other source of orders
+			h.parts.before.SendOrder(m) // a predecessor of this process may also still be draining, and has no other source of orders
 			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
 		}
 	}
@@ -410,10 +410,10 @@ func (h *Host) relieve() {
 	}
 	for _, b := range h.parts.boxes.All() {
 		if b.Policy.Load() == nil || b.Spent.Load() {
-			h.parts.before.Tell(handover.Message{Kind: handover.Cut, Box: b.ID})
+			h.parts.before.SendOrder(handover.Message{Kind: handover.Cut, Box: b.ID})
 		}
 		if b.Spent.Load() {
-			h.parts.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
+			h.parts.before.SendOrder(handover.Message{Kind: handover.URLs, Box: b.ID})
 		}
 	}
 }

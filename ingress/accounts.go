@@ -43,7 +43,7 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 		v.barred(tally.barred(now))
 	case !mayNavigate(&v.asked):
 		v.unnavigated()
-	case !g.hold(v): // it is answered
+	case !g.registerRequest(v): // it is answered
 	case v.path == pages.StartPath && v.method == http.MethodGet:
 		g.toProvider(ctx, v, now)
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
@@ -81,11 +81,11 @@ func (g *core) toProvider(ctx context.Context, v *visit, now time.Time) {
 // fromProvider takes a browser back from the provider, and sends it to the URL that it came from. Anybody can have the gateway
 // ask the provider about a code: not often, and not many at a time.
 func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now time.Time) {
-	if !g.exchanges.take("", v.network) {
+	if !g.exchanges.acquire("", v.network) {
 		v.refuseWith(http.StatusServiceUnavailable, name.ReasonLimit, "There are too many sign-ins at this time.", [2]string{"Retry-After", "5"})
 		return
 	}
-	defer g.exchanges.leave("", v.network)
+	defer g.exchanges.release("", v.network)
 	if wait := tally.attempt(now); wait > 0 {
 		v.barred(wait)
 		return

@@ -37,7 +37,7 @@ type doomed struct {
 
 // begin registers a request. cut is called, from another goroutine, when its URL, credential, session or box has gone, or
 // the time of its admission is over, but not after its end. It must not block, nor call what is registered here.
-// [request.end] must be called when the request is over, before another begin.
+// [request.closeWith] must be called when the request is over, before another begin.
 func (a *active) begin(r *request, t Target, by admission, cut func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -64,8 +64,8 @@ func (r *request) expire(after time.Duration) {
 	r.expiry = timer
 }
 
-// end says that the request is over.
-func (r *request) end() {
+// unregister says that the request is over.
+func (r *request) unregister() {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
 	if r.expiry != nil {

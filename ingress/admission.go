@@ -64,8 +64,8 @@ func (a *Access) session(url string, cookies []string, now time.Time) (access.Se
 // signsIn reports whether browsers can sign in to the URL.
 func (a *Access) signsIn() bool { return a != nil && a.Ended != nil && a.Sessions != (access.Key{}) }
 
-// over reports whether what let a request in has been taken back.
-func (a *Access) over(by admission) bool {
+// hasEnded reports whether what let a request in has been taken back.
+func (a *Access) hasEnded(by admission) bool {
 	return by.session != access.Session{} && (!a.signsIn() || a.Ended.Has(by.session))
 }
 

@@ -48,7 +48,7 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 		g.signIn(v, tally)
 	case v.path == pages.SignInPath && isSafe(v.method):
 		v.next = signin.Next(v.query)
-		g.ask(v, false)
+		g.askCredential(v, false)
 	case (v.path == pages.StartPath || v.path == pages.ReturnPath) && v.method == http.MethodGet && !mayNavigate(&v.asked):
 		v.unnavigated()
 	case v.path == pages.StartPath && v.method == http.MethodGet:
@@ -75,7 +75,7 @@ func (g *core) signIn(v *visit, tally *tally) {
 		return
 	}
 	v.by.until = v.target.Access.ends()
-	if !g.hold(v) {
+	if !g.registerRequest(v) {
 		return
 	}
 	until := v.began.Add(g.ReadHeaderTimeout)
@@ -103,7 +103,7 @@ func (g *core) signIn(v *visit, tally *tally) {
 		tally.right()
 		g.begin(v, audit.CredentialBasic, form.Next, now)
 	default:
-		g.ask(v, true)
+		g.askCredential(v, true)
 	}
 }
 
@@ -138,7 +138,7 @@ func (g *core) signOut(v *visit, now time.Time) {
 	unset := [2]string{"Set-Cookie", access.Unset}
 	s, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now)
 	if ok {
-		if err := g.end(v.target, s, now); err != nil {
+		if err := g.endSession(v.target, s, now); err != nil {
 			v.event.Error = err.Error()
 			v.refuseWith(http.StatusInternalServerError, name.ReasonInternal, "You are signed out, but that could not be stored.", unset)
 			return
@@ -149,10 +149,10 @@ func (g *core) signOut(v *visit, now time.Time) {
 	v.client.reply(http.StatusOK, append(fields, unset), body)
 }
 
-// end ends a session, and returns when all requests under it are gone.
-func (g *core) end(t Target, s access.Session, now time.Time) error {
+// endSession ends a session, and returns when all requests under it are gone.
+func (g *core) endSession(t Target, s access.Session, now time.Time) error {
 	t.Access.Ended.Add(s, now)
-	g.active.cut(func(r *request) bool { return r.target.ID == t.ID && t.Access.over(r.by) })
+	g.active.cut(func(r *request) bool { return r.target.ID == t.ID && t.Access.hasEnded(r.by) })
 	if g.SignOut == nil {
 		return nil
 	}
@@ -162,11 +162,11 @@ func (g *core) end(t Target, s access.Session, now time.Time) error {
 // wrong refuses a credential, and counts it.
 func (g *core) wrong(v *visit, tally *tally, now time.Time) {
 	tally.failed(now)
-	g.ask(v, true)
+	g.askCredential(v, true)
 }
 
-// ask refuses a request for want of a credential, and asks a browser to sign in, if it can.
-func (g *core) ask(v *visit, failed bool) {
+// askCredential refuses a request for want of a credential, and asks a browser to sign in, if it can.
+func (g *core) askCredential(v *visit, failed bool) {
 	auth, a := v.target.Auth, v.target.Access
 	n := pages.Notice{Status: http.StatusUnauthorized, Reason: name.ReasonURLAuth, Detail: "This public URL needs a credential."}
 	challenges := auth.challenges()

@@ -333,7 +333,7 @@ func (e *exchange) keepUpstream() {
 	case e.bound:
 		e.own = e.up
 	default:
-		e.g.upstreams.put(e.up)
+		e.g.upstreams.putIdle(e.up)
 	}
 	e.up = nil
 }

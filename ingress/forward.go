@@ -83,11 +83,11 @@ func (a *arriving) Await() {
 		a.until = now.Add(limit)
 		_ = a.c.Conn.SetReadDeadline(a.until)
 	}
-	a.settle()
+	a.applyDeadline()
 }
 
-// settle sets the deadline that others may have set before, and Await has overwritten.
-func (a *arriving) settle() {
+// applyDeadline sets the deadline that others may have set before, and Await has overwritten.
+func (a *arriving) applyDeadline() {
 	switch {
 	case a.ended.Load() || a.c.ctx.Err() != nil:
 		_ = a.c.Conn.SetReadDeadline(time.Unix(1, 0))
@@ -99,7 +99,7 @@ func (a *arriving) settle() {
 // answered lets the rest of the body take its time, since the box has answered: they may talk to each other.
 func (a *arriving) answered() {
 	a.free.Store(true)
-	a.settle()
+	a.applyDeadline()
 }
 
 // Interrupt implements [relay.Source].

@@ -68,14 +68,14 @@ func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 		return nil
 	}
 	network := networkOf(told.RemoteAddr())
-	if !l.places.take("", network) {
+	if !l.places.acquire("", network) {
 		l.g.refusedConn(told, name.ReasonLimit, errCrowded)
 		_ = conn.Close()
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.places.leave("", h.network)
+	l.places.release("", h.network)
 	h.network = network
 	return told
 }
@@ -153,13 +153,13 @@ func (l *listener) isClosed() bool {
 
 // retire stops accepting, and returns when the last connection that was accepted has been counted. Those that have not been accepted
 // are left to another process that has the socket.
-func (l *listener) retire() { l.end(func(ln net.Listener) { _ = ln.Close() }) }
+func (l *listener) retire() { l.closeWith(func(ln net.Listener) { _ = ln.Close() }) }
 
 // finish is retire without another process: all that have connected are accepted.
-func (l *listener) finish() { l.end(socket.Drain) }
+func (l *listener) finish() { l.closeWith(socket.Drain) }
 
-// end ends the listener, which makes Accept fail soon.
-func (l *listener) end(end func(net.Listener)) {
+// closeWith ends the listener, which makes Accept fail soon.
+func (l *listener) closeWith(end func(net.Listener)) {
 	l.mu.Lock()
 	l.retired = true
 	l.stopLocked()
@@ -203,7 +203,7 @@ func (l *listener) start(conn net.Conn) {
 func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || !l.places.take("", network) {
+	if l.closed || !l.places.acquire("", network) {
 		if !l.closed {
 			l.g.refusedConn(conn, name.ReasonLimit, errCrowded)
 		}
@@ -212,7 +212,7 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 		return nil
 	}
 	now := time.Now()
-	h := &held{own: l.handlers.Own(nil), freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
+	h := &held{own: l.handlers.Track(nil), freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
 	if l.places.scarce() {
 		l.giveWayLocked(now)
 	}
@@ -327,7 +327,7 @@ func (l *listener) release(conn net.Conn) {
 	h := l.conns[conn]
 	h.arrive()
 	h.freeSlot()
-	l.places.leave(h.box, h.network)
+	l.places.release(h.box, h.network)
 	delete(l.conns, conn)
 }
 

@@ -37,7 +37,7 @@ func (e *exchange) untie() {
 // which each needs one connection to a box, and ends both connections if there is none.
 func (c *client) awaitBound(end time.Time) error {
 	box, who := c.own.key.box, c.visitor
-	if !c.g.takePlaceAt(box, who.network, who.inside) {
+	if !c.g.acquirePlaceAt(box, who.network, who.inside) {
 		return relay.ErrUnbound
 	}
 	defer c.g.leavePlaceAt(box, who.network, who.inside)

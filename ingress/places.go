@@ -26,9 +26,9 @@ const (
 	scarceBox     = 2
 )
 
-// take takes a place for a box and a network of visitors, and reports whether there was one. Either may be its zero value,
+// acquire takes a place for a box and a network of visitors, and reports whether there was one. Either may be its zero value,
 // and is not counted then.
-func (p *places) take(box string, peer netip.Prefix) bool {
+func (p *places) acquire(box string, peer netip.Prefix) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	site := siteOf(peer)
@@ -93,8 +93,8 @@ func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 	return max(float64(p.boxes[box])/float64(p.half()), network), network
 }
 
-// leave gives a place back.
-func (p *places) leave(box string, peer netip.Prefix) {
+// release gives a place back.
+func (p *places) release(box string, peer netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.taken--

@@ -167,22 +167,22 @@ func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	p := places{most: 16}
 	network := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("2001:db8:1:%x::/64", i)) }
 	for i := range 8 {
-		if !p.take("", network(i)) {
+		if !p.acquire("", network(i)) {
 			t.Fatalf("network %d had no place", i)
 		}
 	}
-	if p.take("", network(8)) {
+	if p.acquire("", network(8)) {
 		t.Error("a site has more than half")
 	}
 	for _, other := range []string{"2001:db8:2::/64", "192.0.2.1/32", "192.0.2.2/32"} {
-		if !p.take("", netip.MustParsePrefix(other)) {
+		if !p.acquire("", netip.MustParsePrefix(other)) {
 			t.Errorf("%s has no place", other)
 		}
 	}
 	for i := range 8 {
-		p.leave("", network(i))
+		p.release("", network(i))
 	}
-	if !p.take("", network(9)) || len(p.peers) != 6 {
+	if !p.acquire("", network(9)) || len(p.peers) != 6 {
 		t.Errorf("the places were not given back: %v", p.peers)
 	}
 }
@@ -253,7 +253,7 @@ func TestTheLastPlacesAreForNewcomers(t *testing.T) {
 	p := places{most: 1000}
 	network := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/32", i/256, i%256)) }
 	for i := range 40 {
-		for p.take("hostile"+strconv.Itoa(i%2), network(i)) {
+		for p.acquire("hostile"+strconv.Itoa(i%2), network(i)) {
 		}
 	}
 	left := p.most - p.taken
@@ -261,7 +261,7 @@ func TestTheLastPlacesAreForNewcomers(t *testing.T) {
 		t.Errorf("40 networks and two boxes leave %d of 1000", left)
 	}
 	for i := range left {
-		if !p.take("", network(1000+i)) {
+		if !p.acquire("", network(1000+i)) {
 			t.Fatalf("newcomer %d found no place", i)
 		}
 	}

@@ -76,10 +76,10 @@ func isGRPC(fields []h1.Field) bool {
 // place of the request is counted for the box: it may have any number of public URLs.
 func (e *exchange) overHTTP2() (*upstream, error) {
 	t, network := e.visit.target, e.visitor.network
-	if !e.g.http2Places.take(string(t.Box), network) {
+	if !e.g.http2Places.acquire(string(t.Box), network) {
 		return nil, errFull
 	}
-	leave := func() { e.g.http2Places.leave(string(t.Box), network) }
+	leave := func() { e.g.http2Places.release(string(t.Box), network) }
 	dial := func(ctx context.Context) (net.Conn, error) { return e.g.dial(ctx, t) }
 	conn, err := e.g.http2.Open(e.ctx, t.incarnation(), t.Protocol == Auto, dial, e.left)
 	if err != nil {

@@ -29,7 +29,7 @@ func (c *client) Relay() error { return c.Body.Copy(c) }
 
 // Fill implements [relay.Sink].
 func (e *exchange) Fill(in *h1.Reader) error {
-	e.g.leave(&e.visit)
+	e.g.releaseBox(&e.visit)
 	err := in.Fill()
 	e.g.moved(&e.visit, false)
 	return err

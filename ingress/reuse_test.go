@@ -26,9 +26,9 @@ func TestCutAfterTheEnd(t *testing.T) {
 	begin := func(id string) { a.begin(&r, Target{ID: id}, admission{}, func() { cut += id }) }
 	begin("first")
 	found := a.matching(func(r *request) bool { return r.target.ID == "first" })
-	r.end()
+	r.unregister()
 	begin("second")
-	defer r.end()
+	defer r.unregister()
 	for _, d := range found {
 		a.doom(d)
 		<-d.ended

@@ -169,7 +169,7 @@ func (s *stream) Tunnel(n int) error {
 
 // pump passes bytes both ways.
 func (s *stream) pump() error {
-	s.g.leave(&s.visit)
+	s.g.releaseBox(&s.visit)
 	var received, sent atomic.Int64
 	up := s.up
 	t := relay.StreamTunnel{

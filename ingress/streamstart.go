@@ -92,12 +92,12 @@ func (s *stream) depart() bool {
 	}
 	watch := up.watched(&s.g.poller)
 	if watch == nil {
-		s.g.upstreams.put(up)
+		s.g.upstreams.putIdle(up)
 		return false
 	}
 	whole, err := s.Gather(s.out)
 	if err != nil || !whole {
-		s.g.upstreams.put(up)
+		s.g.upstreams.putIdle(up)
 		s.early.err, s.next = err, (*stream).sendRest
 		return false
 	}

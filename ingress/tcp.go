@@ -106,7 +106,7 @@ func (p *passage) run() {
 // pass passes bytes between the visitor and the box.
 func (p *passage) pass(box net.Conn) {
 	p.box.Store(&box)
-	p.g.leave(&p.visit)
+	p.g.releaseBox(&p.visit)
 	var received, sent atomic.Int64
 	t := p.g.tunnel(&p.visit, p.conn, box, &received, &sent)
 	t.Client.In, t.Server.In, t.Kill = &h1.Reader{}, &h1.Reader{}, socket.Reset

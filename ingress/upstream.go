@@ -45,9 +45,9 @@ func (u *upstream) Abort() { socket.Abort(u.conn) }
 func (u *upstream) fillNow() error {
 	u.reader.Renew()
 	u.reader.Now = true
-	u.direct.DontWait(true)
+	u.direct.SetNonBlocking(true)
 	err := u.in.Fill()
-	u.direct.DontWait(false)
+	u.direct.SetNonBlocking(false)
 	u.reader.Now = false
 	return err
 }
@@ -76,7 +76,7 @@ func (u *upstream) close() {
 func (u *upstream) ask(request []byte, whole bool) error {
 	switch {
 	case u.used && whole:
-		return u.direct.Ask(request)
+		return u.direct.SendRequest(request)
 	case u.used && !u.quiet():
 		return socket.ErrNotAsked
 	}
@@ -135,8 +135,8 @@ func (p *pool) pop(key incarnation) *upstream {
 	return u
 }
 
-// put keeps a connection whose exchange has ended cleanly, if there is room.
-func (p *pool) put(u *upstream) {
+// putIdle keeps a connection whose exchange has ended cleanly, if there is room.
+func (p *pool) putIdle(u *upstream) {
 	if u.raw == nil || len(u.in.Bytes()) > 0 {
 		u.close()
 		return

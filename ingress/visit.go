@@ -88,12 +88,12 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request with the password or the sign-in that your browser keeps for this URL.")
 		return false
 	}
-	if !g.hold(v) {
+	if !g.registerRequest(v) {
 		return false
 	}
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
-	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) || again.Access.over(v.by) {
+	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) || again.Access.hasEnded(v.by) {
 		v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
@@ -114,10 +114,10 @@ func (g *core) allow(v *visit) bool {
 	return true
 }
 
-// hold takes a place for a request, and registers it so that it can be cut. It reports whether there was a place; if not, the
+// registerRequest takes a place for a request, and registers it so that it can be cut. It reports whether there was a place; if not, the
 // client has been answered.
-func (g *core) hold(v *visit) bool {
-	if v.placed = g.takePlace(v); !v.placed {
+func (g *core) registerRequest(v *visit) bool {
+	if v.placed = g.acquirePlace(v); !v.placed {
 		v.tooMany()
 		return false
 	}
@@ -125,20 +125,22 @@ func (g *core) hold(v *visit) bool {
 	return true
 }
 
-// takePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
+// acquirePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
 // some to visitors from elsewhere.
-func (g *core) takePlace(v *visit) bool { return g.takePlaceAt(v.target.Box, v.network, v.inside) }
+func (g *core) acquirePlace(v *visit) bool {
+	return g.acquirePlaceAt(v.target.Box, v.network, v.inside)
+}
 
-// takePlaceAt is takePlace for visitors of a network, or for a box if they are inside.
-func (g *core) takePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) bool {
-	if inside && !g.inside.take(string(box), network) {
+// acquirePlaceAt is acquirePlace for visitors of a network, or for a box if they are inside.
+func (g *core) acquirePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) bool {
+	if inside && !g.inside.acquire(string(box), network) {
 		return false
 	}
-	if g.places.take(string(box), network) {
+	if g.places.acquire(string(box), network) {
 		return true
 	}
 	if inside {
-		g.inside.leave(string(box), network)
+		g.inside.release(string(box), network)
 	}
 	return false
 }
@@ -147,9 +149,9 @@ func (g *core) takePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) 
 func (g *core) leavePlace(v *visit) { g.leavePlaceAt(v.target.Box, v.network, v.inside) }
 
 func (g *core) leavePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) {
-	g.places.leave(string(box), network)
+	g.places.release(string(box), network)
 	if inside {
-		g.inside.leave(string(box), network)
+		g.inside.release(string(box), network)
 	}
 }
 
@@ -187,7 +189,7 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	if len(v.values("authorization")) > 0 {
 		tally.failed(now)
 	}
-	g.ask(v, false)
+	g.askCredential(v, false)
 	return false
 }
 
@@ -278,9 +280,9 @@ func (v *visit) expired() {
 // record ends a visit.
 func (g *core) record(v *visit) {
 	if v.entry.of != nil {
-		defer v.entry.end()
+		defer v.entry.unregister()
 	}
-	g.leave(v)
+	g.releaseBox(v)
 	if v.placed {
 		g.leavePlace(v)
 	}

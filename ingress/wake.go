@@ -99,7 +99,7 @@ func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t 
 	call := &waking{done: make(chan struct{})}
 	w.calls[to] = call
 	go func() {
-		defer w.leave(to, call)
+		defer w.finishWake(to, call)
 		ctx, cancel := context.WithTimeout(context.Background(), wakeTime)
 		defer cancel()
 		call.err = wake(ctx, to.box, to.port)
@@ -107,8 +107,8 @@ func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t 
 	return call
 }
 
-// leave ends an attempt. A panic in it is a failure.
-func (w *wakers) leave(to door, call *waking) {
+// finishWake ends an attempt. A panic in it is a failure.
+func (w *wakers) finishWake(to door, call *waking) {
 	if p := recover(); p != nil {
 		call.err = fmt.Errorf("panic in waking a box: %T", p)
 	}
@@ -118,9 +118,9 @@ func (w *wakers) leave(to door, call *waking) {
 	close(call.done)
 }
 
-// leave lets the box of a visit fall asleep as far as this visit is concerned. From then on bytes that pass count as use, and an open
+// releaseBox lets the box of a visit fall asleep as far as this visit is concerned. From then on bytes that pass count as use, and an open
 // connection does not.
-func (g *core) leave(v *visit) {
+func (g *core) releaseBox(v *visit) {
 	if v.uses {
 		v.uses = false
 		g.Boxes.Leave(v.target.Box)

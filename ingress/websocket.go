@@ -34,7 +34,7 @@ func (c *client) Tunnel(n int) error {
 }
 
 func (c *client) pump() error {
-	c.g.leave(&c.visit)
+	c.g.releaseBox(&c.visit)
 	var received, sent atomic.Int64
 	t := c.g.tunnel(&c.visit, c.Conn, c.up.conn, &received, &sent)
 	t.Client.In, t.Server.In, t.Kill = &c.In, &c.up.in, socket.Abort

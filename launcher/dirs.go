@@ -28,7 +28,7 @@ import (
 //	{run}/exec/                   files exchanged with the runtime when a command starts
 //	{run}/bound/                  names of the control groups of commands that end with this process
 //	{run}/runtime/                the OCI runtime's --root
-//	{run}/last-run                see [LastRun]
+//	{run}/last-run                see [LastRunFile]
 type dirs struct{ state, run string }
 
 // dirsOf returns the directories of a launcher; an empty runDir means the default.
@@ -76,7 +76,7 @@ func (d dirs) written(id policy.BoxID) string {
 	return d.box(id)
 }
 
-// lastRun is the file name of [LastRun].
+// lastRun is the file name of [LastRunFile].
 const lastRun = "last-run"
 
 // ofRun returns everything that the launcher makes in the run directory.
@@ -84,18 +84,18 @@ func (d dirs) ofRun() []string {
 	return []string{d.execFiles(), d.bound(), d.runtimeRoot(), d.allMounts(), d.userPins(), d.pins(), d.attached(), filepath.Join(d.run, lastRun)}
 }
 
-// LastRun is the file in a run directory that the gateway touches while it runs.
-func LastRun(runDir string) string { return filepath.Join(runDir, lastRun) }
+// LastRunFile is the file in a run directory that the gateway touches while it runs.
+func LastRunFile(runDir string) string { return filepath.Join(runDir, lastRun) }
 
-// OfState returns the directories that a launcher makes in its state directory, without the images.
-func OfState(stateDir string) []string {
+// StateDirs returns the directories that a launcher makes in its state directory, without the images.
+func StateDirs(stateDir string) []string {
 	d := dirs{state: stateDir}
 	return []string{d.boxes(), d.layers(), d.trash()}
 }
 
-// OfRun separates the launcher's files in its run directory from other files. Both lists are empty if the directory does
+// RunEntries separates the launcher's files in its run directory from other files. Both lists are empty if the directory does
 // not exist. runDir is [Config].RunDir.
-func OfRun(stateDir, runDir string) (own, others []string, err error) {
+func RunEntries(stateDir, runDir string) (own, others []string, err error) {
 	d := dirsOf(stateDir, runDir)
 	return sortOut(d.run, d.ofRun())
 }
@@ -118,7 +118,7 @@ func sortOut(dir string, list []string) (own, others []string, err error) {
 
 // CheckRunDir refuses a run directory that another program uses. runDir is [Config].RunDir.
 func CheckRunDir(stateDir, runDir string) error {
-	own, others, err := OfRun(stateDir, runDir)
+	own, others, err := RunEntries(stateDir, runDir)
 	if err == nil && len(own) == 0 && len(others) > 0 {
 		err = fmt.Errorf("launcher.run_dir: %s contains files of another program, such as %s: set a directory that only the gateway uses",
 			dirsOf(stateDir, runDir).run, filepath.Base(others[0]))

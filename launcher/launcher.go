@@ -81,7 +81,7 @@ type Launcher struct {
 	fileSessions boxfs.Limiter
 	starting     sync.Map // the IDs of boxes whose first process the runtime is starting
 
-	onEnd func(policy.BoxID) // see OnEnd
+	onEnd func(policy.BoxID) // see OnGroupRemoval
 
 	mu    sync.Mutex
 	locks map[policy.BoxID]*boxLock // guarded by mu
@@ -146,7 +146,7 @@ func (l *Launcher) useRuntime(program string) {
 // needRuntime checks that the runtime is installed. With AttachOnly it checks that no box was ever launched.
 func (c Config) needRuntime() error {
 	if c.AttachOnly {
-		return NeedNoBoxes(c.StateDir)
+		return RequireNoBoxes(c.StateDir)
 	}
 	if _, err := exec.LookPath(c.Runtime); err != nil {
 		return fmt.Errorf("the OCI runtime %q is missing: %s", c.Runtime, runtimeRemedy(c.Runtime))
@@ -154,8 +154,8 @@ func (c Config) needRuntime() error {
 	return nil
 }
 
-// NeedNoBoxes fails if a box was launched with a state directory, because its processes would go unsupervised.
-func NeedNoBoxes(stateDir string) error {
+// RequireNoBoxes fails if a box was launched with a state directory, because its processes would go unsupervised.
+func RequireNoBoxes(stateDir string) error {
 	entries, err := os.ReadDir(dirs{state: stateDir}.boxes())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -178,9 +178,9 @@ func runtimeRemedy(program string) string {
 // RunDirOf returns the run directory of a launcher. runDir is [Config].RunDir.
 func RunDirOf(stateDir, runDir string) string { return dirsOf(stateDir, runDir).run }
 
-// Traces returns patterns of the files outside the state directory that exist only while a launcher with these directories
+// TracePatterns returns patterns of the files outside the state directory that exist only while a launcher with these directories
 // has boxes. runDir is [Config].RunDir.
-func Traces(stateDir, runDir string) []string {
+func TracePatterns(stateDir, runDir string) []string {
 	d := dirsOf(stateDir, runDir)
 	return []string{filepath.Join(d.pins(), "*"), filepath.Join(d.attached(), "*")}
 }

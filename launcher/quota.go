@@ -24,19 +24,19 @@ type DiskFullError = disk.FullError
 // ErrNoDiskLimit is returned for boxes without a disk limit.
 var ErrNoDiskLimit = disk.ErrUnlimited
 
-// Room returns nil if n more bytes fit on the disk of the state directory without using the space reserved for the gateway.
-func (l *Launcher) Room(n int64) error {
-	return l.Reserve().Room(n)
+// CheckFree returns nil if n more bytes fit on the disk of the state directory without using the space reserved for the gateway.
+func (l *Launcher) CheckFree(n int64) error {
+	return l.Reserve().Check(n)
 }
 
 // Reserve returns the reserved space on the disk of the state directory.
 func (l *Launcher) Reserve() Reserve { return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve} }
 
-// Left returns how many bytes are free on the disk of the state directory; 0 if unknown.
-func (l *Launcher) Left() int64 { return l.Reserve().Left() }
+// FreeBytes returns how many bytes are free on the disk of the state directory; 0 if unknown.
+func (l *Launcher) FreeBytes() int64 { return l.Reserve().FreeBytes() }
 
 // Kept returns how many bytes on the disk of the state directory are kept free for the gateway.
-func (l *Launcher) Kept() int64 { return l.Reserve().Kept() }
+func (l *Launcher) Kept() int64 { return l.Reserve().ReservedBytes() }
 
 // volume returns the box's own file system. It may not exist.
 func (d dirs) volume(id policy.BoxID) disk.Volume {

@@ -36,7 +36,7 @@ func TestTheRunDirectoryIsNobodyElses(t *testing.T) {
 	check(true)
 	mkdir("netns")
 	check(false)
-	own, others, err := OfRun(state, run)
+	own, others, err := RunEntries(state, run)
 	if err != nil || len(own) != 1 || len(others) != 1 || filepath.Base(own[0]) != "netns" {
 		t.Error(own, others, err)
 	}

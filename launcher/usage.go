@@ -28,6 +28,6 @@ func (l *Launcher) DiskUsage(ctx context.Context, id policy.BoxID) (files.Usage,
 	return files.DiskUsage(ctx, l.dirs.upper(id))
 }
 
-// OnEnd sets a function that is called before the control group of a box is removed, while the kernel's counters can still
-// be read. f must not call methods that change the box. Call OnEnd once, before any box exists.
-func (l *Launcher) OnEnd(f func(policy.BoxID)) { l.onEnd = f }
+// OnGroupRemoval sets a function that is called before the control group of a box is removed, while the kernel's counters can still
+// be read. f must not call methods that change the box. Call OnGroupRemoval once, before any box exists.
+func (l *Launcher) OnGroupRemoval(f func(policy.BoxID)) { l.onEnd = f }

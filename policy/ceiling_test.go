@@ -129,7 +129,7 @@ func TestAttackCeilingRulesUnread(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ceiling Spec
-		ruled   Answer
+		ruled   Tristate
 		want    bool
 	}{
 		{"at the host with rules", Spec{Mode: ModeAllowAll, Rules: rules}, Yes, false},

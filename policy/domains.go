@@ -98,7 +98,7 @@ func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if len(d.nodes) > 0 {
 		d.walk(n.String(), port, wholeNames, &m)
 	}
-	m.take(d.any.below.denied, d.any.below.allowed, port, wholeNames)
+	m.matchPort(d.any.below.denied, d.any.below.allowed, port, wholeNames)
 	return m
 }
 
@@ -108,9 +108,9 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 		if skip <= 0 {
 			if node := d.nodes[at]; node != nil {
 				if len(at) == len(name) {
-					m.take(node.denied, node.allowed, port, wholeNames)
+					m.matchPort(node.denied, node.allowed, port, wholeNames)
 				} else {
-					m.take(node.below.denied, node.below.allowed, port, wholeNames)
+					m.matchPort(node.below.denied, node.below.allowed, port, wholeNames)
 				}
 				if m.denied {
 					return
@@ -126,7 +126,7 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 	}
 }
 
-func (m *entries) take(denied, allowed portRules, port uint16, wholeNames bool) {
+func (m *entries) matchPort(denied, allowed portRules, port uint16, wholeNames bool) {
 	if !m.denied && len(denied) > 0 {
 		if wholeNames {
 			m.denyRule, m.denied = denied.findWhole(port)

@@ -64,7 +64,7 @@ func (rt Route) Keeps(was Action) bool {
 
 // Held returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to the name of
 // the route, or to no name. dialled is the address of the server, and owned whether that is an address of the name.
-func (rt Route) Held(e Evidence, dialled netip.Addr, owned Answer) Evidence {
+func (rt Route) Held(e Evidence, dialled netip.Addr, owned Tristate) Evidence {
 	if n := rt.Request.Name; n.IsZero() {
 		e.Told = nil
 	} else {
@@ -438,18 +438,18 @@ func (o Opening) unread(name name.Name) bool {
 	return o != OpeningRequest && o != OpeningSecure && (o != OpeningTLS || name.IsZero())
 }
 
-// Answer is the answer to a question that takes time. Unknown counts as the worse of Yes and No.
-type Answer uint8
+// Tristate is the answer to a question that takes time. Unknown counts as the worse of Yes and No.
+type Tristate uint8
 
 // The answers.
 const (
-	Unknown Answer = iota
+	Unknown Tristate = iota
 	No
 	Yes
 )
 
-// AnswerOf returns Yes or No.
-func AnswerOf(yes bool) Answer {
+// TristateOf returns Yes or No.
+func TristateOf(yes bool) Tristate {
 	if yes {
 		return Yes
 	}
@@ -467,8 +467,8 @@ type Evidence struct {
 	Greeted bool        // the server has sent bytes before the client, and does not speak HTTP/2
 
 	Dialled netip.Addr // address that is about to be dialled, or was; invalid until known
-	Ruled   Answer     // whether Dialled (Request.Addr while that is unknown) belongs to a host with rules on the port
-	Owned   Answer     // whether Dialled is an address of the name of the route
+	Ruled   Tristate   // whether Dialled (Request.Addr while that is unknown) belongs to a host with rules on the port
+	Owned   Tristate   // whether Dialled is an address of the name of the route
 
 	Settled bool   // By and From are set, see [Route.Settle]
 	By      string // key of the upstream proxy, "" for none

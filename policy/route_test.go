@@ -23,7 +23,7 @@ func (r random) routed() (Request, Evidence) {
 	req.Protocol, req.Port = TCP, pick(r, []uint16{22, 80, 443, 853, 8443})
 	e := Evidence{
 		Opening: Opening(r.IntN(int(OpeningSecure) + 2)), Proxied: r.IntN(3) == 0, NoAddr: r.IntN(3) > 0, Greeted: r.IntN(2) == 0,
-		Ruled: Answer(r.IntN(3)), Owned: Answer(r.IntN(3)),
+		Ruled: Tristate(r.IntN(3)), Owned: Tristate(r.IntN(3)),
 	}
 	for range r.IntN(3) {
 		e.Told = append(e.Told, r.name())
@@ -167,10 +167,10 @@ func TestUnknownEvidenceCountsAgainst(t *testing.T) {
 			for _, better := range []bool{false, true} {
 				known := e
 				if e.Ruled == Unknown {
-					known.Ruled = AnswerOf(!better)
+					known.Ruled = TristateOf(!better)
 				}
 				if e.Owned == Unknown {
-					known.Owned = AnswerOf(better)
+					known.Owned = TristateOf(better)
 				}
 				known.NoAddr = true
 				got := c.Route(req, known)
@@ -225,7 +225,7 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 			if next == nil || !passes(was) {
 				return
 			}
-			dialled, owned := req.Addr, Answer(r.IntN(3))
+			dialled, owned := req.Addr, Tristate(r.IntN(3))
 			if was.ByName {
 				dialled, owned = r.addr(), Yes
 			}
@@ -233,7 +233,7 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 			if was.Action == Intercept {
 				held = was.Held(e, netip.Addr{}, Unknown)
 			}
-			held.Ruled = Answer(r.IntN(3)) // of dialled, asked anew
+			held.Ruled = Tristate(r.IntN(3)) // of dialled, asked anew
 			if slices.ContainsFunc(e.Told, func(n name.Name) bool { return next.Intercepts(n, req.Port) }) {
 				held.Ruled = Yes
 			}

@@ -35,8 +35,8 @@ func NeedWritable(key, dir string) error {
 // firstStart is the disk space in bytes that the first start needs for the store and its key.
 const firstStart = 1 << 20
 
-// NeedRoom requires that the file system of the directory configured by key has space for a first start.
-func NeedRoom(key, dir string) error {
+// NeedSpace requires that the file system of the directory configured by key has space for a first start.
+func NeedSpace(key, dir string) error {
 	at, fs, err := statfs(dir)
 	free := fs.Bavail * uint64(fs.Bsize)
 	if err != nil || free >= firstStart {

@@ -17,7 +17,7 @@ func needRuntime(program string) error {
 
 // runtimeLacks warns about features missing from a runtime on a host whose cgroups are mounted at a path.
 func runtimeLacks(program, cgroups string) error {
-	if lacks := oci.ByName(program).Lacks(cgroups); lacks != "" {
+	if lacks := oci.ByName(program).Missing(cgroups); lacks != "" {
 		return Warnf("%s", lacks)
 	}
 	return nil

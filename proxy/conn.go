@@ -307,7 +307,7 @@ func (c *conn) forward(f peek.First) {
 // closed.
 func (c *conn) startTraffic() {
 	if rt, ok := c.live.Route(); ok && c.releaseGrant == nil && c.orig.Addr().IsValid() {
-		c.releaseGrant = c.p.cfg.Resolver.Hold(c.box.ID, rt.Request.Name, c.orig.Addr())
+		c.releaseGrant = c.p.cfg.Resolver.RetainGrant(c.box.ID, rt.Request.Name, c.orig.Addr())
 	}
 	c.opening = &audit.Opening{}
 	c.opening.Begin(c.p.cfg.Audit, &c.event)

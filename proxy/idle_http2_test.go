@@ -92,9 +92,9 @@ func post(t *testing.T, c *http2.ClientConn, path, body string) (string, error) 
 func (k *keptHTTP2) rests(t *testing.T, n int64) {
 	t.Helper()
 	proxytest.Await(t, "the connections to rest", func() bool {
-		return k.budget.Held(memory.TLS) <= n*idleTLS && k.budget.Held(memory.HTTP2) <= n*idleHTTP2
+		return k.budget.InUse(memory.TLS) <= n*idleTLS && k.budget.InUse(memory.HTTP2) <= n*idleHTTP2
 	})
-	if k.budget.Held(memory.TLS) == 0 || k.budget.Held(memory.HTTP2) == 0 {
+	if k.budget.InUse(memory.TLS) == 0 || k.budget.InUse(memory.HTTP2) == 0 {
 		t.Error("idle connections are not charged")
 	}
 }
@@ -139,7 +139,7 @@ func TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	for _, c := range all {
 		_ = c.Close()
 	}
-	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.Held(memory.TLS) == 0 && k.budget.Held(memory.HTTP2) == 0 })
+	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.InUse(memory.TLS) == 0 && k.budget.InUse(memory.HTTP2) == 0 })
 }
 
 // TestAttackIdleHTTP2InterceptionHoldsMore: a connection with a running request, a partial record or a partial frame is
@@ -150,11 +150,11 @@ func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 	k := keepHTTP2(t, 64<<20, answered)
 	stays := func(t *testing.T, what string) {
 		t.Helper()
-		full := func() bool { return k.budget.Held(memory.TLS) == fullTLS && k.budget.Held(memory.HTTP2) >= fullHTTP2 }
+		full := func() bool { return k.budget.InUse(memory.TLS) == fullTLS && k.budget.InUse(memory.HTTP2) >= fullHTTP2 }
 		proxytest.Await(t, "the connection to be charged", full)
 		for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 			if !full() {
-				t.Fatalf("with %s, %d and %d bytes are charged", what, k.budget.Held(memory.TLS), k.budget.Held(memory.HTTP2))
+				t.Fatalf("with %s, %d and %d bytes are charged", what, k.budget.InUse(memory.TLS), k.budget.InUse(memory.HTTP2))
 			}
 		}
 	}
@@ -174,7 +174,7 @@ func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
 	}
 	stays(t, "half a record")
 	_ = raw.Close()
-	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.Held(memory.TLS) == 0 })
+	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.InUse(memory.TLS) == 0 })
 
 	secure := terminated(t, k.at, "h2")
 	framer := http2.NewFramer(secure, secure)
@@ -200,7 +200,7 @@ func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		for _, kind := range memory.Kinds() {
 			if kind != memory.Upstreams {
-				charged += k.budget.Held(kind)
+				charged += k.budget.InUse(kind)
 			}
 		}
 		return int64(m.HeapAlloc + m.StackInuse), charged
@@ -214,7 +214,7 @@ func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
 			}
 			all = append(all, c)
 		}
-		proxytest.Await(t, "the connections to rest", func() bool { return k.budget.Held(memory.HTTP2) <= int64(len(all))*idleHTTP2 })
+		proxytest.Await(t, "the connections to rest", func() bool { return k.budget.InUse(memory.HTTP2) <= int64(len(all))*idleHTTP2 })
 	}
 	add(10) // fills pools and caches
 	inUse, charged := held()

@@ -69,8 +69,8 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 	k := keep(t, budget)
 	rests := func() {
 		t.Helper()
-		proxytest.Await(t, "the connection to rest", func() bool { return budget.Held(memory.TLS) <= idleTLS })
-		if budget.Held(memory.TLS) == 0 {
+		proxytest.Await(t, "the connection to rest", func() bool { return budget.InUse(memory.TLS) <= idleTLS })
+		if budget.InUse(memory.TLS) == 0 {
 			t.Error("an idle connection is not charged")
 		}
 	}
@@ -79,7 +79,7 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 		if err := k.request(); err != nil {
 			t.Fatal(err)
 		}
-		if held := budget.Held(memory.TLS); held != fullTLS && held > idleTLS {
+		if held := budget.InUse(memory.TLS); held != fullTLS && held > idleTLS {
 			t.Errorf("%d bytes are charged", held)
 		}
 		rests()
@@ -93,7 +93,7 @@ func TestIdleInterceptionsAreChargedForWhatTheyHold(t *testing.T) {
 		t.Error("without memory a request was served")
 	}
 	account.Release(memory.Buffers, taken)
-	proxytest.Await(t, "every claim to be given back", func() bool { return budget.Held(memory.TLS) == 0 })
+	proxytest.Await(t, "every claim to be given back", func() bool { return budget.InUse(memory.TLS) == 0 })
 }
 
 // TestAttackIdleInterceptionHoldsMore: a client that sends the beginning of a record and goes idle, immediately or after
@@ -109,14 +109,14 @@ func TestAttackIdleInterceptionHoldsMore(t *testing.T) {
 				t.Fatal(err)
 			}
 			if resting {
-				proxytest.Await(t, "the connection to rest", func() bool { return budget.Held(memory.TLS) <= idleTLS })
+				proxytest.Await(t, "the connection to rest", func() bool { return budget.InUse(memory.TLS) <= idleTLS })
 			}
 			if _, err := k.raw.Write([]byte{23, 3, 3, 0x40, 0, 1, 2, 3}); err != nil {
 				t.Fatal(err)
 			}
-			proxytest.Await(t, "the connection to be charged", func() bool { return budget.Held(memory.TLS) == fullTLS })
+			proxytest.Await(t, "the connection to be charged", func() bool { return budget.InUse(memory.TLS) == fullTLS })
 			for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-				if held := budget.Held(memory.TLS); held != fullTLS {
+				if held := budget.InUse(memory.TLS); held != fullTLS {
 					t.Fatalf("with half a record, %d bytes are charged", held)
 				}
 			}

@@ -125,7 +125,7 @@ func (p *Proxy) startHandler(c net.Conn, count *atomic.Int64, handle func(*net.T
 		socket.Reset(c)
 		return
 	}
-	own := p.handlers.Own(count)
+	own := p.handlers.Track(count)
 	if own == nil {
 		socket.Reset(c)
 		return

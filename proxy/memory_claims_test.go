@@ -59,7 +59,7 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 // claims lists the memory in use by kind.
 func claims(b *memory.Budget) (held string) {
 	for _, k := range memory.Kinds() {
-		if n := b.Held(k); n != 0 {
+		if n := b.InUse(k); n != 0 {
 			held += fmt.Sprintf("%s: %d; ", k, n)
 		}
 	}

@@ -119,9 +119,9 @@ func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxytest.Await(t, "the charge for a connection", func() bool { return budget.Held(memory.Upstreams) == postgres.LinkCost })
+	proxytest.Await(t, "the charge for a connection", func() bool { return budget.InUse(memory.Upstreams) == postgres.LinkCost })
 	_ = c.Close(t.Context())
-	proxytest.Await(t, "it to be given back", func() bool { return budget.Held(memory.Upstreams) == 0 })
+	proxytest.Await(t, "it to be given back", func() bool { return budget.InUse(memory.Upstreams) == 0 })
 }
 
 // TestAttackLongKeyToCancelQueries: a server's key has at most 256 bytes, as the protocol requires, because one is stored

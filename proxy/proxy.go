@@ -235,8 +235,8 @@ func (p *Proxy) cutUpstreamUsers(secret string) {
 	p.core.Origins.CloseAllIdle() // of all boxes, as only a reconnect is lost
 }
 
-// Holds reports whether a secret may be in use: it was sent before, and boxes have open connections.
-func (p *Proxy) Holds(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
+// UsesSecret reports whether a secret may be in use: it was sent before, and boxes have open connections.
+func (p *Proxy) UsesSecret(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex

@@ -249,7 +249,7 @@ func (c *conn) tunnelSpec() tunnel.Spec {
 // goroutine, which a tunnel does not need. The caller must not use the connection afterwards.
 func (c *conn) passToTunnel(t io.Closer, start func()) {
 	c.head = nil
-	c.own.Pass(func() {
+	c.own.HandOver(func() {
 		if c.live.AttachTunnel(t) {
 			start()
 		}

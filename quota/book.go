@@ -40,7 +40,7 @@ type Book struct {
 // id identifies a holder.
 type id struct{ what, id string }
 
-func (h Holder) key() id { return id{h.What, h.ID} }
+func (h Holder) key() id { return id{h.Type, h.ID} }
 
 // account is the usage of one holder.
 type account struct {
@@ -100,9 +100,9 @@ func (b *Book) Count(k Kind, count func(Holder) int64) {
 	b.counts[k] = count
 }
 
-// Take takes n of a kind for a holder until release is called; further calls of release have no effect. If the holder would
-// exceed its limit, or the total is used up, Take fails with an [*Error].
-func (b *Book) Take(h Holder, k Kind, n int64) (release func(), err error) {
+// Acquire takes n of a kind for a holder until release is called; further calls of release have no effect. If the holder would
+// exceed its limit, or the total is used up, Acquire fails with an [*Error].
+func (b *Book) Acquire(h Holder, k Kind, n int64) (release func(), err error) {
 	if err := b.acquire(h, k, n); err != nil {
 		return nil, err
 	}
@@ -333,7 +333,7 @@ type HolderUsage struct {
 	Uses   Uses
 }
 
-// Holders returns the usage of holders with the given Holder.What that have taken something, and of also. They are ordered by
+// Holders returns the usage of holders with the given Holder.Type that have taken something, and of also. They are ordered by
 // the highest fraction of a quota that they have used, highest first, and at most most are returned.
 func (b *Book) Holders(what string, most int, also ...Holder) []HolderUsage {
 	var out []HolderUsage
@@ -355,7 +355,7 @@ func (b *Book) holders(what string) (out []Holder) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, a := range b.accounts {
-		if a.holder.What == what {
+		if a.holder.Type == what {
 			out = append(out, a.holder)
 		}
 	}

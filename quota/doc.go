@@ -4,7 +4,7 @@
 //
 // Connections, requests, commands and memory are taken and released:
 //
-//	release, err := book.Take(holder, quota.Connections, 1)
+//	release, err := book.Acquire(holder, quota.Connections, 1)
 //	if err != nil {
 //		return err // the API answers 429
 //	}
@@ -12,7 +12,7 @@
 //
 // A request that starts work takes through the [Scope] in its context, which lasts until both have ended:
 //
-//	if err := quota.ScopeOf(ctx).Take(quota.Memory, n); err != nil { … }
+//	if err := quota.ScopeOf(ctx).Acquire(quota.Memory, n); err != nil { … }
 //
 // Boxes, snapshots, URLs and the like are counted from state when one more is requested:
 //

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// Values of [Holder].What.
+// Values of [Holder].Type.
 const (
 	APIKey  = "API key"
 	Box     = "box"
 	Network = "network" // of unauthenticated clients
 )
 
-// Holder is an owner of quotas. Two holders are the same if What and ID are equal; the other fields may change.
+// Holder is an owner of quotas. Two holders are the same if Type and ID are equal; the other fields may change.
 type Holder struct {
-	What string // such as APIKey; a namespace for IDs
+	Type string // such as APIKey; a namespace for IDs
 	ID   string
 	Name string // for messages; empty: the ID
 	// Operator: the holder has no individual limits.
@@ -27,7 +27,7 @@ func (h Holder) String() string {
 	if name == "" {
 		name = h.ID
 	}
-	return h.What + " " + name
+	return h.Type + " " + name
 }
 
 // Error reports that a quota is used up. The API answers it with 429.

@@ -74,8 +74,8 @@ func Names() []string {
 	return names
 }
 
-// Named returns the kind with a name.
-func Named(name string) (Kind, bool) {
+// KindByName returns the kind with a name.
+func KindByName(name string) (Kind, bool) {
 	i := slices.IndexFunc(traitsOf[:], func(t traits) bool { return t.name == name })
 	return Kind(max(i, 0)), i >= 0
 }
@@ -105,8 +105,8 @@ func (k Kind) Amount(n int64) string {
 // Limits has a limit for each kind; 0 means not set.
 type Limits [kinds]int64
 
-// Over returns the limits of l, or of lower where a limit of l is not set.
-func (l Limits) Over(lower Limits) Limits {
+// WithDefaults returns the limits of l, or of lower where a limit of l is not set.
+func (l Limits) WithDefaults(lower Limits) Limits {
 	for k, n := range l {
 		if n == 0 {
 			l[k] = lower[k]
@@ -129,19 +129,19 @@ func (l Limits) Map() map[string]int64 {
 	return out
 }
 
-// FromMap is the inverse of [Limits.Map]. Unknown names are left out, because a later version may have written them.
-func FromMap(m map[string]int64) Limits {
+// LimitsFromMap is the inverse of [Limits.Map]. Unknown names are left out, because a later version may have written them.
+func LimitsFromMap(m map[string]int64) Limits {
 	var l Limits
 	for name, n := range m {
-		if k, ok := Named(name); ok {
+		if k, ok := KindByName(name); ok {
 			l[k] = n
 		}
 	}
 	return l
 }
 
-// Most is the largest limit that can be set for a kind: anything above it must be a mistake.
-func (k Kind) Most() int64 {
+// Max is the largest limit that can be set for a kind: anything above it must be a mistake.
+func (k Kind) Max() int64 {
 	if k.InBytes() {
 		return 1 << 50
 	}

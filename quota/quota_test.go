@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-func key(name string) Holder { return Holder{What: APIKey, ID: "key_" + name, Name: name} }
+func key(name string) Holder { return Holder{Type: APIKey, ID: "key_" + name, Name: name} }
 
-var operator = Holder{What: APIKey, ID: "operator", Operator: true}
+var operator = Holder{Type: APIKey, ID: "operator", Operator: true}
 
 func limits(k Kind, n int64) (l Limits) { l[k] = n; return l }
 
 // take takes one of a kind until the test ends.
 func take(t *testing.T, b *Book, h Holder, k Kind) error {
 	t.Helper()
-	release, err := b.Take(h, k, 1)
+	release, err := b.Acquire(h, k, 1)
 	if err == nil {
 		t.Cleanup(release)
 	}
@@ -29,11 +29,11 @@ func take(t *testing.T, b *Book, h Holder, k Kind) error {
 func TestAHolderHasNoMoreThanItsQuota(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Defaults: limits(Commands, 2)})
-	release, err := b.Take(key("ci"), Commands, 2)
+	release, err := b.Acquire(key("ci"), Commands, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.Take(key("ci"), Commands, 1)
+	_, err = b.Acquire(key("ci"), Commands, 1)
 	const want = "API key ci has 2 commands under way, as many as it may (quotas.commands); wait for one to end, or have the operator raise it"
 	if refused, ok := errors.AsType[*Error](err); !ok || refused.Kind != Commands || refused.After <= 0 || err.Error() != want {
 		t.Errorf("a third: %v", err)
@@ -98,7 +98,7 @@ func TestSharesOfATotal(t *testing.T) {
 			t.Errorf("holder %d got nothing", i)
 		}
 	}
-	_, err := b.Take(key("first"), Requests, 1)
+	_, err := b.Acquire(key("first"), Requests, 1)
 	if err == nil || !strings.Contains(err.Error(), "all keys together may have 3000 requests under way") {
 		t.Errorf("more for the first: %v", err)
 	}
@@ -116,16 +116,16 @@ func TestSharesOfATotal(t *testing.T) {
 func TestTheOperatorHasAllOfTheMemory(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Totals: limits(Memory, 400)})
-	if _, err := b.Take(key("ci"), Memory, 150); err != nil {
+	if _, err := b.Acquire(key("ci"), Memory, 150); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Take(key("ci"), Memory, 1); err == nil {
+	if _, err := b.Acquire(key("ci"), Memory, 1); err == nil {
 		t.Error("a key has more than half of the share")
 	}
-	if _, err := b.Take(operator, Memory, 250); err != nil {
+	if _, err := b.Acquire(operator, Memory, 250); err != nil {
 		t.Error(err)
 	}
-	if _, err := b.Take(operator, Memory, 1); err == nil {
+	if _, err := b.Acquire(operator, Memory, 1); err == nil {
 		t.Error("more than the total is taken")
 	}
 }
@@ -199,7 +199,7 @@ func TestHoldersAreForgotten(t *testing.T) {
 	b := New(Config{Defaults: limits(Certificates, 1), Now: func() time.Time { return now }})
 	for i := range 1000 {
 		h := key(fmt.Sprint(i))
-		release, err := b.Take(h, Requests, 3)
+		release, err := b.Acquire(h, Requests, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,14 +231,14 @@ func TestScope(t *testing.T) {
 	used := func(k Kind) int64 { return b.Use(h)[k].Used }
 	s, end := b.Open(h)
 	ctx := WithScope(context.Background(), s)
-	if err := ScopeOf(ctx).Take(Memory, 60); err != nil {
+	if err := ScopeOf(ctx).Acquire(Memory, 60); err != nil {
 		t.Fatal(err)
 	}
-	if err := ScopeOf(ctx).Take(Memory, 60); err == nil || used(Memory) != 60 {
+	if err := ScopeOf(ctx).Acquire(Memory, 60); err == nil || used(Memory) != 60 {
 		t.Errorf("%v, %d used", err, used(Memory))
 	}
 	s.Release(Memory, 10)
-	work := s.Keep()
+	work := s.Extend()
 	end()
 	end()
 	if used(Memory) != 50 {
@@ -249,26 +249,26 @@ func TestScope(t *testing.T) {
 	if used(Memory) != 0 || len(b.accounts) != 0 {
 		t.Errorf("%d used when it has ended", used(Memory))
 	}
-	late := s.Keep() // the work calls Keep after its request has ended
+	late := s.Extend() // the work calls Extend after its request has ended
 	if used(Memory) != 50 {
 		t.Errorf("%d used by work that began late", used(Memory))
 	}
 	late()
 	s.Release(Memory, 50)
-	if err := s.Take(Memory, 10); err != nil || used(Memory) != 0 || len(b.accounts) != 0 {
+	if err := s.Acquire(Memory, 10); err != nil || used(Memory) != 0 || len(b.accounts) != 0 {
 		t.Errorf("%v, %d used by a scope that has ended", err, used(Memory))
 	}
 	none := ScopeOf(context.Background())
-	if none.Take(Memory, 1000) != nil || none.Holder() != (Holder{}) {
+	if none.Acquire(Memory, 1000) != nil || none.Holder() != (Holder{}) {
 		t.Error("a request without a scope is bounded")
 	}
-	none.Keep()()
+	none.Extend()()
 }
 
 // Holders returns the holders with usage, and those that the caller adds, each once, the one closest to a limit first.
 func TestHoldersThatHaveMost(t *testing.T) {
 	t.Parallel()
-	b := New(Config{Defaults: limits(Commands, 4).Over(limits(Boxes, 10))})
+	b := New(Config{Defaults: limits(Commands, 4).WithDefaults(limits(Boxes, 10))})
 	b.Count(Boxes, func(h Holder) int64 { return map[string]int64{"key_many": 9, "key_few": 1}[h.ID] })
 	for range 2 {
 		if err := take(t, b, key("busy"), Commands); err != nil {
@@ -293,8 +293,8 @@ func TestABookIsSafeForConcurrentUse(t *testing.T) {
 			h := key(fmt.Sprint(i % 8))
 			for range 500 {
 				s, end := b.Open(h)
-				if s.Take(Commands, 1) == nil {
-					all.Go(s.Keep())
+				if s.Acquire(Commands, 1) == nil {
+					all.Go(s.Extend())
 				}
 				end()
 			}
@@ -311,18 +311,18 @@ func TestLimitsAreWrittenByName(t *testing.T) {
 	l := limits(Commands, 3)
 	l[SnapshotBytes] = 1 << 30
 	m := l.Map()
-	if len(m) != 2 || m["commands"] != 3 || m["snapshot_bytes"] != 1<<30 || FromMap(m) != l {
+	if len(m) != 2 || m["commands"] != 3 || m["snapshot_bytes"] != 1<<30 || LimitsFromMap(m) != l {
 		t.Errorf("%v", m)
 	}
-	if FromMap(map[string]int64{"later": 1}) != (Limits{}) || (Limits{}).Map() != nil {
+	if LimitsFromMap(map[string]int64{"later": 1}) != (Limits{}) || (Limits{}).Map() != nil {
 		t.Error("unknown names, or none")
 	}
 	for _, k := range Kinds() {
-		if got, ok := Named(k.String()); !ok || got != k {
+		if got, ok := KindByName(k.String()); !ok || got != k {
 			t.Errorf("%v", k)
 		}
 	}
-	if got := limits(Commands, 5).Over(l); got[Commands] != 5 || got[SnapshotBytes] != 1<<30 {
+	if got := limits(Commands, 5).WithDefaults(l); got[Commands] != 5 || got[SnapshotBytes] != 1<<30 {
 		t.Errorf("%v", got)
 	}
 	if text := Memory.Amount(3 << 19); text != "1.5 MiB" {

@@ -39,14 +39,14 @@ func (s *Scope) Book() *Book {
 	return s.book
 }
 
-// Keep extends the scope until end is called, even beyond the end of its request.
-func (s *Scope) Keep() (end func()) {
+// Extend extends the scope until end is called, even beyond the end of its request.
+func (s *Scope) Extend() (end func()) {
 	if s == nil {
 		return func() {}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.refs++; s.refs == 1 { // the request ended before the work called Keep
+	if s.refs++; s.refs == 1 { // the request ended before the work called Extend
 		for k, n := range s.used {
 			if n != 0 {
 				s.book.addUnchecked(s.holder, Kind(k), n)
@@ -69,8 +69,8 @@ func (s *Scope) dropRef() {
 	}
 }
 
-// Take takes n of a kind until the scope ends. It fails as [Book.Take] does.
-func (s *Scope) Take(k Kind, n int64) error {
+// Acquire takes n of a kind until the scope ends. It fails as [Book.Acquire] does.
+func (s *Scope) Acquire(k Kind, n int64) error {
 	if s == nil || n == 0 {
 		return nil
 	}

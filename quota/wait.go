@@ -52,9 +52,9 @@ func (w *waiters) wakeAll() {
 	}
 }
 
-// TakeWithin is [Scope.Take] for a request that can wait for others to release something, until ctx is done or patience is
+// AcquireWithin is [Scope.Acquire] for a request that can wait for others to release something, until ctx is done or patience is
 // over. It fails immediately if no release would be enough, or if too many requests wait already.
-func (s *Scope) TakeWithin(ctx context.Context, patience time.Duration, k Kind, n int64) error {
+func (s *Scope) AcquireWithin(ctx context.Context, patience time.Duration, k Kind, n int64) error {
 	if s == nil || n == 0 {
 		return nil
 	}

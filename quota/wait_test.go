@@ -12,13 +12,13 @@ func waits(t *testing.T, b *Book, h Holder, own, n int64) <-chan time.Duration {
 	t.Helper()
 	s, end := b.Open(h)
 	t.Cleanup(end)
-	if err := s.Take(Memory, own); err != nil {
+	if err := s.Acquire(Memory, own); err != nil {
 		t.Fatal(err)
 	}
 	took := make(chan time.Duration, 1)
 	go func() {
 		begun := time.Now()
-		err := s.TakeWithin(t.Context(), 2*time.Second, Memory, n)
+		err := s.AcquireWithin(t.Context(), 2*time.Second, Memory, n)
 		if took <- time.Since(begun); err == nil {
 			return
 		}
@@ -64,7 +64,7 @@ func TestRequestsWaitForRoom(t *testing.T) {
 				_, end := b.Open(operator)
 				defer end()
 				other, over := b.Open(key("a"))
-				if err := other.Take(Memory, 70); err != nil {
+				if err := other.Acquire(Memory, 70); err != nil {
 					t.Fatal(err)
 				}
 				if c.holder == key("b") { // the rest of the others' share is taken, too
@@ -133,7 +133,7 @@ func TestWaitingEndsWithTheRequest(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		begun := time.Now()
-		if err := s.TakeWithin(ctx, time.Minute, Memory, 60); err == nil || time.Since(begun) != time.Second {
+		if err := s.AcquireWithin(ctx, time.Minute, Memory, 60); err == nil || time.Since(begun) != time.Second {
 			t.Errorf("%v after %v", err, time.Since(begun))
 		}
 	})

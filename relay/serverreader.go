@@ -30,7 +30,7 @@ type Expecter interface {
 }
 
 // Begin must be called before the reads of each exchange. first is the time until the first call of Expected. No deadline has passed when
-// Begin returns: [socket.Direct.Ask] would not send.
+// Begin returns: [socket.Direct.SendRequest] would not send.
 func (r *ServerReader) Begin(by Expecter, first time.Duration) {
 	now := time.Now()
 	r.by, r.check, r.wait = by, now.Add(first), first

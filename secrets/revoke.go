@@ -9,17 +9,17 @@ import (
 	"boxgate/secrets/remote"
 )
 
-// Holders are the connections that carry secrets. Safe for concurrent use.
-type Holders interface {
-	// Holds reports whether a request in progress was sent with the secret.
-	Holds(secret string) bool
+// Connections are the connections that carry secrets. Safe for concurrent use.
+type Connections interface {
+	// UsesSecret reports whether a request in progress was sent with the secret.
+	UsesSecret(secret string) bool
 	// Revoke cuts the connections with such a request that began before the call.
 	Revoke(secret string)
 }
 
 // SetHolders sets the connections that carry secrets. A secret in use is refreshed even without new requests, to detect
 // when its source no longer has it. SetHolders revokes the secrets that were found to be gone earlier.
-func (s *Secrets) SetHolders(h Holders) {
+func (s *Secrets) SetHolders(h Connections) {
 	s.mu.Lock()
 	s.holders = h
 	s.mu.Unlock()
@@ -41,7 +41,7 @@ func (e *entry) resumeWatching() (gone bool) {
 	return e.gone
 }
 
-func (s *Secrets) currentHolders() Holders {
+func (s *Secrets) currentHolders() Connections {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.holders
@@ -147,7 +147,7 @@ func (e *entry) scheduleRefresh() {
 
 // refreshIfHeld reads a secret again if a connection carries it.
 func (e *entry) refreshIfHeld() {
-	if h := e.owner.currentHolders(); h == nil || !h.Holds(e.name) {
+	if h := e.owner.currentHolders(); h == nil || !h.UsesSecret(e.name) {
 		return // the next request refreshes it
 	}
 	e.mu.Lock()

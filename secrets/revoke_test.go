@@ -26,7 +26,7 @@ type holders struct {
 	revoked []string
 }
 
-func (h *holders) Holds(string) bool {
+func (h *holders) UsesSecret(string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.held
@@ -153,7 +153,7 @@ func TestASecretThatIsGone(t *testing.T) {
 	})
 }
 
-// Holders set later learn which secrets were found to be gone before, and the secrets that they carry are refreshed
+// Connections set later learn which secrets were found to be gone before, and the secrets that they carry are refreshed
 // from then on.
 func TestHoldersThatComeLater(t *testing.T) {
 	t.Parallel()

@@ -60,7 +60,7 @@ type Secrets struct {
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
-	holders Holders
+	holders Connections
 	closed  bool
 	resting bool           // closed, but values stay available until they expire
 	flights sync.WaitGroup // the running refreshes; Add under mu and only while not closed
@@ -128,9 +128,9 @@ func (s *Secrets) Close() {
 	s.flights.Wait()
 }
 
-// Rest waits for the running refreshes and starts no more. Values stay available until they expire. Another process may
+// StopRefreshing waits for the running refreshes and starts no more. Values stay available until they expire. Another process may
 // then refresh the same sources.
-func (s *Secrets) Rest() {
+func (s *Secrets) StopRefreshing() {
 	if s == nil {
 		return
 	}
@@ -140,7 +140,7 @@ func (s *Secrets) Rest() {
 	s.flights.Wait()
 }
 
-// Forget drops the value of a secret. After Rest, it is not read again.
+// Forget drops the value of a secret. After StopRefreshing, it is not read again.
 func (s *Secrets) Forget(n string) {
 	if !s.Has(n) {
 		return
@@ -151,7 +151,7 @@ func (s *Secrets) Forget(n string) {
 	e.hasValue, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
-// isResting reports whether Rest was called: values stay available without refreshes.
+// isResting reports whether StopRefreshing was called: values stay available without refreshes.
 func (s *Secrets) isResting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -41,8 +41,8 @@ func (db *DB) Backup(w io.Writer) (int64, error) {
 	return n, errors.Join(err, f.Close())
 }
 
-// FileBefore is the store that a restored one has replaced.
-const FileBefore = layout.FileDB + ".before-restore"
+// ReplacedFile is the store that a restored one has replaced.
+const ReplacedFile = layout.FileDB + ".before-restore"
 
 // RestoreOptions configure a restore.
 type RestoreOptions struct {
@@ -56,7 +56,7 @@ type RestoreOptions struct {
 // Restore replaces the store of a stopped gateway by a backup. If the gateway runs the error is [ErrInUse]. The backup
 // is opened and verified next to the store, and replaces it in one step, so a failure leaves the store unchanged. The
 // operator's API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain
-// keys that were revoked later. The replaced store stays as [FileBefore].
+// keys that were revoked later. The replaced store stays as [ReplacedFile].
 func Restore(o RestoreOptions) (VerifyReport, error) {
 	if err := private.EnsureDir(o.Dir); err != nil {
 		return VerifyReport{}, err
@@ -138,7 +138,7 @@ func replaceStore(dir, aside string) error {
 	if err != nil {
 		return err
 	}
-	before := filepath.Join(dir, FileBefore)
+	before := filepath.Join(dir, ReplacedFile)
 	if err := os.Remove(before); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

@@ -73,7 +73,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if again.Keys.Check(ci.Reveal()) || again.Keys.Check(operators) || !again.Keys.Check(keyIn(t, dir)) {
 		t.Error("a key of the backup opens, or that in the file does not")
 	}
-	if _, err := os.Stat(filepath.Join(dir, FileBefore)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, ReplacedFile)); err != nil {
 		t.Error("what was replaced is gone:", err)
 	}
 }

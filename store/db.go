@@ -178,8 +178,8 @@ func takeEnv(name string) string {
 // if the directory does not exist.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
 
-// Owns reports whether the store owns a file or directory of that name in a state directory.
-func Owns(name string) bool {
+// IsStoreFile reports whether the store owns a file or directory of that name in a state directory.
+func IsStoreFile(name string) bool {
 	return slices.ContainsFunc(layout.Files, func(pattern string) bool {
 		matched, err := filepath.Match(pattern, name)
 		return err == nil && matched

@@ -137,7 +137,7 @@ func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, err
 		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.Created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
 		KeepAlive: req.KeepAlive, CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
 		Policy: api.PolicyState{Spec: req.Policy, Named: req.Named, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
-		Limits: req.Limits, OwnLimits: req.Limits.Of(h.HostLimits()).Beside(h.HostLimits()),
+		Limits: req.Limits, EffectiveLimits: req.Limits.Effective(h.HostLimits()).Beside(h.HostLimits()),
 	}
 	if req.Ephemeral {
 		b.ExpiresAt = now.Add(req.TTL)
@@ -558,7 +558,7 @@ func (h *Host) SetGitIdentity(context.Context, policy.BoxID, string, string) (no
 	return "", "", err
 }
 
-// ErrandClient implements the Errands of [boxgate/api/harness].
-func (h *Host) ErrandClient(policy.BoxID) (*http.Client, error) {
+// WebhookClient implements the Webhooks of [boxgate/api/harness].
+func (h *Host) WebhookClient(policy.BoxID) (*http.Client, error) {
 	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }

@@ -52,7 +52,7 @@ func (h *Host) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, err
 		}
 	}
 	id := policy.BoxID(fmt.Sprintf("attached%d", len(h.ByID)))
-	box := api.Box{ID: id, Name: req.Name, Labels: req.Labels, Status: api.StatusIdle, Attached: &req.Attached, Limits: req.Limits, OwnLimits: req.Limits.Of(h.HostLimits()).Beside(h.HostLimits()), Policy: api.PolicyState{Spec: req.Policy, Version: 1}}
+	box := api.Box{ID: id, Name: req.Name, Labels: req.Labels, Status: api.StatusIdle, Attached: &req.Attached, Limits: req.Limits, EffectiveLimits: req.Limits.Effective(h.HostLimits()).Beside(h.HostLimits()), Policy: api.PolicyState{Spec: req.Policy, Version: 1}}
 	h.ByID[id] = &Box{Box: box, Rules: api.HeaderState{Rules: req.Headers, Version: 1}, URLs: map[uint16]api.URL{}}
 	return box, nil
 }

@@ -91,7 +91,7 @@ func (h *Host) SetLimits(_ context.Context, id policy.BoxID, change func(api.Box
 	}
 	next, err := change(b.Limits)
 	if err == nil {
-		b.Limits, b.OwnLimits = next, next.Of(h.HostLimits()).Beside(h.HostLimits())
+		b.Limits, b.EffectiveLimits = next, next.Effective(h.HostLimits()).Beside(h.HostLimits())
 	}
 	return b.Box, err
 }

@@ -99,7 +99,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	if req.Limits, err = (api.BoxLimits{}).Changed(api.CallerOf(r.Context()), e.Boxes.HostLimits(), req.LimitChange); err != nil {
+	if req.Limits, err = (api.BoxLimits{}).WithChange(api.CallerOf(r.Context()), e.Boxes.HostLimits(), req.LimitChange); err != nil {
 		return rest.Reply{}, err
 	}
 	box, err := e.Host.AttachBox(r.Context(), req)

@@ -25,7 +25,7 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 		return problem.Refuse(http.StatusForbidden, "source_addresses needs an API key with the role %s", api.RoleAdmin)
 	}
 	var err error
-	if req.Limits, err = req.Limits.Changed(caller, e.Boxes.HostLimits(), req.LimitChange); err != nil {
+	if req.Limits, err = req.Limits.WithChange(caller, e.Boxes.HostLimits(), req.LimitChange); err != nil {
 		return err
 	}
 	if err := access.Rules(ctx, req.Headers); err != nil || caller.Role == api.RoleAdmin || req.Snapshot == "" {

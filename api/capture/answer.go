@@ -41,7 +41,7 @@ func (a *Answer) reserveLocked(n int) bool {
 		if !a.budget.reserve(a.box, more) {
 			return false
 		}
-		if a.scope.Take(quota.Memory, int64(more)) != nil {
+		if a.scope.Acquire(quota.Memory, int64(more)) != nil {
 			a.budget.release(a.box, more)
 			return false
 		}

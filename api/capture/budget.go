@@ -67,7 +67,7 @@ func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
 		return nil, ErrFull
 	}
 	scope := quota.ScopeOf(ctx)
-	if err := scope.Take(quota.Memory, Least); err != nil {
+	if err := scope.Acquire(quota.Memory, Least); err != nil {
 		b.release(box, Least)
 		return nil, err
 	}

@@ -108,7 +108,7 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 func (e *Endpoints) recordOutput(r *history.Run, w io.Writer) io.Writer {
 	var failed error
 	return writerFunc(func(b []byte) (int, error) {
-		full := e.History.Wrote(r, b)
+		full := e.History.AppendOutput(r, b)
 		if failed == nil {
 			_, failed = w.Write(b)
 		}

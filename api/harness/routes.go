@@ -14,10 +14,10 @@ import (
 	"boxgate/policy"
 )
 
-// Errands sends requests on behalf of boxes.
-type Errands interface {
-	// ErrandClient returns a client whose requests are checked and logged as traffic of the box. It follows no redirects.
-	ErrandClient(box policy.BoxID) (*http.Client, error)
+// Webhooks sends requests on behalf of boxes.
+type Webhooks interface {
+	// WebhookClient returns a client whose requests are checked and logged as traffic of the box. It follows no redirects.
+	WebhookClient(box policy.BoxID) (*http.Client, error)
 }
 
 // Commands runs commands in boxes.
@@ -33,7 +33,7 @@ type Commands interface {
 type Endpoints struct {
 	Boxes    rest.Finder
 	Commands Commands
-	Errands  Errands
+	Webhooks Webhooks
 	History  *history.History
 	Bodies   strict.Bodies
 }

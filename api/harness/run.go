@@ -115,7 +115,7 @@ func (e *Endpoints) conclude(j *job, run *history.Run, p *parser, res api.ExecRe
 	case p.answer == nil:
 		p.answerWith(doneData{Output: p.text.String()})
 	}
-	e.History.Answered(run, *p.answer)
+	e.History.SetAnswer(run, *p.answer)
 	res.ExitCode = 0
 	return res, nil
 }

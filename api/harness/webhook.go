@@ -40,7 +40,7 @@ func (e *Endpoints) notify(j *job, run *history.Run) {
 
 // send sends a run once, as traffic of its box, so that the box's policy decides about the destination.
 func (e *Endpoints) send(ctx context.Context, box policy.BoxID, hook webhookBody, view history.RunDetail) error {
-	client, err := e.Errands.ErrandClient(box)
+	client, err := e.Webhooks.WebhookClient(box)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		_, _, _ = h.Do(t.Context(), "a", Job{Type: Shell, Prompt: "true"}, func(context.Context, *Run) (api.ExecResult, error) { return api.ExecResult{}, nil })
 	}
 	running := h.startRun("a", Job{Type: Shell, Prompt: "sleep"}, func(error) {})
-	h.Wrote(running, bytes.Repeat([]byte("x"), 3*maxRunOutput))
+	h.AppendOutput(running, bytes.Repeat([]byte("x"), 3*maxRunOutput))
 	if n := len(h.Runs("a")); n != maxRuns {
 		t.Errorf("%d runs", n)
 	}

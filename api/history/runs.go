@@ -103,7 +103,7 @@ type Answer struct {
 // Do runs work and records the run. The context of work ends when the timeout passes, ctx ends or the run is cancelled.
 // The returned error is the one for the caller of the API.
 func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(context.Context, *Run) (api.ExecResult, error)) (*Run, api.ExecResult, error) {
-	defer quota.ScopeOf(ctx).Keep()() // the run may outlive its request
+	defer quota.ScopeOf(ctx).Extend()() // the run may outlive its request
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if job.Timeout > 0 {
@@ -162,8 +162,8 @@ func (h *History) startRun(box policy.BoxID, job Job, cancel context.CancelCause
 	return r
 }
 
-// Wrote keeps the beginning of a run's output, and reports whether it is full.
-func (h *History) Wrote(r *Run, b []byte) (full bool) {
+// AppendOutput keeps the beginning of a run's output, and reports whether it is full.
+func (h *History) AppendOutput(r *Run, b []byte) (full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if room := maxRunOutput - len(r.output); room > 0 {
@@ -172,8 +172,8 @@ func (h *History) Wrote(r *Run, b []byte) (full bool) {
 	return len(r.output) >= maxRunOutput
 }
 
-// Answered records the answer of an agent.
-func (h *History) Answered(r *Run, a Answer) {
+// SetAnswer records the answer of an agent.
+func (h *History) SetAnswer(r *Run, a Answer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := &r.view

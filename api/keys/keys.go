@@ -78,12 +78,12 @@ func usesOf(u quota.Uses) map[string]useView {
 func quotas(p *problem.List, set map[string]int64, least int64) map[quota.Kind]int64 {
 	out := map[quota.Kind]int64{}
 	for name, n := range set {
-		k, known := quota.Named(name)
+		k, known := quota.KindByName(name)
 		switch {
 		case !known:
 			p.Add("/quotas/"+problem.EscapeKey(problem.Clip(name)), "is not a quota; the quotas are %s", strings.Join(quota.Names(), ", "))
-		case n < least || n > k.Most():
-			p.Add("/quotas/"+name, "must be %d to %d", least, k.Most())
+		case n < least || n > k.Max():
+			p.Add("/quotas/"+name, "must be %d to %d", least, k.Max())
 		default:
 			out[k] = n
 		}

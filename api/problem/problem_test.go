@@ -28,7 +28,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{api.Errorf(api.ErrNotSupported, "no"), 501, "no"},
 		{api.Errorf(api.ErrUnavailable, "down"), 503, "down"},
 		{context.DeadlineExceeded, 504, context.DeadlineExceeded.Error()},
-		{fmt.Errorf("making: %w", &quota.Error{Holder: quota.Holder{What: "API key", Name: "ci"}, Kind: quota.Boxes, Used: 2, Limit: 2}), 429, "API key ci has 2 boxes, as many as it may (quotas.boxes); delete one, or have the operator raise it"},
+		{fmt.Errorf("making: %w", &quota.Error{Holder: quota.Holder{Type: "API key", Name: "ci"}, Kind: quota.Boxes, Used: 2, Limit: 2}), 429, "API key ci has 2 boxes, as many as it may (quotas.boxes); delete one, or have the operator raise it"},
 		{Invalid("/a/b", "is wrong"), 422, "/a/b: is wrong"},
 		{&document.InvalidError{}, 500, ""},
 		{errors.New("secret"), 500, ""},

@@ -37,7 +37,7 @@ func (a *API) packages() []endpoints {
 		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
-		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Boxes: a.Boxes, Commands: a.Commands, Errands: a.Errands, History: past, Bodies: bodies}},
+		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Boxes: a.Boxes, Commands: a.Commands, Webhooks: a.Webhooks, History: past, Bodies: bodies}},
 		{"sessions", "Interactive commands", a.sessions},
 		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},

@@ -53,7 +53,7 @@ type Services struct {
 	Decisions   egress.Host
 	URLs        urls.Host
 	Schedules   schedules.Host
-	Errands     harness.Errands
+	Webhooks    harness.Webhooks
 	Snapshots   snapshots.Host
 	SelfTests   boxes.SelfTests
 	Keys        keys.Host
@@ -231,7 +231,7 @@ func (a *API) openScope(r *http.Request, holder quota.Holder) (_ *http.Request, 
 			return r, nil, err
 		}
 	}
-	done, err := a.Quotas.Take(holder, quota.Requests, 1)
+	done, err := a.Quotas.Acquire(holder, quota.Requests, 1)
 	if err != nil {
 		return r, nil, err
 	}

@@ -60,7 +60,7 @@ type anything interface {
 	egress.Host
 	urls.Host
 	schedules.Host
-	harness.Errands
+	harness.Webhooks
 	snapshots.Host
 	keys.Host
 	trailapi.Host
@@ -73,7 +73,7 @@ type anything interface {
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h,
-		URLs: h, Schedules: h, Errands: h, Snapshots: h, SelfTests: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
 	}
 }
 

@@ -69,7 +69,7 @@ func chargeCommand(r *http.Request, route string) error {
 	if !access.Runs(route) || r.URL.Query().Get("session") != "" {
 		return nil
 	}
-	return quota.ScopeOf(r.Context()).Take(quota.Commands, 1)
+	return quota.ScopeOf(r.Context()).Acquire(quota.Commands, 1)
 }
 
 // recordAnswer records the result of a call.

@@ -141,7 +141,7 @@ func discardOnDone(ctx context.Context, out *outbox) context.Context {
 // recordOutput records the beginning of a run's output in the history and passes the output on to w.
 func (e *Endpoints) recordOutput(r *history.Run, w writerFunc) writerFunc {
 	return func(b []byte) (int, error) {
-		e.history.Wrote(r, b)
+		e.history.AppendOutput(r, b)
 		return w(b)
 	}
 }

@@ -23,7 +23,7 @@ type limitsView struct {
 }
 
 func viewLimits(host policy.Limits, b api.BoxLimits) limitsView {
-	return limitsView{Limits: b.Of(host).Map(), Operator: b.Operator.Map(), Own: b.Own.Map()}
+	return limitsView{Limits: b.Effective(host).Map(), Operator: b.Operator.Map(), Own: b.Own.Map()}
 }
 
 // getLimits handles GET /v2/box/{id}/config/limits.
@@ -55,7 +55,7 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 	}
 	caller := api.CallerOf(r.Context())
 	box, err = e.Rules.SetLimits(r.Context(), box.ID, func(now api.BoxLimits) (api.BoxLimits, error) {
-		return now.Changed(caller, e.Boxes.HostLimits(), change)
+		return now.WithChange(caller, e.Boxes.HostLimits(), change)
 	})
 	if err != nil {
 		return rest.Reply{}, err

@@ -36,7 +36,7 @@ func TestKeysThatAreNoAdminsLowerLimits(t *testing.T) {
 	host := (*apitest.Host)(nil).HostLimits() // 100 connections, 1 MiB/s received, no limit on sending
 	var b api.BoxLimits
 	set := func(caller api.Caller, limit policy.Limit, n int64) error {
-		next, err := b.Changed(caller, host, api.LimitChange{limit: n})
+		next, err := b.WithChange(caller, host, api.LimitChange{limit: n})
 		if err == nil {
 			b = next
 		}
@@ -44,7 +44,7 @@ func TestKeysThatAreNoAdminsLowerLimits(t *testing.T) {
 	}
 	is := func(limit policy.Limit, want int64) {
 		t.Helper()
-		if got := b.Of(host)[limit]; got != want {
+		if got := b.Effective(host)[limit]; got != want {
 			t.Errorf("%s is %d, want %d", limit, got, want)
 		}
 	}

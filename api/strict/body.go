@@ -111,7 +111,7 @@ func memoryOf(r *http.Request) *bodyMemory {
 
 func (m *bodyMemory) claim(n int64) error {
 	begun := time.Now()
-	err := m.scope.TakeWithin(m.ctx, m.remaining, quota.Memory, n)
+	err := m.scope.AcquireWithin(m.ctx, m.remaining, quota.Memory, n)
 	m.remaining -= time.Since(begun)
 	return err
 }
@@ -178,5 +178,5 @@ func (b Bodies) Decode(w http.ResponseWriter, r *http.Request, v any) error {
 		return err
 	}
 	scope := quota.ScopeOf(r.Context())
-	return unmarshal(data, v, func(n int64) error { return scope.Take(quota.Memory, n) })
+	return unmarshal(data, v, func(n int64) error { return scope.Acquire(quota.Memory, n) })
 }

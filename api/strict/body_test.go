@@ -31,11 +31,11 @@ func TestBodiesWaitForMemory(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				book := quota.New(quota.Config{Defaults: quota.Limits{quota.Memory: 5 * claim}})
-				key := quota.Holder{What: quota.APIKey, ID: "ci"}
+				key := quota.Holder{Type: quota.APIKey, ID: "ci"}
 				for i := range c.others {
 					other, end := book.Open(key)
 					defer end()
-					if err := other.Take(quota.Memory, claim); err != nil {
+					if err := other.Acquire(quota.Memory, claim); err != nil {
 						t.Fatal(err)
 					}
 					if c.ends > 0 {

@@ -2,7 +2,7 @@
 //
 // The size is divided into shares: decisions about a box within its share outlive floods of other boxes
 // ([Store.moveOldest]). Dropped decisions are recorded, so that a reader can find out from when on the history is
-// complete ([Store.Whole]).
+// complete ([Store.CompleteSince]).
 //
 // Lines come from a [lines.Writer], which never blocks its callers: a disk that is full or fails loses lines, which are
 // counted, but does not affect traffic.
@@ -39,15 +39,15 @@ type Store struct {
 	moving   sync.RWMutex // held while lines are moved from main to kept
 	released atomic.Bool
 
-	// Room returns an error if the disk cannot take n more bytes without using its reserve. nil: no reserve.
-	Room func(n int64) error
-	// grantedBytes is the number of bytes that may be written until then without calling Room again; used only by the
+	// CheckSpace returns an error if the disk cannot take n more bytes without using its reserve. nil: no reserve.
+	CheckSpace func(n int64) error
+	// grantedBytes is the number of bytes that may be written until then without calling CheckSpace again; used only by the
 	// writer.
 	grantedBytes int64
 	grantedUntil time.Time
 }
 
-// Room is called for this many bytes at a time, and at least this often.
+// CheckSpace is called for this many bytes at a time, and at least this often.
 const (
 	roomAhead = 1 << 20
 	roomEvery = 200 * time.Millisecond
@@ -123,21 +123,21 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	return n, err
 }
 
-// requestRoom calls Room for n more bytes. It requests roomAhead more at a time, because a call costs as much as
-// writing a few lines; if that much is not available, it calls Room each time.
+// requestRoom calls CheckSpace for n more bytes. It requests roomAhead more at a time, because a call costs as much as
+// writing a few lines; if that much is not available, it calls CheckSpace each time.
 func (s *Store) requestRoom(n int64) error {
-	if s.Room == nil {
+	if s.CheckSpace == nil {
 		return nil
 	}
 	if s.grantedBytes -= n; s.grantedBytes >= 0 && time.Now().Before(s.grantedUntil) {
 		return nil
 	}
 	s.grantedBytes = 0
-	if s.Room(n+roomAhead) == nil {
+	if s.CheckSpace(n+roomAhead) == nil {
 		s.grantedBytes, s.grantedUntil = roomAhead, time.Now().Add(roomEvery)
 		return nil
 	}
-	return s.Room(n)
+	return s.CheckSpace(n)
 }
 
 // TryWrite implements [lines.Sink]. It never writes: the history is not urgent, and a decision must not wait for the
@@ -153,12 +153,12 @@ func (s *Store) Release() error {
 	return errors.Join(s.main.Release(), s.kept.Release())
 }
 
-// Whole returns the time since when no decision about a box is missing; the empty ID stands for all boxes. Earlier
+// CompleteSince returns the time since when no decision about a box is missing; the empty ID stands for all boxes. Earlier
 // decisions may be present too.
-func (s *Store) Whole(box policy.BoxID) time.Time { return s.completeness.completeSince(box) }
+func (s *Store) CompleteSince(box policy.BoxID) time.Time { return s.completeness.completeSince(box) }
 
-// Lost records that a decision about a box could not be kept. It does not wait for the disk.
-func (s *Store) Lost(box policy.BoxID, at time.Time) {
+// RecordLoss records that a decision about a box could not be kept. It does not wait for the disk.
+func (s *Store) RecordLoss(box policy.BoxID, at time.Time) {
 	s.completeness.addLosses(map[policy.BoxID]time.Time{box: at})
 }
 

@@ -183,14 +183,14 @@ func TestHistoryLeavesTheReserve(t *testing.T) {
 	t.Parallel()
 	s := record(t, t.TempDir(), 1<<20, decision("b1", "before.example.com", time.Now()))
 	defer s.Close()
-	s.Room = func(int64) error { return errors.New("full") }
+	s.CheckSpace = func(int64) error { return errors.New("full") }
 	if n, err := s.Write([]byte("{}\n")); n != 0 || err == nil {
 		t.Errorf("%d bytes were written: %v", n, err)
 	}
 	if names := search(t, s, Filter{}); len(names) != 1 {
 		t.Errorf("found %v", names)
 	}
-	s.Room = func(int64) error { return nil }
+	s.CheckSpace = func(int64) error { return nil }
 	if n, err := s.Write([]byte("{}\n")); n != 3 || err != nil {
 		t.Errorf("with room again %d bytes were written: %v", n, err)
 	}

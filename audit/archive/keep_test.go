@@ -32,7 +32,7 @@ func openHistory(t testing.TB, dir string, size int64) *history {
 		t.Fatal(err)
 	}
 	w := lines.New(s)
-	return &history{s, t, w, audit.New(audit.Options{History: w, Unkept: s.Lost}), 0}
+	return &history{s, t, w, audit.New(audit.Options{History: w, OnHistoryDrop: s.RecordLoss}), 0}
 }
 
 // flood records so many bytes about boxes in turn, each decision with its own long path.
@@ -91,26 +91,26 @@ func TestNoBoxPushesOutTheOthers(t *testing.T) {
 		if got := search(t, h.Store, Filter{Box: "quiet"}); !slices.Equal(got, want) {
 			t.Errorf("of the quiet box there are %v", got)
 		}
-		if at := h.Whole("quiet"); at.After(began.Add(time.Minute)) || at.After(time.Now().Add(-time.Millisecond)) {
+		if at := h.CompleteSince("quiet"); at.After(began.Add(time.Minute)) || at.After(time.Now().Add(-time.Millisecond)) {
 			t.Errorf("of the quiet box the history is whole from %v", at)
 		}
-		since := h.Whole("loud1")
-		if since.Before(began) || !h.Whole("").Before(time.Now()) || h.Whole("").Before(since) || !h.Whole("quiet").Before(since) {
-			t.Errorf("the history is whole of a loud box from %v, of all from %v, of the quiet one from %v", since, h.Whole(""), h.Whole("quiet"))
+		since := h.CompleteSince("loud1")
+		if since.Before(began) || !h.CompleteSince("").Before(time.Now()) || h.CompleteSince("").Before(since) || !h.CompleteSince("quiet").Before(since) {
+			t.Errorf("the history is whole of a loud box from %v, of all from %v, of the quiet one from %v", since, h.CompleteSince(""), h.CompleteSince("quiet"))
 		}
 		if early := search(t, h.Store, Filter{Box: "loud1", Host: "theft.example.com"}); len(early) != 0 {
 			t.Error("a box has more than its share") // otherwise the test proves nothing
 		}
 	}
 	check()
-	since := h.Whole("loud1")
+	since := h.CompleteSince("loud1")
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
 	h = openHistory(t, dir, size)
 	defer h.Close()
-	if h.Whole("loud1") != since && !h.Whole("loud1").Equal(since) {
-		t.Errorf("after a restart the history of a loud box is whole from %v, before from %v", h.Whole("loud1"), since)
+	if h.CompleteSince("loud1") != since && !h.CompleteSince("loud1").Equal(since) {
+		t.Errorf("after a restart the history of a loud box is whole from %v, before from %v", h.CompleteSince("loud1"), since)
 	}
 	check()
 	h.flood(6<<20, "loud1")
@@ -142,8 +142,8 @@ func TestSharesOfManyBoxes(t *testing.T) {
 		if bytes := n * 700; err != nil || bytes < size/4/9/2 || n >= 200<<10/700 {
 			t.Errorf("%s has %d decisions: %v", box, n, err)
 		}
-		if h.Whole(policy.BoxID(box)).IsZero() || !h.Whole(policy.BoxID(box)).Before(time.Now()) {
-			t.Error(h.Whole(policy.BoxID(box)))
+		if h.CompleteSince(policy.BoxID(box)).IsZero() || !h.CompleteSince(policy.BoxID(box)).Before(time.Now()) {
+			t.Error(h.CompleteSince(policy.BoxID(box)))
 		}
 	}
 }
@@ -254,8 +254,8 @@ func TestHistoryWithoutItsNotes(t *testing.T) {
 	began := time.Now()
 	h = openHistory(t, dir, 1<<20)
 	defer h.Close()
-	if h.Whole("quiet").Before(began) {
-		t.Error(h.Whole("quiet"))
+	if h.CompleteSince("quiet").Before(began) {
+		t.Error(h.CompleteSince("quiet"))
 	}
 }
 
@@ -269,12 +269,12 @@ func TestWhatTheDiskDoesNotTakeIsMissing(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil { // no file can be created
 		t.Fatal(err)
 	}
-	before := h.Whole("")
+	before := h.CompleteSince("")
 	for i := range 60_000 { // more than fits into memory
 		h.log.Record(decision("b1", fmt.Sprintf("n%d.example.com", i), time.Now()))
 	}
-	if h.w.Lost() == 0 || !h.Whole("b1").After(before) || h.Whole("b2").After(before) {
-		t.Errorf("%d are lost, and the history is whole from %v, of another box from %v", h.w.Lost(), h.Whole("b1"), h.Whole("b2"))
+	if h.w.Lost() == 0 || !h.CompleteSince("b1").After(before) || h.CompleteSince("b2").After(before) {
+		t.Errorf("%d are lost, and the history is whole from %v, of another box from %v", h.w.Lost(), h.CompleteSince("b1"), h.CompleteSince("b2"))
 	}
 }
 
@@ -320,7 +320,7 @@ func TestOldDecisionsGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := search(t, s, Filter{Box: "quiet"}); len(got) == 0 {
-			if whole := s.Whole("quiet"); whole.IsZero() || whole.After(time.Now()) {
+			if whole := s.CompleteSince("quiet"); whole.IsZero() || whole.After(time.Now()) {
 				t.Errorf("it counts as whole from %v", whole)
 			}
 			if left := onDisk(t, dir); left >= before/4 {
@@ -359,7 +359,7 @@ func TestManyBoxesShareWhatIsKept(t *testing.T) {
 		switch n := len(search(t, h.Store, Filter{Box: box})); {
 		case n == 0:
 			t.Errorf("nothing is left of %s", box)
-		case n < 60<<10/700 && !h.Whole(box).After(time.Time{}):
+		case n < 60<<10/700 && !h.CompleteSince(box).After(time.Time{}):
 			t.Errorf("of %s there are %d decisions, and it counts as whole", box, n)
 		}
 	}
@@ -388,7 +388,7 @@ func TestReleasedHistoryIsWrittenByAnother(t *testing.T) {
 	}
 }
 
-// TestRoomIsAskedFor checks that Room is called before each write if space is low, and otherwise for several writes
+// TestRoomIsAskedFor checks that CheckSpace is called before each write if space is low, and otherwise for several writes
 // together.
 func TestRoomIsAskedFor(t *testing.T) {
 	t.Parallel()
@@ -398,7 +398,7 @@ func TestRoomIsAskedFor(t *testing.T) {
 	}
 	defer s.Close()
 	asked, left := 0, int64(64<<20)
-	s.Room = func(n int64) error {
+	s.CheckSpace = func(n int64) error {
 		asked++
 		if n > left {
 			return errFull

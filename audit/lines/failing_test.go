@@ -37,20 +37,20 @@ func TestPendingIsBoundedWhileWritesFail(t *testing.T) {
 		w := New(g)
 		line := append(bytes.Repeat([]byte("x"), 999), '\n')
 		var share Share
-		w.Add(line, Claim{By: &share})
+		w.Add(line, Reservation{By: &share})
 		for range 8 {
 			<-g.begin
-			for w.Add(line, Claim{By: &share}) {
+			for w.Add(line, Reservation{By: &share}) {
 			}
 			g.end <- struct{}{}
 			if n := settle(w); n > limit {
 				t.Fatalf("%d bytes are pending", n)
 			}
 		}
-		if <-g.begin; !w.Add(line, Claim{By: new(Share)}) {
+		if <-g.begin; !w.Add(line, Reservation{By: new(Share)}) {
 			t.Error("one source has taken all the room")
 		}
-		for w.Add(line, Claim{}) {
+		for w.Add(line, Reservation{}) {
 		}
 		g.end <- struct{}{}
 		if n := settle(w); n > limit {
@@ -63,7 +63,7 @@ func TestPendingIsBoundedWhileWritesFail(t *testing.T) {
 func TestSyncDuringTheLastWrite(t *testing.T) {
 	f := &fake{blocked: make(chan struct{})}
 	w := New(f)
-	w.Add([]byte("line\n"), Claim{})
+	w.Add([]byte("line\n"), Reservation{})
 	until := func(holds func() bool) {
 		for {
 			w.mu.Lock()

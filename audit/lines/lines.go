@@ -77,19 +77,19 @@ type Share struct {
 	bytes int
 }
 
-// Claim limits the part of the buffer that a line may use when the sink is slow.
-type Claim struct {
+// Reservation limits the part of the buffer that a line may use when the sink is slow.
+type Reservation struct {
 	Quarters int    // of the buffer; 0 means all four
 	By       *Share // its source, which may have no more bytes pending than are free; nil: no such limit
 }
 
 // Add adds a line, which includes its newline, and reports whether the buffer had space for it. It does not write.
-func (w *Writer) Add(line []byte, c Claim) bool {
+func (w *Writer) Add(line []byte, c Reservation) bool {
 	return w.Append(func(b []byte) []byte { return append(b, line...) }, c)
 }
 
 // Append is Add for the line that encode appends to a buffer. encode must not use w or retain the buffer.
-func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
+func (w *Writer) Append(encode func([]byte) []byte, c Reservation) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before := len(w.pending)
@@ -106,7 +106,7 @@ func (w *Writer) Append(encode func([]byte) []byte, c Claim) bool {
 }
 
 // reserve reports whether n more bytes fit, and if so counts them.
-func (w *Writer) reserve(n int, c Claim) bool {
+func (w *Writer) reserve(n int, c Reservation) bool {
 	room := limit
 	if c.Quarters > 0 {
 		room = limit / 4 * c.Quarters
@@ -177,7 +177,7 @@ func (w *Writer) Push() {
 // Write adds a line and writes all pending lines, or if that would block, arranges for it as soon as possible. It never
 // returns an error.
 func (w *Writer) Write(line []byte) (int, error) {
-	if !w.Add(line, Claim{}) {
+	if !w.Add(line, Reservation{}) {
 		return len(line), nil
 	}
 	w.mu.Lock()

@@ -94,7 +94,7 @@ func in(t *testing.T, test func(t *testing.T, w *Writer, f *fake)) {
 
 func add(w *Writer, text ...string) {
 	for _, s := range text {
-		w.Add([]byte(s+"\n"), Claim{})
+		w.Add([]byte(s+"\n"), Reservation{})
 	}
 }
 
@@ -210,7 +210,7 @@ func TestOneSourceDoesNotTakeTheRoomOfAnother(t *testing.T) {
 		add(w, "first")
 		time.Sleep(promised)
 		line := []byte(strings.Repeat("x", limit/64-1) + "\n")
-		fill := func(c Claim) (n int) {
+		fill := func(c Reservation) (n int) {
 			for w.Add(line, c) {
 				n++
 			}
@@ -218,19 +218,19 @@ func TestOneSourceDoesNotTakeTheRoomOfAnother(t *testing.T) {
 		}
 		var flooding, other, third Share
 		for i, by := range []*Share{&flooding, &other, &third} {
-			if n := fill(Claim{Quarters: 2, By: by}); n != 16>>i {
+			if n := fill(Reservation{Quarters: 2, By: by}); n != 16>>i {
 				t.Errorf("source %d gets %d of the 32 places for what is cheap", i, n)
 			}
 		}
-		if n := fill(Claim{Quarters: 2}); n != 4 {
+		if n := fill(Reservation{Quarters: 2}); n != 4 {
 			t.Errorf("%d places are left for others", n)
 		}
-		if n := fill(Claim{By: &third}); n != 14 {
+		if n := fill(Reservation{By: &third}); n != 14 {
 			t.Errorf("what is not cheap gets %d of the 32 places that are left for that", n)
 		}
 		unblock()
 		time.Sleep(promised)
-		if !w.Add(line, Claim{Quarters: 2, By: &flooding}) || !w.Add(line, Claim{By: &other}) {
+		if !w.Add(line, Reservation{Quarters: 2, By: &flooding}) || !w.Add(line, Reservation{By: &other}) {
 			t.Error("there is no room in an empty buffer")
 		}
 	})
@@ -303,7 +303,7 @@ func TestConcurrentLinesKeepTheirOrder(t *testing.T) {
 				if i%3 == 0 {
 					_, _ = w.Write(line)
 				} else {
-					w.Add(line, Claim{By: &share})
+					w.Add(line, Reservation{By: &share})
 				}
 				if i%5 == 0 {
 					w.Push()

@@ -67,7 +67,7 @@ func (m *Manager) forgetUnserved() {
 
 // loadStored loads the stored certificates of public URLs into memory, so that they are renewed before a visit.
 func (m *Manager) loadStored(ctx context.Context) {
-	for subject := range Stored(ctx, m.cfg.Storage) {
+	for subject := range StoredExpiries(ctx, m.cfg.Storage) {
 		if !m.isServed(subject) {
 			continue
 		}

@@ -57,9 +57,9 @@ func (m *Manager) Failing() int {
 	return n
 }
 
-// Stored returns the expiry times of the certificates in a storage, by subject. With several issuers the latest counts.
+// StoredExpiries returns the expiry times of the certificates in a storage, by subject. With several issuers the latest counts.
 // Files without a certificate are skipped.
-func Stored(ctx context.Context, storage certmagic.Storage) map[string]time.Time {
+func StoredExpiries(ctx context.Context, storage certmagic.Storage) map[string]time.Time {
 	expiries := map[string]time.Time{}
 	keys, _ := storage.List(ctx, "certificates", true)
 	for _, key := range keys {

@@ -143,7 +143,7 @@ func past(in *harness.Intruder, api netip.Addr) {
 				in.T.Errorf("%s%s: %v", way, name, err)
 			}
 			_ = c.SetDeadline(time.Now().Add(harness.Patience))
-			if answer, _ := harness.Hear(c); strings.Contains(answer, "stays open") || answer != "" && answer[0] == 22 {
+			if answer, _ := harness.ReadAll(c); strings.Contains(answer, "stays open") || answer != "" && answer[0] == 22 {
 				in.T.Fatalf("%s%s was answered %q", way, name, answer) // the others would take as long to fail
 			}
 		}

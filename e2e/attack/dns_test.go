@@ -102,7 +102,7 @@ func TestAttackForeignDNSServers(t *testing.T) {
 		}
 		w.Event(r.Box, func(e audit.Event) bool { return e.Stage == policy.StageDNS && e.Name == "denied.example.net" })
 	}
-	w.Settle()
+	w.AwaitCounted()
 	for _, s := range servers {
 		for _, p := range w.Net.Packets(s.String()) {
 			if s != w.V4("dns.example.com") && s != w.V6("dns.example.com") { // the gateway sends its own queries there

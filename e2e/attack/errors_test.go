@@ -34,7 +34,7 @@ func TestAttackForgedICMPErrors(t *testing.T) {
 		}
 		thief.Packet(harness.ICMPPacket(thief.Own(server.Addr()), server.Addr(), 3, 2, tooBig[family], append([]byte{0, 0, 2, 0x28}, quoted...)))
 		answered(thief)
-		w.Settle()
+		w.AwaitCounted()
 		if got := icmpTo(w, server.Addr()); got != before {
 			t.Errorf("%d forged ICMP errors about another box's connection reached %v", got-before, server)
 		}

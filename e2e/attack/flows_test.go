@@ -162,7 +162,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 			t.Errorf("flow %d to %v was heard %v after the answer", i, c.Conn.RemoteAddr(), last.Sub(answered))
 		}
 	}
-	w.Settle()
+	w.AwaitCounted()
 	if after := received(); after != before {
 		t.Errorf("%d bytes or datagrams arrived %v after the PUT was answered, or later", after-before, grace())
 	}

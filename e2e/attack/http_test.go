@@ -200,7 +200,7 @@ func TestAttackSmugglingInALateBody(t *testing.T) {
 				for limit := time.Now().Add(harness.Patience); !strings.Contains(got, "abc") && time.Now().Before(limit); {
 					got += origin.Received()
 				}
-				answer, _ := harness.Talk(c, body)
+				answer, _ := harness.SendAndReadAll(c, body)
 				got += origin.Received()
 				if strings.Contains(got, "smuggled") || strings.Contains(got, "\r\n0\r\n") || strings.Count(got, "HTTP/1.1") != 1 {
 					t.Errorf("%s: the origin received %q", way, got)

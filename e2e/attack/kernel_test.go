@@ -275,7 +275,7 @@ func TestAttackICMPTunnel(t *testing.T) {
 		r.Packet(harness.ICMPPacket(r.Own(a), a, 8, 128, 0, echo))
 	}
 	answered(r)
-	w.Settle()
+	w.AwaitCounted()
 	var got [2]int
 	for family, a := range www {
 		for _, p := range w.Net.Packets(a.String()) {

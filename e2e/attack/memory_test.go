@@ -200,7 +200,7 @@ func attackMemory(t *testing.T, names ...string) {
 	}
 	let()
 	w.UntilEvery(50*time.Millisecond, "nothing is held any more", func() bool { return heldMemory(w) == 0 })
-	w.NothingLeaks()
+	w.NoInternalErrors()
 }
 
 // untilSteady waits until the gateway's memory has not grown for a second, or exceeds its limit.

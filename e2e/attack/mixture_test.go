@@ -103,7 +103,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 		for _, a := range friend {
 			r.Try("udp", netip.AddrPortFrom(a, 4444))
 		}
-		w.Settle()
+		w.AwaitCounted()
 		for _, a := range friend {
 			if len(w.Net.Packets(a.String())) == 0 {
 				t.Errorf("nothing arrived at %v, which is allowed", a)

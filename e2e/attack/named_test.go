@@ -110,7 +110,7 @@ func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 	for _, in := range followers {
 		w.MustSh(in.Box, "curl -k -sS -m 60 -o /dev/null https://evil.example.net/open")
 	}
-	w.NothingLeaks()
+	w.NoInternalErrors()
 }
 
 // TestAttackBelowANamedPolicy: neither a lease nor a policy set with the box's own key lifts denials of the ceiling and

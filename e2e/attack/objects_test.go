@@ -92,7 +92,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	must(one, api.BoxPath(box, preview), map[string]any{"port": 9000})
 	must(one, api.BoxPath(box, schedules), job)
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	full()
 	var keys struct {
 		Keys []struct {

@@ -249,7 +249,7 @@ func TestAttackBoxReachesTheHostByAPublicURL(t *testing.T) {
 			_ = tcp.Close()
 		}
 		// Plain HTTP on the port of HTTPS, and an address instead of a name.
-		if answer, _ := harness.Talk(in.Dial(to), "GET / HTTP/1.1\r\nHost: "+open.host+"\r\nConnection: close\r\n\r\n"); strings.Contains(answer, "8000 GET") {
+		if answer, _ := harness.SendAndReadAll(in.Dial(to), "GET / HTTP/1.1\r\nHost: "+open.host+"\r\nConnection: close\r\n\r\n"); strings.Contains(answer, "8000 GET") {
 			t.Errorf("%v: plain HTTP is answered: %q", to, answer)
 		}
 	}

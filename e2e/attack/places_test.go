@@ -285,5 +285,5 @@ func TestEveryListenerReleases(t *testing.T) {
 	if err := b.answered(); err != nil {
 		t.Error(err)
 	}
-	b.NothingLeaks()
+	b.NoInternalErrors()
 }

@@ -251,7 +251,7 @@ func TestAttackFirstBytesThatNameNoHost(t *testing.T) {
 				netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 80),
 			} {
 				since := time.Now()
-				answer, reset := harness.Talk(in.Dial(to), first.text)
+				answer, reset := harness.SendAndReadAll(in.Dial(to), first.text)
 				if first.alert && answer != harness.AlertDenied || !first.alert && (answer != "" || !reset) {
 					t.Fatalf("%v answered %q (reset: %v)", to, answer, reset)
 				}
@@ -266,7 +266,7 @@ func TestAttackFirstBytesThatNameNoHost(t *testing.T) {
 	}
 	w.NothingReached("www.example.com")
 	// An address rule needs no name: the same bytes arrive.
-	answer, _ := harness.Talk(byAddress.Dial(netip.AddrPortFrom(w.V4("www.example.com"), 80)), "SSH-2.0-OpenSSH_9.9\r\n\r\n")
+	answer, _ := harness.SendAndReadAll(byAddress.Dial(netip.AddrPortFrom(w.V4("www.example.com"), 80)), "SSH-2.0-OpenSSH_9.9\r\n\r\n")
 	if harness.Contains(t, answer, "400 Bad Request"); len(w.Net.Received("www.example.com", testnet.Of(testnet.Connection))) != 1 {
 		t.Error("an allowed address was not reached")
 	}

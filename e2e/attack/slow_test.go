@@ -82,7 +82,7 @@ func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 	if !filesLeft(w) {
 		t.Error("deleting a box takes until its files are removed")
 	}
-	w.Up()
+	w.StartIfStopped()
 	if !filesLeft(w) {
 		t.Error("the gateway removed files before it served")
 	}
@@ -119,7 +119,7 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	w.Create(map[string]any{})
 	slow := w.Create(map[string]any{})
 	for _, c := range []struct {

@@ -75,7 +75,7 @@ func TestSoakOfHostileClients(t *testing.T) {
 			t.Errorf("%s: a p99 of %v under attack, %.1f times the %v without", call, after.at(99), times, before.at(99))
 		}
 	}
-	s.NothingLeaks()
+	s.NoInternalErrors()
 }
 
 // beside measures while the given clients attack, and also returns the clients' results.

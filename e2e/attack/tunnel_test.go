@@ -260,7 +260,7 @@ func TestAttackExplicitProxy(t *testing.T) {
 		since := time.Now()
 		c := in.Dial(netip.MustParseAddrPort("10.200.0.1:3128"))
 		harness.Exchange(t, c, bufio.NewReader(c), "CONNECT www.example.com:443 HTTP/1.1\r\nHost: www.example.com:443\r\n\r\n")
-		answer, _ := harness.Talk(c, hello{0x303, []uint16{0x304}, []string{"evil.example.net"}, false}.String())
+		answer, _ := harness.SendAndReadAll(c, hello{0x303, []uint16{0x304}, []string{"evil.example.net"}, false}.String())
 		if answer != harness.AlertDenied {
 			t.Errorf("answer %q", answer)
 		}

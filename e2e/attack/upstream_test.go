@@ -76,7 +76,7 @@ func TestAttackByTheServer(t *testing.T) {
 					} else {
 						c = in.Dial(netip.AddrPortFrom(secure.Addr(), 80))
 					}
-					answer, _ := harness.Talk(c, "GET /broken HTTP/1.1\r\nHost: "+harness.OriginName+"\r\nConnection: close\r\n\r\n")
+					answer, _ := harness.SendAndReadAll(c, "GET /broken HTTP/1.1\r\nHost: "+harness.OriginName+"\r\nConnection: close\r\n\r\n")
 					if strings.Contains(answer, "poison") {
 						t.Errorf("%s: %q", way, answer)
 					}
@@ -99,7 +99,7 @@ func TestAttackByTheServer(t *testing.T) {
 			}
 		})
 	}
-	in.NothingLeaks()
+	in.NoInternalErrors()
 }
 
 // lastStatus returns the status of the final response in a client's input, or 0 if it is incomplete.
@@ -197,7 +197,7 @@ func TestAttackDeniedHostWithPages(t *testing.T) {
 		t.Errorf("curl: %d %s", code, out)
 	}
 	in := w.Intrude(box)
-	answer, _ := harness.Talk(in.DialHost("evil.example.net", 443), hello{0x303, []uint16{0x304}, nil, false}.String())
+	answer, _ := harness.SendAndReadAll(in.DialHost("evil.example.net", 443), hello{0x303, []uint16{0x304}, nil, false}.String())
 	if answer != harness.AlertDenied {
 		t.Errorf("no SNI: %q", answer)
 	}

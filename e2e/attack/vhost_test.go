@@ -102,7 +102,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 				for way, dial := range ways(in, "cdn.example.org", port) {
 					since := time.Now()
 					server.takeHeard()
-					if answer, _ := harness.Talk(dial(), text); strings.Contains(answer, "static.example.org") {
+					if answer, _ := harness.SendAndReadAll(dial(), text); strings.Contains(answer, "static.example.org") {
 						t.Errorf("%s: %q", way, answer)
 					}
 					if heard := server.takeHeard(); len(heard) > 0 {
@@ -111,7 +111,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 					in.Denied(since, policy.StageConn, reason)
 				}
 				for way, dial := range ways(open, "cdn.example.org", port) { // the server would have been deceived
-					if answer, _ := harness.Talk(dial(), text); !strings.HasSuffix(answer, "static.example.org") {
+					if answer, _ := harness.SendAndReadAll(dial(), text); !strings.HasSuffix(answer, "static.example.org") {
 						t.Errorf("where nothing is denied, %s: %q", way, answer)
 					}
 				}
@@ -119,7 +119,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 		}
 		for way, dial := range ways(in, "cdn.example.org", port) { // the allowed host works
 			host := map[uint16]string{80: "cdn.example.org", 8080: "cdn.example.org:8080"}[port]
-			answer, _ := harness.Talk(dial(), "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
+			answer, _ := harness.SendAndReadAll(dial(), "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
 			if !strings.HasSuffix(answer, "cdn.example.org") {
 				t.Errorf("an honest request, %s: %q", way, answer)
 			}

@@ -25,7 +25,7 @@ func TestAttackWebhook(t *testing.T) {
 		c.Admin.Listen, c.Metrics.Listen = "[::]:8600", "[::]:9600"
 	}})
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	for name, records := range map[string][]string{
 		"private.example.com": {"A 169.254.169.254", "AAAA fd00:ec2::254"}, "loop.example.com": {"A 127.0.0.1", "AAAA ::1"},
 	} {
@@ -67,7 +67,7 @@ func TestAttackWebhook(t *testing.T) {
 			t.Fatalf("%s: %v", link, err)
 		}
 	}
-	w.Jump(time.Hour)
+	w.ShiftClock(time.Hour)
 	w.Until("all webhooks have been tried", func() bool {
 		log := logOf(w, box)
 		return strings.Count(log, "did not get the result")+strings.Count(log, " got the result") >= len(urls)

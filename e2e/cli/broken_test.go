@@ -93,7 +93,7 @@ var brokenHosts = []broken{
 	}},
 	{"another gateway runs in the namespace", "listeners", "another gateway runs in this network namespace", "namespace of its own", func(t *testing.T, w *harness.World) func() {
 		var lock *nslock.Lock
-		must(t, w.Net.Gateway().Do(func() (err error) { lock, err = nslock.Take(); return err }))
+		must(t, w.Net.Gateway().Do(func() (err error) { lock, err = nslock.Acquire(); return err }))
 		return func() {
 			must(t, w.Net.Gateway().Do(func() error { lock.Remove(); return nil }), lock.Close())
 		}

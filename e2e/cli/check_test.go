@@ -186,7 +186,7 @@ func TestCheckFindsOtherProgramsRules(t *testing.T) {
 // A check with warnings only passes, and prints the warnings.
 func TestCheckPassesWithWarnings(t *testing.T) {
 	t.Parallel()
-	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) { c.Limits.Connections = config.MostOfAnything }})
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) { c.Limits.Connections = config.MaxCount }})
 	if lacks := check(w); len(lacks) > 0 {
 		t.Errorf("a warning is a lack: %v", lacks)
 	}

@@ -318,7 +318,7 @@ func TestSessionsEndWithAKilledGateway(t *testing.T) {
 	w.Kill()
 	_ = cmd.Wait()
 	in.Close()
-	w.Up()
+	w.StartIfStopped()
 	w.Until("the command of the session has ended", func() bool {
 		out, _ := w.Sh(box, "pgrep -f 'sleep 987[12]'")
 		return out == ""

@@ -38,8 +38,8 @@ func TestAttackDuringFaultsOfNewHostAddresses(t *testing.T) {
 				return os.IsNotExist(err)
 			})
 			if kind == harness.FaultDie {
-				w.Died(what)
-				w.Up()
+				w.AwaitExit(what)
+				w.StartIfStopped()
 			}
 			for _, box := range boxes {
 				w.Until(what+": protected in "+box, func() bool { return isProtected(box, address) })

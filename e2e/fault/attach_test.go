@@ -17,12 +17,12 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	f := harness.NewForeignBox(t)
 	attach := []string{"box", "attach", "--pid", strconv.Itoa(f.PID), "--name", "guest", "--policy", "allow-all"}
 	clean := func(when string) {
 		t.Helper()
-		w.Up()
+		w.StartIfStopped()
 		if out, _ := f.Sh("ip -o link"); strings.Contains(out, "eth0") {
 			t.Errorf("%s: left in the namespace: %s", when, out)
 		}
@@ -43,9 +43,9 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 			if out, code := w.GatewayCommand(attach...); code == 0 {
 				t.Errorf("%s: %s", when, out)
 			}
-			w.Happened(when)
+			w.MustReachStep(when)
 			if kind == harness.FaultDie {
-				w.Died(when)
+				w.AwaitExit(when)
 			}
 			clean(when)
 		}
@@ -58,8 +58,8 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		if _, code := w.GatewayCommand("box", "detach", "guest"); code == 0 {
 			t.Errorf("die at %s: detached", step)
 		}
-		w.Died(step)
-		w.Up()
+		w.AwaitExit(step)
+		w.StartIfStopped()
 		if step == "delete: begun" || step == "remove: link deleted" { // the box is unchanged: its deletion was not recorded yet
 			if out, code := f.Sh("curl -sS --max-time 60 http://plain.example.com/"); code != 0 {
 				t.Errorf("die at %s: %s", step, out)

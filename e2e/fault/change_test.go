@@ -19,7 +19,7 @@ func TestDeletedWhileItIsMade(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	for _, step := range []string{"launch: root built", "launch: first process started"} {
 		w.Arm(harness.FaultHang, step)
 		ctx, hangUp := context.WithCancel(t.Context())
@@ -231,10 +231,10 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 			if err := w.Start(t.Context()); err == nil && (kind == harness.FaultDie || !one) { // a fault in one box does not affect the start
 				t.Errorf("%s: the gateway started", what)
 			}
-			w.Happened(what)
+			w.MustReachStep(what)
 		}
 		w.Kill()
-		w.Up()
+		w.StartIfStopped()
 		if agrees(r, "after "+step); t.Failed() {
 			return
 		}
@@ -243,8 +243,8 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 		for _, kind := range kindsOf(step) {
 			w.Arm(kind, step)
 			_ = w.Stop()
-			w.Happened(kind + " at " + step)
-			w.Up()
+			w.MustReachStep(kind + " at " + step)
+			w.StartIfStopped()
 		}
 		agrees(r, "after "+step)
 	}

@@ -18,7 +18,7 @@ func TestAttackClockJumps(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, nil)
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	key := map[string]string{"Authorization": "Bearer " + harness.TestSecret}
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com", "cdn.example.org"},
@@ -31,7 +31,7 @@ func TestAttackClockJumps(t *testing.T) {
 	tunnel := asker(harness.TLSUnchecked(in.DialHost("cdn.example.org", 443), "cdn.example.org"), "cdn.example.org")
 	flow := r.Chat("udp", netip.AddrPortFrom(extra[0], 4444))
 	for host, jump := range map[string]time.Duration{"v4only.example.com": years, "multi.example.com": -years} {
-		w.Jump(jump)
+		w.ShiftClock(jump)
 		if out, code := w.Sh(in.Box, "curl -sS https://"+host+"/wrong"); code != 60 {
 			t.Errorf("%v: a box that checks leaves: %d %s", jump, code, out)
 		}
@@ -50,7 +50,7 @@ func TestAttackClockJumps(t *testing.T) {
 		w.SetPolicy(in.Box, map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com", "cdn.example.org"},
 			"allowed_cidrs": []string{extra[0].String() + "/32"}})
 	}
-	w.Jump(0)
+	w.ShiftClock(0)
 	for _, host := range []string{"api.example.com", "v4only.example.com", "multi.example.com"} {
 		w.MustSh(in.Box, "curl -sS -o /dev/null https://"+host+"/right")
 	}

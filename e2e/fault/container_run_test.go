@@ -44,7 +44,7 @@ func dockerWorld(t *testing.T) (*harness.World, *docker) {
 	d := startDocker(w)
 	d.shared = true
 	w.Env = append(w.Env, "DOCKER_HOST=unix://"+d.dir+"/sock")
-	w.Up()
+	w.StartIfStopped()
 	d.start()
 	d.importCurl()
 	return w, d

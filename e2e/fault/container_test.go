@@ -39,7 +39,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	d := startDocker(w)
 	d.shared = true
 	w.Env = append(w.Env, "DOCKER_HOST=unix://"+d.dir+"/sock")
-	w.Up()
+	w.StartIfStopped()
 	d.start()
 	d.importSleep()
 	must := func(args ...string) string {
@@ -86,7 +86,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	}
 	w.Kill()
 	must("restart", "--time", "0", "guest")
-	w.Up()
+	w.StartIfStopped()
 	reaches("restarted while the gateway was down")
 	d.signal(syscall.SIGTERM) // which stops containers
 	w.UntilStatus(box.ID, "gone")

@@ -42,15 +42,15 @@ func TestBoxThatWasPromised(t *testing.T) {
 		w.Arm(kind, "launch: first process started")
 		box := create()
 		if kind == harness.FaultDie {
-			w.Died(kind)
-			w.Up()
+			w.AwaitExit(kind)
+			w.StartIfStopped()
 		}
 		w.Until("it has failed", func() bool { return view(box).Status == "error" })
 		if v := view(box); !strings.Contains(v.Error, "delete it") {
 			t.Errorf("%s: %+v", kind, v)
 		}
 		w.Kill()
-		w.Up()
+		w.StartIfStopped()
 		if v := view(box); v.Status != "error" || !strings.Contains(v.Error, "delete it") {
 			t.Errorf("%s, and after another restart: %+v", kind, v)
 		}

@@ -31,7 +31,7 @@ func smallDisk(t *testing.T, size int) *harness.World {
 		t.Fatal(err)
 	}
 	logOn(w, state)
-	w.Up()
+	w.StartIfStopped()
 	return w
 }
 
@@ -64,7 +64,7 @@ func ownDisk(t *testing.T, size int) *harness.World {
 	if err := os.Chmod(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.Up()
+	w.StartIfStopped()
 	return w
 }
 
@@ -212,7 +212,7 @@ func TestAttackWithAFullDisk(t *testing.T) {
 	}
 	w.Kill()
 	free()
-	w.Up()
+	w.StartIfStopped()
 	w.SetPolicy(r.Box, large())
 	if !agrees(r, "with room again") {
 		t.Error("the policy is not in force")
@@ -258,7 +258,7 @@ func TestAttackWithAReadOnlyDisk(t *testing.T) {
 		t.Error("the box is open")
 	}
 	remount(0)
-	w.Up()
+	w.StartIfStopped()
 	agrees(r, "writable again")
 	s.assertHolds()
 }
@@ -277,7 +277,7 @@ func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
 		_, _ = io.CopyN(io.Discard, read, 2000)
 		read.Close()
 	}()
-	w.Up()
+	w.StartIfStopped()
 	box := makeNarrow(w)
 	for range 8 {
 		w.MustSh(box, "curl -sS -k -o /dev/null https://api.example.com/; curl -s https://evil.example.net/ || true")

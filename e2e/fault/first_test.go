@@ -29,10 +29,10 @@ func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
 				if err := w.Start(t.Context()); err == nil {
 					t.Errorf("%s: the gateway started", kind)
 				}
-				w.Happened(kind + " at " + step)
+				w.MustReachStep(kind + " at " + step)
 				w.Kill()
 			}
-			w.Up()
+			w.StartIfStopped()
 			w.MustSh(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}), "curl -sS -k -o /dev/null https://api.example.com/")
 		})
 	}

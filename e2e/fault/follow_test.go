@@ -22,7 +22,7 @@ func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 	d := harness.NewDocker(t)
 	w := harness.NewCapturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
 	w.AskDocker(d)
-	w.Up()
+	w.StartIfStopped()
 	s := besiege(w, harness.AttackerAt(101))
 	c := d.Run("guest")
 	policy, err := json.Marshal(wide)
@@ -36,7 +36,7 @@ func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 	}
 	settles := func(when string) {
 		t.Helper()
-		w.Up()
+		w.StartIfStopped()
 		w.Until(when+": the box has its network, under its policy", func() bool {
 			out, code := c.Sandbox().Sh("ip -o link")
 			status, _ := w.BoxStatus(box.ID)
@@ -57,10 +57,10 @@ func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 			c.Stop()
 			c.Start()
 			if kind == harness.FaultDie {
-				w.Died(when)
+				w.AwaitExit(when)
 			}
 			settles(when)
-			w.Happened(when)
+			w.MustReachStep(when)
 		}
 	}
 	s.assertHolds()
@@ -75,7 +75,7 @@ func TestReattachIsWholeAfterFaults(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	sandboxes := [2]*harness.ForeignBox{harness.NewForeignBox(t), harness.NewForeignBox(t)}
 	out, code := w.GatewayCommand("box", "attach", "--json", "--pid", strconv.Itoa(sandboxes[0].PID), "--policy", "allow-all")
 	var box struct{ ID string }
@@ -89,10 +89,10 @@ func TestReattachIsWholeAfterFaults(t *testing.T) {
 			w.Arm(kind, step)
 			next := sandboxes[1-at]
 			_, code := w.GatewayCommand("box", "reattach", box.ID, "--pid", strconv.Itoa(next.PID))
-			w.Happened(when)
+			w.MustReachStep(when)
 			if kind == harness.FaultDie {
-				w.Died(when)
-				w.Up()
+				w.AwaitExit(when)
+				w.StartIfStopped()
 			}
 			if step != "disconnect: off the network" && code == 0 {
 				t.Errorf("%s: it was attached", when)

@@ -38,7 +38,7 @@ func TestAttackLeaseOutlivesItsTime(t *testing.T) {
 		c.Policy.Ceiling.Spec = policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.net"}}
 	})
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	box := w.Create(map[string]any{"network_policy": harness.Custom("www.example.com", "multi.example.com")})
 	reaches := func(host string, want bool) {
 		t.Helper()
@@ -53,20 +53,20 @@ func TestAttackLeaseOutlivesItsTime(t *testing.T) {
 	reaches("evil.example.net", false) // beyond the ceiling
 	reaches("multi.example.com", false)
 
-	w.Jump(-years)
+	w.ShiftClock(-years)
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	left := leases(w, box)
 	if len(left) != 3 || left["allow api.example.com"] > 3600 || left["deny multi.example.com"] > 3600 || left["allow api.example.com"] < 1 {
 		t.Errorf("after a restart: %v", left)
 	}
 	reaches("multi.example.com", false)
 
-	w.Jump(0)
+	w.ShiftClock(0)
 	reaches("api.example.com", true)
-	w.Jump(2 * time.Hour)
+	w.ShiftClock(2 * time.Hour)
 	w.Until("the lease has ended", func() bool { return len(leases(w, box)) == 1 })
-	w.Jump(0)
+	w.ShiftClock(0)
 	reaches("api.example.com", false)
 	reaches("multi.example.com", false)
 	reaches("www.example.com", true)
@@ -75,7 +75,7 @@ func TestAttackLeaseOutlivesItsTime(t *testing.T) {
 	w.Kill()
 	ends := time.Now().Add(2 * time.Second)
 	w.Until("the lease's time has passed", func() bool { return time.Now().After(ends) })
-	w.Up()
+	w.StartIfStopped()
 	reaches("api.example.com", false)
 	reaches("www.example.com", true)
 	if left := leases(w, box); len(left) != 1 {

@@ -27,7 +27,7 @@ func trafficWorld(t *testing.T) (*harness.World, *harness.Intruder) {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	return w, w.Intrude(w.SecretBox())
 }
 
@@ -96,7 +96,7 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 	if err := in.Fetch(to, "api.example.com"); err == nil {
 		t.Error("the connection outlived the panic")
 	}
-	w.Happened("first bytes")
+	w.MustReachStep("first bytes")
 	internal(policy.StageConn)
 	fine("a connection has died")
 
@@ -104,19 +104,19 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 	if err := in.Fetch(to, "api.example.com"); err == nil {
 		t.Error("the request outlived the panic")
 	}
-	w.Happened("request")
+	w.MustReachStep("request")
 	fine("a request has died")
 	w.Arm(harness.FaultPanic, "proxy: request read")
 	if err := get2("/dies"); err == nil {
 		t.Error("the stream outlived the panic")
 	}
-	w.Happened("stream")
+	w.MustReachStep("stream")
 	internal(policy.StageHTTP)
 	fine("a stream has died")
 
 	w.Arm(harness.FaultPanic, "dns: query read")
 	out, _ := w.Sh(in.Box, "python3 -c 'import socket; print(socket.getaddrinfo(\"www.example.com\", 80))' 2>&1")
-	w.Happened("query " + out)
+	w.MustReachStep("query " + out)
 	internal(policy.StageDNS)
 	fine("a query has died")
 	if n := len(in.Requests("api.example.com", "/dies")); n != 0 {

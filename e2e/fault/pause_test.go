@@ -86,7 +86,7 @@ func TestAttackPolicyTightenedInTheMiddleOfARestart(t *testing.T) {
 		go func() { done <- w.Client.Do(t.Context(), "POST", api.BoxPath(box, "resume"), nil, nil) }()
 		w.Until(step, func() bool { return !w.Armed() })
 		w.SetPolicy(box, harness.Custom("plain.example.com"))
-		w.GoOn()
+		w.Release()
 		if err := <-done; err != nil {
 			t.Fatalf("%s: %v", step, err)
 		}

@@ -109,7 +109,7 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 				if step == "start: serving" { // after the answer
 					w.Until(what, func() bool { return !w.Armed() })
 				}
-				w.Happened(what)
+				w.MustReachStep(what)
 				if survives(kind, step) {
 					w.Until(what+": the gateway serves", func() bool { return w.Client.Get(t.Context(), "/v2/box", nil) == nil })
 					agrees(r, what)
@@ -118,7 +118,7 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 					}
 				}
 				killAll(w)
-				w.Up()
+				w.StartIfStopped()
 				agrees(r, what+", then started")
 			}
 			s.assertHolds()
@@ -138,6 +138,6 @@ func TestASuccessorThatSystemdDoesNotKnowEnds(t *testing.T) {
 	}
 	w.Until("no process serves", func() bool { return len(processes(w)) == 0 && !ending(w) })
 	w.Kill() // records that it has ended
-	w.Up()
+	w.StartIfStopped()
 	agrees(r, "started anew")
 }

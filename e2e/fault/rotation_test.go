@@ -91,10 +91,10 @@ func TestRefreshTokensSurviveFaults(t *testing.T) {
 			w.Arm(kind, step)
 			w.GatewayCommand("secret", "refresh", "api")
 			if kind == harness.FaultDie {
-				w.Died(what)
-				w.Up()
+				w.AwaitExit(what)
+				w.StartIfStopped()
 			}
-			w.Happened(what)
+			w.MustReachStep(what)
 			works(what)
 		}
 	}

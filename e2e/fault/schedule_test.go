@@ -16,7 +16,7 @@ func TestARunThatFailsIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	box := w.Create(map[string]any{})
 	body := map[string]any{"type": "exec", "cron": "@yearly", "command": []string{"sh", "-c", "echo ran >> ran"}}
 	type schedule struct{ ID string }
@@ -33,7 +33,7 @@ func TestARunThatFailsIsNotRepeated(t *testing.T) {
 		return n
 	}
 	want, year := 0, 0
-	jump := func() { year++; w.Jump(time.Duration(year) * 366 * 24 * time.Hour) }
+	jump := func() { year++; w.ShiftClock(time.Duration(year) * 366 * 24 * time.Hour) }
 	// The gateway checks its clock every few seconds, and whenever a schedule is created.
 	look := func() { _ = w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, nil) }
 	// Delete the schedules of checks before they are due.
@@ -55,8 +55,8 @@ func TestARunThatFailsIsNotRepeated(t *testing.T) {
 			jump()
 			look()
 			if kind == harness.FaultDie {
-				w.Died(what)
-				w.Up()
+				w.AwaitExit(what)
+				w.StartIfStopped()
 			}
 			w.Until(what, func() bool { return !w.Armed() })
 			if step == "schedule: run ended" {

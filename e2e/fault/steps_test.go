@@ -159,7 +159,7 @@ func faultWorld(t *testing.T, env ...string) (*harness.World, *siege) {
 	t.Helper()
 	w := harness.NewCapturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
 	w.Env = append(env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	return w, besiege(w, harness.AttackerAt(101))
 }
 
@@ -256,10 +256,10 @@ func failing(w *harness.World, kind, step string, operation func() error) (faile
 	what := kind + " at " + strconv.Quote(step)
 	w.Arm(kind, step)
 	failed = operation()
-	w.Happened(what)
+	w.MustReachStep(what)
 	if kind == harness.FaultDie {
-		w.Died(what)
-		w.Up()
+		w.AwaitExit(what)
+		w.StartIfStopped()
 	}
 	return failed
 }

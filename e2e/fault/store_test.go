@@ -17,7 +17,7 @@ import (
 func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, nil)
-	w.Up()
+	w.StartIfStopped()
 	denied := harness.AttackerAt(110)
 	box := w.Create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "denied_domains": []string{"evil.example.net"}, "denied_cidrs": []string{denied[0].String() + "/32", denied[1].String() + "/128"},
@@ -66,7 +66,7 @@ func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.Up()
+	w.StartIfStopped()
 	r := w.Raid(box)
 	for _, a := range denied {
 		if got := r.Try("udp", netip.AddrPortFrom(a, 4444)); got == harness.Saw(nil) {

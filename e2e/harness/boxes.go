@@ -93,21 +93,21 @@ func (w *World) MustSh(box, line string) string {
 	return out
 }
 
-// Ran is a shell line with its output and exit code.
-type Ran struct {
+// ShellResult is a shell line with its output and exit code.
+type ShellResult struct {
 	Line, Out string
 	Code      int
 }
 
 // ShEach is [World.Sh] for several lines, each in a new shell. In a box launched by the gateway it runs all lines in
 // one command, because starting a command takes ten times the CPU time of most lines.
-func (w *World) ShEach(box string, lines ...string) []Ran {
+func (w *World) ShEach(box string, lines ...string) []ShellResult {
 	w.T.Helper()
-	ran := make([]Ran, len(lines))
+	ran := make([]ShellResult, len(lines))
 	if _, attached := w.foreign.Load(box); attached {
 		for i, line := range lines {
 			out, code := w.Sh(box, line)
-			ran[i] = Ran{line, out, code}
+			ran[i] = ShellResult{line, out, code}
 		}
 		return ran
 	}
@@ -120,7 +120,7 @@ func (w *World) ShEach(box string, lines ...string) []Ran {
 		if !found || err != nil {
 			w.T.Fatalf("%q did not run to its end: %d %s", line, code, all)
 		}
-		ran[i], all = Ran{line, out, n}, next
+		ran[i], all = ShellResult{line, out, n}, next
 	}
 	return ran
 }

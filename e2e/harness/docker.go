@@ -52,7 +52,7 @@ func NewDockerWorld(t *testing.T) (*World, *Docker) {
 	d := NewDocker(t)
 	w := NewStopped(t, lab.Options{})
 	w.AskDocker(d)
-	w.Up()
+	w.StartIfStopped()
 	return w, d
 }
 

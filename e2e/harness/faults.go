@@ -18,20 +18,20 @@ func (w *World) Arm(kind, step string) {
 	w.writeOrder("", kind+" "+step)
 }
 
-// GoOn releases a gateway that waits at a step.
-func (w *World) GoOn() {
+// Release releases a gateway that waits at a step.
+func (w *World) Release() {
 	w.T.Helper()
-	w.writeOrder(knobs.GoOn, "")
+	w.writeOrder(knobs.Release, "")
 }
 
-// Waits reports whether no gateway has used [World.GoOn] yet.
-func (w *World) Waits() bool {
-	_, err := os.Stat(w.FaultsPath() + knobs.GoOn)
+// Waiting reports whether no gateway has used [World.Release] yet.
+func (w *World) Waiting() bool {
+	_, err := os.Stat(w.FaultsPath() + knobs.Release)
 	return err == nil
 }
 
-// Jump moves the gateway's wall clock forward or back.
-func (w *World) Jump(by time.Duration) {
+// ShiftClock moves the gateway's wall clock forward or back.
+func (w *World) ShiftClock(by time.Duration) {
 	w.T.Helper()
 	w.writeOrder(knobs.Clock, by.String())
 }
@@ -55,8 +55,8 @@ func (w *World) Armed() bool {
 	return err == nil
 }
 
-// Happened fails the test unless the gateway has reached the armed step.
-func (w *World) Happened(what string) {
+// MustReachStep fails the test unless the gateway has reached the armed step.
+func (w *World) MustReachStep(what string) {
 	w.T.Helper()
 	if w.Armed() {
 		w.T.Errorf("%s: the gateway did not reach this step", what)
@@ -64,8 +64,8 @@ func (w *World) Happened(what string) {
 	}
 }
 
-// Died waits for the gateway to exit.
-func (w *World) Died(what string) {
+// AwaitExit waits for the gateway to exit.
+func (w *World) AwaitExit(what string) {
 	w.T.Helper()
 	select {
 	case <-w.Exited:
@@ -75,8 +75,8 @@ func (w *World) Died(what string) {
 	w.Kill()
 }
 
-// Up starts the gateway if it is not running.
-func (w *World) Up() {
+// StartIfStopped starts the gateway if it is not running.
+func (w *World) StartIfStopped() {
 	w.T.Helper()
 	if w.Process != nil {
 		return
@@ -92,5 +92,5 @@ const (
 	FaultError = knobs.Error
 	FaultPanic = knobs.Panic
 	FaultHang  = knobs.Hang
-	FaultWait  = knobs.Wait // until [World.GoOn]
+	FaultWait  = knobs.Wait // until [World.Release]
 )

@@ -126,17 +126,17 @@ func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	return s
 }
 
-// Talk sends text and returns all data received until the peer closes the connection. reset reports whether the peer
+// SendAndReadAll sends text and returns all data received until the peer closes the connection. reset reports whether the peer
 // reset it.
-func Talk(c net.Conn, text string) (answer string, reset bool) {
+func SendAndReadAll(c net.Conn, text string) (answer string, reset bool) {
 	_ = c.SetDeadline(time.Now().Add(Patience))
 	_, err := io.WriteString(c, text) // the peer may close before it has read all of text
-	answer, reset = Hear(c)
+	answer, reset = ReadAll(c)
 	return answer, reset || errors.Is(err, syscall.ECONNRESET) // reported only once
 }
 
-// Hear returns all data received until the peer closes the connection.
-func Hear(c net.Conn) (answer string, reset bool) {
+// ReadAll returns all data received until the peer closes the connection.
+func ReadAll(c net.Conn) (answer string, reset bool) {
 	data, err := io.ReadAll(c)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

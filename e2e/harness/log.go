@@ -38,8 +38,8 @@ func (w *World) logSince() (string, error) {
 	return string(text), err
 }
 
-// NothingLeaks fails the test if the log shows an internal error of the gateway.
-func (w *World) NothingLeaks() {
+// NoInternalErrors fails the test if the log shows an internal error of the gateway.
+func (w *World) NoInternalErrors() {
 	w.T.Helper()
 	data := w.ReadLog()
 	for _, bad := range []string{`"panic`, `"reason":"internal"`, "too many open files", "DATA RACE"} {

@@ -56,8 +56,8 @@ func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	}
 }
 
-// Settle returns when all packets that the gateway's host has sent so far are counted.
-func (w *World) Settle() {
+// AwaitCounted returns when all packets that the gateway's host has sent so far are counted.
+func (w *World) AwaitCounted() {
 	w.T.Helper()
 	mark := netip.MustParseAddr("198.51.100.250")
 	seen := func() (n int) {
@@ -81,7 +81,7 @@ func (w *World) Settle() {
 // Untouched fails the test if any packet has reached one of the addresses.
 func (w *World) Untouched(addrs ...netip.Addr) {
 	w.T.Helper()
-	w.Settle()
+	w.AwaitCounted()
 	for _, a := range addrs {
 		for _, p := range w.Net.Packets(a.String()) {
 			w.T.Errorf("%v received %+v", a, p)

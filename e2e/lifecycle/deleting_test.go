@@ -42,7 +42,7 @@ func deleteDuring(w *harness.World, box, change, step, later string) (changed er
 	if later != "" {
 		w.Arm(harness.FaultError, later)
 	}
-	w.GoOn()
+	w.Release()
 	if err := <-deleted; err != nil {
 		w.T.Errorf("deleting during %s: %v", change, err)
 	}

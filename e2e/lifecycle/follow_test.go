@@ -117,7 +117,7 @@ func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 	if out, code := b.GatewayCommand("box", "detach", "agent"); code != 0 {
 		t.Errorf("gateway box detach: %s", out)
 	}
-	b.NothingLeaks()
+	b.NoInternalErrors()
 }
 
 // Changes during an outage of the gateway or Docker are detected afterwards.
@@ -128,14 +128,14 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	b.Kill()
 	b.container.Stop()
 	b.container.Start()
-	b.Up()
+	b.StartIfStopped()
 	b.assertWorks("restarted while the gateway was down")
 	b.Kill()
 	b.container.Stop()
-	b.Up()
+	b.StartIfStopped()
 	b.isGone("stopped")
 	b.Kill()
-	b.Up()
+	b.StartIfStopped()
 	b.isGone("stopped")
 	b.container.Start()
 	b.assertWorks("stopped while the gateway was down")
@@ -146,7 +146,7 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	b.container.Start()
 	b.docker.Start()
 	b.assertWorks("restarted while Docker was down")
-	b.NothingLeaks()
+	b.NoInternalErrors()
 }
 
 // Another container with the name of a removed one gets no access to its box, until the box is attached to it
@@ -159,7 +159,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	b.isGone("removed")
 	thief := b.docker.Run("guest")
 	b.Kill()
-	b.Up()
+	b.StartIfStopped()
 	b.isGone("removed")
 	if out, code := b.GatewayCommand("box", "reattach", "agent"); code != 1 || !strings.Contains(out, "no such container") {
 		t.Errorf("gateway box reattach: %d %s", code, out)
@@ -185,7 +185,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	thief.Stop()
 	thief.Start()
 	b.assertWorks("from then on it is the box's")
-	b.NothingLeaks()
+	b.NoInternalErrors()
 }
 
 // A process or a path is not attached again automatically, because another process may have the ID or the name.

@@ -155,7 +155,7 @@ func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 	g := takeOver(w, box.ID, f)
 	g.assertWorks("attached")
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	g.assertWorks("after a restart of the gateway")
 	w.NFT("flush ruleset")
 	w.Until("the rules are back", func() bool {

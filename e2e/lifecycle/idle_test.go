@@ -168,7 +168,7 @@ func TestIdleBoxThatCannotBePaused(t *testing.T) {
 	const after = 3 * time.Second
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) { c.Launcher.IdleTimeout = after }})
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
-	w.Up()
+	w.StartIfStopped()
 	w.Arm(harness.FaultError, "pause: box frozen")
 	box := w.Create(map[string]any{})
 	var paused []time.Time

@@ -45,7 +45,7 @@ func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
-	u.Up()
+	u.StartIfStopped()
 	putConfig(u.World, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	var cut []chan int
 	var kept []func() int64

@@ -202,7 +202,7 @@ func TestManyBoxes(t *testing.T) {
 	works("made")
 	w.Kill()
 	began = time.Now()
-	w.Up()
+	w.StartIfStopped()
 	t.Logf("started again in %v", time.Since(began).Round(time.Millisecond))
 	works("after a restart of the gateway")
 	var views []struct{ Status string }

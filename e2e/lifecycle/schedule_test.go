@@ -47,7 +47,7 @@ func clockWorld(t *testing.T) *harness.World {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
-	w.Up()
+	w.StartIfStopped()
 	return w
 }
 
@@ -73,7 +73,7 @@ func TestSchedule(t *testing.T) {
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "pause"), nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	w.Jump(time.Hour)
+	w.ShiftClock(time.Hour)
 	w.Until("the webhook has got a result", func() bool { return len(w.Net.Received("api.example.com", testnet.Path("/hook"))) > 0 })
 	got := w.Net.Received("api.example.com", testnet.Path("/hook"))[0]
 	if got.Header.Get("X-Secret") != harness.TestSecret || got.Header.Get("X-Own") != "own" || got.Method != "POST" {
@@ -136,17 +136,17 @@ func TestSchedulesAcrossACrash(t *testing.T) {
 		})
 	}
 	const year = 366 * 24 * time.Hour
-	w.Jump(year)
+	w.ShiftClock(year)
 	began(1)
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	if now := scheduleOf(w, box, s.ID); now.TotalRuns != 1 || now.TotalFailures != 1 || now.LastRunStatus != "failed" || now.LastError == "" {
 		t.Errorf("after the crash: %+v", now)
 	}
 	began(1)
 	w.Kill()
-	w.Jump(5 * year)
-	w.Up()
+	w.ShiftClock(5 * year)
+	w.StartIfStopped()
 	began(2)
 	w.MustDelete(box)
 }

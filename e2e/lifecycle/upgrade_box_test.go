@@ -67,7 +67,7 @@ func get(ctx context.Context, c *http.Client, url string) error {
 func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
-	u.Up()
+	u.StartIfStopped()
 	box := u.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	u.MustSh(box, "nohup python3 -m http.server 8000 >/dev/null 2>&1 & for i in $(seq 100); do curl -s -o /dev/null http://127.0.0.1:8000/ && exit 0; sleep 0.1; done; exit 1")
 	var url struct{ URL string }

@@ -47,11 +47,11 @@ func TestDrainingEndsWithTheSuccessor(t *testing.T) {
 	u, g, _, ended := drained(t)
 	u.endBy(unix.SIGKILL)
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
-	u.Died("without a successor")
+	u.AwaitExit("without a successor")
 	if g.reaches() {
 		t.Error("the box reaches something without a gateway")
 	}
-	u.Up()
+	u.StartIfStopped()
 	if !g.reaches() {
 		t.Error("the box does not reach what it may, with the next gateway")
 	}
@@ -118,7 +118,7 @@ func TestASecretThatIsGoneIsCutWhereItDrains(t *testing.T) {
 	u := newUpgrading(t, func(c *config.Config) {
 		c.Secrets.Sources = map[string]secrets.Source{"key": {File: key, Refresh: time.Second}}
 	})
-	u.Up()
+	u.StartIfStopped()
 	g := attachGuests(t, u.World, 1)[0]
 	u.setPolicy(g, "api.example.com", "www.example.com")
 	headers := map[string]any{"api.example.com": map[string]any{"headers": map[string]any{"X-Key": map[string]string{"secret": "key"}}}}
@@ -161,8 +161,8 @@ func TestAStopKeepsAnsweringQueries(t *testing.T) {
 	if out, code := g.Sh("getent ahosts api.example.com"); code != 0 {
 		t.Errorf("a query while the gateway stops: exit %d %s", code, out)
 	}
-	u.GoOn()
-	u.Died("stopped")
+	u.Release()
+	u.AwaitExit("stopped")
 }
 
 // A gateway that is stopped during its replacement also ends the successor, which the service manager does not know
@@ -181,8 +181,8 @@ func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Kill(successor, unix.SIGCONT) })
 	u.Until("the successor stands still", func() bool { return stopped(successor) })
-	u.GoOn()
-	u.Until("the gateway goes on", func() bool { return !u.Waits() })
+	u.Release()
+	u.Until("the gateway goes on", func() bool { return !u.Waiting() })
 	u.Arm(harness.FaultWait, "stop: begun")
 	if err := u.Process.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -195,12 +195,12 @@ func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	u.Until("the successor has ended", func() bool { return errors.Is(unix.Kill(successor, 0), unix.ESRCH) })
-	u.GoOn()
-	u.Died("stopped")
+	u.Release()
+	u.AwaitExit("stopped")
 	if g.reaches() {
 		t.Error("the box reaches something without a gateway")
 	}
-	u.Up()
+	u.StartIfStopped()
 	if !g.reaches() {
 		t.Error("the box does not reach what it may, with the next gateway")
 	}

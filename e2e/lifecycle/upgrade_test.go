@@ -226,7 +226,7 @@ func (u *upgrading) setPolicy(g guest, domains ...string) {
 // guest attaches a box that may reach both hosts, one of them intercepted.
 func (u *upgrading) guest() guest {
 	u.T.Helper()
-	u.Up()
+	u.StartIfStopped()
 	g := attachGuests(u.T, u.World, 1)[0]
 	u.setPolicy(g, "api.example.com", "www.example.com")
 	headers := map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}

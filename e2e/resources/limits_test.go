@@ -45,7 +45,7 @@ func TestAttackByFillingTheDisk(t *testing.T) {
 	}
 	w.SetPolicy(box, harness.Custom("api.example.com")) // the store has space
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	if out, code := w.Sh(box, "rm -r many && cat small | wc -c"); code != 0 || !strings.Contains(out, "1048576") {
 		t.Errorf("after a restart of the gateway: exit %d: %s", code, out)
 	}

@@ -71,7 +71,7 @@ func TestCPUTimeIsMetered(t *testing.T) {
 		return paused == last
 	})
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	atLeast(w, box, "a gateway that was killed goes on from there", paused, cpuOf)
 	if now := usedBy(w, box).CPU; now != paused {
 		t.Errorf("%d ns after a restart, %d before", now, paused)
@@ -108,7 +108,7 @@ func TestBytesAreMetered(t *testing.T) {
 				t.Errorf("%d bytes out for %d sent", out, size)
 			}
 			w.Kill()
-			w.Up()
+			w.StartIfStopped()
 			if again := usedBy(w, box).Usage; again.BytesOut < u.BytesOut || again.BytesIn < u.BytesIn || again.BytesOut > u.BytesOut+size/2 {
 				t.Errorf("after a restart %+v, before %+v", again, u)
 			}
@@ -124,7 +124,7 @@ func TestDiskAndMemoryAreMetered(t *testing.T) {
 	w.MustSh(box, "head -c 67108864 /dev/urandom >big; sync big; python3 -c 'x = bytearray(100 << 20)'")
 	atLeast(w, box, "the highest mark of memory", 100<<20, func(u used) int64 { return u.Usage.MemoryPeakBytes })
 	w.Kill() // files are counted at the start, and not soon again
-	w.Up()
+	w.StartIfStopped()
 	u := atLeast(w, box, "files are counted", 64<<20, func(u used) int64 { return u.Usage.DiskBytes })
 	if u.Usage.DiskBytes > 80<<20 {
 		t.Errorf("%d bytes on disk", u.Usage.DiskBytes)

@@ -176,7 +176,7 @@ func TestSourceAddresses(t *testing.T) {
 		return e.Reason == name.ReasonSourceAddress && strings.Contains(e.Rule, "IPv6")
 	})
 	s.Kill()
-	s.Up()
+	s.StartIfStopped()
 	s.leavesFrom(box, "after a kill of the gateway", only)
 	s.leavesFrom(plain, "a box without, after a kill of the gateway", own)
 

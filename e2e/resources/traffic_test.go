@@ -131,7 +131,7 @@ func TestQuota(t *testing.T) {
 
 	w.MustSh(box, "setsid sh -c 'until [ -e stop ]; do curl -sS -m 5 -o /dev/null http://"+w.V4("www.example.com").String()+"/ && touch through; done' >/dev/null 2>&1 &")
 	w.Kill()
-	w.Up()
+	w.StartIfStopped()
 	refused("after a kill of the gateway")
 	w.MustSh(neighbour, "curl -sS -f -o /dev/null https://www.example.com/")
 
@@ -147,7 +147,7 @@ func TestQuota(t *testing.T) {
 	if err := os.WriteFile(w.Config, []byte(strings.Replace(string(text), "quota: 8MiB", "quota: 1GiB", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w.Up()
+	w.StartIfStopped()
 	w.MustSh(box, ways[0])
 	if status := visit(); status != 200 {
 		t.Errorf("the public URL answers %d with a larger quota", status)

@@ -213,7 +213,7 @@ func TestRestartUnderEachRuntime(t *testing.T) {
 		}
 		works("created")
 		w.Kill()
-		w.Up()
+		w.StartIfStopped()
 		works("after a restart of the gateway")
 		if out := w.MustSh(box, "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep '^sleep 300'; echo; done | grep -c sleep"); out != "1\n" {
 			t.Errorf("what ran in it: %q", out)

@@ -120,7 +120,7 @@ func (d *dialectBox) reaches(what ...string) {
 	}
 }
 
-func (d *dialectBox) curl(what []string) []harness.Ran {
+func (d *dialectBox) curl(what []string) []harness.ShellResult {
 	d.T.Helper()
 	var lines []string
 	for _, w := range what {

@@ -54,7 +54,7 @@ func newCanaries(t *testing.T) *canaries {
 	}
 	c.Env = []string{"E2E_CANARY_OF_ENV=" + c.secrets["env"], "GOTRACEBACK=system", harness.FaultsFile + "=" + c.FaultsPath()}
 	addConfig(c.World, "secrets:\n  file: {file: "+dir+"/file}\n  env: {env: E2E_CANARY_OF_ENV}\n  cmd: {command: ["+dir+"/program], refresh: 100ms}\n"+c.brokers.configuration())
-	c.Up()
+	c.StartIfStopped()
 	names := []string{"api.example.com", "bad-cert.example.com", "www.example.com", brokerHost, mutualHost, baseHost + ":5432", forge + ":22"}
 	box := c.Create(map[string]any{"name": "canary", "network_policy": harness.Custom(names...), "attach_headers": c.rules("")})
 	c.in = c.Intrude(box)
@@ -150,7 +150,7 @@ func (c *canaries) failSources() {
 	if err := c.in.Fetch(netip.AddrPortFrom(c.in.Resolve("api.example.com", "ip4"), 443), "api.example.com"); err == nil {
 		c.T.Error("the request outlived the panic")
 	}
-	c.Happened("request")
+	c.MustReachStep("request")
 }
 
 // collectOutputs uses the secrets in every way, including with mistakes.
@@ -216,7 +216,7 @@ func (c *canaries) dump(signal unix.Signal) {
 	if err := c.Process.Process.Signal(signal); err != nil {
 		c.T.Fatal(err)
 	}
-	c.Died(signal.String())
+	c.AwaitExit(signal.String())
 	if text := c.LogText(); !strings.Contains(text, unix.SignalName(signal)) || strings.Count(text, "\ngoroutine ") < 10 {
 		c.T.Errorf("%v: there is no dump", signal)
 	} else if !strings.Contains(text, ".Tgkill(") {
@@ -247,7 +247,7 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.snapshot()
 	c.inProcesses()
 	c.dump(unix.SIGQUIT)
-	c.Up()
+	c.StartIfStopped()
 	c.in = c.Intrude(c.in.Box)
 	c.broker()
 	c.dump(unix.SIGABRT)

@@ -136,7 +136,7 @@ func TestSSHOutlivesRestartAndSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = wait()
-	w.Up()
+	w.StartIfStopped()
 	login(box)
 	if again := w.MustSh(box, "cat /etc/ssh/ssh_known_hosts"); again != known {
 		t.Errorf("the box knows %q, then %q", known, again)

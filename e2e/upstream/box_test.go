@@ -101,7 +101,7 @@ func TestUpstreamProxyOfABox(t *testing.T) {
 			t.Errorf("the server received the proxy's credentials: %v", r.Header)
 		}
 	}
-	w.NothingLeaks()
+	w.NoInternalErrors()
 }
 
 // passes checks the traffic through the proxy.

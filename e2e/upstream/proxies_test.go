@@ -149,7 +149,7 @@ func (p *connector) takeRequests() []string {
 // direct returns the named servers that received packets from the gateway's host.
 func direct(w *harness.World, hosts ...string) (out []string) {
 	w.T.Helper()
-	w.Settle()
+	w.AwaitCounted()
 	for _, h := range hosts {
 		if n := len(w.Net.Packets(h)); n > 0 {
 			out = append(out, fmt.Sprintf("%s: %d", h, n))

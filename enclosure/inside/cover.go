@@ -84,7 +84,7 @@ func hideSocket(s Spec, path string) error {
 		return fmt.Errorf("cannot check whether the command could reach the host's socket %q: %w; remove the socket, or unmount its file system", path, err)
 	}
 	defer h.close()
-	named, beside := h.matchPaths(s.Reach)
+	named, beside := h.matchPaths(s.AllowedSockets)
 	switch {
 	case named:
 		return nil

@@ -84,7 +84,7 @@ func start(s Spec, refused func(path string)) (*command, error) {
 	if err := checkStandardFiles(); err != nil {
 		return nil, err
 	}
-	reach, err := connect.Open(s.Reach)
+	reach, err := connect.Open(s.AllowedSockets)
 	if err != nil {
 		return nil, err
 	}

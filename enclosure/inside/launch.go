@@ -97,13 +97,13 @@ func (c *command) resume() {
 // SetForeground makes a process group the foreground of a terminal. The caller may be in the background, where the kernel
 // would otherwise stop it for that.
 func SetForeground(terminal *os.File, group int) error {
-	return WithoutStopping(func() error {
+	return BlockTTOU(func() error {
 		return unix.IoctlSetPointerInt(int(terminal.Fd()), unix.TIOCSPGRP, group)
 	})
 }
 
-// WithoutStopping runs f on a thread that the terminal cannot stop, whatever its settings.
-func WithoutStopping(f func() error) error {
+// BlockTTOU runs f on a thread that the terminal cannot stop, whatever its settings.
+func BlockTTOU(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var blocked, before unix.Sigset_t

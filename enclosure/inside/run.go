@@ -25,7 +25,7 @@ type clonedTree struct {
 }
 
 func hideRun(s Spec) error {
-	kept, err := cloneTrees(append(s.Keep, s.Reach...))
+	kept, err := cloneTrees(append(s.KeepRun, s.AllowedSockets...))
 	if err != nil {
 		return err
 	}

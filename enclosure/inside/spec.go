@@ -21,12 +21,12 @@ type Spec struct {
 	Groups     []int
 	Foreground bool // the command gets the terminal, in its own process group
 
-	Files   []File   // shown instead of the host's
-	Hidden  []string // files and directories to hide
-	Sockets []string // Unix sockets of the host to hide
-	Reach   []string // Unix sockets of the host that the command may connect to; absolute and without links
-	Keep    []string // further parts of /run that stay
-	State   string   // a mount of the process outside, to be unmounted
+	Files          []File   // shown instead of the host's
+	Hidden         []string // files and directories to hide
+	Sockets        []string // Unix sockets of the host to hide
+	AllowedSockets []string `json:"Reach"` // Unix sockets of the host that the command may connect to; absolute and without links
+	KeepRun        []string `json:"Keep"`  // further parts of /run that stay
+	State          string   // a mount of the process outside, to be unmounted
 }
 
 // File is a file that only the command sees.

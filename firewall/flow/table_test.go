@@ -196,7 +196,7 @@ func TestTheTableIsNotHeldInMemory(t *testing.T) {
 	before := held()
 	for what, read := range map[string]func(each func()) error{
 		"to cut":          func(each func()) error { return k.CutAll(func(Owner, Flow) bool { each(); return true }) },
-		"for the traffic": func(each func()) error { return k.Traffic(func(Flow, Passed) { each() }) },
+		"for the traffic": func(each func()) error { return k.Traffic(func(Flow, Traffic) { each() }) },
 	} {
 		n, most := 0, uint64(0)
 		err := read(func() {

@@ -13,20 +13,20 @@ const (
 	bare4, bare6 = 52, 72
 )
 
-// Passed counts the traffic of a connection.
-type Passed struct {
+// Traffic counts the traffic of a connection.
+type Traffic struct {
 	Bytes     int64 // approximate payload bytes, both directions
 	Forwarded bool  // by the kernel; false: to the gateway
 }
 
 // Traffic calls each for the open connections in the table, with their traffic. Keep-alive segments do not count. DNS is
 // left out.
-func (k *Cutter) Traffic(each func(Flow, Passed)) error {
+func (k *Cutter) Traffic(each func(Flow, Traffic)) error {
 	return k.scans.Each(Filter{}, func(e *Entry) {
 		if e.Protocol == "" || e.Dst.Port() == dnsPort || e.Protocol == policy.TCP && e.state != established {
 			return
 		}
-		each(e.Flow, Passed{Bytes: e.content(e.Orig) + e.content(e.Reply), Forwarded: e.Mark&network.FlowForwarded != 0})
+		each(e.Flow, Traffic{Bytes: e.content(e.Orig) + e.content(e.Reply), Forwarded: e.Mark&network.FlowForwarded != 0})
 	})
 }
 

@@ -45,9 +45,9 @@ type Attachment struct {
 // Rates are how many bytes per second a box may send and receive; 0: as many as all boxes; [policy.Unlimited]: any number.
 type Rates struct {
 	Send, Receive int64
-	// SendMost is a bound on Send that clients who may lower Send cannot change: as long as it stays the same, no change of Send
+	// MaxSend is a bound on Send that clients who may lower Send cannot change: as long as it stays the same, no change of Send
 	// lets more pass. 0 and [policy.Unlimited]: no bound except the rate of all boxes.
-	SendMost int64
+	MaxSend int64
 }
 
 // name returns the name of the box's interface on the host.

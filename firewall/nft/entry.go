@@ -24,8 +24,8 @@ type Entry struct {
 	Mark    uint32       // of its connections
 	// SendRate is how many bytes per second the box may send; 0: the rate of all boxes; [policy.Unlimited]: any number.
 	SendRate int64
-	// SendMost is a bound on SendRate whose bucket survives changes of SendRate; 0 and [policy.Unlimited]: no bound.
-	SendMost int64
+	// MaxSend is a bound on SendRate whose bucket survives changes of SendRate; 0 and [policy.Unlimited]: no bound.
+	MaxSend int64
 
 	live         *version // target of its element in the map of boxes; nil: it has no element
 	liveUnknown  bool     // the target of its element is unknown, see resolveDoubts

@@ -55,8 +55,8 @@ func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	if e.SendRate > 0 {
 		t.rule(chain, "bytes a second of this box", match{sendOver(uint64(e.SendRate))}, counted(countSent), drop())
 	}
-	if e.SendMost > 0 && !policy.Exceeds(e.SendRate, e.SendMost) {
-		t.rule(chain, "most bytes a second of this box", perInterface(&nftables.Set{Name: mostSet}, sendOver(uint64(e.SendMost))), counted(countSent), drop())
+	if e.MaxSend > 0 && !policy.Exceeds(e.SendRate, e.MaxSend) {
+		t.rule(chain, "most bytes a second of this box", perInterface(&nftables.Set{Name: mostSet}, sendOver(uint64(e.MaxSend))), counted(countSent), drop())
 	}
 	if c.SendRate > 0 && !policy.Exceeds(e.SendRate, int64(c.SendRate)) {
 		t.rule(chain, "bytes a second per box", perInterface(&nftables.Set{Name: sentSet}, sendOver(c.SendRate)), counted(countSent), drop())
@@ -86,10 +86,10 @@ func (t *txn) deleteMostBucket(link string) {
 // active.
 func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 	next := *e
-	next.SendRate, next.SendMost = rate, most
+	next.SendRate, next.MaxSend = rate, most
 	stamp := newStamp()
 	err := tbl.transact(func(t *txn) {
-		if most != e.SendMost {
+		if most != e.MaxSend {
 			t.deleteMostBucket(e.Link)
 		}
 		t.writeSend(&tbl.cfg, &next, stamp)
@@ -102,7 +102,7 @@ func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 		return err == nil && !there, err
 	})
 	if err == nil {
-		e.SendRate, e.SendMost, e.hasSendChain = rate, most, rate != 0
+		e.SendRate, e.MaxSend, e.hasSendChain = rate, most, rate != 0
 	}
 	return err
 }

@@ -20,10 +20,10 @@ const poolPriority = 1 << 20
 // defaultBits is the longest prefix that counts as a default route: some hosts use halves (0.0.0.0/1) or 2000::/3 instead.
 const defaultBits = 3
 
-// Overlaps returns the pools that overlap a network or an address of the host of the calling thread: packets for that
+// OverlappingPools returns the pools that overlap a network or an address of the host of the calling thread: packets for that
 // network would go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count. The
 // error of a pool names the network and its interface; err means that the host's networks could not be read.
-func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
+func OverlappingPools(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)

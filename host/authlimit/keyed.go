@@ -68,7 +68,7 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 		return nil, nil
 	}
 	k.uncountLocked(c)
-	release, err := k.book.Take(h, quota.Connections, 1)
+	release, err := k.book.Acquire(h, quota.Connections, 1)
 	for err != nil {
 		exceeded, _ := err.(*quota.Error) // as Take returns it
 		idlest := k.idlestLocked(h, exceeded)
@@ -78,7 +78,7 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 		k.uncountLocked(idlest)
 		idlest.keyed.closed = true
 		evicted = append(evicted, idlest)
-		release, err = k.book.Take(h, quota.Connections, 1)
+		release, err = k.book.Acquire(h, quota.Connections, 1)
 	}
 	c.keyed.holder, c.keyed.release = h, release
 	k.holderLocked(h).n++
@@ -87,7 +87,7 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 }
 
 func (k *Keyed) holderLocked(h quota.Holder) *keyHolder {
-	key := holder{h.What, h.ID}
+	key := holder{h.Type, h.ID}
 	if k.holders[key] == nil {
 		k.holders[key] = &keyHolder{operator: h.Operator}
 	}
@@ -96,7 +96,7 @@ func (k *Keyed) holderLocked(h quota.Holder) *keyHolder {
 
 // idlestLocked returns the connection to evict for one more connection of h, nil if no candidate is idle.
 func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
-	from, n := k.holders[holder{h.What, h.ID}], 0
+	from, n := k.holders[holder{h.Type, h.ID}], 0
 	if from != nil {
 		n = from.n
 	}
@@ -125,7 +125,7 @@ func (k *Keyed) uncountLocked(c *conn) {
 		c.keyed.idle = nil
 	}
 	if own.n--; own.n == 0 {
-		delete(k.holders, holder{h.What, h.ID})
+		delete(k.holders, holder{h.Type, h.ID})
 	}
 	c.keyed.release()
 	c.keyed.release = nil

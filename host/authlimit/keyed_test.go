@@ -66,7 +66,7 @@ func keyedServer(t *testing.T, of quota.Config) (*server, *quota.Book) {
 		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			id := r.Header.Get("Key")
-			if err := k.Shown(r, quota.Holder{What: quota.APIKey, ID: id, Operator: id == "operator"}); err != nil {
+			if err := k.Shown(r, quota.Holder{Type: quota.APIKey, ID: id, Operator: id == "operator"}); err != nil {
 				w.Header().Set("Connection", "close")
 				http.Error(w, err.Error(), http.StatusTooManyRequests)
 				return
@@ -163,7 +163,7 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 			t.Errorf("%s: %d", key, status)
 		}
 	}
-	if used := book.Use(quota.Holder{What: quota.APIKey, ID: "ci"})[quota.Connections]; used.Used != 3 {
+	if used := book.Use(quota.Holder{Type: quota.APIKey, ID: "ci"})[quota.Connections]; used.Used != 3 {
 		t.Errorf("%+v", used)
 	}
 }
@@ -262,7 +262,7 @@ func TestAttackClosingConnectionsHoldsUpOtherKeys(t *testing.T) {
 	shows := func(id string, of net.Conn) (*conn, error) {
 		c := &conn{Conn: of, listener: l}
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
-		return c, k.Shown(r.WithContext(context.WithValue(r.Context(), connKey{}, c)), quota.Holder{What: quota.APIKey, ID: id})
+		return c, k.Shown(r.WithContext(context.WithValue(r.Context(), connKey{}, c)), quota.Holder{Type: quota.APIKey, ID: id})
 	}
 	for n := range 3 {
 		c, err := shows("hostile", idle)

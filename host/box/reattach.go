@@ -168,8 +168,8 @@ func (l followed) Sandbox(id policy.BoxID) (sandboxns.Sandbox, uint64, bool) {
 	return now.Sandbox, now.Turn, true
 }
 
-// Lose implements [follow.Owner].
-func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why string) error {
+// Disconnect implements [follow.Owner].
+func (l followed) Disconnect(ctx context.Context, id policy.BoxID, turn uint64, why string) error {
 	return l.inTurn(id, turn, func(b *state.Box) error {
 		if b.Status == api.StatusGone && b.Problem == why {
 			return nil
@@ -185,8 +185,8 @@ func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why st
 	})
 }
 
-// Move implements [follow.Owner].
-func (l followed) Move(ctx context.Context, id policy.BoxID, turn uint64, to sandboxns.Found) error {
+// Reattach implements [follow.Owner].
+func (l followed) Reattach(ctx context.Context, id policy.BoxID, turn uint64, to sandboxns.Found) error {
 	return l.inTurn(id, turn, func(b *state.Box) error {
 		if err := l.checkSandbox(b, sandboxns.PathOf(to.NS)); err != nil {
 			err = fmt.Errorf("its container runs, but cannot be attached: %w", err)

@@ -237,7 +237,7 @@ func (l *Service) readBox(r store.Box) (*state.Box, error) {
 			return nil, err
 		}
 	}
-	p.Leases = l.shared.Anchored(p.Leases)
+	p.Leases = l.shared.RebaseLeases(p.Leases)
 	return state.NewBox(r, p, headers, hosted), nil
 }
 

@@ -34,22 +34,22 @@ func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 		},
 	} {
 		caller := api.Caller{Key: "key_1", Role: role}
-		asked, err := api.BoxLimits{}.Changed(caller, host, change)
+		asked, err := api.BoxLimits{}.WithChange(caller, host, change)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s := &Snapshots{boxes: &state.Table{Limits: host}}
 		got := s.limits(api.WithCaller(t.Context(), caller), before, &api.CreateRequest{Limits: asked, LimitChange: change})
-		if got.Of(host) != want {
-			t.Errorf("%s: %v, want %v", role, got.Of(host).Map(), want.Map())
+		if got.Effective(host) != want {
+			t.Errorf("%s: %v, want %v", role, got.Effective(host).Map(), want.Map())
 		}
 		if role == api.RoleAdmin {
 			continue
 		}
 		for _, limit := range policy.AllLimits() { // nor by a later change
-			raised, err := got.Changed(caller, host, api.LimitChange{limit: 0})
-			if err == nil && policy.Exceeds(raised.Of(host)[limit], before.Operator.Over(host)[limit]) {
-				t.Errorf("%s: the key raises %s to %d", role, limit, raised.Of(host)[limit])
+			raised, err := got.WithChange(caller, host, api.LimitChange{limit: 0})
+			if err == nil && policy.Exceeds(raised.Effective(host)[limit], before.Operator.Over(host)[limit]) {
+				t.Errorf("%s: the key raises %s to %d", role, limit, raised.Effective(host)[limit])
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 func (e *Enforcer) Limit(ctx context.Context, b *policy.Box, own, given policy.Limits) error {
 	if b.Policy.Load() != nil { // otherwise Connect sets its rates
 		rates := ratesOf(own)
-		rates.SendMost = given[policy.LimitSend]
+		rates.MaxSend = given[policy.LimitSend]
 		if err := e.Kernel.SetRates(ctx, b.ID, rates); err != nil {
 			return fmt.Errorf("its rates: %w", err)
 		}

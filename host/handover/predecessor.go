@@ -17,7 +17,7 @@ import (
 
 // Predecessor is the process that this one replaces. Once relieved, it only drains its connections, and executes the
 // orders of this process. If it does not confirm an order in time, it is killed, together with its connections. A nil
-// Predecessor stands for a fresh start. Safe for concurrent use after [Predecessor.Relieve].
+// Predecessor stands for a fresh start. Safe for concurrent use after [Predecessor.AnnounceServing].
 type Predecessor struct {
 	conn  *Conn
 	hello Hello
@@ -79,7 +79,7 @@ func (p *Predecessor) Config() ([]byte, bool) { return p.hello.Config, p.hello.O
 func (p *Predecessor) Hello() (Hello, map[string]*os.File) { return p.hello, p.files }
 
 // Protected returns the ranges that the process protects in addition to its configuration. Call it after
-// [Predecessor.Take].
+// [Predecessor.AwaitRelease].
 func (p *Predecessor) Protected() []netip.Prefix { return p.protected }
 
 // Fail tells the predecessor why this process cannot replace it. The predecessor continues.
@@ -88,8 +88,8 @@ func (p *Predecessor) Fail(why error) {
 	_ = p.conn.Close()
 }
 
-// Take waits until this process owns the store and the kernel rules.
-func (p *Predecessor) Take() error {
+// AwaitRelease waits until this process owns the store and the kernel rules.
+func (p *Predecessor) AwaitRelease() error {
 	if err := p.conn.Send(Message{Kind: Prepared}); err != nil {
 		return err
 	}
@@ -101,10 +101,10 @@ func (p *Predecessor) Take() error {
 	return nil
 }
 
-// Relieve announces that this process serves, and returns once the predecessor has stopped accepting. Earlier orders are
+// AnnounceServing announces that this process serves, and returns once the predecessor has stopped accepting. Earlier orders are
 // sent then. On an error, the predecessor has ended without confirming, and possibly without notifying the service
 // manager of its successor.
-func (p *Predecessor) Relieve(log *zap.Logger) error {
+func (p *Predecessor) AnnounceServing(log *zap.Logger) error {
 	p.mu.Lock()
 	p.log = log
 	err := p.exchange(Message{Kind: Serving}, Stopped)
@@ -115,7 +115,7 @@ func (p *Predecessor) Relieve(log *zap.Logger) error {
 		p.terminate(err)
 	}
 	for _, m := range early {
-		p.Tell(m)
+		p.SendOrder(m)
 	}
 	return err
 }
@@ -123,8 +123,8 @@ func (p *Predecessor) Relieve(log *zap.Logger) error {
 // orderTimeout is how long the predecessor may take to confirm an order.
 const orderTimeout = 5 * time.Second
 
-// Tell sends an order to the predecessor, and returns once it was executed or the predecessor has ended.
-func (p *Predecessor) Tell(m Message) {
+// SendOrder sends an order to the predecessor, and returns once it was executed or the predecessor has ended.
+func (p *Predecessor) SendOrder(m Message) {
 	if p == nil {
 		return
 	}

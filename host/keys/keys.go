@@ -73,7 +73,7 @@ func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
 }
 
 func keyView(k store.APIKey) api.Key {
-	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.FromMap(k.Quotas)}
+	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.LimitsFromMap(k.Quotas)}
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
@@ -164,7 +164,7 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 	if CallerOf(old).Holder().Operator {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has the role %s, which has no quotas", old.Name, old.Role)
 	}
-	own := quotas.FromMap(old.Quotas)
+	own := quotas.LimitsFromMap(old.Quotas)
 	for kind, n := range named {
 		own[kind] = n
 	}

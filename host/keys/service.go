@@ -54,7 +54,7 @@ func New(c Config) (*Service, error) {
 func (k *Service) loadQuotas() error {
 	all, err := k.keys.All()
 	for _, found := range all {
-		k.quotas.Set(CallerOf(found).Holder(), quotas.FromMap(found.Quotas))
+		k.quotas.Set(CallerOf(found).Holder(), quotas.LimitsFromMap(found.Quotas))
 	}
 	return err
 }

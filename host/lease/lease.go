@@ -27,8 +27,8 @@ func New(allow bool, entry string, lasts time.Duration, now Now) store.Lease {
 	}
 }
 
-// Left returns the remaining time of a lease; 0 if it has ended.
-func Left(l store.Lease, now Now) time.Duration {
+// Remaining returns the remaining time of a lease; 0 if it has ended.
+func Remaining(l store.Lease, now Now) time.Duration {
 	wall := l.ExpiresAt.Sub(now.Wall)
 	if now.Boot != "" && l.Boot == now.Boot {
 		left := l.BootEnd - now.Since
@@ -46,11 +46,11 @@ func Left(l store.Lease, now Now) time.Duration {
 	return max(wall, 0)
 }
 
-// Anchored rebases a lease of an earlier boot onto the boot clock of this one. From then on the wall clock cannot prolong
+// Rebase rebases a lease of an earlier boot onto the boot clock of this one. From then on the wall clock cannot prolong
 // it, nor end a lease that denies.
-func Anchored(l store.Lease, now Now) store.Lease {
+func Rebase(l store.Lease, now Now) store.Lease {
 	if now.Boot != "" && l.Boot != now.Boot {
-		l.BootEnd = now.Since + Left(l, now)
+		l.BootEnd = now.Since + Remaining(l, now)
 		l.Boot = now.Boot
 	}
 	return l
@@ -59,7 +59,7 @@ func Anchored(l store.Lease, now Now) store.Lease {
 // Running returns the leases that have not ended.
 func Running(list []store.Lease, now Now) (running []store.Lease) {
 	for _, l := range list {
-		if Left(l, now) > 0 {
+		if Remaining(l, now) > 0 {
 			running = append(running, l)
 		}
 	}

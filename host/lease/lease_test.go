@@ -39,7 +39,7 @@ func TestClocks(t *testing.T) {
 	} {
 		for allow, want := range map[bool]time.Duration{true: c.allow, false: c.deny} {
 			l := New(allow, "example.com", time.Hour, at("a", 0, 0))
-			if got := Left(l, c.now); got != want {
+			if got := Remaining(l, c.now); got != want {
 				t.Errorf("%s, allow %v: %v left, want %v", c.name, allow, got, want)
 			}
 			if got := len(Running([]store.Lease{l}, c.now)); (got == 1) != (want > 0) {
@@ -55,20 +55,20 @@ func TestAnchored(t *testing.T) {
 	start := at("a", 0, 0)
 	allow, deny := New(true, "example.com", time.Hour, start), New(false, "example.com", time.Hour, start)
 	rebooted := at("b", 20*time.Minute, -30*time.Minute)
-	allow, deny = Anchored(allow, rebooted), Anchored(deny, rebooted)
+	allow, deny = Rebase(allow, rebooted), Rebase(deny, rebooted)
 	back, forward := at("b", -time.Hour, 0), at("b", 48*time.Hour, 0) // half an hour later
-	if got := Left(allow, back); got != 10*time.Minute {
+	if got := Remaining(allow, back); got != 10*time.Minute {
 		t.Errorf("an hour that began twenty minutes before: %v left", got)
 	}
-	if got := Left(allow, forward); got != 0 {
+	if got := Remaining(allow, forward); got != 0 {
 		t.Errorf("past its end: %v left", got)
 	}
 	for _, now := range []Now{back, forward} {
-		if got := Left(deny, now); got != 10*time.Minute {
+		if got := Remaining(deny, now); got != 10*time.Minute {
 			t.Errorf("a denial: %v left", got)
 		}
 	}
-	if again := Anchored(allow, at("b", 0, 0)); again != allow {
+	if again := Rebase(allow, at("b", 0, 0)); again != allow {
 		t.Errorf("anchored twice: %+v", again)
 	}
 }
@@ -79,7 +79,7 @@ func TestSystem(t *testing.T) {
 	if first.Boot == "" || first.Boot != second.Boot || second.Since < first.Since || first.Since <= 0 {
 		t.Errorf("%+v, then %+v", first, second)
 	}
-	if l := New(true, "example.com", time.Hour, first); Left(l, second) <= 59*time.Minute || Left(l, second) > time.Hour {
-		t.Errorf("%v left", Left(l, second))
+	if l := New(true, "example.com", time.Hour, first); Remaining(l, second) <= 59*time.Minute || Remaining(l, second) > time.Hour {
+		t.Errorf("%v left", Remaining(l, second))
 	}
 }

@@ -205,7 +205,7 @@ func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 		if err := reaches("127.0.0.1:9600", old.Metrics); err != nil {
 			t.Error("before the successor serves:", err)
 		}
-		old.Leave()
+		old.LeaveToSuccessor()
 		old.CloseQuietly()
 		next.Keep(zap.NewNop())
 		if conn, err := net.Dial("tcp", "127.0.0.1:9600"); !errors.Is(err, syscall.ECONNREFUSED) {

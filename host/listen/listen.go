@@ -136,9 +136,9 @@ const lockPatience = time.Second
 // state, unless this process is to replace it.
 func awaitLock(replaces bool) (*nslock.Lock, error) {
 	for until := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
-		lock, err := nslock.Take()
+		lock, err := nslock.Acquire()
 		if err == nil && !replaces {
-			if err = firewall.CheckNoneRuns(); err != nil {
+			if err = firewall.CheckNotRunning(); err != nil {
 				lock.Remove()
 				_ = lock.Close()
 			}

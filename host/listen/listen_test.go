@@ -80,7 +80,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if err != nil {
 		return err
 	}
-	old.Leave()
+	old.LeaveToSuccessor()
 	old.CloseQuietly()
 	next.Lock.Own()
 	refused("after it was replaced")

@@ -50,7 +50,7 @@ func (u UDPSocket) Resume() error {
 	if u.PacketConn != nil {
 		return nil
 	}
-	return dns.Resume(u.file)
+	return dns.ResumeSocket(u.file)
 }
 
 // openListener returns the inherited listener called name, or else opens one.
@@ -207,9 +207,9 @@ func (l *Sockets) CloseQuietly() {
 	}
 }
 
-// Leave keeps the admin socket and the lock of the network namespace from being removed when this process closes them:
+// LeaveToSuccessor keeps the admin socket and the lock of the network namespace from being removed when this process closes them:
 // they belong to the successor.
-func (l *Sockets) Leave() {
+func (l *Sockets) LeaveToSuccessor() {
 	for _, ln := range l.Admin {
 		if u, ok := ln.(*net.UnixListener); ok {
 			u.SetUnlinkOnClose(false)

@@ -44,8 +44,8 @@ type Lock struct {
 	owned  bool
 }
 
-// Take locks the network namespace of the calling thread, or returns [ErrTaken].
-func Take() (*Lock, error) {
+// Acquire locks the network namespace of the calling thread, or returns [ErrTaken].
+func Acquire() (*Lock, error) {
 	name, err := path(".lock")
 	if err != nil {
 		return nil, err
@@ -141,9 +141,9 @@ func isAt(f *os.File, name string) bool {
 	return err == nil && os.SameFile(have, want)
 }
 
-// Forget removes the files that a killed gateway left for the network namespace of the calling thread.
-func Forget() error {
-	l, err := Take()
+// RemoveStale removes the files that a killed gateway left for the network namespace of the calling thread.
+func RemoveStale() error {
+	l, err := Acquire()
 	if err != nil {
 		return err
 	}

@@ -27,11 +27,11 @@ func TestANamespaceHasOneHolder(t *testing.T) {
 }
 
 func holders(t *testing.T) error {
-	first, err := Take()
+	first, err := Acquire()
 	if err != nil {
 		return err
 	}
-	if _, err := Take(); !errors.Is(err, ErrTaken) {
+	if _, err := Acquire(); !errors.Is(err, ErrTaken) {
 		t.Error("a second holder:", err)
 	}
 	ln, err := first.Listen()
@@ -62,7 +62,7 @@ func holders(t *testing.T) error {
 	if err := errors.Join(ln.Close(), first.Close()); err != nil {
 		return err
 	}
-	if _, err := Take(); !errors.Is(err, ErrTaken) {
+	if _, err := Acquire(); !errors.Is(err, ErrTaken) {
 		t.Error("a second holder after the lock was passed on:", err)
 	}
 	if _, err := os.Lstat(socket); err != nil {
@@ -76,7 +76,7 @@ func holders(t *testing.T) error {
 	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the socket is left:", err)
 	}
-	again, err := Take() // the previous file is removed, and locked until it is closed
+	again, err := Acquire() // the previous file is removed, and locked until it is closed
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 	which := archive.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
 	return e.searches.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
 		_ = e.pastLines.Sync() // include the latest decisions; a failed write loses them
-		begin(e.past.Whole(f.Box))
+		begin(e.past.CompleteSince(f.Box))
 		return e.past.Search(ctx, which, found)
 	})
 }

@@ -14,7 +14,7 @@ func TestSearchesHaveTurns(t *testing.T) {
 	t.Parallel()
 	s := newSearches()
 	key := func(id string) quotas.Holder {
-		return quotas.Holder{What: quotas.APIKey, ID: id, Operator: id == "operator"}
+		return quotas.Holder{Type: quotas.APIKey, ID: id, Operator: id == "operator"}
 	}
 	waits := func(id string) bool {
 		t.Helper()

@@ -175,10 +175,10 @@ func (s *Shared) running(leases []store.Lease) []store.Lease {
 	return lease.Running(leases, s.now())
 }
 
-// Anchored returns stored leases rebased onto the clock of the current boot.
-func (s *Shared) Anchored(leases []store.Lease) (out []store.Lease) {
+// RebaseLeases returns stored leases rebased onto the clock of the current boot.
+func (s *Shared) RebaseLeases(leases []store.Lease) (out []store.Lease) {
 	for _, l := range leases {
-		out = append(out, lease.Anchored(l, s.now()))
+		out = append(out, lease.Rebase(l, s.now()))
 	}
 	return out
 }

@@ -101,7 +101,7 @@ func (p *Service) stateOf(b *state.Box) api.PolicyState {
 // leaseViews converts leases to their API form.
 func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
 	for _, l := range list {
-		views = append(views, api.Lease{LeaseEntry: leaseKey(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
+		views = append(views, api.Lease{LeaseEntry: leaseKey(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Remaining(l, now)})
 	}
 	return views
 }
@@ -129,7 +129,7 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 		leases := b.Applied.Load().Leases
 		due := false
 		for _, l := range leases {
-			left := lease.Left(l, now)
+			left := lease.Remaining(l, now)
 			if next = min(next, leaseTick); left > 0 {
 				next = min(next, left)
 			} else {
@@ -287,7 +287,7 @@ func (p *Service) endLeasesHere(b *state.Box) (next time.Duration) {
 	next, now := time.Hour, p.shared.now()
 	running := p.shared.running(b.Leases)
 	for _, l := range running {
-		next = min(next, leaseTick, lease.Left(l, now))
+		next = min(next, leaseTick, lease.Remaining(l, now))
 	}
 	if len(running) == len(b.Leases) || b.Policy.Load() == nil {
 		return next

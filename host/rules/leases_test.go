@@ -335,7 +335,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.pass(time.Hour)
-	running := g.shared.running(g.shared.Anchored(stored.Leases))
+	running := g.shared.running(g.shared.RebaseLeases(stored.Leases))
 	if len(running) != 1 || running[0].Entry != "b.example.com" {
 		t.Fatalf("%+v", running)
 	}

@@ -32,7 +32,7 @@ func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.B
 	if err != nil {
 		return api.Box{}, err
 	}
-	own := p.boxes.OwnLimits(next)
+	own := p.boxes.EffectiveLimits(next)
 	if err := mayChangeRates(ctx, b, own, next.Operator.Over(p.boxes.Limits)); err != nil {
 		return api.Box{}, err
 	}
@@ -88,7 +88,7 @@ func (p *Service) applyStoredLimits(b *state.Box) error {
 	b.Record.Limits, b.Record.UpdatedAt = stored.Limits, stored.UpdatedAt
 	ctx, cancel := change.Detach(context.Background())
 	defer cancel()
-	if err := p.net.Limit(ctx, &b.Box, p.boxes.OwnLimits(api.BoxLimits(stored.Limits)), stored.Limits.Operator); err != nil {
+	if err := p.net.Limit(ctx, &b.Box, p.boxes.EffectiveLimits(api.BoxLimits(stored.Limits)), stored.Limits.Operator); err != nil {
 		return errors.Join(err, p.closeBox(b))
 	}
 	return nil

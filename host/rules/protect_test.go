@@ -49,8 +49,8 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 		want []netip.Addr
 	}{
 		{[]netip.Addr{one}, nil, []netip.Addr{one}},
-		{[]netip.Addr{two}, firewall.ErrAddressesChange, []netip.Addr{one, two}},
-		{[]netip.Addr{three}, firewall.ErrAddressesChange, []netip.Addr{one, two, three}},
+		{[]netip.Addr{two}, firewall.ErrAddressesChanging, []netip.Addr{one, two}},
+		{[]netip.Addr{three}, firewall.ErrAddressesChanging, []netip.Addr{one, two, three}},
 		{nil, errFake, []netip.Addr{one, two, three}},
 		{[]netip.Addr{two}, nil, []netip.Addr{two}},
 	} {

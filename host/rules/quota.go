@@ -108,7 +108,7 @@ func exhausted(used uint64, most int64) bool { return most != policy.Unlimited &
 func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	out, most := map[policy.BoxID]bool{}, map[policy.BoxID]int64{}
 	for _, r := range list {
-		if n := api.BoxLimits(r.Limits).Of(q.boxes.Limits)[policy.LimitQuota]; n != policy.Unlimited {
+		if n := api.BoxLimits(r.Limits).Effective(q.boxes.Limits)[policy.LimitQuota]; n != policy.Unlimited {
 			most[r.ID] = n
 		}
 	}
@@ -134,7 +134,7 @@ func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 		return
 	}
 	q.visitors.CloseBox(b.ID) // after unlocking the box: a visitor may be waiting for its lock
-	q.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
+	q.before.SendOrder(handover.Message{Kind: handover.URLs, Box: b.ID})
 	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.quotaOf(b)))
 }
 

@@ -46,7 +46,7 @@ func (p *Service) tryStored(b *state.Box) error {
 	if err != nil {
 		return err
 	}
-	in, leases := p.shared.inputsOf(b), p.shared.Anchored(stored.Leases)
+	in, leases := p.shared.inputsOf(b), p.shared.RebaseLeases(stored.Leases)
 	in.spec, in.leases, in.version, in.headers = stored.Spec, p.shared.running(leases), stored.Version, headers.Rules
 	next, err := in.compile()
 	if err != nil {

@@ -23,10 +23,10 @@ type Owner interface {
 	Attached() []policy.BoxID
 	// Sandbox returns the sandbox of a box, if the box exists. turn is the number of changes of it so far.
 	Sandbox(id policy.BoxID) (s sandboxns.Sandbox, turn uint64, ok bool)
-	// Lose disconnects a box whose sandbox has ended. It has no effect if turn is outdated.
-	Lose(ctx context.Context, id policy.BoxID, turn uint64, why string) error
-	// Move attaches a box to the namespace that its sandbox runs in now. It has no effect if turn is outdated.
-	Move(ctx context.Context, id policy.BoxID, turn uint64, to sandboxns.Found) error
+	// Disconnect disconnects a box whose sandbox has ended. It has no effect if turn is outdated.
+	Disconnect(ctx context.Context, id policy.BoxID, turn uint64, why string) error
+	// Reattach attaches a box to the namespace that its sandbox runs in now. It has no effect if turn is outdated.
+	Reattach(ctx context.Context, id policy.BoxID, turn uint64, to sandboxns.Found) error
 }
 
 // Follower follows the sandboxes of attached boxes. Safe for concurrent use.
@@ -187,10 +187,10 @@ func (f *Follower) lookOnce(ctx context.Context, id policy.BoxID) error {
 	case place.Moved.NS != nil:
 		defer place.Moved.NS.Close()
 		f.repeatLook(id) // to watch it there
-		return f.owner.Move(ctx, id, turn, place.Moved)
+		return f.owner.Reattach(ctx, id, turn, place.Moved)
 	case place.Ended != "":
 		f.watchProcess(id, place.Process)
-		return f.owner.Lose(ctx, id, turn, place.Ended)
+		return f.owner.Disconnect(ctx, id, turn, place.Ended)
 	}
 	f.watchProcess(id, place.Process)
 	return nil

@@ -41,7 +41,7 @@ func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) e
 		if s.Type == schedules.TypePrompt {
 			return api.ExecResult{}, errNoAgent
 		}
-		output := runOutput{&seen, func(b []byte) bool { return r.history.Wrote(run, b) }}
+		output := runOutput{&seen, func(b []byte) bool { return r.history.AppendOutput(run, b) }}
 		return r.commands.Exec(ctx, s.Box, api.ExecRequest{Command: s.Command, Dir: s.Folder}, output, output)
 	})
 	if err != nil && ctx.Err() != nil {

@@ -64,7 +64,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{config: c}
-	webhooks := &Webhooks{Client: s.ErrandClient, Note: s.noteDelivery}
+	webhooks := &Webhooks{Client: s.WebhookClient, Note: s.noteDelivery}
 	s.scheduler = &Scheduler{Log: c.Log, Store: c.Store, Runner: &runner{c.Commands, c.History}, Now: fault.Now, Deliver: webhooks.Deliver}
 	return s, nil
 }
@@ -78,8 +78,8 @@ func (s *Service) Run(ctx context.Context) { s.scheduler.Run(ctx) }
 // Forget drops the schedules of a deleted box.
 func (s *Service) Forget(id policy.BoxID) { s.scheduler.Forget(id) }
 
-// ErrandClient implements the Host of [boxgate/api/harness]. The client's requests count as the box's own.
-func (s *Service) ErrandClient(id policy.BoxID) (*http.Client, error) {
+// WebhookClient implements the Host of [boxgate/api/harness]. The client's requests count as the box's own.
+func (s *Service) WebhookClient(id policy.BoxID) (*http.Client, error) {
 	b, err := s.config.Boxes.Find(id)
 	if err != nil {
 		return nil, err

@@ -52,9 +52,9 @@ func (d Descriptors) Apply(c *proxy.Config) {
 	c.MaxExtraAttempts = d.reserve / 8
 }
 
-// Visits returns the maximum number of connections of each of the two listeners of public URLs, and of requests forwarded
+// URLLimits returns the maximum number of connections of each of the two listeners of public URLs, and of requests forwarded
 // to boxes at a time. The latter leaves room for a third as many pooled connections to boxes.
-func (d Descriptors) Visits() (connections, requests int) {
+func (d Descriptors) URLLimits() (connections, requests int) {
 	return d.visitors, d.visitors * 3 / 2
 }
 
@@ -64,8 +64,8 @@ func (d Descriptors) Keyless(ln net.Listener) *authlimit.Listener {
 	return authlimit.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
-// Questions returns the maximum number of DNS sockets to upstream resolvers. They use the reserve.
-func (d Descriptors) Questions() int { return d.reserve / 8 }
+// DNSSockets returns the maximum number of DNS sockets to upstream resolvers. They use the reserve.
+func (d Descriptors) DNSSockets() int { return d.reserve / 8 }
 
 // descriptorLimit returns the highest descriptor limit that the process may set.
 func descriptorLimit() (int, error) {

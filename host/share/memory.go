@@ -28,7 +28,7 @@ type Memory struct {
 func shareMemory(l config.Limits, host int64) Memory {
 	all := int64(l.ProcessMemory)
 	if all == 0 {
-		all = max(host, config.LeastMemory)
+		all = max(host, config.MinMemory)
 	}
 	return Memory{all: all, boxes: all / 2, box: min(int64(l.Memory), all/2)}
 }
@@ -66,7 +66,7 @@ func hostMemory(proc, cgroups string) int64 {
 	if least := min(machine, limit); least < math.MaxInt64 {
 		return least
 	}
-	return config.LeastMemory
+	return config.MinMemory
 }
 
 // totalMemory reads MemTotal from /proc/meminfo.
@@ -160,7 +160,7 @@ func (Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- heldDesc; ch <- budg
 // Collect implements [prometheus.Collector].
 func (m Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, k := range memory.Kinds() {
-		ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(m.Budget.Held(k)), k.String())
+		ch <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(m.Budget.InUse(k)), k.String())
 	}
 	ch <- prometheus.MustNewConstMetric(budgetDesc, prometheus.GaugeValue, float64(m.Budget.Total()))
 }

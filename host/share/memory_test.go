@@ -52,7 +52,7 @@ func TestMemoryOfTheHost(t *testing.T) {
 			"proc/meminfo": machine, "proc/self/cgroup": "4:memory:/\n", "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
 		}, 4 << 30},
 		"a namespace's root": {map[string]string{"proc/meminfo": machine, "proc/self/cgroup": "0::/\n", "cgroup/memory.max": "1073741824\n"}, 768 << 20},
-		"nothing known":      {nil, config.LeastMemory},
+		"nothing known":      {nil, config.MinMemory},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := hostMemory(hostOf(t, c.files)); got != c.want {
@@ -68,7 +68,7 @@ func TestMemoryIsSharedOut(t *testing.T) {
 	if m := shareMemory(l, 8<<30); m.all != 8<<30 || m.boxes != 4<<30 || m.box != 256<<20 {
 		t.Errorf("%+v", m)
 	}
-	if m := shareMemory(l, 1<<20); m.all != config.LeastMemory || m.box != m.boxes {
+	if m := shareMemory(l, 1<<20); m.all != config.MinMemory || m.box != m.boxes {
 		t.Errorf("a host with nothing: %+v", m)
 	}
 	l.ProcessMemory = 1 << 30

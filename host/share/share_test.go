@@ -26,7 +26,7 @@ func TestEveryPartGetsItsShare(t *testing.T) {
 	if c.MaxAllConns != d.conns || c.MaxAllUpstreams != d.upstreams || c.MaxPipes != d.pipes || c.MaxExtraAttempts <= 0 {
 		t.Errorf("the proxy has %d connections, %d to servers, %d pipes, %d attempts", c.MaxAllConns, c.MaxAllUpstreams, c.MaxPipes, c.MaxExtraAttempts)
 	}
-	connections, requests := d.Visits()
+	connections, requests := d.URLLimits()
 	if connections != d.visitors || requests <= connections {
 		t.Errorf("visitors have %d connections and %d requests", connections, requests)
 	}

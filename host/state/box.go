@@ -201,7 +201,7 @@ func (b *Box) View() api.Box {
 	if line := b.Progress.Load(); line != nil {
 		v.Progress = *line
 	}
-	v.LastActivity, v.OwnLimits = b.Gate.Last(), b.Limits.Load()
+	v.LastActivity, v.EffectiveLimits = b.Gate.Last(), b.Limits.Load()
 	return v
 }
 

@@ -26,7 +26,7 @@ type Table struct {
 
 // Add adds a box.
 func (t *Table) Add(b *Box) {
-	b.Limits.Store(t.OwnLimits(api.BoxLimits(b.Record.Limits)))
+	b.Limits.Store(t.EffectiveLimits(api.BoxLimits(b.Record.Limits)))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byID == nil {
@@ -35,8 +35,10 @@ func (t *Table) Add(b *Box) {
 	t.byID[b.ID] = b
 }
 
-// OwnLimits returns the limits of a box that differ from the configured ones.
-func (t *Table) OwnLimits(l api.BoxLimits) policy.Limits { return l.Of(t.Limits).Beside(t.Limits) }
+// EffectiveLimits returns the limits of a box that differ from the configured ones.
+func (t *Table) EffectiveLimits(l api.BoxLimits) policy.Limits {
+	return l.Effective(t.Limits).Beside(t.Limits)
+}
 
 // HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
 func (t *Table) HostLimits() policy.Limits { return t.Limits }

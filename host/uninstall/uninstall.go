@@ -69,7 +69,7 @@ func (p *Plan) checkNotRunning() error {
 	if store.InUse(p.cfg.StateDir) {
 		return errRunning
 	}
-	err := firewall.CheckNoneRuns()
+	err := firewall.CheckNotRunning()
 	if errors.Is(err, firewall.ErrRunning) {
 		return fmt.Errorf("%w; it has another state directory than %s", errRunning, p.cfg.StateDir)
 	}
@@ -87,7 +87,7 @@ func (p *Plan) findBoxes() error {
 	if err != nil {
 		return err
 	}
-	own, _, err := launcher.OfRun(p.launcher.StateDir, p.launcher.RunDir)
+	own, _, err := launcher.RunEntries(p.launcher.StateDir, p.launcher.RunDir)
 	if err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (p *Plan) runDir() string { return launcher.RunDirOf(p.launcher.StateDir, p
 
 // findFiles lists the gateway's directories, and the foreign files in them.
 func (p *Plan) findFiles() error {
-	inRun, othersInRun, err := launcher.OfRun(p.launcher.StateDir, p.launcher.RunDir)
+	inRun, othersInRun, err := launcher.RunEntries(p.launcher.StateDir, p.launcher.RunDir)
 	if err != nil {
 		return err
 	}
@@ -166,12 +166,12 @@ const foreignFiles = "files of something else in the gateway's directories"
 
 // stateFiles separates the gateway's own files in its state directory from foreign ones.
 func (p *Plan) stateFiles() (own, others []string, err error) {
-	dirs := append(launcher.OfState(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
+	dirs := append(launcher.StateDirs(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
 		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir))
 	entries, err := os.ReadDir(p.cfg.StateDir)
 	for _, e := range entries {
 		path := filepath.Join(p.cfg.StateDir, e.Name())
-		if store.Owns(e.Name()) || slices.Contains(dirs, path) {
+		if store.IsStoreFile(e.Name()) || slices.Contains(dirs, path) {
 			own = append(own, path)
 		} else {
 			others = append(others, path)
@@ -208,7 +208,7 @@ func (p *Plan) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket(), nslock.Forget()}
+	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket(), nslock.RemoveStale()}
 	if err := errors.Join(errs...); err != nil || !p.purge || !p.hasState() {
 		return err
 	}

@@ -60,7 +60,7 @@ func signOut(stored store.URLs, t ingress.Target) error {
 // SignOut is signOut that also covers a predecessor. The predecessor does not learn about sessions that end here, so it
 // cuts all its visitors of the URL.
 func SignOut(stored store.URLs, before *handover.Predecessor, t ingress.Target) error {
-	before.Tell(handover.Message{Kind: handover.URL, URL: t.ID})
+	before.SendOrder(handover.Message{Kind: handover.URL, URL: t.ID})
 	return signOut(stored, t)
 }
 

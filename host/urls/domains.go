@@ -106,7 +106,7 @@ func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 
 // proofWithoutRecord returns the proof of a caller that does not need a TXT record for a name, or "" if one is needed.
 func (d *Domains) proofWithoutRecord(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
-	row := d.rows.Of(n)
+	row := d.rows.ForName(n)
 	switch {
 	case caller.Role == api.RoleAdmin:
 		return proofOperator, nil

@@ -110,7 +110,7 @@ func TestOrdersAreBounded(t *testing.T) {
 	most := ordersOfAll // of one key by its quota
 	take := func(key string, box policy.BoxID) (n int, err error) {
 		book := quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: int64(most)}})
-		rate := func() error { return book.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) }
+		rate := func() error { return book.Rate(quotas.Holder{Type: quotas.APIKey, ID: key}, quotas.Certificates) }
 		for range 2 * ordersOfAll {
 			if err = o.countOrder("x.example", key, box, now, rate); err != nil {
 				return n, err

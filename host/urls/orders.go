@@ -74,7 +74,7 @@ func (o *Orders) Order(host string) error {
 // between.
 func (o *Orders) Again(host string) {
 	if key, counted := o.repeatOrder(host, time.Now()); counted {
-		_ = o.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is already made: if the quota is exceeded, the next one is refused
+		_ = o.quotas.Rate(quotas.Holder{Type: quotas.APIKey, ID: key}, quotas.Certificates) // the order is already made: if the quota is exceeded, the next one is refused
 	}
 }
 
@@ -85,7 +85,7 @@ func (o *Orders) holder(host string) (owner string, h quotas.Holder) {
 	if caller, valid := o.domains.keyOf(owner); valid {
 		return owner, caller.Holder()
 	}
-	return owner, quotas.Holder{What: quotas.APIKey, ID: owner}
+	return owner, quotas.Holder{Type: quotas.APIKey, ID: owner}
 }
 
 // countOrder counts an order, or returns an error if it exceeds a limit. It checks the key's own quota last, by calling rate.

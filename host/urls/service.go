@@ -325,14 +325,14 @@ func (u *Service) Drop(id policy.BoxID) {
 	u.config.Table.RemoveBox(id)
 	u.pending.remove(id, 0)
 	u.config.Visitors.CloseBox(id)
-	u.config.Before.Tell(handover.Message{Kind: handover.URLs, Box: id})
+	u.config.Before.SendOrder(handover.Message{Kind: handover.URLs, Box: id})
 	u.config.Reach.Remove(id)
 }
 
 // closeURL cuts the requests of a URL, including requests that a predecessor drains.
 func (u *Service) closeURL(id string) {
 	u.config.Visitors.CloseURL(id)
-	u.config.Before.Tell(handover.Message{Kind: handover.URL, URL: id})
+	u.config.Before.SendOrder(handover.Message{Kind: handover.URL, URL: id})
 }
 
 // reserve reserves quota for a new URL, minus the usage of the URL that it replaces.

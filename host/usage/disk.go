@@ -74,7 +74,7 @@ func (k *DiskGuard) fillAhead() int64 {
 	if since < spaceInterval {
 		return int64(k.rate * spaceAhead.Seconds())
 	}
-	free := k.disk.Left()
+	free := k.disk.FreeBytes()
 	falls := max(float64(k.free-free)/since.Seconds(), 0)
 	if since > time.Minute { // or at the first look
 		falls = 0
@@ -90,7 +90,7 @@ func (k *DiskGuard) checkSpace(ctx context.Context) {
 	var changing sync.WaitGroup
 	defer changing.Wait()
 	ahead := k.fillAhead()
-	if k.usage.space(ahead+min(scarceSpace, k.disk.Kept())) == nil {
+	if k.usage.space(ahead+min(scarceSpace, k.disk.ReservedBytes())) == nil {
 		for id := range k.paused {
 			changing.Go(func() { _ = k.usage.Wake(ctx, id) }) // on error it is gone, or its next use wakes it
 		}

@@ -24,7 +24,7 @@ type IdlePauserConfig struct {
 	Audit  *audit.Log
 	Before *handover.Predecessor `required:"false"`
 	// Traffic returns the byte counts of boxes' connections that the kernel tracks.
-	Traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
+	Traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Traffic, error)
 	// Passing returns the box's endpoints of proxied connections that are allowed to transfer bytes.
 	Passing func(policy.BoxID) map[netip.AddrPort]bool
 }
@@ -36,10 +36,10 @@ type IdlePauser struct {
 	usage   *Service
 	audit   *audit.Log
 	before  *handover.Predecessor
-	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
+	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Traffic, error)
 	passing func(policy.BoxID) map[netip.AddrPort]bool
 
-	lastTraffic map[policy.BoxID]map[firewall.Flow]firewall.Passed // byte counts at the last look, of the boxes checked then
+	lastTraffic map[policy.BoxID]map[firewall.Flow]firewall.Traffic // byte counts at the last look, of the boxes checked then
 }
 
 // NewIdlePauser returns an IdlePauser; [IdlePauser.Run] starts it.
@@ -103,13 +103,13 @@ func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error 
 	if err != nil {
 		return err
 	}
-	passed := map[policy.BoxID]map[firewall.Flow]firewall.Passed{}
+	passed := map[policy.BoxID]map[firewall.Flow]firewall.Traffic{}
 	for _, b := range quiet {
 		if before, known := p.lastTraffic[b.ID]; known && moved(before, flows[b.ID], p.passing(b.ID)) {
 			b.Gate.Touch(now)
 		}
 		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
-			passed[b.ID] = map[firewall.Flow]firewall.Passed{}
+			passed[b.ID] = map[firewall.Flow]firewall.Traffic{}
 		}
 		p.noteEvents(b)
 	}
@@ -118,7 +118,7 @@ func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error 
 }
 
 // moved reports whether bytes have passed in a forwarded connection, or in one that the proxy allows.
-func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.AddrPort]bool) bool {
+func moved(before, now map[firewall.Flow]firewall.Traffic, proxied map[netip.AddrPort]bool) bool {
 	for flow, passed := range now {
 		if passed.Bytes > before[flow].Bytes && (passed.Forwarded || proxied[flow.Src]) {
 			return true

@@ -26,9 +26,9 @@ type attempt struct {
 	first   bool    // a stream is reserved for whoever comes first
 }
 
-// take returns a connection with a stream reserved on it: an open one, or a new one. Requests that need a new one share the
+// acquireConn returns a connection with a stream reserved on it: an open one, or a new one. Requests that need a new one share the
 // attempt and its failure. All of it is limited by one time, however many attempts there are.
-func (p *Pool[K]) take(ctx context.Context, key K, find bool, dial Dial, gone func() error) (*shared, error) {
+func (p *Pool[K]) acquireConn(ctx context.Context, key K, find bool, dial Dial, gone func() error) (*shared, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.patience(find))
 	defer cancel()
 	for {
@@ -108,7 +108,7 @@ func (p *Pool[K]) connect(ctx context.Context, key K, find bool, dial Dial) (s *
 		return nil, false, err
 	}
 	made := &shared{local: conn.LocalAddr(), remote: conn.RemoteAddr(), users: 1}
-	made.leave = func(used bool) { p.leave(key, made, used) }
+	made.leave = func(used bool) { p.releaseConn(key, made, used) }
 	made.conn = upstream.NewWindow(conn, func() { p.ended(key, made) }, Window)
 	if !made.conn.Reserve() {
 		made.conn.Close()

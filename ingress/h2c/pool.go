@@ -62,7 +62,7 @@ type shared struct {
 // asked once, and the error is ErrOther if it does not. gone tells why nobody waits for the request any more, if so: it is
 // asked now and then. dial may be called for other requests too, and must not depend on this one.
 func (p *Pool[K]) Open(ctx context.Context, key K, find bool, dial Dial, gone func() error) (net.Conn, error) {
-	s, err := p.take(ctx, key, find, dial, gone)
+	s, err := p.acquireConn(ctx, key, find, dial, gone)
 	if err != nil {
 		return nil, err
 	}
@@ -122,8 +122,8 @@ func (p *Pool[K]) useLocked(s *shared) {
 	}
 }
 
-// leave ends the use of a connection.
-func (p *Pool[K]) leave(key K, s *shared, used bool) {
+// releaseConn ends the use of a connection.
+func (p *Pool[K]) releaseConn(key K, s *shared, used bool) {
 	if !used {
 		s.conn.Release()
 	}

@@ -58,7 +58,7 @@ func (r *response) more(s *upstream.Stream) error {
 	case n > 0:
 		r.out = append(r.out, piece[:n]...)
 	case errors.Is(err, io.EOF):
-		r.end(s.Trailers())
+		r.appendBodyEnd(s.Trailers())
 	case err != nil:
 		return errors.Join(errReset, err)
 	}
@@ -99,8 +99,8 @@ func announces(fields []hpack.HeaderField) bool {
 	return false
 }
 
-// end appends the end of the body.
-func (r *response) end(trailers []hpack.HeaderField) {
+// appendBodyEnd appends the end of the body.
+func (r *response) appendBodyEnd(trailers []hpack.HeaderField) {
 	r.ended = true
 	if !r.chunked {
 		return

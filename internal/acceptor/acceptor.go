@@ -1,7 +1,7 @@
 // Package acceptor checks that a listener's accept loop runs.
 //
 // The kernel completes connections to a listening socket whether or not the program accepts them, so a successful
-// connect proves nothing. [Listener.Try] connects, and waits until Accept has returned that very connection.
+// connect proves nothing. [Listener.Probe] connects, and waits until Accept has returned that very connection.
 package acceptor
 
 import (
@@ -29,7 +29,7 @@ var ErrNotAccepted = errors.New("connections are not accepted")
 type Listener struct {
 	net.Listener
 
-	trying sync.Mutex   // held during Try, so that there is one try at a time
+	trying sync.Mutex   // held during Probe, so that there is one try at a time
 	tries  atomic.Int32 // 0: Accept need not compare addresses
 
 	mu       sync.Mutex
@@ -40,7 +40,7 @@ type Listener struct {
 // New returns ln as a listener that can be tried.
 func New(ln net.Listener) *Listener { return &Listener{Listener: ln} }
 
-// Accept implements [net.Listener]. It does not return the connections of [Listener.Try].
+// Accept implements [net.Listener]. It does not return the connections of [Listener.Probe].
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -54,9 +54,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 // Drain implements [socket.Drainer] if l.Listener does.
 func (l *Listener) Drain() { socket.Drain(l.Listener) }
 
-// Try connects to the listener and returns nil once Accept has received the connection. If ctx ends first, the error
+// Probe connects to the listener and returns nil once Accept has received the connection. If ctx ends first, the error
 // wraps [ErrNotAccepted]. Call it in the network namespace of the listener.
-func (l *Listener) Try(ctx context.Context) error {
+func (l *Listener) Probe(ctx context.Context) error {
 	l.trying.Lock()
 	defer l.trying.Unlock()
 	accepted := make(chan struct{})

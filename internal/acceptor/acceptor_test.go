@@ -50,7 +50,7 @@ func TestListenerThatAccepts(t *testing.T) {
 		conns := accept(l)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		for range 3 {
-			if err := l.Try(ctx); err != nil {
+			if err := l.Probe(ctx); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -66,7 +66,7 @@ func TestListenerThatAccepts(t *testing.T) {
 		if network == "tcp" && served.RemoteAddr().String() != visitor.LocalAddr().String() {
 			t.Errorf("%s: the connection of a try was handed out: %v", name, served.RemoteAddr())
 		}
-		if err := l.Try(ctx); err != nil {
+		if err := l.Probe(ctx); err != nil {
 			t.Errorf("%s, beside a visitor: %v", name, err)
 		}
 		cancel()
@@ -86,18 +86,18 @@ func TestListenerThatDoesNotAccept(t *testing.T) {
 	for name, l := range listeners(t) {
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-			if err := l.Try(ctx); !errors.Is(err, ErrNotAccepted) {
+			if err := l.Probe(ctx); !errors.Is(err, ErrNotAccepted) {
 				t.Errorf("%s: %v", name, err)
 			}
 			cancel()
 		}
 		conns := accept(l)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if err := l.Try(ctx); err != nil {
+		if err := l.Probe(ctx); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		l.Close()
-		if err := l.Try(ctx); !errors.Is(err, ErrNotAccepted) {
+		if err := l.Probe(ctx); !errors.Is(err, ErrNotAccepted) {
 			t.Errorf("%s, closed: %v", name, err)
 		}
 		cancel()

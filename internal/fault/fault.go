@@ -1,5 +1,5 @@
 // Package fault names the steps at which a test can make the gateway fail: it may die there, get an error, panic or
-// hang. Only _test.go files and the gateway of the end-to-end tests call [Inject] or [Hasten]. In other programs a step
+// hang. Only _test.go files and the gateway of the end-to-end tests call [Inject] or [LimitIntervals]. In other programs a step
 // costs one comparison with nil.
 //
 // The names of the steps are string literals of the form "operation: completed action", each used once. A test collects
@@ -26,11 +26,11 @@ func Inject(h Hook, now func() time.Time) { hook, clock = h, now }
 
 var most time.Duration // 0: intervals keep their length
 
-// Hasten bounds the intervals returned by [Interval], so that tests are fast. It must be called before other goroutines
+// LimitIntervals bounds the intervals returned by [Interval], so that tests are fast. It must be called before other goroutines
 // start.
-func Hasten(d time.Duration) { most = d }
+func LimitIntervals(d time.Duration) { most = d }
 
-// Interval returns d, or less in a test that called [Hasten]. It is for the time until the next check or attempt, and
+// Interval returns d, or less in a test that called [LimitIntervals]. It is for the time until the next check or attempt, and
 // for the time in which similar events are coalesced.
 func Interval(d time.Duration) time.Duration {
 	if most > 0 {
@@ -41,8 +41,10 @@ func Interval(d time.Duration) time.Duration {
 
 type spared struct{}
 
-// Spare returns a context in which no step fails, for dry runs.
-func Spare(ctx context.Context) context.Context { return context.WithValue(ctx, spared{}, true) }
+// WithoutFaults returns a context in which no step fails, for dry runs.
+func WithoutFaults(ctx context.Context) context.Context {
+	return context.WithValue(ctx, spared{}, true)
+}
 
 // At marks a step at which the operation can fail. The caller must return the error.
 func At(ctx context.Context, step string) error {

@@ -71,16 +71,16 @@ func (b *Budget) Total() int64 { return b.total }
 // Most returns the limit of one account.
 func (b *Budget) Most() int64 { return b.accountLimit }
 
-// Held returns the bytes in use for a kind.
-func (b *Budget) Held(k Kind) int64 { return b.kinds[k].Load() }
+// InUse returns the bytes in use for a kind.
+func (b *Budget) InUse(k Kind) int64 { return b.kinds[k].Load() }
 
 // Used returns the bytes in use for all kinds.
 func (b *Budget) Used() int64 { return b.inUse.Load() }
 
-// HeldBy returns the bytes in use by the account of a name, without creating one.
-func (b *Budget) HeldBy(name string) int64 {
+// InUseBy returns the bytes in use by the account of a name, without creating one.
+func (b *Budget) InUseBy(name string) int64 {
 	if a, ok := b.accounts.Load(name); ok {
-		return a.(*Account).Held()
+		return a.(*Account).InUse()
 	}
 	return 0
 }
@@ -133,8 +133,8 @@ type Account struct {
 	inUse  atomic.Int64
 }
 
-// Held returns the bytes in use by the account.
-func (a *Account) Held() int64 { return a.inUse.Load() }
+// InUse returns the bytes in use by the account.
+func (a *Account) InUse() int64 { return a.inUse.Load() }
 
 // Acquire reports whether the account may use n more bytes, and counts them if so. The caller must release them.
 func (a *Account) Acquire(k Kind, n int) bool {

@@ -21,7 +21,7 @@ func TestHoardersLeaveRoomForTheOthers(t *testing.T) {
 		}
 	}
 	hoard("first")
-	if held := b.Account("first").Held(); held < 190*mib || held > 200*mib {
+	if held := b.Account("first").InUse(); held < 190*mib || held > 200*mib {
 		t.Errorf("the first holds %d MiB of 256", held/mib)
 	}
 	for i := range 15 {
@@ -57,8 +57,8 @@ func TestOneAccountIsLimited(t *testing.T) {
 	if a.Acquire(Connections, 1) {
 		t.Error("the limit of one account is not kept")
 	}
-	if b.Held(Buffers) != 7*mib || b.Held(Connections) != mib || b.Held(TLS) != 0 {
-		t.Errorf("held %d and %d", b.Held(Buffers), b.Held(TLS))
+	if b.InUse(Buffers) != 7*mib || b.InUse(Connections) != mib || b.InUse(TLS) != 0 {
+		t.Errorf("held %d and %d", b.InUse(Buffers), b.InUse(TLS))
 	}
 	a.Release(Buffers, 7*mib)
 	if !a.Acquire(TLS, mib) {
@@ -90,8 +90,8 @@ func TestClaimsGiveBackOnce(t *testing.T) {
 	if c.Close(); c.Grow(1) {
 		t.Error("a claim that was closed grows")
 	}
-	if b.inUse.Load() != 0 || b.Held(FirstBytes) != 0 || b.Account("box").Held() != 0 {
-		t.Errorf("left: %d, %d", b.inUse.Load(), b.Held(FirstBytes))
+	if b.inUse.Load() != 0 || b.InUse(FirstBytes) != 0 || b.Account("box").InUse() != 0 {
+		t.Errorf("left: %d, %d", b.inUse.Load(), b.InUse(FirstBytes))
 	}
 }
 
@@ -106,7 +106,7 @@ func TestConcurrentAccounts(t *testing.T) {
 			for n := range 2000 {
 				size := 1 + n*7919%mib
 				if a.Acquire(Kind(n%int(kinds)), size) {
-					if b.inUse.Load() > b.Total() || a.Held() > 4*mib+16*mib {
+					if b.inUse.Load() > b.Total() || a.InUse() > 4*mib+16*mib {
 						t.Error("more is held than there is")
 					}
 					a.Release(Kind(n%int(kinds)), size)
@@ -116,8 +116,8 @@ func TestConcurrentAccounts(t *testing.T) {
 	}
 	all.Wait()
 	for _, k := range Kinds() {
-		if b.Held(k) != 0 {
-			t.Errorf("%s: %d left", k, b.Held(k))
+		if b.InUse(k) != 0 {
+			t.Errorf("%s: %d left", k, b.InUse(k))
 		}
 	}
 	if b.inUse.Load() != 0 {

@@ -334,7 +334,7 @@ func TestOnlyTestsInjectFaults(t *testing.T) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
-			if sel, ok := n.(*ast.SelectorExpr); ok && (sel.Sel.Name == "Inject" || sel.Sel.Name == "Hasten") {
+			if sel, ok := n.(*ast.SelectorExpr); ok && (sel.Sel.Name == "Inject" || sel.Sel.Name == "LimitIntervals") {
 				if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "fault" {
 					t.Errorf("%s injects faults; only a test may", s.path)
 				}

@@ -6,10 +6,10 @@ import (
 	"syscall"
 )
 
-// ErrNotAsked reports that [Direct.Ask] sent no request because the peer had already sent data or closed.
+// ErrNotAsked reports that [Direct.SendRequest] sent no request because the peer had already sent data or closed.
 var ErrNotAsked = errors.New("the peer is not waiting for a request")
 
-// ask is the state of one [Direct.Ask] call. It is reused by later calls.
+// ask is the state of one [Direct.SendRequest] call. It is reused by later calls.
 type ask struct {
 	ready func(fd uintptr) bool // step as a method value, allocated once
 	now   func(fd uintptr)      // the same, for AskNow
@@ -19,11 +19,11 @@ type ask struct {
 	spare [1]byte
 }
 
-// Ask sends a request to a peer that has been silent since its last answer and waits for the first bytes of the answer.
+// SendRequest sends a request to a peer that has been silent since its last answer and waits for the first bytes of the answer.
 // It returns nil if the read deadline passes first; the next read reports the timeout. If the peer has sent data or
-// closed the connection, Ask sends no byte and returns [ErrNotAsked], because the caller would take that data for the
+// closed the connection, SendRequest sends no byte and returns [ErrNotAsked], because the caller would take that data for the
 // answer. The check costs no extra system call: it replaces the read that would return EAGAIN.
-func (d *Direct) Ask(b []byte) error {
+func (d *Direct) SendRequest(b []byte) error {
 	a := d.newAsk(b)
 	err := d.raw.Read(a.ready)
 	rest := a.b
@@ -40,7 +40,7 @@ func (d *Direct) Ask(b []byte) error {
 	return err
 }
 
-// AskNow is [Direct.Ask] without waiting. It returns how much of the request was sent: not all if the kernel has no room for more.
+// AskNow is [Direct.SendRequest] without waiting. It returns how much of the request was sent: not all if the kernel has no room for more.
 func (d *Direct) AskNow(b []byte) (sent int, err error) {
 	a := d.newAsk(b)
 	err = d.raw.Control(a.now)

@@ -18,7 +18,7 @@ func request(t *testing.T, c net.Conn, b []byte) error {
 	if !ok {
 		t.Fatalf("%T is not direct", c)
 	}
-	return d.Ask(b)
+	return d.SendRequest(b)
 }
 
 func TestAskAndAnswer(t *testing.T) {
@@ -64,7 +64,7 @@ func TestAskMoreThanTheKernelHolds(t *testing.T) {
 	}
 }
 
-// TestAskOnlyTheSilent: Ask sends no byte to a peer that has sent data or closed.
+// TestAskOnlyTheSilent: SendRequest sends no byte to a peer that has sent data or closed.
 func TestAskOnlyTheSilent(t *testing.T) {
 	t.Parallel()
 	for name, speak := range map[string]func(far *net.TCPConn){

@@ -23,7 +23,7 @@ type Direct struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out transfer
-	asking  *ask // nil before the first Ask
+	asking  *ask // nil before the first SendRequest
 	filled  bool // the last read filled its buffer
 	atEnd   bool // the last read reached the end of the stream
 	paused  bool
@@ -100,12 +100,12 @@ func (d *Direct) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// More reports whether the last read filled its buffer, so that the socket may hold more data.
-func (d *Direct) More() bool { return d.filled }
+// Filled reports whether the last read filled its buffer, so that the socket may hold more data.
+func (d *Direct) Filled() bool { return d.filled }
 
-// Hold makes reads of the socket fail immediately with [os.ErrDeadlineExceeded] until Hold(false). A layer above, such
+// PauseReads makes reads of the socket fail immediately with [os.ErrDeadlineExceeded] until PauseReads(false). A layer above, such
 // as TLS, then returns only data that it has already buffered.
-func (d *Direct) Hold(held bool) { d.paused = held }
+func (d *Direct) PauseReads(held bool) { d.paused = held }
 
 // Ended reports whether the last read reached the end of the stream.
 func (d *Direct) Ended() bool { return d.atEnd }
@@ -116,8 +116,8 @@ func (d *Direct) Quiet() bool {
 	return d.raw.Control(func(fd uintptr) { quiet = Quiet(int(fd)) }) == nil && quiet
 }
 
-// DontWait makes reads fail with [os.ErrDeadlineExceeded] instead of waiting, until DontWait(false).
-func (d *Direct) DontWait(now bool) { d.in.noWait = now }
+// SetNonBlocking makes reads fail with [os.ErrDeadlineExceeded] instead of waiting, until SetNonBlocking(false).
+func (d *Direct) SetNonBlocking(now bool) { d.in.noWait = now }
 
 // Await waits until data or the end of the stream has arrived, without reading it. It uses little stack, so the
 // goroutine of an idle connection keeps a small one.

@@ -111,7 +111,7 @@ func TestDirectIsTheTCPConnection(t *testing.T) { // not parallel: it counts all
 	}
 }
 
-// TestDirectDoesNotWait: with DontWait a read returns the received data, or a timeout if there is none yet.
+// TestDirectDoesNotWait: with SetNonBlocking a read returns the received data, or a timeout if there is none yet.
 func TestDirectDoesNotWait(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)
@@ -119,7 +119,7 @@ func TestDirectDoesNotWait(t *testing.T) {
 	if !ok {
 		t.Fatalf("%T is not direct", near)
 	}
-	d.DontWait(true)
+	d.SetNonBlocking(true)
 	b := make([]byte, 8)
 	if n, err := d.Read(b); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !d.Quiet() || d.Ended() {
 		t.Errorf("before anything has come: %d, %v", n, err)
@@ -142,7 +142,7 @@ func TestDirectDoesNotWait(t *testing.T) {
 	if n, err := d.Read(b); n != 0 || !errors.Is(err, io.EOF) || !d.Ended() || State(d) != unix.BPF_TCP_CLOSE_WAIT {
 		t.Errorf("at the end: %d, %v, state %d", n, err, State(d))
 	}
-	d.DontWait(false)
+	d.SetNonBlocking(false)
 	_ = near.Close()
 	if State(d) != unix.BPF_TCP_CLOSE {
 		t.Errorf("closed, it is in state %d", State(d))

@@ -13,9 +13,9 @@ type Handlers struct {
 	running sync.WaitGroup // Add only under mu while not closed, or while the count is above 0
 }
 
-// Own counts a connection, also in count unless that is nil, and returns its ownership. It returns nil after
+// Track counts a connection, also in count unless that is nil, and returns its ownership. It returns nil after
 // [Handlers.Close]. The caller must set End and call Run.
-func (h *Handlers) Own(count *atomic.Int64) *Owned {
+func (h *Handlers) Track(count *atomic.Int64) *Owned {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -31,7 +31,7 @@ func (h *Handlers) Own(count *atomic.Int64) *Owned {
 // Go runs f in a goroutine that Wait also waits for. The caller must own a connection.
 func (h *Handlers) Go(f func()) { h.running.Go(f) }
 
-// Close makes [Handlers.Own] return nil from now on.
+// Close makes [Handlers.Track] return nil from now on.
 func (h *Handlers) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -51,10 +51,10 @@ type Owned struct {
 	handlers *Handlers
 	count    *atomic.Int64
 	owned    atomic.Bool // a goroutine is in Run, or the connection has ended
-	next     func()      // see Pass; used by that goroutine only
+	next     func()      // see HandOver; used by that goroutine only
 }
 
-// Run calls work as the owner. Afterwards it passes the connection on if work called [Owned.Pass], and ends it
+// Run calls work as the owner. Afterwards it passes the connection on if work called [Owned.HandOver], and ends it
 // otherwise. It returns false without calling work if another goroutine is the owner or the connection has ended. Safe
 // for concurrent use.
 func (o *Owned) Run(work func()) (taken bool) {
@@ -67,9 +67,9 @@ func (o *Owned) Run(work func()) (taken bool) {
 	return taken
 }
 
-// Pass schedules the connection to be passed on when the calling work returns. to then starts the new owner, which
-// calls Run when it is done. If the work panics, to is not called. Pass may be called once per Run.
-func (o *Owned) Pass(to func()) {
+// HandOver schedules the connection to be passed on when the calling work returns. to then starts the new owner, which
+// calls Run when it is done. If the work panics, to is not called. HandOver may be called once per Run.
+func (o *Owned) HandOver(to func()) {
 	if o.next != nil {
 		panic("socket: a connection was passed on twice")
 	}
@@ -78,7 +78,7 @@ func (o *Owned) Pass(to func()) {
 
 // Go passes the connection on to a new goroutine that runs work.
 func (o *Owned) Go(work func()) {
-	o.Pass(func() { go o.Run(work) })
+	o.HandOver(func() { go o.Run(work) })
 }
 
 // releaseOwnership passes the connection on, or ends it.

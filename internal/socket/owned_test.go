@@ -26,7 +26,7 @@ func (e *endings) end(panicked any) {
 func newOwned(t *testing.T, h *socket.Handlers) (*socket.Owned, *endings, *atomic.Int64) {
 	t.Helper()
 	e, count := &endings{}, &atomic.Int64{}
-	o := h.Own(count)
+	o := h.Track(count)
 	if o == nil {
 		t.Fatal("nothing is owned")
 	}
@@ -63,7 +63,7 @@ func TestConnectionEndsWithItsLastOwner(t *testing.T) {
 	o.Run(func() {
 		o.Go(func() {
 			open()
-			o.Go(func() { o.Pass(func() { go tunnel() }) })
+			o.Go(func() { o.HandOver(func() { go tunnel() }) })
 		})
 		open()
 		if o.Run(func() { t.Error("a second owner") }) {
@@ -80,7 +80,7 @@ func TestPanicEndsAConnectionOnce(t *testing.T) {
 	for what, work := range map[string]func(o *socket.Owned){
 		"at once":           func(*socket.Owned) { panic("here") },
 		"once passed on":    func(o *socket.Owned) { o.Go(func() { t.Error("the next owner runs") }); panic("here") },
-		"while passed on":   func(o *socket.Owned) { o.Pass(func() { panic("here") }) },
+		"while passed on":   func(o *socket.Owned) { o.HandOver(func() { panic("here") }) },
 		"in the next owner": func(o *socket.Owned) { o.Go(func() { panic("here") }) },
 	} {
 		var h socket.Handlers
@@ -111,7 +111,7 @@ func TestOneOfManyOwners(t *testing.T) {
 			for e.ended.Load() == 0 {
 				o.Run(func() {
 					if worked++; worked < rounds {
-						o.Pass(func() {}) // to the next caller of Run
+						o.HandOver(func() {}) // to the next caller of Run
 					}
 				})
 				runtime.Gosched()
@@ -128,7 +128,7 @@ func TestNoConnectionsAfterClose(t *testing.T) {
 	var h socket.Handlers
 	var count atomic.Int64
 	h.Close()
-	if h.Own(&count) != nil || count.Load() != 0 {
+	if h.Track(&count) != nil || count.Load() != 0 {
 		t.Error("one more was counted")
 	}
 	h.Wait()

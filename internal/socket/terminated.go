@@ -69,8 +69,8 @@ func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 // after the handshake, and on the server side.
 func (t *Terminated) Start() []byte { return t.wire.start }
 
-// Heard reports whether the server has sent anything. Safe for concurrent use.
-func (t *Terminated) Heard() bool { return t.wire.received.Load() }
+// HasReceived reports whether the server has sent anything. Safe for concurrent use.
+func (t *Terminated) HasReceived() bool { return t.wire.received.Load() }
 
 // Established must be called when the handshake is complete.
 func (t *Terminated) Established() { t.wire.established() }
@@ -84,8 +84,8 @@ func (t *Terminated) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Took returns the number of bytes received during the handshake.
-func (t *Terminated) Took() int { return t.wire.handshakeBytes }
+// HandshakeBytes returns the number of bytes received during the handshake.
+func (t *Terminated) HandshakeBytes() int { return t.wire.handshakeBytes }
 
 // IdleCost returns the memory that TLS with a server keeps while idle, in bytes.
 func (t *Terminated) IdleCost() int {

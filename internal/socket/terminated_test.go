@@ -91,7 +91,7 @@ func TestTerminatedCarriesContent(t *testing.T) {
 					start = bytes.Clone(client.Start())
 					return nil
 				}})
-				if client.Heard() {
+				if client.HasReceived() {
 					t.Error("a server was heard that has said nothing")
 				}
 				server := socket.Terminate(over(b), 4<<10, &tls.Config{Certificates: []tls.Certificate{certificate}})
@@ -108,10 +108,10 @@ func TestTerminatedCarriesContent(t *testing.T) {
 					t.Fatal(err)
 				}
 				client.Established()
-				if len(start) < 50 || start[0] != 22 || start[5] != 2 || client.Start() != nil || !client.Heard() {
+				if len(start) < 50 || start[0] != 22 || start[5] != 2 || client.Start() != nil || !client.HasReceived() {
 					t.Errorf("the server began with %d bytes: %x, afterwards %d", len(start), start[:min(6, len(start))], len(client.Start()))
 				}
-				if took := client.Took(); took < 300 || took > 4<<10 {
+				if took := client.HandshakeBytes(); took < 300 || took > 4<<10 {
 					t.Errorf("the handshake took %d bytes of the server's", took)
 				}
 				sent := make([]byte, 1<<20)
@@ -245,7 +245,7 @@ func TestDirectIsFound(t *testing.T) {
 	}
 }
 
-// TestDirectSaysWhatIsLeft: More, Quiet and Ended report unread data and the end of the stream.
+// TestDirectSaysWhatIsLeft: Filled, Quiet and Ended report unread data and the end of the stream.
 func TestDirectSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	a, b := accepted(t)
@@ -263,24 +263,24 @@ func TestDirectSaysWhatIsLeft(t *testing.T) {
 	if d.Quiet() {
 		t.Error("what has arrived is not seen")
 	}
-	d.Hold(true)
+	d.PauseReads(true)
 	if n, err := d.Read(make([]byte, 2)); n != 0 || err == nil {
 		t.Errorf("a held connection returned %d bytes", n)
 	}
-	d.Hold(false)
+	d.PauseReads(false)
 	for _, c := range []struct {
 		room int
 		more bool
 	}{{2, true}, {16, false}} {
-		if _, err := d.Read(make([]byte, c.room)); err != nil || d.More() != c.more || d.Ended() {
-			t.Errorf("a read of %d: %v, more %v, ended %v", c.room, err, d.More(), d.Ended())
+		if _, err := d.Read(make([]byte, c.room)); err != nil || d.Filled() != c.more || d.Ended() {
+			t.Errorf("a read of %d: %v, more %v, ended %v", c.room, err, d.Filled(), d.Ended())
 		}
 	}
-	d.DontWait(true)
+	d.SetNonBlocking(true)
 	if n, err := d.Read(make([]byte, 2)); n != 0 || err == nil {
 		t.Errorf("a read that may not wait returned %d bytes: %v", n, err)
 	}
-	d.DontWait(false)
+	d.SetNonBlocking(false)
 	socket.CloseWrite(wrapped{a})
 	if n, err := d.Read(make([]byte, 2)); n != 0 || !errors.Is(err, io.EOF) || !d.Ended() {
 		t.Errorf("at the end: %d bytes, %v, ended %v", n, err, d.Ended())

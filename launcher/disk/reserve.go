@@ -18,22 +18,22 @@ const fewFiles = 2000
 
 // FullError means that an operation would use the reserve.
 type FullError struct {
-	Dir        string
-	Free, Kept int64 // bytes
-	Files      bool  // inodes are missing, not bytes
+	Dir            string
+	Free, Reserved int64 // bytes
+	Files          bool  // inodes are missing, not bytes
 }
 
 // Error returns how much is left, and the remedy.
 func (e *FullError) Error() string {
-	what := fmt.Sprintf("%d MiB left, of which %d MiB are kept for the gateway (launcher.reserve)", e.Free>>20, e.Kept>>20)
+	what := fmt.Sprintf("%d MiB left, of which %d MiB are kept for the gateway (launcher.reserve)", e.Free>>20, e.Reserved>>20)
 	if e.Files {
 		what = "hardly any room for more files"
 	}
 	return fmt.Sprintf("the disk of %s has %s; delete boxes, snapshots or images, or enlarge it", e.Dir, what)
 }
 
-// Left returns how many bytes are free; 0 if unknown.
-func (r Reserve) Left() int64 {
+// FreeBytes returns how many bytes are free; 0 if unknown.
+func (r Reserve) FreeBytes() int64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingParent(r.Dir), &st); err != nil {
 		return 0
@@ -41,8 +41,8 @@ func (r Reserve) Left() int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
-// Kept returns how many bytes are kept free; 0 if unknown.
-func (r Reserve) Kept() int64 {
+// ReservedBytes returns how many bytes are kept free; 0 if unknown.
+func (r Reserve) ReservedBytes() int64 {
 	var st unix.Statfs_t
 	if err := unix.Statfs(existingParent(r.Dir), &st); err != nil {
 		return 0
@@ -50,13 +50,13 @@ func (r Reserve) Kept() int64 {
 	return r.keptOf(st)
 }
 
-// keptOf is [Reserve.Kept] for a given file system.
+// keptOf is [Reserve.Reserved] for a given file system.
 func (r Reserve) keptOf(st unix.Statfs_t) int64 {
 	return min(max(r.Bytes, 0), int64(st.Blocks)*st.Bsize/10)
 }
 
-// Room returns a [*FullError] if n more bytes do not fit without using the reserve.
-func (r Reserve) Room(n int64) error {
+// Check returns a [*FullError] if n more bytes do not fit without using the reserve.
+func (r Reserve) Check(n int64) error {
 	if r.Bytes <= 0 {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (r Reserve) Room(n int64) error {
 	free, kept := int64(st.Bavail)*st.Bsize, r.keptOf(st)
 	files := st.Files > 0 && st.Ffree < min(fewFiles, st.Files/10)
 	if free-n < kept || files {
-		return &FullError{Dir: r.Dir, Free: free, Kept: kept, Files: files && free-n >= kept}
+		return &FullError{Dir: r.Dir, Free: free, Reserved: kept, Files: files && free-n >= kept}
 	}
 	return nil
 }

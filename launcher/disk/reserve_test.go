@@ -22,12 +22,12 @@ func TestReserve(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	r := Reserve{Dir: filepath.Join(dir, "later"), Bytes: 1 << 30}
-	if err := r.Room(35 << 20); err != nil {
+	if err := r.Check(35 << 20); err != nil {
 		t.Error(err)
 	}
 	full := func(what string, n int64, files bool) {
 		t.Helper()
-		err := r.Room(n)
+		err := r.Check(n)
 		if e, ok := errors.AsType[*FullError](err); !ok || e.Files != files || !strings.Contains(err.Error(), "delete boxes") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -37,7 +37,7 @@ func TestReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	full("nothing more", 0, false)
-	if err := (Reserve{Dir: dir}).Room(1 << 40); err != nil {
+	if err := (Reserve{Dir: dir}).Check(1 << 40); err != nil {
 		t.Errorf("without a reserve: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "big")); err != nil {

@@ -59,7 +59,9 @@ type Store struct {
 }
 
 // checkReserve returns nil if n more bytes fit without using the reserve.
-func (s Store) checkReserve(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
+func (s Store) checkReserve(n int64) error {
+	return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Check(n)
+}
 
 // reserveCheckInterval is how often the disk is checked while an image is built.
 const reserveCheckInterval = 100 * time.Millisecond

@@ -92,9 +92,9 @@ func HostNetworked() []string {
 	return slices.DeleteFunc(Names(), func(name string) bool { return ByName(name).OwnNetwork })
 }
 
-// Lacks returns what users miss under the runtime on a host whose control groups are mounted at a path, with a remedy. It
+// Missing returns what users miss under the runtime on a host whose control groups are mounted at a path, with a remedy. It
 // returns "" if boxes are complete.
-func (r *Runtime) Lacks(cgroups string) string {
+func (r *Runtime) Missing(cgroups string) string {
 	if r.lacks == nil {
 		return ""
 	}

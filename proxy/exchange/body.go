@@ -34,7 +34,7 @@ func (m *maskedFrames) Write(p []byte) (int, error) {
 }
 
 // Masking returns w, wrapped to mask the frames written to it if the rule requires that.
-func (r *Ruling) Masking(w io.Writer) io.Writer {
+func (r *Decision) Masking(w io.Writer) io.Writer {
 	if r.Scrub == nil || r.errorsOnly {
 		return w
 	}

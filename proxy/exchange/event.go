@@ -52,8 +52,8 @@ func Dialled(e *audit.Event, at, claimed netip.Addr) {
 	}
 }
 
-// Judged records the ruling, and marks an allowed request as forwarded; [Exchange.Refused] records later failures.
-func (x *Exchange) Judged(m *Message, r *Ruling) {
+// Judged records the decision, and marks an allowed request as forwarded; [Exchange.Refused] records later failures.
+func (x *Exchange) Judged(m *Message, r *Decision) {
 	e := &x.Event
 	e.Method, e.Path = r.Request.Method, r.Request.Path
 	e.Name, e.Addr, e.Port = r.Request.Name.String(), r.Request.Addr, r.Request.Port
@@ -83,12 +83,12 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 }
 
 // Rewritten records the changes and additions to the request since it was judged.
-func (x *Exchange) Rewritten(r *Ruling) {
+func (x *Exchange) Rewritten(r *Decision) {
 	x.Event.Headers = append(headerNames(r.Set, r.Swaps), r.changes...)
 }
 
 // Rejected records the reason why a judged request was refused before it was sent.
-func (x *Exchange) Rejected(r *Ruling) {
+func (x *Exchange) Rejected(r *Decision) {
 	x.Event.Rule = r.rule
 	x.Failed(r.err)
 }
@@ -185,7 +185,7 @@ func UpstreamProblem(err error) *problem.Problem {
 type Inflight struct {
 	s             *Session
 	Way           route.Routed
-	sources       []string // as in its ruling, with their rule
+	sources       []string // as in its decision, with their rule
 	revokedBefore uint64
 	rule          name.Pattern
 
@@ -193,8 +193,8 @@ type Inflight struct {
 	at  netip.Addr // of via, if known
 }
 
-// Set initializes it from a ruling, for the request to an address, which is the zero Addr if not yet known.
-func (f *Inflight) Set(s *Session, r *Ruling, to netip.Addr) {
+// Set initializes it from a decision, for the request to an address, which is the zero Addr if not yet known.
+func (f *Inflight) Set(s *Session, r *Decision, to netip.Addr) {
 	f.s, f.Way, f.sources, f.revokedBefore, f.rule = s, r.way, r.sources, r.revokedBefore, r.header.Pattern
 	if f.via, f.at = r.Via, to; to.IsValid() && r.Via == nil {
 		f.Way.Asked, f.Way.Known = r.way.At(to)

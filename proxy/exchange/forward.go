@@ -33,7 +33,7 @@ var errNoTokens = errors.New("the gateway signs no identity tokens")
 
 // redirect sends the request to the proxy of its rule, if there is one. It adds the proxy's headers, which replace any that
 // the box sent.
-func (r *Ruling) redirect(s *Session, m *Message) error {
+func (r *Decision) redirect(s *Session, m *Message) error {
 	to := r.header.OnConnections().Redirect
 	if to == nil {
 		return nil
@@ -50,7 +50,7 @@ func (r *Ruling) redirect(s *Session, m *Message) error {
 
 // introduce adds the headers for the proxy, with a fresh token: tokens are so short-lived that one from before the body was
 // read may have expired.
-func (r *Ruling) introduce(s *Session) error {
+func (r *Decision) introduce(s *Session) error {
 	if r.Via == nil {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (r *Ruling) introduce(s *Session) error {
 }
 
 // Target returns the destination of a request that was not refused.
-func (r *Ruling) Target(s *Session) origin.Target {
+func (r *Decision) Target(s *Session) origin.Target {
 	to := origin.To(r.way, s.Secure)
 	if r.Via != nil {
 		to = to.Via(r.Via.way)

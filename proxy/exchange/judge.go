@@ -41,9 +41,9 @@ type Head interface {
 	Forwarded(*match.Needs) []match.Field
 }
 
-// Ruling is the judge's result. Unless it refuses, the request may be sent to its name if the route is by name, otherwise
+// Decision is the judge's result. Unless it refuses, the request may be sent to its name if the route is by name, otherwise
 // to its address, with the headers in Set.
-type Ruling struct {
+type Decision struct {
 	Refused    *problem.Problem
 	Request    policy.Request   // as evaluated by the policy
 	way        route.Routed     // its route, for rechecks
@@ -68,21 +68,21 @@ type Ruling struct {
 }
 
 // Judge decides a request under the current policy and resolves the secrets it needs. It refuses by default.
-func (s *Session) Judge(ctx context.Context, m *Message) Ruling {
+func (s *Session) Judge(ctx context.Context, m *Message) Decision {
 	r, _ := s.judge(ctx, m, true)
 	return r
 }
 
 // JudgeNow is [Session.Judge] without blocking. It returns false if that would wait for a lookup or a secret, or if the
 // response must be scrubbed or the request rewritten.
-func (s *Session) JudgeNow(ctx context.Context, m *Message) (Ruling, bool) {
+func (s *Session) JudgeNow(ctx context.Context, m *Message) (Decision, bool) {
 	r, known := s.judge(ctx, m, false)
 	return r, known && r.Scrub == nil && !r.Rewrites()
 }
 
-// judge decides a request. Without wait, known reports whether the ruling is complete; an incomplete one refuses.
-func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, known bool) {
-	r = Ruling{Request: policy.Request{
+// judge decides a request. Without wait, known reports whether the decision is complete; an incomplete one refuses.
+func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Decision, known bool) {
+	r = Decision{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
 		Method: m.Method,
 	}}
@@ -126,7 +126,7 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 
 // pickHeaders finds the header rule for an allowed request. It returns false, and refuses the request, if a rule refuses it
 // and the route has not already done so.
-func (r *Ruling) pickHeaders() bool {
+func (r *Decision) pickHeaders() bool {
 	var d policy.Decision
 	if r.header, d = r.Policy.HeaderRule(r.Request); d.Reason == "" {
 		return true
@@ -136,21 +136,21 @@ func (r *Ruling) pickHeaders() bool {
 	return false
 }
 
-// unjudged returns the ruling for a request that was not judged. It refuses, in case it is used as one.
-func unjudged() (Ruling, bool) {
-	return Ruling{Refused: &problem.Problem{Status: 500, Reason: name.ReasonInternal}, Reason: name.ReasonInternal}, false
+// unjudged returns the decision for a request that was not judged. It refuses, in case it is used as one.
+func unjudged() (Decision, bool) {
+	return Decision{Refused: &problem.Problem{Status: 500, Reason: name.ReasonInternal}, Reason: name.ReasonInternal}, false
 }
 
-// decided reports whether the rest of a ruling can be completed without waiting: no value has a source, and the response is
+// decided reports whether the rest of a decision can be completed without waiting: no value has a source, and the response is
 // not masked.
-func (r *Ruling) decided() bool {
+func (r *Decision) decided() bool {
 	on := r.header.OnConnections()
 	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !r.header.OnRequests().Sourced()
 }
 
-// routeRequest routes the request, and refuses it in the ruling if the route does. Without wait, it reports whether the
+// routeRequest routes the request, and refuses it in the decision if the route does. Without wait, it reports whether the
 // route is known.
-func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known bool) {
+func (s *Session) routeRequest(ctx context.Context, r *Decision, wait bool) (known bool) {
 	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
 	if s.Secure {
 		e.Opening = policy.OpeningSecure
@@ -207,7 +207,7 @@ var errForProxy = errors.New("the request is for a proxy: name it as upstream_pr
 
 // adviseOnProxy adds advice to a refused request that a client sends only to a proxy. It occurs where a company has a proxy
 // whose name is allowed, and boxes are configured to use it.
-func (s *Session) adviseOnProxy(m *Message, r *Ruling) {
+func (s *Session) adviseOnProxy(m *Message, r *Decision) {
 	connect := r.Refused.Reason == name.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
 	absolute := r.Refused.Reason == name.ReasonAuthorityMismatch && m.Target != ""
 	if s.Explicit || !connect && (!absolute || s.Secure) {

@@ -22,7 +22,7 @@ import (
 
 // Watch returns a searcher for the body of an allowed request with the given values of Content-Encoding. The caller closes
 // it.
-func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *problem.Problem) {
+func (s *Session) Watch(r *Decision, encodings []string) (placeholder.Watch, *problem.Problem) {
 	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
 	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // other codings are searched undecoded
 		return placeholder.NewWatch(r.Policy.HasPlaceholders()), nil
@@ -55,7 +55,7 @@ type Frames struct {
 }
 
 // Searched returns the server's side of a WebSocket, and a function to call when it has ended.
-func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searched io.Writer, end func()) {
+func (s *Session) Searched(ctx context.Context, r *Decision, w io.Writer) (searched io.Writer, end func()) {
 	if !r.Policy.HasPlaceholders() {
 		return w, func() {}
 	}
@@ -93,15 +93,15 @@ func (f *Frames) Write(p []byte) (int, error) {
 
 // WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: compressed
 // messages could not be searched.
-func (r *Ruling) WithoutExtensions(fields []h1.Field) []h1.Field {
+func (r *Decision) WithoutExtensions(fields []h1.Field) []h1.Field {
 	if !r.Policy.HasPlaceholders() {
 		return fields
 	}
 	return slices.DeleteFunc(fields, func(f h1.Field) bool { return h1.IsVariant(f.Name, extensions) })
 }
 
-// WithoutExtensionsHTTP2 is [Ruling.WithoutExtensions] for HTTP/2.
-func (r *Ruling) WithoutExtensionsHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
+// WithoutExtensionsHTTP2 is [Decision.WithoutExtensions] for HTTP/2.
+func (r *Decision) WithoutExtensionsHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
 	if !r.Policy.HasPlaceholders() {
 		return fields
 	}

@@ -158,7 +158,7 @@ func TestLargeBodiesPass(t *testing.T) {
 				}
 			}
 		}
-		if held := l.Usages.Of(l.Box).Memory.Held(); held > 64<<20 {
+		if held := l.Usages.Of(l.Box).Memory.InUse(); held > 64<<20 {
 			t.Errorf("%d bytes are held", held)
 		}
 	})
@@ -350,7 +350,7 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 	if _, got, err := c.Read(ctx); err != nil || string(got) != `12 "bxgph_almost"` {
 		t.Errorf("%q %v", got, err)
 	}
-	proxytest.Await(t, "the end of all claims", func() bool { return l.Usages.Of(l.Box).Memory.Held() < 32<<20 })
+	proxytest.Await(t, "the end of all claims", func() bool { return l.Usages.Of(l.Box).Memory.InUse() < 32<<20 })
 }
 
 // TestScrubByDefault: a rule with placeholders masks what a server sends back of them, unless it says otherwise.

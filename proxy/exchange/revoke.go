@@ -62,10 +62,10 @@ func (v *Revocations) since(then uint64, secrets []string) bool {
 }
 
 // Revoked reports whether a secret of the request was revoked after the request was judged.
-func (r *Ruling) Revoked(s *Session) bool { return s.Core.Revoked.since(r.revokedBefore, r.sources) }
+func (r *Decision) Revoked(s *Session) bool { return s.Core.Revoked.since(r.revokedBefore, r.sources) }
 
-// sourcesOf returns the secrets of the configuration that a ruling sends. The list must not be modified.
-func (r *Ruling) sourcesOf() []string {
+// sourcesOf returns the secrets of the configuration that a decision sends. The list must not be modified.
+func (r *Decision) sourcesOf() []string {
 	does := r.header.OnRequests()
 	names := slices.Clip(does.Sources)
 	if len(r.Swaps) > 0 {

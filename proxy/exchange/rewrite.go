@@ -26,7 +26,7 @@ const MaxBody = rule.MaxBody
 // Field is one header field of a request.
 type Field = match.Field
 
-// Outgoing is an allowed request as it will be forwarded, with the headers of its ruling.
+// Outgoing is an allowed request as it will be forwarded, with the headers of its decision.
 type Outgoing struct {
 	Method, Authority string
 	Target            string  // path and query
@@ -44,7 +44,7 @@ type Rewriting struct {
 	Changed  bool   // Body is not the client's own
 
 	s       *Session
-	r       *Ruling
+	r       *Decision
 	claim   memory.Claim
 	charged int
 	syntax  placeholder.Syntax // syntax for replacing placeholders in the body
@@ -54,12 +54,12 @@ type Rewriting struct {
 }
 
 // Rewrites reports whether a request that was not refused must be changed by [Session.Rewrite].
-func (r *Ruling) Rewrites() bool { return r.header.OnRequests().Rewrites() }
+func (r *Decision) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 
 // Rewrite begins to change a request. If read is set, the caller must read the body, up to a byte more than [MaxBody]. This
 // includes encoded bodies that must be decoded for the search: unless they are too large, no part is sent before it was
-// searched. If refused is not nil, the ruling refuses.
-func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
+// searched. If refused is not nil, the decision refuses.
+func (s *Session) Rewrite(r *Decision, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
 	w = &Rewriting{Outgoing: out, s: s, r: r}
 	w.claim.Open(s.Usage.Memory, memory.Buffers)
 	if signer := r.header.OnRequests().Signer; signer != nil {
@@ -76,7 +76,7 @@ func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, re
 }
 
 // replacedIn returns the syntax for replacing placeholders in a body, and its codings.
-func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
+func (r *Decision) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
 	syntax := placeholder.SyntaxOf(contentType)
 	switch {
 	case syntax == placeholder.Form && r.header.OnRequests().Places.Has(rule.InForm):
@@ -120,7 +120,7 @@ func (w *Rewriting) Add(part []byte) (more bool, err error) {
 }
 
 // End changes the request, after the body was read if necessary; whole reports whether the body is complete. It uses the
-// current values of secrets. If refused is not nil, the ruling refuses.
+// current values of secrets. If refused is not nil, the decision refuses.
 func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Problem) {
 	r := w.r
 	w.Whole = whole && w.read
@@ -149,7 +149,7 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 }
 
 // refreshValues refreshes all values that are sent with the request.
-func (r *Ruling) refreshValues(ctx context.Context, s *Session) (err error) {
+func (r *Decision) refreshValues(ctx context.Context, s *Session) (err error) {
 	if err = r.setHeaders(ctx, s); err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (r *Ruling) refreshValues(ctx context.Context, s *Session) (err error) {
 var errRuleChanged = errors.New("the rule of the host has changed since the request began")
 
 // sameAsCurrent reports whether the current policy adds the same to the request as the one that judged it.
-func (r *Ruling) sameAsCurrent(s *Session) bool {
+func (r *Decision) sameAsCurrent(s *Session) bool {
 	c := s.Box.Policy.Load()
 	if c == r.Policy || r.header.Pattern == (name.Pattern{}) { // the rule adds nothing
 		return true
@@ -178,7 +178,7 @@ func (r *Ruling) sameAsCurrent(s *Session) bool {
 
 // Stale returns an error if the request must not be sent because its rule was changed or removed. The wait for a
 // connection, or for a server that has vanished, may have been long.
-func (r *Ruling) Stale(s *Session) error {
+func (r *Decision) Stale(s *Session) error {
 	if r.sameAsCurrent(s) {
 		return nil
 	}
@@ -187,7 +187,7 @@ func (r *Ruling) Stale(s *Session) error {
 
 // placeholderNow returns a placeholder of the rule if the current policy still has a value for it in the given places: a
 // WebSocket may live much longer than its rule.
-func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *rule.Placeholder {
+func (r *Decision) placeholderNow(s *Session, token string, places rule.Places) *rule.Placeholder {
 	ph, c := r.header.OnRequests().Placeholder(token), s.Box.Policy.Load()
 	if ph == nil || c == r.Policy {
 		return ph
@@ -300,7 +300,7 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 }
 
 // valuesOf returns the values of placeholders in the body or in a message, as given by places.
-func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, places rule.Places) ([]string, error) {
+func (r *Decision) valuesOf(ctx context.Context, s *Session, tokens []string, places rule.Places) ([]string, error) {
 	values := make([]string, 0, len(tokens))
 	for _, token := range tokens {
 		ph := r.placeholderNow(s, token, places)
@@ -317,7 +317,7 @@ func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, plac
 }
 
 // addMaskText adds a text to those masked in the response.
-func (r *Ruling) addMaskText(text string) {
+func (r *Decision) addMaskText(text string) {
 	if !r.header.Scrub {
 		return
 	}
@@ -329,7 +329,7 @@ func (r *Ruling) addMaskText(text string) {
 }
 
 // noteChange records, for the log, a change of the request other than of headers.
-func (r *Ruling) noteChange(what string) {
+func (r *Decision) noteChange(what string) {
 	if !slices.Contains(r.changes, what) {
 		r.changes = append(r.changes, what)
 	}
@@ -342,7 +342,7 @@ func (w *Rewriting) Close() {
 	}
 }
 
-// refuse makes the ruling refuse the request.
+// refuse makes the decision refuse the request.
 func (w *Rewriting) refuse(err error) *problem.Problem {
 	r := w.r
 	r.Set, r.Swaps, r.err, r.rule = nil, nil, err, r.header.Pattern.String()

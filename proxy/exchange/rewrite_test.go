@@ -35,14 +35,14 @@ func TestEncodersAreCharged(t *testing.T) {
 		}{{decoding + 3*len(plain), nil}, {decoding + len(plain), memory.ErrFull}} {
 			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
 			account := memory.New(100*most, most).Account("box")
-			r := &Ruling{header: rules[0]}
+			r := &Decision{header: rules[0]}
 			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
 			w.claim.Open(account, memory.Buffers)
 			if err := w.replacePlaceholders(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {
 				t.Errorf("%s with room for %d: %v", coding, try.room, err)
 			}
-			if w.Close(); account.Held() != 0 {
-				t.Errorf("%s: %d are held", coding, account.Held())
+			if w.Close(); account.InUse() != 0 {
+				t.Errorf("%s: %d are held", coding, account.InUse())
 			}
 		}
 	}

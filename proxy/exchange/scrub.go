@@ -41,7 +41,7 @@ var (
 
 // NewScrubbing inspects the head of a final response. field returns the values of a field; bodiless is set if there is no
 // body regardless of the fields. Errors are of type *[problem.Upstream]; after success, [Scrubbing.End] must follow.
-func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
+func (s *Session) NewScrubbing(r *Decision, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
 	sc := &Scrubbing{Set: r.Scrub}
 	refused := func(why error) (*Scrubbing, error) {
 		return nil, &problem.Upstream{Reason: name.ReasonUnscrubbable, Name: r.Request.Name, Err: why}

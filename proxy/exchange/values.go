@@ -56,7 +56,7 @@ func (k *Core) fetch(ctx context.Context, name string) (string, error) {
 }
 
 // setHeaders sets the header fields of the rule with their current values.
-func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
+func (r *Decision) setHeaders(ctx context.Context, s *Session) (err error) {
 	r.Set = nil
 	if setter := r.header.OnRequests().Headers; setter != nil {
 		r.Set, err = setter.HeaderFields(ctx, s.Core)
@@ -65,9 +65,9 @@ func (r *Ruling) setHeaders(ctx context.Context, s *Session) (err error) {
 	return err
 }
 
-// fillValues completes the ruling for an allowed request: the headers to set and the values of placeholders that the box sent. It
+// fillValues completes the decision for an allowed request: the headers to set and the values of placeholders that the box sent. It
 // refuses misplaced placeholders, and requests that need an unavailable value.
-func (r *Ruling) fillValues(ctx context.Context, s *Session, m *Message) {
+func (r *Decision) fillValues(ctx context.Context, s *Session, m *Message) {
 	if r.header.Pattern == (name.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
 	}
@@ -143,7 +143,7 @@ func headerNames(set []rule.Field, swaps []placeholder.Swap) []string {
 }
 
 // leaked returns a placeholder of the request that has no value in the rule of its host or that is not in a header, or nil.
-func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
+func (r *Decision) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	does := r.header.OnRequests()
 	for i := range tokens {
 		t := &tokens[i]
@@ -191,8 +191,8 @@ func (k *Core) refreshed(ctx context.Context, does *rule.Request, swaps []placeh
 	return out, nil
 }
 
-// setScrub completes the ruling for an allowed request: the secrets to mask in its response.
-func (r *Ruling) setScrub(s *Session) {
+// setScrub completes the decision for an allowed request: the secrets to mask in its response.
+func (r *Decision) setScrub(s *Session) {
 	if !r.header.Scrub || r.Refused != nil {
 		return
 	}
@@ -200,14 +200,14 @@ func (r *Ruling) setScrub(s *Session) {
 }
 
 // maskSet returns the set of texts to mask in responses. It supersedes earlier sets of the host.
-func (r *Ruling) maskSet(s *Session) *scrub.Set {
+func (r *Decision) maskSet(s *Session) *scrub.Set {
 	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.OnRequests().Later
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
 
 // maskAlso masks the values of a message in the host's responses, including those on this connection: the new set
 // supersedes the one that the tunnel uses, and contains its texts as well.
-func (r *Ruling) maskAlso(s *Session, values []string) {
+func (r *Decision) maskAlso(s *Session, values []string) {
 	var texts []string
 	for _, v := range values {
 		texts = append(texts, scrub.Texts(v)...)
@@ -216,7 +216,7 @@ func (r *Ruling) maskAlso(s *Session, values []string) {
 }
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
-func (r *Ruling) secrets() (texts []string) {
+func (r *Decision) secrets() (texts []string) {
 	for i := range r.Set[:min(len(r.Set), r.ownFields)] {
 		f := &r.Set[i]
 		texts = append(texts, scrub.Texts(f.Value.Reveal())...)

@@ -59,9 +59,9 @@ func (h *conn) lookForEnd() error {
 	}
 	h.looked = true
 	h.Unlimited() // the deadline may have passed
-	h.direct.DontWait(true)
+	h.direct.SetNonBlocking(true)
 	err := h.In.Fill()
-	h.direct.DontWait(false)
+	h.direct.SetNonBlocking(false)
 	if err == nil {
 		return nil
 	}

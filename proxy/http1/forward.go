@@ -21,23 +21,23 @@ func (h *conn) forward() error {
 	if refused := h.beginBody(); refused != nil {
 		return h.refuse(refused)
 	}
-	if h.ruling.Rewrites() || h.body.watch.Decodes() {
+	if h.decision.Rewrites() || h.body.watch.Decodes() {
 		if allowed, err := h.rewrite(&h.body); !allowed {
 			return err
 		}
 	}
 	h.bindRequest()
-	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
+	if h.up != nil && !h.up.Serves(h.decision.Target(h.s)) {
 		h.park()
 		h.Req.Close = h.Req.Close || h.bound
 	}
-	if via := h.ruling.Via; via != nil {
+	if via := h.decision.Via; via != nil {
 		header.Readdress(&h.Req, via.Authority, via.Target)
 	}
 	tied := h.bound && h.up != nil
-	h.again = !tied && h.Req.Body.Empty() && relay.Idempotent(h.ruling.Request.Method)
-	h.Out.Buf = header.AppendRequest(h.Out.Take(), &h.Req, h.ruling.Set, upgrade)
-	h.body.set, h.body.chunks = h.ruling.Set, h.Req.Body.Chunked
+	h.again = !tied && h.Req.Body.Empty() && relay.Idempotent(h.decision.Request.Method)
+	h.Out.Buf = header.AppendRequest(h.Out.Take(), &h.Req, h.decision.Set, upgrade)
+	h.body.set, h.body.chunks = h.decision.Set, h.Req.Body.Chunked
 	h.Source = &h.body
 	defer h.endScrub()
 	return h.Forward(&h.Exchange, h, upgrade, tied)
@@ -46,9 +46,9 @@ func (h *conn) forward() error {
 // narrow removes fields from the request that could lead to messages that cannot be searched.
 func (h *conn) narrow() {
 	if h.Req.Upgrade != nil {
-		h.Req.Fields = h.ruling.WithoutExtensions(h.Req.Fields)
+		h.Req.Fields = h.decision.WithoutExtensions(h.Req.Fields)
 	}
-	if h.ruling.Scrub != nil {
+	if h.decision.Scrub != nil {
 		header.NarrowFields(&h.Req)
 	}
 }
@@ -70,7 +70,7 @@ func (h *conn) Ask(whole bool) (used bool, err error) {
 	case h.up.Ended() && !errors.Is(err, origin.ErrVanished):
 		return used, errEnded
 	}
-	return used, &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
+	return used, &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: h.decision.Request.Name, Err: err}
 }
 
 // Final implements [relay.Sender].
@@ -119,14 +119,14 @@ func (h *conn) Connect(fresh bool) error {
 	if err := h.publish(); err != nil {
 		return err
 	}
-	h.x.Under(h.up.Addr(), h.ruling.Request)
+	h.x.Under(h.up.Addr(), h.decision.Request)
 	return nil
 }
 
 // attach takes an upstream connection from the pool, or a new one if fresh is set.
 func (h *conn) attach(fresh bool) (err error) {
 	var up *origin.Conn
-	if to := h.ruling.Target(h.s); fresh {
+	if to := h.decision.Target(h.s); fresh {
 		up, err = h.s.Core.Origins.Fresh1(h.ctx, h.s.Origin, to)
 	} else {
 		up, err = h.s.Core.Origins.HTTP1(h.ctx, h.s.Origin, to)
@@ -144,9 +144,9 @@ func (h *conn) attach(fresh bool) (err error) {
 
 // publish adds the address to the state that the policy must keep allowing, and checks that once more.
 func (h *conn) publish() error {
-	h.flight.set(h.s, &h.ruling, h.up.Addr())
+	h.flight.set(h.s, &h.decision, h.up.Addr())
 	c := h.s.Box.Policy.Load()
-	if c == h.ruling.Policy && h.up.AllowedBy(c) && !h.ruling.Revoked(h.s) {
+	if c == h.decision.Policy && h.up.AllowedBy(c) && !h.decision.Revoked(h.s) {
 		return nil
 	}
 	f, _ := h.flight.load()
@@ -154,7 +154,7 @@ func (h *conn) publish() error {
 		h.Drop()
 		return d.Err(f.Way.Asked)
 	}
-	if err := h.ruling.Stale(h.s); err != nil {
+	if err := h.decision.Stale(h.s); err != nil {
 		h.Drop()
 		return err
 	}
@@ -183,7 +183,7 @@ func (h *conn) refuseUpstream(err error) error {
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {
-		p.Host = h.ruling.Request.Name.String()
+		p.Host = h.decision.Request.Name.String()
 	}
 	h.Head = 0 // already consumed; the rest of the body is not read
 	return h.refuse(p)

@@ -49,7 +49,7 @@ type work struct {
 	relay.Exchange // its Method is "" until the head is known
 	body           body
 	x              exchange.Exchange
-	ruling         exchange.Ruling
+	decision       exchange.Decision
 	again          bool                // the request can be repeated
 	switches       bool                // the connection may become a WebSocket
 	looked         bool                // checked for the end of the client's side
@@ -165,7 +165,7 @@ func (f *flight) load() (exchange.Inflight, bool) {
 }
 
 // set publishes the judged request, with its address once known.
-func (f *flight) set(s *exchange.Session, r *exchange.Ruling, to netip.Addr) {
+func (f *flight) set(s *exchange.Session, r *exchange.Decision, to netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.is == nil {
@@ -296,16 +296,16 @@ func (h *conn) judge() (allowed bool, err error) {
 	m := h.message()
 	h.Method = m.Method
 	for {
-		h.ruling = h.s.Judge(h.ctx, &m)
-		h.x.Judged(&m, &h.ruling)
-		if p := h.ruling.Refused; p != nil {
+		h.decision = h.s.Judge(h.ctx, &m)
+		h.x.Judged(&m, &h.decision)
+		if p := h.decision.Refused; p != nil {
 			h.flight.clear()
 			return false, h.refuse(p)
 		}
-		h.flight.set(h.s, &h.ruling, netip.Addr{})
-		if h.s.Box.Policy.Load() == h.ruling.Policy {
-			if !h.ruling.Rewrites() { // Rewrite does that later
-				placeholder.SwapFields(h.Req.Fields, h.ruling.Swaps)
+		h.flight.set(h.s, &h.decision, netip.Addr{})
+		if h.s.Box.Policy.Load() == h.decision.Policy {
+			if !h.decision.Rewrites() { // Rewrite does that later
+				placeholder.SwapFields(h.Req.Fields, h.decision.Swaps)
 			}
 			return true, nil
 		}

@@ -13,6 +13,6 @@ import (
 // bindRequest binds the connection if the request, in its forwarded form, is part of a login.
 func (h *conn) bindRequest() {
 	if !h.bound {
-		h.bound = h1.LogsIn(h.Req.Fields) || exchange.SetsLogin(h.ruling.Set)
+		h.bound = h1.LogsIn(h.Req.Fields) || exchange.SetsLogin(h.decision.Set)
 	}
 }

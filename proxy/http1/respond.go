@@ -19,8 +19,8 @@ import (
 
 // Received implements [relay.Receiver].
 func (h *conn) Received(r *h1.Response) {
-	exchange.MaskHead(h.ruling.Scrub, r)
-	r.Fields = h.ruling.ResponseFields(r.Fields)
+	exchange.MaskHead(h.decision.Scrub, r)
+	r.Fields = h.decision.ResponseFields(r.Fields)
 }
 
 // Interim implements [relay.Receiver].
@@ -35,7 +35,7 @@ func (h *conn) AppendExtra(dst []byte) []byte { return dst }
 // Inspect implements [relay.Side]: it begins to scrub before any part of the response is forwarded.
 func (h *conn) Inspect(r *h1.Response) (err error) {
 	h.x.Event.Status = r.Status
-	if h.ruling.Scrub != nil {
+	if h.decision.Scrub != nil {
 		err = h.beginScrub()
 	}
 	h.Recoded = h.scrub.Recodes()
@@ -64,7 +64,7 @@ func (h *conn) Fill(in *h1.Reader) error { return in.Fill() }
 
 // AppendEnd implements [relay.Side].
 func (h *conn) AppendEnd(dst []byte, trailers []h1.Field) []byte {
-	return header.AppendLastChunk(dst, h.ruling.ResponseFields(trailers), nil)
+	return header.AppendLastChunk(dst, h.decision.ResponseFields(trailers), nil)
 }
 
 // Broken implements [relay.Side].
@@ -122,5 +122,5 @@ func (h *conn) NoResponse(err error) error {
 	if errors.Is(err, memory.ErrFull) {
 		reason = name.ReasonLimit
 	}
-	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.Request.Name, Err: err})
+	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.decision.Request.Name, Err: err})
 }

@@ -24,7 +24,7 @@ func (h *conn) rewrite(b *body) (allowed bool, err error) {
 	if err := h.detach(); err != nil {
 		return false, err
 	}
-	w, read, refused := h.s.Rewrite(&h.ruling, h.outgoing(), b.watch.Decodes())
+	w, read, refused := h.s.Rewrite(&h.decision, h.outgoing(), b.watch.Decodes())
 	b.rewriting = w
 	if refused != nil {
 		return false, h.reject(refused)
@@ -43,11 +43,11 @@ func (h *conn) rewrite(b *body) (allowed bool, err error) {
 		return false, h.refuseBody(err)
 	}
 	h.Req.Path = []byte(w.Target)
-	placeholder.SwapFields(h.Req.Fields, h.ruling.Swaps) // the head was parsed again
+	placeholder.SwapFields(h.Req.Fields, h.decision.Swaps) // the head was parsed again
 	if w.Whole && !w.Trailers {
 		h.reframe(len(w.Body))
 	}
-	h.x.Rewritten(&h.ruling)
+	h.x.Rewritten(&h.decision)
 	return true, nil
 }
 
@@ -73,7 +73,7 @@ func (h *conn) outgoing() exchange.Outgoing {
 		out.Length = -1
 	}
 	for i := range r.Fields {
-		if f := &r.Fields[i]; f.Kind == h1.Other && !r.Named(f.Name) && !header.IsSet(f.Name, h.ruling.Set) {
+		if f := &r.Fields[i]; f.Kind == h1.Other && !r.Named(f.Name) && !header.IsSet(f.Name, h.decision.Set) {
 			out.Fields = append(out.Fields, exchange.Field{Name: string(f.Name), Value: string(f.Value)})
 		}
 	}
@@ -82,7 +82,7 @@ func (h *conn) outgoing() exchange.Outgoing {
 
 // reject answers a request that was refused after it was judged.
 func (h *conn) reject(p *problem.Problem) error {
-	h.x.Rejected(&h.ruling)
+	h.x.Rejected(&h.decision)
 	return h.refuse(p)
 }
 

@@ -12,7 +12,7 @@ func (s sink) Write(p []byte) (int, error) { return len(p), s.Put(p) }
 
 // beginScrub inspects the final head before any part of it is forwarded.
 func (h *conn) beginScrub() (err error) {
-	h.scrub, err = h.s.NewScrubbing(&h.ruling, h.Res.Status, h.Res.Body.Empty(), relay.ValuesIn(h.Res.Fields))
+	h.scrub, err = h.s.NewScrubbing(&h.decision, h.Res.Status, h.Res.Body.Empty(), relay.ValuesIn(h.Res.Fields))
 	if err == nil && h.scrub.Resized {
 		exchange.WithoutLength(&h.Res)
 	}

@@ -30,10 +30,10 @@ func (h *conn) beginBody() (refused *problem.Problem) {
 	h.body = body{Body: h.body.Body, h: h}
 	h.body.Begin(&h.In, h.Req.Body, &h.body)
 	h.Upload.Reset()
-	if h.Req.Body.Empty() || !h.ruling.Policy.HasPlaceholders() {
+	if h.Req.Body.Empty() || !h.decision.Policy.HasPlaceholders() {
 		return nil
 	}
-	h.body.watch, refused = h.s.Watch(&h.ruling, relay.Values(h.Req.Fields, "content-encoding"))
+	h.body.watch, refused = h.s.Watch(&h.decision, relay.Values(h.Req.Fields, "content-encoding"))
 	return refused
 }
 

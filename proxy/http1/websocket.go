@@ -19,10 +19,10 @@ func (h *conn) Tunnel(n int) error {
 	defer h.Drop()
 	h.up.Uncount() // the client's connection counts for both, as for every tunnel
 	var in, out atomic.Int64
-	toServer, end := h.s.Searched(h.ctx, &h.ruling, h.up.NetConn)
+	toServer, end := h.s.Searched(h.ctx, &h.decision, h.up.NetConn)
 	defer end()
 	err := h.s.Core.Tunnels.Relay(
-		relay.End{Conn: h.Conn, To: h.ruling.Masking(h.Conn), In: &h.In, Read: &out},
+		relay.End{Conn: h.Conn, To: h.decision.Masking(h.Conn), In: &h.In, Read: &out},
 		relay.End{Conn: h.up.NetConn, To: toServer, In: &h.up.In, Read: &in}, h.s.Box.ID)
 	h.x.Event.BytesIn, h.x.Event.BytesOut = in.Load(), out.Load()
 	h.x.Broken(err)

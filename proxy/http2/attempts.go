@@ -104,7 +104,7 @@ func (a *attempts) another() error {
 	if a.source != nil && a.source.lost() {
 		return errRepeat
 	}
-	a.leave()
+	a.releaseConn()
 	switch a.n {
 	case maxAttempts:
 		return errRepeat
@@ -113,7 +113,7 @@ func (a *attempts) another() error {
 			return err
 		}
 	}
-	up, err := a.st.s.Core.Origins.Any(a.st.ctx, a.st.s.Origin, a.st.ruling.Target(a.st.s))
+	up, err := a.st.s.Core.Origins.Any(a.st.ctx, a.st.s.Origin, a.st.decision.Target(a.st.s))
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (a *attempts) leave() {
+func (a *attempts) releaseConn() {
 	if a.up != nil {
 		a.up.Leave(a.used)
 	}

@@ -94,7 +94,7 @@ func (s *uploadSource) known() (content []byte, trailers []hpack.HeaderField, wh
 
 // trailers returns the trailer fields after the end was read.
 func (s *uploadSource) trailers() []hpack.HeaderField {
-	return header.PassTrailers(s.st.client.Trailers(), s.st.ruling.Set)
+	return header.PassTrailers(s.st.client.Trailers(), s.st.decision.Set)
 }
 
 func (s *uploadSource) attempt() *uploadBody {
@@ -138,7 +138,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 			s.kept, b.at = nil, 0
 		}
 		s.mu.Unlock()
-		return 0, s.end()
+		return 0, s.endBody()
 	}
 	if s.gone && s.read == nil {
 		s.kept, b.at = nil, 0
@@ -150,7 +150,7 @@ func (b *uploadBody) Read(p []byte) (int, error) {
 	s.mu.Unlock()
 	select {
 	case r := <-result:
-		return b.take(p, r)
+		return b.finishRead(p, r)
 	case <-b.closed:
 		return 0, errUnread
 	}
@@ -174,8 +174,8 @@ func (s *uploadSource) begin(size int) chan uploadRead {
 	return result
 }
 
-// take returns the result of a read, and keeps the data if the limit allows.
-func (b *uploadBody) take(p []byte, r uploadRead) (int, error) {
+// finishRead returns the result of a read, and keeps the data if the limit allows.
+func (b *uploadBody) finishRead(p []byte, r uploadRead) (int, error) {
 	s := b.source
 	s.mu.Lock()
 	s.read = nil
@@ -200,13 +200,13 @@ func (b *uploadBody) take(p []byte, r uploadRead) (int, error) {
 func (s *uploadSource) finish(n int, err error) error {
 	s.st.uploaded.Add(int64(n))
 	if errors.Is(err, io.EOF) {
-		return s.end()
+		return s.endBody()
 	}
 	return err
 }
 
-// end checks the end of the body and the trailers.
-func (s *uploadSource) end() error {
+// endBody checks the end of the body and the trailers.
+func (s *uploadSource) endBody() error {
 	if leak := s.st.checkEnd(); leak != nil {
 		return leak
 	}

@@ -45,7 +45,7 @@ type downgrade struct {
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
 func clientStays() bool { return false }
 
-// begin takes a request to a connection, which it owns: [downgrade.end] must follow.
+// begin takes a request to a connection, which it owns: [downgrade.endResponse] must follow.
 func (d *downgrade) begin(st *stream, up *origin.Conn) {
 	d.st, d.up, d.stop = st, up, func() bool { return false }
 	d.Method, d.In = st.client.Method, st.client
@@ -67,7 +67,7 @@ func (st *stream) forward1(up *origin.Conn, again bool) {
 
 func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 	d.begin(st, up)
-	defer d.end()
+	defer d.finishUpload()
 	d.again = again
 	if err := d.head(false); err != nil {
 		st.refuseUpstream(err)
@@ -83,8 +83,8 @@ func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 	_ = d.Forward(&d.Exchange, &d.out, d, false)
 }
 
-// end ends the upload, and keeps the connection or closes it.
-func (d *downgrade) end() {
+// finishUpload ends the upload, and keeps the connection or closes it.
+func (d *downgrade) finishUpload() {
 	sent := d.Upload.Idle() && d.Upload.Err() == nil
 	d.Upload.Stop()
 	d.out.Give()
@@ -102,7 +102,7 @@ func (d *downgrade) end() {
 func (d *downgrade) Connect(bool) (err error) {
 	st := d.st
 	if d.up == nil {
-		if d.up, err = st.s.Core.Origins.Fresh1(st.ctx, st.s.Origin, st.ruling.Target(st.s)); err != nil {
+		if d.up, err = st.s.Core.Origins.Fresh1(st.ctx, st.s.Origin, st.decision.Target(st.s)); err != nil {
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func (d *downgrade) Ask(whole bool) (used bool, err error) {
 
 // failed returns a failure of the upstream.
 func (d *downgrade) failed(err error) error {
-	return &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: d.st.ruling.Request.Name, Err: err}
+	return &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: d.st.decision.Request.Name, Err: err}
 }
 
 // Final implements [relay.Sender].
@@ -175,8 +175,8 @@ func (d *downgrade) awaitContinue() error {
 	return nil
 }
 
-// told signals an upload that waits for the server's response.
-func (d *downgrade) told(wanted bool) {
+// signalProceed signals an upload that waits for the server's response.
+func (d *downgrade) signalProceed(wanted bool) {
 	select {
 	case d.proceed <- wanted: // the first one counts
 	default:
@@ -193,7 +193,7 @@ func (d *downgrade) Arrived() (n int, whole bool) {
 
 // AppendLast implements [relay.StreamInput]: the trailers follow.
 func (d *downgrade) AppendLast(out []byte) []byte {
-	return header.AppendLastChunk(out, d.trailers(), d.st.ruling.Set)
+	return header.AppendLastChunk(out, d.trailers(), d.st.decision.Set)
 }
 
 // beginBody waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
@@ -214,7 +214,7 @@ func (d *downgrade) beginBody() error {
 
 // Interrupt implements [relay.StreamInput].
 func (d *downgrade) Interrupt() {
-	d.told(false)
+	d.signalProceed(false)
 	d.st.client.CloseRead()
 }
 
@@ -245,7 +245,7 @@ func (d *downgrade) Read(p []byte) (int, error) {
 }
 
 func (d *downgrade) trailers() []h1.Field {
-	fields := header.PassTrailers(d.st.client.Trailers(), d.st.ruling.Set)
+	fields := header.PassTrailers(d.st.client.Trailers(), d.st.decision.Set)
 	out := make([]h1.Field, 0, len(fields))
 	for _, f := range fields {
 		out = append(out, h1.NewField(textproto.CanonicalMIMEHeaderKey(f.Name), f.Value))
@@ -264,10 +264,10 @@ func (d *downgrade) head(upgrade bool) error {
 	if _, err := d.Req.Parse(d.text); err != nil {
 		return err
 	}
-	if via := d.st.ruling.Via; via != nil {
+	if via := d.st.decision.Via; via != nil {
 		header.Readdress(&d.Req, via.Authority, via.Target)
 	}
-	d.out.Buf = header.AppendRequest(d.out.Take(), &d.Req, d.st.ruling.Set, upgrade)
+	d.out.Buf = header.AppendRequest(d.out.Take(), &d.Req, d.st.decision.Set, upgrade)
 	return nil
 }
 
@@ -355,14 +355,14 @@ func (d *downgrade) Settle(reuse bool) (end bool) {
 // Received implements [relay.Receiver]. The head is changed in the form of HTTP/2.
 func (d *downgrade) Received(r *h1.Response) {
 	if !r.Interim() {
-		d.told(false)
+		d.signalProceed(false)
 	}
 }
 
 // Interim implements [relay.Receiver].
 func (d *downgrade) Interim(r *h1.Response) error {
 	if r.Status == http.StatusContinue {
-		d.told(true)
+		d.signalProceed(true)
 	} else {
 		d.st.interim(r.Status, d.fields(r))
 	}

@@ -30,7 +30,7 @@ var errLogin = error(problem.Fixed("a login of the connection takes HTTP/1.1, as
 // logsIn reports whether the request, as the server gets it, is part of the login of a connection.
 func (st *stream) logsIn() bool {
 	isLogin := func(f hpack.HeaderField) bool { return h1.IsLogin(f.Name, f.Value) }
-	return slices.ContainsFunc(st.fields, isLogin) || exchange.SetsLogin(st.ruling.Set)
+	return slices.ContainsFunc(st.fields, isLogin) || exchange.SetsLogin(st.decision.Set)
 }
 
 // leadToHTTP1 has the client make another connection for the login that the server offers, over HTTP/1.1.
@@ -71,7 +71,7 @@ func (st *stream) connection() (origin.Any, error) {
 	if st.early.stream != nil {
 		return origin.Any{H2: st.early.up}, nil
 	}
-	return st.s.Core.Origins.Any(st.ctx, st.s.Origin, st.ruling.Target(st.s))
+	return st.s.Core.Origins.Any(st.ctx, st.s.Origin, st.decision.Target(st.s))
 }
 
 // repeatable reports whether a request may be retried once after a failure on a pooled connection.
@@ -87,7 +87,7 @@ func (st *stream) failed2(err error) {
 	if errors.Is(err, errRepeat) {
 		code, reset = http2.ErrCodeRefusedStream, true
 	}
-	failure := &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err}
+	failure := &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.decision.Request.Name, Err: err}
 	if st.ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
 		st.refuseUpstream(failure)
 		return
@@ -99,7 +99,7 @@ func (st *stream) failed2(err error) {
 // forward2 sends the request over HTTP/2 and relays the response. An error means that the client has not been answered.
 func (st *stream) forward2(up *origin.H2Conn) error {
 	a := st.attempts(up)
-	defer func() { a.leave() }() // another attempt may have replaced it
+	defer func() { a.releaseConn() }() // another attempt may have replaced it
 	var res result
 	if err := a.send(&res); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (st *stream) forward2(up *origin.H2Conn) error {
 // pass relays a response whose head has come, or refuses it.
 func (st *stream) pass(res *result) {
 	if !st.holds.Grow(header.SizeFactor * header.SizeHTTP2(res.Fields)) {
-		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
+		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonLimit, Name: st.decision.Request.Name, Err: memory.ErrFull})
 		return
 	}
 	if st.scrubbable(res.Status, st.bodiless(&res.Head), exchange.HTTP2Values(res.Fields)) {
@@ -131,15 +131,15 @@ type connection interface {
 func (st *stream) goesTo(up connection) error {
 	addr := up.Addr()
 	st.setFlight(addr)
-	if c := st.s.Box.Policy.Load(); c != st.ruling.Policy || !up.AllowedBy(c) || st.ruling.Revoked(st.s) {
+	if c := st.s.Box.Policy.Load(); c != st.decision.Policy || !up.AllowedBy(c) || st.decision.Revoked(st.s) {
 		if err := st.flight.Stands(c).Err(st.flight.Way.Asked); err != nil {
 			return err
 		}
-		if err := st.ruling.Stale(st.s); err != nil {
+		if err := st.decision.Stale(st.s); err != nil {
 			return err
 		}
 	}
-	st.x.Under(addr, st.ruling.Request)
+	st.x.Under(addr, st.decision.Request)
 	return nil
 }
 

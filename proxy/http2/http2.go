@@ -148,7 +148,7 @@ func (c *conn) cut(pol *policy.Compiled) (all []cutting) {
 func (st *stream) setFlight(to netip.Addr) {
 	st.c.mu.Lock()
 	defer st.c.mu.Unlock()
-	st.flight.Set(st.s, &st.ruling, to)
+	st.flight.Set(st.s, &st.decision, to)
 	st.c.flights[st] = struct{}{}
 }
 
@@ -162,24 +162,24 @@ func (st *stream) land() *policy.Decision {
 
 // stream is one request of an HTTP/2 connection.
 type stream struct {
-	c      *conn
-	s      *exchange.Session
-	client *downstream.Stream
-	ctx    context.Context // of the client's stream
-	target string          // :path, or the authority of a CONNECT
-	length int64           // of the forwarded body; -1: unknown
-	fields []hpack.HeaderField
-	w      response
-	x      exchange.Exchange
-	next   func(*stream)    // the remaining steps of a request that was started without a goroutine
-	early  early            // the part that was sent so far
-	denial *problem.Problem // because of a limit; may be nil
-	counts bool             // counts as one of the box's requests
-	ruling exchange.Ruling
-	scrub  *exchange.Scrubbing // of the response; may be nil
-	holds  memory.Claim        // memory reserved for it
-	sent   []hpack.HeaderField // the head sent to the upstream; kept to reuse its memory
-	small  []byte              // buffer of a small body, likewise
+	c        *conn
+	s        *exchange.Session
+	client   *downstream.Stream
+	ctx      context.Context // of the client's stream
+	target   string          // :path, or the authority of a CONNECT
+	length   int64           // of the forwarded body; -1: unknown
+	fields   []hpack.HeaderField
+	w        response
+	x        exchange.Exchange
+	next     func(*stream)    // the remaining steps of a request that was started without a goroutine
+	early    early            // the part that was sent so far
+	denial   *problem.Problem // because of a limit; may be nil
+	counts   bool             // counts as one of the box's requests
+	decision exchange.Decision
+	scrub    *exchange.Scrubbing // of the response; may be nil
+	holds    memory.Claim        // memory reserved for it
+	sent     []hpack.HeaderField // the head sent to the upstream; kept to reuse its memory
+	small    []byte              // buffer of a small body, likewise
 
 	// Guarded by c.mu while the request is among c.flights.
 	flight exchange.Inflight
@@ -221,7 +221,7 @@ func (c *conn) serve(client *downstream.Stream) { c.open(client).Serve() }
 // Serve handles the remaining steps of a request, in a goroutine.
 func (st *stream) Serve() {
 	defer st.recycle()
-	defer st.end()
+	defer st.finishRequest()
 	st.ctx = st.client.Context()
 	st.next(st)
 }
@@ -255,16 +255,16 @@ func (st *stream) decide() {
 		return
 	}
 	if st.isWebSocket() {
-		st.fields = st.ruling.WithoutExtensionsHTTP2(st.fields)
+		st.fields = st.decision.WithoutExtensionsHTTP2(st.fields)
 	}
-	if st.ruling.Scrub != nil {
+	if st.decision.Scrub != nil {
 		st.fields = header.NarrowHTTP2(st.fields)
 	}
 	if refused := st.watchBody(); refused != nil {
 		st.refuse(refused)
 		return
 	}
-	if (st.ruling.Rewrites() || st.watch.Decodes()) && !st.rewrite() {
+	if (st.decision.Rewrites() || st.watch.Decodes()) && !st.rewrite() {
 		return
 	}
 	if st.isWebSocket() {
@@ -309,9 +309,9 @@ func (st *stream) deny() {
 	st.refuse(st.denial, more...)
 }
 
-// leave releases the resources of a request that has ended.
-func (st *stream) leave() {
-	st.early.leave()
+// releaseResources releases the resources of a request that has ended.
+func (st *stream) releaseResources() {
+	st.early.releaseConn()
 	st.scrub.End()
 	st.watch.Close()
 	st.rewriting.Close()
@@ -330,12 +330,12 @@ func (st *stream) cost() int {
 	return streamCost + uploadCost
 }
 
-// end records the request and ends the response. A panic other than errAbort is a bug: it is logged and fails only this
+// finishRequest records the request and ends the response. A panic other than errAbort is a bug: it is logged and fails only this
 // stream.
-func (st *stream) end() { st.conclude(recover()) }
+func (st *stream) finishRequest() { st.conclude(recover()) }
 
 func (st *stream) conclude(v any) {
-	st.leave()
+	st.releaseResources()
 	cut := st.land()
 	st.x.Event.BytesOut = st.uploaded.Load()
 	if cut != nil {
@@ -346,7 +346,7 @@ func (st *stream) conclude(v any) {
 	}
 	st.x.End()
 	if v == nil {
-		st.w.end()
+		st.w.endResponse()
 		return
 	}
 	if err, ok := v.(error); !ok || !errors.Is(err, errAbort) {
@@ -360,10 +360,10 @@ func (st *stream) conclude(v any) {
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
-		st.ruling = st.s.Judge(st.ctx, &m)
+		st.decision = st.s.Judge(st.ctx, &m)
 		st.judgeHead()
-		st.x.Judged(&m, &st.ruling)
-		if p := st.ruling.Refused; p != nil {
+		st.x.Judged(&m, &st.decision)
+		if p := st.decision.Refused; p != nil {
 			st.refuse(p)
 			return false
 		}
@@ -376,34 +376,34 @@ func (st *stream) judge() bool {
 // confirm replaces the placeholders of an allowed request whose flight has begun. If the policy has changed since it was
 // judged, it returns false: the request must be judged again.
 func (st *stream) confirm() bool {
-	if st.s.Box.Policy.Load() != st.ruling.Policy {
+	if st.s.Box.Policy.Load() != st.decision.Policy {
 		return false
 	}
-	if !st.ruling.Rewrites() { // Rewrite does that later
-		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	if !st.decision.Rewrites() { // Rewrite does that later
+		placeholder.SwapHTTP2(st.fields, st.decision.Swaps)
 	}
 	return true
 }
 
 // judgeHead refuses a request whose head could be interpreted differently by other programs.
 func (st *stream) judgeHead() {
-	if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
-		st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
-		st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
-		st.ruling.Reason = name.ReasonBadRequest
+	if st.decision.Refused == nil && st.headSize() > h1.MaxHead {
+		st.decision.Refused = exchange.BadRequest("The request is refused: its head is too large.")
+		st.decision.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
+		st.decision.Reason = name.ReasonBadRequest
 	}
-	if st.ruling.Refused != nil && st.ruling.Reason != name.ReasonAmbiguousPath && st.ruling.Reason != name.ReasonAmbiguousRequest {
+	if st.decision.Refused != nil && st.decision.Reason != name.ReasonAmbiguousPath && st.decision.Reason != name.ReasonAmbiguousRequest {
 		return
 	}
 	switch {
 	case !st.wellFormed():
-		st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
+		st.decision.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
 	case st.lines() > h1.MaxFields:
-		st.ruling.Refused = exchange.BadRequest("The request is refused: " + h1.TooManyFields + ".")
+		st.decision.Refused = exchange.BadRequest("The request is refused: " + h1.TooManyFields + ".")
 	default:
 		return
 	}
-	st.ruling.Reason = name.ReasonBadRequest
+	st.decision.Reason = name.ReasonBadRequest
 }
 
 // refuse answers with a problem.
@@ -436,7 +436,7 @@ func (st *stream) refuseUpstream(err error) {
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {
-		p.Host = st.ruling.Request.Name.String()
+		p.Host = st.decision.Request.Name.String()
 	}
 	st.refuse(p)
 }

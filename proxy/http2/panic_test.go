@@ -23,7 +23,7 @@ func TestStreamOfAPanicIsNotUsedAgain(t *testing.T) {
 	st.x.Begin(s)
 	func() {
 		defer func() { _ = recover() }() // there is no client to reset
-		defer st.end()
+		defer st.finishRequest()
 		panic("a fault")
 	}()
 	if st.recycle(); st.s != s || !st.shared {

@@ -111,7 +111,7 @@ func (st *stream) fieldsWellFormed() bool {
 // requestFields returns the head of the request for an upstream that speaks HTTP/2: the path byte for byte, the box's
 // fields without any variant of a header that is set, then the headers that are set.
 func (st *stream) requestFields() []hpack.HeaderField {
-	h, set := &st.client.Head, st.ruling.Set
+	h, set := &st.client.Head, st.decision.Set
 	authority, target := st.sentTo()
 	out := append(st.sent[:0],
 		hpack.HeaderField{Name: ":method", Value: h.Method}, hpack.HeaderField{Name: ":scheme", Value: "https"},
@@ -135,7 +135,7 @@ func (st *stream) requestFields() []hpack.HeaderField {
 
 // sentTo returns the authority and the target of the forwarded request.
 func (st *stream) sentTo() (authority, target string) {
-	if via := st.ruling.Via; via != nil {
+	if via := st.decision.Via; via != nil {
 		return via.Authority, via.Target
 	}
 	return st.client.Authority, st.target

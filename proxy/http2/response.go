@@ -105,8 +105,8 @@ func (w *response) Flush() error {
 	return w.s.Flush()
 }
 
-// end ends the response. Without a head, it resets the stream.
-func (w *response) end() {
+// endResponse ends the response. Without a head, it resets the stream.
+func (w *response) endResponse() {
 	if w.status == 0 {
 		return
 	}

@@ -15,7 +15,7 @@ import (
 
 // rewrite changes the request. If it returns false, the client was answered.
 func (st *stream) rewrite() bool {
-	w, read, refused := st.s.Rewrite(&st.ruling, st.outgoing(), st.watch.Decodes())
+	w, read, refused := st.s.Rewrite(&st.decision, st.outgoing(), st.watch.Decodes())
 	st.rewriting = w
 	if refused != nil {
 		st.reject(refused)
@@ -41,10 +41,10 @@ func (st *stream) rewrite() bool {
 		}
 	}
 	st.target = w.Target
-	if st.ruling.Rewrites() { // otherwise they are replaced already
-		placeholder.SwapHTTP2(st.fields, st.ruling.Swaps)
+	if st.decision.Rewrites() { // otherwise they are replaced already
+		placeholder.SwapHTTP2(st.fields, st.decision.Swaps)
 	}
-	st.x.Rewritten(&st.ruling)
+	st.x.Rewritten(&st.decision)
 	return true
 }
 
@@ -55,7 +55,7 @@ func (st *stream) outgoing() exchange.Outgoing {
 	if st.isWebSocket() { // the messages are not a body
 		out.Method, out.Length = "GET", 0
 	}
-	for _, f := range header.PassRequest(nil, st.fields, st.ruling.Set, out.Length != 0) {
+	for _, f := range header.PassRequest(nil, st.fields, st.decision.Set, out.Length != 0) {
 		out.Fields = append(out.Fields, exchange.Field{Name: f.Name, Value: f.Value})
 	}
 	return out
@@ -63,7 +63,7 @@ func (st *stream) outgoing() exchange.Outgoing {
 
 // reject answers a request that was refused after it was judged.
 func (st *stream) reject(p *problem.Problem) {
-	st.x.Rejected(&st.ruling)
+	st.x.Rejected(&st.decision)
 	st.refuse(p)
 }
 
@@ -124,14 +124,14 @@ func (st *stream) keepBody(w *exchange.Rewriting) error {
 
 // watchBody sets the searcher of the body for placeholders.
 func (st *stream) watchBody() (refused *problem.Problem) {
-	if st.length == 0 || st.isWebSocket() || !st.ruling.Policy.HasPlaceholders() {
+	if st.length == 0 || st.isWebSocket() || !st.decision.Policy.HasPlaceholders() {
 		return nil
 	}
-	st.watch, refused = st.s.Watch(&st.ruling, exchange.HTTP2Values(st.fields)("content-encoding"))
+	st.watch, refused = st.s.Watch(&st.decision, exchange.HTTP2Values(st.fields)("content-encoding"))
 	return refused
 }
 
 // isCoded reports whether the body must be decoded for the search for placeholders, which may block.
 func (st *stream) isCoded() bool {
-	return st.length != 0 && st.ruling.Policy.HasPlaceholders() && len(exchange.HTTP2Values(st.fields)("content-encoding")) > 0
+	return st.length != 0 && st.decision.Policy.HasPlaceholders() && len(exchange.HTTP2Values(st.fields)("content-encoding")) > 0
 }

@@ -46,10 +46,10 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 	return err == nil
 }
 
-// beginScrub begins to scrub a response if the ruling asks for it. An error refuses the response.
+// beginScrub begins to scrub a response if the decision asks for it. An error refuses the response.
 func (st *stream) beginScrub(status int, bodiless bool, field func(string) []string) (err error) {
-	if st.ruling.Scrub != nil {
-		st.scrub, err = st.s.NewScrubbing(&st.ruling, status, bodiless, field)
+	if st.decision.Scrub != nil {
+		st.scrub, err = st.s.NewScrubbing(&st.decision, status, bodiless, field)
 	}
 	return err
 }
@@ -62,20 +62,20 @@ func (st *stream) answer(status int, fields []hpack.HeaderField) {
 			fields = slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 		}
 	}
-	st.w.begin(status, st.ruling.ResponseHTTP2(fields))
+	st.w.begin(status, st.decision.ResponseHTTP2(fields))
 }
 
 // interim sends a 1xx head, masked.
 func (st *stream) interim(status int, fields []hpack.HeaderField) {
-	exchange.MaskHTTP2(st.ruling.Scrub, fields)
-	st.w.interim(status, st.ruling.ResponseHTTP2(fields))
+	exchange.MaskHTTP2(st.decision.Scrub, fields)
+	st.w.interim(status, st.decision.ResponseHTTP2(fields))
 }
 
 // setTrailers sets the trailers of the response, masked.
 func (st *stream) setTrailers(fields []hpack.HeaderField) {
 	fields = header.PassTrailers(fields, nil)
-	exchange.MaskHTTP2(st.ruling.Scrub, fields)
-	st.w.trailers = st.ruling.ResponseHTTP2(fields)
+	exchange.MaskHTTP2(st.decision.Scrub, fields)
+	st.w.trailers = st.decision.ResponseHTTP2(fields)
 }
 
 // relayScrubbed relays a body that is scrubbed.

@@ -32,8 +32,8 @@ type early struct {
 	begun  bool             // the head has come
 }
 
-// leave gives the connection back.
-func (e *early) leave() {
+// releaseConn gives the connection back.
+func (e *early) releaseConn() {
 	if e.up == nil {
 		return
 	}
@@ -89,31 +89,31 @@ func (st *stream) send() bool {
 	if st.isCoded() {
 		return false
 	}
-	st.early.up = st.s.Core.Origins.Shared(st.s.Origin, st.ruling.Target(st.s))
+	st.early.up = st.s.Core.Origins.Shared(st.s.Origin, st.decision.Target(st.s))
 	if !st.depart() {
-		st.early.leave()
+		st.early.releaseConn()
 		return false
 	}
-	st.watch = placeholder.NewWatch(st.ruling.Policy.HasPlaceholders())
+	st.watch = placeholder.NewWatch(st.decision.Policy.HasPlaceholders())
 	if st.next = (*stream).forward; st.early.up != nil && !st.logsIn() && st.sendOn(st.early.up) {
 		return true
 	}
-	st.early.leave()
+	st.early.releaseConn()
 	return false
 }
 
 // judgeNow is judge for a request that is allowed, if that takes no waiting. Otherwise it has no effect.
 func (st *stream) judgeNow() bool {
 	m := st.message()
-	ruling, known := st.s.JudgeNow(st.c.ctx, &m)
+	decision, known := st.s.JudgeNow(st.c.ctx, &m)
 	if !known {
 		return false
 	}
-	st.ruling = ruling
-	if st.judgeHead(); st.ruling.Refused != nil {
+	st.decision = decision
+	if st.judgeHead(); st.decision.Refused != nil {
 		return false
 	}
-	st.x.Judged(&m, &st.ruling)
+	st.x.Judged(&m, &st.decision)
 	return true
 }
 

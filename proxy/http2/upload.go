@@ -63,8 +63,8 @@ func (u *upload) wanted() bool {
 	}
 }
 
-// told signals an upload that waits for the server's response.
-func (u *upload) told(wanted bool) {
+// signalProceed signals an upload that waits for the server's response.
+func (u *upload) signalProceed(wanted bool) {
 	if u == nil {
 		return
 	}
@@ -138,7 +138,7 @@ func (st *stream) receive(r *result) (err error) {
 		r.source.forget()
 	}
 	if r.upload != nil {
-		r.upload.told(r.Status <= 299)
+		r.upload.signalProceed(r.Status <= 299)
 		if r.Status > 299 {
 			r.upload.stop()
 		}
@@ -149,7 +149,7 @@ func (st *stream) receive(r *result) (err error) {
 // passInterim forwards a 1xx response, except for 100: the gateway has sent one when the body was first read.
 func (st *stream) passInterim(h *upstream.Head, u *upload) {
 	if h.Status == http.StatusContinue {
-		u.told(true)
+		u.signalProceed(true)
 		return
 	}
 	st.interim(h.Status, header.PassResponse(h.Fields, true))

@@ -16,14 +16,14 @@ import (
 // serveWebSocket forwards an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
 // server supports, and then relays bytes both ways between the client and that upstream.
 func (st *stream) serveWebSocket() {
-	up, err := st.s.Core.Origins.HTTP1(st.ctx, st.s.Origin, st.ruling.Target(st.s))
+	up, err := st.s.Core.Origins.HTTP1(st.ctx, st.s.Origin, st.decision.Target(st.s))
 	if err != nil {
 		st.refuseUpstream(err)
 		return
 	}
 	d := &downgrade{}
 	d.begin(st, up)
-	defer d.end()
+	defer d.finishUpload()
 	if err := d.head(true); err != nil {
 		st.refuseUpstream(err)
 		return
@@ -49,7 +49,7 @@ func (d *downgrade) Tunnel(n int) error {
 func (d *downgrade) tunnel() error {
 	st, up := d.st, d.up
 	st.shared = true
-	toServer, end := st.s.Searched(st.ctx, &st.ruling, upstreamWriter{up})
+	toServer, end := st.s.Searched(st.ctx, &st.decision, upstreamWriter{up})
 	defer end()
 	var in atomic.Int64
 	var lost atomic.Bool
@@ -60,7 +60,7 @@ func (d *downgrade) tunnel() error {
 		return err
 	}
 	t := relay.StreamTunnel{
-		Client: st.client, To: st.ruling.Masking(relay.Through{Writer: &st.w, Flush: st.w.Flush}), End: st.w.end, Read: &st.uploaded, Abort: up.Abort,
+		Client: st.client, To: st.decision.Masking(relay.Through{Writer: &st.w, Flush: st.w.Flush}), End: st.w.endResponse, Read: &st.uploaded, Abort: up.Abort,
 		Server:   relay.End{Conn: up.NetConn, To: toServer, In: &up.In, Read: &in},
 		Panicked: func(v any) { recovery.Log(st.s.Core.Log, "panic in an exchange", st.s.Box.ID, v) },
 	}

@@ -152,8 +152,8 @@ func (u *Conn) ahead() bool {
 	if !u.layered {
 		return false
 	}
-	u.direct.Hold(true)
-	defer u.direct.Hold(false)
+	u.direct.PauseReads(true)
+	defer u.direct.PauseReads(false)
 	n, err := u.NetConn.Read(u.spare[:])
 	return n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
 }
@@ -227,7 +227,7 @@ func (u *Conn) Ready(c *policy.Compiled) bool {
 // to have a body sends it next, and one that has waited for a request for long says so: both would be taken for the next
 // response.
 func (u *Conn) Fresh(within time.Duration) bool {
-	return u.framed && !u.direct.More() && time.Since(u.ended) < within
+	return u.framed && !u.direct.Filled() && time.Since(u.ended) < within
 }
 
 // Quiet asks the kernel whether the server has sent neither data nor EOF since the last exchange.

@@ -102,7 +102,7 @@ func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	if u := pool.take(to.key(), who.Box.Policy.Load()); u != nil {
+	if u := pool.acquireIdle(to.key(), who.Box.Policy.Load()); u != nil {
 		return u, nil
 	}
 	return p.fresh(ctx, pool, who, to)

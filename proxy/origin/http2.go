@@ -84,7 +84,7 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 				return Any{}, ctx.Err()
 			}
 		case o.plain:
-			if u := pool.take(key, who.Box.Policy.Load()); u != nil {
+			if u := pool.acquireIdle(key, who.Box.Policy.Load()); u != nil {
 				return Any{H1: u}, nil
 			}
 			if o.place, err = pool.acquire(key); err != nil {

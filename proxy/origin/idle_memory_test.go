@@ -52,7 +52,7 @@ func TestIdleConnectionsToServersAreChargedForWhatTheyHold(t *testing.T) {
 			})
 			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 			client := l.HTTPClient(port, false)
-			held := func() int64 { return budget.Held(memory.Upstreams) }
+			held := func() int64 { return budget.InUse(memory.Upstreams) }
 			for n := range 3 {
 				done := make(chan string, 1)
 				go func() {

@@ -149,7 +149,7 @@ func (p *boxPool) chargeLocked(pl *place, cost int) bool {
 func (pl *place) use(conn net.Conn) error {
 	cost := originCost
 	if t, ok := conn.(*socket.Terminated); ok {
-		cost = tlsCost(t.Took())
+		cost = tlsCost(t.HandshakeBytes())
 	}
 	p := pl.pool
 	p.mu.Lock()
@@ -272,8 +272,8 @@ func (p *boxPool) wakeLocked(pl *place) {
 	p.kept[pl.key] = list
 }
 
-// take returns the most recently used idle HTTP/1.1 connection that is still usable, or nil.
-func (p *boxPool) take(key key, c *policy.Compiled) *Conn {
+// acquireIdle returns the most recently used idle HTTP/1.1 connection that is still usable, or nil.
+func (p *boxPool) acquireIdle(key key, c *policy.Compiled) *Conn {
 	for {
 		u := p.pop(key)
 		if u == nil || u.Usable(c) && u.place.use(u.NetConn) == nil {

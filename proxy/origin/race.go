@@ -39,8 +39,8 @@ type extras struct {
 	boxes map[policy.BoxID]int
 }
 
-// enter counts one more attempt of a box and returns true, or returns false at the limit. The caller must call leave.
-func (e *extras) enter(box policy.BoxID) bool {
+// acquire counts one more attempt of a box and returns true, or returns false at the limit. The caller must call leave.
+func (e *extras) acquire(box policy.BoxID) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.all >= e.most || e.boxes[box] >= min(mostExtra, max(1, e.most/4)) {
@@ -54,7 +54,7 @@ func (e *extras) enter(box policy.BoxID) bool {
 	return true
 }
 
-func (e *extras) leave(box policy.BoxID) {
+func (e *extras) release(box policy.BoxID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.all--
@@ -192,7 +192,7 @@ func (r *race) start() {
 	switch {
 	case len(r.addrs) > 0:
 		extra := r.running > 0 || r.alone != nil && !r.alone()
-		if extra && !r.p.extras.enter(r.box.ID) {
+		if extra && !r.p.extras.acquire(r.box.ID) {
 			return
 		}
 		a := r.addrs[0]
@@ -200,7 +200,7 @@ func (r *race) start() {
 		d, more := r.d, len(r.addrs) > 0
 		r.begin(func() (end attempt) {
 			if extra {
-				defer r.p.extras.leave(r.box.ID)
+				defer r.p.extras.release(r.box.ID)
 			}
 			end.conn, end.err = r.p.DialAddr(r.ctx, r.box, d, a, more)
 			return end

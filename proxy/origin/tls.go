@@ -72,7 +72,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 	defer abandon()
 	if !h.small {
 		waiting := time.AfterFunc(time.Until(h.deadline)/3, func() {
-			if !made.Heard() {
+			if !made.HasReceived() {
 				abandon()
 			}
 		})
@@ -84,7 +84,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 	}
 	if err != nil {
 		_ = raw.Close()
-		silent = !made.Heard() && ctx.Err() == nil
+		silent = !made.HasReceived() && ctx.Err() == nil
 		return nil, silent, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
 	made.Established()

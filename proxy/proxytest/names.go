@@ -59,9 +59,9 @@ func (c *Switch) Granted(id policy.BoxID, n name.Name, a netip.Addr) bool {
 	return (*c.now.Load()).Granted(id, n, a)
 }
 
-// Hold implements [route.Resolver].
-func (c *Switch) Hold(id policy.BoxID, n name.Name, a netip.Addr) (release func()) {
-	return (*c.now.Load()).Hold(id, n, a)
+// RetainGrant implements [route.Resolver].
+func (c *Switch) RetainGrant(id policy.BoxID, n name.Name, a netip.Addr) (release func()) {
+	return (*c.now.Load()).RetainGrant(id, n, a)
 }
 
 // GrantedNames implements [route.Resolver].
@@ -137,8 +137,8 @@ func (n *Names) Granted(_ policy.BoxID, name name.Name, a netip.Addr) bool {
 	return slices.Contains(n.grants[name.String()], a)
 }
 
-// Hold implements [route.Resolver]. Grants of a rig do not expire, so it only counts.
-func (n *Names) Hold(_ policy.BoxID, name name.Name, a netip.Addr) (release func()) {
+// RetainGrant implements [route.Resolver]. Grants of a rig do not expire, so it only counts.
+func (n *Names) RetainGrant(_ policy.BoxID, name name.Name, a netip.Addr) (release func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !slices.Contains(n.grants[name.String()], a) {

@@ -21,8 +21,8 @@ type Resolver interface {
 	LookupBoth(context.Context, *policy.Box, name.Name) ([]netip.Addr, error)
 	// Granted reports whether the box has received this address of the name in a DNS answer that is still valid.
 	Granted(policy.BoxID, name.Name, netip.Addr) bool
-	// Hold extends a grant until release is called, and for a moment after that. It returns nil if there is no grant.
-	Hold(policy.BoxID, name.Name, netip.Addr) (release func())
+	// RetainGrant extends a grant until release is called, and for a moment after that. It returns nil if there is no grant.
+	RetainGrant(policy.BoxID, name.Name, netip.Addr) (release func())
 	// GrantedNames returns the names that the box has received this address for.
 	GrantedNames(policy.BoxID, netip.Addr) []name.Name
 }
@@ -120,9 +120,9 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 		case policy.NeedAddr:
 			rt.Asked.Addr, rt.Known.NoAddr = g.resolveAllowed(ctx, c, box, rt.Request, rt.Known.Bound), true
 		case policy.NeedRuled:
-			rt.Known.Ruled = policy.AnswerOf(g.mayBeRuled(ctx, c, box, rt.destination(), stale))
+			rt.Known.Ruled = policy.TristateOf(g.mayBeRuled(ctx, c, box, rt.destination(), stale))
 		case policy.NeedOwned:
-			rt.Known.Owned = policy.AnswerOf(g.nameHasAddr(ctx, box, rt.Request.Name, rt.Known.Dialled))
+			rt.Known.Owned = policy.TristateOf(g.nameHasAddr(ctx, box, rt.Request.Name, rt.Known.Dialled))
 		default:
 			rt.Known = rt.Settle(rt.Known)
 			return rt

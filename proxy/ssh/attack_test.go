@@ -118,7 +118,7 @@ func TestFloodOfSmallPackets(t *testing.T) {
 	}()
 	var most int64
 	for most < inflowCost*maxInflow-2*claimStep && len(sent) == 0 {
-		most = max(most, r.budget.Held(memory.Buffers))
+		most = max(most, r.budget.InUse(memory.Buffers))
 		time.Sleep(time.Millisecond)
 	}
 	if most > inflowCost*maxInflow {

@@ -143,7 +143,7 @@ func (e *ends) run(t *testing.T, box, server func(net.Conn)) {
 	}
 	both.Wait()
 	for _, k := range memory.Kinds() {
-		if held := e.budget.Held(k); held != 0 {
+		if held := e.budget.InUse(k); held != 0 {
 			t.Errorf("%d bytes of %v are still reserved", held, k)
 		}
 	}
@@ -335,7 +335,7 @@ func TestPanicInAHandshake(t *testing.T) {
 	_ = inside.Close()
 	box.Wait()
 	for _, k := range memory.Kinds() {
-		if held := e.budget.Held(k); held != 0 {
+		if held := e.budget.InUse(k); held != 0 {
 			t.Errorf("%d bytes of %v are still reserved", held, k)
 		}
 	}

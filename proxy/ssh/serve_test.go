@@ -136,7 +136,7 @@ func (r *rig) serve() {
 		cancel()
 		r.conns.Wait()
 		for _, k := range memory.Kinds() {
-			if held := r.budget.Held(k); held != 0 {
+			if held := r.budget.InUse(k); held != 0 {
 				r.Errorf("%d bytes of %v are still held", held, k)
 			}
 		}

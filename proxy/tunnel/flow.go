@@ -162,7 +162,7 @@ func (t *Tunnel) passEnd(side int, dst *endpoint) error {
 // drop releases the pipe or buffer, with the bytes in it if the tunnel has failed.
 func (f *flow) drop(t *Tunnel) {
 	if f.pipe != nil {
-		t.pool.pipes.put(t.Count.Pipes, f.pipe, f.buffered == 0)
+		t.pool.pipes.release(t.Count.Pipes, f.pipe, f.buffered == 0)
 		f.pipe = nil
 	}
 	f.recycle()

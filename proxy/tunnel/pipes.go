@@ -55,8 +55,8 @@ func (p *pipePool) get(held *atomic.Int64) *pipe {
 	return &pipe{fds[0], fds[1]}
 }
 
-// put returns a pipe to the pool, or closes it if it is not empty.
-func (p *pipePool) put(held *atomic.Int64, got *pipe, empty bool) {
+// release returns a pipe to the pool, or closes it if it is not empty.
+func (p *pipePool) release(held *atomic.Int64, got *pipe, empty bool) {
 	held.Add(-1)
 	p.mu.Lock()
 	p.lent--

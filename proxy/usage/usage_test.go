@@ -90,20 +90,20 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	if first == nil || second == nil || of.Interceptions.Load() != 2 {
 		t.Fatal("two of two were refused")
 	}
-	if of.Intercept(2, 0) != nil || of.Interceptions.Load() != 2 || of.Memory.Held() != 2*tlsCost {
-		t.Errorf("a third with a limit of two: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+	if of.Intercept(2, 0) != nil || of.Interceptions.Load() != 2 || of.Memory.InUse() != 2*tlsCost {
+		t.Errorf("a third with a limit of two: %d, and %d bytes", of.Interceptions.Load(), of.Memory.InUse())
 	}
-	if of.Intercept(9, usualHello+tlsCost) != nil || of.Memory.Held() != 2*tlsCost {
-		t.Errorf("beyond the memory: %d bytes", of.Memory.Held())
+	if of.Intercept(9, usualHello+tlsCost) != nil || of.Memory.InUse() != 2*tlsCost {
+		t.Errorf("beyond the memory: %d bytes", of.Memory.InUse())
 	}
 	first.Established(2 << 10)
 	first.Rest(3 << 10)
-	idle := of.Memory.Held() - tlsCost
+	idle := of.Memory.InUse() - tlsCost
 	if idle >= tlsCost/4 || idle < tlsIdle {
 		t.Errorf("an idle one is charged with %d bytes", idle)
 	}
 	first.Rest(3 << 10) // counts once
-	if of.Memory.Held() != tlsCost+idle {
+	if of.Memory.InUse() != tlsCost+idle {
 		t.Error("it released memory twice")
 	}
 	var third *Interception
@@ -127,8 +127,8 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	for _, i := range []*Interception{first, second, third, nil} {
 		i.End()
 	}
-	if of.Interceptions.Load() != 0 || of.Memory.Held() != 0 {
-		t.Errorf("at the end: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+	if of.Interceptions.Load() != 0 || of.Memory.InUse() != 0 {
+		t.Errorf("at the end: %d, and %d bytes", of.Interceptions.Load(), of.Memory.InUse())
 	}
 	var none *Interception
 	none.Rest(1)

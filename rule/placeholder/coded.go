@@ -152,8 +152,8 @@ func (d *coded) await() (ended bool, err error) {
 	}
 }
 
-// end signals the end of the body to the decoder, and returns its result.
-func (d *coded) end() error {
+// endBody signals the end of the body to the decoder, and returns its result.
+func (d *coded) endBody() error {
 	if ended, err := d.await(); ended {
 		return err
 	}

@@ -201,13 +201,13 @@ func (f *Frames) ofControl(dst, masked []byte) ([]byte, error) {
 // collected takes the next bytes of a text message, and sends it when it is complete or too large.
 func (f *Frames) collected(dst []byte) (_ []byte, err error) {
 	if !f.passing {
-		if err := f.keep(); err != nil {
+		if err := f.appendMessage(); err != nil {
 			return dst, err
 		}
 		if len(f.message) > MaxMessage {
 			f.plain = append(f.plain[:0], f.message...)
 			f.passing = true
-			f.drop()
+			f.dropMessage()
 		}
 	}
 	ended := f.frameEnd()
@@ -229,7 +229,7 @@ func (f *Frames) collected(dst []byte) (_ []byte, err error) {
 
 // replaced sends a complete message with its tokens replaced.
 func (f *Frames) replaced(dst []byte) ([]byte, error) {
-	defer f.drop()
+	defer f.dropMessage()
 	syntax := Text
 	if json.Valid(f.message) {
 		syntax = JSON
@@ -247,8 +247,8 @@ func (f *Frames) replaced(dst []byte) ([]byte, error) {
 	return f.send(dst, message.Bytes(), true), nil
 }
 
-// keep adds the received payload to the message.
-func (f *Frames) keep() error {
+// appendMessage adds the received payload to the message.
+func (f *Frames) appendMessage() error {
 	if need := 3 * (len(f.message) + len(f.plain)); need > f.grown { // while growing, and as sent
 		if !f.Memory.Grow(need - f.grown) {
 			return errMemory
@@ -261,8 +261,8 @@ func (f *Frames) keep() error {
 
 var errMemory = errors.New("the box has reached its memory limit in the gateway")
 
-// drop releases the collected message after it was sent.
-func (f *Frames) drop() {
+// dropMessage releases the collected message after it was sent.
+func (f *Frames) dropMessage() {
 	f.sent += f.grown
 	f.message, f.grown = nil, 0
 }

@@ -61,7 +61,7 @@ func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err erro
 		switch {
 		case len(r.at) == MaxTokens:
 			return r, ErrMany
-		case !in.hold(start, end), inEscape(string(text[max(0, start-escapeWindow):start])):
+		case !in.covers(start, end), inEscape(string(text[max(0, start-escapeWindow):start])):
 			return r, ErrLate
 		}
 		r.at = append(r.at, span{start, end})
@@ -146,8 +146,8 @@ func (s *spans) add(start, end int) {
 	}
 }
 
-// hold reports whether one of the spans contains a part.
-func (s *spans) hold(start, end int) bool {
+// covers reports whether one of the spans contains a part.
+func (s *spans) covers(start, end int) bool {
 	for len(*s) > 0 && (*s)[0].end < end {
 		*s = (*s)[1:] // calls are in the order of tokens
 	}

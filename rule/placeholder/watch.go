@@ -33,7 +33,7 @@ func (w *Watch) End() error {
 	if !w.on || w.coded == nil {
 		return nil
 	}
-	return w.coded.end()
+	return w.coded.endBody()
 }
 
 // Close ends a search. No other call returns nil after it.

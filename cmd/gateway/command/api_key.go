@@ -69,7 +69,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return printKey(cmd, w, k) }))
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
+	cli.MapFields(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
 	f := cmd.Flags()
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
@@ -94,7 +94,7 @@ func parseQuotas(list []string) (map[string]int64, error) {
 	out := map[string]int64{}
 	for _, text := range list {
 		name, value, ok := strings.Cut(text, "=")
-		kind, known := quota.Named(name)
+		kind, known := quota.KindByName(name)
 		if !ok || !known {
 			return nil, cli.Usagef("--quota %q is not NAME=NUMBER; the names are %s", text, strings.Join(quota.Names(), ", "))
 		}
@@ -135,7 +135,7 @@ func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 			}))
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/quotas": "--quota="})
+	cli.MapFields(cmd, map[string]string{"/quotas": "--quota="})
 	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0 restores the configured quota; may be repeated")
 	return cmd
 }

@@ -70,7 +70,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 		},
 	}
 	a.add(cmd)
-	cli.Sends(cmd, sentByBox)
+	cli.MapFields(cmd, sentByBox)
 	f := cmd.Flags()
 	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")

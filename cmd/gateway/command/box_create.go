@@ -45,8 +45,8 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 			return o.Show(cmd, answer, newBoxAnswer(cmd))
 		},
 	}
-	cli.Sends(cmd, sentByBox)
-	cli.Sends(cmd, map[string]string{"/env_vars": "--env=", "/snapshot_id": "--from-snapshot"})
+	cli.MapFields(cmd, sentByBox)
+	cli.MapFields(cmd, map[string]string{"/env_vars": "--env=", "/snapshot_id": "--from-snapshot"})
 	f := cmd.Flags()
 	f.StringVar(&c.name, "name", "", "a name of your choice")
 	f.StringVar(&c.size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")

@@ -45,7 +45,7 @@ func newBoxLabel(o *cli.Options) *cobra.Command {
 			})
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/label": "LABEL"})
+	cli.MapFields(cmd, map[string]string{"/label": "LABEL"})
 	cmd.Flags().StringArrayVar(&removed, "rm", nil, "label to remove (may be repeated); removed before others are added")
 	return cmd
 }

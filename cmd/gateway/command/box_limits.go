@@ -34,7 +34,7 @@ func newBoxLimits(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "PATCH", path, map[string]any{"limits": set}, cli.Decoded(printLimits))
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/limits": "LIMIT="})
+	cli.MapFields(cmd, map[string]string{"/limits": "LIMIT="})
 	return cmd
 }
 

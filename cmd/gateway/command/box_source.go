@@ -33,7 +33,7 @@ func newBoxSource(o *cli.Options) *cobra.Command {
 			}))
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/source_addresses": "ADDRESS"})
+	cli.MapFields(cmd, map[string]string{"/source_addresses": "ADDRESS"})
 	cmd.Flags().BoolVar(&none, "none", false, "let the host choose")
 	return cmd
 }

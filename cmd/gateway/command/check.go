@@ -33,7 +33,7 @@ func serveFindings(ctx context.Context, cfg config.Config) []preflight.Finding {
 		finding("upstream CA roots", host.NeedRoots(cfg)),
 		finding("public URL certificate", needCertificate(cfg)),
 		finding("disks of boxes", host.NeedDiskLimits(cfg)),
-		finding("launched boxes", host.NeedNoBoxes(cfg)),
+		finding("launched boxes", host.RequireNoBoxes(cfg)),
 	)
 }
 

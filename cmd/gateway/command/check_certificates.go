@@ -59,7 +59,7 @@ func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time
 		if err != nil {
 			return nil, err
 		}
-		return acme.Stored(ctx, storage), nil
+		return acme.StoredExpiries(ctx, storage), nil
 	case "files":
 		files, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil)
 		if err != nil {

@@ -39,7 +39,7 @@ func needStateDir(cfg config.Config) error {
 	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); err == nil {
 		return nil // a gateway with a full disk starts, and reports which writes fail
 	}
-	return preflight.NeedRoom("state_dir", cfg.StateDir)
+	return preflight.NeedSpace("state_dir", cfg.StateDir)
 }
 
 // needStore requires a store that can be opened or created.
@@ -48,7 +48,7 @@ func needStore(cfg config.Config) error {
 		return nil //nolint:nilerr // reported by needStateDir
 	}
 	return store.Check(store.Options{
-		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(cfg.StateDir, cfg.Launcher.RunDir),
+		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.TracePatterns(cfg.StateDir, cfg.Launcher.RunDir),
 	})
 }
 
@@ -87,7 +87,7 @@ func needPools(cfg config.Config) error {
 	if err != nil {
 		return nil //nolint:nilerr // no prefixes: reported by the validation of the configuration
 	}
-	found, err := firewall.Overlaps(a.PoolV4, a.PoolV6)
+	found, err := firewall.OverlappingPools(a.PoolV4, a.PoolV6)
 	errs := []error{err}
 	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.PoolV4, "network.pool_v6": a.PoolV6} {
 		if found[pool] != nil {

@@ -151,7 +151,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 			}
 		}
 	}
-	cli.Sends(cmd, sent)
+	cli.MapFields(cmd, sent)
 	for i, p := range refused.Problems {
 		if hint, ok := swapped[p.Pointer]; ok {
 			refused.Problems[i].Message += hint()

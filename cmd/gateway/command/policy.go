@@ -69,7 +69,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 			})
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/host": "HOST", "/ip": "IP", "/headers": "--header="})
+	cli.MapFields(cmd, map[string]string{"/host": "HOST", "/ip": "IP", "/headers": "--header="})
 	f := cmd.Flags()
 	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or icmp")
 	f.Uint16Var(&port, "port", 443, "destination port")

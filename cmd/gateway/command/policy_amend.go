@@ -58,7 +58,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 			return done.print(cmd, o)
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/expires_in": "--for", "/entries": "HOST"})
+	cli.MapFields(cmd, map[string]string{"/expires_in": "--for", "/entries": "HOST"})
 	cli.Duration(cmd.Flags(), &lasts, "for", 0, "as leases that expire after this time, such as 1h or 7d")
 	return cmd
 }

@@ -142,7 +142,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return solo.Options{}, fmt.Errorf("--socket: %w", err)
 	}
-	o := solo.Options{Config: cfg, Args: args, Reach: sockets, Quiet: r.quiet || r.o.JSON, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	o := solo.Options{Config: cfg, Args: args, Sockets: sockets, Quiet: r.quiet || r.o.JSON, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
 	if r.policy != "-" && r.headers != "-" { // otherwise the command could seek back and read the input again, if it is a file
 		o.Stdin = os.Stdin
 	}
@@ -186,7 +186,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return o, err
 	}
-	o.Headers, o.Without, o.Hidden = append(o.Headers, rules...), values.Variables, slices.Concat(o.Hidden, values.Files, given)
+	o.Headers, o.RemovedVariables, o.Hidden = append(o.Headers, rules...), values.Variables, slices.Concat(o.Hidden, values.Files, given)
 	return o, nil
 }
 
@@ -238,7 +238,7 @@ func (r *runCommand) createLearned() (*os.File, error) {
 	if !r.learnGiven || r.learn == notLearned {
 		return nil, nil
 	}
-	u, err := enclosure.Caller()
+	u, err := enclosure.CallingUser()
 	if err != nil {
 		return nil, err
 	}

@@ -167,7 +167,7 @@ func runHost(ctx context.Context, o host.Options, r *replacer, kept map[string]*
 	if o.Before == nil {
 		o.Listeners, err = listen.Open(ctx, o.Config, o.Addresses, o.Apart, kept)
 	} else if o.Listeners, err = listen.Inherit(ctx, o.Before, o.Config, o.Addresses); err == nil {
-		err = o.Before.Take()
+		err = o.Before.AwaitRelease()
 	}
 	if err != nil {
 		return err

@@ -111,7 +111,7 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 				return cli.WriteJSON(cmd.OutOrStdout(), r)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store was restored from the backup (%s). Start the gateway: it writes a new API key to %s. The previous store is %s.\n",
-				cli.Count(r.Documents, "document", "documents"), filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.FileBefore))
+				cli.Count(r.Documents, "document", "documents"), filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.ReplacedFile))
 			return err
 		},
 	}

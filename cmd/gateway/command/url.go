@@ -72,7 +72,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
 		},
 	}
-	cli.Sends(create, map[string]string{
+	cli.MapFields(create, map[string]string{
 		"/port": "PORT", "/bearer_token": "--bearer", "/basic_auth": "--basic", "/hostnames": "--hostname", "/origins": "--origin",
 		"/oidc/emails": "--oidc-email", "/oidc/domains": "--oidc-domain", "/oidc/groups": "--oidc-group",
 	})

@@ -25,7 +25,7 @@ func newURLSignCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview", args[1], "sign"), body, cli.Decoded(renderURL))
 		},
 	}
-	cli.Sends(cmd, map[string]string{"/path_prefix": "--path", "/methods": "--method"})
+	cli.MapFields(cmd, map[string]string{"/path_prefix": "--path", "/methods": "--method"})
 	cli.Duration(cmd.Flags(), &expires, "expires-in", time.Hour, "validity, such as 10m or 7d")
 	cmd.Flags().StringVar(&path, "path", "/", "the permitted path, including everything below it")
 	cmd.Flags().StringSliceVar(&methods, "method", []string{"GET", "HEAD"}, "a permitted method (repeatable)")

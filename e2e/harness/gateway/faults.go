@@ -21,7 +21,7 @@ const gathered = 50 * time.Millisecond
 
 // injectFaults makes this process fail as ordered by the file, once each time the file is written.
 func injectFaults() {
-	fault.Hasten(gathered)
+	fault.LimitIntervals(gathered)
 	path := os.Getenv(knobs.FaultsFile)
 	if path == "" {
 		return
@@ -55,7 +55,7 @@ func injectFault(ctx context.Context, kind, path string) error {
 		<-ctx.Done()
 		return ctx.Err()
 	case knobs.Wait:
-		for os.Remove(path+knobs.GoOn) != nil {
+		for os.Remove(path+knobs.Release) != nil {
 			time.Sleep(time.Millisecond)
 		}
 		return nil

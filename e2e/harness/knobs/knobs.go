@@ -4,13 +4,13 @@ package knobs
 
 // FaultsFile is the environment variable with the path of the faults file. The file contains the kind of the next fault
 // and its step. The file with the suffix [Clock] contains the offset of the gateway's wall clock. Creating the file
-// with the suffix [GoOn] ends [Wait].
+// with the suffix [Release] ends [Wait].
 const FaultsFile = "GATEWAY_TEST_FAULT"
 
 // Suffixes of the path in [FaultsFile].
 const (
-	Clock = ".clock"
-	GoOn  = ".goon"
+	Clock   = ".clock"
+	Release = ".goon"
 )
 
 // The kinds of faults.
@@ -19,7 +19,7 @@ const (
 	Error = "error" // the step fails
 	Panic = "panic"
 	Hang  = "hang" // until the caller gives up
-	Wait  = "wait" // the step waits until the test calls GoOn, and then succeeds
+	Wait  = "wait" // the step waits until the test calls Release, and then succeeds
 )
 
 // Resolver is the environment variable with the address and port of a name server. The gateway then uses it, instead of

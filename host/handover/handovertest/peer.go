@@ -38,7 +38,7 @@ func (o *Peer) Received() []handover.Message {
 func New(t testing.TB) (*handover.Predecessor, *Peer) {
 	t.Helper()
 	p, o := Unrelieved(t, handover.Hello{}, nil)
-	if err := p.Relieve(zap.NewNop()); err != nil {
+	if err := p.AnnounceServing(zap.NewNop()); err != nil {
 		t.Fatal(err)
 	}
 	return p, o
@@ -74,7 +74,7 @@ func Unrelieved(t testing.TB, hello handover.Hello, protected []netip.Prefix) (*
 		_ = errors.Join(theirs.Close(), unix.Close(pidfd))
 	})
 	p := handover.NewPredecessor(ours, pidfd, hello, nil)
-	if err := p.Take(); err != nil {
+	if err := p.AwaitRelease(); err != nil {
 		t.Fatal(err)
 	}
 	return p, o

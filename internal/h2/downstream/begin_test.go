@@ -24,12 +24,12 @@ func TestGoroutinesAreKeptForAWhile(t *testing.T) {
 			if got := ends(p.frames()); got != int(n) {
 				t.Errorf("%d responses of %d", got, n)
 			}
-			if held := p.memory.Held(); held != 5*stackCost {
+			if held := p.memory.InUse(); held != 5*stackCost {
 				t.Errorf("%d bytes are accounted for after %d requests", held, n)
 			}
 		}
 		time.Sleep(2 * lullTime)
-		if held := p.memory.Held(); held != 0 {
+		if held := p.memory.InUse(); held != 0 {
 			t.Errorf("%d bytes are accounted for later", held)
 		}
 		p.ask(id, true, get()...)
@@ -54,7 +54,7 @@ func TestGoroutinesEndBesideALongRequest(t *testing.T) {
 			p.ask(id, true, get()...)
 		}
 		time.Sleep(3 * lullTime)
-		if held := p.memory.Held(); held > stackCost {
+		if held := p.memory.InUse(); held > stackCost {
 			t.Errorf("%d bytes are accounted for beside one request", held)
 		}
 	})
@@ -74,15 +74,15 @@ func TestHeaderBlocksMustEnd(t *testing.T) {
 		p.ask(1, true, get()...) // is under way meanwhile
 		half(p, 3)
 		time.Sleep(2 * blockTime)
-		if held := p.memory.Held(); held != 0 {
+		if held := p.memory.InUse(); held != 0 {
 			t.Errorf("%d bytes are accounted for after the end", held)
 		}
 		half(p, 5)
-		if held := p.memory.Held(); held == 0 {
+		if held := p.memory.InUse(); held == 0 {
 			t.Error("nothing is accounted for before the end")
 		}
 		time.Sleep(blockTime)
-		if held := p.memory.Held(); held != 0 {
+		if held := p.memory.InUse(); held != 0 {
 			t.Errorf("%d bytes are accounted for without an end", held)
 		}
 	})
@@ -97,12 +97,12 @@ func TestGoroutinesAreNotKeptWithoutMemory(t *testing.T) {
 		for p.memory.Acquire(0, stackCost/2) {
 			taken += stackCost / 2
 		}
-		before := p.memory.Held()
+		before := p.memory.InUse()
 		for id := uint32(1); id < 20; id += 2 {
 			p.ask(id, true, get()...)
 			p.expect(fmt.Sprintf("%d HEADERS :status=200", id), fmt.Sprintf("%d DATA hello end", id))
 		}
-		if held := p.memory.Held(); held != before {
+		if held := p.memory.InUse(); held != before {
 			t.Errorf("%d bytes more are accounted for", held-before)
 		}
 	})

@@ -19,12 +19,12 @@ import (
 	"boxgate/policy/document"
 )
 
-// sentBy is the prefix of the annotations made by [Sends].
+// sentBy is the prefix of the annotations made by [MapFields].
 const sentBy = "boxgate:sent:"
 
-// Sends records which flag or argument of cmd fills each field of its requests, by JSON pointer. A field without an entry
+// MapFields records which flag or argument of cmd fills each field of its requests, by JSON pointer. A field without an entry
 // belongs to the flag of the same name: /expires_in to --expires-in. A flag that ends in "=" takes NAME=VALUE.
-func Sends(cmd *cobra.Command, parts map[string]string) {
+func MapFields(cmd *cobra.Command, parts map[string]string) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
 	}

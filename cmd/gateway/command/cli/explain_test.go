@@ -25,7 +25,7 @@ func TestExplainNamesFlags(t *testing.T) {
 	cmd.Flags().String("policy", "", "")
 	cmd.Flags().StringArray("source", nil, "")
 	cmd.Flags().StringArray("limit", nil, "")
-	Sends(cmd, map[string]string{"/expires_in": "--for", "/network_policy": "--policy", "/limits": "--limit=", "/sources": "--source", "/port": "PORT"})
+	MapFields(cmd, map[string]string{"/expires_in": "--for", "/network_policy": "--policy", "/limits": "--limit=", "/sources": "--source", "/port": "PORT"})
 	for _, c := range []struct{ pointer, message, want string }{
 		{"/expires_in", "must be between 1 and 2592000 seconds", "--for: must be between 1s and 30d"},
 		{"/expires_in", "must be between 1 and 604800000 milliseconds", "--for: must be between 1ms and 7d"},

@@ -145,7 +145,7 @@ func (r *Record) printLocked(d destination, e audit.Event) {
 
 // printf prints to standard error, even while the command owns the terminal.
 func (r *Record) printf(format string, args ...any) {
-	_ = inside.WithoutStopping(func() error {
+	_ = inside.BlockTTOU(func() error {
 		_, err := fmt.Fprintf(r.out, format, args...)
 		return err
 	})

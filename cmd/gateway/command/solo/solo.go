@@ -26,17 +26,17 @@ import (
 
 // Options holds the command, its policy and its environment.
 type Options struct {
-	Config  config.Config
-	Policy  policy.Spec
-	Headers []policy.HeaderRule
-	Args    []string
-	Reach   []string // host sockets that the command may reach; absolute, symbolic links resolved
-	Hidden  []string // files hidden from the command
-	Without []string // variables removed from the command's environment
-	Stdin   *os.File // standard input of the command; nil: empty
-	Quiet   bool     // print denials in the summary only
-	Log     *zap.Logger
-	Errout  io.Writer // for denials and the summary
+	Config           config.Config
+	Policy           policy.Spec
+	Headers          []policy.HeaderRule
+	Args             []string
+	Sockets          []string // host sockets that the command may reach; absolute, symbolic links resolved
+	Hidden           []string // files hidden from the command
+	RemovedVariables []string // variables removed from the command's environment
+	Stdin            *os.File // standard input of the command; nil: empty
+	Quiet            bool     // print denials in the summary only
+	Log              *zap.Logger
+	Errout           io.Writer // for denials and the summary
 }
 
 // Run runs the command and returns its exit status and a record of its traffic. Signals to this process are forwarded to
@@ -82,7 +82,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 		}
 		done.lost = events.Lost()
 	}()
-	process.Refused = done.refusedSocket
+	process.OnRefused = done.refusedSocket
 	if err := process.Run(spec); err != nil {
 		return 0, nil, err
 	}
@@ -130,7 +130,7 @@ func forwardSignals(process *enclosure.Process, signals <-chan os.Signal) {
 
 // processSpec returns the specification for the process inside the namespaces.
 func processSpec(ctx context.Context, o Options, g *gateway, box api.Box) (inside.Spec, error) {
-	user, err := enclosure.Caller()
+	user, err := enclosure.CallingUser()
 	if err != nil {
 		return inside.Spec{}, err
 	}
@@ -159,9 +159,9 @@ func processSpec(ctx context.Context, o Options, g *gateway, box api.Box) (insid
 		set[name] = bundlePath
 	}
 	return inside.Spec{
-		Args: o.Args, Env: withVariables(env, set, removedVariables(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
-		Files: files(roots, g.resolvers()), Hidden: slices.Concat(o.Hidden, secretPaths(o.Config)), Sockets: subtract(sockets, o.Reach),
-		Reach: o.Reach, Keep: keptPaths, State: stateMount,
+		Args: o.Args, Env: withVariables(env, set, removedVariables(o.RemovedVariables)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
+		Files: files(roots, g.resolvers()), Hidden: slices.Concat(o.Hidden, secretPaths(o.Config)), Sockets: subtract(sockets, o.Sockets),
+		AllowedSockets: o.Sockets, KeepRun: keptPaths, State: stateMount,
 	}, nil
 }
 
