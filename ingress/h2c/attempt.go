@@ -10,24 +10,24 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-// goneCheck is how often a request that waits for a connection checks whether its visitor is still there.
+// goneCheck is how often a request that waits for a connection checks whether its visitor is still connected.
 const goneCheck = time.Second
 
 // attempt is one attempt to connect to an application. It belongs to all requests that wait for it, not to the one that began
-// it: it is given up when the last of them has gone.
+// it, and is cancelled when the last of them stops waiting.
 type attempt struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when it has ended
-	err    error         // valid then
+	done   chan struct{} // closed when the attempt has ended
+	err    error         // valid once done is closed
 
 	// Guarded by the pool's mu.
 	waiters int
-	made    *shared // the attempt is one of its users until nobody waits any more; nil: none was made
-	first   bool    // a stream is reserved for whoever comes first
+	made    *shared // counts the attempt as a user while waiters > 0; nil: no connection was made
+	first   bool    // the reserved stream has not been taken by a request yet
 }
 
-// acquireConn returns a connection with a stream reserved on it: an open one, or a new one. Requests that need a new one share the
-// attempt and its failure. All of it is limited by one time, however many attempts there are.
+// acquireConn returns an open or a new connection with a stream reserved on it. Requests that need a new connection share one
+// attempt and its failure. The time limit covers all attempts together.
 func (p *Pool[K]) acquireConn(ctx context.Context, key K, find bool, dial Dial, gone func() error) (*shared, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.patience(find))
 	defer cancel()
@@ -46,7 +46,7 @@ func (p *Pool[K]) acquireConn(ctx context.Context, key K, find bool, dial Dial, 
 	}
 }
 
-// patience is how long a request may wait for a connection, and an attempt may take.
+// patience is the time limit of a request that waits for a connection, and of an attempt.
 func (p *Pool[K]) patience(find bool) time.Duration {
 	if find {
 		return p.DialTimeout + probeTime
@@ -54,7 +54,7 @@ func (p *Pool[K]) patience(find bool) time.Duration {
 	return p.DialTimeout
 }
 
-// wait waits until the attempt has ended, and returns what it has come to, or why the request waits no longer.
+// wait waits until the attempt has ended and returns its error, or the reason why the request stops waiting.
 func (a *attempt) wait(ctx context.Context, gone func() error) error {
 	check := time.NewTicker(goneCheck)
 	defer check.Stop()
@@ -93,7 +93,8 @@ func (p *Pool[K]) beginLocked(key K, find bool, dial Dial) *attempt {
 	return a
 }
 
-// connect makes a connection with a stream reserved on it, and finds out first whether it can be one if need be.
+// connect makes a connection with a stream reserved on it. If find is set, it first finds out whether the application speaks
+// HTTP/2.
 func (p *Pool[K]) connect(ctx context.Context, key K, find bool, dial Dial) (s *shared, speaks bool, err error) {
 	if find && !p.known(key) {
 		if speaks, err = probe(ctx, dial); err != nil {
@@ -133,7 +134,8 @@ func probe(ctx context.Context, dial Dial) (bool, error) {
 	return found, ctx.Err()
 }
 
-// connected ends an attempt, and reports whether its connection is to be closed, since nobody waits for it.
+// connected ends an attempt. It reports whether the connection is unwanted because every request has stopped waiting: the
+// caller then closes it.
 func (p *Pool[K]) connected(key K, a *attempt, s *shared, speaks bool, err error) (unwanted bool) {
 	a.cancel()
 	p.mu.Lock()
@@ -162,7 +164,8 @@ func (p *Pool[K]) connected(key K, a *attempt, s *shared, speaks bool, err error
 	return unwanted
 }
 
-// depart ends the wait of a request for an attempt. It returns the new connection if there is one, with room for the request.
+// depart ends a request's wait for an attempt. It returns the new connection with a stream reserved, or nil if there is none
+// or it is full.
 func (p *Pool[K]) depart(key K, a *attempt, made bool) (s *shared) {
 	p.mu.Lock()
 	if made && (a.first || a.made.conn.Reserve()) {
@@ -178,7 +181,8 @@ func (p *Pool[K]) depart(key K, a *attempt, made bool) (s *shared) {
 	return s
 }
 
-// leftLocked gives up an attempt for which nobody waits any more, and reports whether its connection is to be closed.
+// leftLocked cancels an attempt whose last request has stopped waiting, and reports whether the caller must close its
+// connection.
 func (p *Pool[K]) leftLocked(key K, a *attempt) (full bool) {
 	a.cancel()
 	if at := p.portLocked(key); at.dialing == a {

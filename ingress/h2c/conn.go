@@ -17,9 +17,9 @@ import (
 )
 
 var (
-	// errForm is a request that is not in the form of HTTP/1.1, or not written in whole pieces.
+	// errForm reports a request that is not in the form of HTTP/1.1, or a write that ends within a chunk.
 	errForm = errors.New("the request is not in the form of HTTP/1.1")
-	// errReset is a response that the application did not complete.
+	// errReset reports a response that the application did not complete.
 	errReset = errors.New("the application reset the stream")
 )
 
@@ -28,21 +28,21 @@ type conn struct {
 	ctx    context.Context // of the request
 	cancel context.CancelFunc
 	shared *shared
-	late   atomic.Int64 // the read deadline, in Unix nanoseconds; 0: none
+	late   atomic.Int64 // the read deadline, in Unix nanoseconds; 0: no deadline
 
 	mu     sync.Mutex
-	stream *upstream.Stream // nil until the head was written
-	spent  bool             // the reserved stream was opened, or could not be
+	stream *upstream.Stream // nil until the head is written
+	spent  bool             // the reserved stream was opened, or opening it failed
 	closed bool
 
-	up    h1.Body // of the writer: the request's body
-	heard bool    // of the writer: the application needs no more of the request
+	up    h1.Body // used by the writer only: the request's body
+	heard bool    // used by the writer only: the application needs no more of the request
 	down  response
 }
 
 var _ net.Conn = (*conn)(nil)
 
-// Write implements [net.Conn]. The first call has the whole head; each has whole chunks.
+// Write implements [net.Conn]. The first call must contain the whole head, and each call whole chunks.
 func (c *conn) Write(b []byte) (int, error) {
 	s := c.opened()
 	rest, done := b, false
@@ -57,12 +57,12 @@ func (c *conn) Write(b []byte) (int, error) {
 	}
 	err := c.send(s, rest)
 	if c.heard = enough(err); c.heard {
-		return len(b), nil // what c.up has of a chunk's beginning will not be continued
+		return len(b), nil // no more chunks are sent, so c.up may stop within one
 	}
 	return len(b), err
 }
 
-// enough reports whether a write failed because the application needs no more of the request: its response is to be read all the same
+// enough reports whether a write failed because the application needs no more of the request. Its response must still be read
 // (RFC 9113, 8.1).
 func enough(err error) bool {
 	code, ok := upstream.ResetCode(err)
@@ -75,7 +75,7 @@ func (c *conn) opened() *upstream.Stream {
 	return c.stream
 }
 
-// open sends the head. It returns what follows it, and whether that was the whole request.
+// open sends the head. It returns the rest of b, and whether the head was the whole request.
 func (c *conn) open(b []byte) (s *upstream.Stream, rest []byte, done bool, err error) {
 	var req h1.Request
 	n, err := req.Parse(b)
@@ -99,7 +99,7 @@ func (c *conn) open(b []byte) (s *upstream.Stream, rest []byte, done bool, err e
 	return s, b[n:], done, nil
 }
 
-// requestFields returns the head of a request as HTTP/2 has it (RFC 9113, 8.3.1).
+// requestFields returns the head of a request as fields of HTTP/2 (RFC 9113, 8.3.1).
 func requestFields(req *h1.Request) []hpack.HeaderField {
 	fields := make([]hpack.HeaderField, 0, len(req.Fields)+4)
 	fields = append(fields,
@@ -127,7 +127,7 @@ func lower(name []byte) string {
 	return string(b)
 }
 
-// send sends what comes next of the body.
+// send sends the next part of the body.
 func (c *conn) send(s *upstream.Stream, b []byte) error {
 	for len(b) > 0 {
 		content, n, done, err := c.up.Next(b)
@@ -187,7 +187,7 @@ func (c *conn) await(s *upstream.Stream) error {
 	return nil
 }
 
-// Close implements [net.Conn]. It waits for nothing: a request that has not ended is reset.
+// Close implements [net.Conn]. It does not block: a request that has not ended is reset.
 func (c *conn) Close() error {
 	c.cancel()
 	c.mu.Lock()
@@ -203,7 +203,7 @@ func (c *conn) Close() error {
 	return nil
 }
 
-// SetReadDeadline implements [net.Conn]. It holds for reads that begin later.
+// SetReadDeadline implements [net.Conn]. It applies to reads that begin later.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	at := int64(0)
 	if !t.IsZero() {
@@ -216,7 +216,7 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 // SetDeadline implements [net.Conn], for reads.
 func (c *conn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
 
-// SetWriteDeadline implements [net.Conn]. Writes end with Close.
+// SetWriteDeadline implements [net.Conn]. It has no effect: Close ends writes.
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 
 // LocalAddr implements [net.Conn].

@@ -13,54 +13,54 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-// ErrOther is an application that does not speak HTTP/2.
+// ErrOther reports an application that does not speak HTTP/2.
 var ErrOther = errors.New("the application does not speak HTTP/2 without TLS")
 
 const (
-	// Window is what an application may send ahead of what is read of a response.
+	// Window is the number of bytes of a response that an application may send before they are read.
 	Window = 64 << 10
 
 	idleTime  = 90 * time.Second
 	idleEach  = 32          // connections kept for one key
-	otherTime = time.Minute // before an application is asked again whether it speaks HTTP/2
+	otherTime = time.Minute // before an application is probed for HTTP/2 again
 )
 
 // Dial connects to an application.
 type Dial func(ctx context.Context) (net.Conn, error)
 
-// Pool has the connections to applications, by keys of which each stands for one port of one box. Set its fields before its
-// first use. Safe for concurrent use.
+// Pool keeps connections to applications. Each key is one port of one box. Set the fields before the first use. Safe for
+// concurrent use.
 type Pool[K comparable] struct {
-	DialTimeout time.Duration // for connecting; finding out what an application speaks may take probeTime more
-	Idle        int           // connections kept without a request
+	DialTimeout time.Duration // for connecting; probing for HTTP/2 may take probeTime more
+	Idle        int           // most connections kept without a request
 
 	mu    sync.Mutex
 	ports map[K]*port
 	idle  int
 }
 
-// port is one port of a box, while there is a connection or something to remember.
+// port is one port of a box, while it has connections or a remembered probe.
 type port struct {
 	conns   []*shared
-	dialing *attempt  // in progress; nil: there is none
-	speaks  bool      // it was found to speak HTTP/2
-	other   time.Time // until then it is known not to
+	dialing *attempt  // in progress, or nil
+	speaks  bool      // a probe found that it speaks HTTP/2
+	other   time.Time // until then a probe's result is that it does not
 }
 
-// shared is a connection that requests share.
+// shared is a connection that several requests share.
 type shared struct {
 	conn          *upstream.Conn
 	local, remote net.Addr
-	leave         func(used bool) // ends a request's use of it
+	leave         func(used bool) // ends a request's use of the connection
 
 	users int         // guarded by the pool's mu
-	rest  *time.Timer // closes it when it has been idle; nil while it is in use
+	rest  *time.Timer // closes the connection when it has been idle for idleTime; nil while it is in use
 	gone  bool        // the connection has ended
 }
 
-// Open returns a connection for one request. If find is set, it is not known whether the application speaks HTTP/2: it is
-// asked once, and the error is ErrOther if it does not. gone tells why nobody waits for the request any more, if so: it is
-// asked now and then. dial may be called for other requests too, and must not depend on this one.
+// Open returns a connection for one request. If find is set, the application is first probed for HTTP/2, once for all
+// requests, and the error is ErrOther if it does not speak it. gone is called every second and returns an error if the visitor
+// no longer waits. dial may be called for other requests too, so it must not depend on this one.
 func (p *Pool[K]) Open(ctx context.Context, key K, find bool, dial Dial, gone func() error) (net.Conn, error) {
 	s, err := p.acquireConn(ctx, key, find, dial, gone)
 	if err != nil {
@@ -83,8 +83,8 @@ func (p *Pool[K]) portLocked(key K) *port {
 	return at
 }
 
-// tidyLocked forgets a port of which there is nothing to know. What was found out about the application goes with its last
-// connection: it may be another one by the next.
+// tidyLocked forgets a port without connections or remembered probe. A successful probe is forgotten with the application's
+// last connection, as another application may use the port next.
 func (p *Pool[K]) tidyLocked(key K) {
 	at := p.ports[key]
 	if at != nil && len(at.conns) == 0 && at.dialing == nil && !time.Now().Before(at.other) {
@@ -92,7 +92,7 @@ func (p *Pool[K]) tidyLocked(key K) {
 	}
 }
 
-// reserve returns an open connection, or the attempt that the request waits for from now on.
+// reserve returns an open connection, or the attempt for which the request must wait.
 func (p *Pool[K]) reserve(key K, find bool, dial Dial) (*shared, *attempt, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,8 +136,8 @@ func (p *Pool[K]) releaseConn(key K, s *shared, used bool) {
 	}
 }
 
-// restLocked ends a use of a connection, and reports whether it is to be closed, since nobody uses it and it cannot be kept. If
-// it is kept, it is for a while.
+// restLocked ends a use of a connection. An unused connection is kept for idleTime; if it cannot be kept, restLocked reports
+// true and the caller closes it.
 func (p *Pool[K]) restLocked(key K, s *shared) (full bool) {
 	if s.users--; s.users > 0 || s.gone {
 		return false
@@ -152,7 +152,7 @@ func (p *Pool[K]) restLocked(key K, s *shared) (full bool) {
 	return false
 }
 
-// resting is how many connections are kept without a request.
+// resting returns the number of connections kept without a request.
 func (at *port) resting() (n int) {
 	for _, s := range at.conns {
 		if s.rest != nil {
@@ -162,7 +162,7 @@ func (at *port) resting() (n int) {
 	return n
 }
 
-// admits reports whether a connection that nobody uses takes a request: a server may allow none.
+// admits reports whether an unused connection takes a request: a server may allow no streams at all.
 func (s *shared) admits() bool {
 	if !s.conn.Reserve() {
 		return false
@@ -171,7 +171,7 @@ func (s *shared) admits() bool {
 	return true
 }
 
-// forgetLocked takes a connection from those that are offered to requests.
+// forgetLocked stops offering a connection to requests.
 func (p *Pool[K]) forgetLocked(at *port, s *shared) {
 	if s.rest != nil {
 		s.rest.Stop()
@@ -195,7 +195,7 @@ func (p *Pool[K]) ended(key K, s *shared) {
 	p.tidyLocked(key)
 }
 
-// Refused is told that nothing listens on a port: what is known about the application is of one that has gone.
+// Refused must be called when a port refuses a connection. It forgets the probe, as the application has gone.
 func (p *Pool[K]) Refused(key K) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,7 +205,7 @@ func (p *Pool[K]) Refused(key K) {
 	}
 }
 
-// CloseIdle closes the connections that no request uses, and forgets the ports that none does.
+// CloseIdle closes unused connections, and forgets ports without any.
 func (p *Pool[K]) CloseIdle() {
 	p.closeIdle(func(*shared) bool { return true })
 	p.mu.Lock()
@@ -233,9 +233,9 @@ func (p *Pool[K]) closeIdle(match func(*shared) bool) {
 	}
 }
 
-// Unprocessed reports whether an application has not processed the request that failed with err, so that it may be sent again.
+// Unprocessed reports whether the application has not processed the request that failed with err, so that it may be sent
+// again.
 func Unprocessed(err error) bool { return upstream.Unprocessed(err) }
 
-// ResetCode returns the code with which an application has reset the request that failed with err, if that can be told to the
-// visitor.
+// ResetCode returns the code of the application's reset if the request failed by one that may be passed to the visitor.
 func ResetCode(err error) (http2.ErrCode, bool) { return upstream.ResetCode(err) }

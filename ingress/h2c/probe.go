@@ -10,11 +10,11 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// probeTime is how long an application has to show that it speaks HTTP/2.
+// probeTime is how long an application may take to show that it speaks HTTP/2.
 const probeTime = 5 * time.Second
 
-// speaks reports whether what listens on a connection answers the preface of HTTP/2 as a server must, with SETTINGS
-// (RFC 9113, 3.4). The connection is closed.
+// speaks reports whether a server answers the client preface of HTTP/2 with SETTINGS, as it must (RFC 9113, 3.4). It closes
+// the connection.
 func speaks(ctx context.Context, conn net.Conn) bool {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()

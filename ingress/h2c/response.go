@@ -12,17 +12,17 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-// response is a response over HTTP/2 in the form of HTTP/1.1.
+// response converts a response over HTTP/2 to the form of HTTP/1.1.
 type response struct {
-	head    bool // the answer to HEAD
-	begun   bool // the final head has come
+	head    bool // this is the response to a HEAD request
+	begun   bool // the final head has arrived
 	chunked bool
 	ended   bool
-	out     []byte // not read yet
+	out     []byte // not yet read
 	pos     int
 }
 
-// read fills b with what has come. It returns 0 and no error if that is nothing.
+// read fills b with the bytes that have arrived. It returns 0 and no error if there are none yet.
 func (r *response) read(s *upstream.Stream, b []byte) (int, error) {
 	if r.pos == len(r.out) {
 		r.out, r.pos = r.out[:0], 0
@@ -37,7 +37,7 @@ func (r *response) read(s *upstream.Stream, b []byte) (int, error) {
 	return n, nil
 }
 
-// more appends what has come to the output.
+// more appends the data that has arrived to the output.
 func (r *response) more(s *upstream.Stream) error {
 	switch {
 	case r.ended:
@@ -65,8 +65,8 @@ func (r *response) more(s *upstream.Stream) error {
 	return nil
 }
 
-// begin appends a head. A body is in chunks unless its length is known and no trailers were announced, which only chunks can
-// carry.
+// begin appends a head. A body is sent in chunks unless its length is known and no trailers are announced: only chunks can
+// carry trailers.
 func (r *response) begin(h *upstream.Head) {
 	r.out = h1.AppendStatus(r.out, h.Status, []byte(http.StatusText(h.Status)))
 	bodiless := r.head || h.Interim() || h.Status == http.StatusNoContent || h.Status == http.StatusNotModified
