@@ -19,18 +19,18 @@ import (
 // Accounts lets visitors sign in with their accounts at an identity provider.
 type Accounts struct {
 	Desk *account.Desk
-	// Origin is the address of the gateway that the provider knows, such as https://auth.preview.example.org: no public URL's.
-	// The URLs are at the same port.
+	// Origin is the address of the gateway that is registered at the provider, such as https://auth.preview.example.org. It
+	// must not be a public URL's. The public URLs use the same port.
 	Origin string
 
 	host string // of Origin
-	port string // what follows the host of a URL: ":8443", or nothing
+	port string // of Origin and of the public URLs, with its colon, such as ":8443"; "": the default
 }
 
-// exchangesMost is how many sign-ins the provider is asked about at a time; see [places] for one visitor's share.
+// exchangesMost is how many codes are exchanged at the provider at a time; see [places] for one visitor's share.
 const exchangesMost = 16
 
-// knownToProvider serves the host that the provider knows. It reports whether the request was for that.
+// knownToProvider serves the host of Origin. It reports whether the request was for that host.
 func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool {
 	if g.Accounts == nil || host != g.Accounts.host {
 		return false
@@ -43,7 +43,7 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 		v.barred(tally.barred(now))
 	case !mayNavigate(&v.asked):
 		v.unnavigated()
-	case !g.registerRequest(v): // it is answered
+	case !g.registerRequest(v): // the client has been answered
 	case v.path == pages.StartPath && v.method == http.MethodGet:
 		g.toProvider(ctx, v, now)
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
@@ -54,7 +54,7 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 	return true
 }
 
-// startAccount begins a sign-in with an account, at the URL.
+// startAccount begins a sign-in with an account at a public URL: it sends the browser to the host of Origin.
 func (g *core) startAccount(v *visit, now time.Time) {
 	a := v.target.Access
 	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
@@ -66,7 +66,7 @@ func (g *core) startAccount(v *visit, now time.Time) {
 	v.goTo(g.Accounts.Origin+pages.StartPath+"?ticket="+url.QueryEscape(ticket), account.SetCookie(cookie))
 }
 
-// toProvider sends a browser on to the provider.
+// toProvider sends a browser from the host of Origin on to the provider.
 func (g *core) toProvider(ctx context.Context, v *visit, now time.Time) {
 	ticket, _ := signin.Value(v.query, "ticket")
 	to, cookie, err := g.Accounts.Desk.Send(ctx, ticket, now)
@@ -78,8 +78,8 @@ func (g *core) toProvider(ctx context.Context, v *visit, now time.Time) {
 	v.goTo(to, account.SetCookie(cookie))
 }
 
-// fromProvider takes a browser back from the provider, and sends it to the URL that it came from. Anybody can have the gateway
-// ask the provider about a code: not often, and not many at a time.
+// fromProvider handles a browser that returns from the provider, and sends it to the URL where its sign-in began. Any client
+// can make the gateway ask the provider about a code, so attempts are limited in rate and in number at a time.
 func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now time.Time) {
 	if !g.exchanges.acquire("", v.network) {
 		v.refuseWith(http.StatusServiceUnavailable, name.ReasonLimit, "There are too many sign-ins at this time.", [2]string{"Retry-After", "5"})
@@ -105,7 +105,7 @@ func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now tim
 	v.goTo("https://"+t.Host+g.Accounts.port+pages.ReturnPath+"?code="+url.QueryEscape(code), account.SetCookie(""))
 }
 
-// finishAccount ends a sign-in with an account, at the URL.
+// finishAccount ends a sign-in with an account at the public URL: it begins a session.
 func (g *core) finishAccount(v *visit, now time.Time) {
 	a := v.target.Access
 	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
@@ -123,8 +123,8 @@ func (g *core) finishAccount(v *visit, now time.Time) {
 	v.goTo(signin.Local(next, pages.Reserved), account.SetCookie(""), a.Sessions.SetCookie(v.target.ID, s, now))
 }
 
-// noAccount refuses a sign-in with an account. The cause is only logged. A ticket that is not one is no guess at a credential:
-// it is authenticated with 256 bits, and any web page can have a browser send one.
+// noAccount refuses a sign-in with an account. The cause is only logged. An invalid ticket does not count as a guess at a
+// credential: tickets are authenticated with 256 bits, and any web page can make a browser send one.
 func (g *core) noAccount(v *visit, err error) {
 	v.event.Error = err.Error()
 	switch {
@@ -146,7 +146,7 @@ func (v *visit) goTo(address string, cookies ...string) {
 	v.client.reply(http.StatusSeeOther, fields, nil)
 }
 
-// checkAccounts requires an origin that is only a scheme and a host, and takes it apart.
+// checkAccounts parses the origin, which must be only a scheme and a host.
 func checkAccounts(a *Accounts) error {
 	if a == nil {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// errCut is the cause when a request is cut because its URL, credential or box has gone.
+// errCut is the cause of a cut: the request's URL, credential or box has gone.
 var errCut = errors.New("the public URL was revoked")
 
 // active tracks the requests that have passed authentication, so that they can be cut. The zero value is ready to use.
@@ -16,28 +16,28 @@ type active struct {
 	open *request // the first of a list
 }
 
-// request is one authenticated request or WebSocket. When it has ended it can be used for another.
+// request is one authenticated request or WebSocket. Once unregistered, it can be used for another one.
 type request struct {
 	of *active
 
 	// Guarded by of.mu.
 	target         Target
 	by             admission
-	expiry         *time.Timer   // nil: what let it in does not end
-	cut            func()        // makes it end soon; may be called more than once
-	ended          chan struct{} // closed at its end, if anybody waits for that; else nil
+	expiry         *time.Timer   // nil: the admission does not end
+	cut            func()        // makes the request end soon; may be called more than once
+	ended          chan struct{} // closed when the request ends; nil unless a goroutine waits for that
 	next, previous *request
 }
 
-// doomed is a request that is cut or waited for.
+// doomed is a request to cut or to wait for.
 type doomed struct {
 	found *request
 	ended chan struct{}
 }
 
-// begin registers a request. cut is called, from another goroutine, when its URL, credential, session or box has gone, or
-// the time of its admission is over, but not after its end. It must not block, nor call what is registered here.
-// [request.closeWith] must be called when the request is over, before another begin.
+// begin registers a request. cut is called from another goroutine when the URL, credential, session or box has gone, or when
+// the admission expires, but not after the request's end. It must neither block nor call methods of a. [request.unregister]
+// must be called when the request is over, before another begin.
 func (a *active) begin(r *request, t Target, by admission, cut func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -51,7 +51,7 @@ func (a *active) begin(r *request, t Target, by admission, cut func()) {
 	}
 }
 
-// expire cuts the request after a time. The lock of the list is held, then too: in the meantime r may have become another request.
+// expire cuts the request after a time. The timer also takes a.mu, and checks that r has not become another request since.
 func (r *request) expire(after time.Duration) {
 	a, timer := r.of, (*time.Timer)(nil)
 	timer = time.AfterFunc(after, func() {
@@ -64,7 +64,7 @@ func (r *request) expire(after time.Duration) {
 	r.expiry = timer
 }
 
-// unregister says that the request is over.
+// unregister removes a request that is over.
 func (r *request) unregister() {
 	r.of.mu.Lock()
 	defer r.of.mu.Unlock()
@@ -85,7 +85,7 @@ func (r *request) unregister() {
 	*r = request{}
 }
 
-// cut ends every request that matches and waits until they are gone.
+// cut cuts every request that matches and waits until they have ended.
 func (a *active) cut(match func(*request) bool) {
 	all := a.matching(match)
 	for _, d := range all {
@@ -96,7 +96,7 @@ func (a *active) cut(match func(*request) bool) {
 	}
 }
 
-// doom cuts a request unless it has ended since it was found: what was that request may be another one by now.
+// doom cuts a request unless it has ended since it was found: r may have been registered again for another one.
 func (a *active) doom(d doomed) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -105,7 +105,7 @@ func (a *active) doom(d doomed) {
 	}
 }
 
-// drain waits for all requests until ctx ends, then cuts the rest. The error is ctx's if any had to be cut.
+// drain waits for all requests until ctx ends, then cuts the rest. It returns ctx's error if any had to be cut.
 func (a *active) drain(ctx context.Context) error {
 	all := func(*request) bool { return true }
 	for _, d := range a.matching(all) {

@@ -9,27 +9,27 @@ import (
 	"boxgate/ingress/signin"
 )
 
-// Access is what a public URL has beyond its credentials. It does not change: a URL that changes gets another one. nil has
-// nothing, and never ends.
+// Access contains the settings of a public URL that are not credentials. It is immutable: a changed URL gets a new one. A nil
+// Access has no sessions, links or accounts, and never expires.
 type Access struct {
 	Created  time.Time  // when the URL was created, for [Config.SignOut]
-	Sessions access.Key // authenticates the sessions of browsers; zero: there are none
-	Links    access.Key // authenticates signed URLs; zero: there are none
-	Expires  time.Time  // when the URL no longer lets anybody in; zero: never
-	// Origins are those, other than the URL's own, whose pages may use what browsers keep for it: a password or a session.
+	Sessions access.Key // authenticates the sessions of browsers; zero: no sessions
+	Links    access.Key // authenticates signed URLs; zero: no signed URLs
+	Expires  time.Time  // when the URL stops letting visitors in; zero: never
+	// Origins are further origins whose pages may use the URL's credentials that browsers keep: a password or a session.
 	Origins []string
-	// Accounts says whose accounts at the identity provider it lets in; nil: nobody's.
+	// Accounts selects the accounts at the identity provider that are let in; nil: no accounts.
 	Accounts *account.Rules
-	// Ended has the sessions that were ended before their time. It is the same for all targets of one URL; nil: there are no sessions.
+	// Ended lists the sessions that were ended early. All targets of one URL share it; nil: no sessions.
 	Ended *access.Ended
 }
 
-// expired reports whether the URL lets nobody in any more.
+// expired reports whether the URL no longer lets visitors in.
 func (a *Access) expired(now time.Time) bool {
 	return a != nil && !a.Expires.IsZero() && !now.Before(a.Expires)
 }
 
-// ends returns when what the URL lets in ends; zero: never.
+// ends returns when admissions to the URL expire; zero: never.
 func (a *Access) ends() time.Time {
 	if a == nil {
 		return time.Time{}
@@ -37,7 +37,7 @@ func (a *Access) ends() time.Time {
 	return a.Expires
 }
 
-// lists reports whether an origin is one of those whose pages may use what browsers keep.
+// lists reports whether an origin is in Origins.
 func (a *Access) lists(origin string) bool {
 	if a != nil {
 		for _, o := range a.Origins {
@@ -49,7 +49,7 @@ func (a *Access) lists(origin string) bool {
 	return false
 }
 
-// session returns the session that a request's cookies carry.
+// session returns the valid session in a request's cookies.
 func (a *Access) session(url string, cookies []string, now time.Time) (access.Session, bool) {
 	if !a.signsIn() {
 		return access.Session{}, false
@@ -64,12 +64,12 @@ func (a *Access) session(url string, cookies []string, now time.Time) (access.Se
 // signsIn reports whether browsers can sign in to the URL.
 func (a *Access) signsIn() bool { return a != nil && a.Ended != nil && a.Sessions != (access.Key{}) }
 
-// hasEnded reports whether what let a request in has been taken back.
+// hasEnded reports whether the session of an admission has been ended.
 func (a *Access) hasEnded(by admission) bool {
 	return by.session != access.Session{} && (!a.signsIn() || a.Ended.Has(by.session))
 }
 
-// link returns the signed URL that a query carries.
+// link returns the signed URL in a query.
 func (a *Access) link(url, query string) (link.Link, bool) {
 	signature, sent := signin.Parameter(query, signin.LinkParameter)
 	if !sent || a == nil {
@@ -78,13 +78,13 @@ func (a *Access) link(url, query string) (link.Link, bool) {
 	return link.Open(a.Links, url, signature)
 }
 
-// admission is what let a request in, and until when. Requests are cut at that moment, and when their session is ended.
+// admission is the reason why a request was let in, and its end. A request is cut at that time, and when its session is ended.
 type admission struct {
-	session access.Session // zero: none
-	until   time.Time      // zero: without end
+	session access.Session // zero: not by a session
+	until   time.Time      // zero: no limit
 }
 
-// earlier returns the earlier of two moments, of which zero is never.
+// earlier returns the earlier of two times. Zero means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

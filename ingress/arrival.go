@@ -9,40 +9,40 @@ import (
 	"boxgate/internal/socket"
 )
 
-// arrivalTime is how long a visitor may take from connecting to asking if the gateway stops meanwhile: who found it listening is
-// answered.
+// arrivalTime is how long a stop waits for the first request of a connection, counted from its accept: a visitor who found the
+// gateway listening is answered.
 const arrivalTime = time.Second
 
-// held is a connection that a listener holds.
+// held is an open connection of a listener.
 type held struct {
-	own      *socket.Owned // ends with release
+	own      *socket.Owned // ended by release
 	freeSlot func()        // returns its slot to the listener; called once, by release
-	busy     atomic.Bool   // a request has begun, and has not ended over HTTP/1.x
-	network  netip.Prefix  // what it is counted by; guarded by the listener's mu
-	box      string        // the one that it leads to, likewise; "": not known
+	busy     atomic.Bool   // a request is in progress; always set for HTTP/2 and raw TCP
+	network  netip.Prefix  // the connection is counted for it; guarded by the listener's mu
+	box      string        // the box of the URL named in TLS, likewise; "": unknown
 	since    time.Time     // when it was accepted
-	leaves   bool          // it gives way, and ends; guarded by the listener's mu
-	only     string        // the one host that may be named in TLS; "": any
+	leaves   bool          // giveWayLocked has ended the connection; guarded by the listener's mu
+	only     string        // the only host that TLS may name; "": any
 
 	asked atomic.Bool   // a request has begun, or the connection has ended
-	first chan struct{} // closed then
-	until time.Time     // how long a stop waits for that
+	first chan struct{} // closed when asked is set
+	until time.Time     // when a stop no longer waits for first
 }
 
-// begin notes that a request has begun, which a stop lets end.
+// begin notes that a request has begun. A stop lets it finish.
 func (h *held) begin() {
 	h.busy.Store(true)
 	h.arrive()
 }
 
-// arrive notes that a request has begun, or that none will.
+// arrive notes that a request has begun, or that the connection ended without one.
 func (h *held) arrive() {
 	if !h.asked.Load() && h.asked.CompareAndSwap(false, true) {
 		close(h.first)
 	}
 }
 
-// await waits for the first request, but not for longer than it may take, nor than ctx.
+// await waits for the first request until h.until or the end of ctx.
 func (h *held) await(ctx context.Context) {
 	late := time.NewTimer(time.Until(h.until))
 	defer late.Stop()
@@ -53,8 +53,8 @@ func (h *held) await(ctx context.Context) {
 	}
 }
 
-// drained returns a context that ends after stop, when the first request has come or has had its time. release must be called
-// when it is no longer needed.
+// drained returns a context that ends after stop, once the first request has arrived or its time is over. release must be
+// called to free the context.
 func (h *held) drained(stop context.Context) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	forget := context.AfterFunc(stop, func() {
@@ -67,14 +67,15 @@ func (h *held) drained(stop context.Context) (ctx context.Context, release func(
 	}
 }
 
-// await waits until those who have connected have asked, or had the time to. Call it when nothing more is accepted.
+// await waits for the first request of each connection, or until its time is over. Call it when the listener no longer
+// accepts.
 func (l *listener) await(ctx context.Context) {
 	for _, h := range l.silent() {
 		h.await(ctx)
 	}
 }
 
-// silent returns the connections over which no request has begun.
+// silent returns the connections without a first request.
 func (l *listener) silent() (list []*held) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// asked is the head of a request as the checks see it, whatever the version of HTTP. Nothing in it can be trusted.
+// asked is the head of a request as the checks see it, whatever the version of HTTP. All of it is untrusted.
 type asked struct {
 	method  string
 	host    string       // Host or :authority
 	path    string       // as sent, without the query
 	query   string       // as sent
-	html    bool         // the client is shown pages: it is a browser that navigates
+	html    bool         // the client accepts HTML: it is a browser that navigates
 	sni     string       // server name of the TLS connection; "" without one
 	secure  bool         // the client speaks TLS
 	peer    netip.Addr   // the client; zero: unknown
 	network netip.Prefix // of the client; zero: unknown
 	inside  bool         // the client is a box
-	raw     bool         // what is asked for is a connection, not a request of HTTP
-	direct  bool         // the target is a path, not the URL of an absolute-form request, an authority or an asterisk
-	// values returns the values of a field, one for each of its lines. Names are in lower case.
+	raw     bool         // the client wants a connection (raw TCP), not an HTTP request
+	direct  bool         // the target is a path: not an absolute-form URL, an authority or an asterisk
+	// values returns the values of a field, one for each line. name is in lower case.
 	values func(name string) []string
 }
 
@@ -33,9 +33,9 @@ func (q *asked) first(name string) string {
 	return ""
 }
 
-// hostOf returns the host a request is for, in lower case without port and trailing dot. It refuses what others could
-// read as another host: an IP address, an absolute-form target (it overrides the Host header), a plain CONNECT, and a Host that
-// differs from the server name of the TLS connection.
+// hostOf returns the host of a request, in lower case without port and trailing dot. It refuses a host that other software
+// could read differently: an IP address, an absolute-form target (it overrides the Host header), a plain CONNECT, and a Host
+// that differs from the server name of the TLS connection.
 func hostOf(q *asked) (string, bool) {
 	if !q.direct {
 		return "", false
@@ -53,7 +53,7 @@ func hostOf(q *asked) (string, bool) {
 	return host, true
 }
 
-// isAddress reports whether a host is an IP address. Those that are not even look like one, which is most, are not parsed.
+// isAddress reports whether a host is an IP address. Most hosts do not even look like one, and are not parsed.
 func isAddress(host string) bool {
 	if last := host[len(host)-1]; strings.IndexByte(host, ':') < 0 && (last < '0' || last > '9') && last != ']' {
 		return false
@@ -62,7 +62,7 @@ func isAddress(host string) bool {
 	return err == nil
 }
 
-// splitHost is [bareHost] for a host that must have a port that is a number, or none.
+// splitHost is [bareHost], but it requires that the port, if any, is a number.
 func splitHost(hostport string) (host string, ok bool) {
 	if i := strings.LastIndexByte(hostport, ':'); i >= 0 && !strings.HasSuffix(hostport, "]") {
 		if _, err := strconv.ParseUint(hostport[i+1:], 10, 16); err != nil {

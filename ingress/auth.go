@@ -20,7 +20,7 @@ func BasicDigest(user, password string) Digest {
 	return sha256.Sum256([]byte("basic\x00" + user + ":" + password))
 }
 
-// Auth says which credentials a public URL accepts. The zero value lets nobody in.
+// Auth lists the credentials that a public URL accepts. The zero value lets no visitor in.
 type Auth struct {
 	Open   bool    // no credential is needed, provided that Bearer and Basic are nil
 	Bearer *Digest // digest of a bearer token
@@ -30,8 +30,8 @@ type Auth struct {
 // open reports whether no credential is needed; the Authorization header then belongs to the application in the box.
 func (a Auth) open() bool { return a.Open && a.Bearer == nil && a.Basic == nil }
 
-// permits reports whether a request with these values of Authorization carries a credential of the URL: in one header,
-// never in the query.
+// permits reports whether these values of Authorization contain a credential of the URL. There must be exactly one value,
+// unless the URL is open. Credentials in the query do not count.
 func (a Auth) permits(values []string) bool {
 	return a.open() || len(values) == 1 && a.accepts(values[0])
 }
@@ -54,7 +54,7 @@ func (a Auth) accepts(value string) bool {
 	return false
 }
 
-// kind is the kind of the credential that permits has accepted.
+// kind returns the kind of the credential that permits has accepted.
 func (a Auth) kind(values []string) audit.Credential {
 	if a.open() {
 		return audit.CredentialNone
@@ -65,7 +65,7 @@ func (a Auth) kind(values []string) audit.Credential {
 	return audit.CredentialBearer
 }
 
-// equal compares in constant time. A nil digest equals nothing.
+// equal compares in constant time. A nil digest is equal to no other.
 func (d *Digest) equal(other Digest) bool {
 	return d != nil && subtle.ConstantTimeCompare(d[:], other[:]) == 1
 }
@@ -82,7 +82,7 @@ func sameDigest(a, b *Digest) bool {
 	return *a == *b
 }
 
-// challenges are the values of WWW-Authenticate (RFC 9110, 11.6.1).
+// challenges returns the values of WWW-Authenticate (RFC 9110, 11.6.1).
 func (a Auth) challenges() []string {
 	var list []string
 	if a.Bearer != nil || a.Basic == nil {

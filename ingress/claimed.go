@@ -7,9 +7,9 @@ import (
 	"boxgate/internal/h1"
 )
 
-// claimedBeginnings begin the names of fields in which proxies before a server say who the client is or what it asked for.
-// Such fields are families: products and their versions add names, and applications believe them (docs/urls.md lists
-// families and names). "proxy" alone is httpoxy (CVE-2016-5385).
+// claimedBeginnings are prefixes of fields in which a reverse proxy reports who the client is or what it requested. They are
+// families: products and their versions add names, and applications trust them (docs/urls.md lists families and names).
+// "proxy" alone is httpoxy (CVE-2016-5385).
 var claimedBeginnings = []string{
 	"remote-", "x-remote-", "x-forwarded", "x-real-", "x-original-", "x-auth", "x-webauth-", "x-user", "ssl-", "x-ssl-",
 	"x-client-cert", "x-tls-client-", "x-envoy-", "proxy-", "x-proxy-", "tailscale-", "cf-access-", "x-goog-authenticated-", "x-goog-iap-",
@@ -29,16 +29,16 @@ var claimedNames = []string{
 	"iv-groups", "iv-creds",
 }
 
-// ownNames are the fields that appendForwarded sets. No configuration lets a visitor set them.
+// ownNames are the fields that appendForwarded sets. No configuration lets visitors set them.
 var ownNames = []string{"x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "forwarded"}
 
-// claim is a name, or the beginning of names, in lower case.
+// claim is a name, or a prefix of names, in lower case.
 type claim struct {
 	name   string
 	begins bool
 }
 
-// claims are the claimed names by their first letter, and those that begin with "x-", without that, by the next.
+// claims indexes the claimed names by their first letter: index 1 are names that begin with "x-", without that prefix.
 var claims = func() (by [2][26][]claim) {
 	for i, list := range [][]string{claimedBeginnings, claimedNames} {
 		for _, name := range list {
@@ -53,8 +53,9 @@ var claims = func() (by [2][26][]claim) {
 	return by
 }()
 
-// folded are the bytes of field names as servers that turn fields into variables (CGI, WSGI, Rack) may read them: in one
-// case, and all that is no letter or digit as one byte. Most do so to "-" alone, some to "." as well, lighttpd to everything.
+// folded maps the bytes of field names to how servers that turn fields into variables (CGI, WSGI, Rack) may read them: to
+// lower case, and all other characters to one. Most servers map only "-", some also ".", lighttpd every character that is no
+// letter or digit.
 var folded = func() (to [256]byte) {
 	for i := range to {
 		switch c := byte(i); {
@@ -69,7 +70,7 @@ var folded = func() (to [256]byte) {
 	return to
 }()
 
-// isName reports whether an application may take a field for the one called want, which is in lower case.
+// isName reports whether an application may read a field as the one called want, which is in lower case.
 func isName[S []byte | string](name S, want string) bool {
 	if len(name) != len(want) {
 		return false
@@ -82,8 +83,8 @@ func isName[S []byte | string](name S, want string) bool {
 	return true
 }
 
-// claimed reports whether a field says who the client is or what it asked for. It is called for each field of each
-// request, and does not allocate.
+// claimed reports whether a field claims who the client is or what it requested. It is called for each field of each request,
+// and does not allocate.
 func claimed[S []byte | string](name S) bool {
 	rest, after := name, 0
 	if len(name) > 2 && folded[name[0]] == 'x' && folded[name[1]] == '-' {
@@ -106,13 +107,13 @@ func claimed[S []byte | string](name S) bool {
 	return false
 }
 
-// lets reports whether the operator lets a claimed field pass, of names in lower case: by its exact name, since another spelling of it
-// would be a second field to the gateway and the same to an application.
+// lets reports whether the operator's list of names, in lower case, lets a claimed field pass. Only the exact name counts: the
+// gateway would see another spelling as a second field, and an application as the same one.
 func lets(names []string, name []byte) bool {
 	return slices.ContainsFunc(names, func(lower string) bool { return h1.EqualFold(name, lower) })
 }
 
-// lowered returns names in lower case, without those that the gateway sets itself, in any spelling.
+// lowered returns names in lower case, without the fields that the gateway sets itself, in any spelling.
 func lowered(names []string) []string {
 	var all []string
 	for _, name := range names {
@@ -123,12 +124,12 @@ func lowered(names []string) []string {
 	return all
 }
 
-// credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
+// credentialOf reports whether a field is for keys of the gateway, so that a visitor sent it here by mistake.
 func credentialOf[S []byte | string](name S) bool {
 	return isName(name, "x-box-api-key") || isName(name, "proxy-authorization")
 }
 
-// changesMethod reports whether applications take the method of a request from a field. A signed link permits some methods.
+// changesMethod reports whether applications take the request's method from this field. Signed links permit only some methods.
 func changesMethod[S []byte | string](name S) bool {
 	return isName(name, "x-http-method-override") || isName(name, "x-http-method") || isName(name, "x-method-override")
 }

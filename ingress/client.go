@@ -16,8 +16,8 @@ import (
 	"boxgate/relay"
 )
 
-// client is one HTTP/1.x connection of a client. One goroutine handles its requests in turn; a second one exists only
-// while a body is uploaded that had not fully arrived.
+// client is one HTTP/1.x connection. One goroutine handles its requests in turn. A second one exists only during the upload of
+// a body that had not fully arrived.
 type client struct {
 	relay.Client
 	exchange
@@ -65,8 +65,7 @@ func (c *client) finish() {
 	_ = c.Conn.Close()
 }
 
-// cutNow makes the request in progress end, and the connection after it. A client that neither reads nor writes must not
-// hold it up. It never blocks.
+// cutNow ends the request in progress, then the connection, even if the client neither reads nor writes. It never blocks.
 func (c *client) cutNow() {
 	c.cancel(errCut)
 	_ = c.Conn.SetReadDeadline(time.Now())
@@ -74,7 +73,7 @@ func (c *client) cutNow() {
 	c.abortUpstream()
 }
 
-// await returns when the beginning of a request has arrived. When it has waited for a while it keeps no buffers.
+// await returns when a part of a request has arrived. After a while without one it gives its buffers back.
 func (c *client) await(limit time.Duration) error {
 	if len(c.In.Bytes()) > 0 {
 		return nil // pipelined
@@ -130,8 +129,8 @@ func (c *client) refused() error {
 	return nil
 }
 
-// keeps reports whether the connection can carry another request after a response of the gateway's own: no part of the request
-// may be left to be read.
+// keeps reports whether the connection can carry another request after a response of the gateway's own. The request must have
+// no unread body.
 func (c *client) keeps() bool {
 	return c.Head > 0 && c.Req.Body.Empty() && !c.Req.Close && c.ctx.Err() == nil
 }

@@ -13,11 +13,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// formMost is the size of the form of a sign-in.
+// formMost is the largest size of a sign-in form.
 const formMost = 8 << 10
 
-// entrance serves what a browser needs to sign in and out: the paths of the gateway's own, and a token in the address that is
-// exchanged for a session. It reports whether the request was answered.
+// entrance serves a browser's sign-in and sign-out: the gateway's own paths, and a token in the query that is exchanged for a
+// session. It reports whether the request was answered.
 func (g *core) entrance(v *visit, tally *tally, now time.Time) (answered bool) {
 	if strings.HasPrefix(v.path, pages.Reserved) {
 		g.reserved(v, tally, now)
@@ -66,9 +66,9 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	}
 }
 
-// signIn takes the form of the page. Another site cannot have a browser send it. Whoever sends it may be a stranger who takes
-// time, so it holds a place, must be whole as soon as a head must, and can be cut. What was checked before it came is checked
-// again, and a visitor with many forms in the making has no more attempts than others.
+// signIn handles the sign-in form. Other sites cannot make a browser send it. The sender may be a slow stranger, so the
+// request takes a place, must be complete within the time for a head, and can be cut. The checks made before the body arrived
+// are repeated, and each form counts as an attempt, so that many forms in progress allow no more attempts.
 func (g *core) signIn(v *visit, tally *tally) {
 	if foreign(&v.asked, nil) {
 		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request.")
@@ -129,7 +129,7 @@ func (g *core) begin(v *visit, by audit.Credential, next string, now time.Time) 
 	v.goTo(signin.Local(next, pages.Reserved), a.Sessions.SetCookie(v.target.ID, s, now))
 }
 
-// signOut ends the session of a browser, and what is open under it.
+// signOut ends the session of a browser, and its open requests.
 func (g *core) signOut(v *visit, now time.Time) {
 	if foreign(&v.asked, nil) {
 		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request.")
@@ -149,7 +149,7 @@ func (g *core) signOut(v *visit, now time.Time) {
 	v.client.reply(http.StatusOK, append(fields, unset), body)
 }
 
-// endSession ends a session, and returns when all requests under it are gone.
+// endSession ends a session, and returns when all its requests have ended.
 func (g *core) endSession(t Target, s access.Session, now time.Time) error {
 	t.Access.Ended.Add(s, now)
 	g.active.cut(func(r *request) bool { return r.target.ID == t.ID && t.Access.hasEnded(r.by) })
@@ -165,7 +165,7 @@ func (g *core) wrong(v *visit, tally *tally, now time.Time) {
 	g.askCredential(v, true)
 }
 
-// askCredential refuses a request for want of a credential, and asks a browser to sign in, if it can.
+// askCredential refuses a request without a valid credential. A browser gets the sign-in page if the URL has one.
 func (g *core) askCredential(v *visit, failed bool) {
 	auth, a := v.target.Auth, v.target.Access
 	n := pages.Notice{Status: http.StatusUnauthorized, Reason: name.ReasonURLAuth, Detail: "This public URL needs a credential."}
@@ -173,7 +173,7 @@ func (g *core) askCredential(v *visit, failed bool) {
 	accounts := g.Accounts != nil && a != nil && a.Accounts != nil
 	if v.html && a.signsIn() && (auth.Bearer != nil || auth.Basic != nil || accounts) {
 		n.Form = &pages.Form{Bearer: auth.Bearer != nil, Basic: auth.Basic != nil, Provider: accounts, Next: signin.Local(v.wanted(), pages.Reserved), Failed: failed}
-		challenges = challenges[:1] // one for Basic would have the browser ask before it shows the page, so it comes last
+		challenges = challenges[:1] // with a challenge for Basic, which is last, the browser would ask before it shows the page
 	}
 	var fields [][2]string
 	for _, c := range challenges {
@@ -182,7 +182,7 @@ func (g *core) askCredential(v *visit, failed bool) {
 	v.notify(n, fields...)
 }
 
-// wanted is the path to which a browser returns that has signed in.
+// wanted returns the path to which a browser returns after it has signed in.
 func (v *visit) wanted() string {
 	if v.next == "" && v.method == http.MethodGet {
 		return strings.TrimSuffix(signin.Clean(v.path+"?"+v.query), "?")
@@ -190,24 +190,24 @@ func (v *visit) wanted() string {
 	return v.next
 }
 
-// allow notes that what the visitor asked of the gateway itself was done.
+// allow records that the gateway itself served the request.
 func (v *visit) allow(by audit.Credential) {
 	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, name.ReasonURL, audit.ActionAnswer, by
 }
 
-// navigates reports whether a request is a browser that goes to an address, rather than a page or a program that asks for something.
+// navigates reports whether a request comes from a browser that opens an address, and not from a page or a program.
 func navigates(q *asked) bool {
 	return q.html && q.method == http.MethodGet && !opensWebSocket(q) && mayNavigate(q)
 }
 
-// mayNavigate reports whether a browser that goes to an address may have sent a request: it says so in its Fetch Metadata
-// (https://www.w3.org/TR/fetch-metadata/), or it sends none. A page cannot set these fields, nor hide them.
+// mayNavigate reports whether a browser that opens an address may have sent a request: its Fetch Metadata
+// (https://www.w3.org/TR/fetch-metadata/) are those of a navigation, or absent. A page can neither set nor hide these fields.
 func mayNavigate(q *asked) bool {
 	mode, dest := q.first("sec-fetch-mode"), q.first("sec-fetch-dest")
 	return (mode == "" || mode == "navigate") && (dest == "" || dest == "document")
 }
 
-// unnavigated refuses a step of a sign-in that a page took in the background, or in a frame, where nobody sees what happens.
+// unnavigated refuses a step of a sign-in that a page made in the background or in a frame, where the user cannot see it.
 func (v *visit) unnavigated() {
 	v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "A sign-in takes place in a window of its own: open this address in the browser.")
 }

@@ -23,18 +23,18 @@ import (
 )
 
 var (
-	// errLate is a box that takes too long to answer.
+	// errLate reports a box that takes too long to answer.
 	errLate = errors.New("the box did not answer in time")
 	// errEnd ends a connection gracefully.
 	errEnd = errors.New("connection ends")
-	// errAbort resets it: a truncated response must not look complete to the client.
+	// errAbort resets the connection: a truncated response must not look complete to the client.
 	errAbort = errors.New("connection is reset")
 )
 
-// cutTime is how long a request that is cut has to be refused, if it has no answer yet.
+// cutTime is how long a request that is cut may still be refused with a response, if it has none yet.
 const cutTime = 50 * time.Millisecond
 
-// visitor is who is at the other end of a connection.
+// visitor describes the other end of a client's connection.
 type visitor struct {
 	peer     string       // address
 	addr     netip.Addr   // the same; zero: unknown
@@ -45,15 +45,15 @@ type visitor struct {
 	accepted atomic.Pointer[credential]
 }
 
-// credential is the Authorization of an earlier request, which need not be hashed again.
+// credential is the Authorization of an earlier request, kept so that it need not be hashed again.
 type credential struct {
 	value string
 	auth  Auth
 	kind  audit.Credential
 }
 
-// permits reports whether a request carries a credential of its URL. It hashes one once for all requests of the
-// connection that repeat it.
+// permits reports whether a request carries a credential of its URL. A credential that the connection's requests repeat is
+// hashed once.
 func (w *visitor) permits(v *visit) bool {
 	values := v.values("authorization")
 	have := w.accepted.Load()
@@ -77,7 +77,7 @@ type exchange struct {
 	g       *core
 	visitor *visitor
 	client  side
-	// ctx ends with errCut when the request is cut, and when the client has ended it.
+	// ctx ends when the client ends the request, and with errCut when the request is cut.
 	ctx context.Context
 
 	out     *relay.Output // the head for the box
@@ -85,15 +85,15 @@ type exchange struct {
 	opening audit.Opening // of the visit
 	entry   request       // likewise
 	texts   texts
-	find    func(name string) []string // values, made once
+	find    func(name string) []string // values, bound once
 	up      *upstream                  // of the current request
-	cuts    atomic.Pointer[upstream]   // the same, for cuts
-	own     *upstream                  // of a bound client that makes no request
-	since   time.Time                  // it waits for the box's answer
-	begun   atomic.Bool                // the box's response has begun: no other one can be sent
-	bound   bool                       // connections to the box are this client's alone, for good: see login.go
+	cuts    atomic.Pointer[upstream]   // the same, read by cuts
+	own     *upstream                  // of a bound client between its requests
+	since   time.Time                  // since then it waits for the box's answer
+	begun   atomic.Bool                // the box's response has begun: the gateway can no longer send its own
+	bound   bool                       // its connections to the box serve this client only, for good: see login.go
 	http2   bool                       // the request is sent over HTTP/2 if the application speaks it
-	tries   uint8                      // how often an application that speaks HTTP/2 has not processed the request
+	tries   uint8                      // how often an application that speaks HTTP/2 has refused to process the request
 }
 
 // texts are strings of the latest request, which the next one often repeats.
@@ -107,12 +107,12 @@ type side interface {
 	replier
 	// gone reports whether the client no longer wants the response.
 	gone() bool
-	// reset resets the request alone, and reports whether that can be done.
+	// reset resets the request without its connection, and reports whether that is possible.
 	reset(code http2.ErrCode) bool
 }
 
-// cutBy returns when a request that is cut now must have ended, since its client may not read: immediately if the box's response has
-// begun.
+// cutBy returns the time when a request that is cut now must end, as its client may not read: immediately if the box's
+// response has begun.
 func (e *exchange) cutBy() time.Time {
 	if e.begun.Load() {
 		return time.Now()
@@ -146,7 +146,7 @@ func (e *exchange) asked() asked {
 	}
 }
 
-// takesHTML reports whether a request asks for HTML by name, as browsers do when they navigate.
+// takesHTML reports whether a request accepts HTML explicitly, as browsers do when they navigate.
 func takesHTML(fields []h1.Field) bool {
 	for i := range fields {
 		if f := &fields[i]; h1.EqualFold(f.Name, "accept") && h1.Lists(f.Value, "text/html") {
@@ -164,7 +164,7 @@ func (e *exchange) values(name string) []string {
 	return relay.Values(e.Req.Fields, name)
 }
 
-// authorization is values of the field that most requests of a connection repeat.
+// authorization is values for Authorization. It reuses the previous request's string if it is the same.
 func (e *exchange) authorization() []string {
 	var only []byte
 	for i := range e.Req.Fields {
@@ -236,18 +236,18 @@ func (e *exchange) Connect(fresh bool) error {
 	return e.attach(up)
 }
 
-// attach makes a connection that of the request, unless that was cut.
+// attach gives the request its connection, and fails if the request was cut.
 func (e *exchange) attach(up *upstream) error {
 	e.since = time.Now()
 	up.reader.Begin(e, goneCheck)
 	e.up, e.To, e.From = up, up, &up.in
-	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
+	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before up was stored
 		return context.Cause(e.ctx)
 	}
 	return nil
 }
 
-// connection returns a kept connection, if kept is set and there is one, or a new one.
+// connection returns an idle connection, if kept is set and there is one, or a new one.
 func (e *exchange) connection(kept bool) (*upstream, error) {
 	if e.own != nil {
 		return e.tied()
@@ -262,7 +262,7 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 			return up, nil
 		}
 	}
-	conn, err := e.g.dial(e.ctx, e.visit.target) // ends when the request is cut
+	conn, err := e.g.dial(e.ctx, e.visit.target) // ended by a cut
 	if err != nil {
 		return nil, err
 	}
@@ -277,8 +277,8 @@ func (e *exchange) Expected(time.Duration) (next time.Duration, err error) {
 	return goneCheck, e.expected()
 }
 
-// expected returns an error when the response is no longer waited for: the client has gone, or the box takes too long. The time
-// starts again whenever the box takes a part of the request's body.
+// expected returns an error if the response is no longer awaited: the client has gone, or the box takes too long. Each part of
+// the body that the box accepts restarts the time.
 func (e *exchange) expected() error {
 	if err := e.left(); err != nil {
 		return err
@@ -303,7 +303,8 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// abortUpstream aborts the connection to the box, which interrupts waits for it, and returns the connection, or nil. It never blocks.
+// abortUpstream aborts the connection to the box, which interrupts waits for the box. It returns the connection, or nil. It
+// never blocks.
 func (e *exchange) abortUpstream() *upstream {
 	up := e.cuts.Swap(nil)
 	if up != nil {
@@ -321,7 +322,7 @@ func (e *exchange) Drop() {
 	}
 }
 
-// keepUpstream leaves the connection to the box, whose exchange has ended, for other requests, unless a cut has found it.
+// keepUpstream keeps the connection, whose exchange has ended, for other requests, unless a cut has taken it.
 func (e *exchange) keepUpstream() {
 	if !e.cuts.CompareAndSwap(e.up, nil) {
 		e.Drop()
@@ -352,10 +353,10 @@ func (e *exchange) AppendExtra(dst []byte) []byte {
 	return dst
 }
 
-// received notes how much of the request's body came.
+// received records how much of the request's body has arrived.
 func (e *exchange) received() { e.visit.event.BytesIn = e.Upload.Content }
 
-// noResponse ends an exchange without a final response, whose upload has stopped.
+// noResponse ends an exchange without a final response, after its upload has stopped.
 func (e *exchange) noResponse(err error) error {
 	e.received()
 	fault := e.Upload.Fault()
@@ -372,7 +373,7 @@ func (e *exchange) noResponse(err error) error {
 	return e.unserved(err)
 }
 
-// unserved answers when the box could not be reached or closed the connection before its answer.
+// unserved answers a request that the box could not be sent, or did not answer.
 func (e *exchange) unserved(err error) error {
 	v := &e.visit
 	switch {
@@ -397,14 +398,14 @@ func (e *exchange) unserved(err error) error {
 	return relay.ErrLinger
 }
 
-// badBody refuses a request whose body makes no sense. The rest of it is not read.
+// badBody refuses a request with a malformed body. The rest of the body is not read.
 func (e *exchange) badBody(err error) error {
 	e.visit.event.Error = err.Error()
 	e.visit.refuse(http.StatusBadRequest, name.ReasonBadRequest, "The body of the request is malformed.")
 	return relay.ErrLinger
 }
 
-// stalledBody refuses a request whose body has stopped coming.
+// stalledBody refuses a request whose body has stopped arriving.
 func (e *exchange) stalledBody(err error) error {
 	e.visit.event.Error = err.Error()
 	e.visit.refuse(http.StatusRequestTimeout, name.ReasonBadRequest, "The body of the request has not come in time.")

@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/h1"
 )
 
-// forwarding says which fields of a request the box gets ([relay.RequestFields]): the client's without those that only the gateway may
-// set and its own credentials, then who the client is.
+// forwarding selects the request fields for the box ([relay.RequestFields]): the client's, except the gateway's credentials
+// and the fields that only the gateway may set, and then the fields that identify the client.
 type forwarding struct{ *exchange }
 
 // AppendField implements [relay.RequestFields].
@@ -24,7 +24,7 @@ func (e forwarding) AppendField(dst []byte, f *h1.Field) []byte {
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
 		}
-	case h1.EqualFold(f.Name, "referer") && bytes.Contains(f.Value, []byte(pages.Reserved)): // a page of a sign-in
+	case h1.EqualFold(f.Name, "referer") && bytes.Contains(f.Value, []byte(pages.Reserved)): // a page of the sign-in
 	case h1.EqualFold(f.Name, "referer"):
 		dst = h1.AppendField(dst, &h1.Field{Name: f.Name, Value: withoutOwnParameters(f.Value)})
 	default:
@@ -49,8 +49,8 @@ func withoutOwnParameters(target []byte) []byte {
 	return []byte(signin.Clean(string(target)))
 }
 
-// appendForwarded tells the box the client's address, taken from the connection, in all the fields that servers read. The
-// client's own such fields are dropped, and it cannot drop these by naming them in Connection.
+// appendForwarded appends the client's address, taken from the connection, in all fields that servers read. The client's own
+// such fields are dropped, and it cannot drop these by naming them in Connection.
 func appendForwarded(dst []byte, client, host string, secure bool) []byte {
 	proto := "http"
 	if secure {
@@ -99,11 +99,11 @@ func withoutOwnCookies(line string) string {
 	return strings.Join(kept, "; ")
 }
 
-// clearsName is a field at which browsers delete cookies of the whole domain that the URLs share, whichever of them sends it.
+// clearsName is a field at which browsers delete cookies of the whole domain that the URLs share, whichever URL sends it.
 const clearsName = "clear-site-data"
 
-// shown returns the value of a field of a box's response for the client, of those that neither frame it nor belong to one hop: no
-// Alt-Svc, no Clear-Site-Data, nothing about the transport, which is the gateway's, and cookies that stay on the URL's own host.
+// shown returns the client's value of a response field, and whether the client gets it. Dropped are framing and hop-by-hop
+// fields, Alt-Svc, Clear-Site-Data and Strict-Transport-Security; cookies are confined to the URL's own host.
 func shown(f *h1.Field) (value []byte, ok bool) {
 	switch {
 	case f.Kind != h1.Other || h1.EqualFold(f.Name, hstsName) || h1.EqualFold(f.Name, clearsName):
@@ -116,14 +116,14 @@ func shown(f *h1.Field) (value []byte, ok bool) {
 	return f.Value, true
 }
 
-// withheld reports whether a trailer field of a box is kept from the client. In a head these are rewritten or dropped;
-// nobody needs them in a trailer.
+// withheld reports whether a trailer field of a box is kept from the client. In a head these fields are rewritten or dropped;
+// a trailer does not need them.
 func withheld(name []byte) bool {
 	return h1.EqualFold(name, "set-cookie") || h1.EqualFold(name, "alt-svc") || h1.EqualFold(name, hstsName) || h1.EqualFold(name, clearsName)
 }
 
-// ownHost reports whether a box may set a cookie, from which it removes the Domain attribute: with it a box could set
-// cookies for the URLs of all others.
+// ownHost reports whether a box may set a cookie, and removes its Domain attribute: otherwise a box could set cookies for the
+// URLs of all others.
 func ownHost(cookie *string) bool {
 	if strings.HasPrefix(strings.TrimSpace(*cookie), cookiePrefix) {
 		return false

@@ -8,7 +8,7 @@ import (
 	"boxgate/internal/h1"
 )
 
-// errForm is the body of a sign-in that no browser sends.
+// errForm reports a body that no browser sends as the sign-in form.
 var errForm = errors.New("the form is too large or has no length")
 
 // form implements [replier]. The connection ends after the response.

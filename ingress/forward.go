@@ -23,13 +23,13 @@ func (c *client) forward() error {
 	return c.Forward(&c.Exchange, c, upgrade, c.own != nil)
 }
 
-// arriving is the body of a request over HTTP/1.x ([relay.Source]). Its trailers are dropped: they could repeat any field that was
-// removed from the head.
+// arriving is the body of a request over HTTP/1.x ([relay.Source]). Its trailers are dropped, as they could repeat fields that
+// were removed from the head.
 type arriving struct {
 	relay.Body
 	c     *client
-	free  atomic.Bool // it may take any time
-	ended atomic.Bool // it was interrupted
+	free  atomic.Bool // no time limit
+	ended atomic.Bool // interrupted
 	until time.Time   // the deadline for reading
 }
 
@@ -43,7 +43,7 @@ func (a *arriving) begin(c *client) {
 // Gather implements [relay.Source].
 func (a *arriving) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
 	if grown, content, whole, err = a.Body.Gather(head); !whole {
-		a.c.Forget() // Await sets deadlines
+		a.c.Forget() // Await sets deadlines on the connection itself
 	}
 	return grown, content, whole, err
 }
@@ -59,7 +59,7 @@ func (a *arriving) More(out *relay.Output) (framed []byte, content int, last boo
 // Panicked implements [relay.Source].
 func (a *arriving) Panicked(any) { a.c.g.panickedIn(a.c.visit.target.Box) }
 
-// panickedIn logs that sending a body panicked. The panic's text is not logged, as it might quote traffic.
+// panickedIn logs that sending a body panicked, without the panic's text, which might quote traffic.
 func (g *core) panickedIn(box policy.BoxID) {
 	g.Log.Error("panic while sending a body to a box", zap.String("box", string(box)), zap.ByteString("stack", debug.Stack()))
 }
@@ -75,8 +75,8 @@ func (a *arriving) AppendLast(out []byte, _ []h1.Field) []byte {
 	return h1.AppendLastChunk(out, nil, nil)
 }
 
-// Await implements [relay.Inspector]: it limits how long the next part may take. Setting a deadline costs more than reading the
-// clock, so it is renewed only when a good part of it has passed.
+// Await implements [relay.Inspector]: it limits how long the next part may take. Setting a deadline costs more than reading
+// the clock, so the deadline is renewed only when half of it has passed.
 func (a *arriving) Await() {
 	limit := a.c.g.BodyTimeout
 	if now := time.Now(); a.until.Sub(now) < limit/2 && !a.free.Load() {
@@ -86,7 +86,7 @@ func (a *arriving) Await() {
 	a.applyDeadline()
 }
 
-// applyDeadline sets the deadline that others may have set before, and Await has overwritten.
+// applyDeadline restores a deadline of another goroutine that Await may have overwritten.
 func (a *arriving) applyDeadline() {
 	switch {
 	case a.ended.Load() || a.c.ctx.Err() != nil:
@@ -96,7 +96,7 @@ func (a *arriving) applyDeadline() {
 	}
 }
 
-// answered lets the rest of the body take its time, since the box has answered: they may talk to each other.
+// answered removes the time limit from the rest of the body, since the box has answered: the two may hold a conversation.
 func (a *arriving) answered() {
 	a.free.Store(true)
 	a.applyDeadline()

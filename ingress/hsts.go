@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// HSTS makes browsers use HTTPS alone for the host of a public URL (RFC 6797). It is sent with every response over
-// HTTPS, the gateway's own included; a box's Strict-Transport-Security never is. The zero value sends nothing.
+// HSTS makes browsers use only HTTPS for the host of a public URL (RFC 6797). It is sent with every response over HTTPS,
+// including the gateway's own. A box's Strict-Transport-Security is dropped. The zero value sends no field.
 type HSTS struct {
 	MaxAge            time.Duration // how long browsers remember it, in whole seconds
-	IncludeSubdomains bool          // it applies to hosts below the URL's own too
+	IncludeSubdomains bool          // it also applies to hosts below the URL's
 }
 
 // value returns the value of the field, or "".
@@ -25,5 +25,5 @@ func (h HSTS) value() string {
 	return value
 }
 
-// hstsName is the field's name, as HTTP/2 has it.
+// hstsName is the field's name in HTTP/2.
 const hstsName = "strict-transport-security"

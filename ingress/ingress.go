@@ -17,11 +17,11 @@ import (
 // Ingress serves public URLs. Safe for concurrent use.
 type Ingress struct {
 	core
-	drain context.CancelFunc // of draining
+	drain context.CancelFunc // ends draining
 
 	mu        sync.Mutex
 	listeners []*listener
-	boxes     *listener // of the connections that boxes make; nil: none are taken
+	boxes     *listener // for connections of boxes; nil: they are closed
 	closed    bool
 }
 
@@ -106,9 +106,10 @@ func (g *Ingress) ServeTLS(ln net.Listener) error {
 	return g.listen(&listener{ln: ln, tls: settings})
 }
 
-// Visit serves a connection that a box has made to the public URL of a host over TLS, and to no other, as [Ingress.ServeTLS] serves others, and returns
-// when it has ended. All boxes together hold a quarter as many connections and requests as other visitors, and one address
-// of a box a quarter of those. Without ServeTLS, the connection is closed.
+// Visit serves a connection of a box to the public URL of a host over TLS, as [Ingress.ServeTLS] serves those of others. It
+// returns when the connection has ended. The connection can reach no other host. All boxes together get a quarter as many
+// connections and requests as other visitors, and one address of a box a quarter of that. Without ServeTLS, the connection is
+// closed.
 func (g *Ingress) Visit(conn net.Conn, host string) {
 	g.mu.Lock()
 	l := g.boxes
@@ -130,8 +131,8 @@ func (g *Ingress) ServePlain(ln net.Listener) error {
 	return g.listen(&listener{ln: ln})
 }
 
-// ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, answers first
-// (ACME HTTP-01).
+// ServeRedirect answers plain HTTP with redirects to the HTTPS URL at httpsPort. challenge, if not nil, is tried first (ACME
+// HTTP-01).
 func (g *Ingress) ServeRedirect(ln net.Listener, httpsPort uint16, challenge Challenge) error {
 	return g.listen(&listener{ln: ln, move: &redirection{httpsPort, challenge}})
 }
@@ -148,7 +149,7 @@ func (g *Ingress) listen(l *listener) error {
 	return nil
 }
 
-// add makes a listener ready for that many connections. It reports false after Shutdown has begun.
+// add prepares a listener for at most that many connections. It reports false after Shutdown has begun.
 func (g *Ingress) add(l *listener, most int) bool {
 	l.g, l.conns = g, map[net.Conn]*held{}
 	l.slots, l.stopping = make(chan struct{}, most), make(chan struct{})
@@ -162,7 +163,7 @@ func (g *Ingress) add(l *listener, most int) bool {
 	return true
 }
 
-// Held returns how many accepted connections of a listener, as it was given to one of the Serve methods, are open, and their limit.
+// Held returns the number of open accepted connections of a listener that was passed to a Serve method, and their limit.
 func (g *Ingress) Held(ln net.Listener) (open, most int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -174,8 +175,8 @@ func (g *Ingress) Held(ln net.Listener) (open, most int) {
 	return 0, 0
 }
 
-// Retire stops accepting and returns when it has stopped: each connection that was accepted is served, and ends after the
-// next response on it. The listeners' sockets stay usable for another process that has them as well. Shutdown ends what is left.
+// Retire stops accepting. Each accepted connection is served and ends after its next response. The listeners' sockets stay
+// usable for another process that shares them. Retire returns when it has stopped accepting; Shutdown ends the rest.
 func (g *Ingress) Retire() {
 	g.mu.Lock()
 	listeners := g.listeners
@@ -186,8 +187,8 @@ func (g *Ingress) Retire() {
 	g.drain()
 }
 
-// Shutdown stops listening, lets visitors who have just connected ask, and requests finish until ctx ends, and then cuts the
-// remaining ones, including WebSockets.
+// Shutdown stops listening, waits for the first requests of new connections and for running requests until ctx ends, then cuts
+// the rest, including WebSockets.
 func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
@@ -212,15 +213,15 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// CloseURL cuts every request and WebSocket of a URL, and returns when they are gone. Call it after Lookup has dropped
-// the URL or returns its new credentials, so that later requests are judged by those. The caller must not hold a lock
-// that Lookup or Wake takes, or a request that is calling them could not end.
+// CloseURL cuts every request and WebSocket of a URL, and returns when they have ended. Call it after Lookup has dropped the
+// URL or returns its new credentials, so that later requests are checked against those. The caller must not hold a lock that
+// Lookup or Wake takes, as a request that is calling them could not end.
 func (g *Ingress) CloseURL(id string) {
 	g.active.cut(func(r *request) bool { return r.target.ID == id })
 	g.closeIdle()
 }
 
-// closeIdle closes the connections to boxes that no request uses.
+// closeIdle closes the unused connections to boxes.
 func (g *Ingress) closeIdle() {
 	g.upstreams.close(func(*upstream) bool { return true })
 	g.http2.CloseIdle()

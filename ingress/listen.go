@@ -28,26 +28,27 @@ import (
 // listener accepts the connections of clients, which speak HTTP/1.x or HTTP/2.
 type listener struct {
 	g   *Ingress
-	ln  net.Listener // nil: it is given connections
+	ln  net.Listener // nil: connections are passed to visit
 	tls *tls.Config  // nil: plain HTTP
-	// move is how requests are answered that are not forwarded.
+	// move answers requests that are not forwarded; nil: requests are forwarded.
 	move *redirection
 
-	slots    chan struct{} // one for each open connection; a full one makes run wait before it accepts
-	stopping chan struct{} // closed when run must not wait for a slot any longer
+	slots    chan struct{} // one element for each open connection; run accepts no more while it is full
+	stopping chan struct{} // closed when run must no longer wait for a slot
 
 	mu     sync.Mutex
 	conns  map[net.Conn]*held
 	closed bool
-	// retired is set once nothing more is accepted, while what has been accepted is served.
+	// retired is set when the listener no longer accepts. Accepted connections are still served.
 	retired   bool
 	accepting sync.WaitGroup  // one while run runs; Add under mu and only while not retired
 	handlers  socket.Handlers // of connections, from enter to release; closed together with closed
 	places    places          // of connections
 }
 
-// network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
-// of a proxy before the gateway have one address, and so have those of a load balancer until it has said who they are.
+// network returns the network that a connection is counted for. Connections over plain HTTP are not counted: they come over
+// loopback, where all visitors of a reverse proxy share one address. A load balancer's are not counted until its header has
+// named the visitor.
 func (l *listener) network(conn net.Conn) netip.Prefix {
 	if l.tls == nil && l.move == nil || l.g.Balancers.Has(conn) {
 		return netip.Prefix{}
@@ -55,8 +56,8 @@ func (l *listener) network(conn net.Conn) netip.Prefix {
 	return networkOf(conn.RemoteAddr())
 }
 
-// visitorOf returns a connection with the address of who is at its other end: for one that a load balancer passes on, that is
-// not the balancer. It returns nil if that is not known, or has too many connections; the connection is closed then.
+// visitorOf returns the connection with the visitor's address, which for a connection of a load balancer is in its header. If
+// there is no valid header, or the visitor has too many connections, it closes the connection and returns nil.
 func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 	if !l.g.Balancers.Has(conn) {
 		return conn
@@ -104,7 +105,7 @@ func (l *listener) run() error {
 		case err == nil:
 			pause = 0
 			l.start(conn)
-		case temporary(err): // also at the end: others may wait to be accepted
+		case temporary(err): // also while stopping: other connections may wait in the queue
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			l.g.Log.Warn("public URLs: accept failed, it is tried again", zap.Error(err))
 			time.Sleep(pause)
@@ -116,9 +117,9 @@ func (l *listener) run() error {
 	}
 }
 
-// takeSlot waits for a free slot: visitors beyond the limit wait in the kernel's queue instead of being turned away. A listener
-// that stops does not wait, but takes the slots that are free for the connections already in the queue. It reports false when
-// there is none left.
+// takeSlot waits for a free slot: visitors beyond the limit wait in the kernel's queue instead of being refused. While the
+// listener stops, takeSlot does not wait, but takes free slots for the connections already in the queue, and reports false
+// when all are taken.
 func (l *listener) takeSlot() bool {
 	select {
 	case l.slots <- struct{}{}:
@@ -135,7 +136,7 @@ func (l *listener) takeSlot() bool {
 
 func (l *listener) freeSlot() { <-l.slots }
 
-// temporary reports whether accepting failed for want of resources, or because of one connection.
+// temporary reports whether accepting failed for lack of resources, or because of one connection.
 func temporary(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED, unix.EINTR} {
 		if errors.Is(err, e) {
@@ -151,14 +152,14 @@ func (l *listener) isClosed() bool {
 	return l.closed || l.retired
 }
 
-// retire stops accepting, and returns when the last connection that was accepted has been counted. Those that have not been accepted
-// are left to another process that has the socket.
+// retire stops accepting, and returns when the last accepted connection has been counted. Connections still in the queue are
+// left to another process that shares the socket.
 func (l *listener) retire() { l.closeWith(func(ln net.Listener) { _ = ln.Close() }) }
 
-// finish is retire without another process: all that have connected are accepted.
+// finish is retire for a socket that no other process shares: it accepts all connections in the queue first.
 func (l *listener) finish() { l.closeWith(socket.Drain) }
 
-// closeWith ends the listener, which makes Accept fail soon.
+// closeWith retires the listener with end, which must make Accept fail soon.
 func (l *listener) closeWith(end func(net.Listener)) {
 	l.mu.Lock()
 	l.retired = true
@@ -179,7 +180,7 @@ func (l *listener) stopLocked() {
 	}
 }
 
-// start serves a connection, which has a slot, in a goroutine of its own.
+// start serves a connection, which has a slot, in its own goroutine.
 func (l *listener) start(conn net.Conn) {
 	h := l.enter(conn, l.network(conn), l.freeSlot)
 	if h == nil {
@@ -191,15 +192,15 @@ func (l *listener) start(conn net.Conn) {
 			return
 		}
 		if serve := l.accept(told, h); serve != nil {
-			// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
-			// connection.
+			// A new goroutine: the stack of this one has grown in the handshake, and would keep its size as long as the
+			// connection lives.
 			h.own.Go(serve)
 		}
 	})
 }
 
-// enter counts a connection, which is owned until [listener.release]. freeSlot returns the connection's slot. If there is no place for
-// the connection, enter closes it, frees the slot and returns nil.
+// enter counts a connection, and tracks it until [listener.release]. freeSlot returns the connection's slot. If all places are
+// taken, enter closes the connection, frees the slot and returns nil.
 func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,18 +222,18 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 	return h
 }
 
-// sampled is how many connections are looked at to find one that gives way. Whoever has many of all is among them.
+// sampled is how many connections giveWayLocked examines. A box or network with a large share of them is in the sample.
 const sampled = 256
 
-// leastWeight is how much of what it may have a box or a network must have before it gives way.
+// leastWeight is the share of its limit that a box or network must hold before one of its connections is ended.
 const leastWeight = 0.25
 
-// newTime is for how long a connection without a request does not give way: one that has just come may be about to ask.
+// newTime protects a new connection without a request from being ended, as its first request may be on its way.
 const newTime = time.Second
 
-// giveWayLocked ends one connection of the box or network that has most of what it may have, so that those who come find a place while
-// others hold theirs for as long as they like. Of several, one of the network with most is chosen; then one that has never made a
-// request, one that is idle, the one that is open for longest.
+// giveWayLocked ends one connection of the box or network that holds the largest share of its limit, so that new visitors get
+// a place while others keep theirs for any time. Ties go to the network with the larger share, then to a connection without
+// any request, then to an idle one, then to the oldest.
 func (l *listener) giveWayLocked(now time.Time) {
 	var chosen net.Conn
 	var latest standing
@@ -254,13 +255,13 @@ func (l *listener) giveWayLocked(now time.Time) {
 	}
 	l.conns[chosen].leaves = true
 	l.g.refusedConn(chosen, name.ReasonLimit, errGaveWay)
-	socket.Abort(chosen) // who serves it notices, and releases it
+	socket.Abort(chosen) // its goroutine notices, and releases it
 }
 
-// standing is how much a connection is needed, and how much those have that it counts for.
+// standing ranks a connection for giveWayLocked.
 type standing struct {
-	weight, network float64 // of the box or network with more, and of the network
-	use             int     // 0: it has never made a request; 1: it is idle; 2: it has one under way
+	weight, network float64 // the larger share of its box's and its network's, and the network's
+	use             int     // 0: never had a request; 1: idle; 2: has a running request
 	since           time.Time
 }
 
@@ -276,7 +277,7 @@ func (l *listener) standingOf(h *held) standing {
 	return c
 }
 
-// yieldsTo reports whether a connection gives way rather than another.
+// yieldsTo reports whether c gives way before other.
 func (c standing) yieldsTo(other standing) bool {
 	switch {
 	case c.weight != other.weight:
@@ -289,11 +290,11 @@ func (c standing) yieldsTo(other standing) bool {
 	return c.since.Before(other.since)
 }
 
-// errGaveWay is a connection that was ended for others.
+// errGaveWay reports a connection that was ended in favour of others.
 var errGaveWay = errors.New("places became scarce, and the box or the address had many connections open")
 
-// visit serves a connection of a box to a host, until it has ended. It never comes from a load balancer, whatever its address. Each
-// address counts by itself: the networks of boxes are divided among them.
+// visit serves a connection of a box to a host, until it has ended. It ignores headers of load balancers, whatever the
+// address. Each address counts separately, as the boxes share one network.
 func (l *listener) visit(conn net.Conn, host string) {
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
 	at := from.Addr().Unmap()
@@ -309,7 +310,7 @@ func (l *listener) visit(conn net.Conn, host string) {
 	})
 }
 
-// ended releases a connection whose owner has returned or panicked: a panic ends this connection alone.
+// ended releases a connection whose goroutine has returned or panicked: a panic ends this connection only.
 func (l *listener) ended(conn net.Conn, panicked any) {
 	if panicked != nil {
 		l.g.Log.Error("panic in a connection to a public URL", zap.ByteString("stack", debug.Stack()))
@@ -318,7 +319,7 @@ func (l *listener) ended(conn net.Conn, panicked any) {
 	l.release(conn)
 }
 
-// release closes a connection's socket and returns its slot and its places. Every connection that was entered is released exactly
+// release closes a connection's socket and returns its slot and places. Each connection that was entered is released exactly
 // once, however its socket was closed.
 func (l *listener) release(conn net.Conn) {
 	socket.Abort(conn) // usually closed already
@@ -331,14 +332,15 @@ func (l *listener) release(conn net.Conn) {
 	delete(l.conns, conn)
 }
 
-// open returns the number of connections that are open.
+// open returns the number of open connections.
 func (l *listener) open() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.conns)
 }
 
-// accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
+// accept performs the TLS handshake, if there is one. It returns the function that serves the connection, or nil if the
+// connection has ended.
 func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	tcp, ok := socket.TCP(conn)
 	if !ok {
@@ -371,11 +373,11 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		return nil
 	}
 	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
-		h.begin() // it goes on until its requests would be cut
+		h.begin() // a stop lets it run until requests are cut
 		return newPassage(&l.g.core, c.visitor, c.Conn).run
 	}
 	if version == "h2" {
-		h.busy.Store(true) // it is told to end, and does so when its requests have
+		h.busy.Store(true) // a stop drains it, and it ends after its requests
 		return (&session{&l.g.core, c.visitor, c.Conn, h}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
@@ -384,15 +386,15 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	return c.serve
 }
 
-// counted returns what a connection is counted by.
+// counted returns the network that a connection is counted for.
 func (l *listener) counted(h *held) netip.Prefix {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return h.network
 }
 
-// named counts a connection for the box of the public URL that a visitor names in TLS, and reports whether it may have one more. The
-// requests of the connection can be for no other.
+// named counts a connection for the box of the public URL named in TLS, and reports whether the box may have one more. The
+// connection's requests can be for no other box.
 func (l *listener) named(sni string, h *held) bool {
 	if sni == "" {
 		return true
@@ -410,10 +412,10 @@ func (l *listener) named(sni string, h *held) bool {
 	return true
 }
 
-// longestHello is the most that a visitor's ClientHello should have: browsers' have less than 4 KiB.
+// longestHello limits a visitor's ClientHello. Those from browsers are below 4 KiB.
 const longestHello = 16 << 10
 
-// handshake returns nil if it fails.
+// handshake performs the TLS handshake. If it fails, it closes the connection and returns nil.
 func (l *listener) handshake(conn net.Conn) *socket.Terminated {
 	secure := socket.Terminate(conn, longestHello, l.tls)
 	_ = conn.SetDeadline(time.Now().Add(l.g.ReadHeaderTimeout))
@@ -432,7 +434,7 @@ func (l *listener) handshake(conn net.Conn) *socket.Terminated {
 	return nil
 }
 
-// looksLikeHTTP reports whether a connection begins like a request.
+// looksLikeHTTP reports whether a connection begins like an HTTP request.
 func looksLikeHTTP(b []byte) bool {
 	for _, m := range []string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"} {
 		if string(b) == m {
@@ -459,7 +461,7 @@ func (l *listener) close() {
 	}
 }
 
-// wait waits until all connections have ended, or ctx has: then it closes them.
+// wait waits until all connections have ended. At the end of ctx it closes them.
 func (l *listener) wait(ctx context.Context) {
 	ended := make(chan struct{})
 	go func() {
@@ -479,8 +481,8 @@ func (l *listener) wait(ctx context.Context) {
 	<-ended
 }
 
-// gone reports whether the client has closed its connection, as a client does that no longer wants the response. One that
-// only has nothing more to send (a half-closed connection without TLS) is still there.
+// gone reports whether the client has closed its connection, and so no longer wants the response. A client that has only
+// finished sending (a half-closed connection without TLS) is not gone.
 func (c *client) gone() bool {
 	raw, err := c.tcp.SyscallConn()
 	if err != nil {
@@ -494,13 +496,13 @@ func (c *client) gone() bool {
 	return gone
 }
 
-// errCrowded is a visitor with more connections than one may have.
+// errCrowded reports an address with too many connections.
 var errCrowded = errors.New("the address has too many connections")
 
-// errCrowdedURL is a box whose public URLs have more connections than they may have.
+// errCrowdedURL reports a box whose public URLs have too many connections.
 var errCrowdedURL = errors.New("the public URLs of the box have too many connections")
 
-// refusedConn records a connection that comes to no request: such as by a TLS handshake that fails.
+// refusedConn records a connection that ends before its first request, for example because its TLS handshake failed.
 func (g *core) refusedConn(conn net.Conn, reason name.Reason, err error) {
 	if g.Audit == nil {
 		return

@@ -9,9 +9,9 @@ import (
 	"boxgate/relay"
 )
 
-// This file handles logins of connections (NTLM, Negotiate) at applications: later requests on the connection are the visitor's without
-// any credential. So once a message has a part of a login, the visitor's connection and the one to the box are bound: neither carries
-// requests of others, and when one ends, the other is closed.
+// This file handles applications that authenticate a connection instead of each request (NTLM, Negotiate): later requests on
+// the connection act for the visitor without a credential. So once a message contains part of such a login, the visitor's
+// connection and the one to the box are bound: neither carries requests of others, and the end of one closes the other.
 
 // tied takes the bound connection for a request.
 func (e *exchange) tied() (*upstream, error) {
@@ -25,7 +25,7 @@ func (e *exchange) tied() (*upstream, error) {
 	return u, nil
 }
 
-// untie closes the bound connection, unless a request has it.
+// untie closes the bound connection, unless a request is using it.
 func (e *exchange) untie() {
 	if e.own != nil {
 		e.own.close()
@@ -33,8 +33,8 @@ func (e *exchange) untie() {
 	}
 }
 
-// awaitBound is await while a connection to the box is bound: the end of either ends the other. It has the place of a request, of
-// which each needs one connection to a box, and ends both connections if there is none.
+// awaitBound is await for a bound client: the end of either connection ends the other. While it waits it takes the place of a
+// request, as places limit the connections to boxes. If all are taken, both connections end.
 func (c *client) awaitBound(end time.Time) error {
 	box, who := c.own.key.box, c.visitor
 	if !c.g.acquirePlaceAt(box, who.network, who.inside) {
@@ -44,8 +44,8 @@ func (c *client) awaitBound(end time.Time) error {
 	return c.AwaitBound(end, c.own.quiet)
 }
 
-// leavesLogin resets a request over HTTP/2 that is part of the login of a connection: those are left to HTTP/1.1
-// (RFC 9113, 7), over which the visitor gets its own connection to the box.
+// leavesLogin resets a request over HTTP/2 that is part of a connection's login, so that the client repeats it over HTTP/1.1
+// (RFC 9113, 7), where the visitor gets its own connection to the box.
 func (s *stream) leavesLogin() bool {
 	if !h1.LogsIn(s.Req.Fields) {
 		return false

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// places bounds what visitors hold at a time: no box has more than half of it, and no network of visitors more than a quarter, so that
-// neither keeps the others out. One who has an IPv6 site, a /48, has as many networks as he likes: a site has no more than half. Such
-// parts of several boxes and networks add up to everything. So the last quarter is for those that have little compared to what is
-// left of it: the threshold sinks with every place that is taken, and one that has nothing finds a place.
+// places limits how much visitors hold at a time, so that no box or network keeps others out. A box gets half of the places at
+// most, and a network of visitors a quarter. An IPv6 site (/48) has many networks, and gets half. As several boxes and
+// networks could still take everything, the last quarter is for holders of few places: the number they may hold sinks with
+// each place taken, and a holder without any always gets one.
 type places struct {
 	most int
 
@@ -19,15 +19,16 @@ type places struct {
 	peers map[netip.Prefix]int
 }
 
-// Of the last quarter a network, a site and a box may have a place more if that many times what each then has is left.
+// In the last quarter, a network, site or box gets another place only if its places, including the new one, times this factor
+// are no more than the remaining places.
 const (
 	scarceNetwork = 16
 	scarceSite    = 4
 	scarceBox     = 2
 )
 
-// acquire takes a place for a box and a network of visitors, and reports whether there was one. Either may be its zero value,
-// and is not counted then.
+// acquire takes a place for a box and a network of visitors, and reports whether there was one. A zero box or network is not
+// counted.
 func (p *places) acquire(box string, peer netip.Prefix) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,12 +56,12 @@ func (p *places) acquire(box string, peer netip.Prefix) bool {
 	return true
 }
 
-// room reports whether one that has so many places may have one more, after which so many are left.
+// room reports whether a holder of has places, limited to most, may take another one that leaves left places free.
 func (p *places) room(has, most, scarce, left int) bool {
 	return has < most && (has == 0 || left >= p.most/4 || (has+1)*scarce <= left)
 }
 
-// name counts a place that was taken without a box for one, and reports whether that may have it.
+// name counts a place, which was taken without a box, for a box, and reports whether the box may have it.
 func (p *places) name(box string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,18 +75,18 @@ func (p *places) name(box string) bool {
 	return true
 }
 
-// half is how much one box, or one site, may have, and quarter how much one network may.
+// half is the limit of a box and of a site; quarter is the limit of a network.
 func (p *places) half() int    { return max(1, p.most/2) }
 func (p *places) quarter() int { return max(1, p.most/4) }
 
-// scarce reports whether no more than the last quarter is left.
+// scarce reports whether less than a quarter of the places is left.
 func (p *places) scarce() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.most-p.taken < p.most/4
 }
 
-// weight returns how much a box or a network has of what it may have, of which it has more, and how much the network has: 1 is all.
+// weight returns the larger of a box's and a network's share of their limits, and the network's share. 1 is the limit.
 func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +94,7 @@ func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 	return max(float64(p.boxes[box])/float64(p.half()), network), network
 }
 
-// release gives a place back.
+// release returns a place.
 func (p *places) release(box string, peer netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,17 +109,17 @@ func (p *places) release(box string, peer netip.Prefix) {
 	}
 }
 
-// siteOf returns the /48 that an IPv6 network is a part of: what one customer of a provider has at most (RFC 6177). An IPv4
-// address has no site.
+// siteOf returns the /48 of an IPv6 network, the most that one customer of a provider gets (RFC 6177). It returns the zero
+// Prefix for IPv4.
 func siteOf(network netip.Prefix) netip.Prefix {
 	if !network.Addr().Is6() || network.Bits() < 48 {
 		return netip.Prefix{}
 	}
-	site, _ := network.Addr().Prefix(48) // the zero Prefix of an invalid address
+	site, _ := network.Addr().Prefix(48) // zero for an invalid address
 	return site
 }
 
-// networkOf returns what counts as one visitor: an IPv4 address, or the /64 network of an IPv6 address.
+// networkOf returns the network that counts as one visitor: an IPv4 address, or the /64 of an IPv6 address.
 func networkOf(at net.Addr) netip.Prefix {
 	tcp, ok := at.(*net.TCPAddr)
 	if !ok {
@@ -129,6 +130,6 @@ func networkOf(at net.Addr) netip.Prefix {
 	if a.Is6() {
 		bits = 64
 	}
-	network, _ := a.Prefix(bits) // the zero Prefix of an invalid address
+	network, _ := a.Prefix(bits) // zero for an invalid address
 	return network
 }

@@ -17,38 +17,38 @@ import (
 	"boxgate/relay"
 )
 
-// Protocol is what an application in a box speaks to the gateway.
+// Protocol is the protocol of an application in a box.
 type Protocol uint8
 
 // The protocols.
 const (
-	// Auto is HTTP/1.1, and HTTP/2 without TLS for gRPC if the application is found to speak it.
+	// Auto is HTTP/1.1, and HTTP/2 without TLS for gRPC if a probe shows that the application speaks it.
 	Auto Protocol = iota
 	HTTP1
-	// H2C is HTTP/2 without TLS. WebSockets are opened by an upgrade over HTTP/1.1 all the same.
+	// H2C is HTTP/2 without TLS. WebSockets still use an upgrade over HTTP/1.1.
 	H2C
-	// TCP is anything: visitors speak TLS to the gateway, and what is inside is passed on byte by byte.
+	// TCP is any protocol: visitors speak TLS to the gateway, which relays the decrypted bytes.
 	TCP
 )
 
 var protocols = [...]string{"auto", "http1", "h2c", "tcp"}
 
-// String returns the name of a protocol as users write it.
+// String returns the name of a protocol in the configuration and the API.
 func (p Protocol) String() string { return protocols[p] }
 
-// ParseProtocol returns the protocol of a name; "" is auto.
+// ParseProtocol parses the name of a protocol; "" is auto.
 func ParseProtocol(name string) (Protocol, bool) {
 	i := slices.Index(protocols[:], cmp.Or(name, "auto"))
 	return Protocol(max(i, 0)), i >= 0
 }
 
-// http2Streams is how many requests are sent over HTTP/2 at a time. Each may hold [h2c.Window] bytes of a response.
+// http2Streams is the limit of requests over HTTP/2 at a time. Each may buffer [h2c.Window] bytes of a response.
 const http2Streams = 2048
 
-// errFull refuses a request since responses may use no more memory.
+// errFull refuses a request because all memory for responses is reserved.
 var errFull = errors.New("too much of responses is waiting to be read")
 
-// prefersHTTP2 reports whether a request is sent over HTTP/2 if the application speaks that.
+// prefersHTTP2 reports whether a request is sent over HTTP/2 if the application speaks it.
 func (e *exchange) prefersHTTP2(upgrade bool) bool {
 	switch e.visit.target.Protocol {
 	case H2C:
@@ -60,7 +60,7 @@ func (e *exchange) prefersHTTP2(upgrade bool) bool {
 	}
 }
 
-// isGRPC reports whether a request is one of gRPC, which needs HTTP/2. What gRPC-Web sends needs none.
+// isGRPC reports whether a request is gRPC, which needs HTTP/2. gRPC-Web does not.
 func isGRPC(fields []h1.Field) bool {
 	for i := range fields {
 		if f := &fields[i]; h1.EqualFold(f.Name, "content-type") {
@@ -72,8 +72,8 @@ func isGRPC(fields []h1.Field) bool {
 	return false
 }
 
-// overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if HTTP/1.1 is to be used. The
-// place of the request is counted for the box: it may have any number of public URLs.
+// overHTTP2 returns a connection for the request to an application that speaks HTTP/2, or nil if the request must use
+// HTTP/1.1. The request's place is counted for the box, which may have any number of public URLs.
 func (e *exchange) overHTTP2() (*upstream, error) {
 	t, network := e.visit.target, e.visitor.network
 	if !e.g.http2Places.acquire(string(t.Box), network) {
@@ -102,8 +102,8 @@ func (e *exchange) left() error {
 	return nil
 }
 
-// passReset has the visitor's request end as the application's did, if that was reset (RFC 9113, 5.4.2) and the visitor's can
-// be: clients of gRPC tell by the code what has happened.
+// passReset resets the visitor's request with the code of the application's reset (RFC 9113, 5.4.2), as gRPC clients interpret
+// it. It reports false if there was no such reset, or if the visitor's request cannot be reset.
 func (e *exchange) passReset(err error) bool {
 	code, ok := h2c.ResetCode(err)
 	if !ok || !e.client.reset(code) {

@@ -15,17 +15,18 @@ import (
 // Challenge answers the HTTP-01 challenges of ACME: it returns the body for a path at a host, if there is one.
 type Challenge func(host, path string) (body string, ok bool)
 
-// redirection sends plain HTTP requests of known URLs to HTTPS. It neither checks credentials nor forwards anything.
+// redirection redirects plain HTTP requests for known URLs to HTTPS. It neither checks credentials nor forwards requests.
 type redirection struct {
 	httpsPort uint16
 	challenge Challenge // may be nil
 }
 
-// challengePath is where issuers look for the answers to HTTP-01 challenges (RFC 8555, 8.3). Requests for it are not
-// redirected: issuers follow redirects, and the box could answer, and obtain certificates of its own for the host.
+// challengePath is the prefix where issuers look for answers to HTTP-01 challenges (RFC 8555, 8.3). Requests for it are not
+// redirected: issuers follow redirects, so the box could answer, and obtain its own certificates for the host.
 const challengePath = "/.well-known/acme-challenge/"
 
-// answer answers a request for a target. The gateway's parameters, which have crossed the network in the clear, do not come back.
+// answer answers a request for a target. The gateway's parameters have crossed the network in the clear, so the redirect omits
+// them.
 func (r *redirection) answer(g *core, v *visit, target string) {
 	host, ok := hostOf(&v.asked)
 	if ok && r.challenge != nil && v.method == http.MethodGet {

@@ -4,7 +4,7 @@ import (
 	"boxgate/internal/h1"
 )
 
-// This file is the side of public URLs ([relay.Side]) of a response to a client of HTTP/1.x.
+// This file implements [relay.Side] for responses to HTTP/1.x clients of public URLs.
 
 // Interim implements [relay.Receiver].
 func (c *client) Interim(*h1.Response) error { return c.Client.Interim(&c.Exchange, c) }

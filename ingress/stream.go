@@ -17,18 +17,17 @@ import (
 	"boxgate/relay"
 )
 
-// stream is one request over HTTP/2. Its memory is used for one request after another, of any connection
-// to the same gateway.
+// stream is one request over HTTP/2. Its memory is reused for other requests, of any connection to the same gateway.
 type stream struct {
 	relay.Stream
 	exchange
 	output   relay.Output
 	body     relay.StreamBody
 	text     []byte        // the request in the form of HTTP/1.1, which Req points into
-	cut      func()        // cutNow, made once
+	cut      func()        // cutNow, bound once
 	answered bool          // a final response has begun
-	shared   bool          // something else may still know it when the request has ended
-	next     func(*stream) // continues a request that was begun without a goroutine
+	shared   bool          // a goroutine may still refer to it after the request's end
+	next     func(*stream) // continues a request that began without a goroutine
 	early    early
 }
 
@@ -45,9 +44,9 @@ func (c *session) open(in *downstream.Stream) *stream {
 	return s
 }
 
-// recycle keeps the memory of a request that has ended for another one.
+// recycle keeps the memory of an ended request for another one.
 func (s *stream) recycle() {
-	if s.shared || s.wasCut() || s.http2 { // connections over HTTP/2 are made for several requests, and ask who still waits
+	if s.shared || s.wasCut() || s.http2 { // over HTTP/2, shared connection attempts may still call gone
 		return
 	}
 	s.Req.Reset()
@@ -88,14 +87,14 @@ func (s *stream) handle() {
 	s.decide()
 }
 
-// decide checks a request that was parsed, and forwards it.
+// decide checks a parsed request, and forwards it.
 func (s *stream) decide() {
 	if s.g.admit(s.ctx, &s.visit, s.visitor.permits) && !s.leavesLogin() {
 		s.forward()
 	}
 }
 
-// parse begins the visit.
+// parse parses the request and begins its visit.
 func (s *stream) parse() error {
 	var err error
 	if s.text, err = relay.AppendStreamHead(buffers.BorrowOut(), &s.In.Head); err == nil {
@@ -125,14 +124,14 @@ func (s *stream) conclude(panicked any) {
 	}
 }
 
-// asked is [exchange.asked], with the method that the client sent: an extended CONNECT was changed to a GET.
+// asked is [exchange.asked] with the method that the client sent: an extended CONNECT was changed to a GET.
 func (s *stream) asked() asked {
 	q := s.exchange.asked()
 	q.method = relay.Method([]byte(s.In.Method))
 	return q
 }
 
-// cutNow makes the request end, whatever it waits for. It never blocks.
+// cutNow ends the request, whatever it waits for. It never blocks.
 func (s *stream) cutNow() {
 	in := s.In
 	in.Cancel(errCut) // interrupts a wait for the box
@@ -223,7 +222,7 @@ func (s *stream) sendReply(status int, fields [][2]string, body []byte) {
 // forward sends an admitted request to the box and relays its response.
 func (s *stream) forward() {
 	upgrade := s.prepare()
-	s.In.Await(s) // if its context has ended, no connection is taken
+	s.In.Await(s) // fails if the context has ended: then no connection is taken
 	defer s.In.Await(nil)
 	_ = s.Forward(&s.Exchange, s.out, s, upgrade)
 }

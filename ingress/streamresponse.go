@@ -14,7 +14,7 @@ import (
 	"boxgate/relay"
 )
 
-// resetCut is the code with which a request ends that is cut.
+// resetCut is the code with which a cut resets a request.
 const resetCut = http2.ErrCodeCancel
 
 // Arrived implements [relay.StreamInput].
@@ -32,7 +32,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// AppendLast implements [relay.StreamInput]. The trailers are dropped, as those over HTTP/1.x.
+// AppendLast implements [relay.StreamInput]. Trailers are dropped, as over HTTP/1.x.
 func (s *stream) AppendLast(out []byte) []byte { return h1.AppendLastChunk(out, nil, nil) }
 
 // Panicked implements [relay.StreamInput].
@@ -48,7 +48,7 @@ func (s *stream) Inspect(*h1.Response) error { return nil }
 func (s *stream) WriteHead(r *h1.Response, end bool) error {
 	s.answered = true
 	s.begun.Store(true)
-	s.In.Limit(0, s.g.BodyTimeout) // the box has answered: the two may talk to each other
+	s.In.Limit(0, s.g.BodyTimeout) // the box has answered: the two may hold a conversation
 	s.visit.event.Status = r.Status
 	return s.In.WriteHeader(r.Status, s.headFields(r), end)
 }
@@ -81,7 +81,7 @@ func (s *stream) Broken(err error) error {
 // Settle implements [relay.Side].
 func (s *stream) Settle(reuse bool) (end bool) {
 	s.received()
-	// If the client has just gone, the connection may be cut at any moment: no other request may get it.
+	// If the client has just gone, a cut may close the connection at any moment, so it must not be reused.
 	if reuse && !h1.LogsIn(s.Res.Fields) && len(s.From.Bytes()) == 0 && s.In.Await(nil) {
 		s.keepUpstream()
 	}
@@ -109,7 +109,7 @@ func (s *stream) Put(content []byte) error {
 // Flush implements [relay.Sink].
 func (s *stream) Flush() error { return s.In.Flush() }
 
-// headFields returns the fields of a response for the client, until the next call.
+// headFields returns the fields of a response for the client. They are valid until the next call.
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 	list := s.Head(r, shown)
 	if !r.Interim() {
@@ -118,7 +118,7 @@ func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 	return list
 }
 
-// appendHSTS appends Strict-Transport-Security, if it is sent.
+// appendHSTS appends Strict-Transport-Security, if configured.
 func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
 	if value := s.hsts(); value != "" {
 		list = append(list, hpack.HeaderField{Name: hstsName, Value: value})
@@ -136,7 +136,7 @@ func (s *stream) trailers(fields []h1.Field) (list []hpack.HeaderField) {
 	return list
 }
 
-// Tunnel implements [relay.Side]: it accepts a WebSocket and relays bytes both ways, as [client.Tunnel] does.
+// Tunnel implements [relay.Side]: it accepts a WebSocket and relays bytes both ways, like [client.Tunnel].
 func (s *stream) Tunnel(n int) error {
 	s.answered, s.shared = true, true
 	s.begun.Store(true)
@@ -167,7 +167,7 @@ func (s *stream) Tunnel(n int) error {
 	return err
 }
 
-// pump passes bytes both ways.
+// pump relays bytes both ways.
 func (s *stream) pump() error {
 	s.g.releaseBox(&s.visit)
 	var received, sent atomic.Int64

@@ -11,23 +11,23 @@ import (
 	"boxgate/internal/h2/downstream"
 )
 
-// This file serves requests over HTTP/2 without a goroutine of their own: the goroutine that reads the visitor's connection checks a
-// request and sends it to the box over a connection that was kept, and a goroutine of the poller passes the response on. Neither may
-// wait. A request that would have to wait, or is not an ordinary one, goes on in a goroutine.
+// This file serves requests over HTTP/2 without a goroutine for each: the goroutine that reads the visitor's connection checks
+// a request and sends it to the box over an idle connection, and a goroutine of the poller passes the response on. Neither may
+// block. A request that would have to wait, or is out of the ordinary, continues in its own goroutine.
 
-// early is the part of a request that was done without a goroutine.
+// early is the state of a request that has no goroutine yet.
 type early struct {
-	reading bool // the goroutine that reads has it: a reply is kept
+	reading bool // the goroutine that reads the connection serves it: a reply is stored
 
-	// A reply that was kept.
+	// The stored reply.
 	status int
 	fields [][2]string
 	body   []byte
 
-	waking *waking // the box; nil: it is awake
+	waking *waking // for a sleeping box; nil: the box is awake
 
-	sent int   // bytes of the request
-	err  error // why it has failed after that
+	sent int   // bytes of the request sent
+	err  error // the error that followed
 }
 
 // start begins a request in the goroutine that reads the client's connection.
@@ -50,15 +50,15 @@ func (s *stream) contain(in *downstream.Stream) {
 	}
 }
 
-// over ends a request that no goroutine serves.
+// over ends a request that has no goroutine.
 func (s *stream) over(in *downstream.Stream, panicked any) {
 	s.conclude(panicked)
 	s.recycle()
 	in.Done()
 }
 
-// begin checks and sends a request that has arrived whole, if that takes no waiting, and reports whether it was sent. If not, next is what
-// is left to do.
+// begin checks and sends a request that has arrived whole, if it can do so without waiting, and reports whether it was sent.
+// Otherwise it sets next to the function that continues the request.
 func (s *stream) begin() bool {
 	s.next = (*stream).handle
 	if n, whole := s.In.Arrived(); !whole || n > buffers.OutFlush || s.In.Protocol != "" {
@@ -81,7 +81,7 @@ func (s *stream) begin() bool {
 	return s.g.allow(&s.visit) && s.depart()
 }
 
-// depart sends an admitted request over a connection that was kept, if there is one.
+// depart sends an admitted request over an idle connection, if there is one.
 func (s *stream) depart() bool {
 	if h1.LogsIn(s.Req.Fields) || s.prepare() || s.http2 {
 		return false
@@ -117,10 +117,10 @@ func (s *stream) depart() bool {
 // refuse answers a request that could not be read.
 func (s *stream) refuse() { s.unreadable(s.early.err) }
 
-// answerKept sends the reply that was kept.
+// answerKept sends the stored reply.
 func (s *stream) answerKept() { s.sendReply(s.early.status, s.early.fields, s.early.body) }
 
-// wakeBox forwards a request, whose checks are done, when its box has woken.
+// wakeBox waits until the box of a checked request has woken, and forwards the request.
 func (s *stream) wakeBox() {
 	if s.g.wake(s.ctx, &s.visit, s.early.waking) && s.g.allow(&s.visit) {
 		s.pass()
@@ -134,7 +134,7 @@ func (s *stream) pass() {
 	}
 }
 
-// sendRest sends a request whose body has not arrived whole, or could not be read.
+// sendRest sends a request whose body has not arrived whole or could not be read.
 func (s *stream) sendRest() {
 	s.In.Await(s)
 	defer s.In.Await(nil)
@@ -148,7 +148,7 @@ func (s *stream) sendRest() {
 	}
 }
 
-// await goes on with a request that was sent, or could not be.
+// await continues a request that was sent at least partly, or failed to be.
 func (s *stream) await() {
 	if !s.In.Await(s) { // its context has ended
 		s.abortUpstream()
@@ -199,7 +199,8 @@ func (s *stream) waitAgain(in *downstream.Stream) {
 	}
 }
 
-// respondNow passes on a response that has arrived whole, if that takes no waiting. Otherwise it changes nothing and reports false.
+// respondNow passes on a response that has arrived whole, if it can do so without waiting. Otherwise it changes no state and
+// reports false.
 func (s *stream) respondNow() bool {
 	arrived := s.From.Bytes()
 	n, err := s.Res.Parse(arrived, s.Method)
@@ -225,7 +226,8 @@ func (s *stream) respondNow() bool {
 	return true
 }
 
-// answerNow sends the response with its content. The goroutine that writes to the client gets a chance to make room.
+// answerNow sends the response with its content. If the client's buffer is full, it lets the goroutine that writes to the
+// client run, and tries once more.
 func (s *stream) answerNow(content []byte) bool {
 	fields := s.headFields(&s.Res)
 	if s.In.AnswerNow(s.Res.Status, fields, content) {
@@ -235,7 +237,7 @@ func (s *stream) answerNow(content []byte) bool {
 	return s.In.AnswerNow(s.Res.Status, fields, content)
 }
 
-// wholeBody returns the content of a response whose body has arrived in one piece, without trailers, and the length of the body.
+// wholeBody returns the content of a body that has arrived in one piece, without trailers, and the body's length.
 func wholeBody(r *h1.Response, arrived []byte) (content []byte, n int, whole bool) {
 	if r.Body.Empty() {
 		return nil, 0, true

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// talliesMost is how many tallies are kept. They are keyed by addresses, of which there are many: beyond it, one is
-// forgotten for each that is new.
+// talliesMost is the limit of tallies. Visitors choose the keys, as IPv6 addresses are plenty: beyond the limit, each new
+// tally replaces a random one.
 const talliesMost = 1 << 16
 
-// tallies has what each network of visitors does at each URL. Safe for concurrent use.
+// tallies counts the requests and wrong credentials of each network of visitors at each URL. Safe for concurrent use.
 type tallies struct {
 	refill   rate.Limit // requests a second
 	burst    int
-	failures int           // credentials refused in a minute, before none is looked at
+	failures int           // wrong credentials in a window until further ones are not checked
 	window   time.Duration // a minute
 
 	mu   sync.Mutex
@@ -27,31 +27,31 @@ type tallies struct {
 type pair struct {
 	url       string
 	network   netip.Prefix
-	elsewhere bool // what other origins make browsers of the network do
+	elsewhere bool // counts only requests that other origins make browsers send
 }
 
-// siteShare is how many times as much as one network an IPv6 site may do, which can have 65,536 of them.
+// siteShare is the limit of an IPv6 site, in limits of one network. A site has up to 65,536 networks.
 const siteShare = 4
 
-// tally is what a network of visitors does at a URL. A nil one counts nothing.
+// tally counts the requests and wrong credentials of a network at a URL. A nil tally has no limits.
 type tally struct {
-	site     *tally // of the IPv6 site that the network is a part of, which counts the same; nil without one
+	site     *tally // of the IPv6 site of the network, which counts the same events; nil without one
 	requests *rate.Limiter
 	most     int // failures in a window
 	window   time.Duration
 
 	mu       sync.Mutex
-	failures int       // of the window that ends at until
-	until    time.Time // since the first of them
+	failures int       // in the window that ends at until
+	until    time.Time // the window begins with its first failure
 }
 
-// of returns the tally of a network at a URL, or nil for a network that is not known.
+// of returns the tally of a network at a URL, or nil if the network is unknown.
 func (t *tallies) of(url string, network netip.Prefix) *tally {
 	return t.find(pair{url: url, network: network})
 }
 
-// elsewhere returns the tally of the credentials that other origins make the browsers of a network send: any web page can bar
-// these, and no others.
+// elsewhere returns the tally of the credentials that other origins make a network's browsers send. Any web page can exhaust
+// this tally, but no other.
 func (t *tallies) elsewhere(url string, network netip.Prefix) *tally {
 	return t.find(pair{url, network, true})
 }
@@ -69,7 +69,7 @@ func (t *tallies) find(p pair) *tally {
 	return made
 }
 
-// findLocked returns the tally of a pair; a new one may have a number of times what a network may.
+// findLocked returns the tally of a pair. A new tally has times the limits of a network.
 func (t *tallies) findLocked(p pair, times int) *tally {
 	if known := t.kept[p]; known != nil {
 		return known
@@ -90,7 +90,7 @@ func (t *tallies) findLocked(p pair, times int) *tally {
 	return made
 }
 
-// request counts a request, and reports whether it is one too many.
+// request counts a request, and reports whether it exceeds the rate.
 func (t *tally) request(now time.Time) (excess bool) {
 	return t != nil && (!t.requests.AllowN(now, 1) || t.site.request(now))
 }
@@ -113,8 +113,9 @@ func (t *tally) failedLocked(now time.Time) {
 	t.failures++
 }
 
-// attempt counts a credential as refused before it is looked at, so that of many at once no more are looked at than may be
-// wrong. It returns what barred does; unless that is 0, nothing is counted. A credential that was right is taken back by right.
+// attempt counts a credential as wrong before it is checked, so that concurrent attempts do not exceed the limit. If the
+// network is barred, it counts no attempt and returns the wait like barred. right takes the attempt back if the credential was
+// right.
 func (t *tally) attempt(now time.Time) time.Duration {
 	if t == nil {
 		return 0
@@ -125,14 +126,14 @@ func (t *tally) attempt(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if wait := t.barredLocked(now); wait > 0 {
-		t.site.right() // it was not looked at
+		t.site.right() // the credential is not checked
 		return wait
 	}
 	t.failedLocked(now)
 	return 0
 }
 
-// right takes an attempt back.
+// right takes back an attempt.
 func (t *tally) right() {
 	if t == nil {
 		return
@@ -143,7 +144,7 @@ func (t *tally) right() {
 	t.failures = max(0, t.failures-1)
 }
 
-// barred returns how long no credential of the network is looked at, since it has had too many refused; 0 if they are.
+// barred returns how long the network's credentials are not checked because too many were wrong; 0 if they are checked.
 func (t *tally) barred(now time.Time) time.Duration {
 	if t == nil {
 		return 0

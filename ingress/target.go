@@ -6,17 +6,17 @@ import (
 	"boxgate/policy"
 )
 
-// Target is what a public URL leads to.
+// Target is the destination of a public URL.
 type Target struct {
-	ID  string // of the URL; never reused for another
+	ID  string // of the URL; never reused for another one
 	Box policy.BoxID
 	// Owner is the ID of the API key that made the URL.
 	Owner string
 	Addr  netip.AddrPort // of the box's port
 	Auth  Auth
-	// Protocol is what the application speaks.
+	// Protocol is the application's.
 	Protocol Protocol
-	// Access is what it has beyond its credentials; nil: nothing.
+	// Access contains further settings; nil: none are set.
 	Access *Access
 }
 
@@ -25,7 +25,7 @@ func (t Target) same(o Target) bool {
 	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Protocol == o.Protocol && t.Auth.same(o.Auth)
 }
 
-// incarnation is the key of the pool: connections are never shared between URLs, nor between two incarnations of one.
+// incarnation is the key of a connection pool: neither two URLs nor two incarnations of one share connections.
 type incarnation struct {
 	id   string
 	box  policy.BoxID

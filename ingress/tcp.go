@@ -16,14 +16,14 @@ import (
 	"boxgate/relay"
 )
 
-// halfOpenTime is how long a connection of raw TCP may pass nothing once one side has ended its direction. One that is open
-// both ways may be silent for ever.
+// halfOpenTime is how long a connection of raw TCP may be silent after one side has ended its direction. A connection that is
+// open both ways may be silent for any time.
 const halfOpenTime = 5 * time.Minute
 
-// noProtocol is offered to a visitor who offers HTTP, so that the handshake ends with the alert for that.
+// noProtocol is offered to visitors that offer HTTP, so that the handshake fails with the alert no_application_protocol.
 const noProtocol = "boxgate-raw"
 
-// configOf returns how a visitor is spoken to: as settings say, but for public URLs of raw TCP.
+// configOf returns the TLS settings for a ClientHello: settings, except for public URLs of raw TCP.
 func (g *Ingress) configOf(settings *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		t, ok := g.URLs.Lookup(bareHost(hello.ServerName))
@@ -36,9 +36,9 @@ func (g *Ingress) configOf(settings *tls.Config) func(*tls.ClientHelloInfo) (*tl
 	}
 }
 
-// rawProtocol chooses the application protocol of a connection of raw TCP: the first that the visitor offers, none for one who
-// offers none. One who offers HTTP, as browsers do, is refused, whatever else is offered beside it (as RFC 8701 has clients do):
-// a page could otherwise have a browser send requests to a service that reads them as something else.
+// rawProtocol chooses the application protocol of a raw TCP connection: the first that the visitor offers, if any. A visitor
+// that offers HTTP, as browsers do, is refused, whatever it also offers (RFC 8701 clients add reserved values): a page could
+// otherwise make a browser send requests to a service that interprets them differently.
 func rawProtocol(offered []string) []string {
 	if slices.ContainsFunc(offered, isHTTP) {
 		return []string{noProtocol}
@@ -52,7 +52,7 @@ func isHTTP(protocol string) bool {
 		strings.HasPrefix(protocol, "spdy/")
 }
 
-// isRaw reports whether a connection, on which a protocol was agreed, is one of raw TCP.
+// isRaw reports whether a connection with this negotiated protocol is for a public URL of raw TCP.
 func (g *core) isRaw(sni, agreed string) bool {
 	if isHTTP(agreed) {
 		return false
@@ -80,7 +80,7 @@ func newPassage(g *core, who *visitor, conn net.Conn) *passage {
 	return p
 }
 
-// run serves the connection until it ends. It passes the same checks as a request, and is recorded as one.
+// run serves the connection until it ends. It passes the same checks as a request, and is recorded like one.
 func (p *passage) run() {
 	p.visit = newVisit(asked{
 		host: p.visitor.sni, peer: p.visitor.addr, sni: p.visitor.sni, secure: true, inside: p.visitor.inside, network: p.visitor.network, raw: true, direct: true,
@@ -103,7 +103,7 @@ func (p *passage) run() {
 	}
 }
 
-// pass passes bytes between the visitor and the box.
+// pass relays bytes between the visitor and the box.
 func (p *passage) pass(box net.Conn) {
 	p.box.Store(&box)
 	p.g.releaseBox(&p.visit)
@@ -111,7 +111,7 @@ func (p *passage) pass(box net.Conn) {
 	t := p.g.tunnel(&p.visit, p.conn, box, &received, &sent)
 	t.Client.In, t.Server.In, t.Kill = &h1.Reader{}, &h1.Reader{}, socket.Reset
 	t.Half = func() func() bool { return watch(t, p.g.halfOpen) }
-	if p.ctx.Err() != nil { // a cut may have looked before the box was there
+	if p.ctx.Err() != nil { // a cut may have looked before box was stored
 		t.Abort()
 	}
 	err := t.Run(p.ctx)
@@ -121,13 +121,13 @@ func (p *passage) pass(box net.Conn) {
 		p.visit.event.Error = errCut.Error()
 	case err != nil:
 		p.visit.event.Error = err.Error()
-	default: // what was written last must arrive
+	default: // a graceful close, so that the last bytes arrive
 		_ = box.Close()
 		_ = p.conn.Close()
 	}
 }
 
-// watch aborts a tunnel when nothing has passed for as long as limit, until stop.
+// watch aborts a tunnel that has passed no bytes for limit. stop ends the watch.
 func watch(t *relay.Tunnel, limit time.Duration) (stop func() bool) {
 	var timer *time.Timer
 	var passed int64
@@ -146,7 +146,7 @@ func watch(t *relay.Tunnel, limit time.Duration) (stop func() bool) {
 	return timer.Stop
 }
 
-// ended closes what is left: with a reset, unless both sides have ended well.
+// ended closes both connections, with a reset unless both sides have ended gracefully.
 func (p *passage) ended() {
 	if recover() != nil {
 		p.g.panicked(&p.visit)
@@ -168,11 +168,11 @@ func (p *passage) cutNow() {
 	}
 }
 
-// reply implements [replier]. There is nothing that could be said: the visitor sees the connection end.
+// reply implements [replier]. The protocol is unknown, so it sends no bytes: the visitor sees the connection end.
 func (p *passage) reply(int, [][2]string, []byte) {}
 
 // form implements [replier].
 func (p *passage) form(int, time.Time) ([]byte, error) { return nil, errRaw }
 
-// errRaw is raised by asking a connection of raw TCP for what only requests have.
+// errRaw reports a request for a form on a connection of raw TCP.
 var errRaw = errors.New("raw TCP has no forms")

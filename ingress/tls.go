@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// ticketKeyTime is how often a new key encrypts session tickets, and ticketKeys how many of them are accepted: a ticket
-	// lasts for a day at most, and so does what a stolen key opens.
+	// A new key encrypts session tickets every ticketKeyTime, and ticketKeys keys are accepted. So a ticket is valid for a day
+	// at most, as is a stolen key.
 	ticketKeyTime = 8 * time.Hour
 	ticketKeys    = 3
 )
 
-// tlsConfig is how visitors are spoken to: TLS 1.3, and of TLS 1.2 only what has forward secrecy and authenticates what it
-// encrypts (RFC 9325, 4.2).
+// tlsConfig returns the TLS settings for visitors: TLS 1.3, and TLS 1.2 only with forward secrecy and authenticated encryption
+// (RFC 9325, 4.2).
 func tlsConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -28,7 +28,7 @@ func tlsConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error))
 	}
 }
 
-// keepTicketsFresh changes the key of session tickets until stop is called.
+// keepTicketsFresh rotates the keys of session tickets until stop is called.
 func keepTicketsFresh(c *tls.Config) (stop func()) {
 	var keys [][32]byte
 	renew := func() {

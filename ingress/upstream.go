@@ -23,13 +23,13 @@ type upstream struct {
 	key    incarnation
 	conn   net.Conn
 	in     h1.Reader
-	direct *socket.Direct // conn; nil if it is not one of TCP
+	direct *socket.Direct // conn; nil if it is not a TCP connection
 	raw    syscall.RawConn
-	used   bool      // it has carried a request before this one
-	since  time.Time // when it was put back
+	used   bool      // it has carried an earlier request
+	since  time.Time // when it became idle
 	reader relay.ServerReader
-	leave  func()       // gives back the place of a request over HTTP/2; nil: it has none
-	watch  *relay.Watch // for requests without a goroutine; nil until the first
+	leave  func()       // releases the place of a request over HTTP/2, or nil
+	watch  *relay.Watch // for requests without a goroutine; nil before the first
 }
 
 // Write implements [relay.Server].
@@ -71,8 +71,8 @@ func (u *upstream) close() {
 	}
 }
 
-// ask sends a request, or the beginning of one unless whole is set. If the box has sent data or EOF on a kept connection,
-// ask returns [socket.ErrNotAsked] and sends nothing.
+// ask sends a request, or its beginning if whole is not set. If the box has sent data or EOF on a reused connection, ask
+// returns [socket.ErrNotAsked] and sends no bytes.
 func (u *upstream) ask(request []byte, whole bool) error {
 	switch {
 	case u.used && whole:
@@ -92,15 +92,15 @@ func (u *upstream) quiet() bool {
 
 // pool keeps idle connections to boxes. Safe for concurrent use.
 type pool struct {
-	most int // kept in all
+	most int // limit of idle connections
 
 	mu    sync.Mutex
 	idle  map[incarnation][]*upstream // most recently used last
 	n     int
-	sweep *time.Timer // runs while there are any
+	sweep *time.Timer // nil while there are no idle connections
 }
 
-// get returns the kept connection to a target that was used last, or nil. The box may have sent data on it since.
+// get returns the most recently used idle connection to a target, or nil. The box may have sent data on it since.
 func (p *pool) get(t Target) *upstream {
 	u := p.pop(t.incarnation())
 	if u != nil {
@@ -114,7 +114,7 @@ func newUpstream(t Target, conn net.Conn) *upstream {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		u.conn = socket.NewDirect(tcp)
 		if u.direct, ok = u.conn.(*socket.Direct); ok {
-			u.raw, _ = tcp.SyscallConn() // nil on a connection that is closed already
+			u.raw, _ = tcp.SyscallConn() // nil if the connection is already closed
 		}
 	}
 	u.reader.Conn, u.in.Source = u.conn, &u.reader
@@ -135,7 +135,7 @@ func (p *pool) pop(key incarnation) *upstream {
 	return u
 }
 
-// putIdle keeps a connection whose exchange has ended cleanly, if there is room.
+// putIdle keeps a connection whose exchange has ended cleanly, within the limits.
 func (p *pool) putIdle(u *upstream) {
 	if u.raw == nil || len(u.in.Bytes()) > 0 {
 		u.close()
@@ -165,7 +165,7 @@ func (p *pool) putIdle(u *upstream) {
 	}
 }
 
-// closeOld closes connections that have been idle for too long, and runs again while there are others.
+// closeOld closes connections that have been idle for idleTime, and reschedules itself while others remain.
 func (p *pool) closeOld() {
 	p.close(func(u *upstream) bool { return time.Since(u.since) >= idleTime })
 	p.mu.Lock()

@@ -3,8 +3,8 @@ package ingress
 // Use is the use of one bounded resource.
 type Use struct{ Taken, Most int }
 
-// Uses returns the current use of resources that all visitors share, by name: forwarded requests, forwarded requests of boxes,
-// requests to applications that speak HTTP/2, questions to the identity provider, and idle connections to boxes.
+// Uses returns the current use of the resources that all visitors share, by name: forwarded requests, forwarded requests of
+// boxes, requests to applications that speak HTTP/2, code exchanges at the identity provider, and idle connections to boxes.
 func (g *Ingress) Uses() map[string]Use {
 	return map[string]Use{
 		"url_requests": g.places.use(), "url_requests_of_boxes": g.inside.use(), "url_http2_requests": g.http2Places.use(),

@@ -31,22 +31,22 @@ type visit struct {
 	target  Target
 	entry   *request // registered once it is admitted
 	by      admission
-	next    string // the path that a sign-in returns to, if it is not that of the request
-	placed  bool   // it has a place
+	next    string // path after the sign-in; "": the request's own
+	placed  bool   // it holds a place
 	uses    bool   // it keeps the box awake
 }
 
 // replier answers a request.
 type replier interface {
-	// reply sends a whole response of the gateway's own, unless a response has begun.
+	// reply sends a complete response of the gateway's own, unless a response has begun.
 	reply(status int, fields [][2]string, body []byte)
-	// form reads the body of a request that is not forwarded, up to a limit, and fails if it is not whole at a time. The head can
-	// no longer be read then.
+	// form reads the body of a request that is not forwarded. It fails if the body exceeds most bytes or is not complete by
+	// until. The head is invalid afterwards.
 	form(most int, until time.Time) ([]byte, error)
 }
 
-// newVisit opens the event of a request. Unless something else is noted, it records a denial. opening and entry are no other
-// request's at this time; they must not be copied or overwritten, as a timer, and who found the request, may still look at them.
+// newVisit opens the event of a request, which records a denial unless changed. opening and entry must not be in use by
+// another request, nor be copied or overwritten: a timer or a cut that has found the request may still access them.
 func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry *request) visit {
 	now := time.Now()
 	return visit{asked: q, client: client, cut: cut, opening: opening, entry: entry, began: now, event: audit.Event{
@@ -55,13 +55,13 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry
 	}}
 }
 
-// admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. Each refusal ends them, and the
-// client has been answered. ctx must end when the request is cut.
+// admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. If it reports false, the client has
+// been answered. ctx must end when the request is cut.
 func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	return g.check(ctx, v, permits) && g.wake(ctx, v, g.enter(v)) && g.allow(v)
 }
 
-// check runs the checks of admit up to the places. Unless [core.mayWait], it does not wait.
+// check runs the checks of admit up to the places. It does not block unless [core.mayWait] reports true.
 func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
 	if !ok {
@@ -100,12 +100,12 @@ func (g *core) check(ctx context.Context, v *visit, permits func(*visit) bool) b
 	return true
 }
 
-// mayWait reports whether the checks of a request may have to wait: for a form, or for the identity provider.
+// mayWait reports whether the checks of a request may block: for a form, or for the identity provider.
 func (g *core) mayWait(v *visit) bool {
 	return strings.HasPrefix(v.path, pages.Reserved) || g.Accounts != nil && bareHost(v.host) == g.Accounts.host
 }
 
-// allow notes that an admitted request is forwarded; a 502 reverses that.
+// allow records that an admitted request is forwarded. A 502 changes that again.
 func (g *core) allow(v *visit) bool {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
@@ -114,8 +114,8 @@ func (g *core) allow(v *visit) bool {
 	return true
 }
 
-// registerRequest takes a place for a request, and registers it so that it can be cut. It reports whether there was a place; if not, the
-// client has been answered.
+// registerRequest takes a place for a request, and registers the request to be cut. If there is no place, it answers the
+// client and reports false.
 func (g *core) registerRequest(v *visit) bool {
 	if v.placed = g.acquirePlace(v); !v.placed {
 		v.tooMany()
@@ -125,13 +125,13 @@ func (g *core) registerRequest(v *visit) bool {
 	return true
 }
 
-// acquirePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
-// some to visitors from elsewhere.
+// acquirePlace takes a place for a request, and reports whether there was one. Boxes may take only part of the places, so that
+// visitors from elsewhere get some.
 func (g *core) acquirePlace(v *visit) bool {
 	return g.acquirePlaceAt(v.target.Box, v.network, v.inside)
 }
 
-// acquirePlaceAt is acquirePlace for visitors of a network, or for a box if they are inside.
+// acquirePlaceAt is acquirePlace for a network of visitors, or of a box if inside is set.
 func (g *core) acquirePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) bool {
 	if inside && !g.inside.acquire(string(box), network) {
 		return false
@@ -145,7 +145,7 @@ func (g *core) acquirePlaceAt(box policy.BoxID, network netip.Prefix, inside boo
 	return false
 }
 
-// leavePlace gives the place back.
+// leavePlace releases the place.
 func (g *core) leavePlace(v *visit) { g.leavePlaceAt(v.target.Box, v.network, v.inside) }
 
 func (g *core) leavePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) {
@@ -155,8 +155,8 @@ func (g *core) leavePlaceAt(box policy.BoxID, network netip.Prefix, inside bool)
 	}
 }
 
-// authenticate checks the rate of a visitor's requests and its credential. A request without a credential is no attempt at
-// one: browsers send many.
+// authenticate checks the request rate and the credential of a visitor. A request without a credential does not count as an
+// attempt: browsers send many.
 func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	now, tally := v.began, g.tallies.of(v.target.ID, v.network)
 	if tally.request(now) {
@@ -193,15 +193,15 @@ func (g *core) authenticate(v *visit, permits func(*visit) bool) bool {
 	return false
 }
 
-// guesses reports whether a request carries a credential that may be guessed: a token or a password.
+// guesses reports whether a request carries a credential that could be a guess: a token or a password.
 func (v *visit) guesses() bool {
 	_, token := signin.Parameter(v.query, signin.TokenParameter)
 	return token || len(v.values("authorization")) > 0
 }
 
-// proven reports whether a request carries a valid session or signed link, which the gateway has authenticated and nobody can guess. It is
-// let in even if too many wrong credentials have come from its address. An invalid one does not count as a wrong credential: any web page
-// can make a browser send links, and the links of a URL become invalid when it is created again.
+// proven reports whether a request carries a valid session or signed link. The gateway has authenticated these and they cannot
+// be guessed, so they are accepted even from an address with too many wrong credentials. Invalid ones do not count as wrong
+// credentials: any web page can make a browser send links, and recreating a URL invalidates its links.
 func (v *visit) proven(now time.Time) bool {
 	if _, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now); ok {
 		return true
@@ -227,13 +227,13 @@ func (v *visit) byLink(now time.Time) bool {
 	return true
 }
 
-// barred refuses to look at the credential of a visitor who has sent too many wrong ones.
+// barred refuses a request without checking its credential: too many from its network were wrong.
 func (v *visit) barred(wait time.Duration) {
 	v.refuseWith(http.StatusTooManyRequests, name.ReasonLimit, "Too many wrong credentials have come from this address.",
 		[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
 }
 
-// signedIn reports whether the browser is signed in.
+// signedIn reports whether the browser has a valid session.
 func (v *visit) signedIn(now time.Time) bool {
 	s, ok := v.target.Access.session(v.target.ID, v.values("cookie"), now)
 	if !ok {
@@ -246,7 +246,7 @@ func (v *visit) signedIn(now time.Time) bool {
 	return true
 }
 
-// foreign reports whether another site made a browser send a request with a credential that it keeps.
+// foreign reports whether another site made a browser send a request with a stored credential.
 func (v *visit) foreign() bool {
 	switch v.event.Credential {
 	case audit.CredentialBasic:
@@ -257,8 +257,8 @@ func (v *visit) foreign() bool {
 	return false
 }
 
-// keepsAuthorization reports whether the field Authorization is the application's: where the gateway needs no credential, or
-// let the request in by something else.
+// keepsAuthorization reports whether the Authorization field belongs to the application: the gateway needs no credential, or
+// accepted a different one.
 func (v *visit) keepsAuthorization() bool {
 	switch v.event.Credential {
 	case audit.CredentialNone, audit.CredentialSession, audit.CredentialAccount, audit.CredentialLink:
@@ -267,8 +267,7 @@ func (v *visit) keepsAuthorization() bool {
 	return false
 }
 
-// expired refuses a request to a URL whose time is over: like a wrong credential, if it had one, or else like a URL that does
-// not exist.
+// expired refuses a request to an expired URL: like a wrong credential, or like an unknown URL if it needed no credential.
 func (v *visit) expired() {
 	if v.target.Auth.open() {
 		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
@@ -293,7 +292,7 @@ func (g *core) record(v *visit) {
 	}
 }
 
-// panicked notes and logs that serving the request panicked. The panic's text is not logged, as it might quote traffic.
+// panicked records and logs that serving the request panicked, without the panic's text, which might quote traffic.
 func (g *core) panicked(v *visit) {
 	v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, name.ReasonInternal, audit.ActionRefuse
 	g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
@@ -308,7 +307,7 @@ func (v *visit) refuse(status int, reason name.Reason, detail string, challenges
 	v.refuseWith(status, reason, detail, fields...)
 }
 
-// tooMany answers that there are as many requests as there may be.
+// tooMany refuses a request beyond a limit of rate or places.
 func (v *visit) tooMany() {
 	v.refuseWith(http.StatusTooManyRequests, name.ReasonLimit, "There are too many requests at this time.", [2]string{"Retry-After", "1"})
 }
@@ -329,7 +328,7 @@ func (v *visit) notify(n pages.Notice, more ...[2]string) {
 	v.client.reply(n.Status, append(fields, more...), body)
 }
 
-// asleep answers that the box could not be woken, or not yet. The cause is only logged: the client may be anybody.
+// asleep answers that the box could not be woken, or not yet. The cause is only logged, as the client may be a stranger.
 func (v *visit) asleep(err error) {
 	v.event.Error = err.Error()
 	if errors.Is(err, ErrDown) {
@@ -343,7 +342,7 @@ func (v *visit) asleep(err error) {
 	v.refuseWith(http.StatusServiceUnavailable, name.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
 }
 
-// unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.
+// unavailable answers that the box cannot be reached. The cause is only logged, as the client may be a stranger.
 func (v *visit) unavailable(err error) {
 	v.event.Error = err.Error()
 	v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box does not answer on this port.")

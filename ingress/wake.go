@@ -11,29 +11,30 @@ import (
 )
 
 const (
-	// wakeWait is how long a request waits for its box. Then its client is asked to try again later; the box continues to wake.
+	// wakeWait is how long a request waits for its box. Then the client is asked to try again later, and the box continues to
+	// wake.
 	wakeWait = 10 * time.Second
 	// wakeTime is how long waking a box may take.
 	wakeTime = 2 * time.Minute
 )
 
-// errWaking is a box that is not awake yet.
+// errWaking reports a box that is not awake yet.
 var errWaking = errors.New("the box is still being started")
 
-// ErrDown is part of what [Boxes.Wake] returns for a box that no visitor can wake.
+// ErrDown is wrapped by [Boxes.Wake] for a box that no visitor can wake.
 var ErrDown = errors.New("the box is down")
 
-// ErrSpent is what [Boxes.Wake] returns for a box that has used up the bytes that it may send and receive.
+// ErrSpent is returned by [Boxes.Wake] for a box that has used up its quota of bytes.
 var ErrSpent = errors.New("the box has used up its quota")
 
-// wakers wake boxes, once for each port however many requests wait for it: the programs of a box do not all listen at the same time.
+// wakers wakes boxes, once for each port however many requests wait: the programs of a box do not all listen at the same time.
 // The zero value is ready to use.
 type wakers struct {
 	mu    sync.Mutex
 	calls map[door]*waking
 }
 
-// door is the port of a box that a request waits for.
+// door is the port of a box that requests wait for.
 type door struct {
 	box  policy.BoxID
 	port uint16
@@ -85,7 +86,8 @@ func (g *core) awaken(ctx context.Context, call *waking) error {
 	}
 }
 
-// join returns the attempt to wake a box that is under way, or begins one. It goes on when those who wait for it have gone.
+// join returns the running attempt to wake a box, or begins one. The attempt continues when the requests that wait for it have
+// gone.
 func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t Target) *waking {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +109,7 @@ func (w *wakers) join(wake func(context.Context, policy.BoxID, uint16) error, t 
 	return call
 }
 
-// finishWake ends an attempt. A panic in it is a failure.
+// finishWake ends an attempt. A panic counts as a failure.
 func (w *wakers) finishWake(to door, call *waking) {
 	if p := recover(); p != nil {
 		call.err = fmt.Errorf("panic in waking a box: %T", p)
@@ -118,8 +120,8 @@ func (w *wakers) finishWake(to door, call *waking) {
 	close(call.done)
 }
 
-// releaseBox lets the box of a visit fall asleep as far as this visit is concerned. From then on bytes that pass count as use, and an open
-// connection does not.
+// releaseBox ends the visit's hold on its box, so that the box may fall asleep. After that, passing bytes count as use of the
+// box and an open connection does not.
 func (g *core) releaseBox(v *visit) {
 	if v.uses {
 		v.uses = false
@@ -127,7 +129,7 @@ func (g *core) releaseBox(v *visit) {
 	}
 }
 
-// moved reports to Boxes that bytes have passed, after leave.
+// moved reports to Boxes that bytes have passed. It is called after releaseBox.
 func (g *core) moved(v *visit, byVisitor bool) {
 	if g.Boxes != nil {
 		g.Boxes.Moved(v.target.Box, byVisitor)

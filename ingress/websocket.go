@@ -9,8 +9,8 @@ import (
 	"boxgate/relay"
 )
 
-// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways until both directions have ended, or one has and the other stays
-// silent. n is the length of the response's head.
+// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways until both directions have ended, or one
+// has and the other stays silent. n is the length of the response's head.
 func (c *client) Tunnel(n int) error {
 	c.answered = true
 	c.begun.Store(true)
@@ -44,7 +44,7 @@ func (c *client) pump() error {
 	return err
 }
 
-// tunnel returns a tunnel of a visit between a visitor and a box, whose readers, Kill and Half are to be set.
+// tunnel returns a tunnel between a visitor and a box. The caller sets the readers, Kill and Half.
 func (g *core) tunnel(v *visit, visitor, box net.Conn, received, sent *atomic.Int64) *relay.Tunnel {
 	return &relay.Tunnel{
 		Client:   relay.End{Conn: visitor, To: visitor, Read: received, Moved: func() { g.moved(v, true) }},

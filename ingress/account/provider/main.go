@@ -1,5 +1,5 @@
-// Command provider is an OpenID Connect provider for tests, with the accounts of a file. It is a module of its own, so that
-// boxgate's does not depend on what it is made of.
+// Command provider is an OpenID Connect provider for tests, with the accounts of a file. It is a separate module, so that its
+// dependencies are not boxgate's.
 //
 //	provider USERS CLIENT SECRET REDIRECT
 //
