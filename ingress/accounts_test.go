@@ -26,8 +26,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// startProvider builds and starts a provider whose users are their names, with passwords that are those names again. It
-// returns the issuer and what stops it.
+// startProvider builds and starts a provider. Each user's password is the user's name. It returns the issuer and a function
+// that stops the provider.
 func startProvider(t *testing.T) (issuer string, stop func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func startProvider(t *testing.T) (issuer string, stop func()) {
 
 const accountOrigin = "https://auth" + domain
 
-// withAccounts makes an ingress with a provider, and a URL that lets friends in.
+// withAccounts makes an ingress with a provider, and two URLs that admit accounts of friends.example.
 func withAccounts(t *testing.T, issuer string, box *recorder) *fixture {
 	t.Helper()
 	f := start(t, func(c *Config) {
@@ -91,7 +91,7 @@ func withAccounts(t *testing.T, issuer string, box *recorder) *fixture {
 	return f
 }
 
-// person is a browser with cookies. It follows redirects, but not to addresses that hold returns true for.
+// person returns a browser with cookies. It follows redirects, except to addresses that begin with hold.
 func (f *fixture) person(t *testing.T) *person {
 	t.Helper()
 	jar, err := cookiejar.New(nil)
@@ -129,7 +129,7 @@ func (p *person) open(address string) (*http.Response, string) {
 	return get(p.t, p.Client, address, browser)
 }
 
-// logIn opens a URL, and signs in at the provider as a user. It returns what comes of it.
+// logIn opens a URL, and signs in at the provider as a user. It returns the last response.
 func (p *person) logIn(address, user string) (*http.Response, string) {
 	p.t.Helper()
 	_, page := p.open(address)
@@ -159,7 +159,7 @@ func (p *person) logIn(address, user string) (*http.Response, string) {
 	return resp, string(body)
 }
 
-// A visitor whose account the URL lets in is in after signing in at the provider, at that URL alone; others are not.
+// A visitor with an admitted account is signed in after the provider's page, at that URL only; other accounts are refused.
 func TestAccounts(t *testing.T) {
 	t.Parallel()
 	issuer, stop := startProvider(t)
@@ -206,7 +206,8 @@ func TestAccounts(t *testing.T) {
 	}
 }
 
-// Somebody begins a sign-in and has another person's browser finish it, or takes what that one was sent: nobody gets a session.
+// An attacker who begins a sign-in and makes a victim's browser finish it, or who uses the victim's addresses, gets no
+// session.
 func TestSignInsOfAnotherBrowser(t *testing.T) {
 	t.Parallel()
 	issuer, _ := startProvider(t)

@@ -15,8 +15,8 @@ import (
 	"boxgate/policy"
 )
 
-// What a request has sent stays its own while it waits for its box, however many others come, go and break off meanwhile: what they
-// have used is used again.
+// While a request waits for its box, its data stays its own, although other requests come, complete and break off, and their
+// memory is reused.
 func TestAttackFieldsOfAnotherVisitor(t *testing.T) {
 	t.Parallel()
 	awake := make(chan struct{})
@@ -79,7 +79,7 @@ func TestAttackFieldsOfAnotherVisitor(t *testing.T) {
 	}
 }
 
-// told says what an application was sent that tells one request of the test from another.
+// told returns the part of an application's input that identifies a request of the test.
 func told(r *http.Request) string {
 	var marks []string
 	for name := range r.Header {
@@ -90,7 +90,7 @@ func told(r *http.Request) string {
 	return strings.Join(append([]string{r.URL.Path, r.Header.Get("X-Mine"), r.Header.Get("Authorization"), r.Header.Get("Cookie")}, marks...), " ")
 }
 
-// own fails the test unless a response is that to a request, and what the application was sent was of it alone.
+// own fails the test unless the response belongs to the request, and the application received only that request's data.
 func own(t *testing.T, got response, mine string) {
 	t.Helper()
 	if want := fmt.Sprintf("/%s %[1]s Bearer %[1]s a=%[1]s %[1]s", mine); got.body != want {

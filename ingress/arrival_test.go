@@ -17,7 +17,8 @@ import (
 	"boxgate/internal/socket/sockettest"
 )
 
-// Visitors who have connected before the gateway stops are answered, however far they have come. The next ones find nobody listening.
+// Visitors who have connected before the gateway stops are answered, at whatever stage they are. Later ones are refused a
+// connection.
 func TestVisitorsWhoHaveConnectedAreAnswered(t *testing.T) {
 	t.Parallel()
 	for name, connect := range map[string]func(*testing.T, *fixture) (answer func() string){
@@ -57,7 +58,7 @@ func TestVisitorsWhoHaveConnectedAreAnswered(t *testing.T) {
 	}
 }
 
-// answerOf is the status of a stream's response, or why there is none.
+// answerOf returns the status of a stream's response, or the error.
 func (v *frames) answerOf(id uint32) string {
 	r := v.answer(id)
 	return r.status()
@@ -75,7 +76,7 @@ func (f *fixture) awaitHeld(t *testing.T) {
 	}
 }
 
-// awaitRefusal waits until nobody listens at an address.
+// awaitRefusal waits until an address refuses connections.
 func (f *fixture) awaitRefusal(t *testing.T, at string) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -91,7 +92,7 @@ func (f *fixture) awaitRefusal(t *testing.T, at string) {
 	}
 }
 
-// Those who have connected and have not been accepted when the gateway stops are answered as well: to them, it listened.
+// Connections that are still in the queue when the gateway stops are answered as well: they were established.
 func TestVisitorsWhoWaitToBeAcceptedAreAnswered(t *testing.T) {
 	t.Parallel()
 	f := startWith(t, nil, func(g *Ingress) { g.arrival = time.Minute })
@@ -124,7 +125,7 @@ func TestVisitorsWhoWaitToBeAcceptedAreAnswered(t *testing.T) {
 	}
 }
 
-// askPlain asks over a connection that has just been made, and returns the status of the answer, or why there is none.
+// askPlain sends a request over a new connection, and returns the status of the response, or the error.
 func askPlain(t *testing.T, c net.Conn) string {
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one"+domain+"\r\n\r\n"); err != nil {
 		return err.Error()
@@ -140,7 +141,7 @@ func askPlain(t *testing.T, c net.Conn) string {
 	return resp.Status
 }
 
-// A visitor who connects and says nothing does not hold up a stop, and one who has asked before even less.
+// A silent visitor does not delay a stop, and one whose request was answered even less.
 func TestSilentVisitorsDoNotHoldUpAStop(t *testing.T) {
 	t.Parallel()
 	const short = 50 * time.Millisecond

@@ -82,7 +82,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// A credential is valid for its own URL only: not for another port of the box, not for another box.
+// A credential is valid for its own URL only, not for another port of the box or another box.
 func TestCredentialOfAnotherURL(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -130,7 +130,7 @@ func TestCredentialsNeverReachTheBox(t *testing.T) {
 		if c := got.Header.Get("Cookie"); c != "a=1; b=2" {
 			t.Errorf("the box's own cookies arrive as %q", c)
 		}
-		// Where the gateway needs no credential, Authorization is between the client and the application.
+		// If the gateway needs no credential, Authorization passes to the application.
 		if resp, _ := get(t, client, "https://none"+domain+"/", edit); resp.StatusCode != 200 {
 			t.Fatal(resp.Status)
 		}

@@ -20,7 +20,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// proxyHeader is what a load balancer says of a visitor, "" of itself.
+// proxyHeader returns a load balancer's header for a visitor; "" is the balancer's own connection.
 func proxyHeader(from string) string {
 	const signature = "\r\n\r\n\x00\r\nQUIT\n"
 	if from == "" {
@@ -39,7 +39,7 @@ func proxyHeader(from string) string {
 	return string(append(binary.BigEndian.AppendUint16(b, uint16(len(rest))), rest...))
 }
 
-// balanced is an ingress behind a load balancer, which is at 127.0.0.2.
+// balanced returns an ingress behind a load balancer at 127.0.0.2.
 func balanced(t *testing.T, change func(*Config)) *fixture {
 	return start(t, func(cfg *Config) {
 		cfg.Balancers = balancer.List{netip.MustParsePrefix("127.0.0.2/32")}
@@ -49,8 +49,8 @@ func balanced(t *testing.T, change func(*Config)) *fixture {
 	})
 }
 
-// from dials a listener from an address, and says something first. It dials again if the listener has given the connection up before it is
-// known here that there was one, which takes a busy machine and a short timeout.
+// from connects to a listener from an address, and sends data. It connects again after a reset, since on a busy machine with a
+// short timeout the listener may give up before Dial returns.
 func from(t *testing.T, address, to, said string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
@@ -67,8 +67,8 @@ func from(t *testing.T, address, to, said string) net.Conn {
 	return c
 }
 
-// TestBalancerSaysWhoTheVisitorIs: what a listed balancer says counts for the application, the log and the limits, over
-// HTTPS and plain HTTP.
+// TestBalancerSaysWhoTheVisitorIs: the application, the log and the limits use the address from a listed balancer's header,
+// over HTTPS and plain HTTP.
 func TestBalancerSaysWhoTheVisitorIs(t *testing.T) {
 	t.Parallel()
 	f := balanced(t, nil)
@@ -90,7 +90,8 @@ func TestBalancerSaysWhoTheVisitorIs(t *testing.T) {
 	}
 }
 
-// TestOnlyBalancersAreBelieved: a header of anybody else is garbage, and a balancer's connection without one is refused.
+// TestOnlyBalancersAreBelieved: a header from another address is an invalid request, and a balancer's connection without one
+// is refused.
 func TestOnlyBalancersAreBelieved(t *testing.T) {
 	t.Parallel()
 	f := balanced(t, nil)
@@ -121,7 +122,7 @@ func TestOnlyBalancersAreBelieved(t *testing.T) {
 	})
 }
 
-// TestVisitorsOfABalancerAreLimited counts the connections of visitors, not those of their balancer.
+// TestVisitorsOfABalancerAreLimited counts connections for visitors, not for their balancer.
 func TestVisitorsOfABalancerAreLimited(t *testing.T) {
 	t.Parallel()
 	f := balanced(t, func(cfg *Config) { cfg.Connections = 8 })
@@ -145,7 +146,7 @@ func TestVisitorsOfABalancerAreLimited(t *testing.T) {
 	}
 }
 
-// TestBalancerThatSaysNothing: a header that does not come ends the connection.
+// TestBalancerThatSaysNothing: without a complete header the connection ends.
 func TestBalancerThatSaysNothing(t *testing.T) {
 	t.Parallel()
 	f := balanced(t, func(cfg *Config) { cfg.ReadHeaderTimeout = 50 * time.Millisecond })

@@ -22,8 +22,8 @@ import (
 	"boxgate/internal/socket"
 )
 
-// BenchmarkKeepAlive is a request with a bearer token and an answer of 1 KiB, on connections that are kept, over HTTP/1.1
-// and HTTP/2. Client and application are in the same process and count as well.
+// BenchmarkKeepAlive measures a request with a bearer token and a response of 1 KiB, on reused connections, over HTTP/1.1 and
+// HTTP/2. It includes the client and the application, which are in the same process.
 func BenchmarkKeepAlive(b *testing.B) {
 	for _, version := range []string{"http/1.1", "h2"} {
 		b.Run(version, func(b *testing.B) { benchmarkKeepAlive(b, version) })
@@ -67,7 +67,8 @@ func benchmarkKeepAlive(b *testing.B, version string) {
 	})
 }
 
-// BenchmarkStreams is the same over 4 connections of HTTP/2 with 32 requests each at a time. Client and application do little.
+// BenchmarkStreams is the same over 4 connections of HTTP/2 with 32 concurrent requests each. Client and application do
+// little.
 func BenchmarkStreams(b *testing.B) {
 	const conns, streams = 4, 32
 	f := start(b, func(c *Config) { c.Audit, c.RequestRate, c.Boxes = audit.New(audit.Options{}), 10_000_000, nil })
@@ -103,7 +104,7 @@ func BenchmarkStreams(b *testing.B) {
 	all.Wait()
 }
 
-// answerAll answers each request with the same.
+// answerAll answers each request with the same response.
 func answerAll(c net.Conn, answer []byte) {
 	defer c.Close()
 	buf := make([]byte, 4<<10)
@@ -117,7 +118,7 @@ func answerAll(c net.Conn, answer []byte) {
 	}
 }
 
-// ask makes requests over one connection while there are any left.
+// ask makes requests over one connection until the count is used up.
 func ask(f *fixture, streams int, left *atomic.Int64) error {
 	conn, err := net.Dial("tcp", f.https)
 	if err != nil {

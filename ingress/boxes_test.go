@@ -16,7 +16,7 @@ import (
 	"boxgate/policy"
 )
 
-// boxConn is a connection that a box has made from an address.
+// boxConn is a connection of a box from an address.
 type boxConn struct {
 	net.Conn
 	from net.Addr
@@ -26,7 +26,7 @@ func (c boxConn) RemoteAddr() net.Addr  { return c.from }
 func (c boxConn) NetConn() net.Conn     { return c.Conn }
 func (f *fixture) url(id string) string { return id + domain }
 
-// visitFrom makes a connection of a box to a host, and a TLS handshake that names a server. It returns the box's end.
+// visitFrom makes a connection of a box to a host, with a TLS handshake that names a server. It returns the box's end.
 func (f *fixture) visitFrom(t *testing.T, at, host, sni string) (*tls.Conn, error) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -44,20 +44,20 @@ func (f *fixture) visitFrom(t *testing.T, at, host, sni string) (*tls.Conn, erro
 	if err != nil {
 		t.Fatal(err)
 	}
-	go f.Visit(boxConn{served, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, host) // which Shutdown waits for
+	go f.Visit(boxConn{served, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, host) // Shutdown waits for it
 	c := tls.Client(box, &tls.Config{ServerName: sni, RootCAs: f.roots})
 	return c, c.Handshake()
 }
 
-// TestBoxesVisitPublicURLs: a box is a visitor like any other, by its own address, also where that is in a load balancer's
-// network. Its connection serves the host that it was let through for, and no other.
+// TestBoxesVisitPublicURLs: a box is a visitor with its own address, even if that is in a load balancer's network. Its
+// connection serves only the host for which it was opened.
 func TestBoxesVisitPublicURLs(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Balancers = balancer.List{netip.MustParsePrefix("10.200.0.0/16")} })
 	app := record(t)
 	f.expose("one", app.Server, Auth{Open: true})
 	f.expose("two", app.Server, Auth{Open: true})
-	get(t, f.client(t, false), "https://"+f.url("one")+"/", nil) // it is served now
+	get(t, f.client(t, false), "https://"+f.url("one")+"/", nil) // after this, the listener is ready
 	c, err := f.visitFrom(t, "10.200.0.7:40000", f.url("one"), f.url("one"))
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +79,8 @@ func TestBoxesVisitPublicURLs(t *testing.T) {
 	}
 }
 
-// TestBoxesLeaveRoomForOtherVisitors: boxes have a part of the connections, of which no box takes the whole. The addresses of
-// boxes are next to each other, and count apart.
+// TestBoxesLeaveRoomForOtherVisitors: boxes get part of the connections, and no box all of that part. The addresses of boxes
+// are adjacent, but are counted separately.
 func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections, c.ReadHeaderTimeout = 64, time.Hour })
@@ -113,8 +113,7 @@ func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
 	get(t, outside, "https://"+f.url("two")+"/", nil)
 }
 
-// TestBoxesLeaveRequestsToOtherVisitors: requests of boxes that are never answered take a quarter of all, however many boxes
-// make them.
+// TestBoxesLeaveRequestsToOtherVisitors: unanswered requests of any number of boxes take a quarter of all at most.
 func TestBoxesLeaveRequestsToOtherVisitors(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Requests = 64 })
@@ -155,7 +154,7 @@ func TestBoxesLeaveRequestsToOtherVisitors(t *testing.T) {
 		}
 		refused(box, "good")
 	}
-	ask("10.200.0.4:1", "three") // the last quarter is for those that have little
+	ask("10.200.0.4:1", "three") // the last quarter is for boxes with few requests
 	<-arrived
 	refused("10.200.0.4:1", "three")
 	refused("10.200.0.5:1", "one")

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// usual are the fields of a request of a browser, and of an application's own client.
+// usual are the fields of a browser's request and of an application's own client.
 var usual = []string{"accept", "accept-language", "user-agent", "cookie", "referer", "sec-ch-ua", "sec-ch-ua-mobile", "sec-ch-ua-platform",
 	"sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site", "priority", "content-type", "origin", "x-csrf-token", "x-request-id", "x-api-key"}
 
-// BenchmarkClaimed is the judgement of all fields of a request.
+// BenchmarkClaimed checks all fields of a request.
 func BenchmarkClaimed(b *testing.B) {
 	names := make([][]byte, 0, len(usual))
 	for _, n := range usual {
@@ -28,7 +28,7 @@ func BenchmarkClaimed(b *testing.B) {
 	}
 }
 
-// The comparison costs no memory, whether a field is removed, kept or let pass.
+// The comparison does not allocate, whether a field is removed, kept or let through.
 func TestFieldsAreJudgedWithoutAllocation(t *testing.T) {
 	names := lowered([]string{"X-Auth-Token"})
 	removed, kept, let := []byte("X_Forwarded.User"), []byte("x-request-id"), []byte("X-AUTH-Token")
@@ -42,7 +42,7 @@ func TestFieldsAreJudgedWithoutAllocation(t *testing.T) {
 	}
 }
 
-// FuzzClaimed holds the index of names against the lists themselves.
+// FuzzClaimed compares the index of names with the lists.
 func FuzzClaimed(f *testing.F) {
 	for _, names := range [][]string{claimedNames, claimedBeginnings, ordinaryFields, usual} {
 		for _, name := range names {

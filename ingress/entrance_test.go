@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// guarded makes a public URL with a credential to which browsers can sign in.
+// guarded makes a public URL with a credential, where browsers can sign in.
 func (f *fixture) guarded(host string, box *recorder) Target {
 	t := f.expose(host, box.Server, Auth{Bearer: digest(BearerDigest("tok")), Basic: digest(BasicDigest("box", "pass"))})
 	t.Access = &Access{Sessions: access.NewKey(), Ended: &access.Ended{}}
@@ -33,7 +33,7 @@ func browser(r *http.Request) {
 	r.Header.Set("Sec-Fetch-Site", "none")
 }
 
-// submit sends a form as a page of the URL does.
+// submit sends a form like a page of the URL.
 func submit(t *testing.T, c *http.Client, to string, form url.Values, edit func(*http.Request)) (*http.Response, string) {
 	t.Helper()
 	return get(t, c, to, func(r *http.Request) {
@@ -48,7 +48,7 @@ func submit(t *testing.T, c *http.Client, to string, form url.Values, edit func(
 	})
 }
 
-// sessionOf is the cookie of a response, as a browser sends it back.
+// sessionOf returns the cookie of a response, as a browser sends it back.
 func sessionOf(resp *http.Response) string {
 	for _, c := range resp.Cookies() {
 		if c.Name == access.Cookie && c.MaxAge > 0 {
@@ -73,7 +73,7 @@ func signIn(t *testing.T, c *http.Client, host string) string {
 	return cookie
 }
 
-// A person opens the address, is shown the page, enters the token or the password, and is where it wanted to go.
+// A person opens the address, gets the page, enters the token or the password, and returns to the requested path.
 func TestSignIn(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
@@ -114,8 +114,8 @@ func TestSignIn(t *testing.T) {
 	}
 }
 
-// The token in an address is exchanged for a session when a browser goes there, and leaves the address. It opens nothing by
-// itself.
+// A token in the address is exchanged for a session when a browser navigates there, and removed from the address. It has no
+// effect on other requests.
 func TestTokenInTheAddress(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -146,7 +146,7 @@ func TestTokenInTheAddress(t *testing.T) {
 				t.Errorf("h2 %v, %s: %s", h2, name, resp.Status)
 			}
 		}
-		// One that came along with a right credential, or to a URL that needs none, is not passed on.
+		// A token in the query is not passed on, if the request has a valid credential or the URL needs none.
 		for _, host := range []string{"one", "open"} {
 			get(t, c, "https://"+host+domain+"/p?a&boxgate_token=tok", with("Authorization", "Bearer tok"))
 			if got := box.last(t).RequestURI; got != "/p?a" {
@@ -167,7 +167,7 @@ func (f *fixture) recorded() []audit.Event {
 	return append([]audit.Event(nil), f.events...)
 }
 
-// A session opens the URL it was begun at, and no other; not after the URL was created anew; not after its time.
+// A session is valid only for the URL where it began, not after the URL was recreated, and not after its expiry.
 func TestSessionOfAnotherURL(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -194,8 +194,8 @@ func TestSessionOfAnotherURL(t *testing.T) {
 	refused("the URL created anew", "one", cookie)
 }
 
-// Another site cannot have a browser sign in or out, nor use its session: not to open a WebSocket, to change something, or
-// to load what it could read, unless the URL lists it.
+// Another site cannot make a browser sign in or out, nor use its session to open a WebSocket, to change something, or to load
+// a response that it could read, unless the URL lists the site.
 func TestAnotherSiteUsesTheSession(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -260,7 +260,7 @@ func TestAnotherSiteUsesTheSession(t *testing.T) {
 	})
 }
 
-// A WebSocket that a session opened ends when the session is ended, the URL's time is over, or the URL goes. Others stay.
+// A WebSocket of a session ends when the session is ended, the URL expires, or the URL goes. Others stay open.
 func TestSignOutCutsWhatIsOpen(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -295,7 +295,7 @@ func TestSignOutCutsWhatIsOpen(t *testing.T) {
 	}
 }
 
-// ends waits until the gateway cuts a socket that nobody writes to, and reports whether it does.
+// ends reports whether the gateway cuts an idle socket.
 func ends(t *testing.T, c *websocket.Conn) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -304,14 +304,14 @@ func ends(t *testing.T, c *websocket.Conn) bool {
 	return err != nil && ctx.Err() == nil
 }
 
-// A URL lets nobody in any more when its time is over, and what it has let in ends then.
+// A URL lets no visitor in after it has expired, and its open requests end then.
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
 	server := echoServer(t)
 	var socket *websocket.Conn
 	var soon time.Time
-	for wait := time.Second; socket == nil; wait *= 2 { // until there is time to open it
+	for wait := time.Second; socket == nil; wait *= 2 { // until the URL lasts long enough to open it
 		soon = time.Now().Add(wait)
 		for host, auth := range map[string]Auth{"bearer": {Bearer: digest(BearerDigest("tok"))}, "open": {Open: true}} {
 			target := f.expose(host, server, auth)
@@ -334,7 +334,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// Guesses in the form and in the address count like those in Authorization.
+// Guesses in the form and in the address count like guesses in Authorization.
 func TestGuessesAtTheForm(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
@@ -360,7 +360,7 @@ func TestGuessesAtTheForm(t *testing.T) {
 	}
 }
 
-// The paths of the gateway's own are not the application's, nor is anything at them of use without signing in.
+// The application does not get the gateway's own paths, and they have no effect without a sign-in.
 func TestReservedPaths(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -387,8 +387,8 @@ func TestReservedPaths(t *testing.T) {
 	}
 }
 
-// A signed URL permits its methods at its paths until its time, at the URL that it was signed for. The application does not see
-// the signature.
+// A signed URL permits its methods at its paths until its expiry, at the URL for which it was signed. The application does not
+// see the signature.
 func TestSignedURLs(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
@@ -439,7 +439,7 @@ func TestSignedURLs(t *testing.T) {
 		t.Errorf("at another URL: %s", resp.Status)
 	}
 	f.event(t, func(e audit.Event) bool { return e.Credential == audit.CredentialLink && e.Path == "/files/a" })
-	for range 5 { // which is no guess, and bars nobody
+	for range 5 { // does not count as a guess, and bars no visitor
 		if resp, _ := get(t, c, "https://one"+domain+"/files?boxgate_link=forged", nil); resp.StatusCode != 401 {
 			t.Errorf("a forged signature: %s", resp.Status)
 		}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzHost: whatever Host a client sends, a name that is looked up is lower case, has no port, and is not an address.
+// FuzzHost: whatever Host a client sends, the name that is looked up is in lower case, has no port, and is not an address.
 func FuzzHost(f *testing.F) {
 	for _, h := range []string{"a.preview.test", "A.Preview.Test.:443", "127.0.0.1", "[::1]:80", "::1", "a:b:c", ".", "%00", "0x7f.1:80", "[fe80::1%25eth0]"} {
 		f.Add(h)
@@ -32,8 +32,8 @@ func FuzzHost(f *testing.F) {
 	})
 }
 
-// FuzzCookies: however a Cookie header is written, no cookie of the gateway reaches the box, and none of the box is
-// lost, as net/http reads them.
+// FuzzCookies: whatever a Cookie header contains, no cookie of the gateway reaches the box, and the box gets all of its own,
+// as net/http parses them.
 func FuzzCookies(f *testing.F) {
 	for _, c := range []string{"a=1; __Host-boxgate-s=x; b=2", "__Host-boxgate=x", ";;a=1;", "a=\"__Host-boxgate\"", " __Host-boxgate-s = x ;a=2", "a=1;__Host-boxgate;b=2"} {
 		f.Add(c)
@@ -83,8 +83,8 @@ func FuzzSetCookie(f *testing.F) {
 	})
 }
 
-// FuzzHTTP1Form: what a request over HTTP/2 becomes for the box is one request with the same method, target, host and
-// fields, whatever they are, or none.
+// FuzzHTTP1Form: a request over HTTP/2 is either refused or becomes one request for the box, with the same method, target,
+// host and fields.
 func FuzzHTTP1Form(f *testing.F) {
 	f.Add("GET", "/", "a.test", "x", "y", int64(0))
 	f.Add("POST", "/?a b", "a.test", "cookie", "a=1", int64(-1))

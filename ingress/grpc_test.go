@@ -28,7 +28,7 @@ import (
 	"boxgate/relay"
 )
 
-// grpcApp is a gRPC server without TLS, as it runs in a box.
+// grpcApp is a gRPC server without TLS, like one in a box.
 func grpcApp(t *testing.T, options ...grpc.ServerOption) net.Addr {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -37,7 +37,7 @@ func grpcApp(t *testing.T, options ...grpc.ServerOption) net.Addr {
 	}
 	s := grpc.NewServer(options...)
 	testgrpc.RegisterTestServiceServer(s, interop.NewTestServer())
-	go func() { _ = s.Serve(ln) }() // ends with Stop
+	go func() { _ = s.Serve(ln) }() // Stop ends it
 	t.Cleanup(s.Stop)
 	return ln.Addr()
 }
@@ -54,7 +54,7 @@ func (f *fixture) grpcClient(t *testing.T, host string) *grpc.ClientConn {
 	t.Helper()
 	c, err := grpc.NewClient("passthrough:///"+host+domain,
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: f.roots})),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), // a busy machine may take too long for the handshake
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), // the handshake may be slow on a busy machine
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", f.https)
 		}))
@@ -65,7 +65,7 @@ func (f *fixture) grpcClient(t *testing.T, host string) *grpc.ClientConn {
 	return c
 }
 
-// TestGRPC runs gRPC's own interoperability cases through a public URL, found out to be for gRPC and told to be.
+// TestGRPC runs gRPC's own interoperability cases through a public URL, with the protocol probed and configured.
 func TestGRPC(t *testing.T) {
 	t.Parallel()
 	for _, p := range []Protocol{Auto, H2C} {
@@ -90,7 +90,8 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// cancelAfterBegin is gRPC's case of that name, but for the end of the request: the answer to that may be faster than the cancellation.
+// cancelAfterBegin is gRPC's case of that name, but leaves the request open: its response could arrive before the
+// cancellation.
 func cancelAfterBegin(t *testing.T, c testgrpc.TestServiceClient) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -104,8 +105,8 @@ func cancelAfterBegin(t *testing.T, c testgrpc.TestServiceClient) {
 	}
 }
 
-// TestGRPCNeedsTheCredential: without the token a call does not reach the application; with it the application does not
-// see it.
+// TestGRPCNeedsTheCredential: without the token a call does not reach the application; with it, the application does not see
+// the token.
 func TestGRPCNeedsTheCredential(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -133,7 +134,7 @@ func TestGRPCNeedsTheCredential(t *testing.T) {
 	}
 }
 
-// TestRevocationCutsGRPC: a stream that rests ends with its URL.
+// TestRevocationCutsGRPC: an idle stream ends with its URL.
 func TestRevocationCutsGRPC(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -182,8 +183,8 @@ func h2App(t *testing.T, handler http.HandlerFunc) net.Addr {
 	return ln.Addr()
 }
 
-// TestApplicationsOverHTTP2 sends ordinary requests of both versions to an application that is told to speak HTTP/2: what
-// holds for others holds for it.
+// TestApplicationsOverHTTP2 sends ordinary requests of both versions to an application configured for HTTP/2: it gets and
+// returns the same as one that speaks HTTP/1.1.
 func TestApplicationsOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -243,7 +244,7 @@ func TestApplicationsOverHTTP2(t *testing.T) {
 	}
 }
 
-// prefaces counts the connections on which HTTP/2 is begun.
+// prefaces counts the connections that begin with the preface of HTTP/2.
 type prefaces struct {
 	net.Conn
 	n *atomic.Int64
@@ -256,13 +257,13 @@ func (p prefaces) Write(b []byte) (int, error) {
 	return p.Conn.Write(b)
 }
 
-// TestApplicationWithoutHTTP2 sends calls of gRPC to an application that speaks HTTP/1.1: it is asked once, and answers
-// itself. When another has taken its port, that one is asked anew.
+// TestApplicationWithoutHTTP2 sends gRPC calls to an application that speaks HTTP/1.1: it is probed once, and answers the
+// calls. After another application has taken its port, that one is probed.
 func TestApplicationWithoutHTTP2(t *testing.T) {
 	t.Parallel()
 	plain, speaks := record(t), grpcApp(t)
-	var at atomic.Value    // where the application is; "" if nothing listens
-	var asked atomic.Int64 // for HTTP/2
+	var at atomic.Value    // the application's address; "": the port refuses connections
+	var asked atomic.Int64 // probes for HTTP/2
 	at.Store(plain.Listener.Addr().String())
 	f := start(t, func(cfg *Config) {
 		cfg.Dial = func(ctx context.Context, _ Target) (net.Conn, error) {
@@ -302,7 +303,7 @@ func TestApplicationWithoutHTTP2(t *testing.T) {
 }
 
 // TestVisitorsWhoLeaveWaitForNoApplication has an application that does not accept: a visitor of either version who leaves
-// while the gateway tries to reach it frees its place.
+// while the gateway is connecting frees its place.
 func TestVisitorsWhoLeaveWaitForNoApplication(t *testing.T) {
 	t.Parallel()
 	dialling := make(chan struct{}, 10)
@@ -337,8 +338,8 @@ func TestVisitorsWhoLeaveWaitForNoApplication(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesAllRequestsOverHTTP2 opens requests whose responses nobody reads: a visitor has a quarter of them, a box half,
-// however many of its URLs are visited, and each gives them back.
+// TestNobodyTakesAllRequestsOverHTTP2 opens requests whose responses are not read: a visitor gets a quarter of the places, a
+// box half, over any number of its URLs, and all places are returned.
 func TestNobodyTakesAllRequestsOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -383,7 +384,7 @@ func TestNobodyTakesAllRequestsOverHTTP2(t *testing.T) {
 }
 
 // TestResetOfTheApplication: a call that the application resets before it answers ends for the visitor with the same code, and
-// one over HTTP/1.1 with a 502.
+// over HTTP/1.1 with a 502.
 func TestResetOfTheApplication(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

@@ -10,8 +10,8 @@ import (
 	"boxgate/audit"
 )
 
-// lies is the connection of a visitor who answers the server's part of a handshake with the beginning of a certificate of 252 KiB, which
-// crypto/tls would gather.
+// lies is the connection of a visitor who answers the server's handshake with the beginning of a certificate of 252 KiB, which
+// crypto/tls would buffer.
 type lies struct {
 	net.Conn
 	writes int
@@ -27,7 +27,8 @@ func (l *lies) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestAttackVisitorsLongHandshakeMessages: a visitor who begins a message of the handshake that is too long loses the connection before it has come.
+// TestAttackVisitorsLongHandshakeMessages: a visitor who begins an oversized handshake message loses the connection before the
+// message is complete.
 func TestAttackVisitorsLongHandshakeMessages(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

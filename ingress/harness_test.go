@@ -33,7 +33,7 @@ import (
 
 const domain = ".preview.test"
 
-// fixture is an ingress with its listeners, its URLs and its recorded events.
+// fixture is an ingress with listeners, URLs and recorded events.
 type fixture struct {
 	*Ingress
 	https, plain string
@@ -41,13 +41,13 @@ type fixture struct {
 	der          []byte // the certificate, its own CA
 	woken        atomic.Int64
 
-	lns []net.Listener // as they are served; the first is https
+	lns []net.Listener // the listeners; the first is https
 
 	mu     sync.Mutex
 	urls   map[string]Target
 	events []audit.Event
 	more   chan struct{} // closed and replaced at each event
-	looked int           // how often a host was looked up
+	looked int           // number of lookups
 }
 
 func (f *fixture) Lookup(host string) (Target, bool) {
@@ -122,7 +122,7 @@ func start(t testing.TB, change func(*Config)) *fixture {
 	return startWith(t, change, func(*Ingress) {})
 }
 
-// startWith is start with other times than the usual ones.
+// startWith is start with changed settings, such as timeouts.
 func startWith(t testing.TB, change func(*Config), times func(*Ingress)) *fixture {
 	t.Helper()
 	f := &fixture{urls: map[string]Target{}, more: make(chan struct{}), roots: x509.NewCertPool()}
@@ -166,7 +166,7 @@ func (f *fixture) listen(t testing.TB, serve func(net.Listener) error) string {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_ = f.Shutdown(ctx) // which may come before the listener is served
+		_ = f.Shutdown(ctx) // may be called before the listener serves
 		if err := <-served; err != nil && !errors.Is(err, http.ErrServerClosed) {
 			t.Errorf("serve: %v", err)
 		}
@@ -210,7 +210,7 @@ func (f *fixture) bundle(t *testing.T) string {
 
 func listenAny() (net.Listener, error) { return net.Listen("tcp", "0.0.0.0:0") }
 
-// client connects to the ingress by HTTPS, whatever the host; by HTTP/2 if h2.
+// client connects to the ingress by HTTPS, whatever the host; over HTTP/2 if h2 is set.
 func (f *fixture) client(t *testing.T, h2 bool) *http.Client {
 	t.Helper()
 	transport := &http.Transport{
@@ -266,7 +266,7 @@ func (f *fixture) raw(t *testing.T, text string) *http.Response {
 	return resp
 }
 
-// recorder is a server in a box that keeps the requests it received.
+// recorder is a server in a box that records its requests.
 type recorder struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -305,7 +305,7 @@ func (r *recorder) count() int {
 
 func digest(d Digest) *Digest { return &d }
 
-// dump is a request's headers as one text.
+// dump returns the headers of a request as text.
 func dump(r *http.Request) string {
 	var b strings.Builder
 	_ = r.Header.Write(&b)

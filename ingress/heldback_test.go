@@ -13,13 +13,13 @@ import (
 	"boxgate/ingress/pages"
 )
 
-// heldBack is a sign-in whose form the visitor has announced, and the gateway waits for.
+// heldBack is a sign-in whose form has been announced but not sent.
 type heldBack struct {
 	conn net.Conn
 	in   *bufio.Reader
 }
 
-// holdBack begins a sign-in with a form of a length.
+// holdBack begins a sign-in with a form of a given length.
 func (f *fixture) holdBack(t *testing.T, host string, length int) heldBack {
 	t.Helper()
 	c := f.connectTo(t, host)
@@ -32,8 +32,7 @@ func (f *fixture) holdBack(t *testing.T, host string, length int) heldBack {
 	return heldBack{c, bufio.NewReader(c)}
 }
 
-// lookedUp waits until the URL of each of n requests, all on connections of their own, has been looked up: twice in the
-// handshake, and once for the request.
+// lookedUp waits for the lookups of n requests on separate connections: two in each handshake, and one for the request.
 func (f *fixture) lookedUp(t *testing.T, n int) {
 	t.Helper()
 	f.await(t, "requests", func() bool {
@@ -55,7 +54,7 @@ func (h heldBack) finish(t *testing.T, form string) int {
 	return res.StatusCode
 }
 
-// Forms that a visitor holds back until it has many of them are no more attempts than those that it sends at once.
+// Many forms held back by a visitor allow no more attempts than forms that are sent immediately.
 func TestFormsHeldBackAreAttempts(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.FailedCredentials = 5 })
@@ -89,7 +88,7 @@ func TestRightFormsAreNoAttempts(t *testing.T) {
 	}
 }
 
-// A credential that was replaced while the form was on its way opens nothing.
+// A credential that is replaced while the form is on its way is refused.
 func TestCredentialReplacedDuringTheForm(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -103,7 +102,7 @@ func TestCredentialReplacedDuringTheForm(t *testing.T) {
 	}
 }
 
-// trickled begins a sign-in whose form comes a byte at a time and never ends. It returns the status of the answer.
+// trickled begins a sign-in whose form arrives byte by byte without end. It returns the status of the response.
 func (f *fixture) trickled(t *testing.T, host string, h2 bool) <-chan int {
 	t.Helper()
 	status := make(chan int, 1)
@@ -144,7 +143,7 @@ func (f *fixture) trickled(t *testing.T, host string, h2 bool) <-chan int {
 	return status
 }
 
-// held returns how many requests are registered.
+// held returns the number of registered requests.
 func (f *fixture) held() (n int) {
 	f.active.mu.Lock()
 	defer f.active.mu.Unlock()
@@ -154,13 +153,13 @@ func (f *fixture) held() (n int) {
 	return n
 }
 
-// A form that comes a byte at a time must be whole in time all the same.
+// A form that arrives byte by byte must still be complete in time.
 func TestFormThatNeverEnds(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("h2 %v", h2), func(t *testing.T) {
 			t.Parallel()
-			f := start(t, func(c *Config) { c.ReadHeaderTimeout = 3 * time.Second }) // which the form has, too
+			f := start(t, func(c *Config) { c.ReadHeaderTimeout = 3 * time.Second }) // also applies to the form
 			f.guarded("app", record(t))
 			select {
 			case status := <-f.trickled(t, "app"+domain, h2):
@@ -174,14 +173,14 @@ func TestFormThatNeverEnds(t *testing.T) {
 	}
 }
 
-// A form that is on its way holds a place, as every request does, is cut with its URL, and does not keep the box awake.
+// A form that has not fully arrived holds a place like every request, is cut with its URL, and does not keep the box awake.
 func TestFormHoldsAPlaceAndIsCut(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		var used atomic.Int64
 		awake := &sleepers{used: &used}
 		awake.up.Store(true)
-		f := start(t, func(c *Config) { c.Requests, c.Boxes = 4, awake }) // a visitor has one place
+		f := start(t, func(c *Config) { c.Requests, c.Boxes = 4, awake }) // so a visitor has one place
 		target := f.guarded("app", record(t))
 		status := f.trickled(t, "app"+domain, h2)
 		f.await(t, "the form", func() bool { return f.held() == 1 })
@@ -190,7 +189,7 @@ func TestFormHoldsAPlaceAndIsCut(t *testing.T) {
 			t.Errorf("h2 %v: another request of the visitor: %s", h2, resp.Status)
 		}
 		f.remove("app" + domain)
-		f.CloseURL(target.ID) // returns when the form is gone
+		f.CloseURL(target.ID) // returns when the request has ended
 		if got := <-status; got != 401 {
 			t.Errorf("h2 %v: answered %d", h2, got)
 		}

@@ -12,12 +12,13 @@ import (
 	"time"
 )
 
-// year is what a test's gateway sends.
+// year is the MaxAge of the tests' gateways.
 const year = "max-age=31536000; includeSubDomains"
 
 func sendsHSTS(c *Config) { c.HSTS = HSTS{MaxAge: 8760 * time.Hour, IncludeSubdomains: true} }
 
-// Every response over HTTPS carries the gateway's Strict-Transport-Security and no other; none over plain HTTP has any.
+// Every response over HTTPS contains only the gateway's Strict-Transport-Security; responses over plain HTTP contain no such
+// field.
 func TestHSTSOnEveryResponse(t *testing.T) {
 	t.Parallel()
 	f := start(t, sendsHSTS)
@@ -53,7 +54,7 @@ func TestHSTSOnEveryResponse(t *testing.T) {
 	}
 }
 
-// A WebSocket's handshake carries it too.
+// A WebSocket's handshake contains it too.
 func TestHSTSOnWebSockets(t *testing.T) {
 	t.Parallel()
 	f := start(t, sendsHSTS)
@@ -68,7 +69,8 @@ func TestHSTSOnWebSockets(t *testing.T) {
 	}
 }
 
-// An app's own Strict-Transport-Security passes in no part of a response, in any case, also where the gateway sends none.
+// An application's own Strict-Transport-Security passes in no part of a response and in no spelling, even if the gateway sends
+// none.
 func TestHSTSIsTheGateways(t *testing.T) {
 	t.Parallel()
 	own := "Strict-Transport-Security: max-age=0\r\nSTRICT-TRANSPORT-SECURITY: max-age=9; includeSubDomains; preload\r\n"
@@ -79,7 +81,7 @@ func TestHSTSIsTheGateways(t *testing.T) {
 		f.script(t, "one", answersAll(text))
 		v := f.frames(t, "one")
 		r := v.answer(v.ask(true, to("GET", "one", "/")...))
-		if len(r.heads) != 2 { // trailers of which nothing is left are not sent
+		if len(r.heads) != 2 { // trailers without remaining fields are not sent
 			t.Fatalf("%+v", r)
 		}
 		var got []string

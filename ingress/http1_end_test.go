@@ -17,7 +17,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// The box sees that its client has gone, and is not kept busy by one that gave up.
+// The box sees that its client has gone, and is not kept busy by a client that gave up.
 func TestDisconnectsReachTheBox(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -52,7 +52,7 @@ func TestDisconnectsReachTheBox(t *testing.T) {
 	}
 }
 
-// Revocation cuts a request whatever it is waiting for: the box's dial, its answer, or the client's body.
+// Revocation cuts a request at any stage: connecting to the box, awaiting its response, or receiving the client's body.
 func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for label, tt := range map[string]struct {
@@ -85,7 +85,8 @@ func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 	}
 }
 
-// A graceful shutdown lets a response end, closes idle connections at once, and tells the client not to come back.
+// A graceful shutdown lets a response end, closes idle connections immediately, and announces to the client that the
+// connection ends.
 func TestShutdownLetsResponsesEnd(t *testing.T) {
 	t.Parallel()
 	f := startWith(t, nil, func(g *Ingress) { g.arrival = 50 * time.Millisecond })
@@ -117,7 +118,7 @@ func TestShutdownLetsResponsesEnd(t *testing.T) {
 	}
 }
 
-// Half a head, and a client that says nothing, hold a connection for ReadHeaderTimeout only.
+// Half a head, or a silent client, holds a connection only for ReadHeaderTimeout.
 func TestSlowHeadsAreCut(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.ReadHeaderTimeout = 50 * time.Millisecond })
@@ -137,7 +138,7 @@ func TestSlowHeadsAreCut(t *testing.T) {
 	}
 }
 
-// A box that breaks off, or makes no sense, while the client still uploads is at fault, not the client.
+// If a box breaks off or sends an invalid response during an upload, the box is blamed, not the client.
 func TestBoxFailsDuringAnUpload(t *testing.T) {
 	t.Parallel()
 	for label, answer := range map[string]string{"it closes": "", "it speaks another protocol": "SMTP ready\r\n"} {
@@ -162,7 +163,7 @@ func TestBoxFailsDuringAnUpload(t *testing.T) {
 	}
 }
 
-// Responses that end just when a request is recorded as open leave the requests behind them intact.
+// A response that ends just when its request is recorded as open does not disturb the requests behind it.
 func TestRequestsThatEndWhenTheyAreRecorded(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/handshake"
 )
 
-// script exposes a program in a box that hands each of its connections to serve, and returns how many there were.
+// script exposes a program in a box that passes each of its connections to serve, and returns its number of connections.
 func (f *fixture) script(t *testing.T, host string, serve func(net.Conn, *bufio.Reader)) *atomic.Int64 {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -44,7 +44,7 @@ func (f *fixture) script(t *testing.T, host string, serve func(net.Conn, *bufio.
 	return conns
 }
 
-// answers reads requests, each of which it answers with the text.
+// answers reads requests, and answers each with the text.
 func answers(text string) func(net.Conn, *bufio.Reader) {
 	return func(c net.Conn, in *bufio.Reader) {
 		for {
@@ -60,14 +60,14 @@ func answers(text string) func(net.Conn, *bufio.Reader) {
 	}
 }
 
-// What a program in a box answers arrives with the same meaning, or not at all.
+// A response of a program in a box arrives with the same meaning, or not at all.
 func TestResponsesArriveWhole(t *testing.T) {
 	t.Parallel()
 	const ok = "HTTP/1.1 200 OK\r\n"
 	for name, tt := range map[string]struct {
 		answer, method, body string
 		status               int
-		broken               bool // the client must not take the body for whole
+		broken               bool // the client must recognize the body as incomplete
 	}{
 		"a length":                  {answer: ok + "Content-Length: 5\r\n\r\nhello", body: "hello", status: 200},
 		"chunks":                    {answer: ok + "Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nX-Sum: 1\r\n\r\n", body: "hello", status: 200},
@@ -117,7 +117,7 @@ func cmpOr(a, b string) string {
 	return b
 }
 
-// A response that the box breaks off is broken off for the client too, however its end is told.
+// A response that the box breaks off also breaks off for the client, whatever its framing.
 func TestTruncatedResponsesAreNotWhole(t *testing.T) {
 	t.Parallel()
 	for name, head := range map[string]string{"a length": "Content-Length: 100\r\n", "chunks": "Transfer-Encoding: chunked\r\n"} {
@@ -137,7 +137,7 @@ func TestTruncatedResponsesAreNotWhole(t *testing.T) {
 	}
 }
 
-// What the box sends behind a response is not taken for the response to another client's request.
+// Bytes that the box sends after a response are not used as the response to another client's request.
 func TestNothingIsLeftForTheNextRequest(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -153,7 +153,7 @@ func TestNothingIsLeftForTheNextRequest(t *testing.T) {
 	}
 }
 
-// Connections to a box are used again, and a request that may be repeated survives one that the box has just closed.
+// Connections to a box are reused, and an idempotent request succeeds although the box has just closed its connection.
 func TestConnectionsToTheBoxAreKept(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -170,7 +170,7 @@ func TestConnectionsToTheBoxAreKept(t *testing.T) {
 	once := f.script(t, "once", func(c net.Conn, in *bufio.Reader) {
 		_, _ = http.ReadRequest(in)
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
-		_, _ = http.ReadRequest(in) // and is gone
+		_, _ = http.ReadRequest(in) // the connection closes
 	})
 	for i := range 4 {
 		if _, body := get(t, client, "https://once"+domain+"/", nil); body != "hi" {
@@ -182,7 +182,7 @@ func TestConnectionsToTheBoxAreKept(t *testing.T) {
 	}
 }
 
-// A connection that was kept for one incarnation of a URL serves no other.
+// A connection of one incarnation of a URL serves no other.
 func TestConnectionsAreNotSharedBetweenIncarnations(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -197,7 +197,7 @@ func TestConnectionsAreNotSharedBetweenIncarnations(t *testing.T) {
 	}
 }
 
-// Several requests that arrive in one packet are answered in their order.
+// Several requests that arrive in one packet are answered in order.
 func TestPipelinedRequests(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -225,7 +225,7 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// A client that expects 100 sends its body when the box asks for it, and not at all if it refuses.
+// A client that expects 100 sends its body when the box asks for it, and does not send it if the box refuses.
 func TestExpectations(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -290,7 +290,7 @@ func (f *fixture) await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// The credential of one URL is not remembered for another on the same connection, nor after it was replaced.
+// A cached credential is not valid for another URL on the same connection, nor after it was replaced.
 func TestRememberedCredentials(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -317,7 +317,7 @@ func TestRememberedCredentials(t *testing.T) {
 	}
 }
 
-// An upload of any size passes, and its event counts it.
+// An upload of any size passes, and its event contains the size.
 func TestLargeUploads(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -383,7 +383,7 @@ func TestWebSocketWithALargeHead(t *testing.T) {
 	}
 }
 
-// What a box may not set in a head it may not set in a trailer.
+// Fields that a box may not set in a head are also removed from trailers.
 func TestTrailersOfABox(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

@@ -48,7 +48,7 @@ func (f *fixture) frames(t *testing.T, host string) *frames {
 	return v
 }
 
-// ask sends a head, given as names and values in turn, and returns its stream.
+// ask sends a head, from alternating names and values, and returns its stream.
 func (v *frames) ask(end bool, fields ...string) uint32 {
 	v.t.Helper()
 	v.text.Reset()
@@ -63,12 +63,12 @@ func (v *frames) ask(end bool, fields ...string) uint32 {
 	return id
 }
 
-// response is what came on a stream until it ended.
+// response collects the frames of a stream until it ended.
 type response struct {
 	heads []*http2.MetaHeadersFrame // 1xx, the response's, trailers
 	body  string
 	reset http2.ErrCode
-	ended bool // without a reset
+	ended bool // ended without a reset
 }
 
 func (r *response) status() string {
@@ -107,12 +107,12 @@ func (v *frames) answer(id uint32) (r response) {
 	return r
 }
 
-// to are the pseudo-header fields of a request for a URL.
+// to returns the pseudo-header fields of a request for a URL.
 func to(method, host, path string, more ...string) []string {
 	return append([]string{":method", method, ":scheme", "https", ":authority", host + domain, ":path", path}, more...)
 }
 
-// What would be refused over HTTP/1.1 is refused over HTTP/2 too, and never reaches a box.
+// A request that HTTP/1.1 would refuse is also refused over HTTP/2, and does not reach a box.
 func TestOddRequestsOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.MaxHeaderBytes = 8 << 10 })
@@ -163,7 +163,7 @@ func TestOddRequestsOverHTTP2(t *testing.T) {
 	}
 }
 
-// answersAll answers every request with the text, whatever is sent after its head.
+// answersAll answers every request with the text, ignoring any body.
 func answersAll(text string) func(net.Conn, *bufio.Reader) {
 	return func(c net.Conn, in *bufio.Reader) {
 		for {
@@ -177,7 +177,7 @@ func answersAll(text string) func(net.Conn, *bufio.Reader) {
 	}
 }
 
-// What a box may not set for the whole domain is kept from visitors in every part of a response.
+// Fields that a box may not set for the whole domain are removed from every part of a response.
 func TestNoPartOfAResponseReachesOtherURLs(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -210,7 +210,7 @@ func TestNoPartOfAResponseReachesOtherURLs(t *testing.T) {
 	}
 }
 
-// A box that answers nonsense gets its visitor a 502, once; one that breaks off in a response gets the stream reset.
+// If a box sends an invalid response, the visitor gets one 502; if it breaks off within a response, the stream is reset.
 func TestOddResponsesOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -250,7 +250,7 @@ func TestOddResponsesOverHTTP2(t *testing.T) {
 	}
 }
 
-// A box may answer before it has the whole request. The visitor gets the answer, and the rest of the body is not wanted.
+// A box may answer before it has the whole request. The visitor gets the response, and is asked to stop sending the body.
 func TestEarlyResponsesOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -265,7 +265,7 @@ func TestEarlyResponsesOverHTTP2(t *testing.T) {
 	}
 }
 
-// A body that stops coming ends with a 408, if the box has not answered.
+// A body that stops arriving ends with a 408, if the box has not answered.
 func TestStalledBodies(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.BodyTimeout = 500 * time.Millisecond })
@@ -282,7 +282,7 @@ func TestStalledBodies(t *testing.T) {
 	f.event(t, func(e audit.Event) bool { return e.Status == 408 && e.Verdict == policy.Deny })
 }
 
-// A visitor that takes nothing of a response loses it in time, and so does the box its visitor.
+// A visitor that does not read a response loses it after BodyTimeout, and the box loses its visitor.
 func TestStalledReaders(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.BodyTimeout = 100 * time.Millisecond })
@@ -304,7 +304,7 @@ func TestStalledReaders(t *testing.T) {
 	}
 }
 
-// A box that does not answer keeps its visitor waiting for so long only, whether or not it answered before.
+// A box that does not answer delays its visitor only for ResponseTimeout, whether or not it answered earlier requests.
 func TestBoxThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.ResponseTimeout = time.Millisecond })
@@ -318,7 +318,7 @@ func TestBoxThatNeverAnswers(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		client := f.client(t, h2)
 		client.Timeout = time.Minute
-		for status := 0; status != 200; { // on the same connection; a slow machine may be late
+		for status := 0; status != 200; { // on the same connection; may be late on a slow machine
 			resp, _ := get(t, client, "https://one"+domain+"/first", nil)
 			status = resp.StatusCode
 		}
@@ -374,7 +374,7 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 	}
 }
 
-// A panic on the way of what the box sends through a WebSocket ends that, whatever its client sends meanwhile, and nothing else.
+// A panic while relaying a box's WebSocket data ends only that WebSocket, whatever its client sends at the same time.
 func TestPanicInAWebSocketOverHTTP2(t *testing.T) {
 	t.Parallel()
 	boxes := &sleepers{moved: func(byVisitor bool) {
@@ -408,7 +408,7 @@ func TestPanicInAWebSocketOverHTTP2(t *testing.T) {
 	}
 }
 
-// Revoking a URL cuts what is open over HTTP/2 at once: a WebSocket, a response nobody reads, a request that waits.
+// Revoking a URL immediately cuts its requests over HTTP/2: a WebSocket, a response that is not read, a waiting request.
 func TestRevocationOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

@@ -13,10 +13,10 @@ import (
 	"testing"
 )
 
-// forgedIdentity is what a visitor says about itself, of which the box must see nothing.
+// forgedIdentity is a visitor's forged identity, which must not reach the box.
 const forgedIdentity = "198.51.100.66"
 
-// documentedFields returns the beginnings of names, and the names, that docs/urls.md promises to remove.
+// documentedFields returns the prefixes and names that docs/urls.md promises to remove.
 func documentedFields(t *testing.T) (beginnings, names []string) {
 	t.Helper()
 	doc, err := os.ReadFile("../docs/urls.md")
@@ -39,10 +39,10 @@ func documentedFields(t *testing.T) (beginnings, names []string) {
 	return beginnings, names
 }
 
-// someFields is fewer fields than one request may have.
+// someFields is below the number of fields that one request may have.
 const someFields = 60
 
-// identityFields are those of the list of applications and proxies, and what docs/urls.md promises, one of each family.
+// identityFields are the fields of the list of applications and proxies, and one field of each family in docs/urls.md.
 func identityFields(t *testing.T) []string {
 	t.Helper()
 	beginnings, all := documentedFields(t)
@@ -63,7 +63,7 @@ func identityFields(t *testing.T) []string {
 	return all
 }
 
-// spellings are what servers take for the same name.
+// spellings are names that servers consider the same.
 var spellings = map[string]func(string) string{
 	"lower case":  strings.ToLower,
 	"upper case":  strings.ToUpper,
@@ -75,8 +75,8 @@ var spellings = map[string]func(string) string{
 	"other marks": func(s string) string { return strings.ReplaceAll(s, "-", "~") },
 }
 
-// No field in which proxies tell servers who a visitor is reaches the box from a visitor: of no application, in no spelling
-// that servers take for the same, over neither version of HTTP, neither in a head nor in a trailer.
+// No field in which proxies identify a visitor to servers reaches the box from a visitor: for no application, in no spelling
+// that servers consider the same, over either version of HTTP, in heads and trailers.
 func TestIdentityFieldsOfOtherProxiesAreRemoved(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -121,14 +121,14 @@ func (f *fixture) forge(t *testing.T, box *recorder, spelling string, names []st
 	box.sawNoIdentity(t, "HTTP/2, "+spelling, r.status() == "200")
 }
 
-// Applications that speak HTTP/2 and visitors who are boxes are no exceptions.
+// This also holds for applications that speak HTTP/2 and for visitors in boxes.
 func TestIdentityFieldsFromBoxesAndOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})
 	f.exposeAt("two", h2App(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto+" "+dump(r)) }), Auth{Open: true}, H2C)
-	get(t, f.client(t, false), "https://one"+domain+"/", nil) // boxes are served now
+	get(t, f.client(t, false), "https://one"+domain+"/", nil) // after this, the listener is ready for boxes
 	c, err := f.visitFrom(t, "10.200.0.7:40000", f.url("one"), f.url("one"))
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestIdentityFieldsFromBoxesAndOverHTTP2(t *testing.T) {
 	}
 }
 
-// Fields that clients send for themselves pass, over both versions of HTTP, as they were written.
+// Fields of clients for their own use pass unchanged, over both versions of HTTP.
 func TestOrdinaryFieldsPass(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -176,7 +176,7 @@ func TestOrdinaryFieldsPass(t *testing.T) {
 	}
 }
 
-// The operator lets a field pass by its exact name. Other spellings of it do not, nor does what the gateway sets itself.
+// The operator lets a field pass by its exact name. Other spellings are removed, as are the fields that the gateway sets.
 func TestFieldsThatTheOperatorLetsPass(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
@@ -200,7 +200,7 @@ func TestFieldsThatTheOperatorLetsPass(t *testing.T) {
 	}
 }
 
-// sawNoIdentity checks the last request.
+// sawNoIdentity checks the latest request.
 func (r *recorder) sawNoIdentity(t *testing.T, what string, served bool) {
 	t.Helper()
 	if !served {
@@ -212,7 +212,7 @@ func (r *recorder) sawNoIdentity(t *testing.T, what string, served bool) {
 	}
 }
 
-// What is removed and what docs/urls.md lists are the same.
+// The removed fields are the same as those listed in docs/urls.md.
 func TestIdentityFieldsAreDocumented(t *testing.T) {
 	t.Parallel()
 	beginnings, names := documentedFields(t)

@@ -17,8 +17,8 @@ import (
 // connCount counts connections to an application.
 type connCount struct{ made, open atomic.Int32 }
 
-// connectionLogin is an application at which connections log in, as by NTLM: after a login of three messages every request
-// on the connection is the user's, without a field.
+// connectionLogin is an application that authenticates connections, as with NTLM: after a login of three messages, every
+// request on the connection acts for the user without a credential.
 func connectionLogin(t *testing.T, conns *connCount) *httptest.Server {
 	t.Helper()
 	type key struct{}
@@ -59,7 +59,7 @@ func connectionLogin(t *testing.T, conns *connCount) *httptest.Server {
 	return s
 }
 
-// askAs makes a request, and returns the status and the body of the answer.
+// askAs makes a request as a user, and returns the status and the body of the response.
 func askAs(t *testing.T, c *http.Client, url, authorization string) (int, string, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
@@ -78,8 +78,8 @@ func askAs(t *testing.T, c *http.Client, url, authorization string) (int, string
 	return res.StatusCode, string(b), err
 }
 
-// TestAttackLoginOfAnotherVisitor: where connections log in, no visitor's request comes to the box on the connection of
-// another one.
+// TestAttackLoginOfAnotherVisitor: if an application authenticates connections, no visitor's request reaches it over a
+// connection of another visitor.
 func TestAttackLoginOfAnotherVisitor(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -118,7 +118,7 @@ func TestAttackLoginOfAnotherVisitor(t *testing.T) {
 	}
 }
 
-// TestVisitorsLoginEndsWithItsConnection: the connections of a visitor that has logged in end together.
+// TestVisitorsLoginEndsWithItsConnection: both connections of a logged-in visitor end together.
 func TestVisitorsLoginEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -148,8 +148,8 @@ func TestVisitorsLoginEndsWithItsConnection(t *testing.T) {
 	}
 }
 
-// TestAttackVisitorsHoldLogins: connections to a box that wait for visitors who say that they log in are counted like requests in progress,
-// of which one network has no more than a quarter.
+// TestAttackVisitorsHoldLogins: bound connections to a box that wait for their visitors count like running requests, so one
+// network gets a quarter at most.
 func TestAttackVisitorsHoldLogins(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Requests = 16 })

@@ -8,8 +8,8 @@ import (
 	"boxgate/ingress/access"
 )
 
-// The page of a neighbour sets cookies for the domain that all URLs share, under names that are not the gateway's to browsers
-// and are to those who trim every kind of space. They neither sign anybody in nor hide the cookie that does.
+// A neighbour's page sets cookies for the domain that all URLs share. Browsers do not recognize the gateway's prefix in their
+// names, but a parser that trims every kind of space would. These cookies neither sign a visitor in nor hide the real cookie.
 func TestCookiesOfANeighbour(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {

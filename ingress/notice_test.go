@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// A browser is shown a page, a program problem details, with the same status and fields, over both versions of HTTP.
+// A browser gets a page, a program gets problem details, with the same status and fields, over both versions of HTTP.
 func TestBrowsersGetPagesProgramsGetProblems(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

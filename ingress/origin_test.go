@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A page of another site cannot open a WebSocket over HTTP/2 with the password that the browser keeps, nor send what changes
-// something.
+// A page of another site can neither open a WebSocket over HTTP/2 with the password that the browser keeps, nor send a request
+// that changes something.
 func TestAnotherSiteOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

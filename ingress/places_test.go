@@ -19,7 +19,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// from connects as a visitor at another address.
+// from connects as a visitor with another address.
 func (f *fixture) from(t *testing.T, address string) *http.Client {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
@@ -32,8 +32,8 @@ func (f *fixture) from(t *testing.T, address string) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// A visitor with many requests to a box that never answers gets no more than a quarter of what there is for all, and a URL
-// no more than half. The others are answered.
+// A visitor with many requests to a box that never answers gets a quarter of all requests at most, and a URL half. Other
+// visitors are answered.
 func TestOneVisitorDoesNotTakeAllRequests(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Requests = 16 })
@@ -74,7 +74,7 @@ func TestOneVisitorDoesNotTakeAllRequests(t *testing.T) {
 	}
 }
 
-// A stranger with many connections gets no more than a quarter of what a listener holds. The others are served.
+// A stranger with many connections gets a quarter of a listener's at most. Others are served.
 func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections = 16 })
@@ -113,8 +113,8 @@ func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
 	}
 }
 
-// The URLs of one box, however many visit them, have no more than half of the connections. Another box is visited meanwhile, and it has them
-// again when they have ended.
+// The URLs of one box get half of the connections at most, however many visitors they have. Another box can still be visited,
+// and the box gets connections again when earlier ones have ended.
 func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections = 16 })
@@ -161,7 +161,7 @@ func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 	}
 }
 
-// One who has a /48 visits from as many networks as he likes. Together they have half, and others are served.
+// A visitor with a /48 connects from many networks. Together they get half, and others are served.
 func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	t.Parallel()
 	p := places{most: 16}
@@ -187,7 +187,7 @@ func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	}
 }
 
-// taken returns how many connections have a place at the listeners.
+// taken returns the number of places taken at the listeners.
 func (f *fixture) taken() (n int) {
 	f.Ingress.mu.Lock()
 	defer f.Ingress.mu.Unlock()
@@ -197,8 +197,8 @@ func (f *fixture) taken() (n int) {
 	return n
 }
 
-// Four visitors fill the raw TCP of two boxes with connections that they hold for as long as they like. Those who come find a place all
-// the same, and keep it: the longest of those who have most give way.
+// Four visitors fill the raw TCP of two boxes with connections that they hold for any time. New visitors still get a place and
+// keep it: the oldest connections of the visitors with most give way.
 func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections = 64 })
@@ -235,7 +235,7 @@ func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
 			t.Fatalf("visitor %d found no place", i)
 		}
 		good = append(good, c)
-		for j, c := range good { // and those before it keep theirs
+		for j, c := range good { // and earlier ones keep theirs
 			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good"+strconv.Itoa(j%2)+domain+"\r\n\r\n")
 			res, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || res.StatusCode != 200 {
@@ -247,7 +247,7 @@ func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
 	f.event(t, func(e audit.Event) bool { return e.Error == errGaveWay.Error() && e.Peer.String()[:8] == "127.0.1." })
 }
 
-// The last quarter is for those that have little, however many have as much as they may.
+// The last quarter is for holders of few places, however many others have reached their limits.
 func TestTheLastPlacesAreForNewcomers(t *testing.T) {
 	t.Parallel()
 	p := places{most: 1000}
@@ -279,8 +279,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// TestWhoGivesWay: of the connections to a box that has many, those of the address with most go first, and of these the silent ones; a
-// visitor from elsewhere with a request goes last.
+// TestWhoGivesWay: for a box with many connections, those of the address with most give way first, beginning with silent ones;
+// one from elsewhere with a running request gives way last.
 func TestWhoGivesWay(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

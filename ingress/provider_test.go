@@ -19,7 +19,7 @@ import (
 type poorProvider struct {
 	*httptest.Server
 	discoveries, codes atomic.Int64
-	hold               chan struct{} // an answer takes one of it; nil: answers come at once
+	hold               chan struct{} // each answer receives a value from it; nil: answers are immediate
 }
 
 func newPoorProvider(t *testing.T, hold chan struct{}) *poorProvider {
@@ -44,8 +44,8 @@ func newPoorProvider(t *testing.T, hold chan struct{}) *poorProvider {
 		})
 	})
 	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)       // else the server does not notice that the gateway has gone
-		if r.Header.Get("Authorization") == "" { // the same code again, with the client's secret in the form
+		_, _ = io.Copy(io.Discard, r.Body)       // without this the server does not notice that the gateway has closed the connection
+		if r.Header.Get("Authorization") == "" { // the library repeats the code with the client's secret in the form
 			w.WriteHeader(http.StatusBadRequest)
 			return
 		}
@@ -56,7 +56,7 @@ func newPoorProvider(t *testing.T, hold chan struct{}) *poorProvider {
 	return p
 }
 
-// stepwise is a visitor at an address that follows no redirects.
+// stepwise is a visitor with its own address, who follows no redirects.
 func (f *fixture) stepwise(t *testing.T, address string) *http.Client {
 	t.Helper()
 	c := f.from(t, address)
@@ -64,7 +64,7 @@ func (f *fixture) stepwise(t *testing.T, address string) *http.Client {
 	return c
 }
 
-// begun is a sign-in that is at the provider.
+// begun is a sign-in that has reached the provider.
 type begun struct{ state, cookie string }
 
 // begin takes a browser to the provider.
@@ -80,7 +80,7 @@ func (f *fixture) begin(t *testing.T, c *http.Client) begun {
 	return begun{at.Query().Get("state"), cookie}
 }
 
-// back comes back from the provider with a code.
+// back returns from the provider with a code.
 func (b begun) back(t *testing.T, c *http.Client, code string) *http.Response {
 	t.Helper()
 	resp, _ := get(t, c, accountOrigin+pages.ReturnPath+"?state="+b.state+"&code="+code, func(r *http.Request) {
@@ -90,7 +90,7 @@ func (b begun) back(t *testing.T, c *http.Client, code string) *http.Response {
 	return resp
 }
 
-// A sign-in has the provider asked about one code, and an address about as many as it may guess credentials.
+// A sign-in sends the provider one code, and an address as many as it may guess credentials.
 func TestAttackCodesForTheProvider(t *testing.T) {
 	t.Parallel()
 	p := newPoorProvider(t, nil)
@@ -130,9 +130,8 @@ func TestAttackCodesForTheProvider(t *testing.T) {
 	}
 }
 
-// However many come back from a provider that is slow, it is asked about 16 codes at a time, of which an address has 4, and the last
-// quarter is for addresses that have none. More
-// are told to come again, and may.
+// If many visitors return from a slow provider, it is sent 16 codes at a time. An address gets 4 of them, and the last quarter
+// is for addresses without any. The others are asked to come again, and then succeed.
 func TestAttackManyComeBackFromASlowProvider(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{}, 1000)
@@ -178,8 +177,8 @@ func TestAttackManyComeBackFromASlowProvider(t *testing.T) {
 	}
 }
 
-// However many begin while the provider takes its time, it is asked once what it says of itself. Who waits for it holds a
-// place.
+// If many sign-ins begin while the provider is slow, its configuration is requested once. Each sign-in that waits for it holds
+// a place.
 func TestManyBeginWithASlowProvider(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{})

@@ -23,7 +23,7 @@ import (
 	"boxgate/policy"
 )
 
-// kept says what connections hold at the moment; "" if that is nothing.
+// kept describes the resources that connections hold at the moment; "" if there are none.
 func (f *fixture) kept() string {
 	var held []string
 	for _, ln := range f.lns {
@@ -37,7 +37,7 @@ func (f *fixture) kept() string {
 	for _, l := range listeners {
 		if n := len(l.slots); n > 0 && l.ln == nil {
 			held = append(held, fmt.Sprintf("%d slots of boxes", n))
-		} else if n > 1 { // one is for the connection that is waited for
+		} else if n > 1 { // one belongs to the awaited connection
 			held = append(held, fmt.Sprintf("%d slots", n))
 		}
 		if use := l.places.use(); use.Taken > 0 {
@@ -73,7 +73,7 @@ func await(t *testing.T, holds func() bool) bool {
 	return true
 }
 
-// released waits until no connection holds anything.
+// released waits until connections hold no resources.
 func (f *fixture) released(t *testing.T, after string) {
 	t.Helper()
 	if !await(t, func() bool { return f.kept() == "" }) {
@@ -81,7 +81,7 @@ func (f *fixture) released(t *testing.T, after string) {
 	}
 }
 
-// walker is an ingress with one URL for each way for an application to behave, over HTTP and raw TCP.
+// walker is an ingress with one URL for each behaviour of an application, over HTTP and raw TCP.
 type walker struct {
 	*fixture
 	redirects string
@@ -132,19 +132,19 @@ func newWalker(t *testing.T) *walker {
 	return w
 }
 
-// endings are what a visitor does at the end.
+// endings are the ways in which a visitor ends.
 var endings = map[string]func(c net.Conn){
 	"closed":      func(c net.Conn) { _ = c.Close() },
 	"reset":       func(c net.Conn) { socket.Reset(c) },
 	"half-closed": func(c net.Conn) { socket.CloseWrite(c); _, _ = io.Copy(io.Discard, c); _ = c.Close() },
-	"left silent": func(c net.Conn) { // until the gateway has had the time to end it; raw TCP may be silent for ever
+	"left silent": func(c net.Conn) { // until the gateway has had time to end it; raw TCP may be silent for any time
 		_ = c.SetDeadline(time.Now().Add(10 * quickTimes))
 		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
 	},
 }
 
-// secure connects by TLS. If the gateway ends the handshake, as it does when that takes too long, that is one more way to end.
+// secure connects by TLS. A handshake that the gateway ends because it takes too long is another valid ending.
 func (w *walker) secure(t *testing.T, host, alpn string) net.Conn {
 	t.Helper()
 	c := w.dial(t, w.https)
@@ -158,7 +158,7 @@ func (w *walker) secure(t *testing.T, host, alpn string) net.Conn {
 	return c
 }
 
-// sendHTTP1 brings a connection to where a part of the body of a request over HTTP/1.1 has been sent.
+// sendHTTP1 sends a request over HTTP/1.1 and part of its body.
 func sendHTTP1(c net.Conn, host, body string) net.Conn {
 	_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+host+domain+"\r\nContent-Length: 5\r\n\r\n"+body)
 	return c
@@ -180,7 +180,7 @@ func sendHTTP2(c net.Conn, host, body string) net.Conn {
 	return c
 }
 
-// stages returns the places on its way where a visitor's connection can end. Each brings a new connection there.
+// stages returns the stages at which a visitor's connection can end. Each makes a new connection and brings it there.
 func (w *walker) stages(t *testing.T) map[string]func() net.Conn {
 	stages := map[string]func() net.Conn{}
 	for name, at := range map[string]string{"https": w.https, "http": w.plain, "redirects": w.redirects} {
@@ -208,15 +208,15 @@ func (w *walker) stages(t *testing.T) map[string]func() net.Conn {
 	return stages
 }
 
-// TestEveryEndingReleases walks through the ways for a visitor's connection to end, on each listener and at each stage. After each of
-// them nothing is held.
+// TestEveryEndingReleases tries every ending of a visitor's connection, on each listener and at each stage. After each, no
+// resource is held.
 func TestEveryEndingReleases(t *testing.T) {
 	t.Parallel()
 	w := newWalker(t)
 	stages := w.stages(t)
 	for how, end := range endings {
 		var ending sync.WaitGroup
-		for _, bring := range stages { // together, as most of the time is spent waiting
+		for _, bring := range stages { // in parallel, as most of the time is spent waiting
 			c := bring()
 			ending.Go(func() { end(c) })
 		}
@@ -225,7 +225,7 @@ func TestEveryEndingReleases(t *testing.T) {
 	}
 }
 
-// TestRevocationReleases: connections that a revocation cuts, and those that a stop does, give back what they hold.
+// TestRevocationReleases: connections that end by a revocation or a stop release their resources.
 func TestRevocationReleases(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -234,7 +234,7 @@ func TestRevocationReleases(t *testing.T) {
 			"url": func() { f.CloseURL("url") }, "box": func() { f.CloseBox("box1") },
 		} {
 			f.exposeAt(name, app, Auth{Open: true}, p)
-			var visitors []net.Conn // whom the revocation of one URL leaves their connections
+			var visitors []net.Conn // keep their connections when one URL is revoked
 			if p == TCP {
 				f.mustConnect(t, name)
 			} else {
@@ -260,7 +260,7 @@ func TestRevocationReleases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Retire() // another process accepts from here on
+	f.Retire() // as if another process accepted from here on
 	_ = kept.Close()
 	f.released(t, "a hand-over")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -271,8 +271,8 @@ func TestRevocationReleases(t *testing.T) {
 	f.released(t, "a stop")
 }
 
-// TestVisitorsBeyondTheLimitWait: a listener holds as many connections as it has slots. Others wait until one ends, however it
-// ends, and a stop waits for no slot.
+// TestVisitorsBeyondTheLimitWait: a listener holds as many connections as it has slots. Others wait until one ends, in
+// whatever way, and a stop does not wait for slots.
 func TestVisitorsBeyondTheLimitWait(t *testing.T) {
 	t.Parallel()
 	for how, end := range endings {
@@ -315,7 +315,7 @@ func TestVisitorsBeyondTheLimitWait(t *testing.T) {
 	}
 }
 
-// TestStopWaitsForNoSlot: who has connected is served while there are slots, and a stop does not wait for others.
+// TestStopWaitsForNoSlot: waiting connections are served while there are slots, and a stop does not wait for the others.
 func TestStopWaitsForNoSlot(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections = 2 })
@@ -331,7 +331,7 @@ func TestStopWaitsForNoSlot(t *testing.T) {
 	f.released(t, "a stop")
 }
 
-// fills waits until the HTTPS listener holds that many connections.
+// fills waits until the HTTPS listener holds this number of connections.
 func (f *fixture) fills(t *testing.T, n int) {
 	t.Helper()
 	if !await(t, func() bool { open, _ := f.Held(f.lns[0]); return open == n }) {

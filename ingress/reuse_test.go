@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// What was one request may be another by the time at which it would have been cut.
+// The memory of a request may belong to another one when the cut of the first is due.
 func TestCutAfterTheEnd(t *testing.T) {
 	var a active
 	var r request
@@ -44,8 +44,8 @@ func TestCutAfterTheEnd(t *testing.T) {
 	}
 }
 
-// Requests are cut all the while that others begin and end in the same memory: each has its answer, or that it was cut, and none is
-// cut for good.
+// Requests are cut while others begin and end in the same memory: each gets its own response or is cut, and none stays cut for
+// good.
 func TestCutsWhileRequestsEnd(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -97,7 +97,7 @@ func TestCutsWhileRequestsEnd(t *testing.T) {
 	}
 }
 
-// A cut has a request's connection to its box, or other requests have it when the request has ended, and never both.
+// Either a cut gets the request's connection to its box, or the connection is reused after the request's end, never both.
 func TestConnectionIsCutOrKept(t *testing.T) {
 	t.Parallel()
 	for name, cutFirst := range map[string]bool{"cut, then ended": true, "ended, then cut": false} {
@@ -141,7 +141,7 @@ func TestConnectionIsCutOrKept(t *testing.T) {
 	}
 }
 
-// Requests over HTTP/2 follow each other in the same memory, whoever makes them and however they end: nothing of one shows in
+// Requests over HTTP/2 follow each other in the same memory, for any visitor and with any ending: no data of one appears in
 // another, and the end of one ends no other.
 func TestOneRequestAfterAnother(t *testing.T) {
 	t.Parallel()
@@ -207,7 +207,7 @@ func (f *fixture) requestsInTurn(t *testing.T, n int, host string) {
 			check(id, want["POST"], func(e audit.Event) bool { return e.Method == "POST" && e.BytesIn == int64(8+len(mine)) })
 		case 5:
 			check(ask(true, "HEAD", path, right...), want["HEAD"], func(e audit.Event) bool { return e.Method == "HEAD" && e.BytesOut == 0 })
-		case 6: // its body does not come
+		case 6: // its body does not arrive
 			f.reset(t, v, ask(false, "POST", "/never"+mine, right...))
 		case 7:
 			check(ask(true, "GET", path), "401", func(e audit.Event) bool { return e.Status == 401 && e.Credential == "" })
@@ -215,7 +215,7 @@ func (f *fixture) requestsInTurn(t *testing.T, n int, host string) {
 	}
 }
 
-// reset resets a request, without waiting for its end.
+// reset resets a request without waiting for its end.
 func (f *fixture) reset(t *testing.T, v *frames, id uint32) {
 	t.Helper()
 	if err := v.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {

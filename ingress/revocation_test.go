@@ -84,7 +84,7 @@ func TestRevocationCutsStalledDownload(t *testing.T) {
 	}
 }
 
-// Readers that do not read are cut without the moment that is left to refuse requests without a response: here it never
+// Clients that do not read are cut without the grace period for refusing requests without a response: in this test it never
 // ends.
 func TestRevocationDoesNotWaitForReaders(t *testing.T) {
 	t.Parallel()
@@ -134,7 +134,7 @@ func TestRevocationDoesNotWaitForReaders(t *testing.T) {
 	}
 }
 
-// until reads frames until n of a type have come.
+// until reads frames until n of a type have arrived.
 func (v *frames) until(n int, want http2.FrameType) {
 	v.t.Helper()
 	for n > 0 {
@@ -148,7 +148,7 @@ func (v *frames) until(n int, want http2.FrameType) {
 	}
 }
 
-// The URL is looked up again after registration: a request that passed the check just before the URL went is refused.
+// The URL is looked up again after registration: a request that passed the check just before the URL was revoked is refused.
 func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	t.Parallel()
 	box := record(t)
@@ -166,7 +166,7 @@ func TestRevocationBetweenCheckAndStart(t *testing.T) {
 	}
 }
 
-// untilBegun finds its target until a request for it is registered.
+// untilBegun returns its target on lookups until a request for it is registered.
 type untilBegun struct {
 	mu     sync.Mutex
 	target Target

@@ -89,12 +89,12 @@ func TestRedirect(t *testing.T) {
 	f.event(t, func(e audit.Event) bool { return e.Status == 308 && e.Action == audit.ActionAnswer })
 }
 
-// Redirects count as requests to the URL, so that a stranger has as few of them.
+// Redirects count as requests to the URL, so that a stranger gets no more of them.
 func TestRedirectsASecond(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.RequestRate = 1 })
 	f.tallies.mu.Lock()
-	f.tallies.refill = 1e-9 // none within the test
+	f.tallies.refill = 1e-9 // no refill within the test
 	f.tallies.mu.Unlock()
 	f.expose("one", record(t).Server, Auth{Open: true})
 	f.plain = f.listen(t, func(ln net.Listener) error { return f.ServeRedirect(ln, 443, nil) })
@@ -133,7 +133,7 @@ func TestHeadersTooLarge(t *testing.T) {
 	}
 }
 
-// curl is what people use; it must work over HTTP/2 and HTTP/1.1 with the certificate verified.
+// curl must work over HTTP/2 and HTTP/1.1 with certificate verification, as many users have it.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl, err := exec.LookPath("curl")

@@ -9,7 +9,7 @@ import (
 	"boxgate/relay/relaytest"
 )
 
-// TestSideOfPublicURLs walks what holds on every side of the engine.
+// TestSideOfPublicURLs runs the engine's conformance checks of a side.
 func TestSideOfPublicURLs(t *testing.T) {
 	t.Parallel()
 	relaytest.Run(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
@@ -25,7 +25,7 @@ func TestSideOfPublicURLs(t *testing.T) {
 	})
 }
 
-// TestSideOfPublicURLsOverHTTP2 does the same for visitors over HTTP/2.
+// TestSideOfPublicURLsOverHTTP2 does the same over HTTP/2.
 func TestSideOfPublicURLsOverHTTP2(t *testing.T) {
 	t.Parallel()
 	relaytest.RunHTTP2(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {

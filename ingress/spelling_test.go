@@ -11,8 +11,8 @@ import (
 	"boxgate/ingress/link"
 )
 
-// A credential that came along in a spelling that the gateway does not read, while another one let the request in, does not
-// reach the box.
+// If a request contains a credential in a spelling that the gateway does not read, and another credential lets it in, the
+// first does not reach the box.
 func TestCredentialsInOtherSpellings(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -40,7 +40,7 @@ func TestCredentialsInOtherSpellings(t *testing.T) {
 	}
 }
 
-// A signed link for some methods is not good for the one that a field names. Others name what they like.
+// A signed link is not valid for another method that a field names. Requests with other credentials may name any.
 func TestMethodsOfALinkAreNotOverridden(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -68,7 +68,7 @@ func TestMethodsOfALinkAreNotOverridden(t *testing.T) {
 	}
 }
 
-// Looking for the gateway's parameters and fields in a request costs no memory.
+// Searching a request for the gateway's parameters and fields does not allocate.
 func TestCleanRequestsAreNotCopied(t *testing.T) {
 	target := []byte("/a/b?c=d&e=%20f;g=boxgate_x&page=2&boxgate=1")
 	name := []byte("x-http-method-overridden")

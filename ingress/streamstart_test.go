@@ -19,8 +19,8 @@ import (
 
 const firstAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst"
 
-// primed returns a visitor over HTTP/2 whose first request to "one" has left a connection to the box, on which box gets every further
-// request. On other connections, the box answers with "fresh".
+// primed returns an HTTP/2 visitor whose first request to "one" has left an idle connection to the box. box gets every further
+// request on that connection. On other connections, the box answers "fresh".
 func (f *fixture) primed(t *testing.T, box func(net.Conn, *bufio.Reader, *http.Request)) *frames {
 	t.Helper()
 	first := make(chan struct{}, 1)
@@ -52,18 +52,18 @@ func (f *fixture) primed(t *testing.T, box func(net.Conn, *bufio.Reader, *http.R
 	if r := v.answer(v.ask(true, to("GET", "one", "/first")...)); r.body != "first" {
 		t.Fatalf("%+v", r)
 	}
-	f.event(t, func(e audit.Event) bool { return e.Path == "/first" }) // the connection is kept
+	f.event(t, func(e audit.Event) bool { return e.Path == "/first" }) // the connection is idle
 	return v
 }
 
-// TestAnswersOnKeptConnections: a visitor over HTTP/2 whose request goes over a connection that was kept gets the response whole,
-// however it arrives.
+// TestAnswersOnKeptConnections: a visitor over HTTP/2 whose request uses an idle connection gets the whole response, in
+// whatever parts it arrives.
 func TestAnswersOnKeptConnections(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("large", 1<<16)
 	for name, c := range map[string]struct {
 		method string
-		parts  []string // each sent when the one before has been acknowledged
+		parts  []string // each sent when the previous one has been acknowledged
 		want   string
 	}{
 		"length":           {"GET", []string{"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"}, "200 hi"},
@@ -135,8 +135,8 @@ func (r *response) text() string {
 	return text
 }
 
-// TestCutsOnKeptConnections: a request that waits for a box without a goroutine ends when its URL is revoked, when its visitor resets it or
-// disconnects, and when the gateway stops, and the box learns of it.
+// TestCutsOnKeptConnections: a request that waits for a box without a goroutine ends when its URL is revoked, its visitor
+// resets it or disconnects, and when the gateway stops. The box notices.
 func TestCutsOnKeptConnections(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -173,8 +173,8 @@ func TestCutsOnKeptConnections(t *testing.T) {
 	}
 }
 
-// TestSlowBoxOnAKeptConnection: a request that has waited without a goroutine for a while is answered all the same, or refused when the box
-// has had its time.
+// TestSlowBoxOnAKeptConnection: a request that has waited without a goroutine for a while is still answered, or is refused
+// after the box's ResponseTimeout.
 func TestSlowBoxOnAKeptConnection(t *testing.T) {
 	t.Parallel()
 	for patience, want := range map[time.Duration]string{time.Minute: "200", 5 * time.Second: "504"} {

@@ -14,13 +14,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// An address that asks more often than it may is told when to come again, over both versions of HTTP together. Others, and
-// other URLs, are served.
+// An address that exceeds its rate is asked to come again later, over both versions of HTTP together. Others, and other URLs,
+// are served.
 func TestRequestsASecond(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.RequestRate = 1 })
 	f.tallies.mu.Lock()
-	f.tallies.refill = 1e-9 // none within the test
+	f.tallies.refill = 1e-9 // no refill within the test
 	f.tallies.mu.Unlock()
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})
@@ -57,13 +57,13 @@ func TestRequestsASecond(t *testing.T) {
 	f.event(t, reason(name.ReasonLimit))
 }
 
-// Once an address has sent so many wrong credentials, its right one is not looked at for the rest of a minute. Requests
-// without a credential do not count, and others and other URLs are unharmed.
+// After too many wrong credentials from an address, its right one is not checked for the rest of a minute. Requests without a
+// credential do not count, and other addresses and URLs are unaffected.
 func TestWrongCredentialsBarAnAddress(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
 	f.tallies.mu.Lock()
-	f.tallies.window = time.Hour // which the test does not outlast
+	f.tallies.window = time.Hour // longer than the test
 	f.tallies.mu.Unlock()
 	box := record(t)
 	for _, host := range []string{"one", "two"} {
@@ -97,7 +97,7 @@ func TestWrongCredentialsBarAnAddress(t *testing.T) {
 		}
 	}
 	before := box.count()
-	for _, c := range []*http.Client{h1, h2} { // on h2 the right one was accepted before
+	for _, c := range []*http.Client{h1, h2} { // h2 had the right one accepted before
 		for what, edit := range map[string]func(*http.Request){"right": right, "wrong": with("Bearer wrong"), "none": nil} {
 			resp := ask(c, "one", edit)
 			wait, err := strconv.Atoi(resp.Header.Get("Retry-After"))
@@ -119,8 +119,8 @@ func TestWrongCredentialsBarAnAddress(t *testing.T) {
 	}
 }
 
-// Pages of other sites have a visitor's browser send wrong credentials: its address is not barred, except for further ones that
-// such pages send. Once it is barred by itself, who has signed in stays so.
+// Pages of other sites make a visitor's browser send wrong credentials: only such requests are barred, not the visitor's
+// address. When the address itself is barred, a signed-in browser stays signed in.
 func TestAttackAnotherSiteBarsAnAddress(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.FailedCredentials = 3 })
@@ -186,8 +186,7 @@ func TestBarEndsWithTheMinute(t *testing.T) {
 	}
 }
 
-// A visitor who has an IPv6 site, a /48, has no more requests and guesses for changing the network that each comes from; another
-// site has its own.
+// A visitor with a /48 gets no further requests or guesses by changing networks; another site has its own.
 func TestAttackNetworksOfOneSite(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1000, 0)
@@ -222,7 +221,7 @@ func TestAttackNetworksOfOneSite(t *testing.T) {
 		}
 	}
 	all := tallies{failures: 1, window: time.Minute}
-	for n := range 100 { // right ones take nothing
+	for n := range 100 { // right credentials use up no attempts
 		y := all.of("url", network(1, n))
 		if y.attempt(at) > 0 {
 			t.Fatal("a right credential counts")
@@ -231,7 +230,7 @@ func TestAttackNetworksOfOneSite(t *testing.T) {
 	}
 }
 
-// However many addresses come, only so many are remembered, and none is let through uncounted.
+// Tallies stay within their limit for any number of addresses, and no request goes uncounted.
 func TestTalliesAreBounded(t *testing.T) {
 	t.Parallel()
 	all := tallies{refill: 1, burst: 1}

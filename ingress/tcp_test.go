@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// rawApp is an application in a box that is given each connection.
+// rawApp is an application in a box that handles raw connections.
 func rawApp(t *testing.T, serve func(*net.TCPConn)) net.Addr {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,10 +41,10 @@ func rawApp(t *testing.T, serve func(*net.TCPConn)) net.Addr {
 	return ln.Addr()
 }
 
-// sendBack sends everything back.
+// sendBack echoes all data.
 func sendBack(c *net.TCPConn) { _, _ = io.Copy(c, struct{ io.Reader }{c}) }
 
-// hold says one byte and nothing more, and does not end.
+// hold sends one byte and stays open silently.
 func hold(c *net.TCPConn) {
 	_, _ = c.Write([]byte("x"))
 	_, _ = io.Copy(io.Discard, struct{ io.Reader }{c})
@@ -64,7 +64,7 @@ func (f *fixture) connectRaw(t *testing.T, host string, protocols ...string) (*t
 	return secure, secure.HandshakeContext(t.Context())
 }
 
-// mustConnect is connectRaw to a URL that has a byte to say first.
+// mustConnect is connectRaw to a URL whose application sends a byte first.
 func (f *fixture) mustConnect(t *testing.T, host string) *tls.Conn {
 	t.Helper()
 	c, err := f.connectRaw(t, host)
@@ -77,7 +77,7 @@ func (f *fixture) mustConnect(t *testing.T, host string) *tls.Conn {
 	return c
 }
 
-// TestRawTCP passes bytes both ways, and each direction ends by itself.
+// TestRawTCP passes bytes both ways, and each direction ends separately.
 func TestRawTCP(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -104,7 +104,7 @@ func TestRawTCP(t *testing.T) {
 	}
 }
 
-// TestRawTCPChoosesNoHTTP agrees on the protocol that a client asks for, unless that is HTTP.
+// TestRawTCPChoosesNoHTTP negotiates the protocol that a client offers, unless it is HTTP.
 func TestRawTCPChoosesNoHTTP(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -127,7 +127,7 @@ func TestRawTCPChoosesNoHTTP(t *testing.T) {
 	}
 }
 
-// TestRawTCPIsNotHTTP has requests of HTTP name a URL of raw TCP, and raw bytes one of HTTP.
+// TestRawTCPIsNotHTTP sends HTTP requests to a URL of raw TCP, and raw bytes to an HTTP one.
 func TestRawTCPIsNotHTTP(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -157,7 +157,7 @@ func TestRawTCPIsNotHTTP(t *testing.T) {
 	}
 }
 
-// TestRawTCPNeedsNoLessThanItsURL: a URL with a credential, which raw TCP has no place for, lets nobody in.
+// TestRawTCPNeedsNoLessThanItsURL: a URL with a credential, which raw TCP cannot carry, lets no visitor in.
 func TestRawTCPNeedsNoLessThanItsURL(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -180,7 +180,7 @@ func TestRawTCPNeedsNoLessThanItsURL(t *testing.T) {
 	}
 }
 
-// TestRevocationCutsRawTCP ends connections that rest, by their URL and by their box.
+// TestRevocationCutsRawTCP ends idle connections, by URL and by box.
 func TestRevocationCutsRawTCP(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -191,7 +191,7 @@ func TestRevocationCutsRawTCP(t *testing.T) {
 		f.exposeAt(name, app, Auth{Open: true}, TCP)
 		c := f.mustConnect(t, name)
 		f.remove(name + domain)
-		revoke() // returns when it has gone
+		revoke() // returns when the connection has ended
 		if n := f.active.count(); n != 0 {
 			t.Errorf("%s: %d connections go on", name, n)
 		}
@@ -204,7 +204,7 @@ func TestRevocationCutsRawTCP(t *testing.T) {
 	}
 }
 
-// TestRawTCPIsLimited: one URL has half of what may be forwarded, one address a quarter.
+// TestRawTCPIsLimited: one URL gets half of the requests, one address a quarter.
 func TestRawTCPIsLimited(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(cfg *Config) { cfg.Requests = 8 })
@@ -224,7 +224,7 @@ func TestRawTCPIsLimited(t *testing.T) {
 	f.mustConnect(t, "a")
 }
 
-// TestRawTCPHalfOpen has a visitor go whose application does not care: the connection does not stay.
+// TestRawTCPHalfOpen has a visitor leave while the application ignores it: the connection is ended.
 func TestRawTCPHalfOpen(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -238,7 +238,7 @@ func TestRawTCPHalfOpen(t *testing.T) {
 	f.event(t, func(e audit.Event) bool { return e.Name == "a"+domain && e.BytesOut == 1 })
 }
 
-// TestRawTCPWithoutApplication: a connection that nobody takes ends with a reset.
+// TestRawTCPWithoutApplication: a connection to a port without an application ends with a reset.
 func TestRawTCPWithoutApplication(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)

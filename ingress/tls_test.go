@@ -32,7 +32,7 @@ func TestOldTLSIsRefused(t *testing.T) {
 	}
 }
 
-// A session is resumed within hours, and not after a day.
+// A session can be resumed for hours, but not after a day.
 func TestTicketsLastADay(t *testing.T) {
 	cert := wildcard(t, x509.NewCertPool())
 	synctest.Test(t, func(t *testing.T) {

@@ -1,7 +1,7 @@
 package ingress
 
-// trustedFields are fields by which applications take a request for that of somebody, or for one of another client, address,
-// scheme or path, because the proxy that they are documented with sets them.
+// trustedFields are fields by which applications assign a request to a user, client, address, scheme or path, because the
+// documented proxy in front of them sets these fields.
 var trustedFields = map[string][]string{
 	"Grafana, auth proxy": {"X-WEBAUTH-USER", "X-WEBAUTH-NAME", "X-WEBAUTH-EMAIL", "X-WEBAUTH-GROUPS", "X-WEBAUTH-ROLE", "X-WEBAUTH-FULLNAME"},
 	"Authelia":            {"Remote-User", "Remote-Groups", "Remote-Name", "Remote-Email"},
@@ -46,7 +46,7 @@ var trustedFields = map[string][]string{
 		"Fastly-SSL"},
 }
 
-// ordinaryFields are fields that clients of applications send, some with names like those above.
+// ordinaryFields are fields of applications' clients, some with names like those above.
 var ordinaryFields = []string{
 	"Authorization", "X-Request-Id", "X-Correlation-Id", "X-Api-Key", "X-Api-Version", "X-Access-Token", "X-Csrf-Token", "X-Xsrf-Token",
 	"X-Requested-With", "X-Amz-Date", "X-Amz-Security-Token", "X-Amz-Target", "X-Amzn-Trace-Id", "X-Goog-Api-Key", "X-Goog-User-Project", "X-Goog-Upload-Command",

@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// delivered waits until all that was written to a connection has arrived at its peer.
+// delivered waits until all data written to a connection has arrived at its peer.
 func (f *fixture) delivered(t *testing.T, c net.Conn) {
 	tcp, _ := socket.TCP(c)
 	raw, err := tcp.SyscallConn()
@@ -29,8 +29,8 @@ func (f *fixture) delivered(t *testing.T, c net.Conn) {
 	})
 }
 
-// What a box sends on a connection that is kept, after it has answered, is not taken for the next answer, whether the
-// answer had content or not, and the connection carries no further request.
+// Data that a box sends on an idle connection after its response is not used as the next response, with or without content,
+// and the connection carries no further request.
 func TestNothingUnaskedIsAnAnswer(t *testing.T) {
 	t.Parallel()
 	const poison = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"

@@ -16,7 +16,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// What cannot be read as a request is recorded too, with TLS and without; what it serves is recorded only once.
+// Input that is no valid request is recorded too, with TLS and without; a served request is recorded only once.
 func TestUnreadableRequestsAreTold(t *testing.T) {
 	t.Parallel()
 	for label, tt := range map[string]struct{ head, status string }{
@@ -75,7 +75,7 @@ func TestServedRequestsAreToldOnce(t *testing.T) {
 		}
 		tr.CloseIdleConnections()
 	}
-	// A marker that comes last: by then the events of the earlier connections are there.
+	// A marker in the last event: the events of earlier connections precede it.
 	c := f.connect(t, false, "")
 	_, _ = io.WriteString(c, "marker\r\n\r\n")
 	_, _ = io.ReadAll(c)
@@ -103,7 +103,7 @@ func TestMalformedHTTP2IsTold(t *testing.T) {
 	if err := framer.WriteSettings(); err != nil {
 		t.Fatal(err)
 	}
-	if err := framer.WriteRSTStream(1, http2.ErrCodeCancel); err != nil { // of a stream that was never opened
+	if err := framer.WriteRSTStream(1, http2.ErrCodeCancel); err != nil { // for a stream that was never opened
 		t.Fatal(err)
 	}
 	if e := f.event(t, reason(name.ReasonBadRequest)); !strings.Contains(e.Error, "PROTOCOL_ERROR") {

@@ -19,7 +19,7 @@ import (
 // sleepers are boxes that sleep until up is set.
 type sleepers struct {
 	wake  func(ctx context.Context, box policy.BoxID, port uint16) error
-	used  *atomic.Int64 // counts beginnings and ends; nil: nobody counts
+	used  *atomic.Int64 // counts beginnings and ends; nil: not counted
 	moved func(byVisitor bool)
 	up    atomic.Bool // they are awake
 }
@@ -43,7 +43,7 @@ func (s *sleepers) Wake(ctx context.Context, box policy.BoxID, port uint16) erro
 	return s.wake(ctx, box, port)
 }
 
-// TestWakeOnce has many requests wait for a box that sleeps: it is woken once, for all of them.
+// TestWakeOnce has many requests wait for a sleeping box: it is woken once, for all of them.
 func TestWakeOnce(t *testing.T) {
 	t.Parallel()
 	const many = 10
@@ -99,7 +99,7 @@ func until(t *testing.T, what string, met func() bool) {
 	}
 }
 
-// TestWakeTakesLong tells a client to come again while the box goes on waking, and lets it in when that is done.
+// TestWakeTakesLong asks a client to come again while the box continues to wake, and lets it in afterwards.
 func TestWakeTakesLong(t *testing.T) {
 	t.Parallel()
 	awake := make(chan struct{})
@@ -131,8 +131,8 @@ func TestWakeTakesLong(t *testing.T) {
 	})
 }
 
-// TestOpenConnectionDoesNotKeepTheBoxAwake: one that is open without bytes passing is no use, and what the visitor sends wakes
-// the box.
+// TestOpenConnectionDoesNotKeepTheBoxAwake: an open connection without traffic is no use of the box, and the visitor's next
+// bytes wake it.
 func TestOpenConnectionDoesNotKeepTheBoxAwake(t *testing.T) {
 	t.Parallel()
 	var used, sent, received atomic.Int64
@@ -165,7 +165,7 @@ func TestOpenConnectionDoesNotKeepTheBoxAwake(t *testing.T) {
 	}
 }
 
-// TestBoxThatIsDown is not said to be started, and nobody is told to come again.
+// TestBoxThatIsDown is not reported as starting, and the client is not asked to come again.
 func TestBoxThatIsDown(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
@@ -178,7 +178,7 @@ func TestBoxThatIsDown(t *testing.T) {
 	}
 }
 
-// TestPanicInWaking is a failure to wake, for those who wait and nobody else.
+// TestPanicInWaking fails the wake, only for the requests that wait for it.
 func TestPanicInWaking(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) {
@@ -193,7 +193,7 @@ func TestPanicInWaking(t *testing.T) {
 	}
 }
 
-// TestRevocationWhileABoxWakes is said to who waits, who need not come again.
+// TestRevocationWhileABoxWakes is reported to the waiting client, which is not asked to come again.
 func TestRevocationWhileABoxWakes(t *testing.T) {
 	t.Parallel()
 	waking := make(chan struct{})
@@ -217,7 +217,7 @@ func TestRevocationWhileABoxWakes(t *testing.T) {
 	}
 }
 
-// TestEachPortIsWaitedFor: programs of a box begin to listen one after the other, and a request waits for that of its own port.
+// TestEachPortIsWaitedFor: the programs of a box begin to listen one after another, and a request waits for its own port.
 func TestEachPortIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	first, second := record(t), record(t)

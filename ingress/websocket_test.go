@@ -98,7 +98,7 @@ func TestWebSocket(t *testing.T) {
 	}
 }
 
-// An upgrade to anything but WebSocket would open a tunnel that nothing judges.
+// An upgrade to a protocol other than WebSocket would open a tunnel without checks.
 func TestOtherUpgradesAreNotPassedOn(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -113,7 +113,7 @@ func TestOtherUpgradesAreNotPassedOn(t *testing.T) {
 	}
 }
 
-// Shutdown waits for requests, and cuts a WebSocket when its time is up.
+// Shutdown waits for requests, and cuts a WebSocket at its deadline.
 func TestShutdownCutsWebSockets(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
@@ -135,7 +135,7 @@ func TestShutdownCutsWebSockets(t *testing.T) {
 	}
 }
 
-// Only a whole handshake becomes a tunnel: by the very fields of RFC 6455, under their own names.
+// Only a complete handshake becomes a tunnel: with the exact fields of RFC 6455.
 func TestHalfHandshakesOfABox(t *testing.T) {
 	t.Parallel()
 	accept := handshake.Accept("AAAAAAAAAAAAAAAAAAAAAA==")

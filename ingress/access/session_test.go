@@ -30,7 +30,7 @@ func TestOnlyItsOwnURLAcceptsASession(t *testing.T) {
 	}
 }
 
-// No bit of a cookie can be changed: not its time, not how it began.
+// No bit of a cookie can be changed, including its times and its kind.
 func TestAChangedCookieIsRefused(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_800_000_000, 0)
@@ -67,7 +67,7 @@ func TestFind(t *testing.T) {
 		{[]string{"x" + good}, false},
 		{[]string{"a=" + good}, false},
 		{[]string{"a=b;\t " + good}, true},
-		{[]string{"\u2000" + good}, false}, // which a neighbour may set
+		{[]string{"\u2000" + good}, false}, // a sibling host can set such a cookie
 		{[]string{strings.Repeat("\u2000"+bad+"; ", tries) + good}, true},
 		{[]string{strings.Repeat(bad+"; ", 1000) + good}, false},
 	} {
@@ -102,7 +102,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// Once more sessions were ended than are remembered, all that have begun are.
+// Once more sessions have been ended than are remembered, all earlier sessions are ended.
 func TestEnded(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_800_000_000, 0)
@@ -112,7 +112,7 @@ func TestEnded(t *testing.T) {
 	if !e.Has(gone) || e.Has(stays) {
 		t.Error("not the session that was ended")
 	}
-	for range endedMost + 100 { // whose time passes
+	for range endedMost + 100 { // these sessions expire
 		e.Add(New(false, now, now.Add(time.Minute)), now)
 		now = now.Add(time.Second)
 	}

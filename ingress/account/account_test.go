@@ -46,7 +46,7 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// claimed is a token with claims.
+// claimed is a token with these claims.
 type claimed string
 
 func (c claimed) Claims(v any) error { return json.Unmarshal([]byte(c), v) }
@@ -68,7 +68,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// A ticket is good for its own step, in the browser that it was made for, once, until its time.
+// A ticket is valid for one step, in the browser for which it was issued, once, until it expires.
 func TestTickets(t *testing.T) {
 	t.Parallel()
 	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
@@ -101,7 +101,7 @@ func TestTickets(t *testing.T) {
 	}
 }
 
-// The provider, and who sees the addresses on the way to it and back, do not learn what the visitor opens at the URL.
+// Neither the provider nor a reader of the addresses on the way learns which path the visitor opens at the URL.
 func TestWhereAVisitorGoesIsNotTold(t *testing.T) {
 	t.Parallel()
 	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
@@ -134,7 +134,7 @@ func TestFlowOf(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		Cookie + "=a": "a", "x=y; " + Cookie + "=a; z=": "a", Cookie + "=a; " + Cookie + "=b": "", "x" + Cookie + "=a": "", "": "",
-		"\u2000" + Cookie + "=b; " + Cookie + "=a": "a", "\u2000" + Cookie + "=b": "", // which a neighbour may set
+		"\u2000" + Cookie + "=b; " + Cookie + "=a": "a", "\u2000" + Cookie + "=b": "", // a sibling host can set such a cookie
 	} {
 		if got := FlowOf(strings.SplitAfter(line, "\n")); got != want {
 			t.Errorf("%q: %q", line, got)
@@ -153,7 +153,7 @@ func FuzzTicket(f *testing.F) {
 	})
 }
 
-// Who no longer waits for the provider returns at once, and hinders nobody.
+// A caller that stops waiting for the provider returns immediately, and does not affect the others.
 func TestDiscoveryWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{})
@@ -175,7 +175,7 @@ func TestDiscoveryWaitsForNobody(t *testing.T) {
 	}
 }
 
-// A ticket is taken once, however many others are, until it has expired.
+// A ticket is accepted once until it expires, however many other tickets are used.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	var o once

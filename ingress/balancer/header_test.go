@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// header builds one, with what a balancer adds.
+// header builds a header with extensions.
 func header(command, family byte, from, to netip.AddrPort, added ...byte) []byte {
 	var rest []byte
 	if from.IsValid() {
@@ -24,7 +24,7 @@ func header(command, family byte, from, to netip.AddrPort, added ...byte) []byte
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(rest))), rest...)
 }
 
-// summed adds a checksum, off by some bits.
+// summed adds a checksum, with some bits flipped.
 func summed(b []byte, off uint32) []byte {
 	size := binary.BigEndian.Uint16(b[14:]) + 7
 	binary.BigEndian.PutUint16(b[14:], size)
@@ -90,7 +90,7 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-// FuzzRead holds that no header makes Read take more than the header says it has, or believe an address that is not there.
+// FuzzRead: Read never reads beyond the length in the header, nor returns an address that the header does not contain.
 func FuzzRead(f *testing.F) {
 	f.Add(header(proxy, tcp4, v4, to4))
 	f.Add(summed(header(proxy, tcp6, v6, to6), 0))

@@ -16,13 +16,13 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-// opened is what has come of a request for a connection.
+// opened is the result of a request for a connection.
 type opened struct {
 	net.Conn
 	err error
 }
 
-// open asks for connections at once, and returns when all of them wait for an attempt.
+// open requests connections at the same time, and returns when all requests wait for an attempt.
 func open(ctx context.Context, p *Pool[string], many int, dial Dial, gone func() error) <-chan opened {
 	out := make(chan opened, many)
 	for range many {
@@ -42,7 +42,7 @@ func open(ctx context.Context, p *Pool[string], many int, dial Dial, gone func()
 	return out
 }
 
-// empty fails the test if the pool knows anything.
+// empty fails the test if the pool remembers any port.
 func empty(t *testing.T, p *Pool[string]) {
 	t.Helper()
 	p.mu.Lock()
@@ -52,7 +52,8 @@ func empty(t *testing.T, p *Pool[string]) {
 	}
 }
 
-// TestAFailedAttemptIsEverybodys has requests wait for an application that cannot be reached: none of them tries again.
+// TestAFailedAttemptIsEverybodys has requests wait for an application that cannot be reached: all get the failure of one
+// attempt.
 func TestAFailedAttemptIsEverybodys(t *testing.T) {
 	t.Parallel()
 	p := newPool()
@@ -74,7 +75,7 @@ func TestAFailedAttemptIsEverybodys(t *testing.T) {
 	empty(t, p)
 }
 
-// TestAnAttemptEnds has an application that never accepts: a request waits for it no longer than it may.
+// TestAnAttemptEnds has an application that never accepts: a request waits no longer than the time limit.
 func TestAnAttemptEnds(t *testing.T) {
 	t.Parallel()
 	p := newPool()
@@ -91,8 +92,8 @@ func TestAnAttemptEnds(t *testing.T) {
 	<-ended
 }
 
-// TestAVisitorWhoLeavesWaitsNoLonger: those who have gone free their places while the attempt goes on, which is given up when
-// the last has.
+// TestAVisitorWhoLeavesWaitsNoLonger: visitors who leave free their places while the attempt continues. The attempt is
+// cancelled when the last one leaves.
 func TestAVisitorWhoLeavesWaitsNoLonger(t *testing.T) {
 	t.Parallel()
 	p := newPool()
@@ -121,7 +122,7 @@ func TestAVisitorWhoLeavesWaitsNoLonger(t *testing.T) {
 	empty(t, p)
 }
 
-// TestAttemptThatNobodyWaitsFor has an application accept when everybody has gone: the connection is closed.
+// TestAttemptThatNobodyWaitsFor has an application accept after all visitors have left: the connection is closed.
 func TestAttemptThatNobodyWaitsFor(t *testing.T) {
 	t.Parallel()
 	p := newPool()
@@ -183,8 +184,7 @@ func TestAConnectionWithoutStreamsIsNotKept(t *testing.T) {
 	<-ended
 }
 
-// TestOneKeyKeepsFewConnections closes a connection that nobody uses when as many are kept for its key as may be, though there
-// is room for those of others.
+// TestOneKeyKeepsFewConnections closes an unused connection when its key has reached the limit, though other keys have not.
 func TestOneKeyKeepsFewConnections(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(http.ResponseWriter, *http.Request) {})

@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/h2/upstream"
 )
 
-// FuzzResponse holds that a head over HTTP/2 becomes one of HTTP/1.1 with the same status and fields, and with nothing
-// behind it: whatever an application sends that the connection accepts.
+// FuzzResponse: every head over HTTP/2 that the connection accepts becomes one of HTTP/1.1 with the same status and fields,
+// and no further bytes.
 func FuzzResponse(f *testing.F) {
 	f.Add(200, "content-type", "text/plain", int64(-1), false)
 	f.Add(204, "x", "", int64(5), true)
@@ -35,7 +35,7 @@ func FuzzResponse(f *testing.F) {
 		var got h1.Response
 		n, err := got.Parse(r.out, "GET")
 		if err != nil {
-			return // refused as it would be from an application that speaks HTTP/1.1
+			return // refused as it would be from an HTTP/1.1 application
 		}
 		if n != len(r.out) || got.Status != status || string(got.Fields[0].Name) != name || got.Body.UntilClose || got.Close {
 			t.Errorf("%q: %d bytes, %+v", r.out, n, got)

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// app is an application that speaks HTTP/2 without TLS, and how many connections it was sent.
+// app is an application that speaks HTTP/2 without TLS. It counts its connections.
 type app struct {
 	net.Listener
 	mu    sync.Mutex
 	conns int
-	ended chan struct{} // one for each connection that has ended
+	ended chan struct{} // receives a value for each connection that has ended
 }
 
 func newApp(t *testing.T, handler http.HandlerFunc) *app {
@@ -60,7 +60,7 @@ func (a *app) count() int {
 	return a.conns
 }
 
-// stays is a visitor who goes on waiting.
+// stays is the gone function of a visitor who keeps waiting.
 func stays() error { return nil }
 
 func newPool() *Pool[string] { return &Pool[string]{DialTimeout: time.Minute, Idle: 4} }
@@ -82,8 +82,8 @@ func ask(t *testing.T, p *Pool[string], a *app, find bool) (net.Conn, *http.Resp
 	return c, res
 }
 
-// TestRequestsShareAConnection sends requests in turn and at once: one connection to ask, one for all of them. It is closed
-// when nobody uses it.
+// TestRequestsShareAConnection sends requests in turn and at the same time: one connection is the probe, and one carries all
+// requests. It is closed when no request uses it.
 func TestRequestsShareAConnection(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host+r.URL.Path) })
@@ -96,11 +96,11 @@ func TestRequestsShareAConnection(t *testing.T) {
 		}
 		open = append(open, c)
 	}
-	<-a.ended // the one that asked
+	<-a.ended // the probe's
 	if a.count() != 2 {
 		t.Errorf("%d connections", a.count())
 	}
-	p.CloseIdle() // closes none
+	p.CloseIdle() // has no effect while the connection is used
 	for _, c := range open {
 		c.Close()
 	}
@@ -113,7 +113,7 @@ func TestRequestsShareAConnection(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsAreFew leaves more connections behind than are kept.
+// TestIdleConnectionsAreFew leaves more connections idle than are kept.
 func TestIdleConnectionsAreFew(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
@@ -135,7 +135,7 @@ func TestIdleConnectionsAreFew(t *testing.T) {
 	}
 }
 
-// TestResetIsNoEnd: a response whose stream is reset is not one that has ended.
+// TestResetIsNoEnd: a response whose stream was reset is incomplete.
 func TestResetIsNoEnd(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -150,7 +150,7 @@ func TestResetIsNoEnd(t *testing.T) {
 	}
 }
 
-// TestAnswerBeforeTheEnd: an application that answers before it has read the request, and wants no more of it, does not make the
+// TestAnswerBeforeTheEnd: an application that answers before it has read the request, and refuses the rest, does not make the
 // request fail.
 func TestAnswerBeforeTheEnd(t *testing.T) {
 	t.Parallel()
@@ -163,7 +163,7 @@ func TestAnswerBeforeTheEnd(t *testing.T) {
 	if _, err := io.WriteString(c, "POST /x HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	for i := range 10_000 { // the reset comes at some time in between
+	for i := range 10_000 { // the reset arrives at some point during the loop
 		if _, err := io.WriteString(c, "1\r\nx\r\n"); err != nil {
 			t.Fatalf("after %d bytes: %v", i, err)
 		}
@@ -174,15 +174,15 @@ func TestAnswerBeforeTheEnd(t *testing.T) {
 	}
 }
 
-// TestWhoSpeaksHTTP2 takes nothing but SETTINGS for an answer.
+// TestWhoSpeaksHTTP2 accepts only SETTINGS as the answer to a probe.
 func TestWhoSpeaksHTTP2(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]bool{
 		"\x00\x00\x00\x04\x00\x00\x00\x00\x00":                         true,
 		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64": true,
 		"\x00\x00\x00\x04\x01\x00\x00\x00\x00":                         false, // an acknowledgement
-		"\x00\x00\x00\x04\x00\x00\x00\x00\x01":                         false, // of a stream
-		"\x00\x00\x05\x04\x00\x00\x00\x00\x00":                         false, // no whole settings
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x01":                         false, // not on stream 0
+		"\x00\x00\x05\x04\x00\x00\x00\x00\x00":                         false, // truncated settings
 		"\x00\x00\x08\x06\x00\x00\x00\x00\x00":                         false, // a PING
 		"HTTP/1.1 400 Bad Request\r\n\r\n":                             false,
 		"220 mail ready\r\n":                                           false,

@@ -81,7 +81,7 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// Whatever path a link permits, a program that resolves it leads to the prefix or below it.
+// A program that resolves a path permitted by a link ends at the prefix or below it.
 func FuzzPermits(f *testing.F) {
 	for _, s := range []string{"/files/a", "/files/../x", "/files/%2e%2e/x", "/files/..%2fx", "/files/a/b/"} {
 		f.Add(s)

@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// all are the notices that a visitor may see.
+// all are the notices that visitors can get.
 func all() map[string]Notice {
 	notices := map[string]Notice{
 		"sign-in": {Status: 401, Reason: name.ReasonURLAuth, Detail: "This public URL needs a credential.",
@@ -77,8 +77,8 @@ func attribute(token html.Token, name string) string {
 	return ""
 }
 
-// Each page says its language, its title and one heading, labels its inputs, loads nothing, runs nothing, and is sent with
-// a policy that allows its own style alone.
+// Each page declares its language, has a title and one heading, labels its inputs, loads no resources, runs no scripts, and is
+// sent with a policy that allows only its own style.
 func TestPagesAreSmallAccessibleAndSelfContained(t *testing.T) {
 	t.Parallel()
 	for name, n := range all() {
@@ -128,7 +128,7 @@ func TestPagesAreSmallAccessibleAndSelfContained(t *testing.T) {
 	}
 }
 
-// A program learns what a visitor learns.
+// A program gets the same information as a browser.
 func TestProgramsGetProblemDetails(t *testing.T) {
 	t.Parallel()
 	for name, n := range all() {
@@ -146,7 +146,7 @@ func TestProgramsGetProblemDetails(t *testing.T) {
 	}
 }
 
-// The path that a visitor wanted is the one thing in a page that it chose.
+// The requested path is the only content of a page that the visitor controls.
 func TestNothingIsReflectedUnescaped(t *testing.T) {
 	t.Parallel()
 	for _, next := range []string{`"><script>alert(1)</script>`, `/x" autofocus onfocus="alert(1)`, `'><img src=x onerror=alert(1)>`, "/&quot;&lt;"} {

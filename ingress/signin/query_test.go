@@ -57,7 +57,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// Wherever a sign-in returns to, it is on the host that it was made at.
+// A sign-in always returns to its own host.
 func TestLocal(t *testing.T) {
 	t.Parallel()
 	for next, want := range map[string]string{
@@ -77,7 +77,7 @@ func FuzzLocal(f *testing.F) {
 	}
 	base, _ := url.Parse("https://own.example/x/y")
 	f.Fuzz(func(t *testing.T, next string) {
-		// Browsers take a backslash for a slash.
+		// Browsers interpret a backslash as a slash.
 		to, err := base.Parse(strings.ReplaceAll(Local(next, "/.boxgate/"), `\`, "/"))
 		if err == nil && (to.Host != "own.example" || to.Scheme != "https") {
 			t.Errorf("%q leads to %s", next, to)
