@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	headMax   = h2.HeadRead + 10*32 // of a header list, by the measure of RFC 9113, 6.5.2
+	headMax   = h2.HeadRead + 10*32 // size of a header list as RFC 9113, 6.5.2 counts it
 	headsCost = 384 << 10           // memory of a header block in several frames: decoded, up to headMax
 	usualHead = 16                  // fields
 )
@@ -44,7 +44,8 @@ func borrowFields() *usualFields {
 	return f
 }
 
-// add is told each field, and reports whether it is sound in itself. A known one has been.
+// add appends a decoded field and reports whether the block is still well-formed. A known field was checked when it came
+// first, except for the order of pseudo-header fields.
 func (b *block) add(f hpack.HeaderField, known bool) (sound bool) {
 	if b.size += int(f.Size()); b.size > headMax {
 		b.large = true
@@ -61,7 +62,7 @@ func (b *block) add(f hpack.HeaderField, known bool) (sound bool) {
 	return b.fault == ""
 }
 
-// check returns why a field makes its block malformed (8.1 to 8.3), or nothing.
+// check returns the reason why a field makes its block malformed (RFC 9113, 8.1 to 8.3), or "".
 func (b *block) check(f hpack.HeaderField) string {
 	if !httpguts.ValidHeaderFieldValue(f.Value) {
 		return "a field value that is not allowed"
@@ -139,7 +140,7 @@ func (c *conn) headers(h http2.FrameHeader, payload []byte) error {
 	return c.fragment(fragment, whole)
 }
 
-// awaitEnd notes when a header block began whose end has not come, or that there is none.
+// awaitEnd records when the incomplete header block began. The zero time means that all blocks are complete.
 func (c *conn) awaitEnd(since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

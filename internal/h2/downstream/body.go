@@ -19,7 +19,8 @@ var ErrUnread = errors.New("the body of the request is closed")
 // ErrLate fails a read of a body whose next part did not come in time ([Stream.Limit]).
 var ErrLate = errors.New("the body of the request did not come in time")
 
-// receive takes the content of a DATA frame that has size bytes in all. The caller holds the connection's mu.
+// receive queues the content of a DATA frame. size is the length of its payload with padding. The caller holds the
+// connection's mu.
 func (s *Stream) receive(content []byte, size int, last bool) error {
 	c := s.c
 	s.received += int64(len(content))
@@ -61,7 +62,7 @@ const (
 	trailerFields = 128
 )
 
-// receiveTrailers takes a header block that is not the first of its stream.
+// receiveTrailers handles a header block that is not the first of its stream.
 func (s *Stream) receiveTrailers(b *block) error {
 	switch {
 	case b.fault != "":
@@ -101,7 +102,7 @@ func (s *Stream) Whole() (int, bool) {
 	return s.in.n, s.remoteEnded && s.err == nil
 }
 
-// Read reads the body. Behind it, [Stream.Trailers] are known.
+// Read reads the body. After io.EOF, [Stream.Trailers] returns the trailer fields.
 func (s *Stream) Read(p []byte) (int, error) {
 	c := s.c
 	c.mu.Lock()
@@ -128,7 +129,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 }
 
-// waitReadable waits for more of the body, for as long as the handler has allowed.
+// waitReadable waits for more of the body, no longer than the read limit.
 func (s *Stream) waitReadable() {
 	if s.readLimit > 0 {
 		defer time.AfterFunc(s.readLimit, s.closeReadLate).Stop()
@@ -136,7 +137,7 @@ func (s *Stream) waitReadable() {
 	s.readable.Wait()
 }
 
-// closeReadLate ends the wait for more of a body.
+// closeReadLate closes a body if its next part did not arrive within the read limit.
 func (s *Stream) closeReadLate() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -146,8 +147,8 @@ func (s *Stream) closeReadLate() {
 	}
 }
 
-// Limit bounds how long a read waits for the next part of the body, which is then closed ([ErrLate]), and a write for the
-// client to let the gateway send more, when the stream is reset. 0: no limit, as for a new stream.
+// Limit bounds each wait of a read and of a write. A read that waits longer for the next part of the body closes the body
+// ([ErrLate]). A write that waits longer until it may send more resets the stream. 0 is no limit, the default.
 func (s *Stream) Limit(read, write time.Duration) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -177,14 +178,14 @@ func (s *Stream) CloseRead() {
 	s.readable.Broadcast()
 }
 
-// drop drops what was received and not read.
+// drop discards the received bytes that were not read.
 func (s *Stream) drop() {
 	if n := s.in.drop(); n > 0 {
 		s.c.consumed(n)
 	}
 }
 
-// inbox is a queue of bytes. It holds memory only while there are any.
+// inbox is a queue of bytes. It holds memory only while it is not empty.
 type inbox struct {
 	chunks []*[]byte
 	one    [1]*[]byte // memory of chunks, if there is one

@@ -26,24 +26,24 @@ const (
 
 	prefaceTime = 10 * time.Second       // for the preface and the first SETTINGS
 	stackCost   = 16 << 10               // of a goroutine that has run a handler
-	lullTime    = time.Second            // in which a goroutine was not needed for requests, after which it is not kept for them
+	lullTime    = time.Second            // an idle goroutine that was not needed for so long ends
 	blockTime   = 30 * time.Second       // for a header block in several frames
 	goAwayTime  = time.Second            // from a GOAWAY to the end of the connection
-	lingerMax   = 1 << 20                // bytes read and dropped meanwhile
+	lingerMax   = 1 << 20                // bytes discarded by linger
 	bodyGrace   = 100 * time.Millisecond // for the rest of a body whose request is answered
 	waitingMax  = 4 * h2.Streams         // requests reset before their handler began, while no handler ends
 	resetMax    = 128                    // streams remembered as reset by the server
 )
 
-// Config is how a connection is served. All fields but Drain, Start and Sleeper are required.
+// Config configures the service of a connection. All fields but Drain, Start and Sleeper are required.
 type Config struct {
 	Handler  func(*Stream)   // serves one request; the stream ends when it returns
 	Start    func(*Stream)   // begins a request in the goroutine that reads the connection; see [Stream.Take]
 	Refused  func(Refusal)   // called for each request or connection that is refused here; must not block
-	Panicked func(v any)     // told of a panic outside the handler; the connection has ended
+	Panicked func(v any)     // called after a panic outside the handler; the connection has ended
 	Memory   *memory.Account // for header blocks in several frames
-	Idle     time.Duration   // after so long without a request, the connection ends
-	Drain    context.Context // when it ends, the connection takes no more requests, and ends after the last one
+	Idle     time.Duration   // the connection ends after so long without a request
+	Drain    context.Context // once it is done, the connection accepts no more requests, and ends after the last one
 	Sleeper  Sleeper         // nil: the memory of the connection is claimed for as long as it is open
 }
 
@@ -51,7 +51,7 @@ type Config struct {
 type Refusal struct {
 	Method, Path string // of the request, if they are known
 	Why          string
-	Flood        bool // the client sends without reading what it is sent
+	Flood        bool // the client sends frames and does not read the answers
 }
 
 var (
@@ -76,34 +76,34 @@ type conn struct {
 	heads   memory.Claim // of a header block in several frames
 	empty   h2.EmptyFrames
 	settled bool // the first SETTINGS have come
-	crowded bool // there are many frames to write that answer the client's
-	between bool // no part of a frame but of its head was read
+	crowded bool // many answers to the client's frames await writing
+	between bool // at most a part of the next frame's header has been read
 	tired   bool // the connection sleeps before the next read
 	small   [64]byte
 
-	mu       sync.Mutex // guards what follows, and the streams
+	mu       sync.Mutex // guards the fields below and the streams
 	streams  map[uint32]*Stream
 	last     uint32   // the highest stream that the client has opened
 	reset    []uint32 // streams reset by the server most recently
 	running  int      // requests that are being served
-	working  int      // of which by goroutines
+	working  int      // of running: requests that have a goroutine
 	waiting  []*Stream
-	starting bool           // the goroutine that reads starts those that wait
-	spare    []chan *Stream // goroutines without a handler; nil ends one
-	kept     int            // how many have memory in stacks
+	starting bool           // startWaiting is running
+	spare    []chan *Stream // idle goroutines; nil ends one
+	kept     int            // goroutines whose memory is claimed in stacks
 	stacks   memory.Claim
-	busiest  int         // most of them at once since lull last ran
-	lull     *time.Timer // runs while there are spare ones
-	early    int         // streams reset while they waited, since a handler ended
+	busiest  int         // the highest value of working since lull last ran
+	lull     *time.Timer // runs while there are idle goroutines
+	early    int         // streams reset while they waited, since a handler last ended
 	budget   h2.Budget
-	unacked  int // SETTINGS of ours
+	unacked  int // our SETTINGS that the client has not acknowledged
 	draining bool
-	ended    error // the connection
-	quiet    time.Time
-	unended  time.Time // when a header block began whose end has not come; zero: none
+	ended    error     // why the connection ended; nil while it is open
+	quiet    time.Time // when the last stream ended
+	unended  time.Time // when the incomplete header block began; zero: all blocks are complete
 	idle     *time.Timer
-	until    time.Time // when the client must have sent more; zero: it need not
-	lullAt   time.Time // the read deadline, if it is that of awaitLull; zero: it is not
+	until    time.Time // when the client must have sent more; zero: no limit
+	lullAt   time.Time // the read deadline set by awaitLull; zero: there is another deadline, or no deadline
 
 	recv h2.ReceiveWindow
 	out  output
@@ -113,7 +113,7 @@ type conn struct {
 func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	c := &conn{cfg: cfg, net: nc, ctx: ctx, streams: map[uint32]*Stream{}, quiet: time.Now()}
 	if c.direct, _ = socket.DirectOf(nc); c.direct == nil {
-		c.cfg.Sleeper = nil // nothing could wait for the client without reading
+		c.cfg.Sleeper = nil // waiting without reading takes direct
 	}
 	c.in.Open(source{c}, c.caughtUp)
 	defer c.in.Close()
@@ -140,8 +140,8 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	c.close(err)
 }
 
-// caughtUp is called before the goroutine that reads may have to wait: requests begin with as much of their bodies as has
-// arrived. It reports whether there are any.
+// caughtUp starts the waiting requests. It is called before the goroutine that reads may block, so that a request begins with
+// as much of its body as has arrived. It reports whether the connection has streams.
 func (c *conn) caughtUp() (busy bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +171,7 @@ func (c *conn) greet() {
 	c.out.kick()
 }
 
-// read reads frames until the connection ends, and returns why.
+// read reads frames until the connection ends, and returns the reason.
 func (c *conn) read() error {
 	c.mu.Lock()
 	if c.ended == nil {
@@ -192,7 +192,7 @@ func (c *conn) read() error {
 		if c.between = false; err == nil {
 			err = c.frame(h)
 		}
-		if c.crowded { // the writing goroutine has a chance before there is too much to write
+		if c.crowded { // let the writing goroutine run before too many frames are queued
 			c.crowded = false
 			runtime.Gosched()
 		}
@@ -233,7 +233,7 @@ func (c *conn) close(err error) {
 	}
 }
 
-// goAway tells the client why the connection ends. Streams end without another frame.
+// goAway sends a GOAWAY with the reason for the end of the connection. Streams end without another frame.
 func (c *conn) goAway(code http2.ErrCode) {
 	if c.sendGoAway(code) {
 		c.cfg.Refused(Refusal{Why: "the connection is ended with " + code.String()})
@@ -256,7 +256,7 @@ func (c *conn) sendGoAway(code http2.ErrCode) bool {
 	return true
 }
 
-// linger drops what the client still sends for a while. Closing at once would reset the TCP connection, and the GOAWAY
+// linger reads and discards the client's data for a while. An immediate close would reset the TCP connection, and the GOAWAY
 // might not arrive.
 func (c *conn) linger() {
 	_ = c.net.SetReadDeadline(time.Now().Add(goAwayTime))
@@ -270,7 +270,7 @@ func (c *conn) linger() {
 	}
 }
 
-// over returns why the connection has ended, if it has.
+// over returns the reason why the connection has ended, or nil.
 func (c *conn) over() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -333,7 +333,7 @@ func (c *conn) drain() {
 	c.rest()
 }
 
-// rest notes that there are no requests in progress, if so.
+// rest marks the connection as idle if it has no streams.
 func (c *conn) rest() {
 	if len(c.streams) > 0 {
 		return
@@ -345,11 +345,11 @@ func (c *conn) rest() {
 	c.out.idle()
 }
 
-// limitRead sets until when the client must have sent more: the end of a header block, or of a connection that is drained.
-// The caller holds mu.
+// limitRead sets the read deadline for an incomplete header block and for the last read of a drained connection, whichever
+// is earlier. The caller holds mu.
 func (c *conn) limitRead() {
 	if c.ended != nil {
-		return // nothing is read any more
+		return // the connection is no longer read
 	}
 	var until time.Time
 	if c.draining && len(c.streams) == 0 {
@@ -362,7 +362,7 @@ func (c *conn) limitRead() {
 	_ = c.net.SetReadDeadline(until)
 }
 
-// onLull ends the goroutines without a handler that were not needed for a while.
+// onLull ends the idle goroutines that were not needed since its last call.
 func (c *conn) onLull() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -373,7 +373,7 @@ func (c *conn) onLull() {
 	}
 }
 
-// dismiss ends n of the goroutines without a handler.
+// dismiss ends n idle goroutines.
 func (c *conn) dismiss(n int) {
 	for range n {
 		last := len(c.spare) - 1
@@ -384,7 +384,7 @@ func (c *conn) dismiss(n int) {
 	}
 }
 
-// keep reports whether one more goroutine may be kept without a handler.
+// keep reports whether one more idle goroutine may be kept, and claims its memory.
 func (c *conn) keep() bool {
 	if c.ended != nil {
 		return false

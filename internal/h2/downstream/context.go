@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// streamContext is a stream as a context. Most requests wait for nothing that needs one: one of the standard library is only
-// made for those that do.
+// streamContext is a stream as a context. Most requests never wait on their context, so a context of the standard library is
+// made only when one is needed.
 type streamContext Stream
 
 // Context ends when the client has reset the stream, the connection has ended, the handler has returned, or with
@@ -19,7 +19,7 @@ func (x *streamContext) Deadline() (time.Time, bool) { return time.Time{}, false
 // Done implements [context.Context].
 func (x *streamContext) Done() <-chan struct{} { return x.made().Done() }
 
-// Value implements [context.Context]. By it, the standard library finds the context that was made.
+// Value implements [context.Context]. The standard library calls it to find its own context.
 func (x *streamContext) Value(key any) any { return x.made().Value(key) }
 
 // Err implements [context.Context].
@@ -43,8 +43,8 @@ func (x *streamContext) made() context.Context {
 	return x.ctx
 }
 
-// Cancel ends the stream's context. why is the cause of its end, as [context.Cause] returns it, unless it has ended before; nil
-// stands for [context.Canceled].
+// Cancel ends the stream's context with a cause, as [context.Cause] returns it. A nil cause means [context.Canceled]. If the
+// context has ended before, its cause does not change.
 func (s *Stream) Cancel(why error) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()

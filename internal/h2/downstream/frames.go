@@ -176,7 +176,7 @@ const (
 	settingsMax = 100 // in one frame
 )
 
-// resize changes the window of all streams to one that began as first (6.9.2).
+// resize changes the windows of all streams as if they had begun with a size of first (6.9.2).
 func (c *conn) resize(first int) error {
 	by := first - c.out.first
 	if by == 0 {
@@ -240,7 +240,7 @@ func (c *conn) rstStream(h http2.FrameHeader, payload []byte) error {
 	return nil
 }
 
-// cancelled tells of a request that its client has reset before a handler was free for it.
+// cancelled reports a request that its client reset before a handler was free for it.
 func (c *conn) cancelled(s *Stream) error {
 	if c.early++; c.early > waitingMax { // CVE-2023-44487
 		return errCalm
@@ -264,7 +264,7 @@ func (c *conn) ping(h http2.FrameHeader, payload []byte) error {
 	return nil
 }
 
-// priority checks a frame that is otherwise ignored, as the SETTINGS say (RFC 9218, 2.1).
+// priority checks a frame that is otherwise ignored, as our SETTINGS_NO_RFC7540_PRIORITIES announces (RFC 9218, 2.1).
 func priority(h http2.FrameHeader, payload []byte) error {
 	switch {
 	case h.StreamID == 0:
@@ -293,7 +293,7 @@ func (c *conn) clientLeaves(h http2.FrameHeader, payload []byte) error {
 	return nil
 }
 
-// refuseStream resets a stream whose client broke the protocol. It is told of unless the stream has a handler, which
+// refuseStream resets a stream whose client broke the protocol. It calls Config.Refused unless the stream has a handler, which
 // fails, or had one.
 func (c *conn) refuseStream(e http2.StreamError) {
 	if !c.abort(e) && e.Code != http2.ErrCodeStreamClosed {
@@ -314,7 +314,7 @@ func (c *conn) abort(e http2.StreamError) (handled bool) {
 	return s.begun
 }
 
-// resetStream sends a reset, and remembers it: the client may have sent more in the meantime (5.4.2).
+// resetStream sends a reset and remembers the stream: the client may have sent frames before it receives the reset (5.4.2).
 func (c *conn) resetStream(stream uint32, code http2.ErrCode) {
 	if len(c.reset) == resetMax {
 		c.reset = append(c.reset[:0], c.reset[1:]...)

@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	batchMax   = 16 << 10                   // bytes of a batch to which more DATA and heads are added
+	batchMax   = 16 << 10                   // bytes; a batch of this size gets no more DATA and heads
 	dataMax    = h2.FrameMax - h2.FrameHead // of a DATA frame: it fills a TLS record
-	controlMax = 1000                       // frames in a batch that the client has us send
+	controlMax = 1000                       // frames in a batch that answer the client's own
 )
 
-// output is what a connection has to send. Frames gather in a batch while the previous one is being written. It is
-// guarded by the connection's mu.
+// output holds the frames that a connection has to send. They gather in a batch while the previous batch is being written.
+// The connection's mu guards it.
 type output struct {
 	c        *conn
 	pending  []byte // the batch; nil while empty
 	batch    uint64 // its number
 	controls int    // frames in it that answer the client's own
-	kicked   bool   // it is to be written
+	kicked   bool   // the batch must be written
 	writing  bool   // there is a goroutine that writes
 	wake     sync.Cond
 	begun    bool // a header block was sent
@@ -54,7 +54,7 @@ func (o *output) grow() {
 	}
 }
 
-// kick has the batch written.
+// kick starts writing the batch, if it is not empty.
 func (o *output) kick() {
 	switch {
 	case o.c.ended != nil || len(o.pending) == 0:
@@ -70,7 +70,7 @@ func (o *output) kick() {
 	}
 }
 
-// write writes batches while there are requests in progress, or something to write.
+// write writes batches while there are requests in progress or frames to write.
 func (o *output) write() {
 	defer o.c.contain()
 	for {
@@ -79,7 +79,7 @@ func (o *output) write() {
 			return
 		}
 		if !urgent {
-			runtime.Gosched() // what others are about to append goes out in the same write
+			runtime.Gosched() // let other goroutines append to the same write
 		}
 		batch := o.take()
 		if len(batch) == 0 {
@@ -93,8 +93,8 @@ func (o *output) write() {
 	}
 }
 
-// due waits for a batch, and reports whether there is one to write, and whether it answers frames of the client: they count
-// until they are taken.
+// due waits for a batch. It reports whether there is one to write, else the goroutine must end, and whether the batch is
+// urgent: answers to the client's frames count against controlMax until they are taken.
 func (o *output) due() (due, urgent bool) {
 	c := o.c
 	c.mu.Lock()
@@ -111,7 +111,7 @@ func (o *output) due() (due, urgent bool) {
 	}
 }
 
-// take returns the batch, which is empty if the connection has ended meanwhile.
+// take returns the batch and begins a new one. The batch is empty if the connection has ended since due.
 func (o *output) take() []byte {
 	o.c.mu.Lock()
 	defer o.c.mu.Unlock()
@@ -130,8 +130,8 @@ func (o *output) close() {
 	o.wake.Signal()
 }
 
-// await waits until the stream may be able to send more: in a queue for what the connection has to offer, or for its own
-// window.
+// await waits until the stream may be able to send more. In a queue, it waits for room in the batch or for the connection's
+// window; without a queue, for the stream's own window.
 func (o *output) await(s *Stream, queue *[]*Stream) {
 	if queue != nil {
 		*queue, s.queued = append(*queue, s), true
@@ -150,7 +150,8 @@ func without(queue []*Stream, s *Stream) []*Stream {
 	return slices.DeleteFunc(queue, func(q *Stream) bool { return q == s })
 }
 
-// pass wakes the stream that has waited longest for what there is now. It passes the rest on in turn.
+// pass wakes the stream that has waited longest for room in the batch, and the one for the connection's window, if there is
+// any left. Each calls pass again after it has sent.
 func (o *output) pass() {
 	if o.room() {
 		wakeFirst(&o.forRoom)
@@ -229,7 +230,7 @@ func (o *output) goAway(last uint32, code http2.ErrCode) {
 	o.answer(http2.FrameGoAway, 0, 0, b[:])
 }
 
-// data appends a DATA frame, and returns where in which batch it begins.
+// data appends a DATA frame. It returns the frame's position and the number of its batch.
 func (o *output) data(stream uint32, content []byte, end bool) (int, uint64) {
 	var flags http2.Flags
 	if end {
@@ -238,7 +239,8 @@ func (o *output) data(stream uint32, content []byte, end bool) (int, uint64) {
 	return o.frame(http2.FrameData, flags, stream, content), o.batch
 }
 
-// head appends a header block; status is 0 for trailers. It returns where in which batch its HEADERS frame begins.
+// head appends a header block; status is 0 for trailers. It returns the position of its HEADERS frame and the number of its
+// batch.
 func (o *output) head(stream uint32, status int, fields []hpack.HeaderField, end bool) (int, uint64) {
 	var flags http2.Flags
 	if end {

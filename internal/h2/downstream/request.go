@@ -22,7 +22,7 @@ type Head struct {
 	Authority            string // or Host
 	Protocol             string // of an extended CONNECT (RFC 8441)
 	Fields               []hpack.HeaderField
-	// Length is that of the body: as declared, -1 if it is not, 0 without a body.
+	// Length is the declared length of the body: -1 if it is not declared, 0 without a body.
 	Length int64
 }
 
@@ -70,7 +70,7 @@ func (c *conn) refuse(b *block, code http2.ErrCode, why string) {
 	})
 }
 
-// tooLarge answers a request whose head is larger than is read.
+// tooLarge answers a request whose head exceeds headMax.
 func (c *conn) tooLarge(b *block) {
 	id := b.frame.StreamID
 	c.out.head(id, 431, nil, true)
@@ -84,7 +84,7 @@ func (c *conn) tooLarge(b *block) {
 	c.cfg.Refused(Refusal{Method: b.value(":method"), Path: b.value(":path"), Why: "the request head is too large"})
 }
 
-// request returns the request of a header block, or why it is malformed.
+// request returns the request of a header block, or the reason why it is malformed.
 func (b *block) request() (h Head, fault string) {
 	if b.fault != "" {
 		return h, b.fault
@@ -119,7 +119,7 @@ func (h *Head) complete() bool {
 	return h.Method != "" && (h.Path == "*" || strings.HasPrefix(h.Path, "/"))
 }
 
-// ownAuthority takes the authority from Host if need be, and reports whether there is only one, without user names.
+// ownAuthority sets a missing authority from Host. It reports whether there is only one authority, without a user name.
 func (h *Head) ownAuthority() bool {
 	hosts := 0
 	for _, f := range h.Fields {
@@ -136,7 +136,7 @@ func (h *Head) ownAuthority() bool {
 	return !strings.Contains(h.Authority, "@") && httpguts.ValidHostHeader(h.Authority)
 }
 
-// declared returns the length of a body that follows. One that makes no sense allows none.
+// declared returns the declared length of a body, or -1. An invalid length counts as 0, which allows no content.
 func (h *Head) declared() int64 {
 	for _, f := range h.Fields {
 		if f.Name == "content-length" {
@@ -150,7 +150,7 @@ func (h *Head) declared() int64 {
 	return -1
 }
 
-// beginWaiting starts the handlers of streams that wait, as many as may run, unless startWaiting goes on. The caller holds mu.
+// beginWaiting starts the handlers of waiting streams, as many as may run, unless startWaiting is running. The caller holds mu.
 func (c *conn) beginWaiting() {
 	n := min(len(c.waiting), h2.Streams-c.running)
 	if n <= 0 || c.ended != nil || c.starting {
@@ -162,8 +162,8 @@ func (c *conn) beginWaiting() {
 	c.waiting = slices.Delete(c.waiting, 0, n)
 }
 
-// begin starts the handler of a stream in a goroutine: one that has run a handler before, whose stack has grown, if there is
-// one. The caller holds mu.
+// begin starts the handler of a stream in an idle goroutine, whose stack has already grown, or in a new one. The caller holds
+// mu.
 func (c *conn) begin(s *Stream) {
 	s.begun = true
 	c.running++
@@ -206,7 +206,7 @@ func (c *conn) contain() {
 	}
 }
 
-// done ends a stream whose handler has returned. Its goroutine receives the next stream later.
+// done ends a stream whose handler has returned. Its goroutine receives another stream from next, or nil to end.
 func (c *conn) done(s *Stream, next chan *Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -243,7 +243,7 @@ func (c *conn) finish(s *Stream) {
 	s.forget()
 }
 
-// forget gives back the memory of a head whose handler has returned.
+// forget releases the memory of a head whose handler has returned.
 func (s *Stream) forget() {
 	if s.Fields = nil; s.memory != nil {
 		*s.memory = usualFields{}
@@ -252,8 +252,8 @@ func (s *Stream) forget() {
 	}
 }
 
-// abandon resets a stream whose client has not sent the rest of the body yet, which is not wanted (8.1). The response is
-// complete, but some clients take a reset while they upload for a failure, whatever its code.
+// abandon resets a stream whose client has not yet sent the rest of an unwanted body (RFC 9113, 8.1). The response is complete,
+// but some clients treat a reset during an upload as a failure, whatever its code: hence bodyGrace.
 func (c *conn) abandon(s *Stream) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,7 +264,7 @@ func (c *conn) abandon(s *Stream) {
 	c.closeStream(s, errEnded)
 }
 
-// closeStream ends a stream for both sides. Without a reason it has ended well, and its handler may go on. The caller
+// closeStream ends a stream in both directions. A nil reason is the normal end; the handler may then continue. The caller
 // holds mu.
 func (c *conn) closeStream(s *Stream, why error) {
 	if s.closed {
@@ -288,16 +288,16 @@ func (c *conn) closeStream(s *Stream, why error) {
 type Stream struct {
 	Head                // its Fields are valid until the handler returns
 	memory *usualFields // of Fields; nil if they have other memory
-	task   Task         // that serves it without a handler
+	task   Task         // serves the request instead of the handler
 	c      *conn
 	id     uint32
 
 	// Guarded by the connection's mu.
-	ctx         context.Context         // that of the standard library; nil until it is needed
+	ctx         context.Context         // a context of the standard library; nil until it is needed
 	cancel      context.CancelCauseFunc // likewise
-	cancelled   atomic.Bool             // the context has ended, or would have; written under mu
+	cancelled   atomic.Bool             // the context has ended, whether ctx was made or not; written under mu
 	cause       error                   // why; written before cancelled
-	pending     Pending                 // the wait that ends with the context; nil: there is none
+	pending     Pending                 // the wait that ends with the context; may be nil
 	begun       bool                    // has a handler
 	closed      bool                    // was removed from the connection's streams
 	err         error                   // why, if closed
@@ -306,9 +306,9 @@ type Stream struct {
 	answered    bool                    // the final head of the response was written
 	continued   bool                    // the client was asked for the body
 	unread      bool                    // the body is not wanted
-	late        bool                    // because it did not come in time
+	late        bool                    // unread because the body did not arrive in time
 
-	readLimit, writeLimit time.Duration // 0: none
+	readLimit, writeLimit time.Duration // 0: no limit
 
 	recv     h2.ReceiveWindow
 	in       inbox
@@ -318,7 +318,7 @@ type Stream struct {
 
 	send     h2.SendWindow
 	queued   bool
-	last     int    // where its last frame begins in the batch
-	batch    uint64 // in which that frame is
+	last     int    // position of its last frame in the batch
+	batch    uint64 // number of that batch
 	writable sync.Cond
 }

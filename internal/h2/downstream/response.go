@@ -8,9 +8,9 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// WriteHeader sends the head of a response: any number of interim ones (1xx), then the final one. Names of fields are in
-// small letters. end says that the response consists of its head. Nothing reaches the client before [Stream.Flush], the
-// end of the response, or a full batch.
+// WriteHeader sends the head of a response: any number of interim ones (1xx), then the final one. Field names must be in
+// lower case. end is set if the response consists of its head. The head may stay buffered until [Stream.Flush], the end of
+// the response, or a full batch.
 func (s *Stream) WriteHeader(status int, fields []hpack.HeaderField, end bool) error {
 	c := s.c
 	c.mu.Lock()
@@ -27,11 +27,11 @@ func (s *Stream) WriteHeader(status int, fields []hpack.HeaderField, end bool) e
 	return nil
 }
 
-// Drain has the connection take no more requests. The client learns of it before anything that is sent on the stream later.
+// Drain makes the connection accept no more requests. Its GOAWAY precedes everything sent on the stream later.
 func (s *Stream) Drain() { s.c.onDrain() }
 
-// Continue asks for the body with an interim response, 100, unless the final one has begun. It never waits, so that it may be
-// called while another goroutine writes. Only the first call has an effect.
+// Continue requests the body with an interim response, 100, unless the final one has begun. It never waits, so it may be called
+// while another goroutine writes. Only the first call has an effect.
 func (s *Stream) Continue() {
 	c := s.c
 	c.mu.Lock()
@@ -44,7 +44,7 @@ func (s *Stream) Continue() {
 	c.out.kick()
 }
 
-// Write sends a part of the body. It waits until the client has let the gateway send it.
+// Write sends a part of the body. It waits until the client's flow-control windows allow that.
 func (s *Stream) Write(p []byte) (int, error) {
 	c := s.c
 	c.mu.Lock()
@@ -74,7 +74,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return sent, nil
 }
 
-// sendLocked sends a part of the body for which there is room.
+// sendLocked sends a part of the body that fits into the batch and the windows. The caller holds mu.
 func (s *Stream) sendLocked(p []byte) {
 	out := &s.c.out
 	s.last, s.batch = out.data(s.id, p, false)
@@ -83,8 +83,8 @@ func (s *Stream) sendLocked(p []byte) {
 	s.c.budget.Earn(earnedByData)
 }
 
-// WriteNow sends the final head of a response, if there is a status, and a part of the body. If that would take waiting, or
-// may not be sent next, it sends nothing and reports false.
+// WriteNow sends the final head of a response, if there is a status, and a part of the body. If it would have to wait, or the
+// head or the part is out of order, it has no effect and reports false.
 func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool {
 	out := &s.c.out
 	s.c.mu.Lock()
@@ -102,7 +102,7 @@ func (s *Stream) WriteNow(status int, fields []hpack.HeaderField, p []byte) bool
 	return true
 }
 
-// AnswerNow sends a whole response. If that would take waiting, or a response has begun, it sends nothing and reports false.
+// AnswerNow sends a whole response. If it would have to wait, or a response has begun, it has no effect and reports false.
 func (s *Stream) AnswerNow(status int, fields []hpack.HeaderField, p []byte) bool {
 	out := &s.c.out
 	s.c.mu.Lock()
@@ -120,7 +120,7 @@ func (s *Stream) AnswerNow(status int, fields []hpack.HeaderField, p []byte) boo
 	return true
 }
 
-// Ready reports whether the stream can send without waiting and before no other.
+// Ready reports whether the stream can send without waiting, and no other stream is waiting to send.
 func (s *Stream) Ready() bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -132,8 +132,8 @@ func (s *Stream) readyLocked() bool {
 	return s.sendErr() == nil && out.room() && len(out.forRoom) == 0 && len(out.forWindow) == 0
 }
 
-// CloseNow ends a response without waiting, whether there is room or not: with its head, if there is a status, else with
-// trailer fields, if there are any.
+// CloseNow ends a response without waiting, even if the batch is full: with its head, if there is a status, else with trailer
+// fields, if there are any.
 func (s *Stream) CloseNow(status int, fields []hpack.HeaderField) {
 	c := s.c
 	c.mu.Lock()
@@ -151,7 +151,7 @@ func (s *Stream) CloseNow(status int, fields []hpack.HeaderField) {
 
 const earnedByData = 16 // WINDOW_UPDATE frames of a client that answers each 2 KiB with two
 
-// Flush has the written frames sent. It does not wait until they are.
+// Flush starts sending the written frames, and does not wait until they are sent.
 func (s *Stream) Flush() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -184,7 +184,7 @@ func (s *Stream) closeLocked(trailers []hpack.HeaderField) error {
 		return errEnded
 	case len(trailers) > 0:
 		c.out.head(s.id, 0, trailers, true)
-	case s.batch == c.out.batch: // its last frame is not on its way yet
+	case s.batch == c.out.batch: // its last frame is still in the batch
 		c.out.pending[s.last+4] |= byte(http2.FlagDataEndStream) // the same bit in HEADERS
 	default:
 		c.out.data(s.id, nil, true)
@@ -203,7 +203,7 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	}
 }
 
-// sendErr returns why no more can be sent, if so.
+// sendErr returns the reason why no more can be sent, or nil.
 func (s *Stream) sendErr() error {
 	if s.err == nil && s.localEnded {
 		return errEnded
@@ -233,7 +233,7 @@ func (s *Stream) localEnd(end bool) {
 	}
 }
 
-// waitWritable waits until more can be sent, for as long as the handler has allowed.
+// waitWritable waits until more can be sent, no longer than the write limit.
 func (s *Stream) waitWritable() {
 	if s.writeLimit > 0 {
 		defer time.AfterFunc(s.writeLimit, func() { s.Reset(http2.ErrCodeCancel) }).Stop()

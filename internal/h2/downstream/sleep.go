@@ -8,24 +8,24 @@ import (
 	"boxgate/internal/h2"
 )
 
-// sleepAfter is how long a connection is without a request before it gives its memory back.
+// sleepAfter is the time without a request after which a connection releases memory.
 const sleepAfter = 250 * time.Millisecond
 
 // errNoMemory ends a connection that cannot claim its memory again. A client may try its next request on another one.
 var errNoMemory = errors.New("there is no memory to read the next request")
 
-// Sleeper is the memory that a connection claims, less of which it needs while it has no requests. Its methods are called by the
-// goroutine that reads the connection.
+// Sleeper manages the memory that a connection claims. A connection without requests needs less of it. The goroutine that
+// reads the connection calls its methods.
 type Sleeper interface {
 	// Sent returns how many bytes the client has sent so far, as TLS has read them.
 	Sent() int64
-	// Sleep gives back what is not needed until something is read again. All that TLS has decrypted was read.
+	// Sleep releases the memory that is only needed to read. All data that TLS has decrypted was read.
 	Sleep()
 	// Wake claims it again, and reports whether that was possible.
 	Wake() bool
 }
 
-// source is what the client sends. It is read only while the memory for it is claimed.
+// source reads from the client, only while the memory for that is claimed.
 type source struct{ *conn }
 
 // Read reads from the client. It returns [h2.ErrAgain] when a connection has been without a request for a while: its next call first
@@ -67,8 +67,8 @@ func (c *conn) sleep() error {
 	return nil
 }
 
-// awaitLull has the read end that waits for the client once the connection was without a request for a while. An earlier time is left to
-// pass: setting one for each request would cost more. The caller holds mu.
+// awaitLull sets a read deadline, so that the read ends once the connection has had no request for a while. A deadline that it
+// set before stays: setting one for each request would cost more. The caller holds mu.
 func (c *conn) awaitLull() {
 	if c.cfg.Sleeper != nil && c.ended == nil && c.lullAt.IsZero() && c.until.IsZero() {
 		c.lullAt = time.Now().Add(sleepAfter)
@@ -76,8 +76,8 @@ func (c *conn) awaitLull() {
 	}
 }
 
-// lulled is called when a read has taken too long. It reports whether that is due to awaitLull, and whether the connection has been
-// without a request for long enough and has nothing to send.
+// lulled is called when a read has timed out. It reports whether the deadline was that of awaitLull, and whether the connection
+// has had no request for long enough and has no frames to send.
 func (c *conn) lulled() (quiet, due bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,8 +91,8 @@ func (c *conn) lulled() (quiet, due bool) {
 	return quiet && c.until.IsZero(), true
 }
 
-// refuseNext tells the client that the connection takes no more requests, none of which it has read. What it has sent is dropped as it
-// comes, without TLS: there is no memory for a record.
+// refuseNext drains the connection, which has not read the next request. The client's data is discarded without TLS: there
+// is no memory for a record.
 func (c *conn) refuseNext() {
 	c.mu.Lock()
 	c.drain()

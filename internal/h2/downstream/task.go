@@ -8,19 +8,19 @@ import (
 
 // Task is a request that has no goroutine while it can be served without waiting.
 type Task interface {
-	// Serve goes on in a goroutine, in which it may wait. The request has been served when it returns.
+	// Serve continues the request in a goroutine, and may wait. It returns when the request has been served.
 	Serve()
 }
 
 // Pending is a wait that ends with a stream's context.
 type Pending interface {
-	// Unwatch ends a task's wait without a goroutine, or a handler's for something else, and reports whether it was the former:
-	// the task then goes on in a goroutine. It must neither wait nor call a method of a [Stream].
+	// Unwatch ends the wait, and reports whether it was that of a task without a goroutine: the task then continues in a
+	// goroutine. It must neither wait nor call a method of a [Stream].
 	Unwatch() bool
 }
 
-// Take leaves the stream to a task. Config.Start calls it before anything else; then one of [Stream.Done] and [Stream.Resume]
-// must follow, by any goroutine.
+// Take assigns the stream to a task. Config.Start calls it first. Afterwards, any goroutine must call one of [Stream.Done] and
+// [Stream.Resume].
 func (s *Stream) Take(t Task) { s.task = t }
 
 // Done ends a stream whose request the task has served without a goroutine.
@@ -33,7 +33,7 @@ func (s *Stream) Done() {
 	c.beginWaiting()
 }
 
-// Resume has the task go on in a goroutine.
+// Resume continues the task in a goroutine.
 func (s *Stream) Resume() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -46,8 +46,8 @@ func (s *Stream) resumeLocked() {
 	s.c.run.Done()
 }
 
-// Await sets the wait that ends with the stream's context, instead of an earlier one; nil removes it. It reports false if the context has
-// ended: then p is not called, and the caller must end the wait.
+// Await sets the wait that ends with the stream's context. It replaces an earlier one; nil removes it. It reports false if the
+// context has ended: then p is not called, and the caller must end the wait.
 func (s *Stream) Await(p Pending) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Stream) Await(p Pending) bool {
 	return !s.cancelled.Load()
 }
 
-// cancelAll ends the contexts of all streams, as that of the connection has ended.
+// cancelAll ends the contexts of all streams after that of the connection.
 func (c *conn) cancelAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *conn) cancelAll() {
 	}
 }
 
-// startWaiting starts requests that wait, as many as may run. The caller holds mu, which is not held while one is started.
+// startWaiting starts waiting requests, as many as may run. The caller holds mu, which is released while a request is started.
 func (c *conn) startWaiting() {
 	c.starting = true
 	for len(c.waiting) > 0 && c.running < h2.Streams && c.ended == nil {
@@ -80,7 +80,7 @@ func (c *conn) startWaiting() {
 	c.starting = false
 }
 
-// start has a request started. The caller holds mu.
+// start passes a request to Config.Start. The caller holds mu.
 func (c *conn) start(s *Stream) {
 	c.run.Add(1) // until it is done, or resumed
 	c.mu.Unlock()
