@@ -35,9 +35,9 @@ func (b *Body) Begin(f Framing, strip bool) {
 	}
 }
 
-// Next decodes buf, the received bytes not consumed yet. It returns the content at its beginning (possibly none), how
+// Next decodes buf, the received bytes not consumed yet. It returns the content at its beginning (possibly empty), how
 // many bytes of buf were consumed, and whether the body has ended. It consumes as much as it can up to the end of that
-// content; if it consumes nothing and the body has not ended, read more. A body that lasts until the close never ends
+// content; if it consumes 0 bytes and the body has not ended, read more. A body that lasts until the close never ends
 // here.
 func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
 	switch {

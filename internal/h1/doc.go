@@ -4,7 +4,7 @@
 // Ambiguous input is refused, never repaired: conflicting or repeated framing, bare LF or CR, folded lines, white space
 // before a colon, control bytes, a missing or repeated Host. Other parsers read whatever [Request.Parse] accepts as the
 // same method, target, fields and body length; a differential fuzz test checks this. Responses may be looser where RFC 9112
-// leaves one reading; [Response] has the strict form of them.
+// leaves one reading; [Response] contains their strict form.
 //
 // The package does no I/O except through the io.Reader passed to a [Reader].
 package h1

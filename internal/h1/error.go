@@ -14,7 +14,7 @@ func (e *Error) Error() string { return e.What }
 // ErrShort means that the buffer ends before the part being parsed does: read more and retry.
 var ErrShort = errors.New("message is not complete yet")
 
-// TooManyFields is what is wrong with a message of more than [MaxFields] fields.
+// TooManyFields is the error text for a message of more than [MaxFields] fields.
 const TooManyFields = "it has more than 128 fields"
 
 func bad(what string) error { return &Error{Status: 400, What: what} }

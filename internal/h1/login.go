@@ -1,11 +1,11 @@
 package h1
 
-// connectionSchemes are authentication schemes by which a client logs in on its connection instead of in each request: what
-// follows on the connection, without any credential, is the user's (RFC 4559, 6; MS-NTHT; MS-WSMV for CredSSP).
+// connectionSchemes are schemes that authenticate a connection instead of each request: further requests on the connection
+// carry no credentials and act for the user (RFC 4559, 6; MS-NTHT; MS-WSMV for CredSSP).
 var connectionSchemes = []string{"ntlm", "negotiate", "kerberos", "nego2", "credssp"}
 
-// LogsIn reports whether fields of a request or a response are part of the login of a connection: it, and what else is sent
-// on it, belong to one client from then on.
+// LogsIn reports whether fields of a request or a response are part of the login of a connection, which from then on belongs
+// to one client.
 func LogsIn(fields []Field) bool {
 	for i := range fields {
 		if f := &fields[i]; IsLogin(f.Name, f.Value) {
@@ -15,7 +15,7 @@ func LogsIn(fields []Field) bool {
 	return false
 }
 
-// IsLogin is [LogsIn] for one field. It looks at the length of the name first, as nearly all have another one.
+// IsLogin is [LogsIn] for one field. It compares the length of the name first, as nearly all names have another length.
 func IsLogin[S []byte | string](name, value S) bool {
 	switch len(name) {
 	case len("authorization"):
@@ -32,8 +32,8 @@ func IsLogin[S []byte | string](name, value S) bool {
 	return false
 }
 
-// listsScheme reports whether one of the challenges or credentials in a list has a scheme for connections. Parameters are
-// separated by commas as well, and a quoted one that looks like such a scheme counts: that costs a connection, no more.
+// listsScheme reports whether one of the challenges or credentials in a list has a scheme for connections. Commas also
+// separate parameters, and a quoted parameter that looks like such a scheme counts: its only cost is a connection.
 func listsScheme[S []byte | string](list S) bool {
 	first := true // of an element
 	for i := 0; i < len(list); i++ {
@@ -55,7 +55,7 @@ func listsScheme[S []byte | string](list S) bool {
 	return false
 }
 
-// isConnectionScheme looks at the length first, as IsLogin does.
+// isConnectionScheme compares the length first, as IsLogin does.
 func isConnectionScheme[S []byte | string](word S) bool {
 	for _, scheme := range connectionSchemes {
 		if len(word) == len(scheme) && isWord(word, scheme) {
@@ -65,7 +65,7 @@ func isConnectionScheme[S []byte | string](word S) bool {
 	return false
 }
 
-// isWord is [EqualFold] for both kinds of text.
+// isWord is [EqualFold] for strings and byte slices.
 func isWord[S []byte | string](s S, lower string) bool {
 	if len(s) != len(lower) {
 		return false

@@ -2,11 +2,11 @@ package h1
 
 import "bytes"
 
-// Framing says how a body is delimited. The zero value is no body.
+// Framing describes how a body is delimited. The zero value is no body.
 type Framing struct {
 	Chunked    bool
 	UntilClose bool  // a response's body that ends with the connection
-	Length     int64 // when neither of the above
+	Length     int64 // if the body is neither chunked nor ends with the connection
 }
 
 // Empty reports whether there is no body.

@@ -40,13 +40,13 @@ func borrow(size int) *[]byte {
 
 func giveBack(b *[]byte) { poolOf(len(*b)).Put(b) }
 
-// Memory is asked before a [Reader] takes a buffer larger than the smallest one.
+// Memory limits the buffers of a [Reader]. The Reader calls Grow before it takes a buffer larger than the smallest size.
 type Memory interface {
 	Grow(n int) bool
 	Shrink(n int) // releases what Grow granted
 }
 
-// weight is what is reserved in Memory for a buffer: nothing for the smallest.
+// weight returns the bytes to reserve in Memory for a buffer: 0 for the smallest size.
 func weight(b *[]byte) int {
 	if len(*b) == small {
 		return 0
@@ -54,8 +54,8 @@ func weight(b *[]byte) int {
 	return len(*b)
 }
 
-// Reader buffers what has arrived on one connection and was not consumed yet. It keeps a pooled buffer only while that
-// is not empty. Not safe for concurrent use.
+// Reader buffers the bytes that have arrived on one connection and were not consumed yet. It keeps a pooled buffer only while
+// there are such bytes. Not safe for concurrent use.
 type Reader struct {
 	Source io.Reader
 	Memory Memory // nil: no limit
@@ -143,7 +143,7 @@ func (r *Reader) grow() {
 	r.buf = next
 }
 
-// Relax gives up a buffer larger than the smallest if it is empty: none is held between messages for the sake of the next.
+// Relax releases an empty buffer larger than the smallest size, so that a connection keeps no large buffer between messages.
 func (r *Reader) Relax() {
 	if r.r == r.w && r.buf != nil && weight(r.buf) > 0 {
 		r.Release()

@@ -19,11 +19,11 @@ type Request struct {
 	head
 	// Method is a token.
 	Method []byte
-	// Target is the request target as sent. Path is the part sent to an origin server: of an absolute-form target what
-	// follows the authority, "/" if that is empty; "*" for the asterisk form.
+	// Target is the request target as sent. Path is the part sent to an origin server: for an absolute-form target the part
+	// after the authority, "/" if that is empty; "*" for the asterisk form.
 	Target, Path []byte
-	// Form is the form of Target. Scheme and Authority are those of an absolute-form target, else nil; for CONNECT,
-	// Authority is the target.
+	// Form is the form of Target. Scheme and Authority are set for an absolute-form target, else nil; for CONNECT, Authority
+	// is the target.
 	Form              Form
 	Scheme, Authority []byte
 	// Host is the value of the one Host field.

@@ -91,9 +91,9 @@ func (r *Response) dropRepeated() {
 	})
 }
 
-// field handles a field that affects framing or the connection. What RFC 9112 lets a client take is taken, and written
-// strictly: a Content-Length repeated with the same value (6.3), the transfer coding identity of RFC 2616, and empty
-// elements of Transfer-Encoding (RFC 9110, 5.6.1).
+// field handles a field that affects framing or the connection. It accepts the deviations that RFC 9112 lets a client accept,
+// and rewrites them strictly: a Content-Length repeated with the same value (6.3), the transfer coding identity of RFC 2616,
+// and empty elements of Transfer-Encoding (RFC 9110, 5.6.1).
 func (r *Response) field(f *Field) error {
 	switch f.Kind {
 	case ContentLength:
@@ -124,8 +124,8 @@ func (r *Response) contentLength(f *Field) error {
 	}
 }
 
-// transferEncoding takes chunked and identity, each alone. After identity the connection is not reused: current servers do
-// not send it, and clients disagree about what it means.
+// transferEncoding accepts chunked and identity, each alone. After identity the connection is not reused: current servers do
+// not send it, and clients disagree about its meaning.
 func (r *Response) transferEncoding(list []byte) error {
 	if r.encoded {
 		return bad("Transfer-Encoding is repeated")

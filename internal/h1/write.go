@@ -38,8 +38,8 @@ func AppendChunk(dst, content []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// AppendLastChunk appends the last chunk with the trailer. Fields that frame or route are dropped, as are those for which
-// drop reports true; a nil drop drops no others.
+// AppendLastChunk appends the last chunk with the trailer. It drops fields that frame or route, and fields that drop
+// selects; drop may be nil.
 func AppendLastChunk(dst []byte, trailers []Field, drop func(name []byte) bool) []byte {
 	dst = append(dst, "0\r\n"...)
 	for i := range trailers {
@@ -50,8 +50,7 @@ func AppendLastChunk(dst []byte, trailers []Field, drop func(name []byte) bool) 
 	return append(dst, "\r\n"...)
 }
 
-// IsVariant reports whether a server might take name for the field called want: equal except for case and for "_" in
-// place of "-".
+// IsVariant reports whether a server might read name as the field want: they differ only in case and in "_" instead of "-".
 func IsVariant[S []byte | string](name S, want string) bool {
 	if len(name) != len(want) {
 		return false

@@ -7,9 +7,9 @@ const (
 	budgetRate = 100    // frames a second
 )
 
-// Budget limits the frames of a peer that cost it next to nothing and ask for nothing: SETTINGS, PING, PRIORITY,
-// WINDOW_UPDATE, resets, frames of unknown types. A peer earns them by what it does otherwise, and a few with time. The
-// zero value is full. Not safe for concurrent use.
+// Budget limits the frames of a peer that are cheap to send and request no work: SETTINGS, PING, PRIORITY, WINDOW_UPDATE,
+// resets, frames of unknown types. Requests and content earn the peer more of them ([Budget.Earn]), and time a few. The zero
+// value is full. Not safe for concurrent use.
 type Budget struct {
 	spent int
 	since time.Time // when spent was last reduced for the time

@@ -15,20 +15,20 @@ var (
 	errTooLong = errors.New("a string in a header block is too long")
 )
 
-// Decoder decodes the header blocks of one direction of a connection (RFC 7541). Strings are decoded by hpack, whose encoding
-// of them it is; the rest is its own: a table that is never searched, and a memory of recent literals, as many peers send
-// the same ones again and again. Create it with [NewDecoder]. Not safe for concurrent use.
+// Decoder decodes the header blocks of one direction of a connection (RFC 7541). Package hpack decodes the Huffman strings.
+// The table is this package's, as it is never searched, and so is a cache of recent literals, as many peers repeat the same
+// ones. Create it with [NewDecoder]. Not safe for concurrent use.
 type Decoder struct {
 	longest int // string
 	emit    func(f hpack.HeaderField, known bool) (sound bool)
 	table   table
 	recent  recent
 	begun   bool   // something of the block was decoded
-	pending []byte // the representation that the last fragment did not complete
+	pending []byte // an incomplete representation at the end of the last fragment
 }
 
-// NewDecoder returns a decoder that tells emit each field. emit reports whether the field is sound in itself, so that it can be
-// told so, by known, when the field comes again in the same form. No string may be longer than longest.
+// NewDecoder returns a decoder that calls emit for each field. emit reports whether the field is well-formed. known is set if
+// emit accepted the same literal before. No string may be longer than longest.
 func NewDecoder(longest int, emit func(f hpack.HeaderField, known bool) (sound bool)) *Decoder {
 	return &Decoder{longest: longest, emit: emit, table: table{max: TableSize}}
 }
@@ -77,7 +77,7 @@ func (d *Decoder) Close() error {
 	return nil
 }
 
-// representation decodes what p begins with, and returns its length.
+// representation decodes the representation at the beginning of p and returns its length.
 func (d *Decoder) representation(p []byte) (n int, err error) {
 	switch b := p[0]; {
 	case b&0x80 != 0:
@@ -149,14 +149,14 @@ func (d *Decoder) literal(p []byte, bits int) (int, error) {
 	return n, nil
 }
 
-// add puts the field of a literal into the table, if it is to be indexed.
+// add adds the field of a literal to the table, if the literal is one with incremental indexing.
 func (d *Decoder) add(f hpack.HeaderField, bits int) {
 	if bits == 6 {
 		d.table.add(f)
 	}
 }
 
-// resize changes the size of the table (6.3). That comes first in a block, unless the table is empty.
+// resize changes the size of the table (6.3). A change must come first in a block, unless the table is empty.
 func (d *Decoder) resize(p []byte) (int, error) {
 	if d.begun && d.table.size > 0 {
 		return 0, errDecode

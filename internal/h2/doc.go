@@ -1,3 +1,3 @@
-// Package h2 has what both sides of HTTP/2 connections need: header blocks, limits, windows, and counters of frames that cost their
-// sender nothing, and the errors that end streams and connections.
+// Package h2 contains the parts that both sides of HTTP/2 connections share: header blocks, limits, flow-control windows,
+// counters of frames that are cheap to send, and the errors that end streams and connections.
 package h2

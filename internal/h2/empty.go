@@ -11,9 +11,9 @@ const (
 	h2EmptyBurst    = 500 // and in a burst
 )
 
-// EmptyFrames counts the frames of one peer that cost it next to nothing: CONTINUATION frames, which may be empty,
-// and DATA without content (CVE-2019-9518, RFC 9113, 10.5) unless it ends its stream. The zero value has counted none. Not
-// safe for concurrent use.
+// EmptyFrames counts the frames of one peer that are cheap to send: CONTINUATION frames, which may be empty, and DATA without
+// content (CVE-2019-9518, RFC 9113, 10.5) unless it ends its stream. The zero value is ready to use. Not safe for concurrent
+// use.
 type EmptyFrames struct {
 	continuations int           // of the current header block
 	data          *rate.Limiter // nil until the first one

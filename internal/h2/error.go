@@ -30,7 +30,7 @@ func (e *StreamError) Error() string {
 // GoAwayError is the end of a connection by the peer's GOAWAY.
 type GoAwayError struct {
 	Code  http2.ErrCode
-	Above bool // the stream is above the last one that the peer says it processed
+	Above bool // the stream is above the last one that the peer may have processed
 }
 
 // Error returns the code, never the peer's debug data.

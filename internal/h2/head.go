@@ -8,7 +8,7 @@ import (
 )
 
 // NoTable is a change of the size of the compression table to zero (RFC 7541, 6.3). It begins the first header block of a
-// connection on which [AppendField] is used: the peer can forget its table, and is not owed any other change of it.
+// connection on which [AppendField] is used: the peer can free its table, and needs no other change of its size.
 const NoTable = 0x20
 
 // AppendFrameHead appends the header of a frame.
@@ -72,8 +72,8 @@ func lower(name []byte) {
 	}
 }
 
-// Static reports whether a pseudo-header field is in the static table (RFC 7541, appendix A) with its value, which then is
-// one that everybody knows.
+// Static reports whether the static table (RFC 7541, appendix A) contains a pseudo-header field with its value, which then is
+// a standard one.
 func Static(f *hpack.HeaderField) bool { return staticField(f) != 0 }
 
 // appendInteger appends an integer with a prefix of the given number of bits (RFC 7541, 5.1).
@@ -119,7 +119,7 @@ func pick(v, a string, i byte, b string, j byte) byte {
 
 var statuses = map[string]byte{"200": 8, "204": 9, "206": 10, "304": 11, "400": 12, "404": 13, "500": 14}
 
-// staticNames has the first index of each name in the static table.
+// staticNames maps each name to its first index in the static table.
 var staticNames = func() map[string]byte {
 	names := map[string]byte{":authority": 1, ":method": 2, ":path": 4, ":scheme": 6, ":status": 8}
 	const first = 15

@@ -8,17 +8,17 @@ import (
 )
 
 const (
-	inputIdle   = 1 << 10 // what a connection without streams is read into
-	inputDirect = 4 << 10 // reads of so much bypass an empty buffer
+	inputIdle   = 1 << 10 // size of the buffer of a connection without streams
+	inputDirect = 4 << 10 // reads of at least this size bypass an empty buffer
 )
 
-// ErrAgain is returned by the source of an [Input] that wants to be read anew, as the connection may have become idle.
+// ErrAgain is returned by the source of an [Input] to be read again, as the connection may have become idle.
 var ErrAgain = errors.New("read again")
 
 var inputs = buffers.NewPool(FrameMax) // a TLS record fits
 
-// Input reads the frames of a connection, a TLS record at a time. It holds a buffer while there are streams, or something
-// in it. Not safe for concurrent use.
+// Input reads the frames of a connection, a TLS record at a time. It holds a buffer while the connection has streams or the
+// buffer is not empty. Not safe for concurrent use.
 type Input struct {
 	source io.Reader
 	wait   func() (busy bool)
@@ -27,11 +27,11 @@ type Input struct {
 	rest   []byte  // of idle or buf
 }
 
-// Open sets what is read. wait is called before each read of source, which may block, and reports whether the connection
-// has streams.
+// Open sets the source. wait is called before each read of source, which may block, and reports whether the connection has
+// streams.
 func (in *Input) Open(source io.Reader, wait func() (busy bool)) { in.source, in.wait = source, wait }
 
-// Close gives the buffer back. What is left in it is lost.
+// Close returns the buffer to its pool and discards its contents.
 func (in *Input) Close() {
 	if in.rest = nil; in.buf != nil {
 		inputs.Put(in.buf)
@@ -75,7 +75,7 @@ func (in *Input) space(busy bool) []byte {
 	return *in.buf
 }
 
-// Arrived returns the next n bytes, if they have arrived, and else nil. They are valid until the next call.
+// Arrived returns the next n bytes if they have arrived, else nil. They are valid until the next call.
 func (in *Input) Arrived(n int) []byte {
 	if n > len(in.rest) {
 		return nil

@@ -8,13 +8,13 @@ import (
 
 // table is a compression table (RFC 7541, 2.3).
 type table struct {
-	entries []hpack.HeaderField // behind those that were dropped, oldest first
+	entries []hpack.HeaderField // the dropped ones, then the others, oldest first
 	dropped int
 	size    int // as 4.1 counts it
 	max     int
 }
 
-// at returns the field with an index: those of the static table, then the latest.
+// at returns the field at an index. The indices of the static table come first, then the entries from the latest on.
 func (t *table) at(i uint64) (hpack.HeaderField, bool) {
 	if i < uint64(len(static)) {
 		return static[i], i > 0
@@ -25,7 +25,7 @@ func (t *table) at(i uint64) (hpack.HeaderField, bool) {
 	return t.entries[len(t.entries)-1-int(i)], true
 }
 
-// add adds a field in the place of the oldest ones. One that is larger than the table empties it.
+// add adds a field and drops the oldest ones to make room. A field larger than the table empties it.
 func (t *table) add(f hpack.HeaderField) {
 	size := int(f.Size())
 	if t.shrink(t.max - size); size > t.max {
@@ -65,10 +65,10 @@ var static = func() (fields [62]hpack.HeaderField) {
 
 const (
 	recentSets  = 32 // a power of two
-	recentBytes = 64 // of a literal that is remembered
+	recentBytes = 64 // bytes; longer literals are not cached
 )
 
-// recent remembers literals that do not depend on the table, with what they decode to. The zero value remembers none.
+// recent caches literals that do not depend on the table, with their fields. The zero value is an empty cache.
 type recent struct {
 	sets *[recentSets][2]known // nil until there is one
 }
@@ -99,7 +99,7 @@ func (r *recent) find(raw []byte) *hpack.HeaderField {
 	return nil
 }
 
-// add remembers a literal in the place of the older of two.
+// add caches a literal instead of the older of the two in its set.
 func (r *recent) add(raw []byte, f hpack.HeaderField) {
 	if r.sets == nil {
 		r.sets = &[recentSets][2]known{}

@@ -5,7 +5,7 @@ import "math"
 // FirstWindow is the size of each flow-control window before the first change of it (RFC 9113, 6.9.2).
 const FirstWindow = 65535
 
-// SendWindow is what we may send to a peer. Not safe for concurrent use.
+// SendWindow is a flow-control window for data sent to a peer. Not safe for concurrent use.
 type SendWindow struct{ left int64 }
 
 // Left returns how many bytes may be sent. It can be negative after the peer has made its windows smaller.
@@ -20,9 +20,9 @@ func (w *SendWindow) Add(n int) bool {
 // Take uses n bytes of the window.
 func (w *SendWindow) Take(n int) { w.left -= int64(n) }
 
-// ReceiveWindow is what a peer may send to us. Not safe for concurrent use.
+// ReceiveWindow is a flow-control window for data received from a peer. Not safe for concurrent use.
 type ReceiveWindow struct {
-	left  int // what the peer may still send
+	left  int // bytes that the peer may still send
 	owed  int // bytes consumed and not yet granted again
 	batch int // grants of less are withheld
 }

@@ -21,7 +21,7 @@ type body struct {
 	watch placeholder.Watch
 
 	rewriting *exchange.Rewriting // nil unless the request was changed
-	kept      []byte              // of what was read of the body then: the part that is not sent yet
+	kept      []byte              // the part of the body that was read for the rewriting and is not sent yet
 	chunks    bool                // it is sent in chunks
 }
 
@@ -37,7 +37,7 @@ func (h *conn) beginBody() (refused *problem.Problem) {
 	return refused
 }
 
-// close gives up what the body used. Its upload must have stopped.
+// close releases the resources of the body. Its upload must have stopped.
 func (b *body) close() {
 	b.watch.Close()
 	b.rewriting.Close()

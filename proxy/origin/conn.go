@@ -23,7 +23,7 @@ type Conn struct {
 	place   *place
 	NetConn net.Conn
 	In      h1.Reader
-	holds   memory.Claim // for in
+	holds   memory.Claim // for In
 
 	TCP    *net.TCPConn
 	reader relay.ServerReader
@@ -31,17 +31,17 @@ type Conn struct {
 	raw    syscall.RawConn
 	quiet  bool
 	look   func(fd uintptr)
-	direct *socket.Direct   // what NetConn is or wraps
-	dial   policy.Request   // the address it goes to
+	direct *socket.Direct   // NetConn, or the connection that it wraps
+	dial   policy.Request   // the request for its address
 	judged *policy.Compiled // the last policy that allowed dial
 	served int              // requests sent before this one
-	ended  time.Time        // when the last exchange did
-	framed bool             // its response had content, whose end the framing told
+	ended  time.Time        // when the last exchange ended
+	framed bool             // the last response had content, delimited by its framing
 	spare  [1]byte
-	// layered says that something between NetConn and the socket may hold what it has read: TLS to the server, or to a proxy.
+	// layered is set if a layer above the socket may buffer received data: TLS to the server, or to a proxy.
 	layered bool
 	dirty   bool // an exchange has begun and not ended cleanly: the connection must not be reused
-	// notified and finished say that the server was told of the end of the requests, by TLS and by TCP.
+	// notified and finished are set once the server was notified of the end of the requests, by TLS and by TCP.
 	notified, finished bool
 }
 
@@ -92,7 +92,7 @@ func (u *Conn) idleCost() int {
 	return plainIdle
 }
 
-// isBare reports whether there is nothing between a connection and its socket.
+// isBare reports whether a connection reads its socket without a layer that buffers data.
 func isBare(c net.Conn) bool {
 	if p, ok := c.(*passage); ok {
 		c = p.Conn
@@ -119,14 +119,14 @@ func (u *Conn) Serves(to Target) bool { return u.key == to.key() }
 // Addr returns the remote address.
 func (u *Conn) Addr() netip.Addr { return u.dial.Addr }
 
-// AllowedBy reports whether a policy has been asked about the address and allowed it.
+// AllowedBy reports whether c is the last policy that allowed the address.
 func (u *Conn) AllowedBy(c *policy.Compiled) bool { return u.judged == c }
 
-// Crowded reports whether the box has so many connections open that none should be kept for an idle client.
+// Crowded reports whether the box has so many open connections that an idle client should not keep one.
 func (u *Conn) Crowded() bool { return u.place.pool.crowded() }
 
-// begin begins an exchange; until [Conn.Done] the connection cannot be reused. It reports whether there was an earlier
-// one.
+// Begin begins an exchange; the connection cannot be reused until [Conn.Done]. It reports whether there was an earlier
+// exchange.
 func (u *Conn) Begin() (again bool) {
 	u.served++
 	u.dirty = true
@@ -137,7 +137,7 @@ func (u *Conn) Begin() (again bool) {
 func (u *Conn) Again() bool { return u.served > 0 }
 
 // Done ends an exchange whose response, framed by f, was read whole, and reports whether the connection can carry
-// another: nothing behind the response has been read already.
+// another: it has not been ended, and no bytes after the response have been read.
 func (u *Conn) Done(f h1.Framing) bool {
 	u.dirty = u.Ended() || len(u.In.Bytes()) > 0 || u.ahead()
 	u.framed = f.Chunked || f.Length > 0
@@ -146,8 +146,8 @@ func (u *Conn) Done(f h1.Framing) bool {
 	return !u.dirty
 }
 
-// ahead reports whether TLS has read more than it has returned: further content, or the end. The beginning of a record is
-// not noticed.
+// ahead reports whether TLS has read more than it has returned: further content, or the end. It does not notice an incomplete
+// record.
 func (u *Conn) ahead() bool {
 	if !u.layered {
 		return false
@@ -158,25 +158,25 @@ func (u *Conn) ahead() bool {
 	return n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
-// then fail with the error of ctx, or [relay.ErrClientGone].
+// ReadFor binds the following reads to a client: they fail with the error of ctx when ctx ends, and with
+// [relay.ErrClientGone] when gone, which is polled, reports true.
 func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
 	u.wait.ctx, u.wait.gone, u.wait.again = ctx, gone, false
 	u.reader.Begin(&u.wait, firstTick)
 	u.In.Source = &u.reader
 }
 
-// AskAgain says that the request just begun can be sent again on another connection: if this one was kept and its server
-// has vanished, reads soon end with [ErrVanished]. It holds until [Conn.Answered].
+// AskAgain declares that the request just begun can be sent again on another connection. If this one was kept and its server
+// has vanished, reads then fail early with [ErrVanished]. It applies until [Conn.Answered].
 func (u *Conn) AskAgain() {
 	u.wait.again = u.wait.again || u.served > 1
 }
 
-// Answered says that the response has begun.
+// Answered is called when the response has begun, and revokes [Conn.AskAgain].
 func (u *Conn) Answered() { u.wait.again = false }
 
-// End tells the server that no request follows, by TLS (close_notify) and by TCP, each once. What it still sends can be read. The connection
-// carries nothing else.
+// End notifies the server that no request follows, by TLS (close_notify) and by TCP (FIN), each once. Data that the server
+// still sends can be read. The connection cannot carry another request.
 func (u *Conn) End(notify, finish bool) {
 	if t, ok := u.NetConn.(*socket.Terminated); ok && notify && !u.notified {
 		u.notified = true
@@ -202,18 +202,18 @@ func below(c net.Conn) net.Conn {
 	return nil
 }
 
-// Ended reports whether the server was told that no request follows.
+// Ended reports whether [Conn.End] has notified the server.
 func (u *Conn) Ended() bool { return u.notified || u.finished }
 
-// Uncount releases the place of a connection that from now on counts with its client's, as every tunnel does.
+// Uncount releases the place of a connection that from now on counts as its client's, like every tunnel.
 func (u *Conn) Uncount() { u.place.release() }
 
 // Usable reports whether an idle connection can carry another request: it is [Conn.Ready], and its server is
 // [Conn.Quiet].
 func (u *Conn) Usable(c *policy.Compiled) bool { return u.Ready(c) && u.Quiet() }
 
-// Ready reports whether nothing is known that keeps the connection from carrying another request: its last exchange ended
-// cleanly, and the policy in force still allows its address.
+// Ready reports whether the connection can carry another request, as far as the gateway knows: its last exchange ended
+// cleanly, and the policy c still allows its address.
 func (u *Conn) Ready(c *policy.Compiled) bool {
 	if u.judged != c && !u.key.decider(c).Decide(u.dial).Allowed() {
 		return false
@@ -222,10 +222,10 @@ func (u *Conn) Ready(c *policy.Compiled) bool {
 	return !u.dirty && len(u.In.Bytes()) == 0
 }
 
-// Fresh reports whether [Conn.Quiet] need not be asked for a request that may be sent again: the last exchange ended less
-// than within ago, and took all that had arrived. A server that takes a response to HEAD, or one of status 204 or 304,
-// to have a body sends it next, and one that has waited for a request for long says so: both would be taken for the next
-// response.
+// Fresh reports whether a request that may be sent again needs no check with [Conn.Quiet]: the last exchange ended less than
+// within ago, its response had content, and it consumed all data that had arrived. A server that wrongly sends a body with a
+// response to HEAD, or of status 204 or 304, sends it next, and a server that has waited long for a request sends a 408: both
+// would be taken for the next response.
 func (u *Conn) Fresh(within time.Duration) bool {
 	return u.framed && !u.direct.Filled() && time.Since(u.ended) < within
 }
@@ -258,7 +258,7 @@ func (u *Conn) Close() {
 // Abort closes the connection while a goroutine may still be using it.
 func (u *Conn) Abort() { _ = u.TCP.Close() }
 
-// write sends b; errors are of type *[WriteError].
+// Write sends b; errors are of type *[WriteError].
 func (u *Conn) Write(b []byte) error {
 	if len(b) == 0 {
 		return nil

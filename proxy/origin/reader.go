@@ -10,7 +10,7 @@ import (
 	"boxgate/relay"
 )
 
-// A read from a server looks at the client after firstTick, and then after twice as long each time, up to upstreamTick.
+// A read from a server checks the client after firstTick, then at intervals that double up to upstreamTick.
 const (
 	firstTick    = 500 * time.Millisecond
 	upstreamTick = 5 * time.Second
@@ -21,11 +21,11 @@ type wait struct {
 	conn net.Conn
 	ctx  context.Context
 	gone func() bool // reports whether the client has disconnected
-	// again means that the request can be sent again: then the response of a server that seems to have vanished is not waited for.
+	// again is set if the request can be sent again: the wait then ends early if the server seems to have vanished.
 	again bool
 }
 
-// ErrVanished ends a read from a server that acknowledges nothing of what was sent to it.
+// ErrVanished ends a read from a server that no longer acknowledges the data sent to it.
 var ErrVanished = error(problem.Fixed("the server acknowledges nothing any more"))
 
 // Interrupted implements [relay.Expecter].
@@ -43,7 +43,8 @@ func (w *wait) Expected(last time.Duration) (next time.Duration, err error) {
 	return next, w.vanished()
 }
 
-// vanished returns an error if the server acknowledges nothing any more, or has not for a moment and the request can be sent again.
+// vanished returns [ErrVanished] if the server has not acknowledged data for [socket.LostAfter] or, if the request can be sent
+// again, for [socket.VanishedAfter].
 func (w *wait) vanished() error {
 	switch silent := socket.UnansweredBy(w.conn); {
 	case silent >= socket.LostAfter, w.again && silent >= socket.VanishedAfter:
