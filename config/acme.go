@@ -18,7 +18,7 @@ type ACME struct {
 	DNS01   DNS01   `yaml:"dns01"`
 }
 
-// Issuers are certificate authorities, in the order in which they are tried.
+// Issuers are certificate authorities in the order of preference: if one fails, the next is tried.
 type Issuers []Issuer
 
 // Issuer is a certificate authority that supports ACME.

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// checkSections finds values that are well-formed but with which no gateway could run.
+// checkSections finds well-formed values that no gateway could run with.
 func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	if _, err := name.Parse(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)

@@ -69,7 +69,7 @@ type Network struct {
 // DNS has the upstream DNS servers.
 type DNS struct {
 	Upstreams []string `yaml:"upstreams"`
-	// MinGrant is the minimum time for which a box may use an address that it received for a name.
+	// MinGrant is how long a box may at least use an address that it received for a name.
 	MinGrant time.Duration `yaml:"min_grant"`
 }
 

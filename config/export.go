@@ -31,7 +31,7 @@ type Webhook struct {
 	URL string `yaml:"url"` // empty: no webhook
 	// Secret is the name of the entry of the section secrets with the signing key.
 	Secret  string            `yaml:"secret"`
-	Headers map[string]string `yaml:"headers"` // like those of OTLP
+	Headers map[string]string `yaml:"headers"` // like the headers of OTLP
 	Events  string            `yaml:"events"`
 }
 
@@ -60,7 +60,7 @@ func (o OTLP) LogsURL() string {
 	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), path) + path
 }
 
-// check finds values with which exporting cannot work.
+// check finds values that make exporting impossible.
 func (e Export) check(fail func(key, format string, args ...any), secrets Secrets) {
 	const otlp, webhook = "log.export.otlp", "log.export.webhook"
 	checkEvents(fail, otlp, e.OTLP.Events)

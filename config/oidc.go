@@ -23,10 +23,10 @@ type OIDC struct {
 // OIDCReturnPath is the path of every redirect URL.
 const OIDCReturnPath = "/.boxgate/return"
 
-// defaultOIDC has the defaults.
+// defaultOIDC returns the defaults.
 func defaultOIDC() OIDC { return OIDC{Scopes: []string{"email"}, GroupsClaim: "groups"} }
 
-// check finds values with which no sign-in could work.
+// check finds values that make every sign-in fail.
 func (o *OIDC) check(fail func(key, format string, args ...any), secrets Secrets) {
 	if o.Issuer == "" {
 		if o.ClientID != "" || o.ClientSecret != "" || o.RedirectURL != "" {

@@ -130,8 +130,8 @@ func (r *reader) closeSockets(ctx context.Context) {
 	r.questions = openQuestions{}
 }
 
-// endQuestion ends a question with an answer or an error, and answers the queries that wait for it. They all get this
-// result, even if it may not be cached: none of them asks upstream again.
+// endQuestion ends a question with an answer or an error, and answers the queries that wait for it. All of them get this
+// result, even if it may not be cached, and do not ask upstream again.
 func (r *reader) endQuestion(ctx context.Context, q *outbound.Question[lookup], message []byte, err error) {
 	l, sent := q.For, q.Sent
 	r.questions.sockets.End(q)

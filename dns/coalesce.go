@@ -11,8 +11,8 @@ import (
 // coalesceInterval is the minimum time between two events about refusals of one box.
 const coalesceInterval = time.Second
 
-// coalesced records the first refusal immediately, and those that follow in one event per coalesceInterval: the latest
-// refusal, with the number of refusals. Each refusal is counted.
+// coalesced records the first refusal immediately, and later ones in one event per coalesceInterval: the latest refusal, with
+// the number of refusals. Each refusal is counted.
 type coalesced struct {
 	record func(audit.Event) // must not block
 

@@ -12,8 +12,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// scratch is the working memory with which one goroutine answers queries directly, one after the other, without
-// allocating.
+// scratch is the working memory of a goroutine that answers queries directly, one after the other, without allocating.
 type scratch struct {
 	name      [maxName]byte
 	nameCache nameCache

@@ -20,7 +20,7 @@ type rcodeError int
 
 func (e rcodeError) Error() string { return "upstream answered " + mdns.RcodeToString[int(e)] }
 
-// forwarder asks the upstream servers in order, those that failed recently last.
+// forwarder asks the upstream servers in order, except that recently failed ones come last.
 type forwarder struct {
 	upstreams []*upstream
 	counts    *counts
@@ -61,7 +61,7 @@ func (f *forwarder) directUpstream() *upstream {
 	return nil
 }
 
-// attempt is a failed attempt of a reader. The zero value stands for no attempt.
+// attempt is a failed attempt of a reader. The zero value is no attempt.
 type attempt struct {
 	upstream *upstream
 	sent     time.Time

@@ -17,8 +17,8 @@ import (
 const grantGrace = time.Minute
 
 // Grant records that a box received an address for a name. The proxy dials the address that the box chose, and derives
-// the name of connections that carry none. A grant allows nothing: the policy decides on the address again when it is
-// dialled.
+// the name of connections that do not carry one. A grant gives no permission: the policy decides on the address again when it
+// is dialled.
 type Grant struct {
 	Name    name.Name
 	Addr    netip.Addr

@@ -28,7 +28,7 @@ type packed struct {
 // unpackable marks an answer that must be built record by record.
 var unpackable = &packed{}
 
-// pack returns the packed form of an answer, built on first use, or nil if it has none.
+// pack returns the packed form of an answer, built on first use, or nil if the answer is unpackable.
 func (a *answer) pack(k cacheKey) *packed {
 	p := a.packed.Load()
 	if p == nil {

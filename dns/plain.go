@@ -58,7 +58,7 @@ func parsePlain(wire, buf []byte) (q plainQuery, ok bool) {
 	return q, q.readEDNS(wire[end+4:], extra == 1) && q.typeName != ""
 }
 
-// typeNames maps record types to names; types outside this range and those that are not record types (isMeta) have no
+// typeNames maps record types to names; types outside this range and types that are not record types (isMeta) have no
 // name. It includes all types that hosts commonly ask for.
 var typeNames = func() (names [128]string) {
 	for t := range uint16(len(names)) {

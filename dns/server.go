@@ -272,14 +272,14 @@ func (s *Server) Granted(box policy.BoxID, n name.Name, a netip.Addr) bool {
 }
 
 // RetainGrant keeps the grant of a connection from the box to an address of n from expiring, until release is called and for a
-// minute after that. It returns nil if the box has no such grant. A grant allows nothing: the policy decides on this
+// minute after that. It returns nil if the box has no such grant. A grant gives no permission: the policy decides on this
 // connection and on later ones.
 func (s *Server) RetainGrant(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	return s.grants.retain(box, n, a)
 }
 
-// GrantedNames returns the names for which the box received the address a, the latest first, without expired grants.
-// For the sink it returns the name for which the box received the sink within the last seconds, if there is only one.
+// GrantedNames returns the names that were answered to the box with the address a, the latest first, without expired grants.
+// For the sink it returns the name that was answered with the sink within the last seconds, if there is only one.
 func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 	if s.isSink(a) {
 		return s.sinkNames(box, time.Now())

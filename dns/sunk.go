@@ -9,10 +9,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// sinkGrace is how long connections to the sink are attributed to the name for which the box received it.
+// sinkGrace is how long connections to the sink are attributed to the name that was answered with it.
 const sinkGrace = 5 * time.Second
 
-// sinkTracker tracks the name for which a box last received the sink. The zero value is ready to use.
+// sinkTracker tracks the name that was last answered to a box with the sink. The zero value is ready to use.
 type sinkTracker struct {
 	mu      sync.Mutex
 	name    name.Name
@@ -40,7 +40,7 @@ func (s *sinkTracker) onlyName(now time.Time) []name.Name {
 	return []name.Name{s.name}
 }
 
-// sinkNames returns the name for which a box received the sink within sinkGrace, if there is only one.
+// sinkNames returns the name that was answered to a box with the sink within sinkGrace, if there is only one.
 func (s *Server) sinkNames(box policy.BoxID, now time.Time) []name.Name {
 	if v, ok := s.usages.known.Load(box); ok {
 		return v.(*usage).sinkTracker.onlyName(now)

@@ -8,8 +8,7 @@ import (
 )
 
 // detours are the parameters of HTTPS and SVCB records (RFC 9460) that would let a client bypass the gateway: ECH keys
-// hide the name that the policy needs, and address hints bypass the A and AAAA queries in which the policy checks
-// addresses.
+// hide the name that the policy needs, and address hints bypass the A and AAAA queries, whose answers the policy checks.
 var detours = []mdns.SVCBKey{mdns.SVCB_ECHCONFIG, mdns.SVCB_IPV4HINT, mdns.SVCB_IPV6HINT}
 
 // withoutDetours returns rr without the detours and without HTTP/3, whose QUIC packets show no name that the proxy

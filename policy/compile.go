@@ -31,9 +31,9 @@ type Compiled struct {
 	ruled      []name.Pattern // of header rules, with ports, and of request rules
 	plan       KernelPlan
 	warnings   []document.Problem
-	ceiling    *Compiled      // upper bound set by the operator; nil: none
+	ceiling    *Compiled      // upper bound set by the operator; nil: unlimited
 	forwarding *Compiled      // see Forwarding
-	withheld   *Decision      // replaces every allowing decision; nil: none
+	withheld   *Decision      // replaces every allowing decision, unless nil
 	upstream   *UpstreamProxy // for connections to servers; nil: connect directly
 	reach      *Compiled      // decides about connections to upstream itself
 	source     Source         // source addresses of connections; zero: chosen by the host
@@ -46,8 +46,8 @@ type Options struct {
 	Version   uint64
 	Headers   []HeaderRule            // the merged rules of [MergeHeaders]
 	Protected *name.Protected         // nil: the ranges are unknown, and every address is protected
-	Ceiling   *Ceiling                // upper bound set by the operator; nil: none
-	Upstream  *HostUpstream           // proxy of the operator, also used to connect to the proxy of the policy; nil: none
+	Ceiling   *Ceiling                // upper bound set by the operator; nil: unlimited
+	Upstream  *HostUpstream           // proxy of the operator, also used to connect to the proxy of the policy; nil: direct connections
 	Source    Source                  // source addresses of all traffic; zero: chosen by the host
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction
@@ -232,8 +232,8 @@ func (c *Compiled) AnswerDenied(n name.Name, search []name.Name) DeniedNames {
 	return DeniedSink
 }
 
-// Kernel returns the part of the policy that nftables enforces. For nil, nothing is forwarded or redirected. Callers must not
-// modify its slices.
+// Kernel returns the part of the policy that nftables enforces. The plan of a nil policy neither forwards nor redirects
+// packets. Callers must not modify its slices.
 func (c *Compiled) Kernel() KernelPlan {
 	if c == nil {
 		return KernelPlan{Protected: (*name.Protected)(nil).Prefixes()}

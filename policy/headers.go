@@ -9,9 +9,9 @@ import (
 	"boxgate/rule"
 )
 
-// HeaderRule contains the gateway's changes to the HTTPS requests of hosts that the pattern covers, on port 443 if the
-// pattern has none. Only the most specific pattern that covers a host applies, so a rule without effects exempts its hosts
-// from wider rules.
+// HeaderRule contains the gateway's changes to the HTTPS requests of hosts that the pattern covers. A pattern without a port
+// means port 443. Only the most specific pattern that covers a host applies, so a rule without effects exempts its hosts from
+// wider rules.
 //
 // Rules of the same pattern are alternatives and adjacent in lists: the first whose Match covers the request applies alone.
 // If no alternative matches, the request is unchanged.
@@ -19,7 +19,7 @@ type HeaderRule struct {
 	Pattern name.Pattern
 	Match   *match.Match // nil: every request
 	Scrub   bool         // the rule's secrets are masked in responses
-	Shared  *SharedScrub // in compiled rules whose host has several, one of which scrubs; nil in rules as written
+	Shared  *SharedScrub // set in compiled rules if any rule of the host scrubs and there are several; nil in rules as written
 	Deny    bool         // the requests are refused; there are no effects
 	// Effects has at most one effect of each kind, sorted by key.
 	Effects []rule.Effect

@@ -67,8 +67,8 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 		plan.rejectQUIC(portQUIC)
 	}
 	if c.open {
-		// Addresses in no list are allowed here, so both sets are the same. DNS over TLS or QUIC is for allowed_cidrs
-		// alone, of which there are none.
+		// Addresses in no list are allowed here, so both sets are the same. DNS over TLS or QUIC is for allowed_cidrs only,
+		// and an open policy has no allowed_cidrs.
 		plan.SteerAllowed.Add(portDoT)
 		plan.RejectUDP.Add(portDoT)
 		plan.SteerOther = plan.SteerAllowed.Clone()
@@ -95,8 +95,8 @@ func (p *KernelPlan) rejectQUIC(port uint16) {
 	p.RejectUDP.Add(port)
 }
 
-// WithoutForwarding returns the plan of a gateway that forwards nothing: TCP to addresses that are allowed goes to the
-// proxy on every port, and UDP to them is rejected. It refuses at least what p refuses.
+// WithoutForwarding returns the plan of a gateway that forwards no packets: TCP to allowed addresses goes to the proxy on every
+// port, and UDP to them is rejected. It refuses at least as much as p.
 func (p KernelPlan) WithoutForwarding() KernelPlan {
 	p.SteerAllowed = name.PortSet{All: true}
 	p.RejectUDP = name.PortSet{All: true}

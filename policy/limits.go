@@ -174,7 +174,8 @@ func LimitNames() string {
 	return strings.Join(names, ", ")
 }
 
-// LiveLimits are the current limits of a box that override the configuration. The zero value has none. Safe for concurrent use.
+// LiveLimits are the current limits of a box that override the configuration. The zero value overrides no limit. Safe for
+// concurrent use.
 type LiveLimits struct{ p atomic.Pointer[Limits] }
 
 // Store replaces the limits for everything that is admitted afterwards.

@@ -15,7 +15,7 @@ type Action uint8
 const (
 	Refuse      Action = iota
 	AwaitClient        // wait for more bytes of the client, without dialling; then call Route again
-	AwaitServer        // dial the server, but send nothing; call Route again when the server or the client sends bytes
+	AwaitServer        // dial the server without sending; call Route again when the server or the client sends bytes
 	Splice             // pass the bytes unread
 	Intercept          // terminate TLS, and route each request inside separately
 	Forward            // forward the request
@@ -28,7 +28,7 @@ type Route struct {
 	ByName   bool     // dial an address of Request.Name that the gateway resolves, and not Request.Addr
 	Request  Request  // that was decided: Name is the name of the route, zero for a route by address only
 	Decision Decision // allows unless Action is Refuse, or AwaitClient where the client must speak first
-	// Upstream is the proxy for the connection to the server; nil: none. With There, the proxy is given the name and resolves it.
+	// Upstream is the proxy for the connection to the server; nil: a direct connection. With There, the proxy resolves the name.
 	Upstream *UpstreamProxy
 	There    bool
 	// From is the source of the connection to the server, or to the proxy.
@@ -282,7 +282,7 @@ func (q *question) byAddress(lack name.Reason, listed bool) Route {
 	return Route{Action: Splice, Request: r, Decision: d}
 }
 
-// implied returns the possible names of a connection whose bytes contain none.
+// implied returns the possible names of a connection whose bytes contain no name.
 func (q *question) implied() []name.Name {
 	if !q.e.Bound.IsZero() {
 		return []name.Name{q.e.Bound}
@@ -471,7 +471,7 @@ type Evidence struct {
 	Owned   Tristate   // whether Dialled is an address of the name of the route
 
 	Settled bool   // By and From are set, see [Route.Settle]
-	By      string // key of the upstream proxy, "" for none
+	By      string // key of the upstream proxy, "" for a direct connection
 	From    Source // source of connections
 }
 

@@ -14,7 +14,7 @@ type Source struct {
 	V6 netip.Addr `json:"v6,omitzero"`
 }
 
-// ParseSource reads the source addresses of a box: none, one, or one of each family.
+// ParseSource parses the source addresses of a box: at most one of each family.
 func ParseSource(list []string) (s Source, err error) {
 	for _, text := range list {
 		a, err := ParseSourceAddr(text)

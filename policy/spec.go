@@ -94,7 +94,7 @@ func (s Spec) resolvesOthers() bool {
 	return s.DNS == DNSResolve || s.DNS == "" && len(s.AllowedDomains) == 0
 }
 
-// clone returns a copy that shares nothing with s.
+// clone returns a deep copy.
 func (s Spec) clone() Spec {
 	s.AllowedDomains = slices.Clone(s.AllowedDomains)
 	s.DeniedDomains = slices.Clone(s.DeniedDomains)
@@ -176,7 +176,7 @@ func checkCustom(s Spec, ps *document.Problems) {
 	if len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
 		return
 	}
-	// An empty allow list must not turn into "allow what is not denied".
+	// An empty allow list must not mean "allow everything but the denied".
 	for _, list := range []struct {
 		key   string
 		given bool

@@ -36,7 +36,7 @@ type UpstreamSpec struct {
 	ResolveThere []string `json:"resolve_there,omitempty" doc:"domains whose addresses the proxy finds out; \"*\" for all; those of others are found out here"`
 }
 
-// clone returns a copy that shares nothing with s.
+// clone returns a deep copy.
 func (s *UpstreamSpec) clone() *UpstreamSpec {
 	if s == nil {
 		return nil
@@ -51,7 +51,7 @@ type UpstreamProxy struct {
 	Name   name.Name  // of its host; zero if Addr is given
 	Addr   netip.Addr // of its host; invalid if Name is given
 	Port   uint16
-	Login  rule.ProxyLogin // nil: none
+	Login  rule.ProxyLogin // nil: no login
 
 	there     []name.Pattern // names that the proxy resolves
 	direct    []name.Pattern // names of servers that are connected to without the proxy
@@ -249,8 +249,8 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	c.plan.leaveNothing()
 }
 
-// Reach returns the policy for connections to the upstream proxy. It is nil, and denies, if the policy has another proxy or
-// none.
+// Reach returns the policy for connections to the upstream proxy by. It is nil, and denies, unless that is the proxy of the
+// policy.
 func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 	if c == nil || c.upstream == nil || c.upstream.Key() != by.Key() {
 		return nil
@@ -287,8 +287,8 @@ func (q *question) goesFar(n name.Name) bool {
 	return q.upstream != nil && !n.IsZero() && q.resolvable(n)
 }
 
-// Settle returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to the upstream
-// proxy, or to none, and to the source.
+// Settle returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to
+// the upstream proxy, or to a direct connection, and to the source.
 func (rt Route) Settle(e Evidence) Evidence {
 	switch rt.Action {
 	case AwaitServer, Splice, Forward, Broker:

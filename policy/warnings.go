@@ -155,7 +155,7 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	return why
 }
 
-// intersect returns the pattern of the hosts that both p and q cover, with the port of q; ok is false if there are none.
+// intersect returns the pattern of the hosts that both p and q cover, with the port of q; ok is false without such hosts.
 func intersect(p, q name.Pattern) (common name.Pattern, ok bool) {
 	full := p.WithDefaultPort(q.Port())
 	switch {

@@ -11,7 +11,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// Pools are the pools from which [Boxes.Allocate] assigns addresses. A family with an invalid prefix gets no addresses.
+// Pools are the address pools of [Boxes.Allocate]. A family with an invalid prefix gets no addresses.
 type Pools struct {
 	V4, V6 netip.Prefix
 	// Reserved is the number of addresses kept free at the beginning of each pool, including the network address. The

@@ -54,8 +54,8 @@ type Box struct {
 	Env map[string]name.Secret `json:"-"`
 	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
 	Secrets map[string]name.Secret `json:"-"`
-	// PlaceholderKey is the key from which the tokens of the box's placeholders are derived, sealed; empty in boxes of
-	// older versions.
+	// PlaceholderKey is the key that the tokens of the box's placeholders are derived from, sealed; empty in boxes of older
+	// versions.
 	PlaceholderKey name.Secret `json:"-"`
 }
 
@@ -319,7 +319,7 @@ type Period struct {
 	Before uint64 `json:"before"` // bytes that the box had sent and received in all when the period began
 }
 
-// Count is the sum of kernel counters, each of which starts from zero.
+// Count is the sum of several kernel counters. Each counter started from zero.
 type Count struct {
 	Total uint64 `json:"total"`
 	Life  string `json:"life,omitempty"` // identifies the counter that was read last

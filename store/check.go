@@ -168,8 +168,8 @@ type bucketReader struct {
 	check  func(key, value []byte) error
 }
 
-// checkAll reads every document of a store of schema 1, in which damage shows only in the documents themselves: each
-// must be complete and well-formed, stored under the right key, and have the documents that belong with it.
+// checkAll reads every document of a store of schema 1, where damage is visible only in the documents: each must be complete
+// and well-formed, stored under the right key, and accompanied by the documents that it refers to.
 func checkAll(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
 	for _, r := range slices.Concat(plainReaders(boxes, checkPolicy), sealedReaders(s, tx), indexReaders(boxes)) {

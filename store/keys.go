@@ -64,7 +64,7 @@ func NewKey() name.Secret {
 	return name.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
 }
 
-// HashKey returns the hash under which a key is stored.
+// HashKey returns the hash that a key is stored under.
 func HashKey(key string) KeyHash { return sha256.Sum256([]byte(key)) }
 
 // Matches reports whether h is the hash of key. It takes the same time for every wrong key.

@@ -32,7 +32,7 @@ type Lease struct {
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 	Key       string    `json:"key,omitempty"` // ID of the API key that made it; "" if an older version did
-	// Boot identifies the boot of the host to which BootEnd refers: the time since that boot at which the lease ends.
+	// Boot identifies a boot of the host. BootEnd is the end of the lease, as the time since that boot.
 	Boot    string        `json:"boot,omitempty"`
 	BootEnd time.Duration `json:"boot_end_ns,omitempty"`
 }

@@ -84,7 +84,7 @@ func (db Rules) abort(slots ...slot) error {
 	})
 }
 
-// Staged returns the policies that were staged and neither committed nor aborted: after a crash, those of interrupted
+// Staged returns the policies that were staged and neither committed nor aborted: after a crash, the policies of interrupted
 // updates.
 func (db Rules) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}

@@ -31,7 +31,7 @@ var otherBundles = []string{
 	"/var/lib/ca-certificates/ca-bundle.pem",            // SUSE
 }
 
-// otherAnchors are directories from which other distributions rebuild their bundles.
+// otherAnchors are the directories of CA certificates that other distributions build their bundles from.
 var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/anchors"}
 
 // hostBundles are the possible files of this host's public roots, for images without roots.
@@ -169,8 +169,8 @@ func (b *Root) addFile(found []string, name string, except ...string) ([]string,
 	return found, err
 }
 
-// writeAnchors writes the CA to the directories from which stores are rebuilt, and to the directory in which OpenSSL looks up
-// single certificates, with a link named after the hash of the subject.
+// writeAnchors writes the CA to the directories that stores are rebuilt from, and to OpenSSL's directory of single
+// certificates, with a link named after the hash of the subject.
 func (b *Root) writeAnchors(certs []*x509.Certificate) error {
 	all := appendCerts(nil, certs)
 	if err := b.write(anchorPath, all, 0o644); err != nil {

@@ -133,7 +133,7 @@ func (p Pattern) String() string {
 // Name returns the name of the pattern, without "*."; zero for "*".
 func (p Pattern) Name() Name { return p.name }
 
-// Port returns the port, or 0 if the pattern has none.
+// Port returns the port, or 0 for every port.
 func (p Pattern) Port() uint16 { return p.port }
 
 // IsWildcard reports whether the pattern is "*.name" or "*".
@@ -145,7 +145,7 @@ func (p Pattern) WithPort(port uint16) Pattern {
 	return p
 }
 
-// WithDefaultPort returns p with this port if p has none.
+// WithDefaultPort returns p with this port, unless p already has a port.
 func (p Pattern) WithDefaultPort(port uint16) Pattern {
 	if p.port == 0 {
 		p.port = port

@@ -9,7 +9,7 @@ const (
 	ReasonAllowAll      Reason = "allow_all"      // mode allow-all
 	ReasonAllowedCIDR   Reason = "allowed_cidr"   // the address is in allowed_cidrs
 	ReasonAllowedDomain Reason = "allowed_domain" // the name matches allowed_domains
-	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and none matched
+	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and no match
 	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
 	ReasonURL           Reason = "url"            // a public URL with a valid credential, or without authentication
 	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not logged separately

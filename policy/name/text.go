@@ -9,7 +9,7 @@ import (
 type syntaxError struct {
 	input string
 	flaw  string // completes the sentence that begins with the input
-	use   string // the corrected form; empty if none is obvious
+	use   string // the corrected form; empty if there is no obvious one
 }
 
 func (e *syntaxError) Error() string {

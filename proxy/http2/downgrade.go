@@ -22,36 +22,36 @@ import (
 	"boxgate/relay"
 )
 
-// downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
-// the HTTP/1.1 parser, so none can end a line or a head. It is the side of egress ([relay.StreamWriter]) of the exchange, and the
-// [relay.StreamInput] of the body.
+// downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of the
+// HTTP/1.1 parser, so a field cannot end a line or a head. It implements the egress side of the exchange
+// ([relay.StreamWriter]) and the input of the body ([relay.StreamInput]).
 type downgrade struct {
 	relay.Exchange
 	relay.Stream
 	st      *stream
 	up      *origin.Conn
-	stop    func() bool // the end of the stream's context no longer ends the upstream's reads; it reports whether it has not
+	stop    func() bool // keeps the end of the stream's context from aborting up; reports whether it has not aborted it yet
 	again   bool        // the request may be sent again, once
 	reuse   bool        // the response lets the connection carry another request
 	offers  bool        // the server offers a login of the connection
 	out     relay.Output
-	text    []byte      // the request in the form of HTTP/1.1, which Req points into
-	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
-	begun   bool        // the body has been asked for
+	text    []byte      // the request in the form of HTTP/1.1; Req points into it
+	taken   *uploadBody // the request's body, if it was already taken from the client; nil: it is read from the client
+	begun   bool        // beginBody was called
 	body    relay.StreamBody
-	proceed chan bool // receives whether an upload that waits for 100 begins; nil if none waits
+	proceed chan bool // receives whether an upload that waits for 100 begins; nil if the upload does not wait
 }
 
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
 func clientStays() bool { return false }
 
-// begin takes a request to a connection, which it owns: [downgrade.endResponse] must follow.
+// begin assigns a request to a connection and takes ownership of the connection; [downgrade.endResponse] must follow.
 func (d *downgrade) begin(st *stream, up *origin.Conn) {
 	d.st, d.up, d.stop = st, up, func() bool { return false }
 	d.Method, d.In = st.client.Method, st.client
 }
 
-// downgrades are zero: their memory alone is used again.
+// downgrades holds zero values, to reuse their memory.
 var downgrades = sync.Pool{New: func() any { return new(downgrade) }}
 
 // forward1 sends the request over HTTP/1.1 and relays the response.
@@ -196,7 +196,8 @@ func (d *downgrade) AppendLast(out []byte) []byte {
 	return header.AppendLastChunk(out, d.trailers(), d.st.decision.Set)
 }
 
-// beginBody waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
+// beginBody waits until the body may be sent and, if the body was already taken from the client, until all of it has been
+// searched for placeholders.
 func (d *downgrade) beginBody() error {
 	if d.begun {
 		return nil
@@ -223,7 +224,8 @@ func (d *downgrade) Panicked(v any) {
 	recovery.Log(d.st.s.Core.Log, "panic in an exchange", d.st.s.Box.ID, v)
 }
 
-// Read implements [relay.StreamInput]. All that it returns has been searched for placeholders, at the end also the trailers.
+// Read implements [relay.StreamInput]. The returned content has been searched for placeholders, as have the trailers before
+// io.EOF.
 func (d *downgrade) Read(p []byte) (int, error) {
 	if err := d.beginBody(); err != nil {
 		return 0, err
@@ -271,7 +273,7 @@ func (d *downgrade) head(upgrade bool) error {
 	return nil
 }
 
-// framedFields returns the fields of the request, with a Content-Length and an Expect that fit the body as it is sent.
+// framedFields returns the fields of the request, with a Content-Length and an Expect that match the body as sent.
 func (st *stream) framedFields() []hpack.HeaderField {
 	if st.rewriting == nil {
 		return st.fields

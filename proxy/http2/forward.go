@@ -24,7 +24,8 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// errLogin refuses a login of a connection (NTLM, Negotiate) over HTTP/2, where others share the connection.
+// errLogin refuses a login of a connection (NTLM, Negotiate) over HTTP/2, whose connections carry the requests of several
+// clients.
 var errLogin = error(problem.Fixed("a login of the connection takes HTTP/1.1, as the client was told"))
 
 // logsIn reports whether the request, as the server gets it, is part of the login of a connection.
@@ -33,14 +34,14 @@ func (st *stream) logsIn() bool {
 	return slices.ContainsFunc(st.fields, isLogin) || exchange.SetsLogin(st.decision.Set)
 }
 
-// leadToHTTP1 has the client make another connection for the login that the server offers, over HTTP/1.1.
+// leadToHTTP1 makes the client open another connection, over HTTP/1.1, for the login that the server offers.
 func (st *stream) leadToHTTP1() {
 	st.s.Core.Origins.NoteLogin(st.s.Box.ID, st.s.Name, st.s.Port)
 	st.client.Drain()
 }
 
 // forward sends an allowed request over the version that the upstream speaks, and relays its response. A login of a
-// connection is left to HTTP/1.1 (RFC 9113, 7), over which the client gets its own connection to the server.
+// connection must use HTTP/1.1 (HTTP_1_1_REQUIRED, RFC 9113, 7): there the client gets its own connection to the server.
 func (st *stream) forward() {
 	if st.logsIn() {
 		st.x.Unserved(errLogin)
@@ -66,7 +67,7 @@ func (st *stream) forward() {
 	}
 }
 
-// connection returns a connection for the request: the one on which it was begun, or any.
+// connection returns a connection for the request: the one that it was begun on, or any.
 func (st *stream) connection() (origin.Any, error) {
 	if st.early.stream != nil {
 		return origin.Any{H2: st.early.up}, nil
@@ -109,7 +110,7 @@ func (st *stream) forward2(up *origin.H2Conn) error {
 	return nil
 }
 
-// pass relays a response whose head has come, or refuses it.
+// pass relays a response whose head has arrived, or refuses it.
 func (st *stream) pass(res *result) {
 	if !st.holds.Grow(header.SizeFactor * header.SizeHTTP2(res.Fields)) {
 		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonLimit, Name: st.decision.Request.Name, Err: memory.ErrFull})
@@ -126,8 +127,8 @@ type connection interface {
 	AllowedBy(c *policy.Compiled) bool
 }
 
-// goesTo adds the address of a connection to what the policy must keep allowing, and checks it once more unless the
-// policy that the request was judged by has allowed it.
+// goesTo records the address of a connection, which the policy must keep allowing. It checks the address again unless the
+// policy that judged the request has allowed it.
 func (st *stream) goesTo(up connection) error {
 	addr := up.Addr()
 	st.setFlight(addr)
@@ -153,7 +154,7 @@ func (st *stream) checkEnd() error {
 	return st.noted(err)
 }
 
-// noted notes why a body is refused.
+// noted records the reason why a body is refused.
 func (st *stream) noted(err error) error {
 	switch {
 	case errors.Is(err, placeholder.ErrLate):
@@ -165,7 +166,7 @@ func (st *stream) noted(err error) error {
 }
 
 // respond relays an HTTP/2 response to the client as it arrives. A response without content is sent in a single frame
-// with END_STREAM: what gRPC calls "Trailers-Only".
+// with END_STREAM, which gRPC calls "Trailers-Only".
 func (st *stream) respond(res *result) {
 	st.x.Event.Status = res.Status
 	st.answer(res.Status, header.PassResponse(res.Fields, false))

@@ -36,8 +36,8 @@ func (b http2Body) Read(p []byte, wait func() error) (int, error) {
 	return b.Stream.Read(p)
 }
 
-// scrubbable inspects the head of a final response to an HTTP/2 client; if the response is refused the client has been
-// answered. The scrubbing ends with the stream.
+// scrubbable inspects the head of a final response to an HTTP/2 client, and reports whether it may be relayed; if not, it has
+// answered the client. The scrubbing ends with the stream.
 func (st *stream) scrubbable(status int, bodiless bool, field func(string) []string) bool {
 	err := st.beginScrub(status, bodiless, field)
 	if err != nil {
@@ -46,7 +46,7 @@ func (st *stream) scrubbable(status int, bodiless bool, field func(string) []str
 	return err == nil
 }
 
-// beginScrub begins to scrub a response if the decision asks for it. An error refuses the response.
+// beginScrub starts scrubbing a response if the decision requires it. An error refuses the response.
 func (st *stream) beginScrub(status int, bodiless bool, field func(string) []string) (err error) {
 	if st.decision.Scrub != nil {
 		st.scrub, err = st.s.NewScrubbing(&st.decision, status, bodiless, field)

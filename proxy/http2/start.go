@@ -14,25 +14,25 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file serves requests without a goroutine of their own: the goroutine that reads the client's connection judges a
-// request and sends it on, and the one that reads the server's passes the response on. Neither may wait, so a request is left
-// to a goroutine as soon as anything about it is not quite ordinary.
+// This file serves requests without a goroutine per request: the goroutine that reads the client's connection judges and
+// forwards a request, and the goroutine that reads the server's connection relays the response. Neither may wait, so a request
+// that needs more than the common steps continues in a goroutine.
 
 const (
-	bodyNow = 16 << 10 // the most content of a request that is sent so
-	headNow = 4 << 10  // the most of a head, or of trailers, that is passed on so
+	bodyNow = 16 << 10 // the most content of a request that is sent without a goroutine
+	headNow = 4 << 10  // the largest head or trailers that are relayed without a goroutine
 )
 
 // early is the part of a request that was done without a goroutine.
 type early struct {
 	up     *origin.H2Conn   // nil until there is one
 	stream *upstream.Stream // nil until the request is sent
-	source *uploadSource    // nil if the request has no body, or it was not looked at
-	head   upstream.Head    // of the response, if a goroutine is to pass it on
-	begun  bool             // the head has come
+	source *uploadSource    // nil if the request has no body, or it was not examined
+	head   upstream.Head    // of the response, if a goroutine must relay it
+	begun  bool             // the head has arrived
 }
 
-// releaseConn gives the connection back.
+// releaseConn returns the connection to its pool.
 func (e *early) releaseConn() {
 	if e.up == nil {
 		return
@@ -73,8 +73,8 @@ func (st *stream) over(client *downstream.Stream, v any) {
 	}
 }
 
-// send judges a request that has arrived whole and sends it, if that takes no waiting. Otherwise it reports false, and st.next
-// continues the request. Once it was sent, st belongs to [stream.Arrived].
+// send judges a request that has arrived whole and sends it, if that is possible without waiting. Otherwise it reports false,
+// and st.next continues the request. Once the request is sent, [stream.Arrived] owns st.
 func (st *stream) send() bool {
 	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() {
 		return false
@@ -102,7 +102,7 @@ func (st *stream) send() bool {
 	return false
 }
 
-// judgeNow is judge for a request that is allowed, if that takes no waiting. Otherwise it has no effect.
+// judgeNow is judge for a request that is allowed, if the decision takes no waiting. Otherwise it reports false.
 func (st *stream) judgeNow() bool {
 	m := st.message()
 	decision, known := st.s.JudgeNow(st.c.ctx, &m)
@@ -117,8 +117,8 @@ func (st *stream) judgeNow() bool {
 	return true
 }
 
-// depart begins the flight of an allowed request, to the connection if there is one. If it reports false, the request has to be
-// judged again.
+// depart begins the flight of an allowed request, with the address of the connection if there is one. If it reports false,
+// the request must be judged again.
 func (st *stream) depart() bool {
 	if st.early.up == nil {
 		st.setFlight(netip.Addr{})
@@ -128,7 +128,7 @@ func (st *stream) depart() bool {
 	return st.confirm()
 }
 
-// sendOn sends an allowed request on a connection.
+// sendOn sends an allowed request on a connection, and reports whether that was possible without waiting.
 func (st *stream) sendOn(up *origin.H2Conn) bool {
 	var content []byte
 	if st.length != 0 {
@@ -153,7 +153,7 @@ func (st *stream) sendOn(up *origin.H2Conn) bool {
 	return true
 }
 
-// await continues the request in a goroutine if its client leaves, or it is cut, while it has none.
+// await continues the request in a goroutine if its client leaves or the request is cut while it has no goroutine.
 func await(client *downstream.Stream, to *upstream.Stream) {
 	if !client.Await(to) && to.Unwatch() {
 		client.Resume()
@@ -163,7 +163,7 @@ func await(client *downstream.Stream, to *upstream.Stream) {
 // Failed is called when the server's stream has failed.
 func (st *stream) Failed(*upstream.Stream) { st.client.Resume() }
 
-// Arrived passes on the part of a response that has arrived, as far as that takes no waiting.
+// Arrived relays the part of a response that has arrived, as far as possible without waiting.
 func (st *stream) Arrived(from *upstream.Stream) {
 	client := st.client
 	defer recovery.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
@@ -184,8 +184,8 @@ func (st *stream) Arrived(from *upstream.Stream) {
 	}
 }
 
-// passOn passes on the part of a response that has arrived. whole reports that it is all of it; watch, that more may be waited for without
-// a goroutine.
+// passOn relays the part of a response that has arrived. whole reports that the response is complete; watch, that the rest can
+// be awaited without a goroutine.
 func (st *stream) passOn(from *upstream.Stream) (whole, watch bool) {
 	if st.client.Cancelled() {
 		return false, false
@@ -221,8 +221,8 @@ func (st *stream) passOn(from *upstream.Stream) (whole, watch bool) {
 	}
 }
 
-// writeNow passes on content, with the head if it was not yet. The goroutine that writes to the client gets a chance to make
-// room.
+// writeNow relays content, after the head if that was not sent yet. If there is no room, it lets the goroutine that writes to
+// the client run once.
 func (st *stream) writeNow(content []byte) bool {
 	if st.w.writeNow(content) {
 		return true
@@ -231,7 +231,7 @@ func (st *stream) writeNow(content []byte) bool {
 	return st.w.writeNow(content)
 }
 
-// takeHead takes the head of the response, and reports whether it can be passed on without waiting.
+// takeHead records the head of the response, and reports whether it can be relayed without waiting.
 func (st *stream) takeHead(h *upstream.Head) bool {
 	if st.early.begun = true; st.early.source != nil {
 		st.early.source.forget()
@@ -247,7 +247,7 @@ func (st *stream) takeHead(h *upstream.Head) bool {
 	return true
 }
 
-// closable reports whether a response whose content was passed on can be ended without waiting.
+// closable reports whether a response whose content was relayed can be ended without waiting.
 func (st *stream) closable(trailers []hpack.HeaderField) bool {
 	if header.SizeHTTP2(trailers) > headNow {
 		return false
@@ -260,7 +260,7 @@ func (st *stream) closable(trailers []hpack.HeaderField) bool {
 	return st.w.closable()
 }
 
-// relayHead relays a response from its head on, in a goroutine.
+// relayHead relays a response with its head, in a goroutine.
 func (st *stream) relayHead() {
 	st.early.stream.Attend(st.ctx)
 	st.pass(&result{Stream: st.early.stream, Head: st.early.head})

@@ -72,7 +72,7 @@ func (d *downgrade) tunnel() error {
 	return err
 }
 
-// upstreamWriter is the server as an [io.Writer].
+// upstreamWriter writes to the server as an [io.Writer].
 type upstreamWriter struct{ up *origin.Conn }
 
 func (u upstreamWriter) Write(b []byte) (int, error) {

@@ -95,7 +95,7 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 	}
 }
 
-// Shared returns a share of an open HTTP/2 connection for one request, or nil if there is none. It does not block.
+// Shared returns a share of an open HTTP/2 connection for one request, or nil if no connection has room. It does not block.
 func (p *Origins) Shared(who Client, to Target) *H2Conn {
 	pool, err := p.poolOf(who)
 	if err != nil {

@@ -37,7 +37,7 @@ func (i *Identity) key() string {
 	return string(i.sum[:])
 }
 
-// ErrUnasked refuses a server that would accept requests without the client certificate with which they must be sent.
+// ErrUnasked refuses a server that does not request the client certificate that requests to it require.
 var ErrUnasked = error(problem.Fixed("the server does not ask for the client certificate"))
 
 // present makes a handshake present the identity, if there is one, and returns a check to run after the handshake.

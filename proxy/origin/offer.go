@@ -50,7 +50,7 @@ func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known 
 // offer is a server's choice of parameters; the zero value if it did not answer.
 type offer struct {
 	version, suite uint16
-	group          tls.CurveID // 0: none, or unknown
+	group          tls.CurveID // 0: no key exchange with a group, or unknown
 }
 
 // ask sends the hello to a server and returns its offer.

@@ -319,7 +319,7 @@ func (p *boxPool) closeIdle(age time.Duration) {
 // will use it.
 func (p *boxPool) isElsewhere(pl *place) bool { return pl.key.from != p.box.Policy.Load().Source() }
 
-// closeElsewhere closes idle connections for which isElsewhere is true.
+// closeElsewhere closes the idle connections that isElsewhere selects.
 func (p *boxPool) closeElsewhere() {
 	p.mu.Lock()
 	defer p.unlock()

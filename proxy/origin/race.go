@@ -113,7 +113,7 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 
 // DialOthers connects box to one of the other addresses of d's name, apart from the one that the box has chosen and the
 // caller tries. alone reports whether that attempt has ended; it is called in the caller's goroutine. An error means that
-// there are no other addresses, or that none accepts.
+// there are no other addresses, or that all refuse.
 func (p *Origins) DialOthers(ctx context.Context, box *policy.Box, d Target, tried netip.Addr, alone func() bool) (net.Conn, error) {
 	if !p.hasOthers(box, d, []netip.Addr{tried}) {
 		return nil, errNoOthers

@@ -62,9 +62,9 @@ type key struct {
 	port   uint16
 	secure bool
 
-	identity string // of the client certificate; "": none
+	identity string // of the client certificate; "": no certificate
 	forward  bool
-	by       string // the key of the upstream proxy; "": none
+	by       string // the key of the upstream proxy; "": no proxy
 	from     policy.Source
 }
 
@@ -93,7 +93,7 @@ func (d Target) key() key {
 	return k
 }
 
-// Client is the client for which a connection is made.
+// Client identifies the client of a connection to a server.
 type Client struct {
 	Box    *policy.Box
 	Memory *memory.Account            // of the box

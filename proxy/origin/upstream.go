@@ -39,8 +39,8 @@ func (c *passage) CloseWrite() error {
 	return nil
 }
 
-// Plain returns the TCP connection whose bytes are those of c: c itself, or the one to a proxy. It returns false if there
-// is none, as with a proxy that is reached over TLS.
+// Plain returns the TCP connection that carries exactly the bytes of c: c itself, or the connection to a proxy. It returns
+// false if a layer in between changes them, such as TLS to a proxy.
 func Plain(c net.Conn) (*net.TCPConn, bool) {
 	if p, ok := c.(*passage); ok {
 		c = p.Conn
@@ -52,8 +52,8 @@ func Plain(c net.Conn) (*net.TCPConn, bool) {
 // judgeLookup limits the lookup of a name that a proxy resolves.
 const judgeLookup = time.Second
 
-// judgeName judges a name that the proxy will resolve. If the gateway can resolve it as well, none of the addresses may be
-// denied: a proxy must not give access to protected addresses.
+// judgeName judges a name that the proxy will resolve. If the gateway can resolve it as well, all of its addresses must be
+// allowed: a proxy must not give access to protected addresses.
 func (p *Origins) judgeName(ctx context.Context, box *policy.Box, d Target) error {
 	ctx, cancel := context.WithTimeout(ctx, judgeLookup)
 	defer cancel()

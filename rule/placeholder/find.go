@@ -37,7 +37,7 @@ var placeNames = [...]string{
 // Sent is a token sent by a box.
 type Sent struct {
 	Text   string
-	Header string // in which it was found; "" if elsewhere
+	Header string // name of the header field that contained it; "" if it was elsewhere
 	where  place
 }
 

@@ -10,7 +10,7 @@ import (
 // ErrFrames is returned when a WebSocket client violates the protocol, or sends frames that cannot be searched.
 var ErrFrames = errors.New("the client's WebSocket frames break the protocol")
 
-// MaxMessage is the largest message in which tokens are replaced.
+// MaxMessage is the largest message whose tokens are replaced, in bytes.
 const MaxMessage = 1 << 20
 
 // Memory accounts for buffers.
@@ -36,7 +36,7 @@ type Frames struct {
 
 	watch   Watch
 	within  bool   // a message has begun
-	collect bool   // it is a text message in which tokens are replaced
+	collect bool   // it is a text message whose tokens are replaced
 	message []byte // its collected part
 	grown   int    // bytes of Memory for message
 	sent    int    // bytes of Memory for the result of Append

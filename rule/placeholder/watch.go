@@ -1,7 +1,8 @@
 package placeholder
 
-// Watch searches a body for tokens while it is forwarded, without buffering: the chunk in which a token ends is not forwarded, so that no server
-// receives a complete token. The zero Watch is off. Not safe for concurrent use, except Close.
+// Watch searches a body for tokens while it is forwarded, without buffering. It does not forward the chunk that contains the
+// end of a token, so that no server receives a complete token. The zero Watch is off. Not safe for concurrent use, except
+// Close.
 type Watch struct {
 	on    bool
 	tail  []byte // the last bytes, where a token may have begun

@@ -1,8 +1,8 @@
 // Package connect makes the connections of a command for it. The kernel passes every connect(2) of the command to a
 // [Supervisor] (seccomp user notification), which reads the address once, finds and judges the object that it leads to, and
 // connects the command's own socket to it with the command's own rights. So a Unix socket is judged as an object,
-// regardless of its name and time of binding, and of the path or mount by which it is seen. The command can reach sockets
-// that its own processes have bound, and sockets that its caller has allowed.
+// regardless of its name, the time of its binding, and the path or mount that leads to it. The command can reach sockets that
+// its own processes have bound, and sockets that its caller has allowed.
 //
 // The supervisor never lets the kernel continue a call that it has examined (SECCOMP_USER_NOTIF_FLAG_CONTINUE): another
 // thread of the command could exchange the address or the descriptor in between. That is why connections over IP are made
@@ -11,8 +11,8 @@
 // A blocked call must not delay others. No thread waits for a connection: sockets are connected without blocking, and a
 // goroutine waits for the rest. Only files can block a thread, if their file system is in user space (FUSE) and never
 // answers: a path, or memory that is mapped from a file. The number of threads that a process of the command can block is
-// limited, and calls for which there is no thread fail. A blocked thread cannot even be killed; that is why the supervisor
-// is a separate process: everything else can end without it.
+// limited, and calls fail if no thread is left. A blocked thread cannot even be killed; that is why the supervisor is a
+// separate process: everything else can end without it.
 //
 // Datagrams have their destination in sendmsg(2), behind a pointer that a filter cannot follow: the filter refuses Unix
 // sockets of that kind instead.
@@ -29,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supervisor answers the calls of one command. It must run as root in the PID, network, mount and user namespaces in which
-// the command starts.
+// Supervisor answers the calls of one command. It must run as root in the PID, network, mount and user namespaces that the
+// command starts in.
 type Supervisor struct {
 	listener      int // of the seccomp filter
 	proc          int // /proc
