@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// readBody walks a body through a Reader and returns the content and what is left behind the body.
+// readBody reads a body through a Reader and returns its content and the bytes that follow it.
 func readBody(src io.Reader, b *Body) (string, string, error) {
 	r := Reader{Source: src}
 	defer r.Release()

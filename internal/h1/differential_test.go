@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// FuzzRequest holds the parser against net/http: what is accepted here, net/http reads as the same method, target, fields
-// and body.
+// FuzzRequest compares the parser with net/http, which must read each accepted request as the same method, target, fields and
+// body.
 func FuzzRequest(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: a.example.com\r\nX: y\r\n\r\n"))
 	f.Add([]byte("POST /x?y HTTP/1.1\r\nhost: a:80\r\nContent-Length: 5\r\n\r\nhello"))
@@ -76,7 +76,7 @@ func written(in []byte, r *Response) []byte {
 	return append(out, "\r\n"...)
 }
 
-// sameFields compares all fields but those that net/http takes out of the header.
+// sameFields compares all fields except the ones that net/http removes from the header.
 func sameFields(t *testing.T, theirs http.Header, ours []Field) {
 	t.Helper()
 	want := http.Header{}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzAppendField: what is appended is what a decoder without a table reads.
+// FuzzAppendField: a decoder without a table reads the field that was appended.
 func FuzzAppendField(f *testing.F) {
 	for _, c := range [][2]string{
 		{":method", "GET"}, {":method", "PUT"}, {":status", "200"}, {":status", "418"}, {":path", "/"}, {"www-authenticate", "Basic"},

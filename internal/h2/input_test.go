@@ -8,8 +8,8 @@ import (
 	"testing/iotest"
 )
 
-// FuzzInput: what is read is what has come, however it arrives and is asked for, and before each read that may wait it was
-// told so.
+// FuzzInput: reads return the data of the source, whatever the sizes of both sides' reads, and wait is called before each read
+// of the source.
 func FuzzInput(f *testing.F) {
 	f.Add([]byte("some frames"), []byte{9, 3, 64}, true, true)
 	f.Add(bytes.Repeat([]byte("x"), 40<<10), []byte{9, 255, 250, 1}, true, false)

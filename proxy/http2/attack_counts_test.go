@@ -8,7 +8,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// Requests that are refused for their form count like those that are served.
+// Requests that are refused for their form count towards the limit like served ones.
 func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -86,8 +86,8 @@ func (l *oneConn) Close() error {
 func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 
 // TestAttackBodyTakenBeforeAnotherServer: a request is taken from its client whole, finds no room on a connection over HTTP/2,
-// and goes to a server that speaks HTTP/1.1. All of its body goes with it: else the server would read the next request for it,
-// which nobody would have judged.
+// and goes to a server that speaks HTTP/1.1, with all of its body. If a part were missing, the server would take the next request
+// for it, and the request hidden in that would never be judged.
 func TestAttackBodyTakenBeforeAnotherServer(t *testing.T) {
 	t.Parallel()
 	over1 := int64(0)
@@ -113,7 +113,7 @@ func TestAttackBodyTakenBeforeAnotherServer(t *testing.T) {
 		if s := r.ask(head("GET", "/")...); s != "200" {
 			t.Fatal(s)
 		}
-		// In one go: a request whose trailers take waiting, and one that takes the only stream meanwhile.
+		// In one write: a request whose trailers require waiting, and one that takes the only stream during that wait.
 		var out bytes.Buffer
 		frames := http2.NewFramer(&out, nil)
 		block := func(fields ...string) []byte {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestAttackUpstreamTextInErrors: a server knows the secret and writes it where errors of the HTTP/2 library quote it. Neither
-// the log nor the answer to the box may repeat what a server says in its own words.
+// the log nor the answer to the box may quote text of the server.
 func TestAttackUpstreamTextInErrors(t *testing.T) {
 	t.Parallel()
 	const secret = "sk-canary-0123456789"

@@ -15,7 +15,7 @@ import (
 )
 
 // BenchmarkInterceptHTTP2 is one request through an intercepted HTTP/2 connection with an answer of 1 KiB, 32 at a time,
-// HTTP/2 on both sides: without a body, and a unary call of gRPC. The raw client and upstream allocate next to nothing.
+// HTTP/2 on both sides: without a body, and a unary call of gRPC. The raw client and upstream hardly allocate.
 func BenchmarkInterceptHTTP2(b *testing.B) {
 	b.Run("requests", func(b *testing.B) { benchmarkHTTP2(b, nil) })
 	b.Run("unary", func(b *testing.B) { benchmarkHTTP2(b, make([]byte, 105)) })

@@ -34,8 +34,8 @@ func post(port uint16, path string, more ...string) []string {
 	return append([]string{":method", "POST", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", path}, more...)
 }
 
-// TestExpectation: a client that waits for 100 gets it from the server, of either version, once that reads the body. Of a server that
-// answers without, it gets the answer, and the server gets nothing of the body.
+// TestExpectation: a client that waits for 100 gets it once the server, of either version, reads the body. If the server answers
+// without reading, the client gets the answer, and the body is not sent to the server.
 func TestExpectation(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{true, false} {

@@ -147,7 +147,7 @@ func (r *rawH2) status(id uint32) string {
 	}
 }
 
-// TestHTTP2Refusals asks for what must not pass, with a good request in between, and counts what arrives.
+// TestHTTP2Refusals sends forbidden requests, with a good one in between, and counts the requests that reach the server.
 func TestHTTP2Refusals(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -286,7 +286,7 @@ func TestHTTP2PingPong(t *testing.T) {
 	}
 }
 
-// TestTrailersOnly is how gRPC tells an error: one HEADERS frame that ends the stream.
+// TestTrailersOnly: a gRPC error is one HEADERS frame that ends the stream.
 func TestTrailersOnly(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -393,7 +393,7 @@ func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 	}
 }
 
-// TestStreamsShareOneUpstreamConnection starts many requests at once.
+// TestStreamsShareOneUpstreamConnection starts many requests in parallel.
 func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -15,7 +15,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// A stream that is opened and cancelled at once counts like one that is answered.
+// A stream that is opened and immediately cancelled counts like one that is answered (CVE-2023-44487).
 func TestAttackRapidResetCountsAsRequests(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -14,10 +14,10 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestAttackLoginOverHTTP2: a connection that many share does not log in; a client that tries is sent to HTTP/1.1, and what a
-// server says of such logins gets no connection shared either.
+// TestAttackLoginOverHTTP2: a login does not reach the server over a shared connection, even after the server has offered it. A
+// client that tries is sent to HTTP/1.1.
 //
-// A server of HTTP/1.1 offers none to a client of HTTP/2 that would not be led to HTTP/1.1: see [TestLoginLeadsToHTTP1].
+// The HTTP/1.1 server of this test offers no login, as that would lead the client to HTTP/1.1: see [TestLoginLeadsToHTTP1].
 func TestAttackLoginOverHTTP2(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{true, false} {
@@ -63,8 +63,8 @@ func TestAttackLoginOverHTTP2(t *testing.T) {
 	}
 }
 
-// TestLoginLeadsToHTTP1: a client of HTTP/2 to which a server of HTTP/1.1 offers a login makes another connection for that, and so
-// does every later client of the box; one that speaks HTTP/2 alone is served as before.
+// TestLoginLeadsToHTTP1: an HTTP/2 client that is offered a login by an HTTP/1.1 server makes another connection for that, and so
+// does every later client of the box. A client that speaks only HTTP/2 is served as before.
 func TestLoginLeadsToHTTP1(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll)

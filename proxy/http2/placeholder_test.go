@@ -43,7 +43,7 @@ func TestPlaceholderInATrailer(t *testing.T) {
 	})
 }
 
-// TestPlaceholderInABody: a token that a body holds, however it is cut, does not arrive whole, and is told of.
+// TestPlaceholderInABody: a token in a body, however the body is divided, does not reach the server whole, and is recorded.
 func TestPlaceholderInABody(t *testing.T) {
 	t.Parallel()
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {

@@ -16,7 +16,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// streaming is an upstream, over HTTP/2 or HTTP/1.1, whose responses begin with a line, and end with another once the test says so.
+// streaming starts an upstream, over HTTP/2 or HTTP/1.1, whose responses begin with a line, and end with another once the test
+// signals end.
 func streaming(l *proxytest.Rig, h2 bool) (port uint16, end chan struct{}) {
 	end = make(chan struct{})
 	_, port = l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) {

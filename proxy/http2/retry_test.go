@@ -14,8 +14,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestUnprocessedRequestsAreSentAgain: what the server says it has not processed is sent again, a bounded number of times, and only
-// while all of its body is at hand.
+// TestUnprocessedRequestsAreSentAgain: a request that the server reports as unprocessed is sent again, a bounded number of times,
+// and only while its whole body is available.
 func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 	t.Parallel()
 	refuse := func(s *rogue, id uint32) { _ = s.WriteRSTStream(id, http2.ErrCodeRefusedStream) }
@@ -24,7 +24,7 @@ func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 		unprocessed func(s *rogue, id uint32)
 		times       int32 // that the server does so
 		body        string
-		answered    bool // else the client is told that it may send it again itself
+		answered    bool // else the client gets a reset that lets it send the request again
 	}{
 		"refused once":             {refuse, 1, "", true},
 		"refused with a body":      {refuse, 1, strings.Repeat("x", 1000), true},
@@ -73,7 +73,7 @@ func TestUnprocessedRequestsAreSentAgain(t *testing.T) {
 	}
 }
 
-// afterUpload does something once the server has read so much of a body that nobody keeps it.
+// afterUpload calls then once the server has read more of a body than the gateway keeps for a retry.
 func afterUpload(then func(*rogue, uint32)) func(*rogue, uint32) {
 	return func(s *rogue, id uint32) {
 		_ = s.WriteWindowUpdate(0, 1<<20)
@@ -91,8 +91,8 @@ func afterUpload(then func(*rogue, uint32)) func(*rogue, uint32) {
 	}
 }
 
-// TestKeptHTTP1ConnectionThatEnds: a request without a body for which a server of HTTP/1.1 has closed the connection is sent again, on
-// a new one.
+// TestKeptHTTP1ConnectionThatEnds: if an HTTP/1.1 server closes a kept connection, a request without a body is sent again on a new
+// one.
 func TestKeptHTTP1ConnectionThatEnds(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

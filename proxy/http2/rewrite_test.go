@@ -13,8 +13,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestBodiesThatAreReadFirst: what a rule changes or signs is read before it is sent, up to a bound, whatever the client says of its
-// length; the server gets the whole of it with its trailers.
+// TestBodiesThatAreReadFirst: a body that a rule changes or signs is read before it is sent, up to a limit, whatever length the
+// client declares. The server gets the whole body with its trailers.
 func TestBodiesThatAreReadFirst(t *testing.T) {
 	t.Parallel()
 	token := proxytest.TokenFor("OTHER")

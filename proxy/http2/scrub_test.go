@@ -12,8 +12,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestScrubbedMessagesAreNotDelayed is a gRPC conversation in which each message ends in what could be the beginning of
-// the secret, and the next comes only when it was seen.
+// TestScrubbedMessagesAreNotDelayed has a gRPC conversation. Each message ends like the beginning of the secret, and the next is
+// sent only after it has arrived.
 func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
 	t.Parallel()
 	message := func(text string) []byte {

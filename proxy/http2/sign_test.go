@@ -16,8 +16,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestSignedWebSocket: a WebSocket is a request without a body, also over HTTP/2 (RFC 8441), where its stream has one that lasts:
-// it is signed at once, and its messages are looked into.
+// TestSignedWebSocket: a WebSocket is a request without a body, also over HTTP/2 (RFC 8441), where the stream stays open: it is
+// signed immediately, and its messages are searched.
 func TestSignedWebSocket(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

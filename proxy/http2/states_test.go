@@ -16,8 +16,8 @@ import (
 )
 
 // TestDataBehindTheEndOfARequest sends DATA on streams that the client has ended, while they are answered and after that:
-// the stream error is always STREAM_CLOSED (RFC 9113, 5.1). Many connections do so at once, as the answer must not depend on
-// who gets the processor first.
+// the stream error is always STREAM_CLOSED (RFC 9113, 5.1). Many connections do so in parallel, as the answer must not depend on
+// the order of goroutines.
 func TestDataBehindTheEndOfARequest(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

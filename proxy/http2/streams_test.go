@@ -17,7 +17,7 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// What is refused before it reaches its handler leaves an event too.
+// A request that is refused before it reaches its handler also leaves an event.
 func TestRefusedStreamsAreTold(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -69,7 +69,7 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 	}
 }
 
-// Whoever has nothing but malformed requests to send loses the connection when they are more than the box may send.
+// A client that sends only malformed requests loses the connection when they exceed the box's rate limit.
 func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

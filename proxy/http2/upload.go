@@ -17,7 +17,7 @@ type upload struct {
 	st      *stream
 	to      *upstream.Stream
 	body    *uploadBody
-	proceed chan bool     // tells an upload that waits for 100 whether to begin; may be nil
+	proceed chan bool     // receives whether an upload that waits for 100 begins; may be nil
 	done    chan struct{} // closed when it has ended
 }
 

@@ -100,7 +100,7 @@ func (s *rogue) raw(t http2.FrameType, flags http2.Flags, stream uint32, payload
 	_ = s.WriteRawFrame(t, flags, stream, []byte(payload))
 }
 
-// misdeeds are what a server may do against RFC 9113, and what the box may be told: statuses, or "broken off".
+// misdeeds are violations of RFC 9113 by a server, with the possible results for the box: statuses, or "broken off".
 var misdeeds = map[string]struct {
 	do   func(s *rogue, stream uint32)
 	want string
@@ -218,9 +218,9 @@ var misdeeds = map[string]struct {
 	}, "200 broken off"},
 }
 
-// TestUpstreamMisdeeds lets a server break HTTP/2 in one way after the other. The box is told in good order, by 502 or by a
-// reset where the answer had begun; the next request is served, over a new connection if need be; and a response that
-// comes meanwhile from another host goes on.
+// TestUpstreamMisdeeds lets a server violate HTTP/2 in one way after the other. The box gets a 502, or a reset if the answer had
+// begun; the next request is served, over a new connection if necessary; and a response from another host at the same time
+// continues.
 func TestUpstreamMisdeeds(t *testing.T) {
 	t.Parallel()
 	for name, m := range misdeeds {
@@ -247,7 +247,7 @@ func TestUpstreamMisdeeds(t *testing.T) {
 	}
 }
 
-// fetch asks for a path and returns the statuses and the body, "broken off" in place of what is missing.
+// fetch requests a path and returns the statuses and the body, with "broken off" instead of missing parts.
 func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 	t.Helper()
 	done := make(chan string, 1)
@@ -337,8 +337,8 @@ var floods = map[string]func(s *rogue, id uint32) error{
 	"GOAWAY, no last": func(s *rogue, _ uint32) error { return s.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil) },
 }
 
-// TestUpstreamFloods lets a server send frames without end before its answer. The answer comes, or the stream ends in good
-// order, and the gateway keeps nothing of them.
+// TestUpstreamFloods lets a server send endless frames before its answer. The answer arrives, or the stream ends with an error,
+// and the gateway does not store the frames.
 func TestUpstreamFloods(t *testing.T) {
 	for name, frame := range floods {
 		t.Run(name, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestUpstreamFloods(t *testing.T) {
 	}
 }
 
-// TestUpstreamResetFlood lets a server reset every stream: the box is told of each, and the connection is not given up.
+// TestUpstreamResetFlood lets a server reset every stream: the box gets each reset, and the connection is kept.
 func TestUpstreamResetFlood(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -15,8 +15,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestServerVanishesBehindASharedConnection: when nothing is acknowledged on a connection over HTTP/2, requests that can be
-// repeated are, once, on another one, and others wait.
+// TestServerVanishesBehindASharedConnection: when the server of an HTTP/2 connection stops acknowledging data, repeatable requests
+// are sent once more, on another connection, and others wait.
 func TestServerVanishesBehindASharedConnection(t *testing.T) {
 	nightly.Root(t)
 	t.Parallel()

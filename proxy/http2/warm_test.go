@@ -22,8 +22,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// The tests of this file send requests over connections that have carried some before: they are forwarded without a goroutine
-// of their own for as long as nothing takes waiting.
+// The tests of this file send requests over connections that have already carried some: such requests are forwarded without a
+// goroutine each until one of them has to wait.
 
 // answers is a server with a response of each kind.
 func answers(w http.ResponseWriter, r *http.Request) {
@@ -58,7 +58,7 @@ func answers(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestWarmConnections: every kind of response arrives as it was sent, one after the other and all at once, with one event each.
+// TestWarmConnections: every kind of response arrives as it was sent, one after the other and in parallel, with one event each.
 func TestWarmConnections(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -114,8 +114,8 @@ func TestWarmConnections(t *testing.T) {
 	}
 }
 
-// warm returns a client whose connections have carried a request, and what the server's handler of /wait tells: that a request
-// has come, and that it was cancelled.
+// warm returns a client whose connections have carried a request, and channels of the server's handler of /wait: come receives
+// when a request arrives, cancelled when it is cancelled.
 func warm(t *testing.T, l *proxytest.Rig) (client *http.Client, url string, come, cancelled chan bool) {
 	t.Helper()
 	come, cancelled = make(chan bool, 100), make(chan bool, 100)
@@ -137,7 +137,7 @@ func warm(t *testing.T, l *proxytest.Rig) (client *http.Client, url string, come
 	return client, url, come, cancelled
 }
 
-// TestClientsThatLeaveCancelTheirRequests: also while nothing of the response, or only some of it, has come.
+// TestClientsThatLeaveCancelTheirRequests covers requests whose response has not begun, and ones whose response is incomplete.
 func TestClientsThatLeaveCancelTheirRequests(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -172,7 +172,8 @@ func TestClientsThatLeaveCancelTheirRequests(t *testing.T) {
 	}
 }
 
-// TestWaitingRequestsAreCut: those that a new policy denies end at once, whoever waits for their responses.
+// TestWaitingRequestsAreCut: requests that a new policy denies end immediately, with or without a goroutine that waits for the
+// response.
 func TestWaitingRequestsAreCut(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

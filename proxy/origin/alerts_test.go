@@ -13,8 +13,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestAlertsOfServers: a server that ends the connection by a TLS alert is said to mean what the alert means, also where it
-// comes when the gateway takes the handshake to be complete.
+// TestAlertsOfServers: if a server ends the connection with a TLS alert, the error explains the alert, even if it arrives after
+// the gateway has completed the handshake.
 func TestAlertsOfServers(t *testing.T) {
 	t.Parallel()
 	both := []string{"h2", "http/1.1"}
@@ -46,7 +46,7 @@ func TestAlertsOfServers(t *testing.T) {
 				if _, err := tls.Server(c, test.config).Read(make([]byte, 1)); err == nil {
 					t.Error("the server was sent a request")
 				}
-				_, _ = io.Copy(io.Discard, c) // else what is unread takes the alert away
+				_, _ = io.Copy(io.Discard, c) // closing with unread data would reset the connection and discard the alert
 			})
 			identity := proxytest.IdentityText(t, l.Upstream.Certificate(t, "client"))
 			l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"identity": proxytest.Fixed(identity)} })

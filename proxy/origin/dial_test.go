@@ -68,7 +68,7 @@ func TestUnresolvedAndUnreachableSayWhich(t *testing.T) {
 		t.Error("a name without an address was served")
 	}
 	r.WantReason(name.ReasonUnresolved)
-	r.Names.Set("good.example", netip.MustParseAddr("127.255.255.254")) // nothing listens there
+	r.Names.Set("good.example", netip.MustParseAddr("127.255.255.254")) // without a listener
 	if _, err := r.Hello(r.Dial(owner), "good.example"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("unreachable: %v", err)
 	}
@@ -120,7 +120,7 @@ func TestDeadAddressGivesWayToRequests(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-		l.Orig = netip.MustParseAddr("127.255.255.254") // nothing listens there
+		l.Orig = netip.MustParseAddr("127.255.255.254") // without a listener
 		l.Names.Grant(proxytest.API, l.Orig, proxytest.Loopback)
 		l.Names.Set(proxytest.API, l.Orig, proxytest.Loopback)
 		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))

@@ -7,7 +7,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// Start is what is kept of the first bytes that came on a connection.
+// Start returns the kept part of the first bytes that a connection received.
 func Start(t *testing.T, c net.Conn) []byte {
 	t.Helper()
 	for ; c != nil; c = below(c) {

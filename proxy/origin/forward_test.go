@@ -25,8 +25,8 @@ func forwarded(port uint16, to string) string {
 	return `{"` + proxytest.HostPort(port) + `": {"forward_url": "https://` + to + `/in"}}`
 }
 
-// TestForwardedRequestsHaveTheirOwnConnections: a connection to the proxy of a rule carries further requests that the rule forwards,
-// and none that the box makes to the same host itself.
+// TestForwardedRequestsHaveTheirOwnConnections: a connection to the proxy of a rule is reused for requests that the rule
+// forwards, but not for the box's own requests to the same host.
 func TestForwardedRequestsHaveTheirOwnConnections(t *testing.T) {
 	t.Parallel()
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {

@@ -12,8 +12,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestAttackServersLongHandshakeMessages: a server whose certificate message has 192 KiB, of which crypto/tls would gather all, is given up, and so is one
-// of 40 KiB; one with a chain of 24 KiB is not.
+// TestAttackServersLongHandshakeMessages: the gateway abandons the handshake with a server that sends a certificate message of
+// 192 KiB, which crypto/tls would buffer whole, or of 40 KiB. A chain of 24 KiB is accepted.
 func TestAttackServersLongHandshakeMessages(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

@@ -13,8 +13,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestIdleConnectionsToServersAreChargedForWhatTheyHold: a connection by HTTP/1.1 is charged for a whole handshake until that is complete, for
-// what it uses while a request is under way, and for what it keeps while it is idle.
+// TestIdleConnectionsToServersAreChargedForWhatTheyHold: an HTTP/1.1 connection is charged for the largest handshake until it is
+// complete, then for the memory in use during a request, and for the kept memory while it is idle.
 func TestIdleConnectionsToServersAreChargedForWhatTheyHold(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

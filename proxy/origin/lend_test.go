@@ -39,7 +39,7 @@ func TestKeptConnectionIsJudgedAgain(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-		l.Orig = netip.MustParseAddr("127.0.0.9") // what the box asked for is not where the name is
+		l.Orig = netip.MustParseAddr("127.0.0.9") // the box has dialled an address that the name does not have
 		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
 		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 		client := l.HTTPClient(port, h2)

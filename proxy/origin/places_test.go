@@ -173,8 +173,8 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	proxytest.Await(t, "the end of the evicted connection", func() bool { return c.open() <= 2+1 })
 }
 
-// TestStreamsShareTheLimitOfUpstreams sends many requests at once over one HTTP/2 connection to a server of HTTP/1.1,
-// where each needs a connection of its own.
+// TestStreamsShareTheLimitOfUpstreams sends many parallel requests over one HTTP/2 connection to an HTTP/1.1 server, where each
+// needs its own connection.
 func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
@@ -307,7 +307,7 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	}
 }
 
-// TestClosedHTTP2UpstreamIsForgottenAtOnce has the server close what is kept.
+// TestClosedHTTP2UpstreamIsForgottenAtOnce: the pool drops a connection that the server closes while it is idle, and its host.
 func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

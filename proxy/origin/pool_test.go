@@ -30,7 +30,7 @@ func TestHostsRememberedAreBounded(t *testing.T) {
 	}
 }
 
-// A box resumes its own TLS sessions, and a handler that outlives the box brings none of them back.
+// A box resumes its own TLS sessions. A handler that outlives the box cannot restore them.
 func TestSessionsEndWithTheBox(t *testing.T) {
 	t.Parallel()
 	p := New(Config{MaxPerBox: 1})
@@ -47,7 +47,7 @@ func TestSessionsEndWithTheBox(t *testing.T) {
 	}
 }
 
-// A box has as many connections to servers as its own limit says at the moment.
+// The number of a box's connections to servers follows the current value of its own limit.
 func TestConnectionsToServersHaveTheBoxesOwnLimit(t *testing.T) {
 	t.Parallel()
 	box := &policy.Box{}

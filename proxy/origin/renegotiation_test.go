@@ -188,7 +188,8 @@ func (s *bareTLS) encrypt(master, randoms []byte) error {
 	return nil
 }
 
-// TestAttackServersWithoutSecureRenegotiation: a server to which an attacker on the way could have begun the request gets no secret.
+// TestAttackServersWithoutSecureRenegotiation: a server that may take the request as the continuation of an attacker's data
+// (CVE-2009-3555) gets no secret.
 func TestAttackServersWithoutSecureRenegotiation(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

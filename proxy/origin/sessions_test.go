@@ -12,7 +12,8 @@ import (
 	"boxgate/proxy/proxytest"
 )
 
-// TestAttackLongSessions: the gateway resumes a session, but keeps none whose ticket a server has made long, of which it would keep many.
+// TestAttackLongSessions: the gateway resumes a session, but does not keep one with a long ticket: a server could fill the memory
+// with many of them.
 func TestAttackLongSessions(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {

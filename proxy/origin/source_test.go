@@ -42,8 +42,8 @@ func TestConnectionsLeaveFromTheSource(t *testing.T) {
 	}
 }
 
-// TestAttackWithoutASource: a box that has no address of the server's family, or one that the host does not have, reaches nothing by
-// another address of the host.
+// TestAttackWithoutASource: if the source addresses of a box do not include the server's family, or the host lacks the address,
+// the box cannot connect from another address of the host.
 func TestAttackWithoutASource(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -71,7 +71,7 @@ func connectRequest(c net.Conn, r *bufio.Reader) (string, error) {
 	return req.Host, nil
 }
 
-// socksRequest reads what a client of SOCKS5 sends and returns its target (RFC 1928, RFC 1929).
+// socksRequest performs the server side of a SOCKS5 negotiation and returns the target (RFC 1928, RFC 1929).
 func socksRequest(c net.Conn, r *bufio.Reader) (to string, err error) {
 	read := func(n int) []byte {
 		b := make([]byte, n)
@@ -99,14 +99,14 @@ func socksRequest(c net.Conn, r *bufio.Reader) (to string, err error) {
 	return net.JoinHostPort(host, strconv.Itoa(int(binary.BigEndian.Uint16(read(2))))), err
 }
 
-// targets returns what the proxy was asked for.
+// targets returns the targets that clients have requested.
 func (p *upstreamProxy) targets() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.asked)
 }
 
-// by is a policy for which everything goes by a proxy, which resolves the names given.
+// by returns a policy that sends all connections through a proxy, which resolves the given names.
 func by(url string, there ...string) policy.Spec {
 	return policy.Spec{Mode: policy.ModeAllowAll, UpstreamProxy: &policy.UpstreamSpec{URL: url, ResolveThere: there}}
 }
@@ -153,7 +153,7 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// TestTunnelByAnUpstreamProxy: what is spliced goes by the proxy too, the end of each side included.
+// TestTunnelByAnUpstreamProxy: spliced connections use the proxy too, which passes on the end of each direction.
 func TestTunnelByAnUpstreamProxy(t *testing.T) {
 	t.Parallel()
 	for _, scheme := range []string{"http", "https", "socks5"} {
@@ -180,8 +180,8 @@ func TestTunnelByAnUpstreamProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPastAnUpstreamProxy: where the proxy does not do its part, or may not be asked, nothing is connected to without it, and
-// the box is not told where it is.
+// TestAttackPastAnUpstreamProxy: if the proxy fails, or must not be used, the gateway does not connect without it, and does not
+// reveal its address to the box.
 func TestAttackPastAnUpstreamProxy(t *testing.T) {
 	t.Parallel()
 	for label, c := range map[string]struct {
@@ -227,7 +227,7 @@ func TestAttackPastAnUpstreamProxy(t *testing.T) {
 	}
 }
 
-// closedPort returns a port of loopback on which nothing listens.
+// closedPort returns a loopback port without a listener.
 func closedPort(t *testing.T) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -237,7 +237,7 @@ func closedPort(t *testing.T) string {
 	return strconv.Itoa(int(proxytest.PortOf(t, ln)))
 }
 
-// TestRevokedPasswordOfAnUpstreamProxy: connections that were made with it are used for nothing further.
+// TestRevokedPasswordOfAnUpstreamProxy: connections that logged in with a revoked password are not reused.
 func TestRevokedPasswordOfAnUpstreamProxy(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -117,7 +117,7 @@ type chained struct {
 	leaf tls.Certificate
 }
 
-// newChain makes a certificate of a key, signed by one of another. edit changes what it says.
+// newChain makes a certificate for key, signed by a certificate of ca. edit may change the certificate before it is signed.
 func newChain(t *testing.T, key, ca crypto.Signer, edit func(*x509.Certificate)) chained {
 	t.Helper()
 	sign := func(c, parent *x509.Certificate, public crypto.PublicKey) *x509.Certificate {
@@ -266,8 +266,8 @@ func startServer(t *testing.T, l *proxytest.Rig, chain chained, args ...string) 
 	return s
 }
 
-// TestRenegotiation: a server asks for another handshake, with a client certificate that need not be there, once it has read
-// the request, as IIS and SAP do. It is given one on a connection, and none over HTTP/2.
+// TestRenegotiation: a server that has read the request asks for another handshake, with an optional client certificate, as IIS
+// and SAP do. The gateway accepts one per connection, and refuses all over HTTP/2.
 func TestRenegotiation(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {
@@ -337,8 +337,8 @@ func TestRenegotiation(t *testing.T) {
 	}
 }
 
-// TestWhatServersOfferIsNamed: the answer to a request says what a server offers that the gateway does not, or what is wrong
-// with its certificate.
+// TestWhatServersOfferIsNamed: the error response names the server's offer that the gateway does not support, or the fault of
+// the server's certificate.
 func TestWhatServersOfferIsNamed(t *testing.T) {
 	t.Parallel()
 	key, ca := rsaKey(t, 2048), ecdsaKey(t)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestGoroutinesAreKeptForAWhile: those of requests that have ended wait for others, for which memory is accounted, until
-// none have come for a while.
+// TestGoroutinesAreKeptForAWhile: the goroutine of a request that has ended waits for another request, and its memory is
+// accounted for, until it was not needed for a while.
 func TestGoroutinesAreKeptForAWhile(t *testing.T) {
 	served(t, func(s *Stream) { time.Sleep(time.Millisecond); hello(s) }, func(p *peer) {
 		id := uint32(1)
@@ -38,7 +38,7 @@ func TestGoroutinesAreKeptForAWhile(t *testing.T) {
 	})
 }
 
-// TestGoroutinesEndBesideALongRequest: one request that goes on keeps none for others that do not come.
+// TestGoroutinesEndBesideALongRequest: a request in progress does not keep idle goroutines from ending.
 func TestGoroutinesEndBesideALongRequest(t *testing.T) {
 	long := func(s *Stream) {
 		if s.Path == "/long" {
@@ -71,7 +71,7 @@ func TestHeaderBlocksMustEnd(t *testing.T) {
 		}
 	}
 	served(t, func(s *Stream) { <-s.Context().Done() }, func(p *peer) {
-		p.ask(1, true, get()...) // is under way meanwhile
+		p.ask(1, true, get()...) // in progress during the others
 		half(p, 3)
 		time.Sleep(2 * blockTime)
 		if held := p.memory.InUse(); held != 0 {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestContextOfAStream: whatever ends it, those who wait for its end see that, those who wait for that of a context made of it
-// too, and what was noted is told, unless something else was noted since.
+// TestContextOfAStream: whatever ends the context of a stream, waits for its end return, and so do waits for the end of a context
+// derived from it. The last [Pending] that was set is called; the one that it replaced is not.
 func TestContextOfAStream(t *testing.T) {
 	errWhy := errors.New("why")
 	for name, c := range map[string]struct {
@@ -63,8 +63,8 @@ func TestContextOfAStream(t *testing.T) {
 	}
 }
 
-// TestNothingIsToldThatIsNotNoted: what does not wait any more is not told of a later end, also if the context has ended before. It
-// may serve another stream by then.
+// TestNothingIsToldThatIsNotNoted: a Pending that was removed is not called at a later end, even if the context has ended before:
+// it may already serve another stream.
 func TestNothingIsToldThatIsNotNoted(t *testing.T) {
 	served(t, func(s *Stream) {
 		var told noted

@@ -23,22 +23,22 @@ import (
 
 //lint:file-ignore SA1019 the deprecated server is what ours is compared with
 
-// FuzzLikeTheLibrary has our server and golang.org/x/net/http2's do what a program of bytes says, step by step: the same
-// requests reach the handlers, with the same fields, bodies and trailers, and the client sees the same frames. What
-// differs on purpose is not part of the programs, or is evened out by visible:
+// FuzzLikeTheLibrary runs a program of bytes against our server and that of golang.org/x/net/http2, step by step: the same
+// requests reach the handlers, with the same fields, bodies and trailers, and the client sees the same frames. Intended
+// differences are not part of the programs, or are evened out by visible:
 //
 //   - A stream number that must not be used ends the connection, even if the head is malformed. The library resets the stream.
-//   - A stream that the server has reset ignores what was on its way. The library resets it again with STREAM_CLOSED, ends
-//     the connection if trailers come, or, if the head was malformed, says that the stream was never opened.
+//   - A stream that the server has reset ignores frames that were in transit. The library resets it again with STREAM_CLOSED,
+//     ends the connection if trailers come, or, if the head was malformed, treats the stream as never opened.
 //   - A setting twice in a frame: the later one counts. The library ends the connection.
 //   - Fields of HTTP/1.1 connections reset the stream. The library answers 400.
 //   - Frames too short for what their flags announce, and HEADERS with more padding than payload, end the connection with a
 //     GOAWAY. The library closes it without one, or resets the stream and loses the HPACK state.
 //   - More requests than allowed at a time get REFUSED_STREAM. The library chooses PROTOCOL_ERROR once its SETTINGS are
 //     acknowledged.
-//   - A path that is no URL, as one with %zz, is for the handler to judge, as it is over HTTP/1.1.
+//   - A path that is no URL, such as one with %zz, reaches the handler, as it does over HTTP/1.1.
 //   - A body shorter than its Content-Length resets the stream with PROTOCOL_ERROR; the library's handler finds out.
-//   - Trailers that were not announced reach the handler; those that frame are refused even if not announced.
+//   - Trailers that were not announced reach the handler; framing fields are refused even if not announced.
 //   - A malformed head in several frames resets its stream. The library ends the connection.
 //   - A head too large is answered 431 without a page.
 //   - Frames beyond the budget of [h2.Budget] end the connection.
@@ -68,7 +68,7 @@ func randomProgram(seed uint64) []byte {
 	return program
 }
 
-// outcome is what became of a program: what each step made visible, and what the handlers saw.
+// outcome is the outcome of a program: the visible frames of each step, and the requests that the handlers saw.
 type outcome struct {
 	mu       sync.Mutex
 	steps    []string
@@ -216,7 +216,7 @@ var heads = [][]string{
 	{":status", "200"}, {"x", "y", ":method", "GET", ":scheme", "https", ":path", "/"}, {":method", "", ":scheme", "https", ":path", "/"},
 }
 
-// perform does what a program says, and returns what each step made visible.
+// perform runs a program and returns the visible frames of each step.
 func (p *peer) perform(program []byte) (steps []string) {
 	_, _ = io.WriteString(p.conn, http2.ClientPreface)
 	_ = p.framer.WriteSettings()
@@ -307,7 +307,7 @@ func (p *peer) step(op, arg byte, stream uint32, more byte, ended map[uint32]boo
 	}
 }
 
-// rare sends frames of which most end the connection.
+// rare sends a frame of a kind that usually ends the connection.
 func (p *peer) rare(arg byte, stream uint32, more byte) {
 	if more > 20 {
 		return

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzServe sends arbitrary bytes behind the preface, in two pieces: the server does not panic, ends when the client
-// leaves, holds no more than its limits meanwhile, and sends frames that make sense.
+// FuzzServe sends arbitrary bytes after the preface, in two pieces: the server does not panic, sends valid frames, keeps to its
+// limits, and ends when the client leaves.
 func FuzzServe(f *testing.F) {
 	var wire, block bytes.Buffer
 	fr := http2.NewFramer(&wire, nil)

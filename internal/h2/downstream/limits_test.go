@@ -14,6 +14,7 @@ import (
 	"boxgate/internal/h2"
 )
 
+// TestMoreStreamsThanAllowed opens more concurrent requests than the SETTINGS allow: the excess is refused and reported, and may
 // be repeated once others have ended.
 func TestMoreStreamsThanAllowed(t *testing.T) {
 	served(t, func(s *Stream) { time.Sleep(time.Second); hello(s) }, func(p *peer) {
@@ -33,7 +34,8 @@ func TestMoreStreamsThanAllowed(t *testing.T) {
 	})
 }
 
-// streams are allowed, and the connection ends.
+// TestRapidReset opens and resets requests with slow handlers (CVE-2023-44487): no more handlers run than streams are allowed,
+// and the connection ends.
 func TestRapidReset(t *testing.T) {
 	var running atomic.Int32
 	served(t, func(*Stream) {
@@ -58,7 +60,7 @@ func TestRapidReset(t *testing.T) {
 	})
 }
 
-// TestFloods sends frames that ask for nothing, in any number.
+// TestFloods sends an unlimited number of frames that request no work.
 func TestFloods(t *testing.T) {
 	for name, send := range map[string]func(p *peer) error{
 		"SETTINGS": func(p *peer) error {
@@ -119,6 +121,7 @@ func TestWindowsOfAFastDownload(t *testing.T) {
 	})
 }
 
+// TestClientThatDoesNotRead sends frames that need answers and does not read them: the queue of answers is bounded, and the
 // connection ends.
 func TestClientThatDoesNotRead(t *testing.T) {
 	for name, send := range map[string]func(p *peer, id uint32){
@@ -145,7 +148,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// deaf is a client that reads nothing.
+// deaf returns a client that does not read.
 func deaf(t *testing.T, handler func(*Stream)) *peer {
 	p := unserved(t)
 	p.serve(handler)
@@ -186,7 +189,7 @@ func TestResponsesNobodyReads(t *testing.T) {
 	})
 }
 
-// TestIdleConnections are told to go, and closed.
+// TestIdleConnections: an idle connection gets a GOAWAY, and is closed.
 func TestIdleConnections(t *testing.T) {
 	served(t, func(s *Stream) { time.Sleep(90 * time.Second); hello(s) }, func(p *peer) {
 		p.ask(1, true, get()...)
@@ -207,7 +210,7 @@ func TestIdleConnections(t *testing.T) {
 	})
 }
 
-// TestClientThatLeaves by GOAWAY gets the answers to what it has asked.
+// TestClientThatLeaves: a client that sends a GOAWAY gets the responses to its requests.
 func TestClientThatLeaves(t *testing.T) {
 	served(t, func(s *Stream) { time.Sleep(time.Minute); hello(s) }, func(p *peer) {
 		p.ask(1, true, get()...)

@@ -14,7 +14,8 @@ import (
 	"boxgate/internal/h2"
 )
 
-// reset, one refusal is told, and the HPACK state stays what the client thinks it is.
+// TestMalformedRequests sends requests that violate RFC 9113, 8.1 to 8.3, each followed by a valid one: the stream is reset, one
+// refusal is reported, and the HPACK state stays in step with the client's.
 func TestMalformedRequests(t *testing.T) {
 	with := func(more ...string) []string { return get(more...) }
 	without := func(name string) (rest []string) {
@@ -48,7 +49,7 @@ func TestMalformedRequests(t *testing.T) {
 				for id := uint32(1); id < 12; id += 4 {
 					p.ask(id, id > 1, head...)
 					p.expect(fmt.Sprintf("%d RST_STREAM PROTOCOL_ERROR", id))
-					if id == 1 { // what was on its way is ignored
+					if id == 1 { // frames in transit are ignored
 						_ = p.framer.WriteData(1, false, []byte("x"))
 						p.ask(1, true, "x-trailer", "y")
 						p.expect()

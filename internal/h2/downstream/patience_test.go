@@ -11,8 +11,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestStalledBodies: a handler that has limited its patience gets an error for a body of which nothing comes for so long;
-// without a limit it waits.
+// TestStalledBodies: a handler with a read limit gets an error for a body that stalls for so long; without a limit it waits.
 func TestStalledBodies(t *testing.T) {
 	failed := make(chan error, 2)
 	served(t, func(s *Stream) {
@@ -45,8 +44,8 @@ func TestStalledBodies(t *testing.T) {
 	})
 }
 
-// TestStalledReaders: a response of which the client takes nothing for as long as the handler has allowed is reset; one of
-// which it takes a little now and then goes on.
+// TestStalledReaders: a response is reset if the client does not read for the handler's write limit. It continues if the client
+// reads a little now and then.
 func TestStalledReaders(t *testing.T) {
 	failed := make(chan error, 1)
 	served(t, func(s *Stream) {
@@ -93,7 +92,7 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestArrived: a handler can tell what of a body there is.
+// TestArrived: a handler can find out how much of a body has arrived.
 func TestArrived(t *testing.T) {
 	type state struct {
 		n     int

@@ -18,8 +18,8 @@ import (
 	"boxgate/internal/memory"
 )
 
-// peer is a client that sends whatever it is told. It is made in a bubble of package synctest, and reads what it is sent
-// until it is told not to.
+// peer is a client that sends arbitrary frames. It is made in a bubble of package synctest, and reads until its read deadline
+// is set.
 type peer struct {
 	t      *testing.T
 	conn   net.Conn
@@ -29,7 +29,7 @@ type peer struct {
 	enc    *hpack.Encoder
 
 	mu      sync.Mutex
-	in      bytes.Buffer // what was read and not looked at
+	in      bytes.Buffer // bytes read, but not yet returned by frames
 	writes  int          // of the server
 	refused []Refusal
 	ended   bool // Serve has returned
@@ -111,7 +111,7 @@ func (p *peer) serveBy(serve func(net.Conn)) {
 	}()
 }
 
-// greet sends what a connection begins with.
+// greet sends the preface and the first SETTINGS.
 func (p *peer) greet(settings ...http2.Setting) {
 	_, _ = io.WriteString(p.conn, http2.ClientPreface)
 	_ = p.framer.WriteSettings(settings...)
@@ -155,8 +155,8 @@ func (p *peer) ask(stream uint32, end bool, fields ...string) {
 	}
 }
 
-// frames waits until nothing happens any more, and returns the frames that have come since the last call: their types,
-// streams and what matters of each. SETTINGS and windows are left out.
+// frames waits until all goroutines are blocked, and returns the frames that have arrived since the last call: their types,
+// streams and main contents. SETTINGS and windows are left out.
 func (p *peer) frames() (seen []string) {
 	synctest.Wait()
 	p.mu.Lock()
@@ -205,7 +205,7 @@ func frameText(f http2.Frame) (text string) {
 	return ""
 }
 
-// expect compares frames with what was sent.
+// expect compares the frames that have arrived with the wanted ones.
 func (p *peer) expect(want ...string) {
 	p.t.Helper()
 	if got := p.frames(); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -213,7 +213,7 @@ func (p *peer) expect(want ...string) {
 	}
 }
 
-// expectRefused compares what was told of refusals.
+// expectRefused compares the reported refusals with the wanted ones.
 func (p *peer) expectRefused(want ...string) {
 	p.t.Helper()
 	synctest.Wait()

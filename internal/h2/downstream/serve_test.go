@@ -62,14 +62,6 @@ func TestOneWriteForAResponse(t *testing.T) {
 	})
 }
 
-// TestMalformedRequests sends requests that break RFC 9113, 8.1 to 8.3, each beside one that does not: the stream is
-
-// TestMoreStreamsThanAllowed opens more requests at a time than the SETTINGS allow: they are refused, and told of, and may
-
-// TestRapidReset opens and resets requests whose handlers take their time (CVE-2023-44487): no more handlers run than
-
-// TestClientThatDoesNotRead asks for answers to its frames and reads none: what waits for it is bounded, and the
-
 // TestWindows: DATA follows the client's windows, which may change at any time and become negative (6.9).
 func TestWindows(t *testing.T) {
 	first := func(n uint32) http2.Setting { return http2.Setting{ID: http2.SettingInitialWindowSize, Val: n} }
@@ -93,7 +85,7 @@ func TestWindows(t *testing.T) {
 	})
 }
 
-// TestConnectionWindowIsShared: what the client lets us send on the connection goes to all streams in turn.
+// TestConnectionWindowIsShared: the streams use the connection's window in turn.
 func TestConnectionWindowIsShared(t *testing.T) {
 	served(t, func(s *Stream) {
 		_ = s.WriteHeader(200, nil, false)
@@ -160,7 +152,7 @@ func TestLongUpload(t *testing.T) {
 	})
 }
 
-// TestInterimResponses: 1xx heads come before the final one, and none behind it.
+// TestInterimResponses: 1xx heads come before the final one, and are refused after it.
 func TestInterimResponses(t *testing.T) {
 	served(t, func(s *Stream) {
 		_ = s.WriteHeader(100, nil, false)

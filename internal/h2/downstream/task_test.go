@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/memory"
 )
 
-// task is a request that was taken. It waits for what a test does with it.
+// task is a request that was taken. A test decides how it continues.
 type task struct {
 	s       *Stream
 	waiting atomic.Bool
@@ -118,7 +118,7 @@ func TestTakenRequestWithoutContent(t *testing.T) {
 	})
 }
 
-// TestWaitingTasksAreToldOfTheEnd: a task that waits without a goroutine gets one when nobody wants its response any more.
+// TestWaitingTasksAreToldOfTheEnd: a task that waits without a goroutine gets one when its response is no longer wanted.
 func TestWaitingTasksAreToldOfTheEnd(t *testing.T) {
 	for name, end := range map[string]func(p *peer, k *task, cancel func()){
 		"reset by the client": func(p *peer, _ *task, _ func()) { _ = p.framer.WriteRSTStream(1, http2.ErrCodeCancel) },
@@ -165,7 +165,7 @@ func TestTasksCountAsRequests(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, k := range tasks {
-			k.Unwatch() // it goes on when it is told to
+			k.Unwatch() // so that a reset does not resume it
 		}
 		for i := range h2.Streams {
 			_ = p.framer.WriteRSTStream(uint32(2*i+1), http2.ErrCodeCancel)
@@ -182,7 +182,7 @@ func TestTasksCountAsRequests(t *testing.T) {
 	})
 }
 
-// TestWriteNowKeepsToLimits: it sends nothing that would have to wait for the client.
+// TestWriteNowKeepsToLimits: WriteNow refuses content that would have to wait for the client.
 func TestWriteNowKeepsToLimits(t *testing.T) {
 	var last *Stream
 	taken(t, func(k *task) {
