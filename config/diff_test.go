@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each changed key is listed with both values, except those of secrets.
+// Each changed key is listed with both values, unless it is a secret.
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	read := func(text string) Config {

@@ -59,7 +59,7 @@ func TestReaderAsksOnceWhateverTheAnswer(t *testing.T) {
 	}
 }
 
-// TestReaderAsksOnceResolvingOthers asks for a denied name that is resolved only for its addresses and has none.
+// TestReaderAsksOnceResolvingOthers asks for a denied name that is resolved only to judge its addresses, but has no addresses.
 func TestReaderAsksOnceResolvingOthers(t *testing.T) {
 	t.Parallel()
 	up := newRealUpstream(t, newZone(t), func(_ string, m *mdns.Msg) { m.Rcode, m.Ns = mdns.RcodeSuccess, nil })

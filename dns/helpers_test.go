@@ -88,7 +88,7 @@ func (z *zone) set(t testing.TB, lines ...string) {
 	z.records = rrs
 }
 
-// fail makes every later question fail with err, or none if it is nil.
+// fail makes every later question fail with err; nil ends that.
 func (z *zone) fail(err error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

@@ -139,7 +139,7 @@ func ended(t *testing.T, what string, done <-chan error) {
 	}
 }
 
-// stopping are the ways in which a server ends.
+// stopping are the ways to end a server.
 var stopping = map[string]func(s *Server, cancel func()){
 	"retired": func(s *Server, _ func()) { s.retire() },
 	"stopped": func(_ *Server, cancel func()) { cancel() },

@@ -134,7 +134,7 @@ func TestLongAnswersAreTruncatedOverUDPAndWholeOverTCP(t *testing.T) {
 	}
 	l := newLive(t, domains("big.example.com"), newZone(t, lines...))
 	for _, tc := range []struct {
-		size  uint16 // of the client's OPT; 0: none
+		size  uint16 // of the client's OPT; 0: no OPT
 		limit int
 	}{{0, 512}, {100, 512}, {512, 512}, {800, 800}, {1232, 1232}, {4096, 1232}} {
 		q := new(mdns.Msg).SetQuestion("big.example.com.", mdns.TypeA)

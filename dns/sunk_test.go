@@ -11,8 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestNameOfTheSink checks that the name for which a box last received the sink is known for a moment, unless the box
-// received it for another name too.
+// TestNameOfTheSink checks that the name that was last answered to a box with the sink is known for a moment, unless another name
+// was answered with it, too.
 func TestNameOfTheSink(t *testing.T) {
 	t.Parallel()
 	a, b := mustName(t, "a.example"), mustName(t, "b.example")

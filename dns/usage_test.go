@@ -66,7 +66,7 @@ func TestQueryRateOfOneBoxIsItsOwn(t *testing.T) {
 	})
 }
 
-// The first refusal is recorded immediately. Those of the following second are recorded together: at its end, when the
+// The first refusal is recorded immediately. The refusals of the following second are recorded together: at its end, when the
 // box is forgotten, or when the server stops.
 func TestRefusalsAreCoalesced(t *testing.T) {
 	t.Parallel()

@@ -48,8 +48,8 @@ func fuzzUnderCeiling(f *testing.F, stream uint64, test func(t *testing.T, r ran
 	})
 }
 
-// FuzzCeiling: below a ceiling a policy allows what both allow and nothing else, goes to a name's own address where one of
-// them demands it, and has the kernel forward only what both would forward.
+// FuzzCeiling: below a ceiling, a policy allows exactly the requests that both allow, goes to a name's own address where one of
+// them demands it, and lets the kernel forward only packets that both would forward.
 func FuzzCeiling(f *testing.F) {
 	fuzzUnderCeiling(f, 7, func(t *testing.T, r random, in, top interpreter, both, own, ceiling *Compiled) {
 		checkShape(t, both.Kernel())
@@ -121,7 +121,7 @@ func FuzzRouteUnderCeiling(f *testing.F) {
 }
 
 // TestAttackCeilingRulesUnread: a box's policy lists a name of its own that leads to a host whose requests the ceiling judges.
-// Bytes that nobody can read do not go there, unless the ceiling lists the name as well.
+// Bytes that the gateway cannot read do not go there, unless the ceiling lists the name as well.
 func TestAttackCeilingRulesUnread(t *testing.T) {
 	evil, addr := mustName(t, "evil.test"), netip.MustParseAddr("203.0.113.7")
 	rules := []match.RequestRule{{Hosts: []string{"api.good.test:8443"}, Action: match.ActionDeny}}
@@ -157,7 +157,7 @@ func TestAttackCeilingRulesUnread(t *testing.T) {
 	}
 }
 
-// TestCeiling: the operator's ceiling holds whatever a box's policy says, and decisions say that it was the ceiling.
+// TestCeiling: the operator's ceiling applies to every policy of a box, and decisions name the ceiling.
 func TestCeiling(t *testing.T) {
 	for _, c := range []struct {
 		name, ceiling, policy string
@@ -202,7 +202,7 @@ func TestCeiling(t *testing.T) {
 	}
 }
 
-// TestCeilingOfAddressesKeepsNames: names are still resolved below a ceiling of CIDRs, and led to what it lists.
+// TestCeilingOfAddressesKeepsNames: below a ceiling of CIDRs, names are still resolved, and reach the addresses that it lists.
 func TestCeilingOfAddressesKeepsNames(t *testing.T) {
 	above, err := NewCeiling(Spec{Mode: ModeCustom, AllowedCIDRs: []string{"203.0.113.0/24"}})
 	if err != nil {
@@ -224,7 +224,7 @@ func TestCeilingOfAddressesKeepsNames(t *testing.T) {
 	}
 }
 
-// TestCeilingWarns: what the ceiling takes away is said to whoever sets the policy.
+// TestCeilingWarns: warnings name the entries of a policy that the ceiling overrides.
 func TestCeilingWarns(t *testing.T) {
 	above, err := NewCeiling(Spec{Mode: ModeCustom, AllowedDomains: []string{"*.good.test:443"}})
 	if err != nil {

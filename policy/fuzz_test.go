@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzParseHeaders: what is accepted can be written on the wire as it is, and parses to the same rules again.
+// FuzzParseHeaders: accepted headers can be written on the wire unchanged, and parse to the same rules again.
 func FuzzParseHeaders(f *testing.F) {
 	f.Add("a.test", "Authorization", "Bearer x")
 	f.Add("*.a.test:8443", "x_api-key", "")
@@ -43,8 +43,8 @@ func sameRules(a, b []HeaderRule) bool {
 	return cmp.Equal(a, b, cmp.Comparer(func(a, b name.Pattern) bool { return a == b }))
 }
 
-// FuzzParseHeaderRules: whatever is accepted can be written on the wire and into an environment, and names only secrets
-// that are known; a compact document means the same to [ParseHeaders]; what is refused says where, and shows no value.
+// FuzzParseHeaderRules: accepted rules can be written on the wire and into an environment, and name only known secrets. A compact
+// document means the same to [ParseHeaders]. Errors name the place and contain no value.
 func FuzzParseHeaderRules(f *testing.F) {
 	for _, s := range []string{
 		`{"a.test":{"Authorization":"Bearer x"}}`, `{"a.test":{}}`, `{"*.a.test:8443":{"headers":{"x":{"secret":"k","prefix":"Bearer ","suffix":" x"}},"scrub":true}}`,

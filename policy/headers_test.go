@@ -101,7 +101,7 @@ func TestHeaderDocumentLimits(t *testing.T) {
 	}
 }
 
-// TestTokens: a token depends on box and variable and nothing else, and the rules as written have none.
+// TestTokens: a token depends only on box and variable, and the rules as written contain no tokens.
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{"a.test": {"placeholders": {"KEY": "v"}}, "b.test": {"placeholders": {"KEY": "w", "OTHER": "v"}}}`)
@@ -121,7 +121,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestScrubbingOfOtherPorts: what rules mask is masked on every port of their hosts, those of wildcards included.
+// TestScrubbingOfOtherPorts: the secrets that rules mask are masked on every port of their hosts, including the hosts of wildcards.
 func TestScrubbingOfOtherPorts(t *testing.T) {
 	t.Parallel()
 	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: mustRules(t, `{
@@ -140,7 +140,7 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 	for _, q := range []struct {
 		host string
 		port uint16
-		want []string // nil: nothing is masked
+		want []string // nil: responses are unchanged
 		sent int
 	}{
 		{"api.a.test", 443, all, 1}, {"api.a.test", 8443, all, 1}, {"api.a.test", 9443, all, 1}, {"api.a.test", 1, all, 0},
@@ -202,7 +202,7 @@ func TestRulesShowNoSecret(t *testing.T) {
 	}
 }
 
-// effectOf returns the only effect of a rule, nil if it has none.
+// effectOf returns the only effect of a rule, or nil.
 func effectOf(r HeaderRule) any {
 	if len(r.Effects) == 0 {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// interpreter decides slowly, straight from the sentences of the contract, with none of the tables of Compiled.
+// interpreter decides slowly, straight from the sentences of the contract, without the tables of Compiled.
 type interpreter struct {
 	spec    Spec
 	headers []HeaderRule
@@ -143,7 +143,7 @@ func (in interpreter) deniesNamesOn(port uint16) bool {
 	return false
 }
 
-// mustDial reports whether what nothing denies is allowed only for an address of its name.
+// mustDial reports whether a request that is not denied is allowed only to an address of its name.
 func (in interpreter) mustDial(r Request) bool {
 	if r.Name.IsZero() {
 		return false

@@ -19,7 +19,7 @@ const (
 	steered   fate = "steered"
 )
 
-// simulate carries out the plan as its comment says.
+// simulate applies a plan as the comment of [KernelPlan] describes.
 func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(q netip.Prefix) bool { return q.Contains(a) })
@@ -41,8 +41,8 @@ func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 	return refused
 }
 
-// FuzzKernelPlan compares the plan with Decide: what the kernel forwards without asking must be allowed, under whatever
-// name the box may have had in mind, and nothing that a header or request rule must see may pass.
+// FuzzKernelPlan compares the plan with Decide. A packet that the kernel forwards must be allowed under every name that the box
+// may have meant, and must not belong to a request that header or request rules apply to.
 func FuzzKernelPlan(f *testing.F) {
 	for seed := range nightly.Size[uint64](30, 300) {
 		f.Add(seed)

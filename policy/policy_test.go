@@ -22,7 +22,7 @@ func mustName(t testing.TB, s string) name.Name {
 	return n
 }
 
-// mustSpec reads a policy of which nothing is checked: Compile does that.
+// mustSpec parses a policy without checking it: Compile does that.
 func mustSpec(t testing.TB, doc string) (s Spec) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(doc))
@@ -42,7 +42,7 @@ func mustHeaders(t testing.TB, m map[string]map[string]string) []HeaderRule {
 	return rules
 }
 
-// TestZeroValuesDeny: every zero value denies, and none panics.
+// TestZeroValuesDeny: every zero value denies, and does not panic.
 func TestZeroValuesDeny(t *testing.T) {
 	t.Parallel()
 	req := Request{Stage: StageConn, Name: mustName(t, "a.test"), Addr: netip.MustParseAddr("1.1.1.1"), Port: 443, Protocol: TCP}
@@ -84,7 +84,7 @@ func TestZeroValuesDeny(t *testing.T) {
 	}
 }
 
-// TestCompiledIsImmutable: what the caller does with its slices afterwards changes nothing.
+// TestCompiledIsImmutable: later changes to the caller's slices have no effect.
 func TestCompiledIsImmutable(t *testing.T) {
 	t.Parallel()
 	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []match.RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
@@ -148,7 +148,7 @@ func TestHeaderLimits(t *testing.T) {
 	}
 }
 
-// TestResolvesOthers: by default only a policy that lists nothing but addresses lets other names be resolved.
+// TestResolvesOthers: by default, only a policy that lists addresses alone lets other names be resolved.
 func TestResolvesOthers(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]bool{

@@ -13,8 +13,9 @@ import (
 	"boxgate/rule/header"
 )
 
-// TestAlternatives: of the most specific pattern the first alternative that surely covers the request applies alone, one
-// that denies applies wherever it may, and a request of which one cannot be sure is refused rather than given the next.
+// TestAlternatives: the first alternative of the most specific pattern that surely covers the request applies alone. A denying
+// alternative also applies if it may cover the request. If it is uncertain whether another alternative covers the request, the
+// request is refused, and the next alternative does not apply.
 func TestAlternatives(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{
@@ -62,7 +63,7 @@ func TestAlternatives(t *testing.T) {
 	}
 }
 
-// TestRulesThatComeLater: a request whose headers nobody has kept is cut by a new rule that may deny it, and by no other.
+// TestRulesThatComeLater: a request whose headers were not kept is cut by a new rule that may deny it, and by no other rule.
 func TestRulesThatComeLater(t *testing.T) {
 	t.Parallel()
 	host, _ := name.Parse("api.example.com")
@@ -109,8 +110,8 @@ func TestMatchedRequestRules(t *testing.T) {
 	}
 }
 
-// TestRulesAllocateNothing: requests of hosts whose rules do not look at them, and those of rules that look at the path
-// alone, are judged without an allocation.
+// TestRulesAllocateNothing: requests are judged without an allocation if the rules of their host do not match on requests, or
+// only on the path.
 func TestRulesAllocateNothing(t *testing.T) {
 	rules := mustRules(t, `{"a.test": {"X-Key": "k"}, "b.test": [{"match": {"path": {"prefix": "/v1/"}}, "headers": {"X-Key": "k"}}],
 		"c.test": {"headers": {"X-Key": "k"}, "client_certificate": {"secret": "c"}}}`)
@@ -151,7 +152,8 @@ func manyRules(t testing.TB, kind, matcher string) *Compiled {
 	return c
 }
 
-// costly are requests that take long to compare with costly rules: n repeats what the rules look at.
+// costly returns a policy with costly rules, and a request that takes long to compare with them. n is the number of repetitions
+// in the compared part of the request.
 func costly(t testing.TB, kind string, n int) (*Compiled, Request) {
 	t.Helper()
 	host, _ := name.Parse("a.test")
@@ -223,8 +225,8 @@ func TestRepoServices(t *testing.T) {
 	}
 }
 
-// readings are the ways in which servers read a path: as it is, decoded once, by net/url and path.Clean, and by replacing
-// backslashes and merging slashes as well.
+// readings returns the interpretations of a path by servers: unchanged, decoded once, cleaned by net/url and path.Clean, and with
+// backslashes replaced and slashes merged as well.
 func readings(t *testing.T, p string) []string {
 	t.Helper()
 	u, err := url.ParseRequestURI("http://a.test" + p)

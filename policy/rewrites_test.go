@@ -12,7 +12,7 @@ import (
 
 const awsKeys = `"{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}"`
 
-// TestParseRewrites: what a rule changes besides headers, in every way to write it.
+// TestParseRewrites covers the changes of a rule to other parts than headers, in all notations.
 func TestParseRewrites(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{

@@ -7,8 +7,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// passing is what the plain interpreter says of a connection or request: the action, the name it goes by, whether it goes
-// to an address of that name, and the reason.
+// passing is the plain interpreter's decision about a connection or request: the action, the name of the route, whether it must
+// go to an address of that name, and the reason.
 type passing struct {
 	action Action
 	name   name.Name
@@ -19,7 +19,7 @@ type passing struct {
 func refusal(n name.Name, why name.Reason) passing { return passing{Refuse, n, false, why} }
 
 // route answers like Compiled.Route, sentence by sentence from docs/security.md ("Why nothing passes an interceptor"), for
-// TCP. It asks the plain decide, and counts what is unknown as the worse answer.
+// TCP. It uses the plain decide, and counts missing evidence as the worse answer.
 func (in interpreter) route(r Request, e Evidence) passing {
 	http := e.Opening == OpeningRequest || e.Opening == OpeningSecure
 	r.Stage = StageConn
@@ -128,7 +128,7 @@ func (in interpreter) hasRules(n name.Name, port uint16) bool {
 			}
 		}
 	}
-	// The most specific pattern of header rules wins alone, even if it says nothing.
+	// The most specific pattern of header rules wins alone, even if it has no effects.
 	best, applies := -1, false
 	for _, h := range in.headers {
 		p := h.Pattern.Port()
@@ -316,7 +316,7 @@ func (in interpreter) startTold(r Request, names []name.Name) passing {
 			return passing{Splice, n, in.toItsOwner(r) || !r.Addr.IsValid(), why}
 		}
 	}
-	// A name that is denied says more than one that is merely not allowed.
+	// The reason of a denied name takes precedence over that of a name that is merely not allowed.
 	for i := len(said) - 1; i >= 0; i-- {
 		if said[i].reason != name.ReasonNotAllowed {
 			return said[i]

@@ -17,7 +17,7 @@ func (r random) name() name.Name {
 
 func (r random) addr() netip.Addr { return netip.MustParseAddr(pick(r, someAddrs)) }
 
-// routed draws a connection or request, and what is known of it.
+// routed draws a connection or request, and the evidence about it.
 func (r random) routed() (Request, Evidence) {
 	req := r.request()
 	req.Protocol, req.Port = TCP, pick(r, []uint16{22, 80, 443, 853, 8443})
@@ -91,9 +91,9 @@ func passes(rt Route) bool {
 // seeds is how many policies each promise is tried with.
 var seeds = nightly.Size[uint64](300, 3_000)
 
-// TestUnreadBytesDoNotReachHostsWithRules: bytes that nobody reads are not routed to an address that is, or may be, that of a
-// host with rules, unless the policy lists the very name that they go by, on a port where names are not the rule and without a
-// login. Where there is a login to any host, TLS with a name is not read either.
+// TestUnreadBytesDoNotReachHostsWithRules: bytes that the gateway does not read are not routed to an address that is, or may be,
+// that of a host with rules, unless the policy lists exactly the name of the route, the port is not one of the web, and there is
+// no login. On a port with a login to any host, TLS with a name is not read either.
 func TestUnreadBytesDoNotReachHostsWithRules(t *testing.T) {
 	for seed := range seeds {
 		eachRoute(seed, func(_ random, in interpreter, c *Compiled, req Request, e Evidence) {
@@ -131,8 +131,8 @@ func TestNamedBytesReachTheirHostOrNoRules(t *testing.T) {
 	}
 }
 
-// TestRouteIsNeverWiderThanDecide: what passes is allowed as it was asked, by the name that it goes by and at the address
-// that it reaches. So what is denied wins.
+// TestRouteIsNeverWiderThanDecide: a request that passes is allowed as requested, by the name of its route, and at the address
+// that it reaches. So a denial of any of them wins.
 func TestRouteIsNeverWiderThanDecide(t *testing.T) {
 	for seed := range seeds {
 		eachRoute(seed, func(_ random, in interpreter, c *Compiled, req Request, e Evidence) {
@@ -156,8 +156,8 @@ func TestRouteIsNeverWiderThanDecide(t *testing.T) {
 	}
 }
 
-// TestUnknownEvidenceCountsAgainst: what is unknown makes the answer that of the worse case, and where that matters Needs
-// says so.
+// TestUnknownEvidenceCountsAgainst: missing evidence leads to the answer of the worse case, and Needs names the evidence if it
+// makes a difference.
 func TestUnknownEvidenceCountsAgainst(t *testing.T) {
 	for seed := range seeds {
 		eachRoute(seed, func(_ random, in interpreter, c *Compiled, req Request, e Evidence) {
@@ -244,7 +244,7 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 			fresh := e
 			fresh.Ruled = held.Ruled
 			if was.Action != Intercept && dialled != req.Addr {
-				fresh.Ruled = No // what is at the address that was asked for is nothing to a connection that went elsewhere
+				fresh.Ruled = No // hosts at the requested address do not matter to a connection that went elsewhere
 			}
 			rt := next.Route(req, fresh)
 			unread := was.Action == Splice || was.Action == AwaitServer
@@ -258,7 +258,7 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 	}
 }
 
-// TestZeroRouteRefuses: nothing passes by what nobody filled in.
+// TestZeroRouteRefuses: zero routes and policies refuse.
 func TestZeroRouteRefuses(t *testing.T) {
 	if rt := (Route{}); rt.Err() == nil || rt.Keeps(Refuse) || rt.Keeps(Splice) {
 		t.Error("the zero route lets something pass")

@@ -34,8 +34,8 @@ func TestParseSource(t *testing.T) {
 	}
 }
 
-// What has no address to leave from is denied, also on the ways that are not the box's own: to proxies that rules forward to,
-// and to upstream proxies.
+// A connection without a source address is denied, also the gateway's own ones: to proxies that rules forward to, and to
+// upstream proxies.
 func TestNothingLeavesWithoutASource(t *testing.T) {
 	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
 	lost := netip.MustParseAddr("2001:db8::7")

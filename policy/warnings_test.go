@@ -55,7 +55,7 @@ func TestShownHeadersAreWarnedOf(t *testing.T) {
 	}
 }
 
-// TestMatchesThatNoRequestHas: what can never match is warned of, and nothing else is.
+// TestMatchesThatNoRequestHas: there is a warning for each match that no request can satisfy, and no other warning.
 func TestMatchesThatNoRequestHas(t *testing.T) {
 	t.Parallel()
 	const a = `{"match": {"methods": ["GET"], "path": {"prefix": "/v1/"}, "query": {"q": {"prefix": "x"}}}, "headers": {"X-A": "1"}}`
@@ -109,7 +109,7 @@ func warned(t *testing.T, spec Spec, rules []HeaderRule) (got string) {
 	return got
 }
 
-// TestExplain: what is not known of a request is said to be unknown where rules look at it.
+// TestExplain: the explanation lists the missing parts of a request that rules depend on.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	rules, err := ParseHeaderRules([]byte(`{"a.example.com": [

@@ -10,8 +10,8 @@ import (
 
 var overQuota = Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
 
-// FuzzWithhold: a policy that is withheld allows nothing, resolves nothing and forwards nothing, and denies what it denied
-// before for the same reason.
+// FuzzWithhold: a withheld policy neither allows, resolves nor forwards, and gives the same reason for requests that it denied
+// before.
 func FuzzWithhold(f *testing.F) {
 	for seed := range nightly.Size[uint64](10, 100) {
 		f.Add(seed)

@@ -12,7 +12,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// Named keys expire, and are replaced and revoked independently, and none is in the file.
+// Named keys expire, are replaced and revoked independently, and are not in the file.
 func TestNamedAPIKeys(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ func backup(t *testing.T, db *DB) string {
 }
 
 // TestBackupAndRestore checks that a restored store has the state of the backup, with the key file and without later
-// changes, that no secret can be read in the backup, and that none of its API keys opens the restored store.
+// changes, that no secret can be read in the backup, and that its API keys do not open the restored store.
 func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
 	const canary = "sk-canary-backup"
@@ -78,7 +78,7 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 }
 
-// TestARestoreThatFailsChangesNothing tries a damaged backup, one of another key, and none.
+// TestARestoreThatFailsChangesNothing tries a damaged backup, a backup of another key, and a missing one.
 func TestARestoreThatFailsChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir, db, key := withKey(t)

@@ -46,7 +46,7 @@ func TestHoldingsAreWhatIsStored(t *testing.T) {
 			for i := range 60 {
 				box, n, key := boxes[r.IntN(len(boxes))], uint16(r.IntN(5)), keys[r.IntN(len(keys))]
 				id := fmt.Sprint(box, "-", n)
-				switch r.IntN(9) { // some objects do not exist, so that some operations change nothing
+				switch r.IntN(9) { // some objects do not exist, so that some operations have no effect
 				case 0, 1:
 					_ = db.URLs.Set(URL{Box: box, Port: n, Owner: key, Pending: []string{fmt.Sprintf("%d-%d.example.com", worker, i)}}, Claim{Key: key})
 				case 2:

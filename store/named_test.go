@@ -52,7 +52,7 @@ func next(domain string, v1, v2 uint64) map[policy.BoxID]Policy {
 	return map[policy.BoxID]Policy{"b1": {Spec: custom(domain), Version: v1, Named: "web"}, "b2": {Spec: custom(domain), Version: v2, Named: "web"}}
 }
 
-// A named policy and those of its boxes are committed together or not at all, and staged ones are dropped.
+// A named policy and the policies of its boxes are committed together or not at all, and staged ones are dropped.
 func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	t.Parallel()
 	dir, db := following(t)

@@ -18,7 +18,7 @@ import (
 	"boxgate/store/layout"
 )
 
-// sameRules compares header rules with their values. Empty lists are as good as none.
+// sameRules compares header rules with their values. Empty and nil lists are equal.
 var sameRules = cmp.Options{
 	secrets, cmpopts.EquateEmpty(),
 	cmp.Comparer(func(a, b name.Pattern) bool { return a == b }), cmp.Comparer(func(a, b name.Name) bool { return a == b }),
@@ -58,8 +58,8 @@ func listedStore(t *testing.T) (dir string, want []policy.HeaderRule) {
 	return dir, want
 }
 
-// TestRulesStoredAsLists: rules of every kind, stored by the last version that had a field for each, are read; those that are set are
-// stored as a document from then on.
+// TestRulesStoredAsLists: rules of every kind are read if the last version with a field per kind has stored them. Rules that are
+// set again are stored as a document.
 func TestRulesStoredAsLists(t *testing.T) {
 	t.Parallel()
 	dir, want := listedStore(t)
@@ -113,7 +113,7 @@ func storedRules(t *testing.T, db *DB, box policy.BoxID) string {
 	return string(rec.Rules)
 }
 
-// TestRulesOfAnotherVersionAreRefused: rules of which something is not known are not read as if it were not there, and the error shows no
+// TestRulesOfAnotherVersionAreRefused: rules with an unknown part are refused, not read without it, and the error contains no
 // secret.
 func TestRulesOfAnotherVersionAreRefused(t *testing.T) {
 	t.Parallel()

@@ -100,7 +100,7 @@ func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 	}
 }
 
-// A deleted box leaves no staged documents, and none can be staged for a box that does not exist.
+// A deleted box leaves no staged documents, and a document for a missing box cannot be staged.
 func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)

@@ -13,8 +13,7 @@ import (
 
 const pageSize = 4096
 
-// aroundAWrite returns the file before and after a policy of many domains was committed, and a directory in which to
-// open it.
+// aroundAWrite returns the file before and after a policy of many domains was committed, and a directory to open it in.
 func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	t.Helper()
 	dir = newDir(t)

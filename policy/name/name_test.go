@@ -14,7 +14,7 @@ var hostSeeds = []string{
 	"xn--a.com", "xn--.com", "xn--example-.com", "a\x00.test", "a%2eb.test", "-a-.test", strings.Repeat("a", 64) + ".test",
 }
 
-// FuzzParseName: what is accepted is canonical, cannot be read as an address, and parses to itself.
+// FuzzParseName: an accepted name is canonical, cannot be read as an address, and parses to itself.
 func FuzzParseName(f *testing.F) {
 	for _, s := range hostSeeds {
 		f.Add(s)
@@ -50,7 +50,7 @@ func FuzzParseName(f *testing.F) {
 	})
 }
 
-// FuzzParsePattern: the canonical text parses to the same pattern, and covers what it says and no similar name.
+// FuzzParsePattern: the canonical text parses to the same pattern, which covers the intended names and no similar ones.
 func FuzzParsePattern(f *testing.F) {
 	for _, s := range hostSeeds {
 		f.Add(s)

@@ -56,7 +56,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// TestMessagesAreCharged: what a message becomes is charged before it is made, and until the next part has come.
+// TestMessagesAreCharged: the memory of a changed message is charged before the message is built, until the next part arrives.
 func TestMessagesAreCharged(t *testing.T) {
 	t.Parallel()
 	value := strings.Repeat("v", 8<<10)

@@ -7,7 +7,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
+// FuzzSwapField: each token is replaced by its value, and the rest is unchanged. Inserted values are not searched again.
 func FuzzSwapField(f *testing.F) {
 	key := NewToken(name.NewSecret("key of a box"), "KEY")
 	f.Add("Authorization", "Bearer ", "", "value")

@@ -7,7 +7,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// FuzzFindToken: what is found has the form of a token, nothing that contains one is missed, and both forms agree.
+// FuzzFindToken: a result has the form of a token, no token is missed, and both variants agree.
 func FuzzFindToken(f *testing.F) {
 	token := NewToken(name.NewSecret("key"), "KEY")
 	for _, s := range []string{"", token, "bxgph_" + token, "Bearer " + token + token, token[:TokenLen-1], "bxgph_bxgph_", strings.ToUpper(token)} {
