@@ -47,7 +47,7 @@ type Options struct {
 	Headers   []HeaderRule            // the merged rules of [MergeHeaders]
 	Protected *name.Protected         // nil: the ranges are unknown, and every address is protected
 	Ceiling   *Ceiling                // upper bound set by the operator; nil: unlimited
-	Upstream  *HostUpstream           // proxy of the operator, also used to connect to the proxy of the policy; nil: direct connections
+	Upstream  *HostUpstream           // proxy of the operator, also used to connect to the proxy of the policy; nil: the operator has no proxy
 	Source    Source                  // source addresses of all traffic; zero: chosen by the host
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction

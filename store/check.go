@@ -169,7 +169,7 @@ type bucketReader struct {
 }
 
 // checkAll reads every document of a store of schema 1, where damage is visible only in the documents: each must be complete
-// and well-formed, stored under the right key, and accompanied by the documents that it refers to.
+// and well-formed, stored under the right key, and accompanied by its related documents.
 func checkAll(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
 	for _, r := range slices.Concat(plainReaders(boxes, checkPolicy), sealedReaders(s, tx), indexReaders(boxes)) {

@@ -37,7 +37,7 @@ type Schedule struct {
 	CreatedBy      string            `json:"created_by,omitempty"` // ID of the API key; "" for the operator's, and in schedules of older versions
 	UpdatedAt      time.Time         `json:"updated_at"`
 
-	// Settled is the latest time such that every due time before it has been handled.
+	// Settled is a time: every due time up to it has been handled.
 	Settled time.Time `json:"settled"`
 	// Claimed is the ID of the run in progress, if any.
 	Claimed string `json:"claimed,omitempty"`

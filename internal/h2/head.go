@@ -17,7 +17,7 @@ func AppendFrameHead(dst []byte, length int, t http2.FrameType, flags http2.Flag
 	return binary.BigEndian.AppendUint32(dst, stream)
 }
 
-// EndHead makes what was appended to dst since the header of a HEADERS frame at the given place a header block: it sets the
+// EndHead ends a header block that was appended to dst after the header of a HEADERS frame at the given position: it sets the
 // frame's length and flag or, if the block is too long, splits it into CONTINUATION frames.
 func EndHead(dst []byte, at int) []byte {
 	start := at + FrameHead

@@ -13,8 +13,8 @@ import (
 // knownHostsPath is OpenSSH's system-wide file of host keys.
 const knownHostsPath = "/etc/ssh/ssh_known_hosts"
 
-// KnownHosts returns the lines of ssh_known_hosts that make a box trust a CA, given in PEM, for every host. The box then accepts
-// its gateway as any host.
+// KnownHosts returns the lines of ssh_known_hosts for a box that trusts a CA, given in PEM. With them, the box accepts its gateway
+// as any host.
 func KnownHosts(ca []byte) ([]byte, error) {
 	certs, err := parseCA(ca)
 	if err != nil {

@@ -30,7 +30,7 @@ type downgrade struct {
 	relay.Stream
 	st      *stream
 	up      *origin.Conn
-	stop    func() bool // keeps the end of the stream's context from aborting up; reports whether it has not aborted it yet
+	stop    func() bool // keeps the end of the stream's context from aborting up; reports whether it was called in time
 	again   bool        // the request may be sent again, once
 	reuse   bool        // the response lets the connection carry another request
 	offers  bool        // the server offers a login of the connection

@@ -47,8 +47,8 @@ type conn struct {
 }
 
 // Serve handles the streams of one connection until it ends. Each request is judged by the policy at that time, and
-// forwarded over HTTP/2 or translated if the upstream speaks only HTTP/1.1. It closes s.Client. holds contains [ConnCost],
-// part of which is released while there is no request.
+// forwarded over HTTP/2 or translated if the upstream speaks only HTTP/1.1. It closes s.Client. holds contains [ConnCost]; Serve
+// releases a part of it while there is no request.
 func Serve(ctx context.Context, s *exchange.Session, holds *memory.Claim) error {
 	c := &conn{s: s, ctx: ctx, flights: map[*stream]struct{}{}}
 	s.Live.Watch(c)
@@ -82,7 +82,7 @@ func (m *sleeper) Sleep() {
 // Wake implements [downstream.Sleeper]. A connection that cannot wake ends, and releases the rest.
 func (m *sleeper) Wake() bool { return m.holds.Grow(ConnCost-connIdle) && m.s.TLS.Wake() }
 
-// streamCut limits the time in which a denied stream must end.
+// streamCut is the maximum time until a denied stream has ended.
 const streamCut = 50 * time.Millisecond
 
 // Recheck implements [boxgate/proxy/live.Requests]: it checks whether the requests in progress may continue. Denied streams

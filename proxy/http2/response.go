@@ -78,8 +78,8 @@ func (w *response) sendHead(end bool) error {
 	return err
 }
 
-// writeNow sends the head, if not yet sent, and content. If that would block or is not allowed, it sends nothing and
-// returns false.
+// writeNow sends the head, if not yet sent, and content. If that would block or is not allowed, it has no effect and returns
+// false.
 func (w *response) writeNow(p []byte) bool {
 	if w.empty || w.left >= 0 && int64(len(p)) > w.left {
 		return false

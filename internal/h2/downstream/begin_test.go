@@ -60,7 +60,7 @@ func TestGoroutinesEndBesideALongRequest(t *testing.T) {
 	})
 }
 
-// TestHeaderBlocksMustEnd: one that does not holds its memory for a limited time, whatever else the connection does.
+// TestHeaderBlocksMustEnd: an incomplete header block keeps its memory for a limited time, whatever else the connection does.
 func TestHeaderBlocksMustEnd(t *testing.T) {
 	half := func(p *peer, id uint32) {
 		block := p.encode(get()...)
@@ -88,7 +88,7 @@ func TestHeaderBlocksMustEnd(t *testing.T) {
 	})
 }
 
-// TestGoroutinesAreNotKeptWithoutMemory: requests are served all the same.
+// TestGoroutinesAreNotKeptWithoutMemory: without memory for idle goroutines, requests are still served.
 func TestGoroutinesAreNotKeptWithoutMemory(t *testing.T) {
 	served(t, hello, func(p *peer) {
 		taken := 1 << 30
@@ -108,7 +108,7 @@ func TestGoroutinesAreNotKeptWithoutMemory(t *testing.T) {
 	})
 }
 
-// TestRequestBeginsWithItsBody: what arrives in one piece is there when the handler begins.
+// TestRequestBeginsWithItsBody: a body that arrives with its head can be read when the handler begins.
 func TestRequestBeginsWithItsBody(t *testing.T) {
 	type seen struct {
 		n     int
@@ -137,7 +137,7 @@ func TestRequestBeginsWithItsBody(t *testing.T) {
 	})
 }
 
-// TestContinueDoesNotWait asks for the body while the response waits for its window, and its batch is full.
+// TestContinueDoesNotWait calls Continue while the response waits for its window, and its batch is full.
 func TestContinueDoesNotWait(t *testing.T) {
 	const part = 16375
 	asked, wrote := make(chan struct{}), make(chan error, 1)

@@ -84,7 +84,7 @@ func TestNothingIsToldThatIsNotNoted(t *testing.T) {
 	})
 }
 
-// noted is something to be told.
+// noted is a [Pending] that counts its calls.
 type noted struct{ atomic.Int32 }
 
 func (n *noted) Unwatch() bool {

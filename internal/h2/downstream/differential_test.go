@@ -114,7 +114,7 @@ func compare(t *testing.T, program []byte) {
 	}
 }
 
-// describe is a request as a handler sees it.
+// describe returns a request as a handler sees it.
 func describe(method, scheme, authority, path string, length int64, fields []string) string {
 	sort.Strings(fields)
 	return fmt.Sprintf("%s %s://%s %s %d %q", method, scheme, authority, path, length, fields)
@@ -204,7 +204,7 @@ func theirHandler(o *outcome) http.HandlerFunc {
 	}
 }
 
-// heads that programs may send, good and bad.
+// heads are the heads that programs may send, valid and malformed.
 var heads = [][]string{
 	get(), get(), get("x-a", "b", "x-a", "c"), get("te", "trailers"), get("cookie", "a=b"), get("content-length", "0"),
 	get("content-length", "x"), get("host", "example.com"), get("host", "other"), get("host", "example.com", "host", "example.com"),

@@ -69,7 +69,7 @@ func TestMalformedRequests(t *testing.T) {
 	}
 }
 
-// TestEndsOfConnections breaks what concerns the whole connection (RFC 9113, 5.4.1).
+// TestEndsOfConnections violates rules about the whole connection, which then ends (RFC 9113, 5.4.1).
 func TestEndsOfConnections(t *testing.T) {
 	raw := func(kind http2.FrameType, flags http2.Flags, stream uint32, payload string) func(*peer) {
 		return func(p *peer) { _ = p.framer.WriteRawFrame(kind, flags, stream, []byte(payload)) }
@@ -162,7 +162,7 @@ func tooMuchData(p *peer) {
 	}
 }
 
-// headWithoutEnd sends a head larger than is read, in a block that goes on.
+// headWithoutEnd sends a head above the limit, in an incomplete block.
 func headWithoutEnd(p *peer) {
 	block := p.encode(get("x", strings.Repeat("y", 100<<10), "z", strings.Repeat("y", 100<<10), "w", "v")...)
 	_ = p.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block[:16<<10]})
@@ -172,7 +172,7 @@ func headWithoutEnd(p *peer) {
 	_ = p.framer.WriteContinuation(1, true, nil)
 }
 
-// TestEndsOfStreams breaks what concerns one stream: others go on (5.4.2).
+// TestEndsOfStreams violates rules about one stream: others continue (5.4.2).
 func TestEndsOfStreams(t *testing.T) {
 	post := get()
 	for name, tt := range map[string]struct {
@@ -287,7 +287,7 @@ func TestClosedStreams(t *testing.T) {
 	})
 }
 
-// TestHeadTooLarge answers a head beyond reading with 431, and goes on.
+// TestHeadTooLarge: a head above the limit is answered with 431, and the connection continues.
 func TestHeadTooLarge(t *testing.T) {
 	served(t, hello, func(p *peer) {
 		p.ask(1, true, get("x", strings.Repeat("y", headMax-3000), "z", strings.Repeat("y", 4000))...)

@@ -150,8 +150,8 @@ func without(queue []*Stream, s *Stream) []*Stream {
 	return slices.DeleteFunc(queue, func(q *Stream) bool { return q == s })
 }
 
-// pass wakes the stream that has waited longest for room in the batch, and the one for the connection's window, if there is
-// any left. Each calls pass again after it has sent.
+// pass wakes the first stream in the queue for room in the batch, if there is room, and in the queue for the connection's window,
+// if some is left. A stream calls pass again after it has sent, to wake the next.
 func (o *output) pass() {
 	if o.room() {
 		wakeFirst(&o.forRoom)

@@ -72,7 +72,7 @@ func TestStalledReaders(t *testing.T) {
 	})
 }
 
-// TestDrain: a connection that is drained ends the requests it has, and takes no others.
+// TestDrain: a drained connection completes its requests, and accepts no others.
 func TestDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := unserved(t)

@@ -65,7 +65,7 @@ func served(t *testing.T, handler func(*Stream), test func(*peer)) {
 	})
 }
 
-// unserved is a client without a server.
+// unserved returns a client without a server.
 func unserved(t *testing.T) *peer { return &peer{t: t, dec: hpack.NewDecoder(h2.TableSize, nil)} }
 
 // serve starts the server.
@@ -138,7 +138,7 @@ func (p *peer) encode(fields ...string) []byte {
 	return bytes.Clone(p.block.Bytes())
 }
 
-// get are the fields of a request, and more.
+// get returns the fields of a GET request, followed by more.
 func get(more ...string) []string {
 	return append([]string{":method", "GET", ":scheme", "https", ":authority", "example.com", ":path", "/"}, more...)
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// fields of a response or trailers; names and values in turn.
+// fields returns the fields of a response or of trailers, given as names and values in turn.
 func fields(text ...string) (list []hpack.HeaderField) {
 	for i := 0; i < len(text); i += 2 {
 		list = append(list, hpack.HeaderField{Name: text[i], Value: text[i+1]})
@@ -116,7 +116,7 @@ func ends(frames []string) (n int) {
 	return n
 }
 
-// TestTrailersBothWays echoes a body of several frames, padded ones too, and its trailers.
+// TestTrailersBothWays echoes a body of several frames, some of them padded, and its trailers.
 func TestTrailersBothWays(t *testing.T) {
 	served(t, echo, func(p *peer) {
 		p.ask(1, false, get()...)
@@ -178,7 +178,7 @@ func TestFieldsThatAreNotAllowed(t *testing.T) {
 	})
 }
 
-// TestExtendedConnect is a tunnel inside a stream (RFC 8441), which the SETTINGS offer.
+// TestExtendedConnect opens a tunnel inside a stream (RFC 8441), which the SETTINGS offer.
 func TestExtendedConnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := unserved(t)
@@ -202,7 +202,7 @@ func TestExtendedConnect(t *testing.T) {
 	})
 }
 
-// TestHandlersThatBreakOff: a response that is not ended is reset, also by a panic, which ends the connection.
+// TestHandlersThatBreakOff: a handler that returns without ending its response resets the stream. A panic ends the connection.
 func TestHandlersThatBreakOff(t *testing.T) {
 	served(t, func(s *Stream) {
 		_ = s.WriteHeader(200, nil, false)
@@ -262,7 +262,7 @@ func TestResetByTheClient(t *testing.T) {
 	}
 }
 
-// TestLargeResponseHead comes in several frames.
+// TestLargeResponseHead: a large response head is sent in several frames.
 func TestLargeResponseHead(t *testing.T) {
 	served(t, func(s *Stream) { _ = s.WriteHeader(200, fields("x", strings.Repeat("y", 100<<10)), true) }, func(p *peer) {
 		p.ask(1, true, get()...)

@@ -31,7 +31,7 @@ func (k *task) Serve() {
 	k.serve(k.s)
 }
 
-// taken serves a client whose requests are all taken, and given to start.
+// taken serves a client. All of its requests become tasks, which are passed to start.
 func taken(t *testing.T, start func(*task), test func(p *peer, cancel func())) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -56,7 +56,7 @@ func taken(t *testing.T, start func(*task), test func(p *peer, cancel func())) {
 	})
 }
 
-// wait has the task wait without a goroutine.
+// wait makes the task wait without a goroutine.
 func (k *task) wait(t *testing.T) {
 	k.waiting.Store(true)
 	if !k.s.Await(k) {
@@ -64,7 +64,7 @@ func (k *task) wait(t *testing.T) {
 	}
 }
 
-// TestTakenRequests: they can be answered where they were begun, later, or in a goroutine.
+// TestTakenRequests: a task can answer in Config.Start, later, or in a goroutine.
 func TestTakenRequests(t *testing.T) {
 	answer := func(s *Stream) {
 		if !s.WriteNow(200, fields("a", "1"), []byte("hel")) || !s.WriteNow(0, nil, []byte("lo")) || s.WriteNow(200, nil, nil) {
@@ -107,7 +107,7 @@ func TestTakenRequests(t *testing.T) {
 	}
 }
 
-// TestTakenRequestWithoutContent: its head ends the response.
+// TestTakenRequestWithoutContent: the head of a response without content ends the stream.
 func TestTakenRequestWithoutContent(t *testing.T) {
 	taken(t, func(k *task) {
 		k.s.CloseNow(204, nil)
@@ -151,7 +151,7 @@ func TestWaitingTasksAreToldOfTheEnd(t *testing.T) {
 	}
 }
 
-// TestTasksCountAsRequests: no more are started than may be in progress, whether they have goroutines or not.
+// TestTasksCountAsRequests: no more tasks are started than requests may be in progress, with or without goroutines.
 func TestTasksCountAsRequests(t *testing.T) {
 	var started int
 	var tasks []*task
