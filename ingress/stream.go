@@ -146,7 +146,7 @@ func (s *stream) cutNow() {
 // Unwatch implements [downstream.Pending]: it ends a wait for the box.
 func (s *stream) Unwatch() bool {
 	up := s.abortUpstream()
-	return up != nil && up.watch != nil && up.watch.Stop()
+	return up != nil && up.watch != nil && up.watch.End()
 }
 
 // gone implements [side].

@@ -191,10 +191,8 @@ func (s *stream) Answered() {
 
 // waitAgain continues to wait for a box that has not sent anything.
 func (s *stream) waitAgain(in *downstream.Stream) {
-	watch := s.up.watch
 	s.early.err = nil
-	watch.Again()
-	if in.Cancelled() && watch.Stop() { // the cut may have come before Again
+	if !s.up.watch.Again() {
 		in.Resume()
 	}
 }

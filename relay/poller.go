@@ -62,6 +62,7 @@ const (
 	watchIdle    = iota // events are ignored
 	watchArmed          // the request is being sent; an event changes this to watchIdle
 	watchWaiting        // an event changes this to watchIdle and calls the Waiter
+	watchEnded          // the connection was aborted: no wait begins
 )
 
 // Add watches a connection until [Watch.Close]. It returns nil if that is not possible.
@@ -231,22 +232,23 @@ func (w *Watch) Arm(to Waiter) {
 	w.state.Store(watchArmed)
 }
 
-// Wait begins the wait for which the watch was armed. It reports false if something has arrived since. If it reports true, the request belongs
+// Wait begins the wait for which the watch was armed. It reports false if something has arrived since, or the wait must not begin. If it reports true, the request belongs
 // to the Waiter's methods, and one may have been called already.
 func (w *Watch) Wait() bool {
 	return w.state.CompareAndSwap(watchArmed, watchWaiting) && (!w.loop.ended.Load() || !w.Stop())
 }
 
-// Again continues a wait. Call it in [Waiter.Answered] when no bytes could be read.
-func (w *Watch) Again() {
-	w.state.Store(watchWaiting)
-	if w.loop.ended.Load() && w.Stop() {
-		w.to.Overdue()
-	}
+// Again continues a wait. Call it in [Waiter.Answered] when no bytes could be read. It reports false if the request must not wait. If it
+// reports true, the request belongs to the Waiter's methods again, and one may have been called already.
+func (w *Watch) Again() bool {
+	return w.state.CompareAndSwap(watchIdle, watchWaiting) && (!w.loop.ended.Load() || !w.Stop())
 }
 
 // Stop ends the wait. It reports whether there was one: then neither of the Waiter's methods has been called for it, nor will be.
 func (w *Watch) Stop() bool { return w.state.CompareAndSwap(watchWaiting, watchIdle) }
+
+// End is Stop for a connection that was aborted, for it may have no more events: no other wait begins.
+func (w *Watch) End() bool { return w.state.Swap(watchEnded) == watchWaiting }
 
 // Rest drops the reference to the last Waiter.
 func (w *Watch) Rest() { w.to = nil }

@@ -119,3 +119,32 @@ func TestLongWaitsAreOverdue(t *testing.T) {
 		t.Error("a connection is watched after Close")
 	}
 }
+
+// TestNoWaitAfterItsEnd: a request whose connection was aborted before its wait began, or continued, does not wait: no event would end
+// that.
+func TestNoWaitAfterItsEnd(t *testing.T) {
+	t.Parallel()
+	p := &Poller{}
+	defer p.Close()
+	sent, _ := watched(t, p)
+	if sent.Arm(newWaiter()); sent.End() {
+		t.Error("a wait that has not begun was ended")
+	}
+	if sent.Wait() {
+		t.Error("a wait begins after its end")
+	}
+	answered, far := watched(t, p)
+	to := newWaiter()
+	if answered.Arm(to); !answered.Wait() {
+		t.Fatal("an event before anything was sent")
+	}
+	_, _ = far.Write([]byte("x"))
+	came(t, to.answered, "nothing is told of what has arrived")
+	if answered.End(); answered.Again() {
+		t.Error("a wait goes on after its end")
+	}
+	waiting, _ := watched(t, p)
+	if waiting.Arm(newWaiter()); !waiting.Wait() || !waiting.End() || waiting.Stop() {
+		t.Error("a wait is not ended, once")
+	}
+}
