@@ -50,11 +50,19 @@ func (s *stream) contain(in *downstream.Stream) {
 	}
 }
 
-// over ends a request that has no goroutine.
+// over ends a request that has no goroutine. A panic that comes of that ends only the request: the goroutine serves others too.
 func (s *stream) over(in *downstream.Stream, panicked any) {
+	defer in.Done()
+	defer s.containEnd()
 	s.conclude(panicked)
 	s.recycle()
-	in.Done()
+}
+
+// containEnd must be deferred directly.
+func (s *stream) containEnd() {
+	if recover() != nil {
+		s.g.panicked(&s.visit)
+	}
 }
 
 // begin checks and sends a request that has arrived whole, if it can do so without waiting, and reports whether it was sent.
