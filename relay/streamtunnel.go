@@ -54,12 +54,18 @@ func (t *StreamTunnel) Run() error {
 	default:
 	}
 	if err == nil {
-		defer time.AfterFunc(Rest, t.Client.CloseRead).Stop()
+		defer time.AfterFunc(Rest, t.interrupt).Stop()
 	} else {
-		t.Client.CloseRead()
+		t.interrupt()
 	}
 	<-ended
 	return err
+}
+
+// interrupt ends fromClient, whether it waits for the client or for a server that does not read.
+func (t *StreamTunnel) interrupt() {
+	t.Client.CloseRead()
+	t.Abort()
 }
 
 // fromClient passes on bytes of the client.
