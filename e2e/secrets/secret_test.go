@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -205,9 +206,26 @@ func processes(t *testing.T) map[string][]byte {
 	}
 	out := map[string][]byte{}
 	for _, dir := range dirs {
+		if hasNotExecuted(dir) {
+			continue
+		}
 		line, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // empty if the process has ended
 		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
 		out[filepath.Base(dir)] = append(line, environ...)
 	}
 	return out
+}
+
+// hasNotExecuted reports whether a process has been forked and has not executed a program yet (PF_FORKNOEXEC in the flags of
+// proc_pid_stat(5)). Until then, a child of the gateway shows the gateway's own environment.
+func hasNotExecuted(dir string) bool {
+	stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
+	_, rest, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	fields := strings.Fields(string(rest)) // from the third field on: the second, in parentheses, may contain blanks
+	if len(fields) < 7 {
+		return false
+	}
+	const forkNoExec = 0x40 // PF_FORKNOEXEC of the kernel's linux/sched.h
+	flags, err := strconv.ParseUint(fields[6], 10, 64)
+	return err == nil && flags&forkNoExec != 0
 }
