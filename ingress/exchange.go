@@ -233,6 +233,7 @@ func (e *exchange) Connect(fresh bool) error {
 	if err != nil {
 		return err
 	}
+	up.unwatch()
 	return e.attach(up)
 }
 

@@ -60,6 +60,14 @@ func (u *upstream) watched(by *relay.Poller) *relay.Watch {
 	return u.watch
 }
 
+// unwatch ends the watch that an earlier request without a goroutine needed.
+func (u *upstream) unwatch() {
+	if u.watch != nil {
+		u.watch.Remove(u.raw)
+		u.watch = nil
+	}
+}
+
 func (u *upstream) close() {
 	u.in.Release()
 	if u.watch != nil {

@@ -259,3 +259,17 @@ func (w *Watch) Close() {
 	defer w.loop.mu.Unlock()
 	delete(w.loop.watches, w.id)
 }
+
+// Remove ends the watch of a connection that stays open: its events would wake the poller for requests that have a goroutine.
+func (w *Watch) Remove(conn syscall.RawConn) {
+	l := w.loop
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.watches, w.id)
+	if l.ended.Load() {
+		return
+	}
+	_ = conn.Control(func(fd uintptr) { // fails on a closed connection, which epoll does not watch any longer
+		_ = unix.EpollCtl(l.fd, unix.EPOLL_CTL_DEL, int(fd), nil)
+	})
+}
