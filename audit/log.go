@@ -216,7 +216,7 @@ func (l *Log) Forget(box policy.BoxID) {
 	l.dropLocked(box)
 }
 
-// ID distinguishes this log from the logs of other runs of the gateway, each of which numbers its events from 1.
+// ID identifies this run's log: every run of the gateway numbers its events from 1.
 func (l *Log) ID() string { return l.id }
 
 // Missing reports whether events that the filter selects may have been forgotten.

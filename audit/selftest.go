@@ -25,9 +25,9 @@ type selfTest struct {
 	expected []Expected
 }
 
-// ExpectSelfTest marks denials of a box as those of a self-test until end is called, at most Count for each entry. The
-// box's own denials during that time are still logged unmarked in the same number: if the box copies an expected
-// denial, its event may take the mark, and the self-test's event is unmarked instead.
+// ExpectSelfTest marks expected denials of a box as caused by a self-test, at most Count for each entry, until end is
+// called. The box cannot hide its own denials: if it copies an expected one, its event may get the mark, and the event
+// of the self-test is logged unmarked instead.
 func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
 	t := &selfTest{box: box, expected: append([]Expected(nil), expected...)}
 	l.selfTests.current.Store(t)

@@ -43,8 +43,8 @@ func refusedFor(t *testing.T, got apitest.Answer, k quota.Kind) {
 	}
 }
 
-// The commands of a key are bounded while they run, whichever call started them, without affecting other keys. Refused
-// commands are in the audit trail as refusals, the number of which is bounded.
+// The commands of a key are bounded while they run, whichever call started them, without affecting other keys. The audit
+// trail records refused commands, up to its limit for refusals.
 func TestCommandsOfAKeyAreBounded(t *testing.T) {
 	t.Parallel()
 	f, dir := withTrail(t, within(limit(quota.Commands, 2), quota.Limits{}))

@@ -185,7 +185,7 @@ func (f Filter) names(e *audit.Event) bool {
 	return ok && len(below) > 1 && strings.HasSuffix(strings.ToLower(e.Name), below)
 }
 
-// worthReading skips most lines without decoding them: those that do not contain a text that a match must have.
+// worthReading reports whether a line can match, without decoding it: it must contain the box and the reason of the filter.
 func (f Filter) worthReading(line []byte) bool {
 	return (f.Box == "" || bytes.Contains(line, []byte(f.Box))) && (f.Reason == "" || bytes.Contains(line, []byte(f.Reason)))
 }

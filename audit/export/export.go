@@ -46,7 +46,7 @@ type Options struct {
 	Log    *zap.Logger // nil: no log
 }
 
-// Kind is the protocol by which decisions are sent.
+// Kind is the protocol used to export decisions.
 type Kind string
 
 // The kinds.

@@ -288,7 +288,7 @@ func TestSyncWaitsForTheSinkButNotForEver(t *testing.T) {
 	})
 }
 
-// With many concurrent writers, the sink gets whole lines, each once, and those of each writer in order.
+// With many concurrent writers, the sink gets each line whole and once, in the order of its writer.
 func TestConcurrentLinesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	f := &fake{}

@@ -133,8 +133,8 @@ func wholeLines(f io.ReaderAt, size int64) (int64, error) {
 	return 0, nil
 }
 
-// Write appends whole lines, the first of which has that number, or after a short write the rest of its line followed
-// by whole lines. It returns the number of bytes written.
+// Write appends whole lines; number is that of the first. After a short write, b begins with the rest of the interrupted
+// line. It returns the number of bytes written.
 func (f *Files) Write(b []byte, number uint64) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -29,6 +29,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/proxy/proxytest"
+	"boxgate/relay/relaytest"
 )
 
 // TestHTTP2Injects sends variants of the injected header over HTTP/2, to upstreams of both versions.
@@ -486,4 +487,15 @@ func TestCurl(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSideOfEgressOverHTTP2 walks what holds on every side of the engine for clients of HTTP/2.
+func TestSideOfEgressOverHTTP2(t *testing.T) {
+	t.Parallel()
+	relaytest.RunHTTP2(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		port := l.RawServer(true, server)
+		l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+		return relaytest.Rig{Host: proxytest.HostPort(port), Dial: func() net.Conn { return l.DialPair(proxytest.API, port, true, "h2") }}
+	})
 }

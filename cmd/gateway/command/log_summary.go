@@ -58,7 +58,7 @@ func (s *logSummary) add(e audit.Event, decision bool) {
 		g.Host = e.Addr.String()
 	}
 	if e.Stage == policy.StageDNS {
-		g.Port, g.Protocol = 0, "" // those of the DNS server
+		g.Port, g.Protocol = 0, "" // they are the DNS server's
 	}
 	if s.groups == nil {
 		s.groups = map[denialGroup]*denialCount{}

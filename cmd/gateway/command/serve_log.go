@@ -63,8 +63,8 @@ func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 }
 
 // syncOn writes the pending lines when a signal arrives, then lets the signal take its default effect. It uses a
-// dedicated thread: after some signals, the runtime dumps the registers of the thread that received them, and those of
-// any other thread might contain part of a secret that is being copied.
+// dedicated thread: after some signals the runtime dumps the registers of the receiving thread. On any other thread they
+// might contain part of a secret that is being copied.
 func syncOn(signals <-chan os.Signal, done <-chan struct{}, out *lines.Writer) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -14,7 +14,7 @@ type report struct {
 	Reached        []destinationView `json:"reached"`
 	Refused        []destinationView `json:"refused"`
 	RefusedSockets []string          `json:"refused_sockets,omitempty"` // quoted paths
-	Policy         *policy.Spec      `json:"policy,omitempty"`          // allows what was reached and refused, if a policy can allow any of the latter
+	Policy         *policy.Spec      `json:"policy,omitempty"`          // allows all of Reached, and as much of Refused as a policy can
 	Learned        json.RawMessage   `json:"learned,omitempty"`
 	Incomplete     bool              `json:"incomplete"` // there was more than is listed
 }

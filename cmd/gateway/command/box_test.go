@@ -59,3 +59,13 @@ func TestLabelsSelectBoxes(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// TestInstallCAIsForContainers: install-ca refuses a launched box and names the command for it.
+func TestInstallCAIsForContainers(t *testing.T) {
+	serveInMemory(t)
+	for args, want := range map[string]string{"box install-ca demo": "gateway ca --box demo --bundle", "box install-ca nope": `"nope"`} {
+		if out, status := runCommandLine(t, strings.Fields(args)...); status != cli.ExitFailed || !strings.Contains(out, want) {
+			t.Errorf("%s: exit %d\n%s", args, status, out)
+		}
+	}
+}
