@@ -3,6 +3,7 @@ package relay
 import (
 	"net"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -25,8 +26,8 @@ func came(t *testing.T, c chan struct{}, what string) {
 	}
 }
 
-// watched returns a connection that a poller watches, and its peer.
-func watched(t *testing.T, p *Poller) (*Watch, *net.TCPConn) {
+// connected returns a connection and its peer.
+func connected(t *testing.T) (syscall.RawConn, *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -47,12 +48,44 @@ func watched(t *testing.T, p *Poller) (*Watch, *net.TCPConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return raw, far.(*net.TCPConn)
+}
+
+// watched returns the watch of a connection by a poller, and its peer.
+func watched(t *testing.T, p *Poller) (*Watch, *net.TCPConn) {
+	t.Helper()
+	raw, far := connected(t)
 	w := p.Add(raw)
 	if w == nil {
 		t.Fatal("not watched")
 	}
 	t.Cleanup(w.Close)
-	return w, far.(*net.TCPConn)
+	return w, far
+}
+
+// TestRemove: epoll no longer watches a removed connection, which can be watched again.
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	var p Poller
+	defer p.Close()
+	raw, far := connected(t)
+	for range 2*runtime.GOMAXPROCS(0) + 1 { // each epoll instance twice
+		w := p.Add(raw)
+		if w == nil {
+			t.Fatal("the connection is still watched")
+		}
+		w.Remove(raw)
+	}
+	w, waits := p.Add(raw), newWaiter()
+	w.Arm(waits)
+	if !w.Wait() {
+		t.Fatal("no wait")
+	}
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	came(t, waits.answered, "an event of a connection that is watched again")
+	w.Remove(raw)
 }
 
 // TestWaitsEnd: a request that waits is told of data and of the end of the connection, once, and of neither after Stop.
