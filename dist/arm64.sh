@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 qemu=$1
 shift
-[ $# -gt 0 ] || set -- ./policy/... ./rule/sign/... ./config/... ./audit/... ./internal/h1/... ./internal/h2/... ./internal/buildinfo/... \
+[ $# -gt 0 ] || set -- ./policy/... ./rule/sign/... ./config/... ./audit/... ./relay/h1/... ./relay/h2/... ./internal/buildinfo/... \
   ./proxy/peek/... ./proxy/header/... ./proxy/scrub/... ./rule/placeholder/... ./proxy/postgres/... ./api/strict/... \
   ./api/problem/... ./certs ./secrets/assertion/... ./store/document/... ./store/pages/... ./launcher/container/...
 export GOOS=linux GOARCH=arm64 CGO_ENABLED=0

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // claimedBeginnings are prefixes of fields in which a reverse proxy reports who the client is or what it requested. They are

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // client is one HTTP/1.x connection. One goroutine handles its requests in turn. A second one exists only during the upload of

@@ -17,9 +17,9 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/h2c"
-	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 var (

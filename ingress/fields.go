@@ -7,7 +7,7 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // forwarding selects the request fields for the box ([relay.RequestFields]): the client's, except the gateway's credentials

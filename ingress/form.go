@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // errForm reports a body that no browser sends as the sign-in form.

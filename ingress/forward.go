@@ -7,9 +7,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/internal/h1"
 	"boxgate/policy"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // forward sends an admitted request to the box and relays its response. A nil error means that the connection can carry

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/internal/h2/downstream"
 	"boxgate/relay"
+	"boxgate/relay/h2/downstream"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"

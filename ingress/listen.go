@@ -16,11 +16,11 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/balancer"
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 
 	"go.uber.org/zap"
 )

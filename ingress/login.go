@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/internal/h1"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // This file handles applications that authenticate a connection instead of each request (NTLM, Negotiate): later requests on

@@ -11,10 +11,10 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/h2c"
-	"boxgate/internal/h1"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // Protocol is the protocol of an application in a box.

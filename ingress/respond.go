@@ -1,7 +1,7 @@
 package ingress
 
 import (
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // This file implements [relay.Side] for responses to HTTP/1.x clients of public URLs.

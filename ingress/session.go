@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/internal/h2/downstream"
+	"boxgate/relay/h2/downstream"
 )
 
 // session is one HTTP/2 connection of a client.

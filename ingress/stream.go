@@ -12,9 +12,9 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
 	"boxgate/relay"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 )
 
 // stream is one request over HTTP/2. Its memory is reused for other requests, of any connection to the same gateway.

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
 	"boxgate/relay"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 )
 
 // resetCut is the code with which a cut resets a request.

@@ -7,8 +7,8 @@ import (
 	"runtime"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 )
 
 // This file serves requests over HTTP/2 without a goroutine for each: the goroutine that reads the visitor's connection checks

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"boxgate/audit"
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // halfOpenTime is how long a connection of raw TCP may be silent after one side has ended its direction. A connection that is

@@ -6,9 +6,9 @@ import (
 	"syscall"
 	"time"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 const (

@@ -10,7 +10,6 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/fault"
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -22,6 +21,7 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 	postgresrule "boxgate/rule/postgres"
 	sshrule "boxgate/rule/ssh"

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
-	"boxgate/internal/h2"
+	"boxgate/relay/h2"
 )
 
 // This file handles clients that are silent at first. On most ports they are connected to the address, as the server may

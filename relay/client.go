@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
+	"boxgate/relay/h1"
 )
 
 // RestAfter is the time after which an idle connection gives back its buffers and its connection to the server.

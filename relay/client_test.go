@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // TestDeadlinesOfEarlierReads has each read end at its own time: a deadline that is left over from an earlier one ends

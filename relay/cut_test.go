@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 var errCutTest = errors.New("cut")

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"net/http"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
+	"boxgate/relay/h1"
 )
 
 // Exchange is one request that is sent to a server over HTTP/1.1, and its response. The client may speak any version: then Req is

@@ -1,6 +1,6 @@
 package relay
 
-import "boxgate/internal/h1"
+import "boxgate/relay/h1"
 
 // RequestFields decides about the fields of a request that neither frame it nor belong to its connection.
 type RequestFields interface {

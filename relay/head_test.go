@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // TestHeadsAreBounded: a head that is longer than it may be is refused, whether it has arrived whole or will never end.

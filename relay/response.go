@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"strings"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
+	"boxgate/relay/h1"
 )
 
 // InterimMax is how many 1xx responses to one request are passed on.

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 )
 
 // Stream is the request of a client that speaks HTTP/2.

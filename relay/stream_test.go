@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // TestLengthOfContentThatIsNotThere: over HTTP/2 a 304 has none, as Go's client would wait for the content.

@@ -5,7 +5,7 @@ import (
 	"io"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // StreamInput is the body of a request over HTTP/2 as its side takes it from the client.

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 )
 
 // AppendStreamHead appends the head of a request over HTTP/2 in the form of HTTP/1.1, so that the same parser judges requests of both

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h2/downstream"
 	"boxgate/internal/socket"
+	"boxgate/relay/h2/downstream"
 )
 
 // StreamTunnel passes bytes both ways between the stream of a client, as after an extended CONNECT (RFC 8441), and a server.

@@ -3,7 +3,7 @@ package relay
 import (
 	"net/http"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // KeepText is the length up to which a text of one request is kept for the next, which often has the same.

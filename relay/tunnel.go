@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/socket"
+	"boxgate/relay/h1"
 )
 
 const (

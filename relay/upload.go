@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // Server is the connection to a server as an upload needs it.

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // parts is a body of single bytes, at whose end more has the last word.

@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h2/upstream"
 )
 
 // goneCheck is how often a request that waits for a connection checks whether its visitor is still connected.

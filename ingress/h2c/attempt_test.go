@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h2/upstream"
 )
 
 // opened is the result of a request for a connection.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/upstream"
 )
 
 var (

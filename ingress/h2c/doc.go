@@ -5,5 +5,5 @@
 // stream of a shared HTTP/2 connection. The caller reads the response in the same form, including trailers. So the rules for
 // fields, bodies, limits and cuts exist once, for both protocols.
 //
-// The connections are made by [boxgate/internal/h2/upstream], which is as strict with applications as with any server.
+// The connections are made by [boxgate/relay/h2/upstream], which is as strict with applications as with any server.
 package h2c

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/upstream"
 )
 
 // FuzzResponse: every head over HTTP/2 that the connection accepts becomes one of HTTP/1.1 with the same status and fields,

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h2/upstream"
 )
 
 // ErrOther reports an application that does not speak HTTP/2.

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/upstream"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/upstream"
 )
 
 // response converts a response over HTTP/2 to the form of HTTP/1.1.

@@ -34,7 +34,7 @@ rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/header: policy/name policy/document policy/match policy rule
-rule/placeholder: policy/name policy/document policy/match internal/h1 proxy/scrub rule
+rule/placeholder: policy/name policy/document policy/match relay/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
 rule/query: policy proxy/proxytest rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
@@ -55,30 +55,30 @@ firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit
 dns/outbound:
-proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
+proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay
 proxy/recovery: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
-proxy/header: policy rule internal/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
-proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
+proxy/header: policy rule relay/h1 proxy/scrub relay
+proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay
+proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
 proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route rule/placeholder
-proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub relay
+proxy/problem: policy internal/handshake relay/h1 relay/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy
 proxy/ssh: policy rule/ssh internal/memory proxy/recovery
 proxy/proxydial: policy internal/socket
-proxy/tunnel: policy internal/buffers proxy/recovery internal/h1 internal/socket relay
+proxy/tunnel: policy internal/buffers proxy/recovery relay/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/scrub
-relay: internal/buffers internal/h1 internal/h2/downstream internal/handshake internal/socket
+relay: internal/buffers relay/h1 relay/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
-ingress/h2c: internal/h1 internal/h2/upstream
-ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket relay
+ingress/h2c: relay/h1 relay/h2/upstream
+ingress: policy audit internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files
@@ -158,10 +158,10 @@ internal/structure:
 conformance:
 internal/fault:
 internal/buffers:
-internal/h1: internal/memory
-internal/h2: internal/memory internal/buffers internal/h1
-internal/h2/downstream: internal/memory internal/buffers internal/h2 internal/socket
-internal/h2/upstream: internal/buffers internal/h1 internal/h2 internal/socket
+relay/h1: internal/memory
+relay/h2: internal/memory internal/buffers relay/h1
+relay/h2/downstream: internal/memory internal/buffers relay/h2 internal/socket
+relay/h2/upstream: internal/buffers relay/h1 relay/h2 internal/socket
 internal/handshake:
 internal/required:
 internal/lru:

@@ -3,7 +3,7 @@ package exchange
 import (
 	"slices"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

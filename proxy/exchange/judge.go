@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"boxgate/internal/fault"
-	"boxgate/internal/h1"
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
@@ -16,6 +15,7 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )

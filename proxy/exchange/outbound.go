@@ -8,11 +8,11 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/recovery"
 	"boxgate/proxy/scrub"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )

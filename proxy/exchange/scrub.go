@@ -7,12 +7,12 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/usage"
+	"boxgate/relay/h1"
 )
 
 // This file masks the secrets of a rule in responses of its hosts, and refuses responses that cannot be scrubbed.

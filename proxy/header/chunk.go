@@ -1,7 +1,7 @@
 package header
 
 import (
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

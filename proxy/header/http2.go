@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

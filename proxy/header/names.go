@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"strings"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

@@ -3,7 +3,7 @@ package header
 import (
 	"testing"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 func TestVariants(t *testing.T) {

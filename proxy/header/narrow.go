@@ -3,8 +3,8 @@ package header
 import (
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/proxy/scrub"
+	"boxgate/relay/h1"
 )
 
 // narrowed returns the value of a request field to send if the response will be scrubbed, or false to drop it.

@@ -1,8 +1,8 @@
 package header
 
 import (
-	"boxgate/internal/h1"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/policy/match"
+	"boxgate/relay/h1"
 )
 
 // Wanted returns the forwarded fields of a request that rules need.

@@ -5,10 +5,10 @@ import (
 	"net"
 	"testing"
 
-	"boxgate/internal/h1"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // TestFinishEndsTheUpload: a handler that panics leaves an upload that reads from the client. Its buffer goes back to the

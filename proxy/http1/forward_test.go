@@ -9,10 +9,10 @@ import (
 	"testing"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/header"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

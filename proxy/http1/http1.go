@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -20,6 +19,7 @@ import (
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 

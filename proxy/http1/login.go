@@ -1,8 +1,8 @@
 package http1
 
 import (
-	"boxgate/internal/h1"
 	"boxgate/proxy/exchange"
+	"boxgate/relay/h1"
 )
 
 // This file handles connection-based logins (NTLM, Negotiate): requests after a login are the user's without any

@@ -6,12 +6,12 @@ import (
 	"net/http"
 	"os"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 

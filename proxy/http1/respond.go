@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy/name"
@@ -12,6 +11,7 @@ import (
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 

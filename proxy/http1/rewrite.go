@@ -7,12 +7,12 @@ import (
 	"strconv"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 

@@ -3,12 +3,12 @@ package http1
 import (
 	"time"
 
-	"boxgate/internal/h1"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/recovery"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )

@@ -6,9 +6,9 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/relay/h2/upstream"
 )
 
 // attempts is one HTTP/2 request with its attempts. It is retried where that is safe: the server reported that it did not

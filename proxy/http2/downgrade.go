@@ -13,13 +13,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/recovery"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of the

@@ -10,9 +10,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
-	"boxgate/internal/h2"
-	"boxgate/internal/h2/upstream"
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -21,6 +18,9 @@ import (
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2"
+	"boxgate/relay/h2/upstream"
 	"boxgate/rule/placeholder"
 )
 

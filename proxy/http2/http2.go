@@ -13,8 +13,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2/downstream"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -24,6 +22,8 @@ import (
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/recovery"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2/downstream"
 	"boxgate/rule/placeholder"
 )
 

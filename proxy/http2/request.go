@@ -7,10 +7,10 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/policy/match"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 

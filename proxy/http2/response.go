@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h2/downstream"
+	"boxgate/relay/h2/downstream"
 )
 
 // response writes the response of a stream. Its head is sent with the first content, by Flush or at the end.

@@ -6,10 +6,10 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/scrub"
+	"boxgate/relay/h2/upstream"
 )
 
 // http2Sink is the client of an HTTP/2 response.

@@ -6,11 +6,11 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h2/downstream"
-	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/recovery"
+	"boxgate/relay/h2/downstream"
+	"boxgate/relay/h2/upstream"
 	"boxgate/rule/placeholder"
 )
 

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/audit"
-	"boxgate/internal/h2"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
+	"boxgate/relay/h2"
 )
 
 // A request that is refused before it reaches its handler also leaves an event.

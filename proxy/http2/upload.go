@@ -6,10 +6,10 @@ import (
 	"net/http"
 	"time"
 
-	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/recovery"
+	"boxgate/relay/h2/upstream"
 )
 
 // upload sends the body of a request on a stream to the upstream, in a goroutine.

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h2"
-	"boxgate/internal/h2/upstream"
 	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 	"boxgate/relay"
+	"boxgate/relay/h2"
+	"boxgate/relay/h2/upstream"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with

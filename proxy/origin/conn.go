@@ -9,11 +9,11 @@ import (
 	"syscall"
 	"time"
 
-	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/relay"
+	"boxgate/relay/h1"
 )
 
 // Conn is one HTTP/1.1 connection to an origin server. One goroutine uses it at a time, except that one may write while

@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"boxgate/internal/h2/upstream"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
+	"boxgate/relay/h2/upstream"
 )
 
 // ExpectWait is how long to wait for the answer to an expectation before the body is sent anyway (RFC 9110, 10.1.1).

@@ -11,12 +11,12 @@ import (
 	"os"
 	"syscall"
 
-	"boxgate/internal/h1"
-	"boxgate/internal/h2"
 	"boxgate/internal/handshake"
 	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
 	"boxgate/relay"
+	"boxgate/relay/h1"
+	"boxgate/relay/h2"
 )
 
 // Upstream is the reason why an allowed destination could not be used, with a text for each of two audiences.

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
 	"boxgate/policy/match"
+	"boxgate/relay/h1"
 	"boxgate/rule"
 )
 

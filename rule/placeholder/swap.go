@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/h1"
+	"boxgate/relay/h1"
 )
 
 // Swap is a token that was sent and the value that replaces it.

@@ -1,0 +1,148 @@
+package upstream
+
+import (
+	"runtime"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"boxgate/internal/buffers"
+	"boxgate/relay/h2"
+)
+
+const (
+	outRoom   = 16 << 10 // bytes of output beyond which requests and their content wait
+	answerMax = 1000     // pending answers to frames of the server; beyond it, a server that does not read is given up
+)
+
+// output collects frames for the writer. The zero value is empty.
+type output struct {
+	buf   []byte // borrowed while there is output
+	taken uint64 // number of times that the writer took it
+
+	begun   bool // a header block was sent
+	answers int  // number of answers to the server's frames in it
+}
+
+// Write appends p: a frame of the framer.
+func (o *output) Write(p []byte) (int, error) {
+	o.grow()
+	o.buf = append(o.buf, p...)
+	return len(p), nil
+}
+
+func (o *output) text(s string) {
+	o.grow()
+	o.buf = append(o.buf, s...)
+}
+
+func (o *output) grow() {
+	if o.buf == nil {
+		o.buf = buffers.BorrowOut()
+	}
+}
+
+func (o *output) full() bool { return len(o.buf) >= outRoom }
+
+// take returns the output. The caller gives it to buffers.ReturnOut.
+func (o *output) take() []byte {
+	b := o.buf
+	o.buf, o.answers = nil, 0
+	o.taken++
+	return b
+}
+
+// mark is the position of a DATA frame in the output, valid until the writer takes the output. The zero value is none.
+type mark struct {
+	at    int
+	taken uint64
+}
+
+// data appends a DATA frame of at most FrameMax bytes.
+func (o *output) data(stream uint32, content []byte) mark {
+	o.grow()
+	m := mark{len(o.buf) + 1, o.taken}
+	n := len(content)
+	o.buf = h2.AppendFrameHead(o.buf, n, http2.FrameData, 0, stream)
+	o.buf = append(o.buf, content...)
+	return m
+}
+
+// end sets END_STREAM on the stream's last DATA frame, or appends an empty one with it.
+func (o *output) end(stream uint32, last mark) {
+	if last.at == 0 || last.taken != o.taken {
+		last = o.data(stream, nil)
+	}
+	o.buf[last.at-1+4] |= byte(http2.FlagDataEndStream)
+}
+
+// head appends a header block. Fields outside the static table are sent as never indexed.
+func (o *output) head(stream uint32, end bool, fields []hpack.HeaderField) {
+	var flags http2.Flags
+	if end {
+		flags = http2.FlagHeadersEndStream
+	}
+	o.grow()
+	at := len(o.buf)
+	o.buf = h2.AppendFrameHead(o.buf, 0, http2.FrameHeaders, flags, stream)
+	if !o.begun {
+		o.begun, o.buf = true, append(o.buf, h2.NoTable)
+	}
+	for _, f := range fields {
+		f.Sensitive = f.Sensitive || !h2.Static(&f)
+		o.buf = h2.AppendField(o.buf, &f)
+	}
+	o.buf = h2.EndHead(o.buf, at)
+}
+
+// headSize returns the size of fields as RFC 9113, 6.5.2 counts it.
+func headSize(fields []hpack.HeaderField) (n int) {
+	for i := range fields {
+		n += int(fields[i].Size())
+	}
+	return n
+}
+
+// flushLocked signals output to the writer.
+func (c *Conn) flushLocked() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// write writes the output until the connection ends.
+func (c *Conn) write() {
+	defer c.hangUp()
+	for range c.wake {
+		runtime.Gosched() // lets others append to the same write
+		for {
+			b, over := c.takeOutput()
+			if len(b) == 0 {
+				if over {
+					return
+				}
+				break
+			}
+			if over { // the deadline of failLocked is for a write in progress
+				_ = c.conn.SetWriteDeadline(time.Now().Add(goAwayTime))
+			}
+			_, err := c.conn.Write(b)
+			buffers.ReturnOut(b)
+			if err != nil {
+				c.fail(err)
+				return
+			}
+		}
+	}
+}
+
+// takeOutput returns the output, and whether the connection has ended.
+func (c *Conn) takeOutput() ([]byte, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.out.take()
+	c.crowd.resume()
+	return b, c.err != nil
+}
