@@ -57,10 +57,11 @@ func defaultACME() ACME {
 // ACMEDir is the directory of certificates, their keys and the accounts at issuers.
 func ACMEDir(cfg Config) string { return filepath.Join(cfg.StateDir, "acme") }
 
-// The directories of the audit trail and of the decision history, in the state directory.
+// The directories of the audit trail and of the decision history, and the file of observations, in the state directory.
 const (
-	TrailDir   = "audit"
-	HistoryDir = "history"
+	TrailDir         = "audit"
+	HistoryDir       = "history"
+	ObservationsFile = "observations.db"
 )
 
 // tsigAlgorithms are the algorithms of RFC 8945, section 6, that are still secure.

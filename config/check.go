@@ -49,6 +49,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	}
 	c.Admin.Audit.check("admin.audit", false, fail)
 	c.Log.History.check("log.history", true, fail)
+	c.Log.Observations.check("log.observations", true, fail)
 	c.Log.Export.check(fail, c.Secrets)
 	if c.Admin.Socket == "" && c.Admin.Listen == "" {
 		fail("admin", "neither socket nor listen is set, so the admin API would be unreachable; set one of them")

@@ -158,7 +158,9 @@ type Log struct {
 	Format string `yaml:"format"`
 	// History bounds the decisions kept on disk.
 	History Bounds `yaml:"history"`
-	Export  Export `yaml:"export"`
+	// Observations bounds the sums of the traffic of boxes.
+	Observations Bounds `yaml:"observations"`
+	Export       Export `yaml:"export"`
 }
 
 // Default returns the configuration without file and environment.
@@ -180,7 +182,7 @@ func Default() Config {
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
-		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Export: defaultExport()},
+		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Observations: Bounds{Days: 7, Size: 64 << 20}, Export: defaultExport()},
 		Drain:   5 * time.Minute,
 	}
 }

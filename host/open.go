@@ -213,7 +213,7 @@ func (o *opening) openLife(context.Context) (err error) {
 // openRecords opens the services of decisions, the audit trail, secrets and self-tests.
 func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
-	o.events = records.NewDecisions(p.audit, p.past, p.historyLines)
+	o.events = records.NewDecisions(p.audit, p.past, p.historyLines, p.observed)
 	o.auditTrail = p.trail
 	o.sources = keys.NewSecrets(p.log, p.secrets, p.tokens)
 	o.selfTests, err = box.NewSelfTests(box.SelfTestsConfig{

@@ -24,6 +24,7 @@ import (
 	"boxgate/internal/buildinfo"
 	"boxgate/internal/fault"
 	"boxgate/launcher"
+	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
@@ -41,7 +42,10 @@ func (p *parts) openAudit(context.Context) error {
 	if p.past != nil {
 		unkept = p.past.RecordLoss
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.historyLines, OnHistoryDrop: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
+	p.audit = audit.New(audit.Options{
+		Lines: p.lines, History: p.historyLines, OnHistoryDrop: unkept, Exports: p.exports, Observe: p.openObservations(),
+		Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf,
+	})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 
@@ -62,6 +66,19 @@ func (p *parts) openHistory() error {
 	return p.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "boxgate_history_lost_total", Help: "Decisions that are not in the history on disk, because it could not be written in time.",
 	}, func() float64 { return float64(p.historyLines.Lost()) }))
+}
+
+// openObservations makes the log of observations, and returns its input: nil if it is disabled.
+func (p *parts) openObservations() func(*audit.Event) {
+	bounds := p.cfg.Log.Observations
+	if bounds.Size == 0 {
+		return nil
+	}
+	p.observed = observe.New(observe.Options{
+		Path: filepath.Join(p.cfg.StateDir, config.ObservationsFile), Keep: bounds.Age(), Size: int64(bounds.Size), Log: p.log,
+		CheckSpace: launcher.Reserve{Dir: p.cfg.StateDir, Bytes: int64(p.cfg.Launcher.Reserve)}.Check,
+	})
+	return p.observed.Observe
 }
 
 // registerProcess adds the metrics of the Go runtime and the process, and the build information.

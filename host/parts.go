@@ -38,6 +38,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
 	"boxgate/launcher"
+	"boxgate/observe"
 	"boxgate/proxy"
 	quotas "boxgate/quota"
 	"boxgate/secrets"
@@ -78,6 +79,7 @@ type parts struct {
 	trail        *records.Trail
 	past         *archive.Store `required:"false"` // nil: disabled
 	historyLines *lines.Writer  `required:"false"` // lines for past; nil: disabled
+	observed     *observe.Log   `required:"false"` // sums of the traffic of boxes; nil: disabled
 	audit        *audit.Log
 	exporters    export.Exporters // of decisions; empty: disabled
 	exports      []audit.Export   // the exporters' inputs
@@ -128,6 +130,9 @@ func (p *parts) close() error {
 	if p.past != nil {
 		_ = p.historyLines.Sync() // lost lines are counted
 		errs = append(errs, p.past.Close())
+	}
+	if p.observed != nil {
+		errs = append(errs, p.observed.Close())
 	}
 	if p.trail != nil {
 		errs = append(errs, p.trail.Log().Close())

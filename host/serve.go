@@ -253,6 +253,9 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 		return nil
 	})
 	run("quotas", func() error { h.quota.Run(ctx); return nil })
+	if o := h.parts.observed; o != nil {
+		run("observations", func() error { o.Run(ctx); return nil })
+	}
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }

@@ -223,6 +223,9 @@ func (h *Host) stopExclusive() error {
 		_ = h.parts.historyLines.Sync() // lost lines are counted
 		errs = append(errs, h.parts.past.Release())
 	}
+	if h.parts.observed != nil {
+		errs = append(errs, h.parts.observed.Close())
+	}
 	return errors.Join(append(errs, h.parts.store.Close())...)
 }
 

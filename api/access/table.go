@@ -106,6 +106,7 @@ var grants = map[string]grant{
 	"deleteNamedPolicy": admin | changes,
 
 	"listBoxDecisions":   own | reads,
+	"listObservations":   own | reads,
 	"listDecisions":      admin | reads,
 	"searchBoxDecisions": own | reads,
 	"searchDecisions":    admin | reads,

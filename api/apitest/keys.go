@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/audit/trail"
+	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/quota"
@@ -124,6 +125,19 @@ func (h *Host) BackupStore(_ context.Context, w io.Writer) error {
 // VerifyStore implements the Store of [boxgate/api/gateway].
 func (h *Host) VerifyStore(context.Context) (api.StoreReport, error) {
 	return api.StoreReport{Documents: 3, Problems: []string{}}, nil
+}
+
+// Observations implements the Host of [boxgate/api/egress] with the sums of the host's decisions.
+func (h *Host) Observations(_ context.Context, id policy.BoxID) (observe.Summary, error) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	s := observe.Summary{Observations: []observe.Observation{}, Overflow: 2, Lost: 1}
+	for i := range h.Decisions {
+		if h.Decisions[i].Box == id {
+			s.Observations = append(s.Observations, observe.Of(&h.Decisions[i]))
+		}
+	}
+	return s, nil
 }
 
 // SearchEvents implements the Host of [boxgate/api/egress].

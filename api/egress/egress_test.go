@@ -220,3 +220,38 @@ func TestSearch(t *testing.T) {
 	}
 	f.Expect(t, 404, "GET", strings.Replace(own, "web", "nobody", 1), "")
 }
+
+func TestObservations(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	f.host.AddDecision(apitest.Decision(id, 100, "first.example", policy.Allow))
+	f.host.AddDecision(apitest.Decision(id, 200, "second.example", policy.Deny))
+	f.host.AddDecision(apitest.Decision("other", 300, "third.example", policy.Deny))
+	for query, want := range map[string]string{
+		"": "first.example second.example", "?denied=true": "second.example", "?since=150": "second.example", "?since=1h": "",
+	} {
+		got := f.Call(t, "GET", "/v2/box/box1/egress/observations"+query, "")
+		var view struct {
+			Observations   []struct{ Name string }
+			Overflow, Lost int
+		}
+		if err := json.Unmarshal([]byte(got.Text), &view); err != nil {
+			t.Fatalf("%s: %q: %v", query, got.Text, err)
+		}
+		var names []string
+		for _, o := range view.Observations {
+			names = append(names, o.Name)
+		}
+		if strings.Join(names, " ") != want || view.Overflow != 2 || view.Lost != 1 {
+			t.Errorf("%s: %s", query, got.Text)
+		}
+	}
+	for _, bad := range []string{"since=yesterday", "denied=2", "box=box1"} {
+		if got := f.Call(t, "GET", "/v2/box/box1/egress/observations?"+bad, ""); got.StatusCode != 422 {
+			t.Errorf("%s: %s", bad, got.Status)
+		}
+	}
+	if got := f.Call(t, "GET", "/v2/box/nope/egress/observations", ""); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"boxgate/api/stream"
 	"boxgate/api/strict"
 	"boxgate/audit"
+	"boxgate/observe"
 	"boxgate/policy"
 )
 
@@ -22,6 +23,8 @@ type Host interface {
 	// SearchEvents calls begin with the time since which the log of the filter's boxes is complete, and then do for each
 	// matching decision on disk, oldest first. If the gateway keeps no decisions on disk, the error is an ErrConflict.
 	SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error
+	// Observations returns the sums of the decisions about a box. If the gateway keeps none, the error is an ErrConflict.
+	Observations(ctx context.Context, id policy.BoxID) (observe.Summary, error)
 }
 
 // Rules explains decisions.
@@ -48,6 +51,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/egress", ID: "listDecisions", Summary: "Decisions about every box", Query: reflect.TypeFor[eventsQuery](), Produces: []string{stream.NDJSON, stream.EventStream}, Items: items, Handle: e.allEvents},
 		{Method: "GET", Path: "/v2/box/{id}/egress/history", ID: "searchBoxDecisions", Summary: "Decisions on disk about a box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchBox},
 		{Method: "GET", Path: "/v2/egress/history", ID: "searchDecisions", Summary: "Decisions on disk about every box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchAllQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchAll},
+		{Method: "GET", Path: "/v2/box/{id}/egress/observations", ID: "listObservations", Summary: "The traffic of a box, summed up by destination, request and decision", Query: reflect.TypeFor[observationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.observations},
 		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "The decision of the active policy; no request is sent", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
 	}
 }

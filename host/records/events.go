@@ -8,6 +8,8 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/archive"
 	"boxgate/audit/lines"
+	"boxgate/observe"
+	"boxgate/policy"
 )
 
 // Decisions reads the decisions of the gateway.
@@ -15,12 +17,25 @@ type Decisions struct {
 	audit     *audit.Log
 	past      *archive.Store // nil: no history on disk
 	pastLines *lines.Writer  // buffered input of past
+	observed  *observe.Log   // nil: disabled
 	searches  *searches
 }
 
-// NewDecisions returns a reader of log. store and kept are nil without a history on disk.
-func NewDecisions(log *audit.Log, store *archive.Store, kept *lines.Writer) *Decisions {
-	return &Decisions{audit: log, past: store, pastLines: kept, searches: newSearches()}
+// NewDecisions returns a reader of log. store and kept are nil without a history on disk, observed without observations.
+func NewDecisions(log *audit.Log, store *archive.Store, kept *lines.Writer, observed *observe.Log) *Decisions {
+	return &Decisions{audit: log, past: store, pastLines: kept, observed: observed, searches: newSearches()}
+}
+
+// Observations implements the Host of [boxgate/api/egress].
+func (e *Decisions) Observations(ctx context.Context, id policy.BoxID) (s observe.Summary, err error) {
+	if e.observed == nil {
+		return s, api.Errorf(api.ErrConflict, "this gateway keeps no observations; log.observations.size gives it some")
+	}
+	err = e.searches.run(ctx, api.CallerOf(ctx).Holder(), nil, func(func(audit.Event) error) (err error) {
+		s, err = e.observed.Of(id)
+		return err
+	})
+	return s, err
 }
 
 // SearchEvents implements the Host of [boxgate/api/egress].

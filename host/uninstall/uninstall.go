@@ -17,6 +17,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/nslock"
 	"boxgate/launcher"
+	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -167,7 +168,8 @@ const foreignFiles = "files of something else in the gateway's directories"
 // stateFiles separates the gateway's own files in its state directory from foreign ones.
 func (p *Plan) stateFiles() (own, others []string, err error) {
 	dirs := append(launcher.StateDirs(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
-		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir))
+		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir), filepath.Join(p.cfg.StateDir, config.ObservationsFile),
+		filepath.Join(p.cfg.StateDir, config.ObservationsFile+observe.DamagedSuffix))
 	entries, err := os.ReadDir(p.cfg.StateDir)
 	for _, e := range entries {
 		path := filepath.Join(p.cfg.StateDir, e.Name())

@@ -42,6 +42,7 @@ rule/sign: policy proxy proxy/proxytest proxy/scrub rule
 rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
+observe: policy audit store/pages
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -99,11 +100,11 @@ launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit quota
 api/access: policy rule api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe
 api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
-api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict
+api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
@@ -193,7 +194,7 @@ host/lease: internal/fault store
 host/listen: config dns firewall host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
 host/boxdial: policy launcher/namespace
-host/records: api audit config internal/buildinfo quota store
+host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
 host/share: config host/authlimit internal/memory preflight proxy quota
@@ -201,22 +202,22 @@ host/snapshots: policy internal/fault launcher store
 host/state: policy api host/idle host/sandboxns launcher store
 host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
-host/uninstall: policy config firewall host/nslock launcher store
+host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store
+host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store observe
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

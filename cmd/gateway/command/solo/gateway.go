@@ -36,7 +36,7 @@ type gateway struct {
 // retry for minutes after a TLS alert, but stop at a 403.
 func standalone(cfg config.Config) config.Config {
 	cfg.StateDir = filepath.Join(stateMount, "state")
-	cfg.Log.History, cfg.Log.Export = config.Bounds{}, config.Export{}
+	cfg.Log.History, cfg.Log.Observations, cfg.Log.Export = config.Bounds{}, config.Bounds{}, config.Export{}
 	cfg.Proxy.Deny = "page"
 	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
 	cfg.Ingress.HTTPS, cfg.Ingress.HTTP, cfg.Ingress.TLS.Mode = "", "", "internal"

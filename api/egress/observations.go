@@ -1,0 +1,58 @@
+package egress
+
+import (
+	"net/http"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/observe"
+	"boxgate/policy"
+)
+
+// observationsQuery selects observations.
+type observationsQuery struct {
+	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now; only what was seen at or after it" example:"48h"`
+	Denied bool   `json:"denied,omitempty" doc:"only denials"`
+}
+
+// observationsView is the traffic of a box in JSON.
+type observationsView struct {
+	Observations []observe.Observation `json:"observations" doc:"the latest first; a count covers all decisions since first_seen"`
+	Overflow     uint64                `json:"overflow" doc:"decisions that are in no observation, because the box has as many as it may have"`
+	Lost         uint64                `json:"lost" doc:"decisions that arrived faster than they could be summed up"`
+	Since        *time.Time            `json:"complete_since,omitempty" doc:"older observations may have been removed for their age or for space; absent: none were"`
+}
+
+// observations returns the traffic of a box, summed up.
+func (e *Endpoints) observations(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var q observationsQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	var since time.Time
+	if q.Since != "" {
+		if since, err = api.ParseSince(q.Since, time.Now()); err != nil {
+			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
+		}
+	}
+	s, err := e.Host.Observations(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	view := observationsView{Observations: []observe.Observation{}, Overflow: s.Overflow, Lost: s.Lost}
+	if !s.Since.IsZero() {
+		view.Since = &s.Since
+	}
+	for _, o := range s.Observations {
+		if !o.Last.Before(since) && (!q.Denied || o.Verdict != policy.Allow) {
+			view.Observations = append(view.Observations, o)
+		}
+	}
+	return rest.Reply{Body: view}, nil
+}

@@ -1,0 +1,131 @@
+package observe
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// maxExamples bounds the paths and the addresses of one observation.
+const maxExamples = 16
+
+// Key identifies an observation of one box. Decisions with the same key are summed up in one observation.
+type Key struct {
+	Stage    policy.Stage    `json:"stage"`
+	Protocol policy.Protocol `json:"protocol,omitempty"`
+	Name     string          `json:"name,omitempty"` // as in the event
+	Addr     netip.Addr      `json:"addr,omitzero"`  // of the destination, only without a name
+	Port     uint16          `json:"port,omitempty"` // 0: DNS, ICMP
+	Method   string          `json:"method,omitempty"`
+	Shape    string          `json:"shape,omitempty"` // of the path, see [Shape]
+	Verdict  policy.Verdict  `json:"verdict"`
+	Action   audit.Action    `json:"action,omitempty"`
+	Reason   name.Reason     `json:"reason"`
+	Rule     string          `json:"rule,omitempty"`
+}
+
+// keyOf returns the key of an event.
+func keyOf(e *audit.Event) Key {
+	k := Key{
+		Stage: e.Stage, Protocol: e.Protocol, Name: e.Name, Port: e.Port, Method: e.Method, Verdict: e.Verdict, Action: e.Action,
+		Reason: e.Reason, Rule: e.Rule,
+	}
+	if k.Name == "" {
+		k.Addr = claimed(e)
+	}
+	if e.Path != "" {
+		k.Shape = Shape(e.Path)
+	}
+	return k
+}
+
+// claimed returns the destination that the box chose.
+func claimed(e *audit.Event) netip.Addr {
+	if e.Claimed.IsValid() {
+		return e.Claimed
+	}
+	return e.Addr
+}
+
+// Observation sums up the decisions with one key.
+type Observation struct {
+	Key
+	Version  uint64       `json:"policy_version,omitempty"` // of the latest decision
+	Count    uint64       `json:"count"`                    // of decisions
+	BytesIn  int64        `json:"bytes_in,omitempty"`       // towards the box
+	BytesOut int64        `json:"bytes_out,omitempty"`      // from the box
+	First    time.Time    `json:"first_seen"`
+	Last     time.Time    `json:"last_seen"`
+	Paths    []string     `json:"paths,omitempty"`      // up to 16 different paths, without queries
+	More     bool         `json:"more_paths,omitempty"` // Paths is incomplete
+	Addrs    []netip.Addr `json:"addrs,omitempty"`      // up to 16 different addresses of Name that the box chose
+	MoreAddr bool         `json:"more_addrs,omitempty"` // Addrs is incomplete
+}
+
+// Of returns an event as an observation. An event that only ends traffic counts as no decision: its beginning
+// was counted, unless the policy cut the traffic.
+func Of(e *audit.Event) Observation {
+	o := Observation{
+		Key: keyOf(e), Version: e.Version, Count: max(e.Count, 1), BytesIn: e.BytesIn, BytesOut: e.BytesOut, First: e.Time, Last: e.Time,
+	}
+	if e.Phase == audit.PhaseOngoing || e.Phase == audit.PhaseEnd && e.Verdict == policy.Allow {
+		o.Count = 0
+	}
+	if e.Path != "" {
+		o.Paths = []string{e.Path}
+	}
+	if at := claimed(e); o.Name != "" && at.IsValid() {
+		o.Addrs = []netip.Addr{at}
+	}
+	return o
+}
+
+// add adds an observation with the same key.
+func (o *Observation) add(p *Observation) {
+	if !p.Last.Before(o.Last) {
+		o.Last, o.Version = p.Last, p.Version
+	}
+	if p.First.Before(o.First) {
+		o.First = p.First
+	}
+	o.Count += p.Count
+	o.BytesIn += p.BytesIn
+	o.BytesOut += p.BytesOut
+	o.More = union(&o.Paths, p.Paths) || o.More || p.More
+	o.MoreAddr = union(&o.Addrs, p.Addrs) || o.MoreAddr || p.MoreAddr
+}
+
+// union adds the elements of from to an example list while there is room, and reports whether one was left out.
+func union[T comparable](to *[]T, from []T) (left bool) {
+	for _, x := range from {
+		switch {
+		case slices.Contains(*to, x):
+		case len(*to) < maxExamples:
+			*to = append(*to, x)
+		default:
+			left = true
+		}
+	}
+	return left
+}
+
+// Summary is the observations of one box.
+type Summary struct {
+	Observations []Observation // the latest first
+	// Overflow counts decisions that have no observation: the box had as many as it may have.
+	Overflow uint64
+	// Lost counts decisions that arrived faster than they could be summed up.
+	Lost uint64
+	// Since is the time of the latest observation that was removed for its age or for space; zero: none was.
+	Since time.Time
+}
+
+// byLast sorts observations, the latest first.
+func byLast(a, b Observation) int {
+	return cmp.Or(b.Last.Compare(a.Last), cmp.Compare(a.Name, b.Name), a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Shape, b.Shape))
+}
