@@ -241,6 +241,7 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainForward, "", fromBox(), jumpTo(chainForwardOut))
 	t.rule(chainForward, "", toBox(), jumpTo(chainForwardIn))
 	t.rule(chainForwardOut, "", notMarked(network.MarkForward), counted(countUnjudged), drop())
+	t.rule(chainForwardOut, "another program changed the destination that judge allowed", destChanged(), counted(countMoved), drop())
 	t.rule(chainForwardOut, "boxes never reach each other", toBox(), counted(countUnsolicited), drop())
 	t.rule(chainForwardIn, "answers", isReply(), ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
 	t.rule(chainForwardIn, "", counted(countUnsolicited), drop())

@@ -159,6 +159,16 @@ const (
 	stateUntracked   = expr.CtStateBitUNTRACKED
 )
 
+// destChanged matches packets of connections whose destination was translated.
+func destChanged() match {
+	const dstNAT = 1 << 5 // IPS_DST_NAT
+	return match{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: r1},
+		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4, Mask: native32(dstNAT), Xor: native32(0)},
+		neq(native32(0)),
+	}
+}
+
 // isReply matches packets against the direction in which the connection was opened.
 func isReply() match {
 	return match{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: r1}, eq([]byte{1})}

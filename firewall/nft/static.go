@@ -66,6 +66,7 @@ const (
 	countNoProxy     = "no_proxy"    // the transparent proxy does not listen
 	countPings       = "ping_rate"   // echo requests over the limit
 	countUnjudged    = "unjudged"    // passed prerouting without a mark of the judge chain
+	countMoved       = "moved"       // another program translated the destination
 	countUnsolicited = "unsolicited" // packet into a box that is not an answer
 	countLeak        = "leak"        // would have left the host with a pool address
 	countSent        = "send_rate"   // a box exceeded its send rate
@@ -73,7 +74,7 @@ const (
 )
 
 var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
-	countUnsolicited, countLeak, countSent, countAbsent}
+	countMoved, countUnsolicited, countLeak, countSent, countAbsent}
 
 func refuse(reason name.Reason) match { return jumpTo("refuse_" + string(reason)) }
 
