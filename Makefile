@@ -35,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -84,9 +84,11 @@ deb: ## build Debian packages of the last commit in bin/release
 oci: ## build container images of the last commit, for docker load, in bin/release
 	@dist/release.sh bin/release oci
 
-arm64: ## run the tests without kernel features, and the first process of boxes, as arm64 under qemu
+arm64: ## under qemu: the tests without kernel features, the first process of boxes, and a boot with the gateway
 	@dist/unpack.sh $(QEMU_DIR) usr/bin/qemu-aarch64-static qemu-user-static
 	@dist/arm64.sh $(QEMU_DIR)/usr/bin/qemu-aarch64-static
+	@dist/unpack.sh $(QEMU_DIR)-system usr/bin/qemu-system-aarch64 qemu-system-arm cpio apparmor
+	@dist/boot-arm64.sh $(QEMU_DIR)-system
 
 nameserver: ## unpack the name server of one test, without installing it
 	@dist/unpack.sh /var/lib/boxgate/knot usr/sbin/knotd knot
@@ -116,6 +118,9 @@ proxies: ## unpack the proxies of the tests of upstream proxies, without install
 
 test confined race mutants: proxies
 
+firewalls: image ## make a root file system with firewalld and ufw, for the tests beside them
+	@dist/firewalls.sh $(IMAGE_DIR)
+
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
@@ -125,7 +130,7 @@ quick: ## run the tests that need neither root nor the kernel
 	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -vet=off -timeout 15m $(TESTFLAGS) \
 	  $$($(GO) list $(PACKAGES) | grep -vE '^boxgate/(e2e(/|$$)|internal/testnet$$)')
 
-test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run all tests except the nightly ones
+test: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## the gate: run all tests except the nightly ones
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(PACKAGES)
@@ -133,13 +138,13 @@ test: image docker runtime-debs promtool nameserver postgres sshd visitors ## th
 nightly: ## run everything at full size, in resumable parts (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
 
-confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined like the systemd unit
+confined: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the end-to-end tests with gateways confined like the systemd unit
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
 scale: image ## create and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## remove each protection in turn, and require that its tests fail; BASE=rev: changed packages only
+mutants: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## remove each protection in turn, and require that its tests fail; BASE=rev: changed packages only
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants -ledger $(MUTANTLEDGER) $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
 
 structure: ## print the lengths of each package's functions, and the longest functions
@@ -152,7 +157,7 @@ vet: ## build every package and its tests, and vet them
 	$(GO) build ./...
 	$(GO) vet ./...
 
-race: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the tests with the race detector
+race: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the tests with the race detector
 	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 60m $(TESTFLAGS) $(PACKAGES)
 
 check: deps ## formatting, vet, linters, and the tests with the race detector

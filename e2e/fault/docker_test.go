@@ -143,8 +143,8 @@ func (d *docker) signal(sig syscall.Signal) {
 }
 
 // A Docker daemon runs on the same host: it starts, creates and removes networks, restarts, and other programs flush
-// and rewrite its tables. Denied traffic stays denied. Allowed traffic works once Docker's own chain accepts it, as
-// documented.
+// and rewrite its tables. Denied traffic stays denied. Allowed traffic works once Docker's own chain accepts it, by
+// the command of `gateway check`.
 func TestAttackBesideDocker(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -173,8 +173,10 @@ func TestAttackBesideDocker(t *testing.T) {
 	if got := r.Try("udp", netip.AddrPortFrom(extra[0], 4444)); got != harness.SawNothing {
 		t.Errorf("Docker drops what it does not know, and yet the box sees %s", got)
 	}
-	gateway("iptables", "-I", "DOCKER-USER", "-i", "bg+", "-j", "ACCEPT")
-	gateway("iptables", "-I", "DOCKER-USER", "-o", "bg+", "-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED", "-j", "ACCEPT")
+	gateway("sh", "-c", remedyOf(w, otherRules(w), "Docker"))
+	if got := otherRules(w); got != "" {
+		t.Errorf("after its command, the check reports: %s", got)
+	}
 	open("with Docker")
 	for range 2 {
 		if err := d.run("network", "create", "other"); err != nil {

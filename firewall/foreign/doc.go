@@ -1,2 +1,3 @@
-// Package foreign finds chains of other programs, in nftables and in iptables-legacy, that drop packets of boxes.
+// Package foreign finds chains of other programs, in nftables and in iptables-legacy, that drop packets of boxes, and the
+// command for the program that allows them.
 package foreign

@@ -52,10 +52,10 @@ type legacyTable struct {
 	entries   []byte
 }
 
-// checkLegacy returns an error for every chain of iptables-legacy that drops packets of boxes, in the network namespace of
-// the calling thread.
-func checkLegacy() error {
-	var errs []error
+// legacyDrops returns the chains of iptables-legacy that drop packets of boxes, in the network namespace of the calling
+// thread: those with the policy drop, if no rule of the table accepts boxes' interfaces.
+func legacyDrops() ([]drop, error) {
+	var found []drop
 	for i := range legacyFamilies {
 		f := &legacyFamilies[i]
 		names, err := os.ReadFile("/proc/thread-self/net/" + f.tables)
@@ -63,15 +63,15 @@ func checkLegacy() error {
 			continue // reading it would create the table
 		}
 		if err != nil {
-			return err
+			return found, err
 		}
 		t, err := f.read("filter")
 		if err != nil {
-			return fmt.Errorf("%s-legacy: %w", f.tool, err)
+			return found, fmt.Errorf("%s-legacy: %w", f.tool, err)
 		}
-		errs = append(errs, t.dropsBoxes()...)
+		found = append(found, t.dropsBoxes()...)
 	}
-	return errors.Join(errs...)
+	return found, nil
 }
 
 // read reads a table from the kernel. If the table changes between the two calls, the kernel returns EAGAIN, and read tries
@@ -123,8 +123,8 @@ func getsockopt(fd, level, option int, value []byte) error {
 	return nil
 }
 
-// dropsBoxes returns an error for each chain with the policy drop, if no rule of the table accepts boxes' interfaces.
-func (t *legacyTable) dropsBoxes() []error {
+// dropsBoxes returns the chains with the policy drop, if no rule of the table accepts boxes' interfaces.
+func (t *legacyTable) dropsBoxes() []drop {
 	for at := 0; ; {
 		e, ok := t.at(at)
 		if !ok {
@@ -135,13 +135,17 @@ func (t *legacyTable) dropsBoxes() []error {
 		}
 		at = e.next
 	}
-	var errs []error
-	for _, hook := range []int{hookInput, hookForward} {
-		if e, ok := t.at(int(t.underflow[hook])); ok && e.verdict == legacyDrop {
-			errs = append(errs, t.describe(hook))
+	var found []drop
+	for i, d := range []drop{{chain: "INPUT", kinds: []kind{toGateway}}, {chain: "FORWARD", kinds: []kind{forwarded}}} {
+		if e, ok := t.at(int(t.underflow[hookInput+i])); ok && e.verdict == legacyDrop {
+			d.tool = t.family.tool + "-legacy"
+			d.program = programOfChain(d.chain == "FORWARD", func(chain string) bool {
+				return bytes.Contains(t.entries, append([]byte(chain), 0)) // names of chains are in the table
+			})
+			found = append(found, d)
 		}
 	}
-	return errs
+	return found
 }
 
 // legacyEntry has the relevant parts of a rule.
@@ -170,16 +174,4 @@ func (t *legacyTable) at(offset int) (e legacyEntry, ok bool) {
 	}
 	e.next = offset + next
 	return e, true
-}
-
-func (t *legacyTable) describe(hook int) error {
-	tool := t.family.tool + "-legacy"
-	chain, what := "INPUT", "DNS queries and proxied connections of boxes"
-	remedy := fmt.Sprintf("%s -I INPUT -i %s+ -j ACCEPT", tool, network.LinkPrefix)
-	if hook == hookForward {
-		chain, what = "FORWARD", "what the kernel forwards for boxes"
-		remedy = fmt.Sprintf("%s -I FORWARD -i %s+ -j ACCEPT; %s -I FORWARD -o %s+ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
-			tool, network.LinkPrefix, tool, network.LinkPrefix)
-	}
-	return fmt.Errorf("the chain %s of %s drops %s; allow it with: %s", chain, tool, what, remedy)
 }
