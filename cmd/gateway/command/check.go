@@ -87,6 +87,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 		finding("free space", preflight.CheckFree("state_dir", cfg.StateDir, uint64(cfg.Launcher.Reserve))),
 		finding("other images", preflight.CheckImages(cfg)),
 		finding("other firewall rules", checkOtherRules()),
+		finding("AppArmor", checkAppArmor(cfg)),
 		finding("source addresses", checkSources(cfg)),
 		finding("secrets", checkSecrets(ctx, cfg)),
 		finding("kernel limits", preflight.CheckSupplies("/proc/sys")),

@@ -81,6 +81,15 @@ func checkOtherRules() error {
 	return firewall.CheckOtherRules()
 }
 
+// checkAppArmor warns of profiles that hinder the gateway or its boxes.
+func checkAppArmor(cfg config.Config) error {
+	runtime := ""
+	if cfg.Launcher.Enabled {
+		runtime = cfg.Launcher.Runtime
+	}
+	return preflight.CheckAppArmor("/", runtime)
+}
+
 // needPools requires address pools that the host does not use elsewhere.
 func needPools(cfg config.Config) error {
 	a, err := config.AddressesOf(cfg.Network)
