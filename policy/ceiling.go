@@ -41,7 +41,9 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	if err := ps.Err(); err != nil {
 		return nil, err
 	}
-	c := build(spec, parsed.under(ruleCeiling+": "), nil, 0)
+	parsed = parsed.under(ruleCeiling + ": ")
+	parsed.denied = parsed.deniedRanges(spec, MaxEntries, &ps) // with the new texts
+	c := build(spec, parsed, nil, 0)
 	c.protected = &name.Protected{} // the policies of boxes deny protected ranges
 	c.plan = c.newKernelPlan(parsed)
 	return &Ceiling{c}, nil

@@ -19,8 +19,8 @@ type Compiled struct {
 	version    uint64
 	protected  *name.Protected
 	domains    *domains
-	denied     name.Ranges
-	allowed    name.Ranges
+	denied     *name.Ranges // with precedence: specific, without the ranges of longer allowed prefixes
+	allowed    name.Ranges  // wherever denied does not contain the address
 	anyName    portRules    // bare "*" in allowed_domains, which also allows connections without a name
 	open       bool         // destinations in no list are allowed
 	namePorts  name.PortSet // ports covered by denied_domains or a rule, where names matter even if the address is allowed
@@ -64,7 +64,7 @@ type Withheld struct {
 // problem.
 func Compile(spec Spec, o Options) (*Compiled, error) {
 	var ps document.Problems
-	parsed := checkSpec(spec, MaxEntries+MostBeside, &ps)
+	parsed := checkSpec(spec, MaxEntries+MostBeside+1, &ps) // amend.Beside denies one more entry if a list would become empty
 	table := newHeaderTable(o.Headers, &ps)
 	if err := ps.Err(); err != nil {
 		return nil, err
@@ -100,12 +100,13 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 	c := &Compiled{
 		spec:    spec.clone(),
 		version: version,
-		domains: newDomains(parsed.deniedDomains, parsed.allowedDomains),
+		domains: newDomains(parsed.deniedDomains, parsed.allowedDomains, spec.Precedence == PrecedenceSpecific),
+		denied:  parsed.denied,
 		open:    spec.DefaultAllow(),
 		rules:   parsed.rules,
 	}
-	for _, e := range parsed.deniedCIDRs {
-		c.denied.AddDenied(e.prefix, e.rule)
+	if c.denied == nil {
+		c.denied = &name.Ranges{}
 	}
 	for _, e := range parsed.allowedCIDRs {
 		c.allowed.AddAllowed(e.prefix, e.rule)

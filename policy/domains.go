@@ -12,6 +12,8 @@ type domains struct {
 	nodes map[string]*domainNode // by name, without "*."
 	any   domainNode             // "*", in its below lists
 	deep  int                    // largest number of labels of a key of nodes
+	// specific is the precedence of the more specific pattern. Otherwise denied patterns win.
+	specific bool
 }
 
 // domainNode has the patterns with one name.
@@ -54,8 +56,8 @@ type entries struct {
 	denied, allowed     bool
 }
 
-func newDomains(denied, allowed []domain) *domains {
-	d := &domains{nodes: map[string]*domainNode{}}
+func newDomains(denied, allowed []domain, specific bool) *domains {
+	d := &domains{nodes: map[string]*domainNode{}, specific: specific}
 	for _, e := range denied {
 		exact, below := d.node(e.pattern)
 		rules := &exact.denied
@@ -89,7 +91,7 @@ func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
 	return node, p.IsWildcard()
 }
 
-// match walks from the name to its last label. With wholeNames, on an unknown port (as in DNS), a denied pattern with a port does
+// match walks from the name to its last label. If the result has both flags, the denied pattern wins. With wholeNames, on an unknown port (as in DNS), a denied pattern with a port does
 // not deny the name.
 func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if n.IsZero() {
@@ -97,6 +99,9 @@ func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	}
 	if len(d.nodes) > 0 {
 		d.walk(n.String(), port, wholeNames, &m)
+	}
+	if d.decided(&m) {
+		return m
 	}
 	m.matchPort(d.any.below.denied, d.any.below.allowed, port, wholeNames)
 	return m
@@ -112,7 +117,7 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 				} else {
 					m.matchPort(node.below.denied, node.below.allowed, port, wholeNames)
 				}
-				if m.denied {
+				if d.decided(m) {
 					return
 				}
 			}
@@ -125,6 +130,9 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 		skip--
 	}
 }
+
+// decided reports whether less specific patterns cannot change the result.
+func (d *domains) decided(m *entries) bool { return m.denied || d.specific && m.allowed }
 
 func (m *entries) matchPort(denied, allowed portRules, port uint16, wholeNames bool) {
 	if !m.denied && len(denied) > 0 {
@@ -139,26 +147,76 @@ func (m *entries) matchPort(denied, allowed portRules, port uint16, wholeNames b
 	}
 }
 
-// deniesWhole reports whether denied_domains covers all of a pattern.
+// deniesWhole reports whether denied_domains covers all of a pattern, and no allowed pattern takes precedence for a part of it.
 func (d *domains) deniesWhole(p name.Pattern) bool {
-	covers := func(rs portRules) bool {
-		_, ok := rs.findWhole(p.Port())
-		return ok
+	if d.specific && p.IsWildcard() && d.allowsBelow(p) {
+		return false
 	}
-	if covers(d.any.below.denied) {
-		return true
-	}
-	for at, first := p.Name().String(), true; at != ""; first = false {
-		if node := d.nodes[at]; node != nil {
-			if first && !p.IsWildcard() && covers(node.denied) || (!first || p.IsWildcard()) && covers(node.below.denied) {
-				return true
-			}
+	denied := false
+	d.eachAbove(p, func(deniedHere, allowedHere portRules) (more bool) {
+		_, denied = deniedHere.findWhole(p.Port())
+		_, allowed := allowedHere.find(p.Port())
+		return !denied && !(d.specific && allowed)
+	})
+	return denied
+}
+
+// outranked reports whether an allowed pattern has no effect, because denied_domains has the same one for the same ports.
+func (d *domains) outranked(p name.Pattern) (denied bool) {
+	d.eachAbove(p, func(here, _ portRules) (more bool) {
+		_, denied = here.findWhole(p.Port())
+		return false
+	})
+	return denied
+}
+
+// excepts reports whether an allowed pattern is an exception from a denied one.
+func (d *domains) excepts(p name.Pattern) (excepted bool) {
+	own := true
+	d.eachAbove(p, func(denied, _ portRules) (more bool) {
+		if _, found := denied.find(p.Port()); found && !own {
+			excepted = true
+		}
+		own = false
+		return !excepted
+	})
+	return excepted
+}
+
+// eachAbove calls visit with the rules of a pattern and of those that cover it, the most specific first, while visit returns true.
+func (d *domains) eachAbove(p name.Pattern, visit func(denied, allowed portRules) (more bool)) {
+	wild := p.IsWildcard()
+	for at := p.Name().String(); at != ""; wild = true {
+		var denied, allowed portRules
+		if node := d.nodes[at]; node != nil && wild {
+			denied, allowed = node.below.denied, node.below.allowed
+		} else if node != nil {
+			denied, allowed = node.denied, node.allowed
+		}
+		if !visit(denied, allowed) {
+			return
 		}
 		dot := strings.IndexByte(at, '.')
 		if dot < 0 {
 			break
 		}
 		at = at[dot+1:]
+	}
+	visit(d.any.below.denied, d.any.below.allowed)
+}
+
+// allowsBelow reports whether an allowed pattern covers names that a wildcard covers, and is longer.
+func (d *domains) allowsBelow(p name.Pattern) bool {
+	suffix := "." + p.Name().String()
+	for at, node := range d.nodes {
+		if !p.Name().IsZero() && !strings.HasSuffix(at, suffix) {
+			continue
+		}
+		for _, rules := range []portRules{node.allowed, node.below.allowed} {
+			if _, found := rules.find(p.Port()); found {
+				return true
+			}
+		}
 	}
 	return false
 }

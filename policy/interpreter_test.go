@@ -61,16 +61,14 @@ func (in interpreter) destination(r Request) (Verdict, name.Reason) {
 	if a.IsValid() && in.protected(a) {
 		return Deny, name.ReasonProtectedRange
 	}
-	for _, s := range in.spec.DeniedDomains {
-		_, port, hasPort := strings.Cut(s, ":")
-		// Before a port is known, DNS does not deny a name that is denied on one port only.
-		notYet := r.Stage == StageDNS && hasPort && r.Port == 0 && port != ""
-		if in.domainMatches(s, r) && !notYet {
-			return Deny, name.ReasonDeniedDomain
-		}
+	specific := in.spec.Precedence == PrecedenceSpecific
+	if denied := in.namedBy(in.spec.DeniedDomains, r, true); denied > 0 && !(specific && in.namedBy(in.spec.AllowedDomains, r, false) > denied) {
+		return Deny, name.ReasonDeniedDomain
 	}
-	if a.IsValid() && in.listed(in.spec.DeniedCIDRs, a, true) {
-		return Deny, name.ReasonDeniedCIDR
+	if a.IsValid() {
+		if denied := in.listed(in.spec.DeniedCIDRs, a, true); denied > 0 && !(specific && in.listed(in.spec.AllowedCIDRs, a, false) > denied) {
+			return Deny, name.ReasonDeniedCIDR
+		}
 	}
 	if in.spec.Mode == ModeDenyAll {
 		return Deny, name.ReasonDenyAll
@@ -81,7 +79,7 @@ func (in interpreter) destination(r Request) (Verdict, name.Reason) {
 	if in.spec.Mode == ModeAllowAll {
 		return in.open(r, name.ReasonAllowAll)
 	}
-	if a.IsValid() && in.listed(in.spec.AllowedCIDRs, a, false) {
+	if a.IsValid() && in.listed(in.spec.AllowedCIDRs, a, false) > 0 {
 		return Allow, name.ReasonAllowedCIDR
 	}
 	if r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" {
@@ -182,9 +180,30 @@ var (
 	special        = name.SpecialPurpose()
 )
 
-// listed looks an address up in a list. A NAT64 address is in the list if its IPv4 is. An IPv6 range that is wider than
-// NAT64 denies it too, but does not allow it.
-func (in interpreter) listed(list []string, a netip.Addr, denying bool) bool {
+// namedBy returns how specific the longest pattern of a list is that covers the name of a request: 1 for "*", 2 more for each label,
+// and one more for a name without a wildcard. It is 0 if none does.
+func (in interpreter) namedBy(list []string, r Request, denying bool) (longest int) {
+	for _, s := range list {
+		host, port, _ := strings.Cut(s, ":")
+		// Before a port is known, DNS does not deny a name that is denied on one port only.
+		if notYet := denying && r.Stage == StageDNS && r.Port == 0 && port != ""; notYet || !in.domainMatches(s, r) {
+			continue
+		}
+		rank := 2*strings.Count("."+host, ".") + 1
+		if strings.HasPrefix(host, "*") {
+			rank -= 2
+		} else {
+			rank++
+		}
+		longest = max(longest, rank)
+	}
+	return longest
+}
+
+// listed returns one more than the length of the longest range of a list that contains an address, as an IPv6 length if the
+// address is IPv6; 0 if none does. A NAT64 address is in the list if its IPv4 is. An IPv6 range that is wider than NAT64 denies it too,
+// but does not allow it.
+func (in interpreter) listed(list []string, a netip.Addr, denying bool) (longest int) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -193,17 +212,17 @@ func (in interpreter) listed(list []string, a netip.Addr, denying bool) bool {
 		if wellKnownNAT64.Contains(a) {
 			b := a.As16()
 			if p.Contains(netip.AddrFrom4([4]byte(b[12:]))) {
-				return true
+				longest = max(longest, 97+p.Bits())
 			}
 			if !denying && p.Bits() < 96 {
 				continue
 			}
 		}
 		if p.Contains(a) {
-			return true
+			longest = max(longest, 1+p.Bits())
 		}
 	}
-	return false
+	return longest
 }
 
 func (in interpreter) protected(a netip.Addr) bool {
@@ -344,6 +363,7 @@ func (r random) interpreter() interpreter {
 		cidr := func() string { return pick(r, someCIDRs) }
 		in.spec.AllowedDomains, in.spec.DeniedDomains = r.some(3, r.host), r.some(2, r.host)
 		in.spec.AllowedCIDRs, in.spec.DeniedCIDRs = r.some(3, cidr), r.some(2, cidr)
+		in.specific(r)
 	}
 	m := map[string]any{}
 	for range r.IntN(3) {
@@ -361,6 +381,21 @@ func (r random) interpreter() interpreter {
 	doc, _ := json.Marshal(m)
 	in.headers, _ = ParseHeaderRules(doc, nil) // the same pattern twice: no rules then
 	return in
+}
+
+// specific gives some policies the precedence of the more specific entry, and more entries, as exceptions need both lists.
+func (in *interpreter) specific(r random) {
+	if r.IntN(2) > 0 {
+		return
+	}
+	in.spec.Precedence = PrecedenceSpecific
+	cidr := func() string { return pick(r, someCIDRs) }
+	for _, more := range []*[]string{&in.spec.AllowedDomains, &in.spec.DeniedDomains} {
+		*more = append(*more, r.some(3, r.host)...)
+	}
+	for _, more := range []*[]string{&in.spec.AllowedCIDRs, &in.spec.DeniedCIDRs} {
+		*more = append(*more, r.some(3, cidr)...)
+	}
 }
 
 func (r random) request() Request {

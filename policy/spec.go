@@ -46,6 +46,7 @@ type Spec struct {
 	DeniedDomains  []string            `json:"denied_domains,omitempty"`
 	AllowedCIDRs   []string            `json:"allowed_cidrs,omitempty"`
 	DeniedCIDRs    []string            `json:"denied_cidrs,omitempty"`
+	Precedence     Precedence          `json:"precedence,omitempty" enum:"specific" doc:"which entry decides; absent: what is denied; specific: the longer name or prefix, and among equals what is denied"`
 	DNS            DNSMode             `json:"dns,omitempty" enum:"strict resolve"`
 	DeniedNames    DeniedNames         `json:"denied_names,omitempty" enum:"sink nxdomain refused" doc:"how DNS answers for names that may not be reached"`
 	Rules          []match.RequestRule `json:"rules,omitempty"`
@@ -78,6 +79,7 @@ type (
 type parsedSpec struct {
 	allowedDomains, deniedDomains []domain
 	allowedCIDRs, deniedCIDRs     []cidr
+	denied                        *name.Ranges // deniedCIDRs, without their exceptions if precedence is specific
 	rules                         []match.CompiledRule
 }
 
@@ -113,6 +115,7 @@ func (s Spec) clone() Spec {
 // stays empty.
 func checkSpec(s Spec, most int, ps *document.Problems) parsedSpec {
 	parsed := checkEntries(s, most, ps)
+	parsed.denied = parsed.deniedRanges(s, most, ps)
 	checkUpstream(s.UpstreamProxy, most, ps)
 	checkDeniedNames(s, ps)
 	switch s.Mode {
@@ -142,6 +145,7 @@ func checkNoLists(s Spec, ps *document.Problems) {
 		{"denied_domains", len(s.DeniedDomains) > 0},
 		{"allowed_cidrs", len(s.AllowedCIDRs) > 0},
 		{"denied_cidrs", len(s.DeniedCIDRs) > 0},
+		{"precedence", s.Precedence != ""},
 		{"dns", s.DNS != ""},
 	} {
 		if list.given {
@@ -168,6 +172,9 @@ func checkDeniedNames(s Spec, ps *document.Problems) {
 }
 
 func checkCustom(s Spec, ps *document.Problems) {
+	if s.Precedence != "" && s.Precedence != PrecedenceSpecific {
+		ps.Add("/precedence", `%s is no precedence; use "specific", or leave it out: then denied entries win`, name.Quote(string(s.Precedence)))
+	}
 	switch s.DNS {
 	case "", DNSStrict, DNSResolve:
 	default:

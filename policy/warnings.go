@@ -15,6 +15,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 	var ps document.Problems
 	c.warnDomains(&ps)
 	c.warnCIDRs(&ps)
+	c.warnPrecedence(parsed, &ps)
 	if c.spec.Mode == ModeCustom && c.spec.DNS == DNSResolve && len(c.spec.AllowedCIDRs) == 0 {
 		ps.Add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
 	}
@@ -72,7 +73,8 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *doc
 
 func (c *Compiled) warnDomains(ps *document.Problems) {
 	for i, s := range c.spec.AllowedDomains {
-		if p, err := name.ParsePattern(s); err == nil && c.domains.deniesWhole(p) {
+		p, err := name.ParsePattern(s)
+		if err == nil && (c.domains.specific && c.domains.outranked(p) || !c.domains.specific && c.domains.deniesWhole(p)) {
 			ps.Add(document.Element("/allowed_domains", i), "%s is denied by denied_domains, which wins", name.Quote(s))
 		}
 	}
@@ -89,6 +91,34 @@ func (c *Compiled) warnCIDRs(ps *document.Problems) {
 		} else if rule, in := c.denied.CoveredBy(p); in {
 			ps.Add(document.Element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", name.Quote(s), name.Quote(rule))
 		}
+	}
+}
+
+// warnPrecedence warns of a precedence without exceptions, and of a policy that allows nothing but exceptions.
+func (c *Compiled) warnPrecedence(parsed parsedSpec, ps *document.Problems) {
+	if !c.domains.specific {
+		return
+	}
+	excepted := 0
+	for _, e := range parsed.allowedDomains {
+		if c.domains.excepts(e.pattern) {
+			excepted++
+		}
+	}
+	var denied name.Ranges
+	for _, e := range parsed.deniedCIDRs {
+		denied.AddDenied(e.prefix, "")
+	}
+	for _, e := range parsed.allowedCIDRs {
+		if denied.CoversLonger(e.prefix) {
+			excepted++
+		}
+	}
+	switch excepted {
+	case 0:
+		ps.Add("/precedence", `"specific" has no effect: no entry of an allowed list is an exception from a denied entry`)
+	case len(parsed.allowedDomains) + len(parsed.allowedCIDRs):
+		ps.Add("/precedence", `every allowed entry is an exception from a denied one, and what is in no list is denied: to allow the rest too, add "*" to allowed_domains, or wider ranges to allowed_cidrs`)
 	}
 }
 

@@ -124,20 +124,20 @@ func TestExplain(t *testing.T) {
 	}
 	name := mustName(t, "a.example.com")
 	at := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: "GET", Path: "/"}
-	if d, unknown := c.Explain(at, false); !unknown.Query || !unknown.Headers {
-		t.Errorf("%+v %+v", d, unknown)
+	if d := c.Explain(at, false); !d.Unseen.Query || !d.Unseen.Headers {
+		t.Errorf("%+v", d)
 	}
 	at.Fields = match.AllFields([]match.Field{{Name: "X-Role", Value: "dev"}})
-	if d, unknown := c.Explain(at, true); !d.Allowed() || unknown != (Unseen{}) {
-		t.Errorf("%+v %+v", d, unknown)
+	if d := c.Explain(at, true); !d.Allowed() || d.Unseen != (Unseen{}) {
+		t.Errorf("%+v", d)
 	}
 	at.Query = "team=red"
-	if d, unknown := c.Explain(at, true); d.Allowed() || unknown != (Unseen{}) {
-		t.Errorf("%+v %+v", d, unknown)
+	if d := c.Explain(at, true); d.Allowed() || d.Unseen != (Unseen{}) {
+		t.Errorf("%+v", d)
 	}
 	at.Name = mustName(t, "b.example.com")
-	if d, unknown := c.Explain(at, false); !d.Allowed() || unknown != (Unseen{}) {
-		t.Errorf("%+v %+v", d, unknown)
+	if d := c.Explain(at, false); !d.Allowed() || d.Unseen != (Unseen{}) {
+		t.Errorf("%+v", d)
 	}
 }
 

@@ -306,18 +306,19 @@ func changed(b *Box, was api.PolicyState) api.PolicyState {
 }
 
 // Explain implements the Rules of [boxgate/api/egress].
-func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
+func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Explanation, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
-		return policy.Decision{}, policy.Unseen{}, err
+		return policy.Explanation{}, err
 	}
 	rule := fmt.Sprintf("%s %s %s %d %s %s %s", req.Stage, req.Name, req.Addr, req.Port, req.Protocol, req.Method, req.Path)
 	if req.Fields != nil {
 		rule += fmt.Sprint(req.Fields.List)
 	}
 	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule + req.Query, Version: b.Policy.Version}
-	return d, policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}, nil
+	unseen := policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}
+	return policy.Explanation{Decision: d, Unseen: unseen, Beaten: []string{"*.beaten.example"}}, nil
 }
 
 // Headers implements the Host of [boxgate/api/rules].

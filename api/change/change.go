@@ -88,6 +88,7 @@ func Names(before, after []string) *List {
 type PolicyChange struct {
 	Version        uint64   `json:"version"`
 	Mode           []string `json:"mode,omitempty"` // before and after
+	Precedence     []string `json:"precedence,omitempty"`
 	DNS            []string `json:"dns,omitempty"`
 	DeniedNames    []string `json:"denied_names,omitempty"`
 	AllowedDomains *List    `json:"allowed_domains,omitempty"`
@@ -108,6 +109,7 @@ type PolicyChange struct {
 func Policy(was, is api.PolicyState, most int) PolicyChange {
 	before, after, left := was.Spec, is.Spec, budget(most)
 	c := PolicyChange{Version: is.Version, Mode: pair(string(before.Mode), string(after.Mode)), DNS: pair(string(before.DNS), string(after.DNS)), Named: pair(was.Named, is.Named)}
+	c.Precedence = pair(string(before.Precedence), string(after.Precedence))
 	c.DeniedNames = pair(string(before.DeniedNames), string(after.DeniedNames))
 	c.Leases = left.list(namesOf(was.Leases), namesOf(is.Leases))
 	c.AllowedDomains, c.DeniedDomains = left.list(before.AllowedDomains, after.AllowedDomains), left.list(before.DeniedDomains, after.DeniedDomains)

@@ -139,7 +139,7 @@ func TestExplain(t *testing.T) {
 		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
 	} {
 		got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", body).JSON(t)
-		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" {
+		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" || fmt.Sprint(got["beaten"]) != "[*.beaten.example]" {
 			t.Errorf("%s: %v", body, got)
 		}
 	}

@@ -35,6 +35,7 @@ type decisionView struct {
 	Version  uint64      `json:"version"`
 	Named    string      `json:"named,omitempty" doc:"the named policy that the box follows, in addition to its leases"`
 	DialName bool        `json:"dial_name,omitempty" doc:"the decision is about the name: the gateway dials one of its addresses and decides about that address again"`
+	Beaten   []string    `json:"beaten,omitempty" doc:"entries of the policy for the destination that would have decided otherwise: denied ones win, or with precedence: specific the longer name or prefix"`
 	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers: rules for the host depend on them and they were not given, so the decision may differ for actual requests"`
 }
 
@@ -109,15 +110,15 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	d, unknown, err := e.Rules.Explain(r.Context(), box.ID, req, body.Query != nil)
+	d, err := e.Rules.Explain(r.Context(), box.ID, req, body.Query != nil)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Version: d.Version, Named: box.Policy.Named, DialName: d.DialName}
-	if unknown.Query {
+	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Version: d.Version, Named: box.Policy.Named, DialName: d.DialName, Beaten: d.Beaten}
+	if d.Unseen.Query {
 		view.Unknown = append(view.Unknown, "query")
 	}
-	if unknown.Headers {
+	if d.Unseen.Headers {
 		view.Unknown = append(view.Unknown, "headers")
 	}
 	return rest.Reply{Body: view}, nil

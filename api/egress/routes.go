@@ -31,7 +31,7 @@ type Host interface {
 type Rules interface {
 	// Explain returns the decision of the active policy without sending a request. knowsQuery is set if an empty query in
 	// req means that the request has no query.
-	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
+	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Explanation, error)
 }
 
 // Endpoints serves decisions about egress.

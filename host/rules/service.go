@@ -146,14 +146,13 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 }
 
 // Explain implements the Rules of [boxgate/api/egress].
-func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
+func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Explanation, error) {
 	c, err := p.explainedPolicy(id)
 	if err != nil {
-		return policy.Decision{}, policy.Unseen{}, err
+		return policy.Explanation{}, err
 	}
 	req.Box = id
-	d, unknown := c.Explain(req, knowsQuery)
-	return d, unknown, nil
+	return c.Explain(req, knowsQuery), nil
 }
 
 // explainedPolicy returns the active policy of a box, or of a paused box the policy that it would start with.

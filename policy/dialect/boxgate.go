@@ -55,6 +55,7 @@ func readSpec(doc document.Value, ps *document.Problems) policy.Spec {
 	}
 	doc.Fields("", "an object with mode", ps, map[string]func(string, document.Value){
 		"mode":            func(at string, v document.Value) { s.Mode = policy.Mode(v.AsString(at, ps)) },
+		"precedence":      func(at string, v document.Value) { s.Precedence = policy.Precedence(v.AsString(at, ps)) },
 		"dns":             func(at string, v document.Value) { s.DNS = policy.DNSMode(v.AsString(at, ps)) },
 		"denied_names":    func(at string, v document.Value) { s.DeniedNames = policy.DeniedNames(v.AsString(at, ps)) },
 		"allowed_domains": list(&s.AllowedDomains),

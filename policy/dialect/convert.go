@@ -112,6 +112,9 @@ func checkForeign(spec policy.Spec, ps *document.Problems) {
 	if len(spec.Repos) > 0 {
 		ps.Add("/repos", "the other dialect knows no repositories")
 	}
+	if spec.Precedence != "" {
+		ps.Add("/precedence", "the other dialect has no precedence of the longer name or prefix; leave it out, and write the entries so that none is an exception from another")
+	}
 	if spec.DNS != "" {
 		ps.Add("/dns", "the other dialect does not choose how names are resolved; leave it out")
 	}

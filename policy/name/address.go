@@ -49,6 +49,16 @@ func (r *Ranges) AddAllowed(p netip.Prefix, rule string) {
 // CoveredBy returns the rule of the most specific prefix that contains all of p.
 func (r *Ranges) CoveredBy(p netip.Prefix) (rule string, ok bool) { return r.table.LookupPrefix(p) }
 
+// CoversLonger reports whether a shorter prefix than p contains all of p.
+func (r *Ranges) CoversLonger(p netip.Prefix) bool {
+	for q := range r.table.Supernets(p) {
+		if q != p {
+			return true
+		}
+	}
+	return false
+}
+
 // Overlaps reports whether some address of p is in the set.
 func (r *Ranges) Overlaps(p netip.Prefix) bool { return r.table.OverlapsPrefix(p) }
 
@@ -64,6 +74,14 @@ func (r *Ranges) Merged() []netip.Prefix {
 		out = append(out, p)
 	}
 	return out
+}
+
+// Translated returns the NAT64 form of an IPv4 prefix, and other prefixes unchanged.
+func Translated(p netip.Prefix) netip.Prefix {
+	if !p.Addr().Is4() {
+		return p
+	}
+	return translated(p)
 }
 
 // translated returns the NAT64 form of an IPv4 prefix.
