@@ -45,6 +45,37 @@ func (g *gateway) lease(allow bool, lasts time.Duration, entries ...string) {
 	}
 }
 
+// TestDenialBesideExceptions: with precedence: specific a temporary denial of a zone closes its exceptions too, and they return when it
+// ends. A temporary exception opens one host of a denied zone, but not under an equal denied entry.
+func TestDenialBesideExceptions(t *testing.T) {
+	t.Parallel()
+	g, clock := newLeasing(t)
+	spec := policy.Spec{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, AllowedDomains: []string{"*", "ok.evil.test"}, DeniedDomains: []string{"*.evil.test", "shut.evil.test"}}
+	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: spec}, nil); err != nil {
+		t.Fatal(err)
+	}
+	expect := func(when string, ok, other, elsewhere bool) {
+		t.Helper()
+		if g.allows("ok.evil.test") != ok || g.allows("other.evil.test") != other || g.allows("a.test") != elsewhere {
+			t.Errorf("%s: %v, %v, %v", when, g.allows("ok.evil.test"), g.allows("other.evil.test"), g.allows("a.test"))
+		}
+	}
+	expect("at first", true, false, true)
+	g.lease(true, time.Hour, "other.evil.test")
+	expect("with a temporary exception", true, true, true)
+	if _, err := g.AddLeases(t.Context(), "b1", api.LeaseRequest{Allow: true, Entries: []string{"shut.evil.test:443"}, Lasts: time.Hour}, nil); err == nil {
+		t.Error("an entry that an equal one denies can be allowed")
+	}
+	g.lease(false, time.Minute, "*.evil.test")
+	expect("with a temporary denial", false, false, true)
+	clock.pass(2 * time.Minute)
+	g.endDueLeases()
+	expect("after the denial", true, true, true)
+	clock.pass(2 * time.Hour)
+	g.endDueLeases()
+	expect("after the exception", true, false, true)
+}
+
 // allows reports whether the applied policy allows a name.
 func (g *gateway) allows(host string) bool {
 	g.t.Helper()

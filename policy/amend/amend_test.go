@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/name"
@@ -64,6 +65,16 @@ func TestChanges(t *testing.T) {
 		{`{"mode":"custom","allowed_domains":["a.com"]}`, "deny a.com", `{"mode":"custom","allowed_domains":["a.com"],"denied_domains":["a.com"]}`, "denied"},
 		{`{"mode":"custom","allowed_domains":["a.com"],"allowed_cidrs":["1.1.1.1"]}`, "deny a.com", `{"mode":"custom","allowed_domains":["a.com"],"denied_domains":["a.com"],"allowed_cidrs":["1.1.1.1"]}`, "denied"},
 		{`{"mode":"custom","denied_domains":["*.b.com"]}`, "deny a.b.com", "", `"*.b.com" denies it already`},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["*"],"denied_domains":["*.b.com"]}`, "allow a.b.com", `{"mode":"custom","precedence":"specific","allowed_domains":["*","a.b.com"],"denied_domains":["*.b.com"]}`, "allowed"},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["*","*.b.com"],"denied_domains":["*.com"]}`, "allow a.b.com", "", `"*.b.com" allows it already`},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["*"],"denied_domains":["a.b.com"]}`, "allow a.b.com:443", "error", `is denied by "a.b.com"`},
+		{`{"mode":"custom","precedence":"specific","denied_domains":["*.b.com"]}`, "allow a.b.com", "error", "would deny everything else"},
+		{`{"mode":"custom","precedence":"specific","denied_domains":["a.com"]}`, "allow a.com", `{"mode":"allow-all"}`, "the mode is allow-all now"},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["*","a.b.com"],"denied_domains":["*.com"]}`, "deny *.b.com", `{"mode":"custom","precedence":"specific","allowed_domains":["*"],"denied_domains":["*.com","*.b.com"]}`, "denied"},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["a.b.com"]}`, "deny *.b.com", `{"mode":"custom","precedence":"specific","allowed_domains":["a.b.com"],"denied_domains":["*.b.com","a.b.com"]}`, "denied"},
+		{`{"mode":"custom","precedence":"specific","allowed_domains":["a.b.com"]}`, "deny *.b.com:443", `{"mode":"custom","precedence":"specific","allowed_domains":["a.b.com"],"denied_domains":["*.b.com:443","a.b.com:443"]}`, "denied"},
+		{`{"mode":"custom","precedence":"specific","allowed_cidrs":["1.1.1.1","2.2.2.2"],"denied_cidrs":["1.1.0.0/16"]}`, "deny 1.1.1.0/24", `{"mode":"custom","precedence":"specific","allowed_cidrs":["2.2.2.2"],"denied_cidrs":["1.1.0.0/16","1.1.1.0/24"]}`, "denied"},
+		{`{"mode":"custom","precedence":"specific","allowed_cidrs":["2.2.2.2"],"denied_cidrs":["1.1.0.0/16"]}`, "deny 1.1.1.0/24", "", `"1.1.0.0/16" denies it already`},
 	} {
 		before := spec(t, c.before)
 		got, err := apply(t, before, c.change)
@@ -127,7 +138,33 @@ func policies(t *testing.T) []policy.Spec {
 			all = append(all, s)
 		}
 	}
+	return append(all, specific()...)
+}
+
+// specific are policies with precedence: specific, with exceptions and exceptions from these.
+func specific() (all []policy.Spec) {
+	names := [][]string{nil, {"a.com"}, {"*.a.com:443"}, {"*"}, {"*.com", "x.a.com"}, {"x.a.com:443", "b.com"}}
+	cidrs := [][]string{nil, {"1.1.1.1", "64:ff9b::101:102"}, {"1.1.0.0/16"}, {"1.1.1.0/24", "0.0.0.0/0"}}
+	for i := 1; i < len(names)*len(names)*len(cidrs)*len(cidrs); i += nightly.Size(13, 1) {
+		all = append(all, policy.Spec{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, AllowedDomains: names[i%6], DeniedDomains: names[i/6%6],
+			AllowedCIDRs: cidrs[i/36%4], DeniedCIDRs: cidrs[i/144]})
+	}
 	return all
+}
+
+// TestBesideSpecific: with precedence: specific, a temporary denial denies everything that it covers, longer allowed entries too, and a
+// temporarily allowed entry is denied by an entry of its own length alone. Nothing else changes.
+func TestBesideSpecific(t *testing.T) {
+	t.Parallel()
+	for _, before := range specific() {
+		for _, name := range []string{"a.com", "*.a.com", "*.a.com:443", "x.a.com", "x.a.com:443", "*", "1.1.1.1", "1.1.1.0/24", "0.0.0.0/0", "64:ff9b::101:100/120", "::/0"} {
+			e := entry(t, name)
+			compare(t, before, Change{Spec: Beside(before, nil, []Entry{e})}, "deny", e)
+			if _, err := e.Idle(before, true); err == nil && !strings.Contains(name, "::") { // ::/0 allows no NAT64 addresses
+				compare(t, before, Change{Spec: Beside(before, []Entry{e}, nil)}, "allow", e)
+			}
+		}
+	}
 }
 
 func compare(t *testing.T, before policy.Spec, after Change, verb string, e Entry) {
@@ -151,11 +188,11 @@ func compare(t *testing.T, before policy.Spec, after Change, verb string, e Entr
 			}
 		}
 	}
-	for _, a := range []string{"1.1.1.1", "1.1.1.2", "2.2.2.2", "3.3.3.3", "9.9.9.9"} {
+	for _, a := range []string{"1.1.1.1", "1.1.1.2", "2.2.2.2", "3.3.3.3", "9.9.9.9", "64:ff9b::101:101", "64:ff9b::101:102", "64:ff9b::909:909"} {
 		addr := netip.MustParseAddr(a)
 		asked := policy.Request{Stage: policy.StageKernel, Addr: addr, Port: 5000, Protocol: policy.UDP}
 		got := is.Decide(asked).Allowed()
-		if covered := e.isAddress() && e.prefix.Contains(addr); covered && got != (verb == "allow") && !excepted(after, e) || !covered && got != was.Decide(asked).Allowed() {
+		if covered := e.isAddress() && (e.prefix.Contains(addr) || e.prefix.Contains(name.Untranslated(addr))); covered && got != (verb == "allow") && !excepted(after, e) || !covered && got != was.Decide(asked).Allowed() {
 			t.Errorf("%s %s of %s: %s is allowed: %v", verb, e, text(t, before), a, got)
 		}
 	}
@@ -164,7 +201,7 @@ func compare(t *testing.T, before policy.Spec, after Change, verb string, e Entr
 // excepted reports whether a change said that a part of the entry remains denied.
 func excepted(c Change, e Entry) bool {
 	_, denied := e.lists(&c.Spec)
-	return e.exceptions(*denied) != ""
+	return e.exceptions(c.Spec, *denied) != ""
 }
 
 func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
@@ -193,12 +230,13 @@ func TestEntriesThatAreNone(t *testing.T) {
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	before := spec(t, `{"mode":"custom","allowed_domains":["a.com","b.com"],"rules":[{"hosts":["a.com"],"action":"allow"},{"hosts":["b.com"],"action":"deny"}]}`)
-	after := spec(t, `{"mode":"custom","allowed_domains":["b.com","c.com"],"dns":"strict","denied_names":"sink","rules":[{"hosts":["b.com"],"action":"deny"},{"hosts":["a.com"],"action":"allow"}]}`)
+	after := spec(t, `{"mode":"custom","allowed_domains":["b.com","c.com"],"dns":"strict","precedence":"specific","denied_names":"sink","rules":[{"hosts":["b.com"],"action":"deny"},{"hosts":["a.com"],"action":"allow"}]}`)
 	var got []string
 	for _, d := range Diff(before, after) {
 		got = append(got, d.String())
 	}
-	want := `+ dns: strict
+	want := `+ precedence: specific
++ dns: strict
 + denied_names: sink
 - allowed_domains: a.com
 + allowed_domains: c.com

@@ -7,8 +7,9 @@ import (
 )
 
 // Beside returns a policy with temporarily allowed and denied entries. Denied entries, of the policy and temporary ones, win over
-// allowed ones. Entries that are already allowed are not added: in a policy that only denies, an allowed entry would deny everything
-// else. The argument is not modified.
+// allowed ones. With precedence: specific, a temporarily allowed entry wins over shorter denied ones of the policy, and a temporarily
+// denied one over everything that it covers. Entries that are already allowed are not added: in a policy that only denies, an
+// allowed entry would deny everything else. The argument is not modified.
 func Beside(s policy.Spec, allowed, denied []Entry) policy.Spec {
 	for _, e := range allowed {
 		s = allowBeside(s, e)
@@ -24,9 +25,9 @@ func allowBeside(s policy.Spec, e Entry) policy.Spec {
 		c, _ := Allow(s, e) // no denied entry covers it
 		return c.Spec
 	}
-	list, _ := e.lists(&s)
+	list, denied := e.lists(&s)
 	switch {
-	case s.Mode != policy.ModeCustom || len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0 || e.coveredBy(*list) != "":
+	case s.Mode != policy.ModeCustom || len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0 || e.allowedBy(s, *list, *denied) != "":
 		return s
 	case len(s.AllowedDomains) == 0 && s.DNS == "":
 		s.DNS = policy.DNSResolve // the previous default, which changes with the first name
@@ -37,7 +38,7 @@ func allowBeside(s policy.Spec, e Entry) policy.Spec {
 
 // denyBeside adds a denied entry and keeps allowed ones, as denied entries win.
 func denyBeside(s policy.Spec, e Entry) policy.Spec {
-	if s.Mode != policy.ModeCustom {
+	if s.Mode != policy.ModeCustom || s.Precedence == policy.PrecedenceSpecific {
 		return Deny(s, e).Spec
 	}
 	_, list := e.lists(&s)
@@ -53,7 +54,7 @@ func (e Entry) Idle(s policy.Spec, allow bool) (why string, err error) {
 	c := Deny(s, e)
 	if allow {
 		_, denied := e.lists(&s)
-		if by := e.coveredBy(*denied); by != "" {
+		if by := e.deniedBy(s, *denied); by != "" {
 			return "", fmt.Errorf("%s is denied by %q, and what is denied wins", e, by)
 		}
 		if c, err = Allow(s, e); err != nil {

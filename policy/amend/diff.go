@@ -32,6 +32,7 @@ func Diff(before, after policy.Spec) []Difference {
 		before, after []string
 	}{
 		{"mode", one(string(before.Mode)), one(string(after.Mode))},
+		{"precedence", one(string(before.Precedence)), one(string(after.Precedence))},
 		{"dns", one(string(before.DNS)), one(string(after.DNS))},
 		{"denied_names", one(string(before.DeniedNames)), one(string(after.DeniedNames))},
 		{"allowed_domains", before.AllowedDomains, after.AllowedDomains},

@@ -34,6 +34,15 @@ func ParseEntry(s string) (Entry, error) {
 	return Entry{s, name.Pattern{}, prefix}, err
 }
 
+// listed reads an entry of a policy, which has been checked before.
+func listed(s string) (Entry, bool) {
+	if prefix, ok := prefixOf(s); ok {
+		return Entry{s, name.Pattern{}, prefix}, true
+	}
+	pattern, err := name.ParsePattern(s)
+	return Entry{s, pattern, netip.Prefix{}}, err == nil
+}
+
 // prefixOf reads a CIDR, or an address as its host route.
 func prefixOf(s string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(s); err == nil {
@@ -65,8 +74,8 @@ func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
 // coveredBy returns the first entry of a list that covers e, or "".
 func (e Entry) coveredBy(list []string) string {
 	i := slices.IndexFunc(list, func(s string) bool {
-		other, err := ParseEntry(s)
-		return err == nil && other.covers(e)
+		other, ok := listed(s)
+		return ok && other.covers(e)
 	})
 	if i < 0 {
 		return ""
@@ -78,7 +87,7 @@ func (e Entry) coveredBy(list []string) string {
 func without(list []string, gone func(Entry) bool) []string {
 	var out []string
 	for _, s := range list {
-		if e, err := ParseEntry(s); err != nil || !gone(e) {
+		if e, ok := listed(s); !ok || !gone(e) {
 			out = append(out, s)
 		}
 	}
