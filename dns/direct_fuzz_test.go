@@ -32,6 +32,8 @@ var directSpecs = []policy.Spec{
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example.com"}, DeniedNames: policy.DeniedNXDOMAIN},
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example.com"}, DeniedNames: policy.DeniedSink},
 	{Mode: policy.ModeCustom, DeniedDomains: []string{"*.evil.org"}},
+	{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, AllowedDomains: []string{"*", "b.cdn.net"}, DeniedDomains: []string{"*.cdn.net", "*.org"},
+		AllowedCIDRs: []string{"93.184.216.34"}, DeniedCIDRs: []string{"93.184.216.0/24"}},
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"*", "*.cdn.net:8443"}, DeniedCIDRs: []string{"2606:2800::/32"}},
 }
 

@@ -135,6 +135,27 @@ func TestCNAMEToDeniedName(t *testing.T) {
 	}
 }
 
+// TestCNAMEToException: with precedence: specific a chain may lead to the exception of a denied zone, and to no other name in it. An
+// exception is resolved, and its denied address is left out.
+func TestCNAMEToException(t *testing.T) {
+	t.Parallel()
+	for _, full := range []bool{false, true} {
+		z := newZone(t, "a.example.com. 60 IN CNAME ok.evil.net.", "ok.evil.net. 60 IN A "+goodV4, "b.example.com. 60 IN CNAME x.ok.evil.net.",
+			"x.ok.evil.net. 60 IN A "+goodV4, "two.evil.net. 60 IN A "+goodV4, "two.evil.net. 60 IN A 9.9.9.8")
+		z.full = full
+		b := newBench(t, policy.Spec{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, AllowedDomains: []string{"*", "ok.evil.net", "two.evil.net"},
+			DeniedDomains: []string{"*.evil.net"}, AllowedCIDRs: []string{"9.9.9.9"}, DeniedCIDRs: []string{"9.9.9.0/24"}}, z)
+		wantAddresses(t, b.ask(t, "a.example.com", mdns.TypeA), goodV4)
+		wantAddresses(t, b.ask(t, "ok.evil.net", mdns.TypeA), goodV4)
+		wantAddresses(t, b.ask(t, "two.evil.net", mdns.TypeA), goodV4)
+		wantBlocked(t, b.ask(t, "b.example.com", mdns.TypeA))
+		wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonDeniedDomain)
+		if !full && slices.Contains(z.questions(), "x.ok.evil.net. A") {
+			t.Error("the denied name was asked for")
+		}
+	}
+}
+
 func TestCNAMELoopsAndLongChainsEnd(t *testing.T) {
 	t.Parallel()
 	var long []string

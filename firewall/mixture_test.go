@@ -59,6 +59,12 @@ func TestNoPacketMeetsAMixture(t *testing.T) {
 		"deny all, deny some": {victims, now, alternately(denyAll, denied)},
 		"denied inside allowed": {victims, always,
 			alternately(nested(), nested("192.0.2.0/24", "2001:db8:3::/48"))},
+		"exceptions in a denied range": {victims, always, alternately(
+			specific(t, []string{"198.51.100.0/24", "198.51.100.20", "2001:db8:2::/64", "2001:db8:2::20"}, []string{"198.51.100.0/27", "2001:db8:2::/122"}),
+			specific(t, []string{"198.51.100.0/24", "198.51.100.16/28", "2001:db8:2::/64", "2001:db8:2::20/124"}, []string{"198.51.100.0/27", "198.51.100.7", "2001:db8:2::/122"}))},
+		"precedence changed": {victims, now, alternately(
+			specific(t, []string{"198.51.100.0/24", "198.51.100.20", "2001:db8:2::/64", "2001:db8:2::20"}, []string{"198.51.100.0/27", "2001:db8:2::/122"}),
+			policy.KernelPlan{Allowed: prefixes("198.51.100.0/24", "2001:db8:2::/64"), Denied: prefixes("198.51.100.0/27", "2001:db8:2::/122"), Protected: guarded()})},
 		"allowed swapped": {victims, now, alternately(allow("198.51.100.16/29", "2001:db8:2::20/124"),
 			allow("198.51.100.64/28", "2001:db8:2::40/124"))},
 		"shared with another box": {victims, now, func(w *world) func(int) {

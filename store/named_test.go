@@ -1,13 +1,49 @@
 package store
 
 import (
+	"encoding/json"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/store/document"
 )
+
+// TestAttackOlderProgramIgnoresPrecedence: a program that does not know the precedence of a stored policy does not read the policy. One
+// without it is stored as before.
+func TestAttackOlderProgramIgnoresPrecedence(t *testing.T) {
+	t.Parallel()
+	type older struct { // the fields of a spec before precedence
+		Mode           string   `json:"mode"`
+		AllowedDomains []string `json:"allowed_domains"`
+		DeniedDomains  []string `json:"denied_domains"`
+	}
+	for precedence, readable := range map[policy.Precedence]bool{"": true, policy.PrecedenceSpecific: false} {
+		dir := newDir(t)
+		db := open(t, Options{Dir: dir})
+		allocate(t, db, Box{ID: "b1"})
+		spec := custom("*", "ok.evil.test")
+		spec.DeniedDomains, spec.Precedence = []string{"*.evil.test"}, precedence
+		if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy("b1"), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		db = open(t, Options{Dir: dir})
+		stored, err := db.Rules.Policy("b1")
+		if err != nil || !reflect.DeepEqual(stored.Spec, spec) {
+			t.Errorf("%+v came back as %+v, %v", spec, stored.Spec, err)
+		}
+		data, err := json.Marshal(stored.Spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := document.Decode(data, &older{}); (err == nil) != readable {
+			t.Errorf("%s is read with %v", data, err)
+		}
+	}
+}
 
 func custom(domains ...string) policy.Spec {
 	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains}

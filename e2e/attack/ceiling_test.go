@@ -40,6 +40,7 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 	allowed(box, "curl -sS -m 30 https://api.example.com/echo", 0)
 	for _, p := range []map[string]any{
 		everything, harness.Custom("evil.example.net", "api.example.com"), {"mode": "custom", "allowed_cidrs": []string{evil4 + "/32"}, "allowed_domains": []string{"*"}},
+		{"mode": "custom", "precedence": "specific", "allowed_domains": []string{"*", "evil.example.net"}, "denied_domains": []string{"*.example.net"}},
 	} {
 		w.SetPolicy(box, p)
 		allowed(box, "curl -k -sS -m 30 https://evil.example.net/ceiling", 35)

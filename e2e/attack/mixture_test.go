@@ -1,6 +1,7 @@
 package attack
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -58,7 +59,11 @@ func TestAttackNeverAMixture(t *testing.T) {
 	custom := func(allowed, denied []string) map[string]any {
 		return map[string]any{"mode": "custom", "allowed_cidrs": allowed, "denied_cidrs": denied}
 	}
+	exceptions := custom(append(open, friend[0].String(), friend[1].String()), []string{"203.0.113.64/26", "2001:db8:bad::40/122"})
+	specific := maps.Clone(exceptions)
+	specific["precedence"] = "specific"
 	for name, policies := range map[string][2]map[string]any{
+		"precedence":            {exceptions, specific},
 		"deny all, deny some":   {{"mode": "deny-all"}, {"mode": "custom", "denied_cidrs": hosts}},
 		"denied inside allowed": {custom(open, hosts), custom(open, append(hosts, "192.0.2.0/24", "2001:db8:3::/48"))},
 		"allowed swapped":       {custom([]string{"192.0.2.0/24", "2001:db8:3::/48"}, []string{}), custom([]string{friend[0].String() + "/32", friend[1].String() + "/128"}, []string{})},

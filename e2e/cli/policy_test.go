@@ -39,6 +39,11 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "closed", "api.openai.com"), "allowed_domain")
 	harness.Contains(t, w.Run(0, nil, "", "box", "create", "--name", "fresh", "--policy", "preset:pypi,npm"), "fresh", "custom")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "registry.npmjs.org"), "allowed_domain")
+	w.Run(0, nil, "", "policy", "set", "fresh", `{"mode":"custom","precedence":"specific","allowed_domains":["*"],"denied_domains":["*.example.com"]}`)
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", "api.example.com"), "api.example.com: allowed", "in force")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "api.example.com"), `"rule": "api.example.com"`, `"beaten": [`, `"*.example.com"`)
+	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", "fresh", "preset:npm"), "- precedence: specific")
+	w.Run(0, nil, "", "policy", "set", "fresh", "preset:npm")
 	const metadata = "169.254.169.254"
 	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", metadata), metadata+": added, but it has no effect: ")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", metadata), metadata+": nothing to do: it is in the policy already, and has no effect: no policy opens this range")
