@@ -44,6 +44,7 @@ type Upload struct {
 	from    Source
 	to      Server
 	last    atomic.Int64  // when the server took a part, in Unix nanoseconds
+	ending  atomic.Bool   // the last part is being sent, or was
 	failing atomic.Bool   // it has failed, and the connection to the server was aborted for it
 	stopped bool          // it was interrupted by Stop, not by the client
 	refused bool          // the server took no more; its response may still be readable
@@ -55,6 +56,7 @@ type Upload struct {
 func (u *Upload) Reset() {
 	u.Content, u.from, u.to, u.stopped, u.refused, u.done, u.err = 0, nil, nil, false, false, nil, nil
 	u.last.Store(0)
+	u.ending.Store(false)
 	u.failing.Store(false)
 }
 
@@ -89,6 +91,7 @@ func (u *Upload) send() error {
 			u.refused = errors.Is(err, ErrUnwanted)
 			return err
 		}
+		u.ending.Store(last)
 		if len(framed) > 0 {
 			if err := u.to.Write(framed); err != nil {
 				u.refused = true
@@ -126,21 +129,40 @@ func (u *Upload) Progress() time.Time {
 	return time.Time{}
 }
 
+const (
+	// endTime is how long Finished waits for the last part of a body from the client.
+	endTime = 10 * time.Millisecond
+	// lastTime is how long it waits for the goroutine that sends the last part. On a busy machine, that goroutine may run long after the
+	// server has taken the part and responded. A server that does not take it gets its response to the client only then.
+	lastTime = time.Second
+)
+
 // Finished reports whether the whole body was sent. It waits briefly: a server may respond to the last byte before the goroutine
 // that sent it is done.
-func (u *Upload) Finished() bool {
+func (u *Upload) Finished() bool { return u.finished(endTime, lastTime) }
+
+func (u *Upload) finished(end, last time.Duration) bool {
 	if u.done == nil {
 		return true
 	}
-	if !u.Idle() {
-		moment := time.NewTimer(10 * time.Millisecond)
-		defer moment.Stop()
-		select {
-		case <-u.done:
-		case <-moment.C:
-		}
+	u.await(end)
+	if u.ending.Load() {
+		u.await(last)
 	}
 	return u.Idle() && u.err == nil
+}
+
+// await waits until the upload has stopped, for a limited time.
+func (u *Upload) await(limit time.Duration) {
+	if u.Idle() {
+		return
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-u.done:
+	case <-timer.C:
+	}
 }
 
 // Stop ends an upload whose outcome no longer matters, and waits until it has released its source.

@@ -3,8 +3,10 @@ package relay
 import (
 	"errors"
 	"io"
+	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/relay/h1"
 )
@@ -46,6 +48,49 @@ func (s *sink) Write(b []byte) error {
 }
 
 func (s *sink) Abort() { s.aborted.Store(true) }
+
+// slow is a server that takes a part only when the test allows it.
+type slow struct{ allowed chan struct{} }
+
+func (s slow) Write([]byte) error {
+	<-s.allowed
+	return nil
+}
+
+func (s slow) Abort() {}
+
+// one is a body of one part.
+type one struct{}
+
+func (one) Gather(head []byte) ([]byte, int, bool, error) { return head, 0, false, nil }
+func (one) More(*Output) (framed []byte, content int, last bool, err error) {
+	return []byte("x"), 1, true, nil
+}
+func (one) Interrupt()   {}
+func (one) Panicked(any) {}
+
+// TestResponseBeforeTheUploadHasNoticed: a server responds to the last part of a body while the goroutine that sends it has not run again.
+// The body is whole, and the client's connection can carry another request. A part that the client has not sent is not waited for.
+func TestResponseBeforeTheUploadHasNoticed(t *testing.T) {
+	t.Parallel()
+	to := slow{make(chan struct{})}
+	var u Upload
+	u.Start(one{}, to)
+	for !u.ending.Load() {
+		runtime.Gosched()
+	}
+	time.AfterFunc(20*time.Millisecond, func() { close(to.allowed) })
+	if !u.finished(0, time.Minute) {
+		t.Error("the body was not whole")
+	}
+	u.Stop()
+	u.Reset()
+	u.Start(&parts{n: 1, more: func(c <-chan struct{}) (bool, error) { <-c; return false, io.EOF }, interrupted: make(chan struct{})}, &sink{room: 9})
+	if u.finished(0, time.Hour) {
+		t.Error("a body that the client has not sent is whole")
+	}
+	u.Stop()
+}
 
 // TestEndsOfUploads: who is to blame for the end of an upload, and what the server sees of it: a part of a body must not look whole, and
 // the response of a server that takes no more can be read.
