@@ -449,7 +449,7 @@ func sentAgain2(t *testing.T, side Side) {
 	for method, again := range map[string]bool{"GET": true, "HEAD": true, "OPTIONS": true, "POST": false, "PUT": false, "DELETE": false} {
 		t.Run(method, func(t *testing.T) {
 			t.Parallel()
-			var times atomic.Int64
+			var times, broken atomic.Int64
 			rig := side(t, func(c net.Conn, in *bufio.Reader) {
 				for first := true; ; first = false {
 					r, err := http.ReadRequest(in)
@@ -460,6 +460,7 @@ func sentAgain2(t *testing.T, side Side) {
 						times.Add(1)
 					}
 					if r.Method == method && !first {
+						broken.Add(1)
 						return // in the middle of it
 					}
 					_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
@@ -473,7 +474,11 @@ func sentAgain2(t *testing.T, side Side) {
 			if r := v.reply(v.ask(true, strings.Replace(get2, "GET", first, 1))); r.status != "200" {
 				t.Fatalf("%+v", r)
 			}
-			r := v.reply(v.ask(true, strings.Replace(get2, "GET", method, 1)))
+			var r reply
+			for end := time.Now().Add(time.Minute); broken.Load() == 0 && time.Now().Before(end); { // the connection may be kept after its response came
+				times.Store(0)
+				r = v.reply(v.ask(true, strings.Replace(get2, "GET", method, 1)))
+			}
 			status, want := "502", int64(1)
 			if again {
 				status, want = "200", 2
