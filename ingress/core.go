@@ -95,9 +95,9 @@ type Config struct {
 // core is the state that the connections of clients share.
 type core struct {
 	Config
-	upstreams pool
+	upstreams upstreams
 	poller    relay.Poller // of connections to boxes
-	http2     h2c.Pool[incarnation]
+	http2     *h2c.Pool[incarnation]
 	places    places // of requests
 	exchanges places // of code exchanges at the identity provider
 	inside    places // of the requests of boxes, each of which also has one of places

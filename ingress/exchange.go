@@ -267,7 +267,7 @@ func (e *exchange) connection(kept bool) (*upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newUpstream(e.visit.target, conn), nil
+	return e.g.upstreams.dialled(e.visit.target, conn)
 }
 
 // Interrupted implements [relay.Expecter]. A cut aborts the connection.
@@ -335,7 +335,7 @@ func (e *exchange) keepUpstream() {
 	case e.bound:
 		e.own = e.up
 	default:
-		e.g.upstreams.putIdle(e.up)
+		e.up.putIdle()
 	}
 	e.up = nil
 }

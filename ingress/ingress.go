@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"boxgate/ingress/h2c"
 	"boxgate/policy"
 
 	"go.uber.org/zap"
@@ -36,39 +38,17 @@ func New(cfg Config) (*Ingress, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	if cfg.DialTimeout == 0 {
-		cfg.DialTimeout = 10 * time.Second
-	}
-	if cfg.ReadHeaderTimeout == 0 {
-		cfg.ReadHeaderTimeout = 10 * time.Second
-	}
-	if cfg.IdleTimeout == 0 {
-		cfg.IdleTimeout = 2 * time.Minute
-	}
-	if cfg.MaxHeaderBytes == 0 {
-		cfg.MaxHeaderBytes = 64 << 10
-	}
-	if cfg.BodyTimeout == 0 {
-		cfg.BodyTimeout = time.Minute
-	}
-	if cfg.ResponseTimeout == 0 {
-		cfg.ResponseTimeout = 5 * time.Minute
-	}
-	if cfg.Connections == 0 {
-		cfg.Connections = 4096
-	}
-	if cfg.Requests == 0 {
-		cfg.Requests = 4096
-	}
-	if cfg.RequestRate == 0 {
-		cfg.RequestRate = 2000
-	}
-	if cfg.FailedCredentials == 0 {
-		cfg.FailedCredentials = 20
-	}
-	if cfg.SessionTime == 0 {
-		cfg.SessionTime = 12 * time.Hour
-	}
+	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 10*time.Second)
+	cfg.ReadHeaderTimeout = cmp.Or(cfg.ReadHeaderTimeout, 10*time.Second)
+	cfg.IdleTimeout = cmp.Or(cfg.IdleTimeout, 2*time.Minute)
+	cfg.MaxHeaderBytes = cmp.Or(cfg.MaxHeaderBytes, 64<<10)
+	cfg.BodyTimeout = cmp.Or(cfg.BodyTimeout, time.Minute)
+	cfg.ResponseTimeout = cmp.Or(cfg.ResponseTimeout, 5*time.Minute)
+	cfg.Connections = cmp.Or(cfg.Connections, 4096)
+	cfg.Requests = cmp.Or(cfg.Requests, 4096)
+	cfg.RequestRate = cmp.Or(cfg.RequestRate, 2000)
+	cfg.FailedCredentials = cmp.Or(cfg.FailedCredentials, 20)
+	cfg.SessionTime = cmp.Or(cfg.SessionTime, 12*time.Hour)
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, t Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
@@ -77,9 +57,10 @@ func New(cfg Config) (*Ingress, error) {
 	cfg.ForwardFields = lowered(cfg.ForwardFields)
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime, arrival: arrivalTime}}
 	g.exchanges.most = exchangesMost
-	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
+	g.places.most = cfg.Requests
+	g.upstreams.open(max(1, cfg.Requests/6))
 	g.inside.most = max(1, cfg.Requests/4)
-	g.http2.DialTimeout, g.http2.Idle, g.http2Places.most = cfg.DialTimeout, max(1, cfg.Requests/6), http2Streams
+	g.http2, g.http2Places.most = h2c.NewPool[incarnation](cfg.DialTimeout, max(1, cfg.Requests/6)), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())
@@ -223,7 +204,7 @@ func (g *Ingress) CloseURL(id string) {
 
 // closeIdle closes the unused connections to boxes.
 func (g *Ingress) closeIdle() {
-	g.upstreams.close(func(*upstream) bool { return true })
+	g.upstreams.CloseIdle(0)
 	g.http2.CloseIdle()
 }
 

@@ -117,9 +117,12 @@ func TestConnectionIsCutOrKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer box.Close()
-			g := &core{upstreams: pool{most: 1}}
+			g := &core{}
+			g.upstreams.open(1)
 			e := &exchange{g: g}
-			e.up = newUpstream(Target{}, conn)
+			if e.up, err = g.upstreams.dialled(Target{}, conn); err != nil {
+				t.Fatal(err)
+			}
 			e.cuts.Store(e.up)
 			if cutFirst {
 				e.abortUpstream()

@@ -100,12 +100,12 @@ func (s *stream) depart() bool {
 	}
 	watch := up.watched(&s.g.poller)
 	if watch == nil {
-		s.g.upstreams.putIdle(up)
+		up.putIdle()
 		return false
 	}
 	whole, err := s.Gather(s.out)
 	if err != nil || !whole {
-		s.g.upstreams.putIdle(up)
+		up.putIdle()
 		s.early.err, s.next = err, (*stream).sendRest
 		return false
 	}

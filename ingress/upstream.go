@@ -2,33 +2,32 @@ package ingress
 
 import (
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
 	"boxgate/internal/socket"
 	"boxgate/relay"
 	"boxgate/relay/h1"
+	"boxgate/relay/pool"
 )
 
 const (
-	idleMax     = 256 // connections kept for one URL
-	idleTime    = 90 * time.Second
-	goneCheck   = time.Second // how often a read from a box checks whether its response is still expected
-	sweepPeriod = 15 * time.Second
+	idleMax   = 256 // connections kept for one URL
+	idleTime  = 90 * time.Second
+	goneCheck = time.Second // how often a read from a box checks whether its response is still expected
 )
 
-// upstream is one connection to a port of a box. It belongs to one request at a time.
+// upstream is one connection to a port of a box ([pool.Conn]). It belongs to one request at a time.
 type upstream struct {
 	key    incarnation
+	place  *place
 	conn   net.Conn
 	in     h1.Reader
 	direct *socket.Direct // conn; nil if it is not a TCP connection
 	raw    syscall.RawConn
-	used   bool      // it has carried an earlier request
-	since  time.Time // when it became idle
+	used   bool // it has carried an earlier request
 	reader relay.ServerReader
-	leave  func()       // releases the place of a request over HTTP/2, or nil
+	leave  func()       // releases the place of a request over HTTP/2, or of the connection
 	watch  *relay.Watch // for requests without a goroutine; nil before the first
 }
 
@@ -98,23 +97,49 @@ func (u *upstream) quiet() bool {
 	return err == nil && quiet
 }
 
-// pool keeps idle connections to boxes. Safe for concurrent use.
-type pool struct {
-	most int // limit of idle connections
+// Usable implements [pool.Conn]. The box may have sent data since; [upstream.ask] finds out.
+func (u *upstream) Usable(struct{}) bool { return true }
 
-	mu    sync.Mutex
-	idle  map[incarnation][]*upstream // most recently used last
-	n     int
-	sweep *time.Timer // nil while there are no idle connections
+// Fit implements [pool.Conn].
+func (u *upstream) Fit() bool { return true }
+
+// Cost implements [pool.Conn].
+func (u *upstream) Cost(bool) int { return 0 }
+
+// HangUp implements [pool.Conn].
+func (u *upstream) HangUp() { u.close() }
+
+// upstreams are the connections to boxes over HTTP/1.1.
+type upstreams struct {
+	pool.Pool[incarnation, struct{}]
 }
 
+type place = pool.Place[incarnation, struct{}]
+
+// open prepares to keep at most that many idle connections.
+func (p *upstreams) open(most int) { p.Idle, p.IdleEach, p.IdleTime = most, idleMax, idleTime }
+
 // get returns the most recently used idle connection to a target, or nil. The box may have sent data on it since.
-func (p *pool) get(t Target) *upstream {
-	u := p.pop(t.incarnation())
-	if u != nil {
-		u.used = true
+func (p *upstreams) get(t Target) *upstream {
+	u, ok := p.Take(t.incarnation(), struct{}{}).(*upstream)
+	if !ok {
+		return nil
 	}
+	u.used = true
 	return u
+}
+
+// dialled returns the connection to a target that was just made.
+func (p *upstreams) dialled(t Target, conn net.Conn) (*upstream, error) {
+	u := newUpstream(t, conn)
+	pl, err := p.Acquire(u.key, 0)
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	u.place, u.leave = pl, pl.Release
+	_ = pl.Fill(u) // it takes no memory
+	return u, nil
 }
 
 func newUpstream(t Target, conn net.Conn) *upstream {
@@ -129,22 +154,8 @@ func newUpstream(t Target, conn net.Conn) *upstream {
 	return u
 }
 
-func (p *pool) pop(key incarnation) *upstream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := p.idle[key]
-	if len(list) == 0 {
-		return nil
-	}
-	u := list[len(list)-1]
-	list[len(list)-1] = nil
-	p.idle[key] = list[:len(list)-1]
-	p.n--
-	return u
-}
-
 // putIdle keeps a connection whose exchange has ended cleanly, within the limits.
-func (p *pool) putIdle(u *upstream) {
+func (u *upstream) putIdle() {
 	if u.raw == nil || len(u.in.Bytes()) > 0 {
 		u.close()
 		return
@@ -154,56 +165,5 @@ func (p *pool) putIdle(u *upstream) {
 	if u.watch != nil {
 		u.watch.Rest()
 	}
-	p.mu.Lock()
-	full := p.n >= p.most || len(p.idle[u.key]) >= idleMax
-	if !full {
-		if p.idle == nil {
-			p.idle = map[incarnation][]*upstream{}
-		}
-		u.since = time.Now()
-		p.idle[u.key] = append(p.idle[u.key], u)
-		p.n++
-		if p.sweep == nil {
-			p.sweep = time.AfterFunc(sweepPeriod, p.closeOld)
-		}
-	}
-	p.mu.Unlock()
-	if full {
-		u.close()
-	}
-}
-
-// closeOld closes connections that have been idle for idleTime, and reschedules itself while others remain.
-func (p *pool) closeOld() {
-	p.close(func(u *upstream) bool { return time.Since(u.since) >= idleTime })
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.sweep = nil; p.n > 0 {
-		p.sweep = time.AfterFunc(sweepPeriod, p.closeOld)
-	}
-}
-
-// close closes the idle connections that match.
-func (p *pool) close(match func(*upstream) bool) {
-	var old []*upstream
-	p.mu.Lock()
-	for key, list := range p.idle {
-		kept := list[:0]
-		for _, u := range list {
-			if match(u) {
-				old = append(old, u)
-			} else {
-				kept = append(kept, u)
-			}
-		}
-		p.n -= len(list) - len(kept)
-		clear(list[len(kept):])
-		if p.idle[key] = kept; len(kept) == 0 {
-			delete(p.idle, key)
-		}
-	}
-	p.mu.Unlock()
-	for _, u := range old {
-		u.close()
-	}
+	u.place.Rest()
 }

@@ -18,8 +18,4 @@ func (p *places) use() Use {
 	return Use{p.taken, p.most}
 }
 
-func (p *pool) use() Use {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return Use{p.n, p.most}
-}
+func (p *upstreams) use() Use { return Use{p.Stats().Idle, p.Idle} }

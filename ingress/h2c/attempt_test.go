@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"runtime"
 	"syscall"
 	"testing"
@@ -13,7 +12,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"boxgate/relay/h2/upstream"
+	"boxgate/relay/pool"
 )
 
 // opened is the result of a request for a connection.
@@ -31,24 +30,19 @@ func open(ctx context.Context, p *Pool[string], many int, dial Dial, gone func()
 			out <- opened{c, err}
 		}()
 	}
-	for waiting := 0; waiting < many; {
-		p.mu.Lock()
-		if at := p.ports["port"]; at != nil && at.dialing != nil {
-			waiting = at.dialing.waiters
-		}
-		p.mu.Unlock()
+	for p.conns.Stats().Waiting < many {
 		runtime.Gosched()
 	}
 	return out
 }
 
-// empty fails the test if the pool remembers any port.
+// empty waits until the pool remembers no port: a cancelled attempt takes a moment to end.
 func empty(t *testing.T, p *Pool[string]) {
 	t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.ports) != 0 || p.idle != 0 {
-		t.Errorf("left: %d ports, %d idle", len(p.ports), p.idle)
+	for end := time.Now().Add(time.Minute); p.conns.Open() != 0 || p.conns.Stats() != (pool.Stats{}); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("left: %d connections, %+v", p.conns.Open(), p.conns.Stats())
+		}
 	}
 }
 
@@ -78,8 +72,7 @@ func TestAFailedAttemptIsEverybodys(t *testing.T) {
 // TestAnAttemptEnds has an application that never accepts: a request waits no longer than the time limit.
 func TestAnAttemptEnds(t *testing.T) {
 	t.Parallel()
-	p := newPool()
-	p.DialTimeout = time.Millisecond
+	p := NewPool[string](time.Millisecond, 4)
 	ended := make(chan struct{})
 	_, err := p.Open(t.Context(), "port", false, func(ctx context.Context) (net.Conn, error) {
 		defer close(ended)
@@ -182,33 +175,4 @@ func TestAConnectionWithoutStreamsIsNotKept(t *testing.T) {
 	empty(t, p)
 	p.CloseIdle()
 	<-ended
-}
-
-// TestOneKeyKeepsFewConnections closes an unused connection when its key has reached the limit, though other keys have not.
-func TestOneKeyKeepsFewConnections(t *testing.T) {
-	t.Parallel()
-	a := newApp(t, func(http.ResponseWriter, *http.Request) {})
-	p := newPool()
-	p.Idle = 10 * idleEach
-	at := &port{}
-	p.ports = map[string]*port{"port": at}
-	for range idleEach {
-		here, _ := net.Pipe()
-		full := upstream.New(here, func() {})
-		full.Close()
-		at.conns = append(at.conns, &shared{conn: full, rest: time.NewTimer(time.Hour)})
-		p.idle++
-	}
-	for _, key := range []string{"port", "other"} {
-		c, err := p.Open(t.Context(), key, false, a.dial, stays)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Close()
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(at.conns) != idleEach || p.idle != idleEach+1 {
-		t.Errorf("%d kept for one key, %d in all", len(at.conns), p.idle)
-	}
 }

@@ -25,17 +25,19 @@ var (
 
 // conn is one request and its response. One goroutine may write while another reads; Close may be called at any time.
 type conn struct {
-	ctx    context.Context // of the request
-	cancel context.CancelFunc
-	shared *shared
-	late   atomic.Int64 // the read deadline, in Unix nanoseconds; 0: no deadline
+	ctx           context.Context // of the request
+	cancel        context.CancelFunc
+	up            *upstream.Conn  // shared with other requests
+	leave         func(used bool) // ends the use of up
+	local, remote net.Addr
+	late          atomic.Int64 // the read deadline, in Unix nanoseconds; 0: no deadline
 
 	mu     sync.Mutex
 	stream *upstream.Stream // nil until the head is written
 	spent  bool             // the reserved stream was opened, or opening it failed
 	closed bool
 
-	up    h1.Body // used by the writer only: the request's body
+	body  h1.Body // used by the writer only: the request's
 	heard bool    // used by the writer only: the application needs no more of the request
 	down  response
 }
@@ -57,7 +59,7 @@ func (c *conn) Write(b []byte) (int, error) {
 	}
 	err := c.send(s, rest)
 	if c.heard = enough(err); c.heard {
-		return len(b), nil // no more chunks are sent, so c.up may stop within one
+		return len(b), nil // no more chunks are sent, so c.body may stop within one
 	}
 	return len(b), err
 }
@@ -83,7 +85,7 @@ func (c *conn) open(b []byte) (s *upstream.Stream, rest []byte, done bool, err e
 		return nil, nil, false, errors.Join(errForm, err)
 	}
 	c.down.head = string(req.Method) == "HEAD"
-	c.up.Begin(req.Body, false)
+	c.body.Begin(req.Body, false)
 	fields := requestFields(&req)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +94,7 @@ func (c *conn) open(b []byte) (s *upstream.Stream, rest []byte, done bool, err e
 	}
 	c.spent = true
 	done = req.Body.Empty()
-	if s, err = c.shared.conn.Open(c.ctx, fields, done); err != nil {
+	if s, err = c.up.Open(c.ctx, fields, done); err != nil {
 		return nil, nil, false, err
 	}
 	c.stream = s
@@ -130,7 +132,7 @@ func lower(name []byte) string {
 // send sends the next part of the body.
 func (c *conn) send(s *upstream.Stream, b []byte) error {
 	for len(b) > 0 {
-		content, n, done, err := c.up.Next(b)
+		content, n, done, err := c.body.Next(b)
 		if err != nil {
 			return errors.Join(errForm, err)
 		}
@@ -199,7 +201,7 @@ func (c *conn) Close() error {
 	if c.stream != nil {
 		c.stream.Close()
 	}
-	c.shared.leave(c.spent)
+	c.leave(c.spent)
 	return nil
 }
 
@@ -220,7 +222,7 @@ func (c *conn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 
 // LocalAddr implements [net.Conn].
-func (c *conn) LocalAddr() net.Addr { return c.shared.local }
+func (c *conn) LocalAddr() net.Addr { return c.local }
 
 // RemoteAddr implements [net.Conn].
-func (c *conn) RemoteAddr() net.Addr { return c.shared.remote }
+func (c *conn) RemoteAddr() net.Addr { return c.remote }

@@ -63,7 +63,7 @@ func (a *app) count() int {
 // stays is the gone function of a visitor who keeps waiting.
 func stays() error { return nil }
 
-func newPool() *Pool[string] { return &Pool[string]{DialTimeout: time.Minute, Idle: 4} }
+func newPool() *Pool[string] { return NewPool[string](time.Minute, 4) }
 
 // ask sends a request and returns the response.
 func ask(t *testing.T, p *Pool[string], a *app, find bool) (net.Conn, *http.Response) {
@@ -106,19 +106,14 @@ func TestRequestsShareAConnection(t *testing.T) {
 	}
 	p.CloseIdle()
 	<-a.ended
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.ports) != 0 || p.idle != 0 {
-		t.Errorf("left: %d ports, %d idle", len(p.ports), p.idle)
-	}
+	empty(t, p)
 }
 
 // TestIdleConnectionsAreFew leaves more connections idle than are kept.
 func TestIdleConnectionsAreFew(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
-	p := newPool()
-	p.Idle = 1
+	p := NewPool[string](time.Minute, 1)
 	for _, key := range []string{"a", "b", "c"} {
 		c, err := p.Open(t.Context(), key, false, a.dial, stays)
 		if err != nil {
@@ -128,10 +123,8 @@ func TestIdleConnectionsAreFew(t *testing.T) {
 	}
 	<-a.ended
 	<-a.ended
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.idle != 1 || len(p.ports) != 1 {
-		t.Errorf("%d idle, %d ports", p.idle, len(p.ports))
+	if s := p.conns.Stats(); s.Idle != 1 || s.Ports != 1 {
+		t.Errorf("%+v", s)
 	}
 }
 

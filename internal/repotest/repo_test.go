@@ -63,7 +63,7 @@ proxy/header: policy rule relay/h1 proxy/scrub relay
 proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay
+proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay relay/pool
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
@@ -78,8 +78,8 @@ proxy/usage: policy audit internal/memory internal/ratelimit internal/socket pro
 relay: internal/buffers relay/h1 relay/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
-ingress/h2c: relay/h1 relay/h2/upstream
-ingress: policy audit internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay
+ingress/h2c: relay/h1 relay/h2/upstream relay/pool
+ingress: policy audit internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files
@@ -160,6 +160,7 @@ conformance:
 internal/fault:
 internal/buffers:
 relay/h1: internal/memory
+relay/pool:
 relay/h2: internal/memory internal/buffers relay/h1
 relay/h2/downstream: internal/memory internal/buffers relay/h2 internal/socket
 relay/h2/upstream: internal/buffers relay/h1 relay/h2 internal/socket

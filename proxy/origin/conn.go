@@ -19,7 +19,7 @@ import (
 // Conn is one HTTP/1.1 connection to an origin server. One goroutine uses it at a time, except that one may write while
 // another reads.
 type Conn struct {
-	key     key
+	pool    *boxPool
 	place   *place
 	NetConn net.Conn
 	In      h1.Reader
@@ -45,12 +45,11 @@ type Conn struct {
 	notified, finished bool
 }
 
-// newUpstream takes ownership of a newly dialled connection and its place. On an error both are released.
-func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error) {
+// newUpstream takes ownership of a newly dialled connection, which it closes on an error. The place stays the caller's.
+func newUpstream(p *boxPool, pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error) {
 	defer func() {
 		if u == nil {
 			socket.Abort(conn)
-			pl.release()
 		}
 	}()
 	tcp, ok := socket.TCP(conn)
@@ -65,28 +64,26 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	if err != nil {
 		return nil, err
 	}
-	dial, err := dialRequest(pl.key, conn, box)
+	dial, err := dialRequest(pl.Key(), conn, box)
 	if err != nil {
 		return nil, err
 	}
-	if err := pl.use(conn); err != nil {
-		return nil, err
-	}
-	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
+	u = &Conn{pool: p, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
 	u.reader.Conn, u.wait.conn, u.layered = conn, conn, !isBare(conn)
-	u.holds.Open(pl.pool.memory, memory.Buffers)
+	u.holds.Open(p.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
-	pl.h1 = u
 	u.look = func(fd uintptr) { u.quiet = socket.Quiet(int(fd)) }
 	return u, nil
 }
 
-// idleCost is the memory that the connection keeps while it is idle, in bytes.
-func (u *Conn) idleCost() int {
-	if t, ok := u.NetConn.(*socket.Terminated); ok {
+// Cost implements [pool.Conn].
+func (u *Conn) Cost(idle bool) int {
+	switch t, ok := u.NetConn.(*socket.Terminated); {
+	case !idle:
+		return costOf(u.NetConn)
+	case ok:
 		return plainIdle + t.IdleCost()
-	}
-	if u.layered { // TLS to a proxy
+	case u.layered: // TLS to a proxy
 		return originCost
 	}
 	return plainIdle
@@ -114,7 +111,7 @@ func dialRequest(key key, conn net.Conn, box *policy.Box) (policy.Request, error
 }
 
 // Serves reports whether the connection can be used for a target.
-func (u *Conn) Serves(to Target) bool { return u.key == to.key() }
+func (u *Conn) Serves(to Target) bool { return u.place.Key() == to.key() }
 
 // Addr returns the remote address.
 func (u *Conn) Addr() netip.Addr { return u.dial.Addr }
@@ -123,7 +120,7 @@ func (u *Conn) Addr() netip.Addr { return u.dial.Addr }
 func (u *Conn) AllowedBy(c *policy.Compiled) bool { return u.judged == c }
 
 // Crowded reports whether the box has so many open connections that an idle client should not keep one.
-func (u *Conn) Crowded() bool { return u.place.pool.crowded() }
+func (u *Conn) Crowded() bool { return u.pool.crowded() }
 
 // Begin begins an exchange; the connection cannot be reused until [Conn.Done]. It reports whether there was an earlier
 // exchange.
@@ -206,7 +203,7 @@ func below(c net.Conn) net.Conn {
 func (u *Conn) Ended() bool { return u.notified || u.finished }
 
 // Uncount releases the place of a connection that from now on counts as its client's, like every tunnel.
-func (u *Conn) Uncount() { u.place.release() }
+func (u *Conn) Uncount() { u.place.Release() }
 
 // Usable reports whether an idle connection can carry another request: it is [Conn.Ready], and its server is
 // [Conn.Quiet].
@@ -215,7 +212,7 @@ func (u *Conn) Usable(c *policy.Compiled) bool { return u.Ready(c) && u.Quiet() 
 // Ready reports whether the connection can carry another request, as far as the gateway knows: its last exchange ended
 // cleanly, and the policy c still allows its address.
 func (u *Conn) Ready(c *policy.Compiled) bool {
-	if u.judged != c && !u.key.decider(c).Decide(u.dial).Allowed() {
+	if u.judged != c && !u.place.Key().decider(c).Decide(u.dial).Allowed() {
 		return false
 	}
 	u.judged = c
@@ -245,14 +242,20 @@ func (u *Conn) Keep() {
 	}
 	u.In.Release()
 	u.In.Source, u.wait.ctx, u.wait.gone = nil, nil, nil // which would keep the client's state
-	u.place.pool.rest(u.place)
+	u.place.Rest()
 }
+
+// Fit implements [pool.Conn].
+func (u *Conn) Fit() bool { return u.pool.fits(u.place) }
+
+// HangUp implements [pool.Conn].
+func (u *Conn) HangUp() { u.Close() }
 
 // Close closes the connection. It never blocks on the peer.
 func (u *Conn) Close() {
 	u.In.Release()
 	_ = u.TCP.Close() // not u.conn: a TLS close_notify could wait for a peer that does not read
-	u.place.release()
+	u.place.Release()
 }
 
 // Abort closes the connection while a goroutine may still be using it.

@@ -57,7 +57,7 @@ func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	pool := p.pools.boxes[box]
 	p.pools.mu.RUnlock()
 	if pool != nil {
-		pool.closeIdle(age)
+		pool.conns.CloseIdle(age)
 	}
 }
 
@@ -67,7 +67,7 @@ func (p *Origins) CloseElsewhere(box policy.BoxID) {
 	pool := p.pools.boxes[box]
 	p.pools.mu.RUnlock()
 	if pool != nil {
-		pool.closeElsewhere()
+		pool.conns.CloseUnfit()
 	}
 }
 
@@ -77,7 +77,7 @@ func (p *Origins) CloseAllIdle() {
 	pools := slices.Collect(maps.Values(p.pools.boxes))
 	p.pools.mu.RUnlock()
 	for _, pool := range pools {
-		pool.closeIdle(0)
+		pool.conns.CloseIdle(0)
 	}
 }
 

@@ -56,7 +56,7 @@ func (u *allPools) closeBox(box policy.BoxID) {
 	u.mu.Unlock()
 	if pool != nil {
 		u.sharers.Add(-1)
-		pool.close()
+		pool.conns.Close()
 	}
 }
 
@@ -64,7 +64,7 @@ func (u *allPools) closeBox(box policy.BoxID) {
 type Stats struct {
 	Open  int // in use or idle
 	Idle  int // idle ones
-	Hosts int // servers with HTTP/2 state
+	Hosts int // servers with connections or a remembered protocol
 }
 
 // stats returns the numbers of one box.
@@ -75,9 +75,8 @@ func (u *allPools) stats(box policy.BoxID) (n Stats) {
 	if pool == nil {
 		return n
 	}
-	pool.mu.Lock()
-	defer pool.mu.Unlock()
-	return Stats{Open: int(pool.open.Load()), Idle: pool.idle.Len(), Hosts: len(pool.hosts)}
+	now := pool.conns.Stats()
+	return Stats{Open: pool.conns.Open(), Idle: now.Idle, Hosts: now.Ports}
 }
 
 // close drops the state of all boxes.
@@ -118,22 +117,39 @@ func (p *Origins) Fresh1(ctx context.Context, who Client, to Target) (*Conn, err
 	return p.fresh(ctx, pool, who, to)
 }
 
+// acquireIdle returns the most recently used idle HTTP/1.1 connection that is still usable, or nil.
+func (p *boxPool) acquireIdle(key key, c *policy.Compiled) *Conn {
+	u, ok := p.conns.Take(key, c).(*Conn)
+	if !ok {
+		return nil
+	}
+	return u
+}
+
 // fresh dials an HTTP/1.1 connection.
-func (p *Origins) fresh(ctx context.Context, pool *boxPool, who Client, to Target) (*Conn, error) {
-	pl, err := pool.acquire(to.key())
+func (p *Origins) fresh(ctx context.Context, pool *boxPool, who Client, to Target) (u *Conn, err error) {
+	pl, err := pool.conns.Acquire(to.key(), to.key().cost())
+	if err != nil {
+		return nil, refused(to.key(), err)
+	}
+	defer func() {
+		if u == nil {
+			pl.Release()
+		}
+	}()
+	conn, err := p.dial1(ctx, who.Box, to)
 	if err != nil {
 		return nil, err
 	}
-	var conn net.Conn
-	defer func() {
-		if conn == nil {
-			pl.release()
-		}
-	}()
-	if conn, err = p.dial1(ctx, who.Box, to); err != nil {
+	made, err := newUpstream(pool, pl, conn, who.Box)
+	if err != nil {
 		return nil, err
 	}
-	return newUpstream(pl, conn, who.Box)
+	if err := pl.Fill(made); err != nil {
+		made.Close()
+		return nil, refused(to.key(), err)
+	}
+	return made, nil
 }
 
 func (p *Origins) dial1(ctx context.Context, box *policy.Box, to Target) (net.Conn, error) {

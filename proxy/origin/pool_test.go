@@ -2,6 +2,7 @@ package origin
 
 import (
 	"fmt"
+	"net"
 	"testing"
 
 	"boxgate/internal/memory"
@@ -13,19 +14,22 @@ import (
 func TestHostsRememberedAreBounded(t *testing.T) {
 	t.Parallel()
 	p := newBoxPool(&policy.Box{}, 4, memory.New(1<<20, 1<<20).Account("box"))
+	here, _ := net.Pipe()
 	for i := range 100 {
 		n, err := name.Parse(fmt.Sprintf("h%d.example.com", i))
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := p.reserve(key{name: n}, nil)
+		pl, err := p.conns.Acquire(key{name: n}, 0)
+		if err == nil {
+			err = pl.Add(&Conn{NetConn: here, pool: p, place: pl})
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.dialled(o.place, nil, true)
-		o.place.release()
-		if len(p.hosts) > 8 {
-			t.Fatalf("%d hosts", len(p.hosts))
+		pl.Release()
+		if n := p.conns.Stats().Ports; n > 8 {
+			t.Fatalf("%d hosts", n)
 		}
 	}
 }
@@ -55,7 +59,7 @@ func TestConnectionsToServersHaveTheBoxesOwnLimit(t *testing.T) {
 	for _, limit := range []int64{2, 6, 3, 0} {
 		box.Limits.Store(policy.Limits{policy.LimitUpstreams: limit})
 		var places []*place
-		for pl, err := p.acquire(key{}); err == nil; pl, err = p.acquire(key{}) {
+		for pl, err := p.conns.Acquire(key{}, 0); err == nil; pl, err = p.conns.Acquire(key{}, 0) {
 			places = append(places, pl)
 		}
 		if limit == 0 {
@@ -65,7 +69,7 @@ func TestConnectionsToServersHaveTheBoxesOwnLimit(t *testing.T) {
 			t.Errorf("%d connections are made, want %d", len(places), limit)
 		}
 		for _, pl := range places {
-			pl.release()
+			pl.Release()
 		}
 	}
 }
