@@ -6,18 +6,21 @@ import (
 	"boxgate/proxy/scrub"
 )
 
-// maskedFrames is the client's side of a WebSocket. It masks secrets in the frames written to it.
-type maskedFrames struct {
+// framed is a side of a WebSocket. The frames written to it are searched and changed.
+type framed struct {
 	io.Writer
-	frames *scrub.Frames
-	out    []byte
+	frames interface {
+		// Append appends the changed frames in p to dst. Parts of frames wait for the rest.
+		Append(dst, p []byte) ([]byte, error)
+	}
+	out []byte
 }
 
 // frameBuffer is the largest buffer kept between writes.
 const frameBuffer = 16 << 10
 
-// Write masks the frames in p and writes them.
-func (m *maskedFrames) Write(p []byte) (int, error) {
+// Write changes the frames in p and writes them.
+func (m *framed) Write(p []byte) (int, error) {
 	out, err := m.frames.Append(m.out[:0], p)
 	if m.out = out; cap(out) > frameBuffer {
 		m.out = nil
@@ -38,5 +41,5 @@ func (r *Decision) Masking(w io.Writer) io.Writer {
 	if r.Scrub == nil || r.errorsOnly {
 		return w
 	}
-	return &maskedFrames{Writer: w, frames: scrub.NewFrames(r.Scrub)}
+	return &framed{Writer: w, frames: scrub.NewFrames(r.Scrub)}
 }

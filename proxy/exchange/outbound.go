@@ -46,24 +46,16 @@ func (s *Session) Watch(r *Decision, encodings []string) (placeholder.Watch, *pr
 	}), nil
 }
 
-// Frames is the server's side of a WebSocket. It searches the frames written to it for placeholders.
-type Frames struct {
-	io.Writer
-	frames placeholder.Frames
-	claim  memory.Claim
-	out    []byte
-}
-
 // Searched returns the server's side of a WebSocket, and a function to call when it has ended.
 func (s *Session) Searched(ctx context.Context, r *Decision, w io.Writer) (searched io.Writer, end func()) {
 	if !r.Policy.HasPlaceholders() {
 		return w, func() {}
 	}
-	f := &Frames{Writer: w}
-	f.claim.Open(s.Usage.Memory, memory.Buffers)
-	f.frames.Memory = &f.claim
+	holds, frames := &memory.Claim{}, &placeholder.Frames{}
+	holds.Open(s.Usage.Memory, memory.Buffers)
+	frames.Memory = holds
 	if r.header.OnRequests().Places.Has(rule.InWebSocket) {
-		f.frames.Values = func(tokens []string) ([]string, error) {
+		frames.Values = func(tokens []string) ([]string, error) {
 			values, err := r.valuesOf(ctx, s, tokens, rule.InWebSocket)
 			if err == nil && r.header.Scrub {
 				r.maskAlso(s, values)
@@ -71,24 +63,7 @@ func (s *Session) Searched(ctx context.Context, r *Decision, w io.Writer) (searc
 			return values, err
 		}
 	}
-	return f, f.claim.Close
-}
-
-// Write searches the frames in p and writes them.
-func (f *Frames) Write(p []byte) (int, error) {
-	out, err := f.frames.Append(f.out[:0], p)
-	if f.out = out; cap(out) > frameBuffer {
-		f.out = nil
-	}
-	if len(out) > 0 {
-		if _, err := f.Writer.Write(out); err != nil {
-			return 0, err
-		}
-	}
-	if err != nil {
-		return 0, err
-	}
-	return len(p), nil
+	return &framed{Writer: w, frames: frames}, holds.Close
 }
 
 // WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: compressed
