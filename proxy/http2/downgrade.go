@@ -1,6 +1,7 @@
 package http2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -8,7 +9,6 @@ import (
 	"net/textproto"
 	"strconv"
 	"sync"
-	"time"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -39,7 +39,7 @@ type downgrade struct {
 	taken   *uploadBody // the request's body, if it was already taken from the client; nil: it is read from the client
 	begun   bool        // beginBody was called
 	body    relay.StreamBody
-	proceed chan bool // receives whether an upload that waits for 100 begins; nil if the upload does not wait
+	proceed expectation // of the client; may be nil
 }
 
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
@@ -78,7 +78,7 @@ func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
 		d.Source = &d.body
 	}
 	if st.length != 0 && st.expects {
-		d.proceed = make(chan bool, 1)
+		d.proceed = make(expectation, 1)
 	}
 	_ = d.Forward(&d.Exchange, &d.out, d, false)
 }
@@ -156,33 +156,6 @@ func (d *downgrade) Drop() {
 	d.up = nil
 }
 
-// awaitContinue delays the upload of a client that waits for 100 until the server responds.
-func (d *downgrade) awaitContinue() error {
-	if d.proceed == nil {
-		return nil
-	}
-	limit := time.NewTimer(origin.ExpectWait)
-	defer limit.Stop()
-	select {
-	case wanted := <-d.proceed:
-		if !wanted {
-			return relay.ErrUnwanted
-		}
-	case <-limit.C:
-	case <-d.st.ctx.Done():
-		return d.st.ctx.Err()
-	}
-	return nil
-}
-
-// signalProceed signals an upload that waits for the server's response.
-func (d *downgrade) signalProceed(wanted bool) {
-	select {
-	case d.proceed <- wanted: // the first one counts
-	default:
-	}
-}
-
 // Arrived implements [relay.StreamInput].
 func (d *downgrade) Arrived() (n int, whole bool) {
 	if d.proceed != nil || d.st.early.source != nil {
@@ -203,8 +176,8 @@ func (d *downgrade) beginBody() error {
 		return nil
 	}
 	d.begun = true
-	if err := d.awaitContinue(); err != nil {
-		return err
+	if !d.proceed.await(d.st.ctx.Done()) {
+		return cmp.Or(d.st.ctx.Err(), relay.ErrUnwanted)
 	}
 	if s := d.st.early.source; s != nil {
 		d.taken = s.attempt()
@@ -215,7 +188,7 @@ func (d *downgrade) beginBody() error {
 
 // Interrupt implements [relay.StreamInput].
 func (d *downgrade) Interrupt() {
-	d.signalProceed(false)
+	d.proceed.signal(false)
 	d.st.client.CloseRead()
 }
 
@@ -357,14 +330,14 @@ func (d *downgrade) Settle(reuse bool) (end bool) {
 // Received implements [relay.Receiver]. The head is changed in the form of HTTP/2.
 func (d *downgrade) Received(r *h1.Response) {
 	if !r.Interim() {
-		d.signalProceed(false)
+		d.proceed.signal(false)
 	}
 }
 
 // Interim implements [relay.Receiver].
 func (d *downgrade) Interim(r *h1.Response) error {
 	if r.Status == http.StatusContinue {
-		d.signalProceed(true)
+		d.proceed.signal(true)
 	} else {
 		d.st.interim(r.Status, d.fields(r))
 	}

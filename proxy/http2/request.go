@@ -3,7 +3,6 @@ package http2
 import (
 	"net/http"
 	"strconv"
-	"strings"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -22,20 +21,10 @@ func (st *stream) begin() {
 		st.target = h.Authority
 	}
 	for i := range st.fields {
-		if f := &st.fields[i]; f.Name == "expect" && lists(f.Value, "100-continue") {
+		if f := &st.fields[i]; f.Name == "expect" && h1.Lists([]byte(f.Value), "100-continue") {
 			st.expects = true
 		}
 	}
-}
-
-// lists reports whether a comma-separated list contains a token in lower case.
-func lists(list, token string) bool {
-	for element := range strings.SplitSeq(list, ",") {
-		if strings.EqualFold(strings.TrimSpace(element), token) {
-			return true
-		}
-	}
-	return false
 }
 
 // message returns the judge's input. An expectation is handled by the gateway from here on.

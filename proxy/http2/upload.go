@@ -17,14 +17,14 @@ type upload struct {
 	st      *stream
 	to      *upstream.Stream
 	body    *uploadBody
-	proceed chan bool     // receives whether an upload that waits for 100 begins; may be nil
+	proceed expectation   // of the client; may be nil
 	done    chan struct{} // closed when it has ended
 }
 
 func (st *stream) upload(to *upstream.Stream, body *uploadBody) *upload {
 	u := &upload{st: st, to: to, body: body, done: make(chan struct{})}
 	if st.expects {
-		u.proceed = make(chan bool, 1)
+		u.proceed = make(expectation, 1)
 	}
 	go u.run()
 	return u
@@ -39,37 +39,37 @@ func (u *upload) run() {
 		}
 	}()
 	defer recovery.Panic(u.st.s.Core.Log, u.st.s.Box.ID, func() {})
-	if !u.wanted() {
+	if !u.proceed.await(u.body.closed) {
 		err = nil
 		return
 	}
 	err = u.send()
 }
 
-// wanted waits, if the client waits for 100, until the server asks for the body or ExpectWait has passed.
-func (u *upload) wanted() bool {
-	if u.proceed == nil {
+// expectation delays the upload of a client that waits for 100. It receives whether the upload begins. The nil expectation has no effect.
+type expectation chan bool
+
+// await waits until the server asks for the body or responds, or ExpectWait has passed. It reports whether the upload begins.
+func (e expectation) await(ended <-chan struct{}) bool {
+	if e == nil {
 		return true
 	}
 	limit := time.NewTimer(origin.ExpectWait)
 	defer limit.Stop()
 	select {
-	case wanted := <-u.proceed:
+	case wanted := <-e:
 		return wanted
 	case <-limit.C:
 		return true
-	case <-u.body.closed:
+	case <-ended:
 		return false
 	}
 }
 
-// signalProceed signals an upload that waits for the server's response.
-func (u *upload) signalProceed(wanted bool) {
-	if u == nil {
-		return
-	}
+// signal reports the server's response to the upload.
+func (e expectation) signal(wanted bool) {
 	select {
-	case u.proceed <- wanted: // the first one counts
+	case e <- wanted: // the first one counts
 	default:
 	}
 }
@@ -138,7 +138,7 @@ func (st *stream) receive(r *result) (err error) {
 		r.source.forget()
 	}
 	if r.upload != nil {
-		r.upload.signalProceed(r.Status <= 299)
+		r.upload.proceed.signal(r.Status <= 299)
 		if r.Status > 299 {
 			r.upload.stop()
 		}
@@ -149,7 +149,9 @@ func (st *stream) receive(r *result) (err error) {
 // passInterim forwards a 1xx response, except for 100: the gateway has sent one when the body was first read.
 func (st *stream) passInterim(h *upstream.Head, u *upload) {
 	if h.Status == http.StatusContinue {
-		u.signalProceed(true)
+		if u != nil {
+			u.proceed.signal(true)
+		}
 		return
 	}
 	st.interim(h.Status, header.PassResponse(h.Fields, true))
