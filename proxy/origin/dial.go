@@ -53,20 +53,14 @@ func (p *Origins) CloseBox(box policy.BoxID) { p.pools.closeBox(box) }
 
 // CloseIdle closes the connections of a box that have been idle for age or longer.
 func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
-	p.pools.mu.RLock()
-	pool := p.pools.boxes[box]
-	p.pools.mu.RUnlock()
-	if pool != nil {
+	if pool := p.pools.find(box); pool != nil {
 		pool.conns.CloseIdle(age)
 	}
 }
 
 // CloseElsewhere closes the idle connections of a box whose source address its policy no longer uses.
 func (p *Origins) CloseElsewhere(box policy.BoxID) {
-	p.pools.mu.RLock()
-	pool := p.pools.boxes[box]
-	p.pools.mu.RUnlock()
-	if pool != nil {
+	if pool := p.pools.find(box); pool != nil {
 		pool.conns.CloseUnfit()
 	}
 }
@@ -85,7 +79,13 @@ func (p *Origins) CloseAllIdle() {
 func (p *Origins) Open() int { return int(p.pools.open.Load()) }
 
 // Stats returns the number of connections of a box.
-func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
+func (p *Origins) Stats(box policy.BoxID) (n Stats) {
+	if pool := p.pools.find(box); pool != nil {
+		now := pool.conns.Stats()
+		n = Stats{Open: pool.conns.Open(), Idle: now.Idle, Hosts: now.Ports}
+	}
+	return n
+}
 
 // Close drops the state of all boxes.
 func (p *Origins) Close() { p.pools.close() }
@@ -93,9 +93,7 @@ func (p *Origins) Close() { p.pools.close() }
 // sessionsOf returns the TLS session cache of a box, which is not shared with other boxes, or nil after the box was
 // removed.
 func (p *Origins) sessionsOf(box policy.BoxID) tls.ClientSessionCache {
-	p.pools.mu.RLock()
-	defer p.pools.mu.RUnlock()
-	if pool := p.pools.boxes[box]; pool != nil {
+	if pool := p.pools.find(box); pool != nil {
 		return pool.sessions
 	}
 	return nil

@@ -3,6 +3,7 @@ package origin
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"boxgate/policy/name"
 )
@@ -16,21 +17,16 @@ func TestMemoryOfHostsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		at := host{hostName, 443}
-		h.needsSmall(at)
-		h.noteOffer(at, "something")
-		h.noteLogin(at)
-		if _, known := h.offer(at); !h.small(at) || !known || !h.login(at) || h.small(host{hostName, 444}) || h.login(host{hostName, 444}) {
-			t.Fatal("the latest host is not known")
+		h.offers.note(at, "something", time.Hour)
+		h.logins.note(at, struct{}{}, 0)
+		text, known := h.offers.find(at)
+		_, other := h.offers.find(host{hostName, 444})
+		_, late := h.logins.find(at)
+		if text != "something" || !known || other || late {
+			t.Fatalf("%q, known %v, another port %v, after its time %v", text, known, other, late)
 		}
 	}
-	if len(h.hellos) != maxHosts || len(h.offers) != maxHosts || len(h.logins) != maxHosts {
-		t.Errorf("%d, %d and %d hosts are known, want %d", len(h.hellos), len(h.offers), len(h.logins), maxHosts)
-	}
-	var gone *hosts
-	gone.needsSmall(host{})
-	gone.noteOffer(host{}, "")
-	gone.noteLogin(host{})
-	if _, known := gone.offer(host{}); gone.small(host{}) || known || gone.login(host{}) {
-		t.Error("a box that is gone is known")
+	if len(h.offers.known) != maxHosts || len(h.logins.known) != maxHosts {
+		t.Errorf("%d and %d hosts are known, want %d", len(h.offers.known), len(h.logins.known), maxHosts)
 	}
 }

@@ -25,10 +25,7 @@ type allPools struct {
 // closed, and no pool is created for a denied client.
 func (p *Origins) poolOf(who Client) (*boxPool, error) {
 	all := &p.pools
-	all.mu.RLock()
-	pool := all.boxes[who.Box.ID]
-	all.mu.RUnlock()
-	if pool != nil {
+	if pool := all.find(who.Box.ID); pool != nil {
 		return pool, nil
 	}
 	all.mu.Lock()
@@ -48,6 +45,13 @@ func (p *Origins) poolOf(who Client) (*boxPool, error) {
 	return all.boxes[who.Box.ID], nil
 }
 
+// find returns the pool of a box, or nil.
+func (u *allPools) find(box policy.BoxID) *boxPool {
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	return u.boxes[box]
+}
+
 // closeBox drops the state of a box.
 func (u *allPools) closeBox(box policy.BoxID) {
 	u.mu.Lock()
@@ -65,18 +69,6 @@ type Stats struct {
 	Open  int // in use or idle
 	Idle  int // idle ones
 	Hosts int // servers with connections or a remembered protocol
-}
-
-// stats returns the numbers of one box.
-func (u *allPools) stats(box policy.BoxID) (n Stats) {
-	u.mu.RLock()
-	pool := u.boxes[box]
-	u.mu.RUnlock()
-	if pool == nil {
-		return n
-	}
-	now := pool.conns.Stats()
-	return Stats{Open: pool.conns.Open(), Idle: now.Idle, Hosts: now.Ports}
 }
 
 // close drops the state of all boxes.

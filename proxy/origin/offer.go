@@ -36,10 +36,10 @@ func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known 
 		return err
 	}
 	at := host{d.name, d.Asked.Port}
-	text, asked := known.offer(at)
+	text, asked := known.offers.find(at)
 	if !asked {
 		text = p.ask(ctx, box, d).missing()
-		known.noteOffer(at, text)
+		known.offers.note(at, text, offersTime)
 	}
 	if text == "" {
 		return err

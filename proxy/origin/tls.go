@@ -26,13 +26,14 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 		return nil, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Err: ErrNoName}
 	}
 	at, known := host{d.name, d.Asked.Port}, p.hostsOf(box.ID)
-	h := handshake{alpn: alpn, small: known.small(at)}
+	h := handshake{alpn: alpn}
+	_, h.small = known.hellos.find(at)
 	conn, silent, err := p.handshake(ctx, box, d, &h)
 	if silent && !h.small {
 		h.small = true
 		again, still, err2 := p.handshake(ctx, box, d, &h)
 		if err2 == nil {
-			known.needsSmall(at)
+			known.hellos.note(at, struct{}{}, smallTime)
 		}
 		if !still {
 			conn, err = again, err2
