@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"boxgate/policy/content"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
@@ -43,10 +44,11 @@ type Request struct {
 	Addr     netip.Addr // the destination address; invalid if unknown (DNS before resolution, the sink)
 	Port     uint16     // destination port; 0 if unknown (DNS, ICMP)
 	Protocol Protocol
-	Method   string        // HTTP method, only at StageHTTP
-	Path     string        // HTTP path without the query, only at StageHTTP
-	Query    string        // HTTP query as sent, without "?", only at StageHTTP
-	Fields   *match.Fields // header fields that the policy looks at, see [Compiled.Needs], only at StageHTTP
+	Method   string           // HTTP method, only at StageHTTP
+	Path     string           // HTTP path without the query, only at StageHTTP
+	Query    string           // HTTP query as sent, without "?", only at StageHTTP
+	Fields   *match.Fields    // header fields that the policy looks at, see [Compiled.Needs], only at StageHTTP
+	Content  *content.Content // messages that were read, see [Decision.Unread], only at StageHTTP
 }
 
 // Verdict is the outcome of a decision. The zero value is Deny.
@@ -87,6 +89,11 @@ type Decision struct {
 	// DialName reports that the verdict applies to the name, and not to the address requested by the box: the proxy must dial an
 	// address of the name, and get a decision about that at StageDial. If it is false, the address itself was allowed.
 	DialName bool
+	// Unread is the kind of messages that a request rule depends on and that Request.Content lacks. The decision denies; a caller
+	// that has the body reads it and asks again.
+	Unread content.Kind
+	// Flaw describes why the messages of the request cannot be read.
+	Flaw string
 }
 
 // Allowed reports whether the verdict is Allow.
@@ -132,10 +139,14 @@ func (e *DeniedError) text(rule string) string {
 	if e.Request.Port != 0 {
 		what = fmt.Sprintf("%s port %d", what, e.Request.Port)
 	}
+	text := fmt.Sprintf("%s denied: %s", what, e.Decision.Reason)
 	if rule != "" {
-		return fmt.Sprintf("%s denied: %s (rule %q)", what, e.Decision.Reason, rule)
+		text += fmt.Sprintf(" (rule %q)", rule)
 	}
-	return fmt.Sprintf("%s denied: %s", what, e.Decision.Reason)
+	if e.Decision.Flaw != "" {
+		text += ": " + e.Decision.Flaw
+	}
+	return text
 }
 
 // Box is a sandbox in the data path. Its addresses identify it: the kernel has checked the source address and the
@@ -326,8 +337,14 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 				return Decision{Reason: name.ReasonAmbiguousPath, Rule: rule.Rule}
 			}
 		}
-		if !rule.Decides(&j) {
+		switch rule.Apply(&j) {
+		case match.Passes:
 			continue
+		case match.Unread:
+			return Decision{Reason: name.ReasonUnreadableContent, Rule: rule.Rule, Unread: rule.Reads(), Flaw: "the body was not read"}
+		case match.Unreadable:
+			return Decision{Reason: name.ReasonUnreadableContent, Rule: rule.Rule, Flaw: r.Content.Flaw(rule.Reads())}
+		case match.Decides:
 		}
 		d.Reason, d.Rule = name.ReasonRequestRule, rule.Rule
 		if rule.Deny {
@@ -339,4 +356,6 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 }
 
 // judge returns a request for matchers.
-func judge(r *Request) match.Request { return match.NewRequest(r.Method, r.Path, r.Query, r.Fields) }
+func judge(r *Request) match.Request {
+	return match.NewRequest(r.Method, r.Path, r.Query, r.Fields, r.Content)
+}

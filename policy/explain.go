@@ -3,7 +3,7 @@ package policy
 import "boxgate/policy/name"
 
 // Unseen reports the unknown parts of a request that the rules for its host look at.
-type Unseen struct{ Query, Headers bool }
+type Unseen struct{ Query, Headers, Body bool }
 
 // Explanation is a decision with the reasons for it.
 type Explanation struct {
@@ -31,6 +31,7 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) Explanation {
 	e.Unseen = Unseen{
 		Query:   r.Query == "" && !knowsQuery && c.looksAtQuery(r.Name, r.Port),
 		Headers: r.Fields == nil && c.Needs(r.Name, r.Port) != nil,
+		Body:    e.Unread != 0,
 	}
 	return e
 }

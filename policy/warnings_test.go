@@ -3,6 +3,7 @@ package policy
 import (
 	"testing"
 
+	"boxgate/policy/content"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
@@ -137,6 +138,35 @@ func TestExplain(t *testing.T) {
 	}
 	at.Name = mustName(t, "b.example.com")
 	if d := c.Explain(at, false); !d.Allowed() || d.Unseen != (Unseen{}) {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestExplainAsksForMessages: a decision that depends on messages reports that the body is unknown, and denies.
+func TestExplainAsksForMessages(t *testing.T) {
+	t.Parallel()
+	c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{
+		{Hosts: []string{"a.example.com"}, Methods: []string{"POST"}, Match: &match.Match{MCP: &match.MCP{Tools: []string{"search"}}}, Action: "allow"},
+		{Hosts: []string{"a.example.com"}, Action: "deny"},
+	}}, Options{Version: 1, Protected: name.NewProtected(nil, nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := Request{Stage: StageHTTP, Name: mustName(t, "a.example.com"), Port: 443, Protocol: TCP, Method: "POST", Path: "/"}
+	if d := c.Explain(at, true); d.Allowed() || d.Reason != name.ReasonUnreadableContent || d.Unread != content.MCP || d.Unseen != (Unseen{Body: true}) {
+		t.Errorf("%+v", d)
+	}
+	at.Content = &content.Content{Messages: []content.Message{{Method: content.CallTool, Tool: "search"}}}
+	at.Content = at.Content.Unreadable(content.MCP, "")
+	if d := c.Explain(at, true); !d.Allowed() || d.Unseen != (Unseen{}) {
+		t.Errorf("%+v", d)
+	}
+	at.Content = at.Content.Unreadable(content.MCP, "flawed")
+	if d := c.Explain(at, true); d.Allowed() || d.Reason != name.ReasonUnreadableContent || d.Unread != 0 || d.Flaw != "flawed" {
+		t.Errorf("%+v", d)
+	}
+	at.Method = "GET"
+	if d := c.Explain(at, true); d.Reason != name.ReasonRequestRule || d.Unseen != (Unseen{}) {
 		t.Errorf("%+v", d)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"boxgate/api/schedules"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/content"
 	"boxgate/policy/name"
 )
 
@@ -316,7 +317,11 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 	if req.Fields != nil {
 		rule += fmt.Sprint(req.Fields.List)
 	}
-	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule + req.Query, Version: b.Policy.Version}
+	rule += req.Query
+	if c := req.Content; c != nil {
+		rule += fmt.Sprintf(" messages %v %s operations %v", c.Messages, c.Flaw(content.MCP), c.Operations)
+	}
+	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule, Version: b.Policy.Version}
 	unseen := policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}
 	return policy.Explanation{Decision: d, Unseen: unseen, Beaten: []string{"*.beaten.example"}}, nil
 }

@@ -135,11 +135,33 @@ func TestExplain(t *testing.T) {
 		`{"host":"a.example","path":"/a","query":"b=c","headers":{"X-B":"2","X-A":"1"}}`: "http a.example invalid IP 443 tcp  /a[{X-A 1} {X-B 2}]b=c",
 		`{"host":"API.Example.COM."}`:                                       "conn api.example.com invalid IP 443 tcp  ",
 		`{"ip":"192.0.2.1","port":53,"protocol":"udp"}`:                     "conn  192.0.2.1 53 udp  ",
-		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",
+		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET / messages [{  true}]  operations []",
 		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
 	} {
 		got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", body).JSON(t)
 		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" || fmt.Sprint(got["beaten"]) != "[*.beaten.example]" {
+			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+// TestExplainReadsMessages: the policy gets the messages of a body, or of a request that has none.
+func TestExplainReadsMessages(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	call := `"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"name\":\"search\"}}"`
+	for body, want := range map[string]string{
+		`{"host":"a.test","method":"POST","body":` + call + `}`:                          "messages [{tools/call search false}]  operations []",
+		`{"host":"a.test","body":` + call + `,"headers":{"Content-Type":"text/plain"}}`:  "media type",
+		`{"host":"a.test","body":` + call + `,"headers":{"Mcp-Name":"other"}}`:           "differs",
+		`{"host":"a.test","method":"GET"}`:                                               "[{  true}]",
+		`{"host":"a.test","method":"POST","query":"a"}`:                                  "POST a",
+		`{"host":"a.test","body":"{\"query\":\"{a}\"}"}`:                                 "operations [{query  [a] }]",
+		`{"host":"a.test","method":"GET","query":"query=mutation%7Ba%7D"}`:               "operations [{mutation  [a] }]",
+		`{"host":"a.test","method":"GET","query":"query=%7Ba%7D","headers":{"X-A":"1"}}`: "operations [{query  [a] }]",
+	} {
+		got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", body).JSON(t)
+		if rule := fmt.Sprint(got["rule"]); !strings.Contains(rule, want) || strings.Contains(rule, "messages") != (want != "POST a") {
 			t.Errorf("%s: %v", body, got)
 		}
 	}

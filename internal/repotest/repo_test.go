@@ -19,14 +19,15 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Imports
 // point towards policy. audit is the only other package that all may import, for audit.Event. Siblings never import
-// each other. A package that may import policy may also import policy/name, policy/document and policy/match, whose
+// each other. A package that may import policy may also import policy/name, policy/content, policy/document and policy/match, whose
 // types are part of its API. The layers of the firewall, the proxy, the admin API, the launcher, the store, the
 // self-test and the command line are listed one by one: a layer imports only lower layers.
 var allowed = importTable(`
 policy: rule rule/header rule/kinds
 policy/name:
+policy/content:
 policy/document: policy/name
-policy/match: policy/name policy/document
+policy/match: policy/name policy/content policy/document
 policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
@@ -231,7 +232,7 @@ func importTable(text string) map[string][]string {
 		}
 		may := strings.Fields(list)
 		if slices.Contains(may, "policy") {
-			may = append(may, "policy/name", "policy/document", "policy/match")
+			may = append(may, "policy/name", "policy/content", "policy/document", "policy/match")
 		}
 		table[pkg] = may
 	}

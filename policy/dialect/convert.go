@@ -109,6 +109,14 @@ func checkForeign(spec policy.Spec, ps *document.Problems) {
 	if len(spec.Rules) > 0 {
 		ps.Add("/rules", "the other dialect denies no requests")
 	}
+	for i, r := range spec.Rules {
+		if r.Match != nil && r.Match.MCP != nil {
+			ps.Add(document.Element("/rules", i)+"/match/mcp", "the other dialect does not match messages of MCP")
+		}
+		if r.Match != nil && r.Match.GraphQL != nil {
+			ps.Add(document.Element("/rules", i)+"/match/graphql", "the other dialect does not match GraphQL operations")
+		}
+	}
 	if len(spec.Repos) > 0 {
 		ps.Add("/repos", "the other dialect knows no repositories")
 	}

@@ -112,7 +112,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 
 // noteFields notes the fields of rules: whether one has a value other than zero.
 func noteFields(v reflect.Value, seen map[string]bool) {
-	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true, "RepoRule.Host": true, "HeaderRule.Effects": true, "HeaderRule.Connection": true, "HeaderRule.Request": true}
+	compiled := map[string]bool{"Match.MCP": true, "Match.GraphQL": true, "HeaderRule.Shared": true, "Placeholder.Token": true, "RepoRule.Host": true, "HeaderRule.Effects": true, "HeaderRule.Connection": true, "HeaderRule.Request": true}
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {

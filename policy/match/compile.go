@@ -17,8 +17,14 @@ const (
 	maxRegexProgram = 512 // instructions
 )
 
-// Compile checks and compiles a match. The result is valid only if ps stays empty.
+// Compile checks and compiles a match that is judged before the body of the request is read. The result is valid only if ps stays empty.
 func Compile(at string, m Match, ps *document.Problems) *Conditions {
+	refuseContents(at, &m, ps)
+	return compileHead(at, m, ps)
+}
+
+// compileHead checks and compiles the conditions on the head of a request.
+func compileHead(at string, m Match, ps *document.Problems) *Conditions {
 	out := &Conditions{methods: m.Methods}
 	if m.IsZero() && m.Methods == nil {
 		ps.Add(at, "is empty; leave it out to match every request")

@@ -33,7 +33,7 @@ func Covers(all, some *Match) bool {
 		return false
 	}
 	return coversMethods(all.Methods, some.Methods) && all.Path.coversAll(some.Path) &&
-		coversPairs(all.Query, some.Query) && coversPairs(all.Headers, some.Headers)
+		coversPairs(all.Query, some.Query) && coversPairs(all.Headers, some.Headers) && all.MCP.covers(some.MCP) && all.GraphQL.covers(some.GraphQL)
 }
 
 // coversAll reports whether m certainly covers every text of another matcher; nil covers every text.

@@ -29,7 +29,7 @@ func TestEffortIsSpent(t *testing.T) {
 		if strings.Contains(request, "X-A") {
 			fields.List = []Field{{"X-A", "c"}}
 		}
-		j := NewRequest(method, path, query, fields)
+		j := NewRequest(method, path, query, fields, nil)
 		j.effort.left = 1
 		if f := m.Fit(&j); f != Unsure {
 			t.Errorf("%s: %d without having looked", doc, f)
@@ -47,7 +47,7 @@ func TestNamesCostTheirNumber(t *testing.T) {
 		for i := range n {
 			fmt.Fprintf(&query, "&x%03d", i)
 		}
-		j := NewRequest("", "", query.String(), nil)
+		j := NewRequest("", "", query.String(), nil, nil)
 		if f := m.Fit(&j); f != Fits {
 			t.Errorf("%s of %d: %d", key, n, f)
 		}
@@ -60,7 +60,7 @@ func TestNamesCostTheirNumber(t *testing.T) {
 		}
 	}
 	_, m := parsedMatch(t, `{"query": [{"key": {"prefix": ""}}]}`)
-	j := NewRequest("", "", "a&b", nil)
+	j := NewRequest("", "", "a&b", nil, nil)
 	if j.effort.left = 2*splitSteps*3 + nameSteps; m.Fit(&j) != Unsure {
 		t.Error("a name that could not be remembered leaves the fit sure")
 	}

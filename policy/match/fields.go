@@ -24,6 +24,14 @@ type Needs struct {
 	names []string // folded, see foldHeader
 }
 
+// NeedsOf returns the set of fields with any variant of the names.
+func NeedsOf(names ...string) (n Needs) {
+	for _, name := range names {
+		n.Add(Needs{names: []string{FoldHeader(name)}})
+	}
+	return n
+}
+
 // Wants reports whether rules look at fields with any variant of a name.
 func (n *Needs) Wants(name string) bool {
 	return n != nil && (n.all || slices.Contains(n.names, FoldHeader(name)))

@@ -18,6 +18,8 @@ type Match struct {
 	Path    *Matcher `json:"path,omitempty"`
 	Query   Pairs    `json:"query,omitzero" doc:"every one must be met by a parameter of the query"`
 	Headers Pairs    `json:"headers,omitzero" doc:"every one must be met by a header"`
+	MCP     *MCP     `json:"mcp,omitempty" doc:"in request rules only: conditions on the messages of the Model Context Protocol in the body"`
+	GraphQL *GraphQL `json:"graphql,omitempty" doc:"in request rules only: conditions on the GraphQL operations of the request"`
 }
 
 // Matcher compares a text. Exactly one field is set.
@@ -56,7 +58,7 @@ func (m Pairs) IsZero() bool { return len(m.Pairs) == 0 }
 
 // IsZero reports whether the match covers every request.
 func (m Match) IsZero() bool {
-	return len(m.Methods) == 0 && m.Path == nil && m.Query.IsZero() && m.Headers.IsZero()
+	return len(m.Methods) == 0 && m.Path == nil && m.Query.IsZero() && m.Headers.IsZero() && m.MCP == nil && m.GraphQL == nil
 }
 
 // Forms lists both forms for the description of the API.
@@ -98,12 +100,14 @@ func (m *Pairs) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Clone returns a copy that shares no list with m. It shares matchers, which are never modified.
+// Clone returns a copy that shares no list with m. It shares matchers and conditions on messages, which are never modified.
 func (m *Match) Clone() *Match {
 	if m == nil {
 		return nil
 	}
-	return &Match{slices.Clone(m.Methods), m.Path, Pairs{slices.Clone(m.Query.Pairs)}, Pairs{slices.Clone(m.Headers.Pairs)}}
+	return &Match{
+		slices.Clone(m.Methods), m.Path, Pairs{slices.Clone(m.Query.Pairs)}, Pairs{slices.Clone(m.Headers.Pairs)}, m.MCP, m.GraphQL,
+	}
 }
 
 // String returns a match in one line, for decisions.
@@ -120,6 +124,12 @@ func (m Match) String() string {
 	}
 	for _, p := range m.Headers.Pairs {
 		parts = append(parts, "header "+p.describe())
+	}
+	if m.MCP != nil {
+		parts = append(parts, m.MCP.describe())
+	}
+	if m.GraphQL != nil {
+		parts = append(parts, m.GraphQL.describe())
 	}
 	return strings.Join(parts, " ")
 }
@@ -147,11 +157,13 @@ func (m Matcher) describe() string {
 // Read reads a match without checking its values.
 func Read(at string, v document.Value, ps *document.Problems) *Match {
 	var m Match
-	v.Fields(at, "an object with methods, path, query and headers", ps, map[string]func(string, document.Value){
+	v.Fields(at, "an object with methods, path, query, headers, mcp and graphql", ps, map[string]func(string, document.Value){
 		"methods": func(at string, v document.Value) { m.Methods = v.AsStrings(at, ps) },
 		"path":    func(at string, v document.Value) { m.Path = readMatcher(at, v, ps) },
 		"query":   func(at string, v document.Value) { m.Query = readPairs(at, v, ps) },
 		"headers": func(at string, v document.Value) { m.Headers = readPairs(at, v, ps) },
+		"mcp":     func(at string, v document.Value) { m.MCP = readMCP(at, v, ps) },
+		"graphql": func(at string, v document.Value) { m.GraphQL = readGraphQL(at, v, ps) },
 	})
 	return &m
 }

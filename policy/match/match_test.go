@@ -40,7 +40,7 @@ func fitOf(m *Conditions, request string) Fit {
 			fields.List = append(fields.List, Field{name, value})
 		}
 	}
-	j := NewRequest(method, path, query, fields)
+	j := NewRequest(method, path, query, fields, nil)
 	return m.Fit(&j)
 }
 
@@ -90,7 +90,7 @@ func TestFit(t *testing.T) {
 		}
 	}
 	_, m := parsedMatch(t, `{"headers": {"X-Team": {"exact": "a"}}}`)
-	if j := NewRequest("", "", "", nil); m.Fit(&j) != Unsure {
+	if j := NewRequest("", "", "", nil, nil); m.Fit(&j) != Unsure {
 		t.Error("a header of which nothing is known does not leave the rule unsure")
 	}
 }

@@ -3,6 +3,8 @@ package match
 import (
 	"slices"
 	"strings"
+
+	"boxgate/policy/content"
 )
 
 // Request is a request for matchers, with the path as sent and resolved. It has no pointer to the original request, which would
@@ -10,15 +12,16 @@ import (
 type Request struct {
 	method, plain, clean, query string
 	fields                      *Fields
+	content                     *content.Content
 	effort                      effort
 }
 
-// NewRequest returns a request for matchers. path is as sent, and query has no question mark.
-func NewRequest(method, path, query string, fields *Fields) Request {
+// NewRequest returns a request for matchers. path is as sent, and query has no question mark. c is nil until the body has been read.
+func NewRequest(method, path, query string, fields *Fields, c *content.Content) Request {
 	if path == "" {
 		path = "/"
 	}
-	return Request{method, path, resolvePath(path), query, fields, effort{fullEffort}}
+	return Request{method, path, resolvePath(path), query, fields, c, effort{fullEffort}}
 }
 
 // IsZero reports whether r is the zero Request.

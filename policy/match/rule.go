@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"boxgate/policy/content"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
@@ -39,7 +40,8 @@ type CompiledRule struct {
 	Hosts   []name.Pattern
 	methods []string
 	paths   []pathPattern
-	Match   *Conditions // nil: every request
+	Match   *Conditions // on the head; nil: every request
+	content contents
 	Deny    bool
 	Rule    string
 }
@@ -54,17 +56,46 @@ func (r *CompiledRule) Covers(n name.Name, port uint16) bool {
 	return false
 }
 
-// Decides reports whether the rule decides a request to a host that it covers.
-func (r *CompiledRule) Decides(req *Request) bool {
+// Outcome is the result of applying a rule to a request.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Passes     Outcome = iota // the next rule is applied
+	Decides                   // the rule decides
+	Unread                    // the rule depends on messages in the body, which has not been read
+	Unreadable                // the rule depends on messages that cannot be read
+)
+
+// Apply applies the rule to a request to a host that it covers.
+func (r *CompiledRule) Apply(req *Request) Outcome {
 	if len(r.methods) > 0 && !r.hasMethod(req.method) || !r.hasPath(req.plain, req.clean) {
-		return false
+		return Passes
 	}
 	if r.Match == nil {
-		return true
+		return Decides
 	}
 	f := r.Match.Fit(req)
-	return f == Fits || r.Deny && f == Unsure
+	if kind := r.content.kind; kind != 0 && r.applies(f) {
+		switch {
+		case !req.content.Has(kind):
+			return Unread
+		case req.content.Flaw(kind) != "":
+			return Unreadable
+		}
+		f = min(f, r.content.fit(req.content, &req.effort))
+	}
+	if r.applies(f) {
+		return Decides
+	}
+	return Passes
 }
+
+// applies reports whether the rule applies to a request with a fit.
+func (r *CompiledRule) applies(f Fit) bool { return f == Fits || r.Deny && f == Unsure }
+
+// Reads returns the kind of messages that the rule depends on, or 0.
+func (r *CompiledRule) Reads() content.Kind { return r.content.kind }
 
 // hasPath reports whether the rule covers a path. plain is the path as sent, clean the resolved form.
 func (r *CompiledRule) hasPath(plain, clean string) bool {
@@ -159,7 +190,11 @@ func compileRule(at string, r RequestRule, ps *document.Problems) CompiledRule {
 		if len(r.Methods) > 0 && len(r.Match.Methods) > 0 {
 			ps.Add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
 		}
-		out.Match = Compile(at+"/match", *r.Match, ps)
+		out.Match = compileHead(at+"/match", *r.Match, ps)
+		out.content = compileContents(at+"/match", r.Match, out.Deny, ps)
+		if r.Match.MCP != nil && r.Match.MCP.Session && !out.Deny && len(r.Paths) == 0 && r.Match.Path == nil {
+			ps.Add(at+"/match/mcp/session", "needs the path of the MCP server in the rule: it allows GET and DELETE there")
+		}
 	}
 	for i, m := range r.Methods {
 		checkMethod(document.Element(at+"/methods", i), m, ps)

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/content"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
@@ -31,8 +32,10 @@ type Message struct {
 	Scheme    string // the scheme of an absolute-form target or of :scheme; may be empty
 	Path      string // with the query
 	Websocket bool   // an extended CONNECT for a WebSocket (RFC 8441)
+	Upgrades  bool   // a request for a WebSocket over HTTP/1.1
 	Tokens    placeholder.Scan
-	Head      Head // nil: no field is known
+	Head      Head             // nil: no field is known
+	Content   *content.Content // messages in the body that were read, see [Session.ReadMessages]
 }
 
 // Head is the head of a request, some of whose fields rules may need.
@@ -60,6 +63,7 @@ type Decision struct {
 	maskTexts  []string           // texts to mask, in addition to those of Set, Swaps and literals
 	changes    []string           // changes other than headers, for the log
 	err        error              // reason of the refusal, for the log
+	unread     content.Kind       // messages that the decision lacks
 
 	Via           *Via             // the proxy to which it is sent; nil: to its server
 	identity      *origin.Identity // the client certificate for the connection; may be nil
@@ -84,7 +88,7 @@ func (s *Session) JudgeNow(ctx context.Context, m *Message) (Decision, bool) {
 func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Decision, known bool) {
 	r = Decision{Request: policy.Request{
 		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
-		Method: m.Method,
+		Method: m.Method, Content: m.Content,
 	}}
 	r.Request.Path, r.Request.Query, _ = strings.Cut(m.Path, "?")
 	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
@@ -170,7 +174,10 @@ func (s *Session) routeRequest(ctx context.Context, r *Decision, wait bool) (kno
 		r.Refused = nameless()
 	default:
 		refused := problem.Of(r.way.Err())
-		r.Refused = &refused
+		r.Refused, r.unread = &refused, r.way.Decision.Unread
+		if flaw := r.way.Decision.Flaw; flaw != "" && r.unread == 0 {
+			r.err = errors.New(flaw)
+		}
 	}
 	return true
 }

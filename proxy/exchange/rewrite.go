@@ -43,14 +43,15 @@ type Rewriting struct {
 	Trailers bool   // there are trailers, so no length is sent; set before End
 	Changed  bool   // Body is not the client's own
 
-	s       *Session
-	r       *Decision
-	claim   memory.Claim
-	charged int
-	syntax  placeholder.Syntax // syntax for replacing placeholders in the body
-	codings []string           // of the body
-	hash    bool               // the signature covers the body
-	read    bool
+	s        *Session
+	r        *Decision
+	claim    memory.Claim
+	charged  int
+	syntax   placeholder.Syntax // syntax for replacing placeholders in the body
+	codings  []string           // of the body
+	hash     bool               // the signature covers the body
+	read     bool
+	buffered bool // the body was read before the request was judged
 }
 
 // Rewrites reports whether a request that was not refused must be changed by [Session.Rewrite].
@@ -58,10 +59,13 @@ func (r *Decision) Rewrites() bool { return r.header.OnRequests().Rewrites() }
 
 // Rewrite begins to change a request. If read is set, the caller must read the body, up to a byte more than [MaxBody]. This
 // includes encoded bodies that must be decoded for the search: unless they are too large, no part is sent before it was
-// searched. If refused is not nil, the decision refuses.
-func (s *Session) Rewrite(r *Decision, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
-	w = &Rewriting{Outgoing: out, s: s, r: r}
-	w.claim.Open(s.Usage.Memory, memory.Buffers)
+// searched. If refused is not nil, the decision refuses. buffer is from [Session.Buffer] if the body was read already, else nil.
+func (s *Session) Rewrite(buffer *Rewriting, r *Decision, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
+	if w = buffer; w == nil {
+		w = &Rewriting{s: s}
+		w.claim.Open(s.Usage.Memory, memory.Buffers)
+	}
+	w.Outgoing, w.r = out, r
 	if signer := r.header.OnRequests().Signer; signer != nil {
 		var err error
 		if w.hash, err = signer.HashesBody(w.message()); err != nil {
@@ -71,8 +75,8 @@ func (s *Session) Rewrite(r *Decision, out Outgoing, coded bool) (w *Rewriting, 
 	if out.Length != 0 {
 		w.syntax, w.codings = r.replacedIn(w.fieldValue("Content-Type"), w.fieldValue("Content-Encoding"))
 	}
-	w.read = out.Length != 0 && (w.hash || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
-	return w, w.read, nil
+	w.read = out.Length != 0 && (w.buffered || w.hash || w.syntax != placeholder.Opaque || coded && out.Length > 0 && out.Length <= MaxBody)
+	return w, w.read && !w.buffered, nil
 }
 
 // replacedIn returns the syntax for replacing placeholders in a body, and its codings.

@@ -21,7 +21,7 @@ func (h *conn) forward() error {
 	if refused := h.beginBody(); refused != nil {
 		return h.refuse(refused)
 	}
-	if h.decision.Rewrites() || h.body.watch.Decodes() {
+	if h.decision.Rewrites() || h.body.watch.Decodes() || h.body.rewriting.Buffered() {
 		if allowed, err := h.rewrite(&h.body); !allowed {
 			return err
 		}

@@ -283,6 +283,7 @@ func (h *conn) serveOne() error {
 		return h.refuse(exchange.TooMany())
 	}
 	if allowed, err := h.judge(); !allowed {
+		h.body.close()
 		return err
 	}
 	defer h.flight.clear()
@@ -298,13 +299,20 @@ func (h *conn) judge() (allowed bool, err error) {
 	for {
 		h.decision = h.s.Judge(h.ctx, &m)
 		h.x.Judged(&m, &h.decision)
+		if h.decision.Unread() {
+			h.flight.clear()
+			if refused, err := h.readMessages(&m); refused {
+				return false, err
+			}
+			continue
+		}
 		if p := h.decision.Refused; p != nil {
 			h.flight.clear()
 			return false, h.refuse(p)
 		}
 		h.flight.set(h.s, &h.decision, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.decision.Policy {
-			if !h.decision.Rewrites() { // Rewrite does that later
+			if !h.decision.Rewrites() && !h.body.rewriting.Buffered() { // Rewrite does that later
 				placeholder.SwapFields(h.Req.Fields, h.decision.Swaps)
 			}
 			return true, nil
@@ -323,6 +331,7 @@ func (h *conn) message() exchange.Message {
 	if r.Form == h1.Absolute {
 		m.Target = string(r.Authority)
 	}
+	m.Upgrades = relay.OpensWebSocket(r)
 	m.Tokens = placeholder.InRequest(h.In.Bytes()[:h.Head], r)
 	return m
 }

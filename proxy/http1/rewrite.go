@@ -21,21 +21,24 @@ import (
 // rewrite changes the request. If it returns false, the client was answered or has disconnected, and the error reports
 // whether the connection can carry another request.
 func (h *conn) rewrite(b *body) (allowed bool, err error) {
-	if err := h.detach(); err != nil {
-		return false, err
+	buffered := b.rewriting.Buffered()
+	if !buffered {
+		if err := h.detach(); err != nil {
+			return false, err
+		}
 	}
-	w, read, refused := h.s.Rewrite(&h.decision, h.outgoing(), b.watch.Decodes())
+	w, read, refused := h.s.Rewrite(b.rewriting, &h.decision, h.outgoing(), b.watch.Decodes())
 	b.rewriting = w
 	if refused != nil {
 		return false, h.reject(refused)
 	}
-	whole := false
+	whole := buffered && w.Whole
 	if read {
 		if whole, err = h.readBody(b, w); err != nil {
 			return false, h.unread(err)
 		}
-		w.Trailers = whole && h.Req.Body.Chunked && len(b.Trailers) > 0
 	}
+	w.Trailers = whole && h.Req.Body.Chunked && len(b.Trailers) > 0
 	if refused := w.End(h.ctx, whole); refused != nil {
 		return false, h.reject(refused)
 	}
@@ -49,6 +52,26 @@ func (h *conn) rewrite(b *body) (allowed bool, err error) {
 	}
 	h.x.Rewritten(&h.decision)
 	return true, nil
+}
+
+// readMessages reads the messages in the body that the decision lacks. If refused is set, the client was answered or has
+// disconnected, and the error reports whether the connection can carry another request.
+func (h *conn) readMessages(m *exchange.Message) (refused bool, err error) {
+	if !h.Req.Body.Empty() && !h.body.rewriting.Buffered() {
+		if err := h.detach(); err != nil {
+			return true, err
+		}
+		h.resetBody()
+		w := h.s.Buffer()
+		h.body.rewriting = w
+		if w.Whole, err = h.readBody(&h.body, w); err != nil {
+			return true, h.unread(err)
+		}
+	}
+	if p := h.s.ReadMessages(h.ctx, m, &h.decision, h.body.rewriting); p != nil {
+		return true, h.refuse(p)
+	}
+	return false, nil
 }
 
 // detach copies the head, so that it survives reading the body.

@@ -25,10 +25,17 @@ type body struct {
 	chunks    bool                // it is sent in chunks
 }
 
-// beginBody prepares to read the body, and to search it.
-func (h *conn) beginBody() (refused *problem.Problem) {
+// resetBody begins the body of the request.
+func (h *conn) resetBody() {
 	h.body = body{Body: h.body.Body, h: h}
 	h.body.Begin(&h.In, h.Req.Body, &h.body)
+}
+
+// beginBody prepares to read the body, and to search it.
+func (h *conn) beginBody() (refused *problem.Problem) {
+	if !h.body.rewriting.Buffered() {
+		h.resetBody()
+	}
 	h.Upload.Reset()
 	if h.Req.Body.Empty() || !h.decision.Policy.HasPlaceholders() {
 		return nil
@@ -41,6 +48,7 @@ func (h *conn) beginBody() (refused *problem.Problem) {
 func (b *body) close() {
 	b.watch.Close()
 	b.rewriting.Close()
+	b.rewriting = nil
 }
 
 // Gather implements [relay.Source].

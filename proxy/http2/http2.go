@@ -264,7 +264,7 @@ func (st *stream) decide() {
 		st.refuse(refused)
 		return
 	}
-	if (st.decision.Rewrites() || st.watch.Decodes()) && !st.rewrite() {
+	if (st.decision.Rewrites() || st.watch.Decodes() || st.rewriting.Buffered()) && !st.rewrite() {
 		return
 	}
 	if st.isWebSocket() {
@@ -363,6 +363,12 @@ func (st *stream) judge() bool {
 		st.decision = st.s.Judge(st.ctx, &m)
 		st.judgeHead()
 		st.x.Judged(&m, &st.decision)
+		if st.decision.Unread() {
+			if !st.readMessages(&m) {
+				return false
+			}
+			continue
+		}
 		if p := st.decision.Refused; p != nil {
 			st.refuse(p)
 			return false

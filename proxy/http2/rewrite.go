@@ -15,26 +15,27 @@ import (
 
 // rewrite changes the request. If it returns false, the client was answered.
 func (st *stream) rewrite() bool {
-	w, read, refused := st.s.Rewrite(&st.decision, st.outgoing(), st.watch.Decodes())
+	buffered := st.rewriting.Buffered()
+	w, read, refused := st.s.Rewrite(st.rewriting, &st.decision, st.outgoing(), st.watch.Decodes())
 	st.rewriting = w
 	if refused != nil {
 		st.reject(refused)
 		return false
 	}
-	whole := false
+	whole := buffered && w.Whole
 	if read {
 		var err error
 		if whole, err = st.readBody(w); err != nil {
 			st.unread(err)
 			return false
 		}
-		w.Trailers = whole && st.length < 0 && len(st.client.Trailers()) > 0
 	}
+	w.Trailers = whole && st.length < 0 && len(st.client.Trailers()) > 0
 	if refused := w.End(st.ctx, whole); refused != nil {
 		st.reject(refused)
 		return false
 	}
-	if read {
+	if read || buffered {
 		if err := st.keepBody(w); err != nil {
 			st.refuseUpstream(err)
 			return false
@@ -45,6 +46,24 @@ func (st *stream) rewrite() bool {
 		placeholder.SwapHTTP2(st.fields, st.decision.Swaps)
 	}
 	st.x.Rewritten(&st.decision)
+	return true
+}
+
+// readMessages reads the messages in the body that the decision lacks. If it returns false, the client was answered.
+func (st *stream) readMessages(m *exchange.Message) bool {
+	if st.length != 0 && !st.isWebSocket() && !st.rewriting.Buffered() {
+		w := st.s.Buffer()
+		st.rewriting = w
+		var err error
+		if w.Whole, err = st.readBody(w); err != nil {
+			st.unread(err)
+			return false
+		}
+	}
+	if refused := st.s.ReadMessages(st.ctx, m, &st.decision, st.rewriting); refused != nil {
+		st.refuse(refused)
+		return false
+	}
 	return true
 }
 

@@ -2,8 +2,11 @@ package scrub
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"hash/adler32"
 	"io"
+	"strings"
 	"testing"
 )
 
@@ -74,5 +77,33 @@ func TestDecodingStops(t *testing.T) {
 	}
 	if !errors.Is(err, gone) || asked > 4 {
 		t.Errorf("%v after %d parts", err, asked)
+	}
+}
+
+// TestTwoDeflates: a body that is valid as zlib and as raw deflate is detected, an ordinary one of either form is not.
+func TestTwoDeflates(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "x", strings.Repeat("ordinary text ", 1000)} {
+		body, err := Encoded([]string{"deflate"}, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, b := range map[string][]byte{"zlib": body, "raw": body[2 : len(body)-4], "text": []byte(text)} {
+			if IsTwoDeflates(b, 1<<20) {
+				t.Errorf("%s of %.10q", what, text)
+			}
+		}
+	}
+	// A stored block of 156 bytes for raw deflate, and one of 65,379 bytes for zlib, which contains the end of the former.
+	content := make([]byte, 65379)
+	copy(content[154:], []byte{1, 0, 0, 0xff, 0xff}) // an empty last block
+	both := append([]byte{0x78, 0x9c, 0, 0x63, 0xff, 0x9c, 0}, content...)
+	both = binary.BigEndian.AppendUint32(append(both, 1, 0, 0, 0xff, 0xff), adler32.Checksum(content))
+	plain, fits, err := Decoded([]string{"deflate"}, both, 1<<20, Limit{Plain: 1 << 20})
+	if err != nil || !fits || !bytes.Equal(plain, content) {
+		t.Fatalf("the body is not valid zlib: %v", err)
+	}
+	if !IsTwoDeflates(both, 1<<20) {
+		t.Error("a body of both forms is not detected")
 	}
 }

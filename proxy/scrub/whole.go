@@ -1,10 +1,13 @@
 package scrub
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/klauspost/compress/flate"
 )
 
 // ErrBody is returned for a body that is not valid in its codings.
@@ -39,4 +42,14 @@ func Encoded(codings []string, plain []byte) ([]byte, error) {
 		plain = out.Bytes()
 	}
 	return plain, nil
+}
+
+// IsTwoDeflates reports whether a body with the coding deflate can be decoded both as zlib and as raw deflate. Servers support
+// either form, and would read different content.
+func IsTwoDeflates(body []byte, most int) bool {
+	if raw, err := isRawDeflate(bufio.NewReader(bytes.NewReader(body))); raw || err != nil {
+		return false
+	}
+	_, err := io.Copy(io.Discard, io.LimitReader(flate.NewReader(bytes.NewReader(body)), int64(most)+1))
+	return err == nil
 }

@@ -33,7 +33,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 }
 
 func newPolicyExplain(o *cli.Options) *cobra.Command {
-	var protocol, method, path, query string
+	var protocol, method, path, query, content string
 	var port uint16
 	var headers []string
 	cmd := &cobra.Command{
@@ -63,6 +63,9 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 				}
 				body["headers"] = named
 			}
+			if cmd.Flags().Changed("body") {
+				body["body"] = content
+			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, func(w io.Writer, answer json.RawMessage) error {
 				defer advise(cmd, args[0], args[1], answer)
 				return cli.Indented(w, answer)
@@ -76,6 +79,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	f.StringVar(&method, "method", "", "HTTP method")
 	f.StringVar(&path, "path", "", "HTTP path")
 	f.StringVar(&query, "query", "", "HTTP query, without the question mark")
+	f.StringVar(&content, "body", "", "body of an HTTP request, for rules on MCP and GraphQL messages; its Content-Type is JSON unless --header gives it")
 	f.StringArrayVar(&headers, "header", nil, `HTTP header, as "Name: value"; give all that the rules depend on (may be repeated)`)
 	return cmd
 }

@@ -140,6 +140,7 @@ var remedies = map[name.Reason]string{
 	name.ReasonBadRequest:        "the request is malformed or ambiguous, and is never repaired: mend the client",
 	name.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",
 	name.ReasonAmbiguousRequest:  "send each parameter and header once, spelled as in the rule",
+	name.ReasonUnreadableContent: "a rule for the host depends on MCP or GraphQL messages, and these cannot be read: look at the error of the event",
 	name.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule: gateway headers set --box BOX",
 	name.ReasonSecretUnavailable: "the source of the secret fails; see: gateway secret list",
 	name.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
