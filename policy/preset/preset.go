@@ -32,6 +32,7 @@ func Names() []string {
 	for _, e := range entries {
 		names = append(names, strings.TrimSuffix(e.Name(), ".json"))
 	}
+	slices.Sort(names)
 	return names
 }
 

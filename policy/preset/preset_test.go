@@ -15,7 +15,7 @@ import (
 // SSH or mail; none is a wildcard, whose names anybody might register.
 func TestPresets(t *testing.T) {
 	t.Parallel()
-	for _, want := range []string{"anthropic", "crates", "debian", "docker-hub", "github", "npm", "openai", "pypi"} {
+	for _, want := range []string{"anthropic", "crates", "debian", "docker-hub", "github", "github-ssh", "npm", "openai", "pypi", "pypi-upload"} {
 		if !slices.Contains(Names(), want) {
 			t.Errorf("there is no preset %s", want)
 		}
@@ -56,6 +56,25 @@ func checkFile(t *testing.T, name string) {
 	}
 }
 
+// TestPresetsOpenOneProtocol: SSH and uploads at other hosts than those of downloads are presets of their own.
+func TestPresetsOpenOneProtocol(t *testing.T) {
+	t.Parallel()
+	for _, label := range Names() {
+		hosts, err := Hosts(label)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range hosts {
+			ssh, upload := strings.HasSuffix(label, "-ssh"), strings.HasSuffix(label, "-upload")
+			isSSH := strings.HasSuffix(host, ":22")
+			isUpload := host == "upload.pypi.org:443" || host == "central.sonatype.com:443"
+			if isSSH != ssh || isUpload != upload {
+				t.Errorf("%s has %s", label, host)
+			}
+		}
+	}
+}
+
 // TestPolicy: several presets are one list, each host once; a name that does not exist is an error with those that do, and
 // opens nothing.
 func TestPolicy(t *testing.T) {
@@ -70,7 +89,7 @@ func TestPolicy(t *testing.T) {
 		t.Errorf("%q, want %q", both.AllowedDomains, want)
 	}
 	for _, names := range []string{"", "github,", "gitub", "../preset", "data/github"} {
-		if spec, err := Policy(names); err == nil || len(spec.AllowedDomains) > 0 || !strings.Contains(err.Error(), "github, gitlab") {
+		if spec, err := Policy(names); err == nil || len(spec.AllowedDomains) > 0 || !strings.Contains(err.Error(), "github, github-ssh, gitlab") {
 			t.Errorf("%q: %+v %v", names, spec, err)
 		}
 	}
