@@ -96,6 +96,7 @@ type Incoming struct {
 // Begin begins the body behind the head of r, which was taken from in.
 func (b *Incoming) Begin(in *h1.Reader, r *h1.Response) {
 	b.Body.Begin(r.Body, true)
+	b.Lenient = r.Lenient
 	b.in, b.untilClose, b.content, b.done = in, r.Body.UntilClose, nil, false
 }
 

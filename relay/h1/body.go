@@ -9,6 +9,9 @@ import (
 type Body struct {
 	// Trailers are the trailer fields of a chunked body once Next has reported its end. They point into the buffer.
 	Trailers []Field
+	// Lenient accepts the mistakes of a lenient [Response] in chunks and trailers. Begin keeps neither it nor Repairs.
+	Lenient bool
+	Repairs Repairs
 
 	framing Framing
 	left    int64 // bytes left of the body, or of the current chunk
@@ -29,6 +32,9 @@ const (
 // Begin starts a body. Chunk extensions and white space after a chunk size are refused in requests, where they only serve
 // to confuse parsers; in responses (strip true) they are dropped.
 func (b *Body) Begin(f Framing, strip bool) {
+	if cap(b.Trailers) > 2*MaxFields {
+		b.Trailers = nil
+	}
 	*b = Body{Trailers: b.Trailers[:0], framing: f, left: f.Length, strip: strip}
 	if f.Chunked {
 		b.left = 0
@@ -64,6 +70,12 @@ func (b *Body) Next(buf []byte) (content []byte, n int, done bool, err error) {
 			}
 			return buf[n : n+size], n + size, false, nil
 		case chunkEnd:
+			if b.Lenient && len(buf) > n && buf[n] == '\n' {
+				b.Repairs |= BareNewline
+				n++
+				b.state = chunkSize
+				continue
+			}
 			if len(buf)-n < 2 {
 				return nil, n, false, nil
 			}
@@ -92,10 +104,15 @@ func (b *Body) size(buf []byte) (int, error) {
 		}
 		return 0, nil
 	}
-	if end < 1 || buf[end-1] != '\r' {
+	line := buf[:end]
+	switch {
+	case end > 0 && buf[end-1] == '\r':
+		line = buf[:end-1]
+	case b.Lenient:
+		b.Repairs |= BareNewline
+	default:
 		return 0, bad("a bare LF after a chunk size")
 	}
-	line := buf[:end-1]
 	if semicolon := bytes.IndexByte(line, ';'); semicolon >= 0 {
 		if !b.strip {
 			return 0, bad("a chunk extension")
@@ -114,7 +131,7 @@ func (b *Body) size(buf []byte) (int, error) {
 	}
 	b.left, b.state = size, chunkData
 	if size == 0 {
-		b.state, b.scan = trailers, headScan{}
+		b.state, b.scan = trailers, headScan{lenient: b.Lenient}
 	}
 	return end + 1, nil
 }
@@ -142,6 +159,13 @@ func (b *Body) trailers(buf []byte) (int, error) {
 	}
 	if err != nil {
 		return 0, err
+	}
+	if b.Lenient {
+		lines, err := b.Repairs.unfold(buf[:end])
+		if err == nil {
+			b.Trailers, err = b.Repairs.parseFields(lines, b.Trailers)
+		}
+		return end, err
 	}
 	b.Trailers, err = parseFields(buf[:end-2], b.Trailers)
 	return end, err

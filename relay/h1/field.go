@@ -126,8 +126,9 @@ func disguised(name []byte) bool {
 
 // headScan finds the end of a head, scanning each byte once however slowly the head arrives.
 type headScan struct {
-	seen int // bytes scanned
-	line int // where the current line begins
+	seen    int  // bytes scanned
+	line    int  // where the current line begins
+	lenient bool // lines may end with LF only
 }
 
 // end returns the length of the section, up to and including an empty line, or [ErrShort].
@@ -142,14 +143,18 @@ func (s *headScan) end(buf []byte, limit int) (int, error) {
 			return 0, ErrShort
 		}
 		i += s.seen
-		if i == 0 || buf[i-1] != '\r' {
+		last := i // the end of the line's content
+		switch {
+		case i > s.line && buf[i-1] == '\r':
+			last--
+		case !s.lenient:
 			return 0, bad("a bare LF")
 		}
 		if i+1 > limit {
 			return 0, s.tooLarge()
 		}
 		s.seen = i + 1
-		if i-1 == s.line {
+		if last == s.line {
 			return i + 1, nil
 		}
 		s.line = i + 1

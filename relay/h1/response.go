@@ -15,20 +15,29 @@ type Response struct {
 	// Length is the value of Content-Length, or -1. It is set as well for responses to HEAD and for 304, which have no
 	// body.
 	Length int64
+	// Lenient, which Reset keeps, accepts responses that break RFC 9112 in a way that can be repaired. Parse then adds to Repairs, and the
+	// connection must close.
+	Lenient bool
+	Repairs Repairs
 
 	encoded bool // there was a Transfer-Encoding
 	scan    headScan
 }
 
 // Parse parses the head at the beginning of buf, a response to the given method, and returns its length. It returns
-// [ErrShort] until the head is complete and an *[Error] for a head that is refused. Call Reset before another head.
+// [ErrShort] until the head is complete and an *[Error] for a head that is refused. Call Reset before another head. If r is
+// Lenient, Parse may unfold fields in buf.
 func (r *Response) Parse(buf []byte, method string) (int, error) {
 	if n := min(len(buf), len(protocol)); string(buf[:n]) != protocol[:n] {
 		return 0, bad("the server does not speak HTTP") // it may never send the end of a head
 	}
+	r.scan.lenient = r.Lenient
 	end, err := r.scan.end(buf, MaxHead)
 	if err != nil {
 		return 0, err
+	}
+	if r.Lenient {
+		return end, r.parseLenient(buf[:end], method)
 	}
 	return end, r.parse(buf[:end], method)
 }
@@ -39,7 +48,10 @@ const protocol = "HTTP/"
 // Reset prepares r for another head.
 func (r *Response) Reset() {
 	r.reset()
-	*r = Response{head: r.head}
+	*r = Response{head: r.head, Lenient: r.Lenient}
+	if cap(r.Fields) > 2*MaxFields {
+		r.Fields = nil
+	}
 }
 
 // Interim reports whether this is a 1xx other than 101: another head follows.
@@ -54,6 +66,11 @@ func (r *Response) parse(b []byte, method string) error {
 	if r.Fields, err = parseFields(b[line+1:len(b)-2], r.Fields); err != nil {
 		return err
 	}
+	return r.frame(method)
+}
+
+// frame derives the framing of the body from the fields.
+func (r *Response) frame(method string) error {
 	repeated := false
 	for i := range r.Fields {
 		f := &r.Fields[i]
@@ -64,6 +81,9 @@ func (r *Response) parse(b []byte, method string) error {
 	}
 	if repeated {
 		r.dropRepeated()
+	}
+	if r.Lenient {
+		r.repairFraming()
 	}
 	if err := r.framing(); err != nil {
 		return err
@@ -124,16 +144,18 @@ func (r *Response) contentLength(f *Field) error {
 	}
 }
 
-// transferEncoding accepts chunked and identity, each alone. After identity the connection is not reused: current servers do
-// not send it, and clients disagree about its meaning.
+// transferEncoding accepts chunked and identity, each alone, and a repeated chunked in lenient responses. After identity the
+// connection is not reused: current servers do not send it, and clients disagree about its meaning.
 func (r *Response) transferEncoding(list []byte) error {
-	if r.encoded {
+	if r.encoded && !r.Lenient {
 		return bad("Transfer-Encoding is repeated")
 	}
 	for element := range bytes.SplitSeq(list, comma) {
 		switch element = trim(element); {
 		case len(element) == 0:
 			continue
+		case r.Lenient && r.hasTE && EqualFold(element, "chunked"):
+			r.Repairs |= ChunkedTwice
 		case r.encoded:
 			return bad("Transfer-Encoding has more than one coding")
 		case EqualFold(element, "chunked"):
