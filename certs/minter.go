@@ -52,11 +52,13 @@ type boxLeaves struct {
 	key         *leafKey                  // shared by the box's leaves: a key per name would double the cost of minting
 	minting     singleflight.Group        // by name; RSA leaves use keys that no name can have
 	rsa         atomic.Pointer[rsaIssuer] // nil until the first client that accepts only RSA
-	creatingRSA singleflight.Group        // deduplicates the creation of rsa
+	creatingRSA singleflight.Group        // deduplicates the creation of rsa and exchange
+	exchange    atomic.Pointer[rsaIssuer] // nil until the first client without ECDHE
 	rsaPace     *rate.Limiter             // limits handshakes with an RSA leaf
 
-	cache    *leaves
-	rsaCache *leaves
+	cache     *leaves
+	rsaCache  *leaves
+	exchanges *leaves // of exchange
 }
 
 // leaves caches leaves by name, each at a cost of 1.
@@ -78,7 +80,7 @@ func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if m.boxes == nil {
 		m.boxes = make(map[policy.BoxID]*boxLeaves)
 	}
-	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeaves(leafCache), rsaCache: newLeaves(rsaLeafCache), rsaPace: rate.NewLimiter(rsaRate, rsaBurst)}
+	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeaves(leafCache), rsaCache: newLeaves(rsaLeafCache), exchanges: newLeaves(rsaLeafCache), rsaPace: rate.NewLimiter(rsaRate, rsaBurst)}
 	return nil
 }
 

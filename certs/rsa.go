@@ -14,8 +14,10 @@ import (
 	"io"
 	"math/big"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 
 	"boxgate/policy"
@@ -24,7 +26,8 @@ import (
 
 // Clients that accept only RSA (TLS 1.2 with ECDHE-RSA suites, or only RSA signature algorithms) get an RSA leaf below
 // an RSA authority, which the box's own authority has signed. Leaf and RSA authority share one key per box, generated
-// on first use. No key exchange decrypts with it.
+// on first use. No key exchange decrypts with it: leaves for clients without ECDHE have another key, so that a box cannot obtain
+// signatures of its authority by Bleichenbacher's attack.
 
 const (
 	rsaBits      = 2048
@@ -45,7 +48,7 @@ func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box po
 	if err != nil || !rsaAlone(hello, leaf) {
 		return leaf, err
 	}
-	return m.rsaLeaf(ctx, box, n)
+	return m.rsaLeaf(ctx, box, n, exchangesRSA(hello))
 }
 
 // rsaAlone reports whether a client accepts RSA certificates but not leaf, which is ECDSA.
@@ -55,7 +58,15 @@ func rsaAlone(hello *tls.ClientHelloInfo, leaf *tls.Certificate) bool {
 	}
 	any := *hello
 	any.ServerName = "" // the leaf was made for it
-	return any.SupportsCertificate(leaf) != nil && any.SupportsCertificate(&tls.Certificate{PrivateKey: someRSA{}}) == nil
+	return any.SupportsCertificate(leaf) != nil && any.SupportsCertificate(&tls.Certificate{PrivateKey: someDecrypter{}}) == nil
+}
+
+// exchangesRSA reports whether a client that accepts only RSA certificates has no ECDHE: it encrypts a secret for the key. That
+// requires a configuration with such cipher suites.
+func exchangesRSA(hello *tls.ClientHelloInfo) bool {
+	any := *hello
+	any.ServerName = ""
+	return any.SupportsCertificate(&tls.Certificate{PrivateKey: someRSA{}}) != nil
 }
 
 // someRSA is a placeholder for a key of rsaBits, to find out whether a client accepts one.
@@ -71,8 +82,16 @@ func (someRSA) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return nil, errors.New("no key")
 }
 
-// rsaLeaf is [Minter.Leaf] for RSA.
-func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
+// someDecrypter is someRSA for key exchange as well.
+type someDecrypter struct{ someRSA }
+
+// Decrypt implements [crypto.Decrypter]. It always fails.
+func (someDecrypter) Decrypt(io.Reader, []byte, crypto.DecrypterOpts) ([]byte, error) {
+	return nil, errors.New("no key")
+}
+
+// rsaLeaf is [Minter.Leaf] for RSA. exchange selects a leaf for key exchange.
+func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name, exchange bool) (*tls.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, rsaTimeout)
 	defer cancel()
 	b, err := m.permitted(box, n)
@@ -86,18 +105,41 @@ func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*t
 	if err != nil {
 		return nil, err
 	}
+	cache, label := b.rsaCache, "rsa "
+	if exchange {
+		if by, err = m.exchangeIssuer(ctx, b, by); err != nil {
+			return nil, err
+		}
+		cache, label = b.exchanges, "exchange "
+	}
 	now := m.currentTime()
-	if leaf := b.cached(b.rsaCache, n, now); leaf != nil {
+	if leaf := b.cached(cache, n, now); leaf != nil {
 		return leaf, nil
 	}
-	return b.shareMint(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // names contain no spaces, so this key is unique
-		return b.mint(b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
+	return b.shareMint(ctx, label+n.String(), func() (*tls.Certificate, error) { // names contain no spaces, so this key is unique
+		return b.mint(cache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
+	})
+}
+
+// exchangeIssuer returns the issuer of a box's leaves for key exchange, below the authority of by. The first call generates its key.
+func (m *Minter) exchangeIssuer(ctx context.Context, b *boxLeaves, by *rsaIssuer) (*rsaIssuer, error) {
+	return awaitIssuer(ctx, &b.creatingRSA, "exchange", &b.exchange, func() (*rsaIssuer, error) {
+		m.generatingRSA.Lock()
+		defer m.generatingRSA.Unlock()
+		key, err := rsa.GenerateKey(rand.Reader, rsaBits)
+		if err != nil {
+			return nil, fmt.Errorf("make an RSA key: %w", err)
+		}
+		own := *by
+		own.key, own.usage = key, x509.KeyUsageDigitalSignature|x509.KeyUsageKeyEncipherment
+		return &own, nil
 	})
 }
 
 // rsaIssuer signs the RSA leaves of a box.
 type rsaIssuer struct {
-	key       *rsa.PrivateKey
+	key       *rsa.PrivateKey   // of leaves
+	usage     x509.KeyUsage     // of leaves
 	parent    *x509.Certificate // the RSA authority, or the box's
 	parentKey crypto.Signer
 	chain     [][]byte // follows a leaf
@@ -106,23 +148,32 @@ type rsaIssuer struct {
 
 // rsaIssuer returns the issuer of a box. The first call creates it.
 func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) (*rsaIssuer, error) {
-	if by := b.rsa.Load(); by != nil {
-		return by, nil
-	}
-	flight := b.creatingRSA.DoChan("", func() (any, error) {
+	return awaitIssuer(ctx, &b.creatingRSA, "", &b.rsa, func() (*rsaIssuer, error) {
 		m.generatingRSA.Lock()
 		defer m.generatingRSA.Unlock()
-		if b.rsa.Load() != nil {
-			return b.rsa.Load(), nil
-		}
 		if now, err := m.leavesOf(box); err != nil || now != b { // removed while waiting
 			return nil, ErrUnknownBox
 		}
-		by, err := b.ca.newRSAIssuer()
+		return b.ca.newRSAIssuer()
+	})
+}
+
+// awaitIssuer returns the issuer in cell. If there is none, it makes one, once for concurrent calls with the same group and key.
+func awaitIssuer(
+	ctx context.Context, group *singleflight.Group, key string, cell *atomic.Pointer[rsaIssuer], make func() (*rsaIssuer, error),
+) (*rsaIssuer, error) {
+	if by := cell.Load(); by != nil {
+		return by, nil
+	}
+	flight := group.DoChan(key, func() (any, error) {
+		if cell.Load() != nil {
+			return cell.Load(), nil
+		}
+		by, err := make()
 		if err != nil {
 			return nil, err
 		}
-		b.rsa.Store(by)
+		cell.Store(by)
 		return by, nil
 	})
 	select {
@@ -144,7 +195,7 @@ func (a *Authority) newRSAIssuer() (*rsaIssuer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make an RSA key: %w", err)
 	}
-	by := &rsaIssuer{key: key, parent: a.cert, parentKey: a.key, backdate: a.backdate}
+	by := &rsaIssuer{key: key, usage: x509.KeyUsageDigitalSignature, parent: a.cert, parentKey: a.key, backdate: a.backdate}
 	if a.cert.MaxPathLenZero {
 		return by, nil
 	}
@@ -183,7 +234,7 @@ func (by *rsaIssuer) issue(name string, now time.Time) (*tls.Certificate, error)
 		Subject:               pkix.Name{CommonName: commonName(name)},
 		NotBefore:             by.backdate(now),
 		NotAfter:              now.Add(leafLifetime),
-		KeyUsage:              x509.KeyUsageDigitalSignature,
+		KeyUsage:              by.usage,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		BasicConstraintsValid: true,
 		DNSNames:              []string{name},
@@ -195,5 +246,13 @@ func (by *rsaIssuer) issue(name string, now time.Time) (*tls.Certificate, error)
 	if err != nil {
 		return nil, fmt.Errorf("issue an RSA certificate for %s: %w", name, err)
 	}
-	return &tls.Certificate{Certificate: append([][]byte{der}, by.chain...), PrivateKey: by.key, Leaf: leaf}, nil
+	made := &tls.Certificate{Certificate: append([][]byte{der}, by.chain...), PrivateKey: by.key, Leaf: leaf}
+	if by.usage&x509.KeyUsageKeyEncipherment == 0 {
+		made.PrivateKey = signer{by.key}
+	}
+	return made, nil
 }
+
+// signer is a key that signs only. With an [rsa.PrivateKey], crypto/tls prefers some cipher suites with RSA key exchange to ECDHE with CBC
+// and SHA-256.
+type signer struct{ crypto.Signer }

@@ -340,3 +340,63 @@ func TestCertificatesAreBackdated(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackKeyOfTheAuthorityDecrypts: a client without ECDHE gets a leaf for key exchange, if the configuration accepts its cipher suites,
+// whose key is not that of the RSA authority. Other clients get the leaves that they get without these suites.
+func TestAttackKeyOfTheAuthorityDecrypts(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "box")
+	var m Minter
+	if err := m.Add("b", ca); err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca.CertificatePEM())
+	old := []uint16{tls.TLS_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_RSA_WITH_AES_128_CBC_SHA}
+	server := &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		n, err := name.Parse(h.ServerName)
+		if err != nil {
+			return nil, err
+		}
+		return m.LeafFor(h.Context(), h, "b", n)
+	}}
+	connect := func(accepted, offered []uint16) (tls.ConnectionState, error) {
+		near, far := net.Pipe()
+		config := server.Clone()
+		config.CipherSuites = accepted
+		go func() {
+			defer far.Close()
+			_ = tls.Server(far, config).Handshake()
+		}()
+		defer near.Close()
+		client := tls.Client(near, &tls.Config{RootCAs: roots, ServerName: "a.test", MaxVersion: tls.VersionTLS12, CipherSuites: offered})
+		err := client.Handshake()
+		return client.ConnectionState(), err
+	}
+	both := append([]uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}, old...)
+	if _, err := connect(nil, old); err == nil {
+		t.Error("RSA key exchange is accepted by default")
+	}
+	for range 2 {
+		state, err := connect(both, old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, authority := state.PeerCertificates[0], state.PeerCertificates[1]
+		if !authority.IsCA || leaf.PublicKey.(*rsa.PublicKey).Equal(authority.PublicKey) || leaf.KeyUsage&x509.KeyUsageKeyEncipherment == 0 {
+			t.Errorf("the leaf for key exchange has the usage %b, and the key of %v", leaf.KeyUsage, authority.Subject)
+		}
+	}
+	state, err := connect(both, both[:1]) // RSA signatures
+	if err != nil || state.PeerCertificates[0].KeyUsage != x509.KeyUsageDigitalSignature {
+		t.Errorf("a client with ECDHE: %v, usage %b", err, state.PeerCertificates[0].KeyUsage)
+	}
+	mixed := []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256, old[0]} // crypto/tls prefers the second
+	state, err = connect(append(mixed, both...), mixed)
+	if err != nil || state.CipherSuite != mixed[0] {
+		t.Errorf("a client with ECDHE, CBC and SHA-256: %v, %s", err, tls.CipherSuiteName(state.CipherSuite))
+	}
+	if state, err = connect(both, both); err != nil || state.CipherSuite != both[1] {
+		t.Errorf("a client with everything: %v, %s", err, tls.CipherSuiteName(state.CipherSuite))
+	}
+}

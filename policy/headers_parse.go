@@ -36,7 +36,7 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //
 //	{"match": {…}, "headers": {name: value}, "remove": [name…], "placeholders": {variable: value}, "places": [place…],
 //	 "query": {name: value}, "sign": {…}, "scrub": bool, "deny": bool, "client_certificate": {"secret": name},
-//	 "forward_url": "https://…"}
+//	 "forward_url": "https://…", "response_headers": {"remove": [name…]}, "upstream_tls": "legacy", "client_tls": "legacy", "lenient": bool}
 //
 // where a value is a string, {"value": string} or {"secret": name}, with optional "prefix" and "suffix" in headers and queries, and
 // "encode" in headers. Without the member scrub, rules with placeholders or a query scrub.

@@ -33,6 +33,7 @@ type alternatives struct {
 	list    []alternative
 	applies bool // some rule changes or refuses something
 	paths   bool // some rule looks at paths
+	legacy  bool // some rule accepts old cipher suites from boxes
 	needs   match.Needs
 }
 
@@ -110,6 +111,7 @@ func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 		of.needs.Add(a.match.Needs())
 	}
 	of.applies = of.applies || r.Applies()
+	of.legacy = of.legacy || r.OnConnections().LegacyClients
 	of.list = append(of.list, a)
 }
 
@@ -277,6 +279,15 @@ func (c *Compiled) Login(n name.Name, port uint16) rule.Login {
 		return nil
 	}
 	return c.headers.login(n, port)
+}
+
+// LegacyClients reports whether TLS of a box for the name and port is accepted with old cipher suites.
+func (c *Compiled) LegacyClients(n name.Name, port uint16) bool {
+	if c == nil {
+		return false
+	}
+	of := c.headers.find(n, port)
+	return of != nil && of.legacy
 }
 
 func (t headerTable) login(n name.Name, port uint16) rule.Login {

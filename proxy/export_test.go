@@ -32,7 +32,7 @@ func (p *Proxy) TLSConfigs() int {
 
 // Terminate is terminate for a ClientHello of common length.
 func Terminate(p *Proxy, box *policy.Box, client net.Conn, name name.Name, alpn []string) (net.Conn, error) {
-	c, err := p.terminate(box, client, 2<<10, name, alpn)
+	c, err := p.terminate(box, client, 2<<10, name, alpn, false)
 	if err != nil {
 		return nil, err
 	}

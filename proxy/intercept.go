@@ -32,7 +32,8 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	if c.p.core.Origins.OffersLogin(c.box.ID, rt.Request.Name, c.port) {
 		alpn = loginProtocols
 	}
-	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, alpn)
+	legacy := c.box.Policy.Load().LegacyClients(rt.Request.Name, c.port)
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, alpn, legacy)
 	if err != nil {
 		c.event.Error = handshakeFault(err, c.live.In.Load()).Error()
 		c.refuse(peek.Other, name.ReasonClientTLS)

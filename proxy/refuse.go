@@ -73,7 +73,7 @@ func (c *conn) refusePeek(f peek.First, err error) {
 // applies to the whole connection.
 func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
-	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), f.Name, []string{"http/1.1"})
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), f.Name, []string{"http/1.1"}, false)
 	if err != nil {
 		c.event.Error = err.Error()
 		socket.Reset(c.tcp)

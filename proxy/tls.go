@@ -90,12 +90,17 @@ func (p *Proxy) belongsToHost(n name.Name) bool {
 // terminate performs the TLS handshake with the box, using a leaf for host. It fails unless the SNI is the one that was
 // peeked: the decision was made for that name only. A cut closes the socket, which ends the handshake. The timeout is a
 // deadline of the socket, because a context would cost a timer and a callback for each connection. hello is the length of
-// the ClientHello.
-func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name.Name, alpn []string) (*socket.Terminated, error) {
+// the ClientHello. alpn may be nil, for the default protocols. legacy accepts [origin.LegacySuites].
+func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name.Name, alpn []string, legacy bool) (*socket.Terminated, error) {
 	cfg := p.tlsConfig(box.ID)
-	if alpn != nil {
+	if alpn != nil || legacy {
 		cfg = cfg.Clone()
+	}
+	if alpn != nil {
 		cfg.NextProtos = alpn
+	}
+	if legacy {
+		cfg.CipherSuites = origin.LegacySuites
 	}
 	if err := client.SetDeadline(time.Now().Add(p.cfg.boxHandshake())); err != nil {
 		return nil, err

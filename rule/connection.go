@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"reflect"
 
+	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
@@ -110,12 +111,42 @@ type WithoutValues interface {
 	RefusesValues() string
 }
 
+// LegacyUpstream is implemented by effects that also offer old cipher suites to the server, in the TLS handshake.
+type LegacyUpstream interface {
+	Effect
+	OffersLegacySuites()
+}
+
+// LegacyClients is implemented by effects that also accept old cipher suites from boxes. The handshake precedes the request, so it
+// suffices that one alternative of the host has the effect.
+type LegacyClients interface {
+	Effect
+	AcceptsLegacySuites()
+}
+
+// LenientReader is implemented by effects that read responses of HTTP/1.1 leniently. The server is not offered HTTP/2.
+type LenientReader interface {
+	Effect
+	ReadsLeniently()
+}
+
+// CheckServer adds a mistake at the pointer of an effect on the server of a host if another effect of the rule is a [Redirect].
+func CheckServer(at string, all []Effect, ps *document.Problems) {
+	if Connections(all).Redirect != nil {
+		ps.Add(at, "is about the server of the host, and forward_url sends the requests to another one")
+	}
+}
+
 // Connection is the plan of one rule for connections: its effects by stage. The zero Connection has no effect.
 type Connection struct {
 	Identity Identity   // nil: no client certificate
 	Redirect Redirect   // nil: requests are sent to their server
 	Login    Login      // nil: the server speaks HTTP
 	Proxy    ProxyLogin // nil: the host is not an upstream proxy with a login
+
+	LegacyUpstream bool // the server is offered old cipher suites
+	LegacyClients  bool // old cipher suites are accepted from boxes
+	Lenient        bool // responses are read leniently, over HTTP/1.1
 }
 
 // Connections returns the plan of effects for connections.
@@ -130,6 +161,12 @@ func Connections(effects []Effect) (c Connection) {
 			c.Login = e
 		case ProxyLogin:
 			c.Proxy = e
+		case LegacyUpstream:
+			c.LegacyUpstream = true
+		case LegacyClients:
+			c.LegacyClients = true
+		case LenientReader:
+			c.Lenient = true
 		}
 	}
 	return c

@@ -51,6 +51,7 @@ type Flag struct {
 	// Names is the placeholder for the part before the equals sign, such as HEADER. Such a flag may be repeated. A flag without Names takes
 	// one argument without an equals sign.
 	Names    string
+	Switch   bool // takes no argument; FromFlag is called if it is set
 	Readable bool // the text may be @FILE or - (standard input), which are read
 	Secret   bool // the text contains the name of a secret
 }

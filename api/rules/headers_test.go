@@ -178,6 +178,7 @@ func TestEveryKindOfRuleIsShown(t *testing.T) {
 		`{"placeholders":{"KEY":"sk-a"},"places":["header","query"]}`:                           `"placeholders":[{"variable":"KEY"}],"places":["header","query"]`,
 		`{"client_certificate":{"secret":"known"}}`:                                             `"client_certificate":{"certificate":"known","key":"known"}`,
 		`{"forward_url":"https://proxy.test:8443/in"}`:                                          `"forward_url":"https://proxy.test:8443/in"`,
+		`{"upstream_tls":"legacy","client_tls":"legacy","lenient":true}`:                        `"client_tls":"legacy","lenient":true,"upstream_tls":"legacy"`,
 		`{"postgres":{"user":"u","database":"d","password":"sk-a"}}`:                            `"postgres":{"user":"u","database":"d","auth":"scram-sha-256"}`,
 		`{"proxy":{"username":"u","password":"sk-a"}}`:                                          `"proxy":{"scheme":"https","username":"u"}`,
 		`{"proxy":{"scheme":"socks5","username":"u","password":"sk-a"}}`:                        `"proxy":{"scheme":"socks5","username":"u"}`,

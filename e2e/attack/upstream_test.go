@@ -102,6 +102,53 @@ func TestAttackByTheServer(t *testing.T) {
 	in.NoInternalErrors()
 }
 
+// repairedAnswers are responses without content that a rule with lenient repairs.
+var repairedAnswers = map[string]string{
+	"CL and TE":              "HTTP/1.1 200 OK\r\nContent-Length: 99\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+	"chunked twice":          "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+	"bare LF":                "HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+	"obs-fold":               "HTTP/1.1 200 OK\r\nX: y\r\n Content-Length: 99\r\nContent-Length: 0\r\n\r\n",
+	"space before the colon": "HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n",
+	"name with a space":      "HTTP/1.1 200 OK\r\nContent Length: 99\r\nContent-Length: 0\r\n\r\n",
+	"130 fields":             "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: y\r\n", 129) + "Content-Length: 0\r\n\r\n",
+}
+
+// TestAttackByTheServerOfALenientRule: a server whose malformed responses are repaired cannot answer the next request with another response
+// behind one, and the box's own requests stay strict.
+func TestAttackByTheServerOfALenientRule(t *testing.T) {
+	t.Parallel()
+	change, start := harness.WithOrigin(t)
+	w := harness.NewWorld(t, change)
+	origin := start(w)
+	rule := map[string]any{"headers": map[string]string{"Authorization": harness.Canary}, "lenient": true}
+	in := w.Intrude(w.Create(map[string]any{
+		"network_policy": harness.Custom(harness.OriginName), "attach_headers": map[string]any{harness.OriginName: rule},
+	}))
+	secure := netip.AddrPortFrom(in.Resolve(harness.OriginName, "ip4"), 443)
+	for label, text := range repairedAnswers {
+		t.Run(label, func(t *testing.T) {
+			in := in.On(t)
+			c := in.TLS(in.Dial(secure), harness.OriginName)
+			r := bufio.NewReader(c)
+			origin.Answers(text + poison)
+			if res, body := harness.Exchange(t, c, r, "GET /broken HTTP/1.1\r\nHost: "+harness.OriginName+"\r\n\r\n"); res.StatusCode != 200 || body != "" {
+				t.Errorf("the malformed answer is %d %q", res.StatusCode, body)
+			}
+			origin.Answers("")
+			for range 2 {
+				if res, body := harness.Exchange(t, c, r, "GET /next HTTP/1.1\r\nHost: "+harness.OriginName+"\r\n\r\n"); res.StatusCode != 200 || body != "ok" {
+					t.Errorf("the next answer is %d %q", res.StatusCode, body)
+				}
+			}
+		})
+	}
+	answer, _ := harness.SendAndReadAll(in.TLS(in.Dial(secure), harness.OriginName), strings.ReplaceAll(malformed["bare LF ends the lines"], "HOST", harness.OriginName))
+	if status := lastStatus(answer); status != 400 {
+		t.Errorf("a malformed request is answered with %q", answer)
+	}
+	in.NoInternalErrors()
+}
+
 // lastStatus returns the status of the final response in a client's input, or 0 if it is incomplete.
 func lastStatus(answer string) int {
 	for r := bufio.NewReader(strings.NewReader(answer)); ; {

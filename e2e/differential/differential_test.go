@@ -103,14 +103,32 @@ func (l *lab) furnish(root, image string) {
 		l.T.Fatal(err)
 	}
 	honest := string(text) + string(l.Net.CAPEM())
-	rule := map[string]string{"X-Key": harness.Canary}
+	rules := map[string]any{}
+	add := func(pattern, option string) {
+		rule := map[string]any{"headers": map[string]string{"X-Key": harness.Canary}}
+		switch key, value, _ := strings.Cut(option, ": "); value {
+		case "":
+		case "true":
+			rule[key] = true
+		default:
+			rule[key] = value
+		}
+		rules[pattern] = rule
+	}
+	add("*."+domain, "")
+	add("*."+domain+":9443", "")
+	for _, r := range l.rows {
+		if r.option != "" {
+			add(fmt.Sprintf("%s:%d", r.host(), r.port()), r.option)
+		}
+	}
 	for _, w := range []struct {
 		name string
 		body map[string]any
 	}{
 		{"direct", map[string]any{"network_policy": map[string]any{"mode": "custom", "allowed_cidrs": []string{"198.51.100.0/24", "192.0.2.0/24", "2001:db8:1::/48", "2001:db8:2::/48"}}}},
 		{"spliced", map[string]any{"network_policy": harness.Custom("*." + domain)}},
-		{"intercepted", map[string]any{"network_policy": harness.Custom("*." + domain), "attach_headers": map[string]any{"*." + domain: rule, "*." + domain + ":9443": rule}}},
+		{"intercepted", map[string]any{"network_policy": harness.Custom("*." + domain), "attach_headers": rules}},
 	} {
 		if image != "" {
 			w.body["runtime"] = image

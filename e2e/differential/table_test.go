@@ -35,6 +35,7 @@ type row struct {
 	nightly bool                           // takes long
 	rooted  bool                           // the name in its URL ends in the root's dot
 	http1   bool                           // Go's client has no HTTP/2
+	option  string                         // member of the header rule besides headers, as "key: value"
 
 	// talks is talk for several connections.
 	talks func(dial func() (net.Conn, error)) (string, error)
@@ -95,7 +96,7 @@ func (r row) refuses(client string) bool {
 }
 
 // table has every server. Each group begins with an ordinary one.
-var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, hellos, programs, javas, addresses, exchanges, logins, plainText)
+var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, hellos, programs, javas, addresses, exchanges, logins, plainText, lenient, legacy)
 
 // framing are HTTP/1.1 responses with unusual heads or lengths.
 var framing = []row{
@@ -144,6 +145,27 @@ var framing = []row{
 	{name: "ends-in-body", server: fine("Content-Length: 10\r\nConnection: close\r\n", "ok"), refused: "curl Go"},
 	{name: "ends-in-chunk", server: fine("Transfer-Encoding: chunked\r\n", "8\r\nok"), refused: "curl Go"},
 	{name: "ends-between-chunks", server: fine("Transfer-Encoding: chunked\r\n", "2\r\nok\r\n"), refused: "curl Go"},
+}
+
+// lenient are malformed responses under rules with lenient.
+var lenient = under("lenient", "lenient: true", framing, "length", "http10-chunked", "chunked-twice", "length-and-chunked", "folded-field", "blank-before-colon",
+	"bare-newlines", "parenthesis-in-name", "blank-in-name", "at-in-name", "fields-200", "trailers")
+
+// legacy are servers and clients of old TLS under rules for them.
+var legacy = slices.Concat(
+	under("legacy", "upstream_tls: legacy", versions, "tls13", "tls12-rsa-exchange", "tls12-cbc-sha256", "tls12-cbc-sha384"),
+	under("legacy", "client_tls: legacy", hellos, "client-rsa-tls12", "client-rsa-exchange"),
+)
+
+// under returns the rows of a table with these names, with an option of their rules and a prefix.
+func under(prefix, option string, table []row, names ...string) (rows []row) {
+	for _, r := range table {
+		if slices.Contains(names, r.name) {
+			r.name, r.option = prefix+"-"+r.name, option
+			rows = append(rows, r)
+		}
+	}
+	return rows
 }
 
 // statuses are responses whose status or method determines the framing.
@@ -242,6 +264,7 @@ var versions = []row{
 	{name: "tls12-chacha20", server: openssl("-tls1_2 -cipher ECDHE-RSA-CHACHA20-POLY1305")},
 	{name: "tls12-aes128-gcm", server: openssl("-tls1_2 -cipher ECDHE-RSA-AES128-GCM-SHA256")},
 	{name: "tls12-cbc-sha1", server: openssl("-tls1_2 -cipher ECDHE-RSA-AES128-SHA")},
+	{name: "tls12-cbc-sha256", server: openssl("-tls1_2 -cipher ECDHE-RSA-AES256-SHA384:ECDHE-RSA-AES128-SHA256"), refused: "Go"},
 	{name: "tls12-cbc-sha384", server: openssl("-tls1_2 -cipher ECDHE-RSA-AES256-SHA384"), refused: "Go"},
 	{name: "tls12-dhe", server: openssl("-tls1_2 -cipher DHE-RSA-AES256-GCM-SHA384:DHE-RSA-AES128-GCM-SHA256"), refused: "Go"},
 	{name: "tls12-rsa-exchange", server: openssl("-tls1_2 -cipher AES256-GCM-SHA384:AES128-GCM-SHA256"), refused: "Go"},

@@ -31,10 +31,12 @@ policy/match: policy/name policy/content policy/document
 policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/legacytls rule/lenient rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/header: policy/name policy/document policy/match policy rule
+rule/legacytls: policy/document policy rule
+rule/lenient: policy policy/document proxy/proxytest audit rule
 rule/placeholder: policy/name policy/document policy/match relay/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
 rule/query: policy proxy/proxytest rule

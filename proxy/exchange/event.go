@@ -11,6 +11,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
+	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
 )
 
@@ -20,6 +21,7 @@ type Exchange struct {
 	Event   audit.Event
 	opening *audit.Opening
 	named   named
+	repairs h1.Repairs // of the response
 }
 
 // Begin opens the event before the first check. Unless another outcome is recorded, it is a denial.
@@ -107,6 +109,9 @@ func (x *Exchange) Failed(err error) {
 	}
 }
 
+// Repaired records mistakes in the response that were repaired. The event names them unless another error is recorded.
+func (x *Exchange) Repaired(r h1.Repairs) { x.repairs |= r }
+
 // Leaked records a placeholder in a trailer: the request, partly forwarded, was aborted.
 func (x *Exchange) Leaked() {
 	e := &x.Event
@@ -156,6 +161,9 @@ func (x *Exchange) End() {
 		e.Error = why.Error() // replaces errors that followed from it
 	} else if d := x.s.Live.Denied(); d != nil {
 		x.Cut(d.Decision)
+	}
+	if x.repairs != 0 && e.Error == "" {
+		e.Error = "the response was malformed and repaired: " + x.repairs.String()
 	}
 	e.Duration = time.Since(e.Time)
 	x.opening.End(e)

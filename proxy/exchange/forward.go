@@ -76,8 +76,18 @@ func (r *Decision) Target(s *Session) origin.Target {
 	if r.Via != nil {
 		to = to.Via(r.Via.way)
 	}
+	on := r.header.OnConnections()
+	if on.LegacyUpstream {
+		to = to.Legacy()
+	}
+	if on.Lenient {
+		to = to.OnlyHTTP1()
+	}
 	return to.As(r.identity)
 }
+
+// Lenient reports whether the response is read leniently.
+func (r *Decision) Lenient() bool { return r.header.OnConnections().Lenient }
 
 // checkPolicy evaluates a policy for whether a request may continue through the proxy at an address, which is the zero Addr if
 // not yet known. A decision without a reason is no objection.

@@ -38,7 +38,7 @@ func (h *conn) forward() error {
 	h.again = !tied && h.Req.Body.Empty() && relay.Idempotent(h.decision.Request.Method)
 	h.Out.Buf = header.AppendRequest(h.Out.Take(), &h.Req, h.decision.Set, upgrade)
 	h.body.set, h.body.chunks = h.decision.Set, h.Req.Body.Chunked
-	h.Source = &h.body
+	h.Source, h.Res.Lenient = &h.body, h.decision.Lenient()
 	defer h.endScrub()
 	return h.Forward(&h.Exchange, h, upgrade, tied)
 }

@@ -19,6 +19,7 @@ import (
 
 // Received implements [relay.Receiver].
 func (h *conn) Received(r *h1.Response) {
+	h.x.Repaired(r.Repairs)
 	exchange.MaskHead(h.decision.Scrub, r)
 	r.Fields = h.decision.ResponseFields(r.Fields)
 }
@@ -87,6 +88,7 @@ func (h *conn) Settle(reuse bool) (end bool) {
 
 // passed records the forwarded bytes.
 func (h *conn) passed() {
+	h.x.Repaired(h.Body.Repairs)
 	h.x.Event.BytesOut, h.x.Event.BytesIn = h.Upload.Content, h.Client.Passed
 	if errors.Is(h.Upload.Err(), placeholder.ErrLate) {
 		h.x.Leaked()

@@ -49,6 +49,7 @@ func clientStays() bool { return false }
 func (d *downgrade) begin(st *stream, up *origin.Conn) {
 	d.st, d.up, d.stop = st, up, func() bool { return false }
 	d.Method, d.In = st.client.Method, st.client
+	d.Res.Lenient = st.decision.Lenient()
 }
 
 // downgrades holds zero values, to reuse their memory.
@@ -323,12 +324,14 @@ func (d *downgrade) Broken(err error) error {
 
 // Settle implements [relay.Side].
 func (d *downgrade) Settle(reuse bool) (end bool) {
+	d.st.x.Repaired(d.Body.Repairs)
 	d.reuse = reuse && !d.offers
 	return false
 }
 
 // Received implements [relay.Receiver]. The head is changed in the form of HTTP/2.
 func (d *downgrade) Received(r *h1.Response) {
+	d.st.x.Repaired(r.Repairs)
 	if !r.Interim() {
 		d.proceed.signal(false)
 	}

@@ -24,7 +24,7 @@ type host struct {
 // hosts remembers unusual servers of one box, for a time.
 type hosts struct {
 	hellos memo[struct{}] // servers that need small hellos
-	offers memo[string]   // explained offers of servers that share no way to encrypt with the gateway
+	offers memo[offer]    // offers of servers that share no way to encrypt with the gateway
 	logins memo[struct{}] // servers that offer a login of the connection
 }
 

@@ -156,7 +156,11 @@ func (p *Origins) dialShared(ctx context.Context, of *boxPool, box *policy.Box, 
 
 // dialAny dials and lets the server choose the protocol. A connection of HTTP/2 has a stream reserved.
 func (p *Origins) dialAny(ctx context.Context, of *boxPool, pl *place, box *policy.Box, to Target) (pool.Conn[*policy.Compiled], error) {
-	conn, err := p.DialTLS(ctx, box, to, alpnBoth)
+	alpn := alpnBoth
+	if to.http1 {
+		alpn = alpnHTTP1
+	}
+	conn, err := p.DialTLS(ctx, box, to, alpn)
 	if err != nil {
 		return nil, err
 	}

@@ -36,11 +36,12 @@ func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known 
 		return err
 	}
 	at := host{d.name, d.Asked.Port}
-	text, asked := known.offers.find(at)
+	o, asked := known.offers.find(at)
 	if !asked {
-		text = p.ask(ctx, box, d).missing()
-		known.offers.note(at, text, offersTime)
+		o = p.ask(ctx, box, d)
+		known.offers.note(at, o, offersTime)
 	}
+	text := o.missing(d.legacy)
 	if text == "" {
 		return err
 	}
@@ -248,8 +249,9 @@ func (r *handshakeReader) next() (kind byte, body []byte, ok bool) {
 	}
 }
 
-// missing describes the part of the offer that the gateway does not support, or returns "".
-func (o offer) missing() string {
+// missing describes the part of the offer that the gateway does not support, or returns "". legacy reports whether the gateway
+// offered [LegacySuites].
+func (o offer) missing(legacy bool) string {
 	suite := wideSuites[o.suite]
 	spoken := slices.ContainsFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.ID == o.suite })
 	switch {
@@ -257,6 +259,10 @@ func (o offer) missing() string {
 		return ""
 	case o.version < tls.VersionTLS12:
 		return fmt.Sprintf("the server offers %s at most; the gateway needs TLS 1.2 or 1.3", tls.VersionName(o.version))
+	case !spoken && slices.Contains(LegacySuites, o.suite) && legacy:
+		return ""
+	case !spoken && slices.Contains(LegacySuites, o.suite):
+		return fmt.Sprintf("the server offers %s with %s, which the gateway offers only if the header rule of the host has upstream_tls: legacy", tls.VersionName(o.version), suite)
 	case !spoken && suite != "":
 		return fmt.Sprintf("the server offers %s with %s; the gateway needs a cipher suite of ECDHE with AES-GCM or ChaCha20-Poly1305", tls.VersionName(o.version), suite)
 	case o.group != 0 && !slices.Contains(ownGroups, o.group) && wideGroups[o.group] != "":

@@ -19,6 +19,8 @@ type Target struct {
 	forward  bool      // it is a proxy of a forwarding rule, judged by the policy for proxies
 	shown    name.Name // in errors
 	literal  bool      // the box has given an address instead of a name
+	legacy   bool      // old cipher suites are offered
+	http1    bool      // HTTP/2 is not offered
 }
 
 // To returns the target of a route. secure is set for TLS.
@@ -55,6 +57,18 @@ func (d Target) As(i *Identity) Target {
 	return d
 }
 
+// Legacy returns the target for connections on which the server is also offered old cipher suites.
+func (d Target) Legacy() Target {
+	d.legacy = true
+	return d
+}
+
+// OnlyHTTP1 returns the target for connections on which the server is not offered HTTP/2.
+func (d Target) OnlyHTTP1() Target {
+	d.http1 = true
+	return d
+}
+
 // key identifies the targets of a box that may share a connection: one host, judged alike.
 type key struct {
 	name   name.Name
@@ -66,6 +80,8 @@ type key struct {
 	forward  bool
 	by       string // the key of the upstream proxy; "": no proxy
 	from     policy.Source
+	legacy   bool
+	http1    bool
 }
 
 // decider returns the part of a box's policy that decides about connections of the key.
@@ -86,7 +102,7 @@ func (k key) shown() name.Name {
 
 func (d Target) key() key {
 	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward, by: d.Upstream.Key()}
-	k.from = d.From
+	k.from, k.legacy, k.http1 = d.From, d.legacy, d.http1
 	if !d.ByName {
 		k.addr = d.Asked.Addr
 	}

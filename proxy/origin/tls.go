@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"boxgate/internal/fault"
@@ -111,11 +112,31 @@ func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start fu
 		}
 		return verify(cs, start())
 	}
+	if d.legacy { // whose sessions no other connection may resume
+		config.CipherSuites, config.ClientSessionCache = LegacySuites, nil
+	}
 	if h.small {
 		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets may have any size
 	}
 	return config, d.identity.present(config)
 }
+
+// LegacySuites are the cipher suites of TLS 1.2 for hosts with upstream_tls or client_tls: legacy, the current ones included. Their order
+// does not matter: crypto/tls prefers current ones, and the handshake detects changes of the list on the path (RFC 5246, 7.4.9). TLS 1.3 has its own.
+//
+// Not among them are RC4 (RFC 7465) and 3DES (CVE-2016-2183).
+var LegacySuites = func() (ids []uint16) {
+	for _, s := range tls.CipherSuites() {
+		if slices.Contains(s.SupportedVersions, tls.VersionTLS12) {
+			ids = append(ids, s.ID)
+		}
+	}
+	return append(ids,
+		tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256,
+		tls.TLS_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_RSA_WITH_AES_256_GCM_SHA384,
+		tls.TLS_RSA_WITH_AES_128_CBC_SHA256, tls.TLS_RSA_WITH_AES_128_CBC_SHA, tls.TLS_RSA_WITH_AES_256_CBC_SHA,
+	)
+}()
 
 // direct returns a dialled connection with direct reads and writes.
 func direct(c net.Conn) net.Conn {

@@ -352,7 +352,7 @@ func TestWhatServersOfferIsNamed(t *testing.T) {
 	}{
 		{good, "", "200"},
 		{good, "-tls1_2 -cipher DHE-RSA-AES256-GCM-SHA384", "the server offers TLS 1.2 with DHE-RSA-AES256-GCM-SHA384; the gateway needs a cipher suite of ECDHE"},
-		{good, "-tls1_2 -cipher AES256-GCM-SHA384", "the server offers TLS 1.2 with AES256-GCM-SHA384 (RSA key exchange); the gateway needs"},
+		{good, "-tls1_2 -cipher AES256-GCM-SHA384", "the server offers TLS 1.2 with AES256-GCM-SHA384 (RSA key exchange), which the gateway offers only if the header rule of the host has upstream_tls: legacy"},
 		{good, "-tls1_2 -cipher ECDHE-RSA-AES256-SHA384", "the server offers TLS 1.2 with ECDHE-RSA-AES256-SHA384; the gateway needs"},
 		{good, "-groups X448", "the server offers TLS 1.3 with the group X448; the gateway needs X25519"},
 		{good, "-tls1_2 -groups X448", "the server offers TLS 1.2 with the group X448; the gateway needs X25519"},
@@ -374,5 +374,46 @@ func TestWhatServersOfferIsNamed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAttackLegacySuites: old cipher suites are used only under a rule with upstream_tls: legacy, and only by servers without current
+// ones. No option makes the gateway accept short RSA keys, other names or unknown authorities.
+func TestAttackLegacySuites(t *testing.T) {
+	t.Parallel()
+	key, ca := rsaKey(t, 2048), ecdsaKey(t)
+	good := newChain(t, key, ca, nil)
+	for _, test := range []struct {
+		name           string
+		chain          chained
+		args           string
+		strict, legacy string // part of the error, or of the page of `openssl s_server -www`
+	}{
+		{"current", good, "", "TLSv1.3, Cipher is TLS_", "TLSv1.3, Cipher is TLS_"},
+		{"current TLS 1.2", good, "-tls1_2", "Cipher is ECDHE-RSA-AES", "Cipher is ECDHE-RSA-AES"},
+		{"RSA key exchange", good, "-tls1_2 -cipher AES256-GCM-SHA384:AES128-GCM-SHA256", "upstream_tls: legacy", "Cipher is AES"},
+		{"RSA key exchange, CBC", good, "-tls1_2 -cipher AES128-SHA", "upstream_tls: legacy", "Cipher is AES128-SHA"},
+		{"RSA key exchange, CBC with SHA-256", good, "-tls1_2 -cipher AES128-SHA256", "upstream_tls: legacy", "Cipher is AES128-SHA256"},
+		{"CBC with SHA-256", good, "-tls1_2 -cipher ECDHE-RSA-AES256-SHA384:ECDHE-RSA-AES128-SHA256", "502", "Cipher is ECDHE-RSA-AES128-SHA256"},
+		{"CBC with SHA-384", good, "-tls1_2 -cipher ECDHE-RSA-AES256-SHA384", "the gateway needs", "the gateway needs"},
+		{"DHE", good, "-tls1_2 -cipher DHE-RSA-AES256-GCM-SHA384", "the gateway needs", "the gateway needs"},
+		{"TLS 1.1", good, "-tls1_1 -cipher ALL:@SECLEVEL=0", "the gateway needs TLS 1.2", "the gateway needs TLS 1.2"},
+		{"short key", newChain(t, rsaKey(t, 1024), ca, nil), "-tls1_2 -cipher AES128-GCM-SHA256:@SECLEVEL=0", "upstream_tls: legacy", "RSA key of less than 2,048 bits"},
+		{"another name", newChain(t, key, ca, func(c *x509.Certificate) { c.DNSNames = []string{"other.example"} }), "-tls1_2 -cipher AES128-GCM-SHA256", "upstream_tls: legacy", "is not for this name"},
+	} {
+		for option, want := range map[string]string{"": test.strict, `, "upstream_tls": "legacy"`: test.legacy} {
+			t.Run(test.name+option, func(t *testing.T) {
+				t.Parallel()
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+				s := startServer(t, l, test.chain, append([]string{"-www"}, strings.Fields(test.args)...)...)
+				l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(s.port)+`": {"headers": {"X-Key": "canary"}`+option+`}}`)
+				for range 2 { // the second handshake could resume a session
+					res, text := proxytest.Get(t, l.HTTPClient(s.port, false), "https://"+proxytest.HostPort(s.port)+"/", nil)
+					if (res.StatusCode == 200) != strings.Contains(want, "Cipher is") || !strings.Contains(res.Status+text, want) {
+						t.Errorf("%d %s, want %q", res.StatusCode, text, want)
+					}
+				}
+			})
+		}
 	}
 }

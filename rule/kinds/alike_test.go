@@ -50,6 +50,9 @@ var whole = map[string][]struct {
 	"response_headers": {{
 		`{"response_headers": {"remove": ["Server", "X-A"]}}`, []string{"Server", "X-B", `, "X-A"`, ""},
 	}},
+	"upstream_tls": {{`{"upstream_tls": "legacy", "headers": {"X-A": "b"}}`, []string{`"upstream_tls": "legacy", `, "", "upstream_tls", "client_tls"}}},
+	"client_tls":   {{`{"client_tls": "legacy", "headers": {"X-A": "b"}}`, []string{`"client_tls": "legacy", `, ""}}},
+	"lenient":      {{`{"lenient": true, "headers": {"X-A": "b"}}`, []string{`"lenient": true, `, "", "true", "false"}}},
 	"postgres": {{
 		`{"postgres": {"user": "app", "database": "orders", "password": "literal", "auth": "md5"}}`,
 		[]string{"app", "other", "orders", "other", `"literal"`, `"other"`, `"literal"`, `{"secret": "literal"}`, "md5", "password", `, "auth": "md5"`, ""},

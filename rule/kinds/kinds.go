@@ -10,6 +10,8 @@ import (
 	"boxgate/rule/clientcert"
 	"boxgate/rule/forward"
 	"boxgate/rule/header"
+	"boxgate/rule/legacytls"
+	"boxgate/rule/lenient"
 	"boxgate/rule/placeholder"
 	"boxgate/rule/postgres"
 	"boxgate/rule/query"
@@ -31,6 +33,9 @@ var All = []rule.Kind{
 	clientcert.Kind{},
 	forward.Kind{},
 	response.Kind{},
+	legacytls.Upstream,
+	legacytls.Clients,
+	lenient.Kind{},
 }
 
 // Logins lists the kinds whose member is the only one of its entry.

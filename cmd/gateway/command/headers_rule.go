@@ -30,6 +30,7 @@ type kindFlag struct {
 	add  func(member any, a rule.Argument) (any, error)
 	list []string // if arguments have names
 	text string   // if not
+	on   bool     // of a switch
 }
 
 func (r *hostRule) register(cmd *cobra.Command) {
@@ -42,9 +43,12 @@ func (r *hostRule) register(cmd *cobra.Command) {
 		for _, flag := range flagged.Flags() {
 			f := &kindFlag{Flag: flag, key: k.Key(), add: flagged.FromFlag}
 			r.flags = append(r.flags, f)
-			if f.Names != "" {
+			switch {
+			case f.Switch:
+				cmd.Flags().BoolVar(&f.on, f.Name, false, f.Usage)
+			case f.Names != "":
 				cmd.Flags().StringArrayVar(&f.list, f.Name, nil, f.Usage)
-			} else {
+			default:
 				cmd.Flags().StringVar(&f.text, f.Name, "", f.Usage)
 			}
 		}
@@ -53,7 +57,10 @@ func (r *hostRule) register(cmd *cobra.Command) {
 
 // uses returns the arguments of the flag. An empty text is ignored.
 func (f *kindFlag) uses() []string {
-	if f.Names == "" && f.text != "" {
+	switch {
+	case f.on:
+		return []string{""}
+	case f.Names == "" && f.text != "":
 		return []string{f.text}
 	}
 	return f.list
