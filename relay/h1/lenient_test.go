@@ -99,6 +99,8 @@ func TestLenientResponsesThatAreRefused(t *testing.T) {
 		"two codings":                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
 		"identity, chunked":           "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n",
 		"chunked, identity":           "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+		"chunked, then empty":         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding:\r\n\r\n",
+		"chunked, then a comma":       "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: ,\r\n\r\n",
 		"1,025 fields":                "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: a\r\n", 1025) + "\r\n",
 		"64 KiB":                      "HTTP/1.1 200 OK\nX: " + strings.Repeat("a", 64<<10) + "\n\n",
 		"upgrade":                     "HTTP/1.1 101 Switching Protocols\nConnection: Upgrade\nUpgrade: websocket\n\n",

@@ -150,6 +150,7 @@ func (r *Response) transferEncoding(list []byte) error {
 	if r.encoded && !r.Lenient {
 		return bad("Transfer-Encoding is repeated")
 	}
+	empty := true
 	for element := range bytes.SplitSeq(list, comma) {
 		switch element = trim(element); {
 		case len(element) == 0:
@@ -165,9 +166,9 @@ func (r *Response) transferEncoding(list []byte) error {
 		default:
 			return bad("Transfer-Encoding is neither chunked nor identity")
 		}
-		r.encoded = true
+		r.encoded, empty = true, false
 	}
-	if !r.encoded {
+	if empty {
 		return bad("Transfer-Encoding is empty")
 	}
 	return nil
