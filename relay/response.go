@@ -93,10 +93,11 @@ type Incoming struct {
 	done       bool
 }
 
-// Begin begins the body behind the head of r, which was taken from in.
+// Begin begins the body behind the head of r, which was taken from in. The fields of r are no longer needed.
 func (b *Incoming) Begin(in *h1.Reader, r *h1.Response) {
 	b.Body.Begin(r.Body, true)
 	b.Lenient = r.Lenient
+	r.Trim()
 	b.in, b.untilClose, b.content, b.done = in, r.Body.UntilClose, nil, false
 }
 

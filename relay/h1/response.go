@@ -49,6 +49,12 @@ const protocol = "HTTP/"
 func (r *Response) Reset() {
 	r.reset()
 	*r = Response{head: r.head, Lenient: r.Lenient}
+	r.Trim()
+}
+
+// Trim drops the fields if a lenient response has had so many that they occupy more memory than those of any other. Call it once they are
+// not needed.
+func (r *Response) Trim() {
 	if cap(r.Fields) > 2*MaxFields {
 		r.Fields = nil
 	}
