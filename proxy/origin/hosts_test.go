@@ -1,6 +1,7 @@
 package origin
 
 import (
+	"crypto/tls"
 	"fmt"
 	"testing"
 	"time"
@@ -17,13 +18,13 @@ func TestMemoryOfHostsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		at := host{hostName, 443}
-		h.offers.note(at, "something", time.Hour)
+		h.offers.note(at, offer{version: tls.VersionTLS11}, time.Hour)
 		h.logins.note(at, struct{}{}, 0)
-		text, known := h.offers.find(at)
+		o, known := h.offers.find(at)
 		_, other := h.offers.find(host{hostName, 444})
 		_, late := h.logins.find(at)
-		if text != "something" || !known || other || late {
-			t.Fatalf("%q, known %v, another port %v, after its time %v", text, known, other, late)
+		if o.version != tls.VersionTLS11 || !known || other || late {
+			t.Fatalf("%v, known %v, another port %v, after its time %v", o, known, other, late)
 		}
 	}
 	if len(h.offers.known) != maxHosts || len(h.logins.known) != maxHosts {

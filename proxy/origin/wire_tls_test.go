@@ -417,3 +417,27 @@ func TestAttackLegacySuites(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackProbesOfOldServers: a server without a common cipher suite is probed for its offer once a minute, whatever the rule.
+func TestAttackProbesOfOldServers(t *testing.T) {
+	t.Parallel()
+	for _, option := range []string{"", `, "upstream_tls": "legacy"`} {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		var conns atomic.Int32
+		config := &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_RSA_WITH_3DES_EDE_CBC_SHA}, GetCertificate: l.Upstream.ForHello}
+		port := l.RawListen(config, func(c net.Conn, in *bufio.Reader) {
+			conns.Add(1)
+			_, _ = in.ReadByte()
+		})
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": "canary"}`+option+`}}`)
+		client := l.HTTPClient(port, false)
+		for range 4 {
+			if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 502 {
+				t.Errorf("%d %s", res.StatusCode, text)
+			}
+		}
+		if got := conns.Load(); got != 5 {
+			t.Errorf("%q: %d connections for four requests, want five", option, got)
+		}
+	}
+}
