@@ -35,7 +35,7 @@ rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/header: policy/name policy/document policy/match policy rule
-rule/legacytls: policy/document policy rule
+rule/legacytls: policy/document policy rule certs proxy proxy/proxytest
 rule/lenient: policy policy/document proxy/proxytest audit rule
 rule/placeholder: policy/name policy/document policy/match relay/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
