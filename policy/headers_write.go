@@ -54,5 +54,18 @@ func writeEntry(r HeaderRule) map[string]any {
 			maps.Copy(out, w.Members())
 		}
 	}
+	if onlyTexts(out) {
+		out[kinds.Compact.Key()] = map[string]any{} // or programs that do not know the kinds would send their members as headers
+	}
 	return out
+}
+
+// onlyTexts reports whether the members of an entry are all texts, as those of compact entries.
+func onlyTexts(entry map[string]any) bool {
+	for _, v := range entry {
+		if _, ok := v.(string); !ok {
+			return false
+		}
+	}
+	return true
 }

@@ -51,6 +51,27 @@ func TestKindsInRules(t *testing.T) {
 	}
 }
 
+// TestNoRuleIsWrittenAsAListOfHeaders: a program that does not know the key of a kind takes an entry with texts only for the names and values of
+// headers, which it would send. It must refuse the entry.
+func TestNoRuleIsWrittenAsAListOfHeaders(t *testing.T) {
+	t.Parallel()
+	for _, k := range kinds.Shown() {
+		r, _ := effectOf(t, k)
+		for _, member := range policy.WriteHeaderRules([]policy.HeaderRule{r}) {
+			entry, ok := member.(map[string]any)
+			texts := 0
+			for _, v := range entry {
+				if _, isText := v.(string); isText {
+					texts++
+				}
+			}
+			if !ok || texts == len(entry) {
+				t.Errorf("%s is written as %v", k.Key(), member)
+			}
+		}
+	}
+}
+
 // TestOneKindForEachStageOfConnections: no rule has two effects of which one would be forgotten, and logins are in the list of those that
 // stand alone.
 func TestOneKindForEachStageOfConnections(t *testing.T) {
