@@ -12,12 +12,14 @@ import (
 )
 
 // Line formats an event as one human-readable line: time, verdict, box by name or else ID, stage, destination, reason,
-// and the other fields that are set. The verdict column has "end" for the end of allowed traffic, and "none" for an
-// allowed name that does not exist. The line contains no control bytes, whatever the event contains.
+// and the other fields that are set. The verdict column has "end" for the end of allowed traffic, "none" for an allowed
+// name that does not exist, and "FAIL" if not a policy but a server is the reason. The line contains no control bytes, whatever the event contains.
 func Line(e Event) string {
 	e.escapeTexts()
 	verdict := "DENY"
 	switch {
+	case e.Verdict == policy.Deny && e.Reason.IsFailure():
+		verdict = "FAIL"
 	case e.Verdict == policy.Allow && e.Phase == PhaseEnd:
 		verdict = "end"
 	case e.Verdict == policy.Allow && e.RCode == NXDomain:
@@ -35,14 +37,18 @@ func Line(e Event) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// Summary describes the decision in a few words: verdict, stage, destination and reason, or that an allowed name does
-// not exist. It contains no control bytes, whatever the event contains.
+// Summary describes the decision in a few words: verdict ("fail" if a server is the reason), stage, destination and reason, or
+// that an allowed name does not exist. It contains no control bytes, whatever the event contains.
 func Summary(e Event) string {
 	e.escapeTexts()
 	if e.RCode == NXDomain && e.Verdict == policy.Allow {
 		return e.RCode + " " + destination(e) + ": the name does not exist"
 	}
-	return e.Verdict.String() + " " + string(e.Stage) + " " + destination(e) + ": " + string(e.Reason)
+	verdict := e.Verdict.String()
+	if e.Verdict == policy.Deny && e.Reason.IsFailure() {
+		verdict = "fail"
+	}
+	return verdict + " " + string(e.Stage) + " " + destination(e) + ": " + string(e.Reason)
 }
 
 // destination formats the destination: name or address, port, and the request if there is one.

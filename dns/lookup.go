@@ -50,6 +50,19 @@ func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n name.Name) (
 	return addrs, err
 }
 
+// Preview returns the addresses, unfiltered, from which a query of the box for n would be answered under a policy. It grants
+// none of them. looked is false if the gateway would not look the name up: the policy denies it, it is a public URL, or an
+// upstream proxy resolves it.
+func (s *Server) Preview(ctx context.Context, box *policy.Box, pol *policy.Compiled, n name.Name) (addrs []netip.Addr, looked bool, err error) {
+	d := pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n})
+	switch {
+	case n.IsZero(), !d.Allowed() && !resolvesAnyway(pol, n, d, mdns.TypeA), d.Allowed() && (s.isURL(n) || pol.ResolvedThere(n)):
+		return nil, false, nil
+	}
+	addrs, err = s.Lookup(ctx, box, n)
+	return addrs, true, err
+}
+
 func (s *Server) lookup(ctx context.Context, box *policy.Box, n name.Name, wait func(v4, v6 <-chan family) (family, family)) ([]netip.Addr, error) {
 	if box == nil || n.IsZero() {
 		r := policy.Request{Stage: policy.StageDNS, Name: n}

@@ -63,6 +63,33 @@ func TestLookupFailures(t *testing.T) {
 	}
 }
 
+// TestAttackExplainLooksUpDeniedNames: an explanation looks up what a query of the box would, and sends no name upstream that the
+// policy denies. It grants the box no address.
+func TestAttackExplainLooksUpDeniedNames(t *testing.T) {
+	t.Parallel()
+	z := newZone(t, "a.example.com. 60 IN A "+goodV4, "b.example.net. 60 IN A "+goodV4)
+	b := newBench(t, policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"evil.example.com"}, AllowedCIDRs: []string{goodV4 + "/32"}, DNS: policy.DNSStrict}, z)
+	pol := b.box.Policy.Load()
+	for _, n := range []string{"evil.example.com", "secret.example.net", "example.com"} {
+		if addrs, looked, err := b.Preview(t.Context(), b.box, pol, mustName(t, n)); looked || addrs != nil || err != nil {
+			t.Errorf("%s: %v, %v, %v", n, addrs, looked, err)
+		}
+	}
+	if asked := z.questions(); len(asked) != 0 {
+		t.Errorf("upstream was asked %q", asked)
+	}
+	if addrs, looked, err := b.Preview(t.Context(), b.box, pol, mustName(t, "a.example.com")); !looked || err != nil || !slices.Equal(addrs, []netip.Addr{addr(goodV4)}) {
+		t.Errorf("%v, %v, %v", addrs, looked, err)
+	}
+	if b.Granted(b.box.ID, mustName(t, "a.example.com"), addr(goodV4)) || len(b.events.all()) != 0 {
+		t.Error("an explanation grants an address, or is recorded as a decision")
+	}
+	resolving := newBench(t, policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{goodV4 + "/32"}}, z)
+	if addrs, looked, err := resolving.Preview(t.Context(), resolving.box, resolving.box.Policy.Load(), mustName(t, "b.example.net")); !looked || err != nil || len(addrs) != 1 {
+		t.Errorf("a name that is resolved for its addresses: %v, %v, %v", addrs, looked, err)
+	}
+}
+
 func TestLookupHonoursItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -153,7 +153,7 @@ func (o *opening) openRules(context.Context) error {
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
+	o.policies, err = rules.New(rules.Config{Resolver: p.dns, Log: p.log, Store: p.store.Rules, Records: p.store.Boxes, Keys: p.store.Keys, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
 	if err != nil {
 		return err
 	}

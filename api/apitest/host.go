@@ -60,7 +60,8 @@ type Host struct {
 	Passphrase string             // of the last RotateStoreKey
 	Grace      time.Duration      // of the last RotateAPIKey
 
-	Decisions []audit.Event // decisions passed to AddDecision
+	Addresses map[string][]netip.Addr // of the names that Resolve looks up
+	Decisions []audit.Event           // decisions passed to AddDecision
 	follow    []chan audit.Event
 }
 
@@ -324,6 +325,14 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule, Version: b.Policy.Version}
 	unseen := policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}
 	return policy.Explanation{Decision: d, Unseen: unseen, Beaten: []string{"*.beaten.example"}}, nil
+}
+
+// Resolve implements the Rules of [boxgate/api/egress] with the names in h.Addresses.
+func (h *Host) Resolve(_ context.Context, id policy.BoxID, n name.Name) ([]netip.Addr, bool, error) {
+	_, leave, err := h.box(id)
+	defer leave()
+	addrs, ok := h.Addresses[n.String()]
+	return addrs, ok, err
 }
 
 // Headers implements the Host of [boxgate/api/rules].

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -163,6 +164,29 @@ func TestExplainReadsMessages(t *testing.T) {
 		got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", body).JSON(t)
 		if rule := fmt.Sprint(got["rule"]); !strings.Contains(rule, want) || strings.Contains(rule, "messages") != (want != "POST a") {
 			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+// TestExplainResolves: with resolve, the addresses of the name are decided on and listed, or the missing address is reported.
+// Without it, with an address, and for a name that the gateway would not look up, the name alone is decided on.
+func TestExplainResolves(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	f.host.Mu.Lock()
+	f.host.Addresses = map[string][]netip.Addr{"a.example": {netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:192.0.2.1")}, "none.example": nil}
+	f.host.Mu.Unlock()
+	path := "/v2/box/" + string(id) + "/egress/explain"
+	for body, want := range map[string]string{
+		`{"host":"a.example","resolve":true}`:                  `"addresses":[{"address":"10.0.0.1","verdict":"deny","reason":"not_allowed","rule":"conn a.example 10.0.0.1 443 tcp  "},{"address":"192.0.2.1",`,
+		`{"host":"none.example","resolve":true}`:               `"lookup_error":"it does not exist, or has no address"`,
+		`{"host":"other.example","resolve":true}`:              "",
+		`{"host":"a.example"}`:                                 "",
+		`{"host":"a.example","ip":"192.0.2.9","resolve":true}`: "",
+	} {
+		got := f.Expect(t, 200, "POST", path, body).Text
+		if looked := strings.Contains(got, "addresses") || strings.Contains(got, "lookup_error"); looked != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %s", body, got)
 		}
 	}
 }

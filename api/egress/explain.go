@@ -1,6 +1,8 @@
 package egress
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"net/netip"
@@ -27,6 +29,8 @@ type explainBody struct {
 	Query   *string           `json:"query,omitempty" doc:"of an HTTP request, without the question mark; absent: not known"`
 	Headers map[string]string `json:"headers,omitempty" doc:"all headers of an HTTP request; absent: not known"`
 	Body    *string           `json:"body,omitempty" doc:"of an HTTP request, for rules on MCP and GraphQL messages, without content coding; JSON unless headers contain a Content-Type. Absent: not known, except of GET, HEAD and DELETE, which have none"`
+
+	Resolve bool `json:"resolve,omitempty" doc:"also look host up as for the box, unless ip is given, and decide about each of its addresses; a name that the policy denies is not looked up"`
 }
 
 // decisionView is a decision.
@@ -40,7 +44,21 @@ type decisionView struct {
 	DialName bool        `json:"dial_name,omitempty" doc:"the decision is about the name: the gateway dials one of its addresses and decides about that address again"`
 	Beaten   []string    `json:"beaten,omitempty" doc:"entries of the policy for the destination that would have decided otherwise: denied ones win, or with precedence: specific the longer name or prefix"`
 	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers, body: rules for the host depend on them and they were not given, so the decision may differ for actual requests"`
+
+	Addresses   []addressView `json:"addresses,omitempty" doc:"with resolve: the addresses of host, at most 64 of them"`
+	LookupError string        `json:"lookup_error,omitempty" doc:"with resolve: why host has no address"`
 }
+
+// addressView is the decision about one address of a name.
+type addressView struct {
+	Address string      `json:"address"`
+	Verdict string      `json:"verdict" enum:"allow deny"`
+	Reason  name.Reason `json:"reason"`
+	Rule    string      `json:"rule,omitempty"`
+}
+
+// maxAddresses bounds the addresses in an answer. The decision depends on all of them.
+const maxAddresses = 64
 
 func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 	var p problem.List
@@ -155,6 +173,11 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 		return rest.Reply{}, err
 	}
 	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Flaw: d.Flaw, Version: d.Version, Named: box.Policy.Named, DialName: d.DialName, Beaten: d.Beaten}
+	if body.Resolve && !req.Name.IsZero() && !req.Addr.IsValid() {
+		if err := e.resolve(r.Context(), req, body.Query != nil, &view); err != nil {
+			return rest.Reply{}, err
+		}
+	}
 	if d.Unseen.Query {
 		view.Unknown = append(view.Unknown, "query")
 	}
@@ -165,4 +188,55 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 		view.Unknown = append(view.Unknown, "body")
 	}
 	return rest.Reply{Body: view}, nil
+}
+
+// resolve looks the name of a request up and adds the decision about each of its addresses to view. If all of them are
+// denied, or the list is empty, the request is denied. A name that is only resolved for its addresses is allowed by one of them.
+func (e *Endpoints) resolve(ctx context.Context, req policy.Request, knowsQuery bool, view *decisionView) error {
+	addrs, looked, err := e.Rules.Resolve(ctx, req.Box, req.Name)
+	switch {
+	case !looked:
+		return err
+	case err != nil || len(addrs) == 0:
+		view.LookupError = lookupError(err)
+		if view.Verdict == policy.Allow.String() {
+			view.Verdict, view.Reason, view.Rule, view.DialName, view.Beaten = policy.Deny.String(), name.ReasonUnresolved, "", false, nil
+		}
+		return nil
+	}
+	var first, allowed policy.Explanation
+	for i, a := range addrs {
+		req.Addr = a.Unmap()
+		d, err := e.Rules.Explain(ctx, req.Box, req, knowsQuery)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			first = d
+		}
+		if d.Allowed() && !allowed.Allowed() {
+			allowed = d
+		}
+		if i < maxAddresses {
+			view.Addresses = append(view.Addresses, addressView{req.Addr.String(), d.Verdict.String(), d.Reason, d.Rule})
+		}
+	}
+	d := first
+	if allowed.Allowed() {
+		d = allowed
+	}
+	if d.Verdict.String() != view.Verdict {
+		view.Verdict, view.Reason, view.Rule, view.DialName, view.Beaten = d.Verdict.String(), d.Reason, d.Rule, d.DialName, d.Beaten
+	}
+	return nil
+}
+
+// lookupError is the error of a look-up for people. Errors of resolvers contain the name and the servers, both known to the
+// caller.
+func lookupError(err error) string {
+	var missing interface{ NotFound() bool }
+	if err == nil || errors.As(err, &missing) && missing.NotFound() {
+		return "it does not exist, or has no address"
+	}
+	return "the look-up failed: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 }

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"net/netip"
 	"reflect"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"boxgate/audit"
 	"boxgate/observe"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Host gives access to the decisions about the traffic of boxes. Errors are as in package api.
@@ -32,6 +34,9 @@ type Rules interface {
 	// Explain returns the decision of the active policy without sending a request. knowsQuery is set if an empty query in
 	// req means that the request has no query.
 	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Explanation, error)
+	// Resolve returns the addresses, not yet decided on, from which the gateway would answer a query of the box for a name, without
+	// granting them. looked is false if the gateway would not look the name up; err is then about the box, otherwise about the look-up.
+	Resolve(ctx context.Context, id policy.BoxID, n name.Name) (addrs []netip.Addr, looked bool, err error)
 }
 
 // Endpoints serves decisions about egress.
@@ -52,6 +57,6 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/egress/history", ID: "searchBoxDecisions", Summary: "Decisions on disk about a box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchBox},
 		{Method: "GET", Path: "/v2/egress/history", ID: "searchDecisions", Summary: "Decisions on disk about every box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchAllQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchAll},
 		{Method: "GET", Path: "/v2/box/{id}/egress/observations", ID: "listObservations", Summary: "The traffic of a box, summed up by destination, request and decision", Query: reflect.TypeFor[observationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.observations},
-		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "The decision of the active policy; no request is sent", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
+		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "The decision of the active policy; nothing is sent to the destination", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
 	}
 }

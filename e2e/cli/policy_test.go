@@ -18,7 +18,7 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	reaches := func(host, reason string) {
 		t.Helper()
 		for _, box := range []string{"demo", "closed"} {
-			harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, host), `"reason": "`+reason+`"`)
+			harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", box, host), `"reason": "`+reason+`"`)
 		}
 	}
 	for _, box := range []string{"demo", "closed"} {
@@ -33,15 +33,15 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	}
 	reaches("www.example.net", "denied_domain")
 	reaches("api.anthropic.com", "allowed_domain")
-	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "demo", "api.example.com"), "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", "demo", "api.example.com"), "allowed_domain")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", "demo", "preset:anthropic"), "- denied_domains: www.example.net", "- allowed_domains: api.example.com")
 	harness.Contains(t, w.Run(0, []string{"VISUAL=", "EDITOR=sed -i s/api.anthropic.com/api.openai.com/"}, "", "policy", "edit", "closed"), "+ allowed_domains: api.openai.com:443")
-	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "closed", "api.openai.com"), "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", "closed", "api.openai.com"), "allowed_domain")
 	harness.Contains(t, w.Run(0, nil, "", "box", "create", "--name", "fresh", "--policy", "preset:pypi,npm"), "fresh", "custom")
-	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "registry.npmjs.org"), "allowed_domain")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", "fresh", "registry.npmjs.org"), "allowed_domain")
 	w.Run(0, nil, "", "policy", "set", "fresh", `{"mode":"custom","precedence":"specific","allowed_domains":["*"],"denied_domains":["*.example.com"]}`)
 	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", "api.example.com"), "api.example.com: allowed", "in force")
-	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "api.example.com"), `"rule": "api.example.com"`, `"beaten": [`, `"*.example.com"`)
+	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", "fresh", "api.example.com"), `"rule": "api.example.com"`, `"beaten": [`, `"*.example.com"`)
 	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", "fresh", "preset:npm"), "- precedence: specific")
 	w.Run(0, nil, "", "policy", "set", "fresh", "preset:npm")
 	const metadata = "169.254.169.254"
@@ -61,8 +61,8 @@ func TestPolicyNamed(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "set", "other", "named:web"), `"named": "web"`)
 	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "set", "web", "preset:npm"), "Version 2 of the policy web is in force, for 2 boxes.")
 	for _, box := range []string{"demo", "other"} {
-		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, "registry.npmjs.org"), `"reason": "allowed_domain"`, `"named": "web"`)
-		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, "api.example.com"), `"reason": "not_allowed"`)
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", box, "registry.npmjs.org"), `"reason": "allowed_domain"`, `"named": "web"`)
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", box, "api.example.com"), `"reason": "not_allowed"`)
 		harness.Contains(t, w.Run(1, nil, "", "policy", "allow", box, "api.example.com"), `follows the named policy "web"`)
 	}
 	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "list"), "web", "custom", "demo other")
@@ -115,7 +115,7 @@ func TestPolicyForATime(t *testing.T) {
 	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
 	explains := func(host, reason string) {
 		t.Helper()
-		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "demo", host), `"reason": "`+reason+`"`)
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "--resolve=false", "demo", host), `"reason": "`+reason+`"`)
 	}
 	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "demo", "www.example.net", "--for", "1h"), "www.example.net: allowed until", "in force")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "deny", "demo", "api.example.com", "--for", "30m"), "api.example.com: denied until")

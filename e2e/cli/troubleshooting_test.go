@@ -75,7 +75,7 @@ func runLine(w *harness.World, line string) string {
 	w.T.Helper()
 	gateway := w.Command(w.T.Context())
 	cmd := exec.CommandContext(w.T.Context(), "sh", "-c", `gateway() { "$GATEWAY_UNDER_TEST" "$@"; }; `+line)
-	cmd.Env = append(gateway.Env, "GATEWAY_UNDER_TEST="+gateway.Path)
+	cmd.Env = append(gateway.Env, "GATEWAY_UNDER_TEST="+gateway.Path, "SUDO_UID=1000")
 	out, _ := cmd.CombinedOutput() // most commands of the page fail on purpose
 	return string(out)
 }

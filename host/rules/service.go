@@ -2,7 +2,9 @@ package rules
 
 import (
 	"context"
+	"net/netip"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -14,34 +16,43 @@ import (
 	"boxgate/host/state"
 	"boxgate/internal/required"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
 // Config configures a [Service].
 type Config struct {
-	Log     *zap.Logger
-	Store   store.Rules
-	Records store.Boxes
-	Keys    store.Keys // to name the keys that made leases
-	Boxes   *state.Table
-	Shared  *Shared
-	Net     *enforce.Enforcer
-	Trail   *trail.Trail          // records changes that no API call asked for
-	Before  *handover.Predecessor `required:"false"`
+	Resolver Resolver `required:"false"` // nil: names are not looked up for explanations
+	Log      *zap.Logger
+	Store    store.Rules
+	Records  store.Boxes
+	Keys     store.Keys // to name the keys that made leases
+	Boxes    *state.Table
+	Shared   *Shared
+	Net      *enforce.Enforcer
+	Trail    *trail.Trail          // records changes that no API call asked for
+	Before   *handover.Predecessor `required:"false"`
+}
+
+// Resolver looks names up for explanations; it is implemented by dns.Server.
+type Resolver interface {
+	// Preview returns the addresses of a name for a box under a policy. looked is false if the gateway would not look it up.
+	Preview(ctx context.Context, box *policy.Box, c *policy.Compiled, n name.Name) (addrs []netip.Addr, looked bool, err error)
 }
 
 // Service changes the policies and header rules of boxes, and the settings shared by all of them. Safe for concurrent
 // use.
 type Service struct {
-	before  *handover.Predecessor
-	log     *zap.Logger
-	store   store.Rules
-	records store.Boxes
-	keys    store.Keys
-	boxes   *state.Table
-	shared  *Shared
-	net     *enforce.Enforcer
-	trail   *trail.Trail
+	resolver Resolver
+	before   *handover.Predecessor
+	log      *zap.Logger
+	store    store.Rules
+	records  store.Boxes
+	keys     store.Keys
+	boxes    *state.Table
+	shared   *Shared
+	net      *enforce.Enforcer
+	trail    *trail.Trail
 
 	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
 	endingLeases  sync.WaitGroup
@@ -58,7 +69,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	p := &Service{
-		before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
+		resolver: c.Resolver, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()
 }
@@ -153,6 +164,29 @@ func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request
 	}
 	req.Box = id
 	return c.Explain(req, knowsQuery), nil
+}
+
+// lookupPatience bounds a look-up for an explanation.
+const lookupPatience = 5 * time.Second
+
+// Resolve implements the Rules of [boxgate/api/egress].
+func (p *Service) Resolve(ctx context.Context, id policy.BoxID, n name.Name) (addrs []netip.Addr, looked bool, err error) {
+	b, err := p.boxes.Find(id)
+	if err != nil || p.resolver == nil {
+		return nil, false, err
+	}
+	c, err := p.explainedPolicy(id)
+	if err != nil {
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupPatience)
+	defer cancel()
+	of := &b.Box
+	if of.Policy.Load() == nil { // paused
+		of = &policy.Box{ID: b.ID, V4: b.V4, V6: b.V6}
+		of.Policy.Store(c)
+	}
+	return p.resolver.Preview(ctx, of, c, n)
 }
 
 // explainedPolicy returns the active policy of a box, or of a paused box the policy that it would start with.

@@ -63,6 +63,15 @@ const (
 	ReasonURLUnavailable    Reason = "url_unavailable"      // the box does not answer on that port (502)
 )
 
+// IsFailure reports whether the reason is a server that failed or did not answer, rather than a refusal by the gateway.
+func (r Reason) IsFailure() bool {
+	switch r {
+	case ReasonUnresolved, ReasonUnreachable, ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonUpstreamProxy, ReasonURLUnavailable:
+		return true
+	}
+	return false
+}
+
 // Reasons returns the whole set, in the order of the constants above.
 func Reasons() []Reason {
 	return []Reason{

@@ -4,15 +4,21 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // leaves returns the commands of a tree without subcommands.
@@ -113,5 +119,40 @@ func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
 	}
 	if asked < 40 {
 		t.Errorf("only %d command lines reached the gateway", asked)
+	}
+}
+
+// advised matches the commands in a remedy.
+var advised = regexp.MustCompile(`\bgateway ([a-z][^,;()]*)`)
+
+// TestRemediesAreCommands: every command in a remedy is one that this program accepts.
+func TestRemediesAreCommands(t *testing.T) {
+	t.Parallel()
+	n := 0
+	for _, reason := range name.Reasons() {
+		for _, e := range []audit.Event{
+			{Name: "a.example", Port: 443, Stage: policy.StageConn, Protocol: policy.TCP},
+			{Addr: netip.MustParseAddr("192.0.2.1"), Port: 53, Stage: policy.StageKernel, Protocol: policy.UDP},
+			{Name: "a.example", Stage: policy.StageDNS, Protocol: policy.UDP},
+		} {
+			e.Box, e.Reason = "demo", reason
+			for _, found := range advised.FindAllStringSubmatch(remedy.For(e), -1) {
+				n++
+				args := strings.Fields(strings.NewReplacer(" PORT", " 8000", " POLICY", " deny-all").Replace(found[1]))
+				cmd, rest, err := newRootCommand(&cli.Options{}).Find(args)
+				if err == nil {
+					err = cmd.ParseFlags(rest)
+				}
+				if err == nil && cmd.Args != nil {
+					err = cmd.Args(cmd, cmd.Flags().Args())
+				}
+				if err != nil || cmd.HasSubCommands() {
+					t.Errorf("%s: %q: %v", reason, found[0], err)
+				}
+			}
+		}
+	}
+	if n < 30 {
+		t.Errorf("%d commands were found", n)
 	}
 }

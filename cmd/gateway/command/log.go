@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +21,8 @@ import (
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/cmd/gateway/command/story"
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
@@ -27,20 +31,23 @@ import (
 type logFlags struct {
 	box, host, label string
 	since, until     time.Duration
-	summary          bool
+	summary, verbose bool
 }
 
 // newLogCommand is `gateway log`.
 func newLogCommand(o *cli.Options) *cobra.Command {
 	r, flags := &logReader{o: o}, &logFlags{}
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H] [--summary]",
+		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H] [--summary] [--verbose]",
 		Short: "Print decisions, with -f also new ones",
-		Args:  cli.ExactArgs(0),
+		Long: `Prints decisions, with -f also new ones. One request is one line: a look-up is printed only if no connection to the name
+follows, unless --verbose or --json is given. FAIL is a server that did not answer, or not properly; none, a name that does not exist.`,
+		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.prepare(cmd, flags); err != nil {
 				return err
 			}
+			defer r.joiner.Flush()
 			if r.following {
 				r.query.Set("follow", "true")
 				return r.follow(cmd.Context())
@@ -61,6 +68,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.BoolVarP(&r.following, "follow", "f", false, "keep printing new decisions")
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.BoolVar(&flags.summary, "summary", false, "only how often each box was refused each destination, the most frequent first")
+	f.BoolVar(&flags.verbose, "verbose", false, "also the look-ups whose connections are printed")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&flags.box, "box", "", "ID or name of a box (default: every box)")
 	f.StringVar(&flags.label, "label", "", "only boxes that have this label now")
@@ -77,6 +85,7 @@ func (r *logReader) prepare(cmd *cobra.Command, flags *logFlags) error {
 		return cli.Usagef("there is no reason %q; %s", r.reason, nearReasons(r.reason))
 	}
 	r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
+	r.joiner, r.verbose = story.New(r.following, r.printDecision), flags.verbose
 	if flags.box != "" {
 		r.path = api.BoxPath(flags.box, "egress")
 	}
@@ -148,12 +157,17 @@ type logReader struct {
 	selection         *labelSelection // nil: every box
 	summary           *logSummary     // nil: every decision is printed
 
-	client    *api.Client                    // of the open stream
-	connected bool                           // a stream was opened at least once
-	run       string                         // ID of the gateway's run that made these decisions
-	seq       uint64                         // number of the last decision printed
-	printErr  error                          // error while writing the output
-	advised   map[name.Reason]remedy.Opening // first remedy printed for each reason
+	client    *api.Client     // of the open stream
+	connected bool            // a stream was opened at least once
+	run       string          // ID of the gateway's run that made these decisions
+	seq       uint64          // number of the last decision received
+	advised   map[string]bool // remedies already printed
+	near      nearMisses
+
+	joiner   *story.Joiner
+	verbose  bool
+	mu       sync.Mutex // for the output and printErr: the joiner also prints when a look-up has waited long enough
+	printErr error      // the first error while writing the output
 }
 
 // read prints one stream to its end.
@@ -170,8 +184,7 @@ func (r *logReader) read(ctx context.Context) error {
 		}
 	}
 	return client.Events(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
-		r.printErr = r.print(line)
-		return r.printErr
+		return r.print(line)
 	})
 }
 
@@ -208,8 +221,7 @@ func (r *logReader) readHistory(ctx context.Context, since string) error {
 		}
 	}
 	return client.History(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
-		r.printErr = r.print(line)
-		return r.printErr
+		return r.print(line)
 	})
 }
 
@@ -221,7 +233,7 @@ func (r *logReader) follow(ctx context.Context) error {
 	for {
 		r.connected = false
 		err := r.read(ctx)
-		if ctx.Err() != nil || r.printErr != nil || isFinal(err) || !r.connected && until.IsZero() {
+		if ctx.Err() != nil || r.failed() != nil || isFinal(err) || !r.connected && until.IsZero() {
 			return err
 		}
 		if r.connected { // and the stream ended since
@@ -281,33 +293,96 @@ func (r *logReader) print(line []byte) error {
 		r.summary.add(e, decision)
 		return nil
 	}
-	if r.o.JSON || !decision {
-		_, err := fmt.Fprintln(r.cmd.OutOrStdout(), string(line))
-		return err
+	switch {
+	case r.o.JSON || !decision:
+		r.write(r.cmd.OutOrStdout(), string(line))
+	case r.verbose:
+		r.printDecision(e)
+	default:
+		r.joiner.Add(e)
 	}
-	text := audit.Line(e)
-	if cli.Coloured(r.cmd.OutOrStdout()) {
-		text = cli.PaintFirst(text, "DENY", "allow")
-	}
-	if _, err := fmt.Fprintln(r.cmd.OutOrStdout(), text); err != nil {
-		return err
-	}
-	return r.advise(e)
+	return r.failed()
 }
 
-// advise prints a remedy below the first denial of each reason. It goes to standard error so as not to disturb the
-// columns. A connection to a different port than assumed for the DNS look-up before it gets its own remedy.
-func (r *logReader) advise(e audit.Event) error {
-	text := remedy.For(e)
-	opening, _ := remedy.OpeningOf(e)
-	said, ok := r.advised[e.Reason]
-	if text == "" || ok && (!said.Lookup || said.Port == opening.Port) {
-		return nil
+// write prints a line, unless printing has failed before.
+func (r *logReader) write(w io.Writer, line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.printErr == nil {
+		_, r.printErr = fmt.Fprintln(w, line)
+	}
+}
+
+// failed returns the error while writing the output.
+func (r *logReader) failed() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.printErr
+}
+
+// printDecision prints a decision in columns, and what to do about it.
+func (r *logReader) printDecision(e audit.Event) {
+	text := audit.Line(e)
+	if cli.Coloured(r.cmd.OutOrStdout()) {
+		text = cli.PaintFirst(text, "DENY", "FAIL", "allow")
+	}
+	r.write(r.cmd.OutOrStdout(), text)
+	r.advise(e)
+}
+
+// maxAdvised bounds the remedies that are remembered, since boxes choose the names.
+const maxAdvised = 10000
+
+// advise prints the remedy below the first denial of each host and port. It goes to standard error so as not to disturb the columns.
+func (r *logReader) advise(e audit.Event) {
+	text, label := remedy.For(e), string(e.Reason)
+	if text == "" || len(r.advised) >= maxAdvised {
+		return
+	}
+	if e.RCode == audit.NXDomain {
+		label = e.RCode
+	}
+	key := label + " " + text
+	if o, ok := remedy.OpeningOf(e); ok { // whether it is for the look-up or the connection
+		key = string(e.Box) + " " + o.Entry
+	}
+	if r.advised[key] {
+		return
 	}
 	if r.advised == nil {
-		r.advised = map[name.Reason]remedy.Opening{}
+		r.advised = map[string]bool{}
 	}
-	r.advised[e.Reason] = opening
-	_, err := fmt.Fprintf(r.cmd.ErrOrStderr(), "  %s: %s\n", e.Reason, text)
-	return err
+	r.advised[key] = true
+	if near := r.near.of(r.cmd.Context(), r.client, e); near != "" {
+		text = near + "; " + text
+	}
+	r.write(r.cmd.ErrOrStderr(), "  "+label+": "+text)
+}
+
+// nearMisses finds the entries of policies that nearly allow what was denied. The zero value is ready to use.
+type nearMisses struct {
+	policies map[policy.BoxID]policy.Spec // of the boxes asked about
+	read     time.Time                    // when the oldest of them was read
+}
+
+// nearMissAge is how long a policy that was read is used.
+const nearMissAge = 10 * time.Second
+
+// of returns the near miss of a denial under the box's current policy, or "".
+func (n *nearMisses) of(ctx context.Context, client *api.Client, e audit.Event) string {
+	if e.Verdict != policy.Deny || e.Reason != name.ReasonNotAllowed || e.Box == "" || e.Name == "" {
+		return ""
+	}
+	if n.policies == nil || time.Since(n.read) > nearMissAge {
+		n.policies, n.read = map[policy.BoxID]policy.Spec{}, time.Now()
+	}
+	spec, ok := n.policies[e.Box]
+	if !ok {
+		state, err := readPolicy(ctx, client, string(e.Box))
+		if err == nil {
+			spec = state.spec
+		}
+		n.policies[e.Box] = spec // also of a box that does not exist any more
+	}
+	return remedy.NearMiss(spec, e)
 }

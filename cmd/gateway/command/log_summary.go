@@ -133,9 +133,7 @@ func (r *logReader) printSummary() error {
 		fmt.Fprintf(out, "and %s of other destinations; --json lists them\n", cli.Count(rest, "denial", "denials"))
 	}
 	for _, c := range shown {
-		if err := r.advise(c.event); err != nil {
-			return err
-		}
+		r.advise(c.event)
 	}
-	return nil
+	return r.failed()
 }

@@ -14,6 +14,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // newPolicyCommand is `gateway policy`.
@@ -36,15 +37,20 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	var protocol, method, path, query, content string
 	var port uint16
 	var headers []string
+	var resolve bool
 	cmd := &cobra.Command{
 		Use:   "explain BOX HOST|IP",
-		Short: "Show how the policy would decide, without sending anything",
-		Args:  cli.ExactArgs(2),
+		Short: "Show how the policy would decide, without connecting",
+		Long: `Shows how the policy would decide, and what would change that. The gateway looks up a name as it would for the box, so that
+protected addresses and names that do not exist are shown, but connects to nothing; --resolve=false asks about the name alone.`,
+		Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			body := map[string]any{"host": args[1], "port": port, "protocol": protocol}
+			body := map[string]any{"port": port, "protocol": protocol}
 			if _, err := netip.ParseAddr(args[1]); err == nil {
-				delete(body, "host")
 				body["ip"] = args[1]
+			} else {
+				body["host"] = args[1]
+				body["resolve"] = resolve
 			}
 			if method != "" {
 				body["method"] = method
@@ -67,7 +73,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 				body["body"] = content
 			}
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, func(w io.Writer, answer json.RawMessage) error {
-				defer advise(cmd, args[0], args[1], answer)
+				defer advise(cmd, o, args[0], args[1], answer)
 				return cli.Indented(w, answer)
 			})
 		},
@@ -76,6 +82,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or icmp")
 	f.Uint16Var(&port, "port", 443, "destination port")
+	f.BoolVar(&resolve, "resolve", true, "look a name up as for the box")
 	f.StringVar(&method, "method", "", "HTTP method")
 	f.StringVar(&path, "path", "", "HTTP path")
 	f.StringVar(&query, "query", "", "HTTP query, without the question mark")
@@ -85,9 +92,17 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 }
 
 // advise prints the remedy for a denial to standard error.
-func advise(cmd *cobra.Command, box, host string, answer json.RawMessage) {
+func advise(cmd *cobra.Command, o *cli.Options, box, host string, answer json.RawMessage) {
 	var e audit.Event
-	if json.Unmarshal(answer, &e) != nil || e.Verdict != policy.Deny {
+	var looked struct {
+		LookupError string `json:"lookup_error"`
+		Addresses   []struct {
+			Address netip.Addr
+			Verdict policy.Verdict
+			Reason  name.Reason
+		}
+	}
+	if json.Unmarshal(answer, &e) != nil || json.Unmarshal(answer, &looked) != nil || e.Verdict != policy.Deny {
 		return
 	}
 	asked := cmd.Flags()
@@ -99,5 +114,21 @@ func advise(cmd *cobra.Command, box, host string, answer json.RawMessage) {
 	} else {
 		e.Name = host
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", e.Reason, remedy.For(e))
+	for _, a := range looked.Addresses {
+		if a.Verdict == policy.Deny && a.Reason == e.Reason && e.Reason != name.ReasonNotAllowed {
+			e.Addr = a.Address
+			break
+		}
+	}
+	text := remedy.For(e)
+	var near nearMisses
+	if client, err := o.Client(); err == nil {
+		if miss := near.of(cmd.Context(), client, e); miss != "" {
+			text = miss + "; " + text
+		}
+	}
+	if looked.LookupError != "" && e.Reason == name.ReasonUnresolved {
+		text = "the policy allows the name, but " + looked.LookupError + ": check its spelling, and dns.upstreams of the configuration"
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", e.Reason, text)
 }

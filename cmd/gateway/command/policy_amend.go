@@ -176,6 +176,7 @@ func closedAddress(ctx context.Context, client *api.Client, box, entry string) s
 	if err != nil || e.Verdict != policy.Deny || !closed {
 		return ""
 	}
+	e.Box, e.BoxName, e.Addr = policy.BoxID(box), box, addr
 	return remedy.For(e)
 }
 

@@ -30,7 +30,7 @@ func Coloured(w io.Writer) bool {
 
 // words maps the words that are coloured to their colours.
 var words = map[string]Colour{
-	"ok": Green, "allow": Green, "warning": Yellow, "warning:": Yellow, "FAILED": Red, "FAILED:": Red, "DENY": Red, "NOT AVAILABLE,": Red, "DOES NOT ACCEPT": Red,
+	"ok": Green, "allow": Green, "warning": Yellow, "warning:": Yellow, "FAILED": Red, "FAILED:": Red, "DENY": Red, "FAIL": Yellow, "NOT AVAILABLE,": Red, "DOES NOT ACCEPT": Red,
 }
 
 // PaintFirst colours the first of the given words in a line, if it is a word of its own. Widths stay the same, so call it after

@@ -4,6 +4,8 @@ package remedy
 
 import (
 	"net"
+	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 
@@ -15,24 +17,64 @@ import (
 // elsewhere is the sentence for reasons without a remedy here, such as reasons of a newer gateway.
 const elsewhere = "docs/reasons.md says what it means, and what to do about it"
 
-// For returns a sentence about lifting a denial, or "" for other events.
+// For returns a sentence about lifting a denial, or about a name that does not exist, or "" for other events.
 func For(e audit.Event) string {
-	if e.Verdict != policy.Deny {
+	switch {
+	case e.Verdict == policy.Allow && e.RCode == audit.NXDomain:
+		return "the policy allows the name, but it does not exist: check its spelling, and dns.upstreams of the configuration"
+	case e.Verdict != policy.Deny:
 		return ""
 	}
 	text, ok := remedies[e.Reason]
 	if !ok {
 		return elsewhere
 	}
-	return strings.NewReplacer("BOX", boxOf(e), "RULE", quoted(e.Rule), "OPENED", openingAdvice(e)).Replace(text)
+	text = strings.ReplaceAll(text, "OPENED", openingAdvice(e)) // first: it contains commands
+	return strings.NewReplacer("GATEWAY", program(), "BOX", boxOf(e), "RULE", quoted(e.Rule), "PORT", portOf(e), "ADDRESS", addressOf(e), "NAME", nameOf(e)).Replace(text)
 }
 
 // Plain is For without suggestions to run commands against a gateway.
 func Plain(e audit.Event) string {
-	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") && !strings.Contains(text, "OPENED") {
-		return text
+	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "GATEWAY ") && !strings.Contains(text, "OPENED") {
+		return strings.ReplaceAll(text, "ADDRESS", addressOf(e))
 	}
 	return elsewhere
+}
+
+// program returns how the user calls this program: with sudo if it was called with it.
+func program() string {
+	if os.Geteuid() == 0 && os.Getenv("SUDO_UID") != "" {
+		return "sudo gateway"
+	}
+	return "gateway"
+}
+
+// portOf returns the port of a denial for a command line.
+func portOf(e audit.Event) string {
+	if strings.HasPrefix(string(e.Reason), "url_") {
+		return "PORT"
+	}
+	if e.Port == 0 || e.Stage == policy.StageDNS {
+		return strconv.Itoa(HTTPSPort)
+	}
+	return strconv.Itoa(int(e.Port))
+}
+
+// addressOf returns the address of a denial as an entry of network.protected_exempt.
+func addressOf(e audit.Event) string {
+	if !e.Addr.IsValid() {
+		return "this address alone"
+	}
+	a := e.Addr.Unmap().WithZone("")
+	return netip.PrefixFrom(a, a.BitLen()).String()
+}
+
+// nameOf returns the name of a denial for a command line.
+func nameOf(e audit.Event) string {
+	if host, err := name.Parse(e.Name); err == nil {
+		return host.String()
+	}
+	return "NAME"
 }
 
 // openingAdvice returns how to allow exactly the denied destination. If no policy entry is that narrow, the sentence includes
@@ -44,17 +86,17 @@ func openingAdvice(e audit.Event) string {
 		return "no policy of a box opens it: policy.ceiling of the configuration is the operator's limit"
 	case !ok && isByAddressAlone(e) && e.Name != "":
 		return "names do not open " + strings.ToUpper(string(e.Protocol)) + ", which is judged by its address alone, and an address is opened with all of its ports, under any name; " +
-			"if that is meant, add it to allowed_cidrs: gateway policy edit " + boxOf(e)
+			"if that is meant, add it to allowed_cidrs: GATEWAY policy edit BOX"
 	case ok && e.Reason == name.ReasonNoName && !o.IsAddress():
-		return "if it does not, and is not one for HTTP or TLS, allow the name: gateway policy allow " + boxOf(e) + " " + o.Entry
+		return "if it does not, and is not one for HTTP or TLS, allow the name: GATEWAY policy allow BOX " + o.Entry
 	case !ok && e.Reason == name.ReasonNoName:
 		return "what is allowed by name cannot be matched otherwise"
 	case !ok && e.Reason == name.ReasonDeniedDomain:
-		return "denied entries win, and this one is for more than what was refused; to change it: gateway policy edit " + boxOf(e)
+		return "denied entries win, and this one is for more than what was refused; to change it: GATEWAY policy edit BOX"
 	case !ok:
-		return "see what the policy allows: gateway policy get " + boxOf(e)
+		return "see what the policy allows: GATEWAY policy get BOX"
 	}
-	return o.Caveat("to allow it: gateway policy allow " + boxOf(e) + " " + o.Entry)
+	return o.Caveat("to allow it: GATEWAY policy allow BOX " + o.Entry)
 }
 
 // Opening is the narrowest policy entry that lifts a denial.
@@ -120,20 +162,20 @@ func isByAddressAlone(e audit.Event) bool {
 	return e.Stage != policy.StageDNS && e.Protocol != "" && e.Protocol != policy.TCP
 }
 
-// remedies maps reasons to sentences. BOX, RULE and OPENED are replaced by the box, the rule, and how to allow the
-// destination.
+// remedies maps reasons to sentences. OPENED is replaced by how to allow the destination, and then GATEWAY, BOX, RULE, PORT,
+// ADDRESS and NAME by this program, the box, the rule and the parts of the destination.
 var remedies = map[name.Reason]string{
 	name.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",
-	name.ReasonNoPolicy:          "set the policy again: gateway policy set BOX POLICY",
-	name.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, list this address alone in network.protected_exempt of the configuration",
+	name.ReasonNoPolicy:          "set the policy again: GATEWAY policy set BOX POLICY",
+	name.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, add ADDRESS to network.protected_exempt of the configuration, and then: GATEWAY reload",
 	name.ReasonDeniedDomain:      "the policy denies it by RULE; OPENED",
-	name.ReasonDeniedCIDR:        "the policy denies that address by RULE; to change denied_cidrs: gateway policy edit BOX",
+	name.ReasonDeniedCIDR:        "the policy denies that address by RULE; to change denied_cidrs: GATEWAY policy edit BOX",
 	name.ReasonDenyAll:           "the policy denies everything; OPENED",
 	name.ReasonNotAllowed:        "OPENED",
-	name.ReasonHeaderRule:        "a header rule refuses such requests; see the rules: gateway headers list --box BOX",
-	name.ReasonRequestRule:       "a request rule refuses it; see the rules: gateway policy get BOX",
+	name.ReasonHeaderRule:        "a header rule refuses such requests; see the rules: GATEWAY headers list --box BOX",
+	name.ReasonRequestRule:       "a request rule refuses it; see the rules: GATEWAY policy get BOX",
 	name.ReasonSpoofed:           "something in the box forges addresses, or a network inside the box is not translated to the box's address",
-	name.ReasonHostPort:          "boxes reach nothing on the host; run the service elsewhere",
+	name.ReasonHostPort:          "no policy opens it: boxes reach nothing on the host; run the service elsewhere",
 	name.ReasonProtocol:          "QUIC clients fall back to TCP; DNS over TLS needs the resolver's address in allowed_cidrs",
 	name.ReasonNoName:            "use a client that sends the name of the host (SNI, or a Host header); OPENED",
 	name.ReasonAuthorityMismatch: "the client must open a connection for each host",
@@ -141,27 +183,27 @@ var remedies = map[name.Reason]string{
 	name.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",
 	name.ReasonAmbiguousRequest:  "send each parameter and header once, spelled as in the rule",
 	name.ReasonUnreadableContent: "a rule for the host depends on MCP or GraphQL messages, and these cannot be read: look at the error of the event",
-	name.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule: gateway headers set --box BOX",
-	name.ReasonSecretUnavailable: "the source of the secret fails; see: gateway secret list",
+	name.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule; see the rules: GATEWAY headers list --box BOX",
+	name.ReasonSecretUnavailable: "the source of the secret fails; see: GATEWAY secret list",
 	name.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
 	name.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
-	name.ReasonMethod:            "TRACE, TRACK and CONNECT are always refused where requests are judged",
+	name.ReasonMethod:            "no policy opens it: TRACE, TRACK and CONNECT are always refused where requests are judged; use another method",
 	name.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve its name by DNS before connecting",
 	name.ReasonPeekSize:          "no ordinary client begins with so large a message: look at what runs there",
 	name.ReasonLimit:             "find out what opens so many; the limits are under limits in the configuration",
-	name.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (gateway box get), network.sources, and ip addr",
+	name.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (GATEWAY box get BOX), network.sources, and ip addr",
 	name.ReasonQuota:             "the box has used up limits.quota of the configuration; it may go on when the period is over",
-	name.ReasonUnresolved:        "the name has no address that may be dialled: check it, and the upstream DNS servers",
-	name.ReasonUnreachable:       "check the destination, and the host's own connectivity",
+	name.ReasonUnresolved:        "the name does not exist, or has no address that may be dialled; see: GATEWAY policy explain BOX NAME --port PORT",
+	name.ReasonUnreachable:       "the policy allows it, but the server does not answer: check it, and the host's own connectivity",
 	name.ReasonUpstreamTLS:       "the server's certificate could not be verified; add a private CA to proxy.upstream_ca_files",
 	name.ReasonUpstreamProxy:     "the upstream proxy could not be used: look at the error of the event, and try the proxy from the host",
 	name.ReasonUpstreamLogin:     "the server took no login with these credentials: look at the error of the event",
 	name.ReasonUpstreamHTTP:      "the server broke the protocol: look at the error of the event",
-	name.ReasonClientTLS:         "the client does not trust the box's CA; see: gateway ca --box BOX",
-	name.ReasonPolicyChanged:     "intended: the new policy denies it",
+	name.ReasonClientTLS:         "the client does not trust the box's CA; see: GATEWAY ca --box BOX",
+	name.ReasonPolicyChanged:     "intended: the policy has changed and denies it now; see: GATEWAY policy get BOX",
 	name.ReasonInternal:          "a bug of the gateway: report it with this line",
-	name.ReasonURLUnknown:        "there is no such public URL; see: gateway url list BOX",
-	name.ReasonURLAuth:           "send the credential that was shown when the URL was made, or make it anew: gateway url create BOX PORT",
+	name.ReasonURLUnknown:        "there is no such public URL; see: GATEWAY url list BOX",
+	name.ReasonURLAuth:           "send the credential that was shown when the URL was made, or make it anew: GATEWAY url create BOX PORT",
 	name.ReasonURLOrigin:         "if the other site is yours, list it with --origin when the URL is made",
 	name.ReasonURLUnavailable:    "start the server in the box, listening on all of its addresses",
 }

@@ -3,6 +3,7 @@ package remedy
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -171,4 +172,41 @@ func neighbours(e audit.Event, host string, addr netip.Addr) []policy.Request {
 	add(func(r *policy.Request) { r.Name, _ = name.Parse("x." + e.Name) })
 	add(func(r *policy.Request) { r.Name, r.Addr = name.Name{}, addr })
 	return all
+}
+
+// TestNearMiss: the entry that nearly allows a destination is named; a denial for another reason, or far from every entry, has
+// none.
+func TestNearMiss(t *testing.T) {
+	t.Parallel()
+	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.corp.example", "a.example:443", "b.example:443", "b.example:8443", "github.com", "api.openai.com:443"}}
+	for to, want := range map[string]string{
+		"corp.example:443":       `"*.corp.example" does not cover corp.example itself`,
+		"a.example:22":           "the policy allows a.example on port 443, not on 22",
+		"b.example:22":           "the policy allows b.example on the ports 443, 8443, not on 22",
+		"api.github.com:443":     `"github.com" does not cover names below it, such as api.github.com; "*.github.com" does`,
+		"githbu.com:443":         `the policy allows "github.com", which is spelled differently`,
+		"gitub.com:443":          `the policy allows "github.com", which is spelled differently`,
+		"api.opennai.com:443":    `the policy allows "api.openai.com:443", which is spelled differently`,
+		"evil.example:443":       "",
+		"c.example:443":          "", // too short to be misspelled
+		"\x1b[2Jgithub.com:443":  "",
+		"notcorp.example:443":    "",
+		"gitlab.com:443":         "",
+		"github.com.evil.io:443": "",
+	} {
+		host, port, _ := strings.Cut(to, ":")
+		n, _ := strconv.Atoi(port)
+		e := audit.Event{Box: "b1", Stage: policy.StageConn, Protocol: policy.TCP, Name: host, Port: uint16(n), Reason: name.ReasonNotAllowed}
+		if got := NearMiss(spec, e); got != want {
+			t.Errorf("%q: %q, want %q", to, got, want)
+		}
+		e.Reason = name.ReasonDeniedDomain
+		if got := NearMiss(spec, e); got != "" {
+			t.Errorf("%q, denied: %q", to, got)
+		}
+	}
+	lookup := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Name: "a.example", Port: 53, Reason: name.ReasonNotAllowed}
+	if got := NearMiss(spec, lookup); got != "" {
+		t.Errorf("a look-up has no port: %q", got)
+	}
 }

@@ -13,9 +13,11 @@ import (
 	"strings"
 	"sync"
 
+	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/cmd/gateway/command/story"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -25,14 +27,16 @@ import (
 type Record struct {
 	out   io.Writer
 	quiet bool
+	spec  policy.Spec // the policy of the command
 	sinks []netip.Addr
 
 	mu        sync.Mutex
 	reached   map[destination]*outcome
 	refused   map[destination]*outcome
-	printed   map[string]bool // denials already printed
-	sockets   []string        // host sockets that the command was refused
-	truncated bool            // further destinations were dropped
+	failed    map[destination]*outcome // allowed, but the server did not answer, or not properly
+	printed   map[string]bool          // denials already printed
+	sockets   []string                 // host sockets that the command was refused
+	truncated bool                     // further destinations were dropped
 	lost      uint64
 }
 
@@ -55,7 +59,7 @@ type outcome struct {
 }
 
 func newRecord(o Options, sinks ...netip.Addr) *Record {
-	return &Record{sinks: sinks, out: o.Errout, quiet: o.Quiet, reached: map[destination]*outcome{}, refused: map[destination]*outcome{}, printed: map[string]bool{}}
+	return &Record{spec: o.Policy, sinks: sinks, failed: map[destination]*outcome{}, out: o.Errout, quiet: o.Quiet, reached: map[destination]*outcome{}, refused: map[destination]*outcome{}, printed: map[string]bool{}}
 }
 
 func (d destination) host() string {
@@ -91,6 +95,16 @@ func destinationOf(e audit.Event) destination {
 	return destination{addr: e.Addr, port: e.Port, protocol: e.Protocol}
 }
 
+// follow records decisions until there are no more.
+func (r *Record) follow(events api.EventStream) {
+	requests := story.New(true, r.record)
+	for e := range events.Events() {
+		requests.Add(e)
+	}
+	requests.Flush()
+	r.lost = events.Lost()
+}
+
 // record records a decision and prints the first denial of each destination.
 func (r *Record) record(e audit.Event) {
 	r.mu.Lock()
@@ -99,9 +113,14 @@ func (r *Record) record(e audit.Event) {
 	if d.name == "" && slices.Contains(r.sinks, d.addr) {
 		return // the sink address of a name that was already refused
 	}
+	if e.Verdict != policy.Allow && e.Reason.IsFailure() {
+		r.countLocked(r.failed, d, e)
+		r.printLocked("could not reach", d, e)
+		return
+	}
 	if e.Verdict != policy.Allow {
 		r.countLocked(r.refused, d, e)
-		r.printLocked(d, e)
+		r.printLocked("refused", d, e)
 		return
 	}
 	if e.Stage == policy.StageDNS || e.Phase == audit.PhaseEnd || d.port == 0 {
@@ -134,13 +153,17 @@ func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit
 	o.count += max(e.Count, 1)
 }
 
-func (r *Record) printLocked(d destination, e audit.Event) {
+func (r *Record) printLocked(outcome string, d destination, e audit.Event) {
 	key := d.withPort().String() + " " + string(e.Reason)
 	if r.quiet || r.printed[key] || len(r.printed) >= maxDestinations {
 		return
 	}
 	r.printed[key] = true
-	r.printf("gateway: refused %s (%s): %s\n", d, e.Reason, advice(d, e))
+	next := advice(d, e)
+	if near := remedy.NearMiss(r.spec, e); near != "" {
+		next = near + "; " + next
+	}
+	r.printf("gateway: %s %s (%s): %s\n", outcome, d, e.Reason, next)
 }
 
 // printf prints to standard error, even while the command owns the terminal.
@@ -164,11 +187,9 @@ func advice(d destination, e audit.Event) string {
 		case policy.IsOfCeiling(e.Rule):
 			return "policy.ceiling of the configuration does not allow it, whatever the policy"
 		case !ok:
-			return fmt.Sprintf("no name is known for it; to allow it, put its name with the port into allowed_domains, such as %q", "HOST:"+strconv.Itoa(int(d.withPort().port)))
-		case o.IsAddress():
-			return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_cidrs", o.Entry))
+			return fmt.Sprintf("no name is known for it; to allow it, add its name with the port: --allow HOST:%d", d.withPort().port)
 		}
-		return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_domains", o.Entry))
+		return o.Caveat("to allow it: --allow " + o.Entry)
 	case name.ReasonProtocol:
 		return "gateway run supports only TCP and DNS; QUIC clients fall back to TCP"
 	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR:
@@ -199,6 +220,9 @@ func (r *Record) Summarize() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.printf("gateway: reached %s\n", list(r.reached, false))
+	if len(r.failed) > 0 {
+		r.printf("gateway: could not reach %s\n", list(r.failed, true))
+	}
 	switch {
 	case len(r.refused)+len(r.sockets) == 0:
 		r.printf("gateway: refused nothing\n")
@@ -255,7 +279,7 @@ func (r *Record) Learned() []byte {
 // wider returns a policy that also allows the refused destinations, as far as a policy can. It reports whether that
 // adds any.
 func (r *Record) wider() (policy.Spec, bool) {
-	all := slices.Collect(maps.Keys(r.reached))
+	all := slices.AppendSeq(slices.Collect(maps.Keys(r.reached)), maps.Keys(r.failed))
 	helps := false
 	for d, o := range r.refused {
 		if o.opens && o.reason != name.ReasonDeniedDomain && (d.protocol == "" || d.protocol == policy.TCP) {

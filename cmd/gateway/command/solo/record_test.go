@@ -17,10 +17,10 @@ import (
 func TestWhatIsSaidOfARefusal(t *testing.T) {
 	t.Parallel()
 	for want, e := range map[string]audit.Event{
-		`refused github.com:22 (deny_all): to allow it, put "github.com:22" into allowed_domains`:                                                                {Name: "github.com", Port: 22, Protocol: policy.TCP},
-		`refused an unknown destination:22 (deny_all): no name is known for it; to allow it, put its name with the port into allowed_domains, such as "HOST:22"`: {Port: 22, Protocol: policy.TCP},
-		`refused github.com:123/udp (deny_all): gateway run supports only TCP and DNS`:                                                                           {Name: "github.com", Port: 123, Protocol: policy.UDP},
-		`refused 192.0.2.1:22 (deny_all): to allow it, put "192.0.2.1" into allowed_cidrs`:                                                                       {Addr: netip.MustParseAddr("192.0.2.1"), Port: 22, Protocol: policy.TCP},
+		`refused github.com:22 (deny_all): to allow it: --allow github.com:22`:                                                            {Name: "github.com", Port: 22, Protocol: policy.TCP},
+		`refused an unknown destination:22 (deny_all): no name is known for it; to allow it, add its name with the port: --allow HOST:22`: {Port: 22, Protocol: policy.TCP},
+		`refused github.com:123/udp (deny_all): gateway run supports only TCP and DNS`:                                                    {Name: "github.com", Port: 123, Protocol: policy.UDP},
+		`refused 192.0.2.1:22 (deny_all): to allow it: --allow 192.0.2.1 (no name is known for it`:                                        {Addr: netip.MustParseAddr("192.0.2.1"), Port: 22, Protocol: policy.TCP},
 	} {
 		var out bytes.Buffer
 		e.Stage, e.Verdict, e.Reason = policy.StageConn, policy.Deny, name.ReasonDenyAll

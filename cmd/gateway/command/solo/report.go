@@ -13,6 +13,7 @@ type report struct {
 	ExitStatus     int               `json:"exit_status"`
 	Reached        []destinationView `json:"reached"`
 	Refused        []destinationView `json:"refused"`
+	Failed         []destinationView `json:"failed"`                    // allowed, but the server did not answer, or not properly
 	RefusedSockets []string          `json:"refused_sockets,omitempty"` // quoted paths
 	Policy         *policy.Spec      `json:"policy,omitempty"`          // allows all of Reached, and as much of Refused as a policy can
 	Learned        json.RawMessage   `json:"learned,omitempty"`
@@ -38,7 +39,7 @@ func (r *Record) WriteJSON(status int, learned bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := report{
-		ExitStatus: status, Reached: views(r.reached, false), Refused: views(r.refused, true), RefusedSockets: r.sockets, Learned: spec,
+		ExitStatus: status, Reached: views(r.reached, false), Refused: views(r.refused, true), Failed: views(r.failed, true), RefusedSockets: r.sockets, Learned: spec,
 		Incomplete: r.truncated || r.lost > 0,
 	}
 	if spec, ok := r.wider(); ok {

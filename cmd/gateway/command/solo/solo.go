@@ -77,10 +77,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for e := range events.Events() {
-			done.record(e)
-		}
-		done.lost = events.Lost()
+		done.follow(events)
 	}()
 	process.OnRefused = done.refusedSocket
 	if err := process.Run(spec); err != nil {

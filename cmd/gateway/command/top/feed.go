@@ -108,7 +108,7 @@ func explain(ctx context.Context, client *api.Client, e audit.Event) string {
 	body := map[string]any{"port": e.Port, "protocol": e.Protocol}
 	switch _, err := name.Parse(e.Name); {
 	case err == nil:
-		body["host"] = e.Name
+		body["host"], body["resolve"] = e.Name, true
 	case e.Addr.IsValid():
 		body["ip"] = e.Addr.String()
 	default:
