@@ -2,6 +2,8 @@ package api
 
 import (
 	"context"
+	"os/user"
+	"strconv"
 	"time"
 
 	"boxgate/policy"
@@ -58,6 +60,21 @@ func (c Caller) Sees(b Box) bool {
 // SeesSnapshot reports whether the key may see a snapshot, even after its box was deleted.
 func (c Caller) SeesSnapshot(s Snapshot) bool {
 	return c.Sees(Box{ID: s.Box, CreatedBy: s.CreatedBy})
+}
+
+// Peer is the user at the other end of a Unix socket.
+type Peer struct {
+	UID   int
+	Admin bool // needs no key, by admin.group of the configuration
+}
+
+// String returns the user's ID and name.
+func (p Peer) String() string {
+	uid := strconv.Itoa(p.UID)
+	if u, err := user.LookupId(uid); err == nil {
+		return "uid " + uid + " (" + u.Username + ")"
+	}
+	return "uid " + uid
 }
 
 // callerKey is the context key of the caller.

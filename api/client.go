@@ -135,7 +135,9 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	for name, values := range header {
 		req.Header[name] = values
 	}
-	req.Header.Set(KeyHeader, c.key)
+	if c.key != "" {
+		req.Header.Set(KeyHeader, c.key)
+	}
 	if method == http.MethodPost {
 		req.Header.Set("Prefer", "wait=600") // a command line always waits for the result
 	}
@@ -187,7 +189,7 @@ func (c *Client) unreachable(err error) error {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%s: nothing listens there. Is it running? `systemctl status boxgate`, or start it with `gateway serve`", why)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("%s: permission denied. Run this as root", why)
+		return fmt.Errorf("%s: permission denied. Run this with sudo, or as a member of admin.group", why)
 	case unresolved:
 		return fmt.Errorf("%s: the name %s cannot be resolved", why, name.Name)
 	case timed && timeout.Timeout():
@@ -200,7 +202,10 @@ func (c *Client) unreachable(err error) error {
 
 // WebSocket opens a WebSocket. An error response is a *[ResponseError].
 func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
-	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{KeyHeader: {c.key}}}
+	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{}}
+	if c.key != "" {
+		opts.HTTPHeader.Set(KeyHeader, c.key)
+	}
 	conn, resp, err := websocket.Dial(ctx, c.base+path, opts)
 	switch {
 	case err == nil:

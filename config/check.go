@@ -47,6 +47,9 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 			fail(key, "%s is shared with other programs; use a directory only for the gateway", path)
 		}
 	}
+	if c.Admin.Group != "" && c.Admin.Socket == "" {
+		fail("admin.group", "needs admin.socket, which its members use")
+	}
 	c.Admin.Audit.check("admin.audit", false, fail)
 	c.Log.History.check("log.history", true, fail)
 	c.Log.Observations.check("log.observations", true, fail)

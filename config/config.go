@@ -51,6 +51,7 @@ type Store struct {
 // Admin configures the listeners of the admin API, and the host names that it accepts.
 type Admin struct {
 	Socket string   `yaml:"socket"`
+	Group  string   `yaml:"group"` // may use the socket without an API key; empty: root alone opens it, with a key
 	Listen string   `yaml:"listen"`
 	Hosts  []string `yaml:"hosts"`
 	Audit  Bounds   `yaml:"audit"`

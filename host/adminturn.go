@@ -22,6 +22,8 @@ import (
 type adminTurn struct {
 	lookUp func(key string) (api.Key, bool)
 	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
+	// needsNoKey reports whether the user of a request needs no key; nil: all do.
+	needsNoKey func(*http.Request) bool
 
 	mu          sync.Mutex
 	waiting     chan struct{}                     // closed when the handover is decided; nil: not waiting
@@ -234,9 +236,18 @@ func (t *adminTurn) decide(passed bool) {
 	}
 }
 
-// forward proxies a request to the successor, and closes the client's connection afterwards.
+// errReplaced answers requests that a successor will serve.
+const errReplaced = `{"error": "the gateway is being replaced; try again"}`
+
+// forward proxies a request to the successor, and closes the client's connection afterwards. The successor would not know the user
+// of a request without a key, who has to repeat it.
 func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
+	if r.Header[api.KeyHeader] == nil && r.Header["Authorization"] == nil && t.needsNoKey != nil && t.needsNoKey(r) {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, errReplaced, http.StatusServiceUnavailable)
+		return
+	}
 	transport := &http.Transport{
 		DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return t.dial(ctx) },
 		ResponseHeaderTimeout: 10 * time.Minute,
@@ -250,7 +261,7 @@ func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
 		},
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
 			w.Header().Set("Retry-After", "1")
-			http.Error(w, `{"error": "the gateway is being replaced; try again"}`, http.StatusServiceUnavailable)
+			http.Error(w, errReplaced, http.StatusServiceUnavailable)
 		},
 	}
 	proxy.ServeHTTP(w, r)

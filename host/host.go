@@ -43,6 +43,7 @@ type Host struct {
 	loops      *loops
 	arrivals   arrivals
 	succession *succession
+	adminGroup int // ID of admin.group, set by Serve; negative: none
 }
 
 // services answer API calls and run the background work for boxes.

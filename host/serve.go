@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"boxgate/api"
 	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/host/authlimit"
@@ -79,16 +81,15 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Peer: h.peerOf, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err
 	}
-	adminServer := admin.Server()
-	adminServer.Handler = h.turn.wrap(adminServer.Handler)
-	adminServer.ConnContext, adminServer.ConnState = authlimit.ConnContext, h.parts.keyed.State
-	metrics := h.metricsServer()
-	h.arrivals.track(adminServer, metrics)
+	adminServer, metrics, err := h.httpServers(admin)
+	if err != nil {
+		return err
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
@@ -206,6 +207,26 @@ func (h *Host) drain(finish func(context.Context) error) error {
 		return nil
 	}
 	return err
+}
+
+// httpServers returns the servers of the admin API and the metrics.
+func (h *Host) httpServers(admin *server.API) (s, metrics *http.Server, err error) {
+	if h.adminGroup, err = listen.GroupID(h.parts.cfg.Admin); err != nil {
+		return nil, nil, err
+	}
+	s, metrics = admin.Server(), h.metricsServer()
+	h.turn.needsNoKey = func(r *http.Request) bool { peer, ok := h.peerOf(r); return ok && peer.Admin }
+	s.Handler = h.turn.wrap(s.Handler)
+	s.ConnContext, s.ConnState = authlimit.ConnContext, h.parts.keyed.State
+	h.arrivals.track(s, metrics)
+	return s, metrics, nil
+}
+
+// peerOf returns the user of a request over the Unix socket. Members of admin.group need no key. Root does, even as a member: it
+// can read the key, and requests that another process of the gateway forwards come from root.
+func (h *Host) peerOf(r *http.Request) (api.Peer, bool) {
+	c, ok := authlimit.CredentialsOf(r.Context())
+	return api.Peer{UID: c.UID, Admin: ok && c.UID != 0 && c.UID != os.Geteuid() && c.IsMember(h.adminGroup)}, ok
 }
 
 // finish waits for running requests until drain is done, and closes the listeners.

@@ -38,14 +38,13 @@ var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped w
 // WhileKeyWorks returns the request with a context that ends when its key is no longer valid or belongs to another
 // caller, so that streams do not outlive a revoked key. The caller must call end after the request.
 func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
-	key, _ := keyOf(r)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var mu sync.Mutex
 	var timer *time.Timer
 	mu.Lock()
 	defer mu.Unlock()
 	timer = time.AfterFunc(keyRecheck, func() {
-		if caller, ok := g.find(key); !ok || caller != api.CallerOf(r.Context()) {
+		if caller, ok := g.callerOf(r); !ok || caller != api.CallerOf(r.Context()) {
 			cancel(errKeyEnded)
 			return
 		}

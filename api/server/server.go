@@ -71,6 +71,8 @@ type Config struct {
 	History *history.History
 	// FindKey returns the caller that a valid key belongs to. It must take the same time for every invalid key.
 	FindKey access.Finder
+	// Peer returns the user of a request over the Unix socket. nil: users are not told apart, and all need a key.
+	Peer access.PeerFinder
 	// Trail receives changes and refusals. nil: no audit trail, for tests.
 	Trail Trail
 	// Admitted, if not nil, is called for each request with a valid key before it is served. An error refuses the request
@@ -145,7 +147,7 @@ func New(cfg Config) (*API, error) {
 		cfg.MaxBuffered = 128 << 20
 	}
 	a := &API{
-		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
+		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Peer, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })

@@ -49,7 +49,7 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 			serve.ServeHTTP(w, r)
 			return
 		}
-		entry := entryOf(r, rt.Pattern())
+		entry := a.entryOf(r, rt.Pattern())
 		entry.Kind, entry.Box = trail.Call, a.boxOf(r)
 		call, err := a.Trail.Append(entry)
 		if err != nil {
@@ -102,9 +102,9 @@ func changed(e trail.Entry, c rest.Change) trail.Entry {
 
 // entryOf returns a trail entry with the source and the route of a request. It contains neither path nor query, because
 // callers choose their content.
-func entryOf(r *http.Request, pattern string) trail.Entry {
+func (a *API) entryOf(r *http.Request, pattern string) trail.Entry {
 	caller := api.CallerOf(r.Context())
-	return trail.Entry{KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: remoteOf(r), Method: methodOf(r), Route: pattern}
+	return trail.Entry{KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: a.remoteOf(r), Method: methodOf(r), Route: pattern}
 }
 
 // methodOf returns the method if it is a known one, or "other".
@@ -116,7 +116,13 @@ func methodOf(r *http.Request) string {
 	return "other"
 }
 
-func remoteOf(r *http.Request) string {
+// remoteOf returns the address of the caller, or "unix" with the user at the other end of the socket.
+func (a *API) remoteOf(r *http.Request) string {
+	if a.Peer != nil {
+		if peer, ok := a.Peer(r); ok {
+			return "unix, " + peer.String()
+		}
+	}
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 		return host
 	}
@@ -145,7 +151,7 @@ func (a *API) recordRefusal(r *http.Request, pattern string, err error) {
 	if a.Trail == nil {
 		return
 	}
-	e := entryOf(r, pattern)
+	e := a.entryOf(r, pattern)
 	left, ok := a.refusals.count(e.KeyID, time.Now())
 	if !ok {
 		return

@@ -310,8 +310,8 @@ func TestWhereRequestsComeFrom(t *testing.T) {
 		{"", &net.TCPAddr{}, "unknown"},
 	} {
 		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, c.local), http.MethodGet, "/", nil)
-		if r.RemoteAddr = c.remote; remoteOf(r) != c.want {
-			t.Errorf("%q to %s: %q, want %q", c.remote, c.local.Network(), remoteOf(r), c.want)
+		if r.RemoteAddr = c.remote; (&API{}).remoteOf(r) != c.want {
+			t.Errorf("%q to %s: %q, want %q", c.remote, c.local.Network(), (&API{}).remoteOf(r), c.want)
 		}
 	}
 }

@@ -43,7 +43,7 @@ type Entry struct {
 	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent without a valid key. For temporary entries that have ended: the key that made them"`
 	Key    string       `json:"key,omitempty" doc:"its name"`
 	Role   string       `json:"role,omitempty"`
-	Remote string       `json:"remote,omitempty" doc:"address of the caller, or unix"`
+	Remote string       `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user"`
 	Method string       `json:"method,omitempty"`
 	Route  string       `json:"route,omitempty" doc:"the endpoint, as in this description"`
 	Box    policy.BoxID `json:"box,omitempty"`

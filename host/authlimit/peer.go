@@ -16,8 +16,8 @@ import (
 func peerOf(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.UnixConn:
-		if uid, err := unixUser(c); err == nil {
-			return "user " + strconv.Itoa(uid)
+		if peer, err := credentialsOf(c); err == nil {
+			return "user " + strconv.Itoa(peer.UID)
 		}
 	case *net.TCPConn:
 		remote, ok := c.RemoteAddr().(*net.TCPAddr)
@@ -82,20 +82,3 @@ func (q diagQuestion) Len() int { return len(q) }
 
 // Serialize implements [nl.NetlinkRequestData].
 func (q diagQuestion) Serialize() []byte { return q }
-
-// unixUser returns the user who opened the other end of a Unix socket.
-func unixUser(c *net.UnixConn) (uid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
-	}
-	return int(cred.Uid), nil
-}

@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -200,6 +202,7 @@ func (l *Sockets) openAdmin(ctx context.Context, c config.Admin) error {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		} else {
 			l.Admin = append(l.Admin, ln)
+			errs = append(errs, permitGroup(c))
 		}
 	}
 	return errors.Join(errs...)
@@ -256,6 +259,52 @@ func listenSocket(path string) (net.Listener, error) {
 	ln, err := net.Listen("unix", path)
 	unix.Umask(old)
 	return ln, err
+}
+
+// GroupID returns the ID of the group of admin.group, given by name or number. It returns -1 if the key is empty.
+func GroupID(c config.Admin) (int, error) {
+	if c.Group == "" {
+		return -1, nil
+	}
+	found, err := user.LookupGroup(c.Group)
+	if err != nil {
+		if found, err = user.LookupGroupId(c.Group); err != nil {
+			return -1, fmt.Errorf("admin.group: this host has no group %q; create it (groupadd --system %[1]s), or remove the key", c.Group)
+		}
+	}
+	return strconv.Atoi(found.Gid)
+}
+
+// permitGroup sets group and mode of the socket: also of an inherited one, since admin.group may have changed. It follows no
+// symbolic link, and never widens the mode before the group is set.
+func permitGroup(c config.Admin) error {
+	gid, err := GroupID(c)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Open(c.Socket, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	var is unix.Stat_t
+	if err == nil {
+		defer unix.Close(fd)
+		err = unix.Fstat(fd, &is)
+	}
+	switch {
+	case gid < 0 && (err != nil || is.Mode&0o077 == 0):
+		return nil
+	case err != nil || is.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return fmt.Errorf("admin.group: %s is not the gateway's socket any more; restart the gateway", c.Socket)
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", fd)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return fmt.Errorf("admin.group: %w", err)
+	}
+	if gid < 0 {
+		return unix.Fchownat(fd, "", -1, os.Getegid(), unix.AT_EMPTY_PATH)
+	}
+	if err := errors.Join(unix.Fchownat(fd, "", -1, gid, unix.AT_EMPTY_PATH), os.Chmod(path, 0o660)); err != nil {
+		return fmt.Errorf("admin.group: %w", err)
+	}
+	return nil
 }
 
 // Redirects reports whether plain HTTP redirects to HTTPS. On a loopback address it serves the public URLs instead.

@@ -149,6 +149,9 @@ func checkListen(ctx context.Context, cfg config.Config) error {
 		if err := listen.CheckSocket(cfg.Admin.Socket); err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		}
+		if _, err := listen.GroupID(cfg.Admin); err != nil {
+			errs = append(errs, err)
+		}
 		cfg.Admin.Socket = ""
 	}
 	l, err := listen.Open(ctx, cfg, a, nil, nil)

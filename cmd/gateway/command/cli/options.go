@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"boxgate/api"
 	"boxgate/config"
@@ -45,17 +46,22 @@ func (o *Options) File() string {
 // Load reads the configuration according to the flags and the environment.
 func (o *Options) Load() (config.Config, error) { return config.Load(o.File(), os.Environ()) }
 
-// loadForClient is Load, except that it skips the default file if address and key are given: a user with a key may not be
-// allowed to read the host's configuration.
+// loadForClient is Load, except that it skips the default file if address and key are given, or if the user may not read it: one
+// with a key or in admin.group may not be allowed to read the host's configuration.
 func (o *Options) loadForClient() (config.Config, error) {
 	if o.ConfigFile == "" && o.Admin != "" && os.Getenv(config.APIKeyVariable) != "" {
 		return config.Load("", os.Environ())
 	}
-	return o.Load()
+	cfg, err := o.Load()
+	if o.ConfigFile == "" && errors.Is(err, os.ErrPermission) {
+		return config.Load("", os.Environ())
+	}
+	return cfg, err
 }
 
 // Client returns a client of the running gateway's admin API. The address is that of --admin or BOXGATE_ADMIN, or else
-// the configured socket. The key is that of BOXGATE_API_KEY, or else the one written at the gateway's first start.
+// the configured socket. The key is that of BOXGATE_API_KEY, or else the one written at the gateway's first start. Users
+// who cannot read that, but may open the socket, have no key: members of admin.group do not need it.
 func (o *Options) Client() (*api.Client, error) {
 	cfg, err := o.loadForClient()
 	if err != nil {
@@ -67,10 +73,18 @@ func (o *Options) Client() (*api.Client, error) {
 			return nil, absent // there is no key before the first start
 		}
 	}
+	if (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) && os.Geteuid() != 0 && opensSocket(o.address(cfg)) {
+		return api.NewClient(o.address(cfg), ""), nil
+	}
 	if err != nil {
 		return nil, noKey(err)
 	}
 	return api.NewClient(o.address(cfg), key), nil
+}
+
+// opensSocket reports whether this user may open a Unix socket.
+func opensSocket(path string) bool {
+	return filepath.IsAbs(path) && unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK, unix.AT_EACCESS) == nil
 }
 
 // noKey extends the error of an unreadable key by how to get access.
