@@ -10,6 +10,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"unicode"
 )
 
 // The size of the picture in characters, and the seconds for which each step is shown.
@@ -117,21 +118,62 @@ const style = `
     }
 `
 
-// draw draws the picture. The steps are shown in turn; if the viewer prefers reduced motion, the first step with a
-// request stays.
+// stills are the indices of the steps in the still picture: a secret is injected, a host is refused, and the policy opened.
+var stills = []int{2, 4, 6}
+
+// still returns the essence of a step: its first command, and the last lines of its output with words.
+func (f frame) still() []string {
+	const last = 2
+	var typed string
+	var output []string
+	for _, line := range f.visibleLines() {
+		if strings.HasPrefix(line, "$ ") {
+			if typed == "" {
+				typed = line
+			}
+			continue
+		}
+		if typed != "" && strings.ContainsFunc(line, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
+			output = append(output, line)
+		}
+	}
+	return append([]string{typed}, output[max(0, len(output)-last):]...)
+}
+
+// drawStill draws the still picture, which the animation hides.
+func drawStill(b *strings.Builder, frames []frame, left, top, lineHeight int) {
+	b.WriteString("  <g class=\"still\">\n")
+	y := top
+	for _, i := range stills {
+		if i >= len(frames) {
+			break
+		}
+		fmt.Fprintf(b, "    <text class=\"title\" x=\"%d\" y=\"%d\">%s</text>\n", left, y, html.EscapeString(frames[i].title))
+		y += 4
+		for _, line := range frames[i].still() {
+			y += lineHeight
+			fmt.Fprintf(b, "    <text class=\"%s\" x=\"%d\" y=\"%d\">%s</text>\n", classOf(1, line), left, y, html.EscapeString(line))
+		}
+		y += lineHeight + lineHeight/2
+	}
+	b.WriteString("  </g>\n")
+}
+
+// draw draws the picture. The steps are shown in turn. A viewer that prefers reduced motion and a renderer without animations
+// show a still picture of three of them.
 func draw(frames []frame) string {
 	const lineHeight, left, top = 19, 16, 26
 	width, height := 2*left+columns*8, top+(rows+2)*lineHeight
-	still := min(2, len(frames)-1)
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" xml:space="preserve" role="img" aria-labelledby="title">`+"\n", width, height)
 	fmt.Fprintf(&b, "  <title id=\"title\">gateway demo, step by step</title>\n  <style>%s", style)
-	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite; }\n", len(frames)*seconds)
-	fmt.Fprintf(&b, "    @keyframes turn { 0%% { opacity: 1; } %.3f%%, 100%% { opacity: 0; } }\n", 100/float64(len(frames)))
-	fmt.Fprintf(&b, "    @media (prefers-reduced-motion: reduce) { .frame { animation: none; } .frame:nth-of-type(%d) { opacity: 1; } }\n  </style>\n", still+1)
+	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite; }\n    .still { animation: hide 1s steps(1, end) forwards; }\n", len(frames)*seconds)
+	fmt.Fprintf(&b, "    @keyframes turn { 0%% { opacity: 1; } %.3f%%, 100%% { opacity: 0; } }\n    @keyframes hide { 0%%, 100%% { opacity: 0; } }\n", 100/float64(len(frames)))
+	b.WriteString("    @media (prefers-reduced-motion: reduce) { .frame, .still { animation: none; } }\n  </style>\n")
 	fmt.Fprintf(&b, "  <rect class=\"back\" x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%d\" rx=\"8\"/>\n", width-1, height-1)
+	drawStill(&b, frames, left, top, lineHeight)
 	for i, f := range frames {
-		fmt.Fprintf(&b, "  <g class=\"frame\" style=\"animation-delay: %ds\">\n", i*seconds)
+		fmt.Fprintf(&b, "  <g class=\"frame\" opacity=\"0\" style=\"animation-delay: %ds\">\n", i*seconds)
 		fmt.Fprintf(&b, "    <text class=\"title\" x=\"%d\" y=\"%d\">%d of %d  %s</text>\n", left, top, i+1, len(frames), html.EscapeString(f.title))
 		for n, line := range f.visibleLines() {
 			fmt.Fprintf(&b, "    <text class=\"%s\" x=\"%d\" y=\"%d\">%s</text>\n", classOf(n, line), left, top+(n+1)*lineHeight+4, html.EscapeString(line))

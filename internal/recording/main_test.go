@@ -73,3 +73,26 @@ func TestRecord(t *testing.T) {
 		t.Error("a demo that was not complete")
 	}
 }
+
+// TestPictureWithoutAnimation: a renderer without animations shows three whole steps, and nothing else.
+func TestPictureWithoutAnimation(t *testing.T) {
+	t.Parallel()
+	picture, err := os.ReadFile("../../docs/pictures/demo.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(picture)
+	_, still, _ := strings.Cut(text, `<g class="still">`)
+	still, _, _ = strings.Cut(still, "</g>")
+	for class, want := range map[string]int{"title": 3, "typed": 3, "deny": 1, "allow": 1} {
+		if n := strings.Count(still, `class="`+class+`"`); n != want {
+			t.Errorf("%d lines %s in the still picture, want %d:\n%s", n, class, want, still)
+		}
+	}
+	if frames := len(demo.Titles()); strings.Count(text, `<g class="frame" opacity="0"`) != frames || strings.Count(text, "<g ") != frames+1 {
+		t.Error("more than the still picture is visible without animations")
+	}
+	if !strings.Contains(text, ".still { animation: hide ") || !strings.Contains(text, "@keyframes hide { 0%, 100% { opacity: 0; } }") {
+		t.Error("the animation does not hide the still picture")
+	}
+}
