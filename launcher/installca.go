@@ -18,6 +18,16 @@ func InstallCA(root string, owner int, ca, extra []byte) error {
 	return errors.Join(r.Trust(ca, extra), r.Close())
 }
 
+// TrustsCA reports whether [InstallCA] has been called for a root file system with this CA.
+func TrustsCA(root string, owner int, ca []byte) (bool, error) {
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
+	if err != nil {
+		return false, err
+	}
+	trusts, err := r.Trusts(ca)
+	return trusts, errors.Join(err, r.Close())
+}
+
 // PutFile puts an empty file into a root file system as [InstallCA] does. It replaces an existing file without opening it;
 // a directory that is not empty is an error.
 func PutFile(root string, owner int, name string) error {

@@ -2,6 +2,8 @@ package fault
 
 import (
 	"context"
+	"crypto/x509/pkix"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -10,10 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/sys/unix"
+
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
+	"boxgate/launcher/launchertest"
 )
 
 // importCurl builds an image with curl and Debian's certificate store.
@@ -176,6 +182,76 @@ func TestAttachInstallsTheCA(t *testing.T) {
 	if err != nil || got[0].Header.Get("X-Key") != "sk-outside" {
 		t.Errorf("the server got %+v %v", got, err)
 	}
+}
+
+// TestReloadRenewsRootsInContainers: a reload with another root adds it to a running container in which the CA of its box is
+// installed, and to no other one.
+func TestReloadRenewsRootsInContainers(t *testing.T) {
+	t.Parallel()
+	w, d := dockerWorld(t)
+	for name, more := range map[string]string{"agent": "--install-ca", "plain": "--disconnect"} {
+		t.Cleanup(func() { _ = d.run("rm", "--force", name) })
+		if out, err := d.output(nil, "run", "--detach", "--stop-signal", "KILL", "--network", "none", "--name", name, "curl", "sleep", "1000"); err != nil {
+			t.Fatal(out)
+		}
+		if out, errout, status := d.gateway("", "box", "attach", "--container", name, "--name", name, "--policy", "allow-all", more); status != 0 {
+			t.Fatalf("exit %d\n%s%s", status, out, errout)
+		}
+	}
+	roots := func(name string) int {
+		out, err := d.output(nil, "exec", name, "cat", "/etc/ssl/certs/ca-certificates.crt")
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return strings.Count(out, "BEGIN CERTIFICATE")
+	}
+	agent, plain := roots("agent"), roots("plain")
+	root, _ := launchertest.Certificate(t, pkix.Name{CommonName: "another root"}, nil, nil)
+	file := filepath.Join(w.Dir, "another.pem")
+	cfg, err := config.Load(w.Config, nil)
+	cfg.Proxy.UpstreamCAFiles = append(cfg.Proxy.UpstreamCAFiles, file)
+	data, yamlErr := yaml.Marshal(cfg)
+	if err := errors.Join(err, yamlErr, os.WriteFile(file, root, 0o600), os.WriteFile(w.Config, data, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := w.Command(t.Context(), "reload", "--json")
+	cmd.Env = append(cmd.Env, "DOCKER_HOST=unix://"+d.dir+"/sock", "HOME="+d.dir, "PATH="+dockerRoot+"/usr/bin:/usr/bin:/bin")
+	var out, errout strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errout
+	if err := w.Net.Gateway().Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	var done struct{ PID int }
+	if jsonErr := json.Unmarshal([]byte(out.String()), &done); err != nil || jsonErr != nil || done.PID == 0 || errout.Len() > 0 {
+		t.Fatalf("%v %v\n%s%s", err, jsonErr, &out, &errout)
+	}
+	endLater(t, done.PID)
+	if got := roots("agent"); got != agent+1 {
+		t.Errorf("the container trusts %d roots, not one more than %d", got, agent)
+	}
+	if got := roots("plain"); got != plain {
+		t.Errorf("a container without the CA trusts %d roots, not %d", got, plain)
+	}
+}
+
+// endLater ends a process at the end of the test, and waits for it.
+func endLater(t *testing.T, pid int) {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		defer unix.Close(fd)
+		_ = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000); err == nil && n > 0 {
+				return
+			}
+		}
+		t.Error("the gateway does not end")
+	})
 }
 
 // TestAttackContainerLeadsTheCAAstray: by a link from its store to a file of the host, in a mounted directory.

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -163,6 +164,31 @@ func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	return errors.Join(b.replaceContent(f, data, mode), f.Close())
+}
+
+// exchange is writeAt with a new file that takes the place of the old one, so that readers see either. Where that is impossible,
+// because the file is a mount point or the disk is full, it is overwritten.
+func (b *Root) exchange(p string, data []byte, mode fs.FileMode) error {
+	if err := b.parents(p); err != nil {
+		return err
+	}
+	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
+		return notAFile(p)
+	}
+	next := p + ".new-" + rand.Text()
+	f, err := b.openFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err == nil {
+		if err = errors.Join(b.replaceContent(f, data, mode), f.Close()); err == nil {
+			err = b.root.Rename(next, p)
+		}
+		if err != nil {
+			_ = b.root.Remove(next)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	return b.writeAt(p, data, mode)
 }
 
 // replaceContent replaces the content of an open file; the file will be owned by the box's root.

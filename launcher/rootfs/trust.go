@@ -55,7 +55,7 @@ func (b *Root) trust(ca, roots []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := b.write(BundlePath, bundle, 0o644); err != nil {
+	if err := b.writeBundle(bundle); err != nil {
 		return err
 	}
 	if err := b.trustInShells(); err != nil {
@@ -76,6 +76,28 @@ func (b *Root) trust(ca, roots []byte) error {
 		}
 	}
 	return b.trustJava(bundle)
+}
+
+// Trusts reports whether the bundle of a root file system contains all certificates of a CA.
+func (b *Root) Trusts(ca []byte) (bool, error) {
+	certs, err := parseCA(ca)
+	if err != nil {
+		return false, err
+	}
+	bundle, err := b.read(BundlePath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && len(certs) > 0 && bytes.Equal(appendMissing(bundle, certs), bundle), err
+}
+
+// writeBundle replaces the bundle at once: programs of a running container read the old or the new one.
+func (b *Root) writeBundle(bundle []byte) error {
+	p, err := files.Resolve(b.root, BundlePath)
+	if err != nil {
+		return err
+	}
+	return b.exchange(p, bundle, 0o644)
 }
 
 // parseCA parses CA certificates; anything else in the PEM is refused, above all a private key.
@@ -141,7 +163,7 @@ func (b *Root) extendOthers(certs []*x509.Certificate) error {
 		if err != nil {
 			return err
 		}
-		if err := b.writeAt(p, appendMissing(withoutBoxes(old), certs), 0o644); err != nil {
+		if err := b.exchange(p, appendMissing(withoutBoxes(old), certs), 0o644); err != nil {
 			return err
 		}
 	}

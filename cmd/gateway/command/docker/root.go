@@ -172,20 +172,25 @@ func rootOf(process *os.File) (int, error) {
 	return 0, errors.New("the container has no root user")
 }
 
-// install writes the CA into the certificate stores of a running container. With a token, which is that of a waiting
-// container, it also creates the file that lets the container's command start.
-func install(ctx context.Context, c container, ca, roots []byte, token string) error {
+// install writes the CA into the certificate stores of a running container; with renew, only if it is there already, which it
+// reports. With a token, which is that of a waiting container, it also creates the file that lets the container's command start.
+func install(ctx context.Context, c container, ca, roots []byte, token string, renew bool) (installed bool, err error) {
 	root, owner, err := openRoot(c, func() (container, error) { return inspect[container](ctx, "container", c.ID) })
 	if err != nil {
-		return fmt.Errorf("the container's files: %w", err)
+		return false, fmt.Errorf("the container's files: %w", err)
 	}
 	defer root.Close()
 	at := fmt.Sprintf("/proc/self/fd/%d", root.Fd())
+	if renew {
+		if trusts, err := launcher.TrustsCA(at, owner, ca); err != nil || !trusts {
+			return false, err
+		}
+	}
 	if err := launcher.InstallCA(at, owner, ca, roots); err != nil {
-		return fmt.Errorf("installing the CA: %w", err)
+		return false, fmt.Errorf("installing the CA: %w", err)
 	}
 	if token == "" {
-		return nil
+		return true, nil
 	}
-	return launcher.PutFile(at, owner, readyFile+token)
+	return true, launcher.PutFile(at, owner, readyFile+token)
 }

@@ -170,16 +170,31 @@ func (g Gateway) connect(ctx context.Context, id, token string) (box string, err
 }
 
 func (g Gateway) trust(ctx context.Context, box string, c container, token string) error {
+	_, err := g.trustOrRenew(ctx, box, c, token, false)
+	return err
+}
+
+func (g Gateway) trustOrRenew(ctx context.Context, box string, c container, token string, renew bool) (installed bool, err error) {
 	var ca []byte
 	if err := g.Client.Get(ctx, api.BoxPath(box, "ca"), &ca); err != nil {
-		return err
+		return false, err
 	}
-	return install(ctx, c, ca, g.Roots, token)
+	return install(ctx, c, ca, g.Roots, token, renew)
 }
 
 // InstallCA installs the CA of a box in its container. id is the full ID, because another container may have taken the
 // name.
 func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
+	_, err := g.installCA(ctx, box, id, false)
+	return err
+}
+
+// RenewCA is InstallCA for a container in which the CA was installed before. It reports whether it was.
+func (g Gateway) RenewCA(ctx context.Context, box, id string) (bool, error) {
+	return g.installCA(ctx, box, id, true)
+}
+
+func (g Gateway) installCA(ctx context.Context, box, id string, renew bool) (bool, error) {
 	c, err := inspect[container](ctx, "container", id)
 	if err == nil && c.ID != id {
 		err = fmt.Errorf("docker answers about the container %q, not %q", c.ID, id)
@@ -191,9 +206,9 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 		err = c.check(ctx, g.Sockets...)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
-	return g.trust(ctx, box, c, "")
+	return g.trustOrRenew(ctx, box, c, "", renew)
 }
 
 // Disconnect removes a container from its networks before it is attached, if the user agrees. It refuses a container that
