@@ -15,6 +15,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -438,6 +439,45 @@ func TestAttackProbesOfOldServers(t *testing.T) {
 		}
 		if got := conns.Load(); got != 5 {
 			t.Errorf("%q: %d connections for four requests, want five", option, got)
+		}
+	}
+}
+
+// TestAttackLegacyConnectionsAreNotShared: a request under an alternative without upstream_tls: legacy never uses a connection that was made
+// under one with it.
+func TestAttackLegacyConnectionsAreNotShared(t *testing.T) {
+	t.Parallel()
+	chain := newChain(t, rsaKey(t, 2048), ecdsaKey(t), nil)
+	for _, h2 := range []bool{false, true} {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) {
+			c.Roots = x509.NewCertPool()
+			c.Roots.AddCert(chain.root)
+		})
+		var conns atomic.Int32
+		old := []uint16{tls.TLS_RSA_WITH_AES_128_GCM_SHA256}
+		port := l.RawListen(&tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: old, Certificates: []tls.Certificate{chain.leaf}, NextProtos: []string{"http/1.1"}}, func(c net.Conn, in *bufio.Reader) {
+			for first := true; ; first = false {
+				if _, err := http.ReadRequest(in); err != nil {
+					return
+				}
+				if first {
+					conns.Add(1)
+				}
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+			}
+		})
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": [
+			{"match": {"path": {"prefix": "/old"}}, "headers": {"X-Key": "canary"}, "upstream_tls": "legacy"}, {"headers": {"X-Key": "canary"}}]}`)
+		client, url := l.HTTPClientLater(port, h2), "https://"+proxytest.HostPort(port)
+		for range 3 {
+			for path, status := range map[string]int{"/old": 200, "/new": 502} {
+				if res, text := proxytest.Get(t, client, url+path, nil); res.StatusCode != status {
+					t.Errorf("HTTP/2 %v: %s: %d %s", h2, path, res.StatusCode, text)
+				}
+			}
+		}
+		if got := conns.Load(); got != 1 {
+			t.Errorf("HTTP/2 %v: %d connections for three requests under the rule, want one", h2, got)
 		}
 	}
 }
