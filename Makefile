@@ -35,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -72,14 +72,17 @@ demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--kee
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
-release: ## build binaries and Debian packages of the last commit for amd64 and arm64, with checksums, in bin/release
-	@dist/release.sh bin/release binaries deb
+release: ## build binaries, Debian and RPM packages of the last commit for amd64 and arm64, with checksums, in bin/release
+	@dist/release.sh bin/release binaries deb rpm
 
 release-verify: ## build binaries and packages twice, in different environments, and compare
-	@dist/release.sh bin/release verify binaries deb
+	@dist/release.sh bin/release verify binaries deb rpm
 
 deb: ## build Debian packages of the last commit in bin/release
 	@dist/release.sh bin/release deb
+
+rpm: ## build RPM packages of the last commit in bin/release
+	@dist/release.sh bin/release rpm
 
 oci: ## build container images of the last commit, for docker load, in bin/release
 	@dist/release.sh bin/release oci

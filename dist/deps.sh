@@ -14,7 +14,7 @@ files=(
 if [ "${1:-}" != demo ]; then
   needs+=(
     nft:nftables ip:iproute2 crun:crun openssl:openssl git:git python3:python3 node:nodejs npm:npm gcc:gcc
-    ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg
+    ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg rpmbuild:rpm
   )
   files+=(/usr/include/stdio.h:libc6-dev)
 fi

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs boxgate from a release (make release): the package on Debian and Ubuntu, elsewhere the program in
-# /usr/local/bin. It verifies the checksum of what it installs, and does not start the service.
+# Installs boxgate from a release (make release): the Debian package on Debian and Ubuntu, the RPM package on systems of
+# RPM packages such as Fedora, elsewhere the program in /usr/local/bin. It verifies the checksum of what it installs, and
+# does not start the service.
 #
 # usage: install.sh [--download DIRECTORY] FOLDER-OR-URL [SHA256]
 #
@@ -29,12 +30,18 @@ from=${1%/} want=${2:-}
 case $from in -* | '') usage ;; esac
 
 case $(uname -m) in
-  x86_64 | amd64) arch=amd64 ;;
-  aarch64 | arm64) arch=arm64 ;;
+  x86_64 | amd64) arch=amd64 rpm=x86_64 ;;
+  aarch64 | arm64) arch=arm64 rpm=aarch64 ;;
   *) fail "there is no release for $(uname -m), only for amd64 and arm64" ;;
 esac
-package=
-! command -v dpkg >/dev/null 2>&1 || package=yes
+# The packager that manages the system lists itself in its database; another may be installed as a tool.
+if dpkg-query -W dpkg >/dev/null 2>&1; then
+  format=deb pattern="boxgate_[0-9][0-9A-Za-z.+~]*_$arch\.deb"
+elif rpm -q rpm >/dev/null 2>&1; then
+  format=rpm pattern="boxgate-[0-9][0-9A-Za-z.+~]*-1\.$rpm\.rpm"
+else
+  format=binary pattern="gateway-linux-$arch"
+fi
 [ -n "$to" ] || [ "$(id -u)" -eq 0 ] || fail "installing needs root: run it with sudo"
 
 work=$(mktemp -d)
@@ -60,8 +67,6 @@ esac
 get SHA256SUMS
 [ -z "$want" ] || [ "$(sum "$work/SHA256SUMS")" = "$want" ] || fail "SHA256SUMS is not the expected file: its checksum is $(sum "$work/SHA256SUMS")"
 
-pattern="gateway-linux-$arch"
-[ -z "$package" ] || pattern="boxgate_[0-9][0-9A-Za-z.+~]*_$arch\.deb"
 names=$(sed -nE "s/^[0-9a-f]{64}  ($pattern)\$/\1/p" "$work/SHA256SUMS")
 case $names in
   '') fail "the release has nothing for this machine ($arch)" ;;
@@ -75,11 +80,17 @@ listed=$(sed -nE "s/^([0-9a-f]{64})  $pattern\$/\1/p" "$work/SHA256SUMS")
 if [ -n "$to" ]; then
   cp -- "$work/$names" "$to/$names"
   echo "$to/$names"
-elif [ -n "$package" ] && command -v apt-get >/dev/null 2>&1; then
-  DEBIAN_FRONTEND=noninteractive apt-get install -y "$work/$names" # with its dependencies
-elif [ -n "$package" ]; then
-  dpkg -i "$work/$names"
-else
+elif [ $format = binary ]; then
   install -m 755 "$work/$names" /usr/local/bin/gateway
   echo "/usr/local/bin/gateway is installed. Check the host with 'gateway check'; docs/running.md shows how to run it as a service."
+elif [ $format = deb ] && command -v apt-get >/dev/null 2>&1; then
+  DEBIAN_FRONTEND=noninteractive apt-get install -y "$work/$names" # with its dependencies
+elif [ $format = deb ]; then
+  dpkg -i "$work/$names"
+elif command -v dnf >/dev/null 2>&1; then
+  dnf install -y "$work/$names"
+elif command -v zypper >/dev/null 2>&1; then
+  zypper --non-interactive install --allow-unsigned-rpm "$work/$names"
+else
+  rpm -U "$work/$names"
 fi

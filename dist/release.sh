@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the distributed artifacts (see internal/release) from a clone of the last commit, without uncommitted changes.
 # With `verify` it builds everything that depends only on the sources a second time, in another directory and without
-# the build cache, and compares.
+# the build cache, and compares. It reports its progress on standard error at least every five seconds.
 #
 # usage: release.sh DIRECTORY [verify] WHAT...
 set -euo pipefail
@@ -13,8 +13,9 @@ work=$(mktemp -d)
 trap 'chmod -R u+w "$work" 2>/dev/null; rm -rf "$work"' EXIT
 
 make_in() { # CLONE DIRECTORY WHAT...
-  git -c advice.detachedHead=false clone -q --no-hardlinks "$PWD" "$1"
-  (cd "$1" && umask "${mask:-022}" && go run ./internal/release -out "$2" "${@:3}")
+  dist/stage.sh "copying the last commit" git -c advice.detachedHead=false clone -q --no-hardlinks "$PWD" "$1" >&2
+  (cd "$1" && umask "${mask:-022}" && dist/stage.sh "compiling the packager" go build -ldflags=-s -o "$1.release" ./internal/release >&2 &&
+    "$1.release" -out "$2" "${@:3}")
 }
 
 if [ "${1:-}" = verify ]; then

@@ -1,3 +1,3 @@
-// Package packages tests the installed artifacts end to end: the Debian package, the container image, the confinement
+// Package packages tests the installed artifacts end to end: the Debian and RPM packages, the container image, the confinement
 // of the systemd unit, and uninstallation.
 package packages

@@ -77,8 +77,8 @@ func TestReleases(t *testing.T) {
 	if out, err := exec.Command("git", "clone", "-q", one, other).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	first := release(t, one, "022", nil, "binaries", "deb", "oci")
-	second := release(t, other, "077", []string{"TZ=Asia/Kathmandu", "LC_ALL=C"}, "binaries", "deb", "oci")
+	first := release(t, one, "022", nil, "binaries", "deb", "rpm", "oci")
+	second := release(t, other, "077", []string{"TZ=Asia/Kathmandu", "LC_ALL=C"}, "binaries", "deb", "rpm", "oci")
 	files, err := os.ReadDir(first)
 	if err != nil || len(files) < 5 {
 		t.Fatal(files, err)
@@ -101,7 +101,10 @@ func TestReleases(t *testing.T) {
 	t.Run("package", func(t *testing.T) {
 		checkPackage(t, only(t, first, "boxgate_*.deb"), only(t, first, "boxgate-demo_*.deb"))
 	})
-	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "boxgate_*.deb")) })
+	t.Run("service", func(t *testing.T) { checkService(t, service, "DEB="+only(t, first, "boxgate_*.deb")) })
+	rpm := only(t, first, "boxgate-0*."+rpmArchitecture()+".rpm")
+	t.Run("RPM package", func(t *testing.T) { checkRPM(t, rpm) })
+	t.Run("service of the RPM package", func(t *testing.T) { checkService(t, rpmService, "RPM="+rpm) })
 	t.Run("installer", func(t *testing.T) {
 		to := t.TempDir()
 		if out, err := exec.Command("../../dist/install.sh", "--download", to, first).CombinedOutput(); err != nil {
@@ -183,6 +186,11 @@ func checkBill(t *testing.T, path string) {
 	}
 }
 
+// bring copies packages to the machine.
+const bring = `[ -z "${DEB-}" ] || cp "$DEB" "$D/root/tmp/boxgate.deb"
+[ -z "${DEMO-}" ] || cp "$DEMO" "$D/root/tmp/boxgate-demo.deb"
+[ -z "${RPM-}" ] || cp "$RPM" "$D/root/tmp/boxgate.rpm"`
+
 // machine is this machine with an overlay root, whose changes can be listed, and separate processes, mounts and
 // network, without a service manager. The state directory is on the disk.
 const machine = `set -e
@@ -191,7 +199,11 @@ mount -t overlay -o "lowerdir=/,upperdir=$D/up/upper,workdir=$D/up/work" none "$
 for fs in /dev /sys; do mount --rbind $fs "$D/root$fs"; done
 mount -t proc none "$D/root/proc"; mount -t tmpfs none "$D/root/run"; mount -t tmpfs none "$D/root/tmp"; mount --bind "$D/state" "$D/root/var/lib"
 mkdir -p "$D/root/var/lib/dpkg"; cp -a /var/lib/dpkg/. "$D/root/var/lib/dpkg/"
-cp "$DEB" "$D/root/tmp/boxgate.deb"; [ -z "${DEMO-}" ] || cp "$DEMO" "$D/root/tmp/boxgate-demo.deb"
+` + bring + `
+if [ -n "${FRESH-}" ]; then # another root file system, with changes in memory
+  mkdir "$D/up/fresh" "$D/up/fresh-work" "$D/root/tmp/fresh"
+  mount -t overlay -o "lowerdir=$FRESH,upperdir=$D/up/fresh,workdir=$D/up/fresh-work" none "$D/root/tmp/fresh"
+fi
 ip link set lo up
 cd "$D/root"; mkdir -p old; pivot_root . old; umount -l /old # and not chroot, in which there are no user namespaces
 exec bash -ec "$SCRIPT"
@@ -247,24 +259,33 @@ kill $sleeper
 
 // checkPackage: the package is installed, does not start, runs, and is removed without a trace.
 func checkPackage(t *testing.T, deb, demo string) {
-	dir := t.TempDir()
-	for _, sub := range []string{"up", "root", "state"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-c", machine)
-	cmd.Env = []string{"D=" + dir, "DEB=" + deb, "DEMO=" + demo, "SCRIPT=" + life, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
-	out, err := cmd.CombinedOutput()
-	said := string(out)
-	if err != nil || !strings.Contains(said, "== purged") {
-		t.Fatalf("%v:\n%s", err, said)
+	said := onMachine(t, life, "DEB="+deb, "DEMO="+demo)
+	if !strings.Contains(said, "== purged") {
+		t.Fatal(said)
 	}
 	for _, want := range []string{"installed and not started", "/etc/boxgate/boxgate.yaml", "/etc/boxgate/environment", "a gateway is running here", "What is removed:"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("nothing says %q:\n%s", want, said)
 		}
 	}
+}
+
+// onMachine runs a script on a machine with these packages and returns its output.
+func onMachine(t *testing.T, script string, packages ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, sub := range []string{"up", "root", "state"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-c", machine)
+	cmd.Env = append([]string{"D=" + dir, "SCRIPT=" + script, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}, packages...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	return string(out)
 }
 
 // docker is a Docker daemon with separate network, mounts and processes, and a container of the image in it.

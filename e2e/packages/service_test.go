@@ -16,7 +16,7 @@ mount -t overlay -o "lowerdir=/,upperdir=$D/up/upper,workdir=$D/up/work" none "$
 mount --rbind /dev "$D/root/dev"; mount -t sysfs none "$D/root/sys"; mount -t cgroup2 none "$D/root/sys/fs/cgroup"
 mount -t proc none "$D/root/proc"; mount -t tmpfs none "$D/root/run"; mount -t tmpfs none "$D/root/tmp"; mount --bind "$D/state" "$D/root/var/lib"
 mkdir -p "$D/root/var/lib/dpkg"; cp -a /var/lib/dpkg/. "$D/root/var/lib/dpkg/"
-cp "$DEB" "$D/root/tmp/boxgate.deb"
+` + bring + `
 printf '%s\n' "$SCRIPT" > "$D/root/tmp/script"
 # Nothing else is started: what the machine has enabled is not the test's.
 cd "$D/root"
@@ -140,7 +140,7 @@ echo "== purged"
 `
 
 // checkService: systemd starts, restarts, reloads, upgrades and stops the installed service.
-func checkService(t *testing.T, deb string) {
+func checkService(t *testing.T, script, pkg string) {
 	dir := t.TempDir()
 	for _, sub := range []string{"up", "root", "state"} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
@@ -148,7 +148,7 @@ func checkService(t *testing.T, deb string) {
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), "bash", "-c", inGroup)
-	cmd.Env = []string{"D=" + dir, "DEB=" + deb, "MACHINE=" + serviceMachine, "SCRIPT=" + service, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin"}
+	cmd.Env = []string{"D=" + dir, pkg, "MACHINE=" + serviceMachine, "SCRIPT=" + script, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin"}
 	out, err := cmd.CombinedOutput()
 	said, _ := os.ReadFile(filepath.Join(dir, "state", "said"))
 	if err != nil {

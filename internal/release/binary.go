@@ -22,8 +22,8 @@ var architectures = []string{"amd64", "arm64"}
 // program is a distributed program.
 type program struct {
 	name    string // also the name of its directory below cmd
-	pkg     string // its Debian package
-	control string // path of the package's control file
+	pkg     string // its package
+	control string // path of its Debian package's control file
 	service bool   // the package has a service, with its manual and configuration
 }
 
@@ -103,18 +103,22 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 	if p.service && !unprofiled {
 		args, how = append(args, "-pgo="+profile), ", with its profile: some minutes"
 	}
-	fmt.Fprintf(os.Stderr, "compiling %s for %s%s\n", p.name, arch, how)
 	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "boxgate/cmd/"+p.name)...)
 	// Settings of the builder's environment would change the binary.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return binary{}, fmt.Errorf("building %s for %s: %w", p.name, arch, err)
+	err = step("compiling "+p.name+" for "+arch+how, func() error {
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("building %s for %s: %w", p.name, arch, err)
+		}
+		b, err = read(p, path)
+		return err
+	})
+	if err != nil {
+		return binary{}, err
 	}
-	if b, err = read(p, path); err == nil {
-		built[path], artifacts = b, append(artifacts, path)
-	}
-	return b, err
+	built[path], artifacts = b, append(artifacts, path)
+	return b, nil
 }
 
 // read describes a built program.

@@ -18,50 +18,74 @@ import (
 
 // makePackages builds a Debian package of each program for each architecture.
 func makePackages(ctx context.Context, out string, arches []string) error {
+	return makeEach(ctx, out, arches, "Debian", binary.packDeb)
+}
+
+// makeEach builds a package of the format for each program and architecture.
+func makeEach(ctx context.Context, out string, arches []string, format string, pack func(binary, context.Context, string) (string, error)) error {
 	for _, arch := range arches {
 		for _, p := range programs {
 			b, err := build(ctx, p, out, arch)
 			if err != nil {
 				return err
 			}
-			path, err := b.pack(ctx, out)
+			err = step(fmt.Sprintf("packing %s for %s (%s)", p.pkg, arch, format), func() error {
+				path, err := pack(b, ctx, out)
+				artifacts = append(artifacts, path)
+				return err
+			})
 			if err != nil {
 				return err
 			}
-			artifacts = append(artifacts, path)
 		}
 	}
 	return nil
 }
 
-// pack builds the Debian package of a binary and returns its path.
-func (b binary) pack(ctx context.Context, out string) (string, error) {
-	root, err := os.MkdirTemp("", "boxgate-deb-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(root)
-	if err := os.Chmod(root, 0o755); err != nil {
+// stage writes the files of the binary's package, in any format, into a new directory.
+func (b binary) stage() (root string, err error) {
+	if root, err = os.MkdirTemp("", "boxgate-stage-"); err != nil {
 		return "", err
 	}
 	steps := []func(string) error{b.addFiles}
 	if b.service {
-		steps = append(steps, b.addService, b.addManual, b.addDocs, addControlFiles)
+		steps = append(steps, b.addService, b.addManual, b.addDocs)
 	}
-	for _, step := range append(steps, b.addControl) {
+	for _, step := range steps {
 		if err := step(root); err != nil {
+			return "", errors.Join(err, os.RemoveAll(root))
+		}
+	}
+	return root, nil
+}
+
+// packDeb builds the Debian package of a binary and returns its path.
+func (b binary) packDeb(ctx context.Context, out string) (string, error) {
+	root, err := b.stage()
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(root)
+	if b.service {
+		if err := addControlFiles(root); err != nil {
 			return "", err
 		}
 	}
-	fmt.Fprintf(os.Stderr, "packing %s for %s\n", b.pkg, b.arch)
+	if err := b.addControl(root); err != nil {
+		return "", err
+	}
 	path := filepath.Join(out, b.pkg+"_"+debianVersion(b.info.Main.Version)+"_"+b.arch+".deb")
-	cmd := exec.CommandContext(ctx, "dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, path)
-	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(b.date.Unix(), 10))
+	// Higher levels of xz take three times the processor time for 5% fewer bytes.
+	cmd := exec.CommandContext(ctx, "dpkg-deb", "--build", "--root-owner-group", "-Zxz", "-z2", root, path)
+	cmd.Env = append(os.Environ(), b.epoch())
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("dpkg-deb, which makes packages on Debian and Ubuntu: %w: %s", err, said)
 	}
 	return path, nil
 }
+
+// epoch is the variable that makes packagers use the commit's time.
+func (b binary) epoch() string { return "SOURCE_DATE_EPOCH=" + strconv.FormatInt(b.date.Unix(), 10) }
 
 // shipped lists the repository files in the gateway's package and their destinations.
 var shipped = []struct{ from, to string }{

@@ -1,22 +1,27 @@
 // Command release builds the distributed artifacts of boxgate: static binaries of the gateway and the demo for amd64
-// and arm64 with their bills of materials, Debian packages, and container images. They depend only on the commit and
-// the toolchain, so that two machines produce the same bytes. `make release`, `make deb` and `make oci` run it.
+// and arm64 with their bills of materials, Debian and RPM packages, and container images. They depend only on the commit
+// and the toolchain, so that two machines produce the same bytes. `make release`, `make deb`, `make rpm` and `make oci`
+// run it.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"slices"
 	"strings"
+	"time"
 )
 
 const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] [-debs DIRECTORY] [-unprofiled] WHAT...
 
   binaries   static binaries and their bills of materials (CycloneDX)
   deb        Debian packages
+  rpm        RPM packages, by rpmbuild
   oci        container images of the gateway, for docker load
   docs       man pages and completions, as the packages have them
 
@@ -49,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	flags.BoolVar(&unprofiled, "unprofiled", false, "")
 	_ = flags.Parse(args) // exits on errors
 	makers := map[string]func(context.Context, string, []string) error{
-		"binaries": makeBinaries, "deb": makePackages, "oci": makeImages,
+		"binaries": makeBinaries, "deb": makePackages, "rpm": makeRPMs, "oci": makeImages,
 		"docs": func(_ context.Context, out string, _ []string) error { return makeDocs(out) },
 	}
 	if flags.NArg() == 0 {
@@ -60,6 +65,11 @@ func run(ctx context.Context, args []string) error {
 	for _, arch := range list {
 		if !slices.Contains(architectures, arch) {
 			return fmt.Errorf("no binaries are made for %q; use %s", arch, strings.Join(architectures, " or "))
+		}
+	}
+	if slices.Contains(flags.Args(), "rpm") { // ask before minutes of compiling
+		if _, err := exec.LookPath("rpmbuild"); err != nil {
+			return errors.New("rpmbuild is missing; install it with: apt-get install rpm")
 		}
 	}
 	if err := os.MkdirAll(*out, 0o755); err != nil {
@@ -76,7 +86,29 @@ func run(ctx context.Context, args []string) error {
 		}
 	}
 	if len(artifacts) > 0 {
-		return writeSums(*out)
+		return step("adding checksums", func() error { return writeSums(*out) })
 	}
 	return nil
+}
+
+// step runs work and reports its name, every four seconds its time, and its end, so that no builder looks stuck.
+func step(name string, work func() error) error {
+	fmt.Fprintln(os.Stderr, name)
+	start := time.Now()
+	seconds := func() int { return int(time.Since(start).Seconds()) }
+	done := make(chan error, 1)
+	go func() { done <- work() }()
+	tick := time.NewTicker(4 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			fmt.Fprintf(os.Stderr, "%s  %d s\n", name, seconds())
+		case err := <-done:
+			if err == nil {
+				fmt.Fprintf(os.Stderr, "%s  done in %d s\n", name, seconds())
+			}
+			return err
+		}
+	}
 }
