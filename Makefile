@@ -35,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -83,6 +83,10 @@ deb: ## build Debian packages of the last commit in bin/release
 
 rpm: ## build RPM packages of the last commit in bin/release
 	@dist/release.sh bin/release rpm
+
+newcomer: ## try a newcomer's first minutes on fresh Debian systems, and measure them (docs/testing.md)
+	@dist/deps.sh newcomer
+	@dist/newcomer.sh
 
 oci: ## build container images of the last commit, for docker load, in bin/release
 	@dist/release.sh bin/release oci

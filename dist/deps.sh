@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs boxgate's dependencies on Debian and Ubuntu. It does not change installed packages.
 #
-# usage: deps.sh [demo] (demo: only what the demo needs)
+# usage: deps.sh [demo | newcomer] (demo: only what the demo needs; newcomer: also the network of `make newcomer`)
 set -euo pipefail
 
 # required command and the package that contains it
@@ -18,6 +18,7 @@ if [ "${1:-}" != demo ]; then
   )
   files+=(/usr/include/stdio.h:libc6-dev)
 fi
+[ "${1:-}" != newcomer ] || needs+=(slirp4netns:slirp4netns)
 missing=()
 for need in "${needs[@]}"; do
   command -v "${need%%:*}" >/dev/null 2>&1 || missing+=("${need##*:}")

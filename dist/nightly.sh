@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(tests soak fuzz conformance scale gvisor race confined oldest newest arm64 mutants busy)
+all=(tests soak fuzz conformance scale gvisor race confined oldest newest arm64 newcomer mutants busy)
 directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
 ledger=$directory/ledger.tsv
 
@@ -55,6 +55,7 @@ part() {
     oldest) GOTOOLCHAIN=go$(sed -n 's/^go //p' go.mod) make test TESTFLAGS=-count=1 ;;
     newest) version=$(newest) && [ -n "$version" ] && GOTOOLCHAIN=$version make test TESTFLAGS=-count=1 ;;
     arm64) make arm64 ;;
+    newcomer) make newcomer ;;
     mutants) make mutants MUTANTLEDGER="$directory/mutants.tsv" ;;
     busy) busy ;;
   esac
