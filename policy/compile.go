@@ -100,7 +100,7 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 	c := &Compiled{
 		spec:    spec.clone(),
 		version: version,
-		domains: newDomains(parsed.deniedDomains, parsed.allowedDomains, spec.Precedence == PrecedenceSpecific),
+		domains: newDomains(parsed, spec.Precedence == PrecedenceSpecific),
 		denied:  parsed.denied,
 		open:    spec.DefaultAllow(),
 		rules:   parsed.rules,

@@ -13,14 +13,15 @@ type domains struct {
 	any   domainNode             // "*", in its below lists
 	deep  int                    // largest number of labels of a key of nodes
 	// specific is the precedence of the more specific pattern. Otherwise denied patterns win.
-	specific bool
+	specific  bool
+	overruled bool // some pattern is overruling
 }
 
 // domainNode has the patterns with one name.
-type domainNode struct {
-	denied, allowed portRules // the name itself
-	below           struct{ denied, allowed portRules }
-}
+type domainNode struct{ own, below patternRules }
+
+// patternRules are the rules of one pattern. An overruling one denies regardless of the precedence.
+type patternRules struct{ denied, allowed, overruling portRules }
 
 // portRules are patterns that differ only in their port. There is nearly always one.
 type portRules []portRule
@@ -50,31 +51,47 @@ func (rs portRules) findWhole(port uint16) (rule string, ok bool) {
 	return "", false
 }
 
+// findDenied is findWhole with wholeNames, else find.
+func (rs portRules) findDenied(port uint16, wholeNames bool) (rule string, ok bool) {
+	switch {
+	case len(rs) == 0:
+		return "", false
+	case wholeNames:
+		return rs.findWhole(port)
+	}
+	return rs.find(port)
+}
+
 // entries is the result of a walk. An empty rule can be valid, so each has a flag.
 type entries struct {
 	denyRule, allowRule string
 	denied, allowed     bool
 }
 
-func newDomains(denied, allowed []domain, specific bool) *domains {
-	d := &domains{nodes: map[string]*domainNode{}, specific: specific}
-	for _, e := range denied {
-		exact, below := d.node(e.pattern)
-		rules := &exact.denied
-		if below {
-			rules = &exact.below.denied
-		}
-		*rules = append(*rules, portRule{e.pattern.Port(), e.rule})
+func newDomains(parsed parsedSpec, specific bool) *domains {
+	d := &domains{nodes: map[string]*domainNode{}, specific: specific, overruled: len(parsed.overrulingDomains) > 0}
+	for _, e := range parsed.deniedDomains {
+		here := d.at(e.pattern)
+		here.denied = append(here.denied, portRule{e.pattern.Port(), e.rule})
 	}
-	for _, e := range allowed {
-		exact, below := d.node(e.pattern)
-		rules := &exact.allowed
-		if below {
-			rules = &exact.below.allowed
-		}
-		*rules = append(*rules, portRule{e.pattern.Port(), e.rule})
+	for _, e := range parsed.allowedDomains {
+		here := d.at(e.pattern)
+		here.allowed = append(here.allowed, portRule{e.pattern.Port(), e.rule})
+	}
+	for _, e := range parsed.overrulingDomains {
+		here := d.at(e.pattern)
+		here.overruling = append(here.overruling, portRule{e.pattern.Port(), e.rule})
 	}
 	return d
+}
+
+// at returns the rules of a pattern, to add one.
+func (d *domains) at(p name.Pattern) *patternRules {
+	node, below := d.node(p)
+	if below {
+		return &node.below
+	}
+	return &node.own
 }
 
 func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
@@ -91,8 +108,8 @@ func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
 	return node, p.IsWildcard()
 }
 
-// match walks from the name to its last label. If the result has both flags, the denied pattern wins. With wholeNames, on an unknown port (as in DNS), a denied pattern with a port does
-// not deny the name.
+// match walks from the name to its last label. If the result has both flags, the denied pattern wins. With wholeNames, on an unknown port
+// (as in DNS), a denied pattern with a port does not deny the name.
 func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if n.IsZero() {
 		return m
@@ -103,7 +120,7 @@ func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if d.decided(&m) {
 		return m
 	}
-	m.matchPort(d.any.below.denied, d.any.below.allowed, port, wholeNames)
+	d.matchPort(&m, &d.any.below, port, wholeNames)
 	return m
 }
 
@@ -113,9 +130,9 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 		if skip <= 0 {
 			if node := d.nodes[at]; node != nil {
 				if len(at) == len(name) {
-					m.matchPort(node.denied, node.allowed, port, wholeNames)
+					d.matchPort(m, &node.own, port, wholeNames)
 				} else {
-					m.matchPort(node.below.denied, node.below.allowed, port, wholeNames)
+					d.matchPort(m, &node.below, port, wholeNames)
 				}
 				if d.decided(m) {
 					return
@@ -132,18 +149,19 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 }
 
 // decided reports whether less specific patterns cannot change the result.
-func (d *domains) decided(m *entries) bool { return m.denied || d.specific && m.allowed }
+func (d *domains) decided(m *entries) bool {
+	return m.denied || d.specific && m.allowed && !d.overruled
+}
 
-func (m *entries) matchPort(denied, allowed portRules, port uint16, wholeNames bool) {
-	if !m.denied && len(denied) > 0 {
-		if wholeNames {
-			m.denyRule, m.denied = denied.findWhole(port)
-		} else {
-			m.denyRule, m.denied = denied.find(port)
-		}
+func (d *domains) matchPort(m *entries, here *patternRules, port uint16, wholeNames bool) {
+	settled := d.specific && m.allowed // by a longer pattern
+	m.denyRule, m.denied = here.overruling.findDenied(port, wholeNames)
+	if settled || m.denied {
+		return
 	}
-	if !m.allowed && len(allowed) > 0 {
-		m.allowRule, m.allowed = allowed.find(port)
+	m.denyRule, m.denied = here.denied.findDenied(port, wholeNames)
+	if !m.allowed && len(here.allowed) > 0 {
+		m.allowRule, m.allowed = here.allowed.find(port)
 	}
 }
 
@@ -191,7 +209,7 @@ func (d *domains) eachAbove(p name.Pattern, visit func(denied, allowed portRules
 		if node := d.nodes[at]; node != nil && wild {
 			denied, allowed = node.below.denied, node.below.allowed
 		} else if node != nil {
-			denied, allowed = node.denied, node.allowed
+			denied, allowed = node.own.denied, node.own.allowed
 		}
 		if !visit(denied, allowed) {
 			return
@@ -212,7 +230,7 @@ func (d *domains) allowsBelow(p name.Pattern) bool {
 		if !p.Name().IsZero() && !strings.HasSuffix(at, suffix) {
 			continue
 		}
-		for _, rules := range []portRules{node.allowed, node.below.allowed} {
+		for _, rules := range []portRules{node.own.allowed, node.below.allowed} {
 			if _, found := rules.find(p.Port()); found {
 				return true
 			}

@@ -46,7 +46,7 @@ func (c *Compiled) findPorts(parsed parsedSpec, headers []HeaderRule) {
 			c.ruledPorts.Add(name.HTTPSPort)
 		}
 	}
-	for _, d := range parsed.deniedDomains {
+	for _, d := range slices.Concat(parsed.deniedDomains, parsed.overrulingDomains) {
 		c.namePorts.Add(d.pattern.Port())
 	}
 }

@@ -52,6 +52,8 @@ type Spec struct {
 	Rules          []match.RequestRule `json:"rules,omitempty"`
 	Repos          []match.RepoRule    `json:"repos,omitempty"`
 	UpstreamProxy  *UpstreamSpec       `json:"upstream_proxy,omitempty" doc:"all connections go by this proxy"`
+
+	overruling []string // see Overruled
 }
 
 // Limits of a policy.
@@ -80,6 +82,8 @@ type parsedSpec struct {
 	allowedDomains, deniedDomains []domain
 	allowedCIDRs, deniedCIDRs     []cidr
 	denied                        *name.Ranges // deniedCIDRs, without their exceptions if precedence is specific
+	overrulingDomains             []domain     // see [Spec.Overruled]
+	overrulingCIDRs               []cidr
 	rules                         []match.CompiledRule
 }
 
@@ -105,6 +109,7 @@ func (s Spec) clone() Spec {
 	s.Rules = slices.Clone(s.Rules)
 	s.Repos = slices.Clone(s.Repos)
 	s.UpstreamProxy = s.UpstreamProxy.clone()
+	s.overruling = slices.Clone(s.overruling)
 	for i, r := range s.Rules {
 		s.Rules[i] = r.Clone()
 	}
@@ -115,6 +120,7 @@ func (s Spec) clone() Spec {
 // stays empty.
 func checkSpec(s Spec, most int, ps *document.Problems) parsedSpec {
 	parsed := checkEntries(s, most, ps)
+	parsed.addOverruling(s.overruling, ps)
 	parsed.denied = parsed.deniedRanges(s, most, ps)
 	checkUpstream(s.UpstreamProxy, most, ps)
 	checkDeniedNames(s, ps)

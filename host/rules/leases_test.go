@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -74,6 +75,53 @@ func TestDenialBesideExceptions(t *testing.T) {
 	clock.pass(2 * time.Hour)
 	g.endDueLeases()
 	expect("after the exception", true, false, true)
+}
+
+// TestLeasesEndAmongManyExceptions: with precedence: specific, whatever leases a box has beside the largest policies, each one ends on
+// time, and a policy that denies more is not refused because of them.
+func TestLeasesEndAmongManyExceptions(t *testing.T) {
+	t.Parallel()
+	var hosts, zones, ranges, addresses []string
+	for i := range policy.MaxEntries {
+		hosts, zones = append(hosts, fmt.Sprintf("a%d.zone.test", i)), append(zones, fmt.Sprintf("*.b%d.test", i))
+	}
+	for i := range 96 {
+		ranges = append(ranges, fmt.Sprintf("2600::/%d", 16+i))
+	}
+	for i := range policy.MostBeside - 3 {
+		addresses = append(addresses, fmt.Sprintf("2600::%x:0:0:1", 1+i*251))
+	}
+	for what, c := range map[string]struct {
+		spec                policy.Spec
+		denied, beside, not string // leases that deny for a minute and for an hour, and a host that is denied afterwards
+		allowed             []string
+	}{
+		"names":  {policy.Spec{AllowedDomains: hosts, DeniedDomains: zones}, "*.zone.test", "*.zone.test:443", "a0.zone.test", []string{"shut.b1.test"}},
+		"ranges": {policy.Spec{AllowedDomains: []string{"a.test"}, DeniedCIDRs: ranges}, "2600::/16", "*.more.test", "x.more.test", addresses},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			g, clock := newLeasing(t)
+			c.spec.Mode, c.spec.Precedence = policy.ModeCustom, policy.PrecedenceSpecific
+			if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: c.spec}, nil); err != nil {
+				t.Fatal(err)
+			}
+			g.lease(false, time.Minute, c.denied)
+			g.lease(false, time.Hour, c.beside)
+			g.lease(true, time.Hour, c.allowed...)
+			g.lease(true, 3*time.Minute, "b.test")
+			clock.pass(2 * time.Minute)
+			g.endDueLeases()
+			if !g.allows("b.test") || g.allows(c.not) {
+				t.Errorf("after a denial: %v, %v", g.allows("b.test"), g.allows(c.not))
+			}
+			clock.pass(2 * time.Minute)
+			g.endDueLeases()
+			if g.allows("b.test") {
+				t.Error("a temporary entry has not ended")
+			}
+		})
+	}
 }
 
 // allows reports whether the applied policy allows a name.

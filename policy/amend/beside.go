@@ -36,10 +36,13 @@ func allowBeside(s policy.Spec, e Entry) policy.Spec {
 	return s
 }
 
-// denyBeside adds a denied entry and keeps allowed ones, as denied entries win.
+// denyBeside adds a denied entry that wins over all allowed ones.
 func denyBeside(s policy.Spec, e Entry) policy.Spec {
-	if s.Mode != policy.ModeCustom || s.Precedence == policy.PrecedenceSpecific {
+	if s.Mode != policy.ModeCustom {
 		return Deny(s, e).Spec
+	}
+	if s.Precedence == policy.PrecedenceSpecific && len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
+		return s.Overruled(e.text) // one entry, however many allowed ones it covers
 	}
 	_, list := e.lists(&s)
 	if e.coveredBy(*list) == "" {

@@ -6,72 +6,89 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// Exceptions are allowed prefixes that win over shorter denied ones.
-type Exceptions struct {
-	table bart.Lite // IPv4 prefixes with their NAT64 forms
+// Split finds the addresses of denied prefixes that no longer allowed prefix contains. The zero value is empty.
+type Split struct {
+	denied  Ranges
+	allowed bart.Lite // IPv4 prefixes with their NAT64 forms
 }
 
-// Add adds a prefix.
-func (e *Exceptions) Add(p netip.Prefix) {
-	e.table.Insert(p)
+// Deny adds a denied prefix. The first of two rules for the same prefix is kept.
+func (s *Split) Deny(p netip.Prefix, rule string) { s.denied.AddDenied(p, rule) }
+
+// Allow adds an allowed prefix. It does not win over a denied prefix of the same length.
+func (s *Split) Allow(p netip.Prefix) {
+	s.allowed.Insert(p)
 	if p.Addr().Is4() {
-		e.table.Insert(translated(p))
+		s.allowed.Insert(translated(p))
 	}
 }
 
-// AddDeniedExcept adds p as [Ranges.AddDenied] does, but without the addresses of longer prefixes in e. A prefix of the same length does
-// not win over p. If p is added after all longer denied prefixes, Lookup returns the rule of the longest one that contains an address.
-// Each piece of p that is looked at takes one from steps. If these are used up, AddDeniedExcept returns false, and the set is unusable.
-func (r *Ranges) AddDeniedExcept(p netip.Prefix, rule string, e *Exceptions, steps *int) bool {
-	s := splitter{into: r, rule: rule, except: e, length: p.Bits(), steps: steps}
-	if !s.add(p) || p.Addr().Is6() {
-		return *steps > 0
+// Ranges returns the denied addresses, each with the rule of the longest denied prefix that contains it, and false if that takes more
+// than a number of steps. An allowed prefix takes at most two steps for each of its bits, also for those of its NAT64 form, and a denied
+// one takes two: an IPv6 prefix of a policy is split at most once, however many denied prefixes contain it.
+func (s *Split) Ranges(steps int) (denied *Ranges, ok bool) {
+	// An IPv6 prefix allows NAT64 addresses, which are IPv4 hosts, only if it is within the NAT64 prefix.
+	if rule, found := s.denied.CoveredBy(nat64); found && !s.allowed.Get(nat64) && s.allowed.LookupPrefix(nat64) {
+		s.denied.Insert(nat64, rule)
 	}
-	s.length += nat64.Bits()
-	s.add(translated(p))
-	return *steps > 0
+	w := splitter{from: s, into: &Ranges{}, steps: steps}
+	for p, rule := range s.denied.table.All() {
+		if s.isOutermost(p) && !w.add(p, rule) {
+			return nil, false
+		}
+	}
+	return w.into, true
 }
 
-// splitter adds the pieces of a denied prefix that no exception covers.
+// isOutermost reports whether the longest other prefix that contains a denied one is allowed, or does not exist.
+func (s *Split) isOutermost(p netip.Prefix) bool {
+	around := -1
+	for q := range s.denied.table.Supernets(p) {
+		if q != p {
+			around = max(around, q.Bits())
+		}
+	}
+	for q := range s.allowed.Supernets(p) {
+		if q != p && q.Bits() > around {
+			return true
+		}
+	}
+	return around < 0
+}
+
+// splitter adds the parts of denied prefixes outside of allowed ones.
 type splitter struct {
-	into   *Ranges
-	rule   string
-	except *Exceptions
-	length int // of the denied prefix
-	steps  *int
+	from  *Split
+	into  *Ranges
+	steps int // left
 }
 
-func (s *splitter) add(p netip.Prefix) bool {
-	if *s.steps--; *s.steps <= 0 {
+// add adds p, which is denied by a rule of the same length or shorter, without longer allowed prefixes.
+func (s *splitter) add(p netip.Prefix, rule string) bool {
+	if s.steps--; s.steps < 0 {
 		return false
 	}
-	longest, covered := s.except.table.LookupPrefixLPM(p)
-	covered = covered && longest.Bits() > s.length
-	if covered && longest.Bits() < nat64.Bits() && p.Overlaps(nat64) {
-		// An IPv6 prefix allows NAT64 addresses, which are IPv4 hosts, only if it is within the NAT64 prefix.
-		if p.Bits() < nat64.Bits() {
-			return s.addHalves(p)
-		}
-		covered = false
-	}
+	own, denied := s.from.denied.table.Get(p)
 	switch {
-	case covered:
-		return true
-	case s.hasExceptionBelow(p):
-		return s.addHalves(p)
+	case denied:
+		rule = own
+	case s.from.allowed.Get(p):
+		return true // denied prefixes within it are outermost ones
 	}
-	s.into.Insert(p, s.rule)
+	if s.from.allowsBelow(p) {
+		low, high := halves(p)
+		return s.add(low, rule) && s.add(high, rule)
+	}
+	s.into.Insert(p, rule)
+	for q, longer := range s.from.denied.table.Subnets(p) {
+		s.into.Insert(q, longer)
+	}
 	return true
 }
 
-func (s *splitter) addHalves(p netip.Prefix) bool {
-	low, high := halves(p)
-	return s.add(low) && s.add(high)
-}
-
-// hasExceptionBelow reports whether an exception is within p and longer than it.
-func (s *splitter) hasExceptionBelow(p netip.Prefix) bool {
-	for q := range s.except.table.Subnets(p) {
+// allowsBelow reports whether an allowed prefix is within p and longer.
+func (s *Split) allowsBelow(p netip.Prefix) bool {
+	for q := range s.allowed.Subnets(p) {
 		if q != p {
 			return true
 		}
