@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 
 	"boxgate/policy/name"
@@ -74,7 +75,11 @@ func newDomains(parsed parsedSpec, specific bool) *domains {
 		here := d.at(e.pattern)
 		here.denied = append(here.denied, portRule{e.pattern.Port(), e.rule})
 	}
-	for _, e := range parsed.allowedDomains {
+	allowed := parsed.allowedDomains
+	if specific {
+		allowed = parsed.withoutOutranked()
+	}
+	for _, e := range allowed {
 		here := d.at(e.pattern)
 		here.allowed = append(here.allowed, portRule{e.pattern.Port(), e.rule})
 	}
@@ -83,6 +88,21 @@ func newDomains(parsed parsedSpec, specific bool) *domains {
 		here.overruling = append(here.overruling, portRule{e.pattern.Port(), e.rule})
 	}
 	return d
+}
+
+// withoutOutranked returns the allowed patterns without ones that are denied on each of their ports, by the same pattern or by overruling
+// ones. On an unknown port, as in DNS, they would still win over shorter denied patterns, so that a box could send queries to the servers
+// of a denied zone. "*" is kept, as nothing is shorter.
+func (p *parsedSpec) withoutOutranked() []domain {
+	same := map[name.Pattern]bool{}
+	for _, e := range p.deniedDomains {
+		same[e.pattern] = true
+	}
+	return slices.DeleteFunc(slices.Clone(p.allowedDomains), func(e domain) bool {
+		outranked := same[e.pattern] || same[e.pattern.WithPort(0)] ||
+			slices.ContainsFunc(p.overrulingDomains, func(o domain) bool { return o.pattern.Covers(e.pattern) })
+		return outranked && !e.pattern.Name().IsZero()
+	})
 }
 
 // at returns the rules of a pattern, to add one.

@@ -89,7 +89,7 @@ func (in interpreter) destination(r Request) (Verdict, name.Reason) {
 			if nameless {
 				return in.open(r, name.ReasonAllowedDomain)
 			}
-			if in.domainMatches(s, r) {
+			if in.domainMatches(s, r) && !in.outranked(s) {
 				return Allow, name.ReasonAllowedDomain
 			}
 		}
@@ -186,7 +186,7 @@ func (in interpreter) namedBy(list []string, r Request, denying bool) (longest i
 	for _, s := range list {
 		host, port, _ := strings.Cut(s, ":")
 		// Before a port is known, DNS does not deny a name that is denied on one port only.
-		if notYet := denying && r.Stage == StageDNS && r.Port == 0 && port != ""; notYet || !in.domainMatches(s, r) {
+		if notYet := denying && r.Stage == StageDNS && r.Port == 0 && port != ""; notYet || !in.domainMatches(s, r) || !denying && in.outranked(s) {
 			continue
 		}
 		rank := 2*strings.Count("."+host, ".") + 1
@@ -198,6 +198,12 @@ func (in interpreter) namedBy(list []string, r Request, denying bool) (longest i
 		longest = max(longest, rank)
 	}
 	return longest
+}
+
+// outranked reports whether an allowed pattern is without effect, as the same one is denied on its ports.
+func (in interpreter) outranked(s string) bool {
+	host, _, _ := strings.Cut(s, ":")
+	return in.spec.Precedence == PrecedenceSpecific && host != "*" && (slices.Contains(in.spec.DeniedDomains, s) || slices.Contains(in.spec.DeniedDomains, host))
 }
 
 // listed returns one more than the length of the longest range of a list that contains an address, as an IPv6 length if the

@@ -54,6 +54,28 @@ func TestExplainShowsWhatWasBeaten(t *testing.T) {
 	}
 }
 
+// TestAttackTunnelThroughDeniedException: an exception that is denied on each of its ports, by an equal entry or by a lease, is not resolved
+// in a denied zone. Otherwise queries would reach the servers of the zone.
+func TestAttackTunnelThroughDeniedException(t *testing.T) {
+	t.Parallel()
+	spec := Spec{Mode: ModeCustom, Precedence: PrecedenceSpecific, AllowedDomains: []string{"*", "*.x.evil.test:443", "*.y.evil.test:443"}, DeniedDomains: []string{"*.evil.test", "*.x.evil.test:443"}}
+	for entry, open := range map[string]bool{"": true, "*.y.evil.test:80": true, "*.y.evil.test:443": false, "*.y.evil.test": false, "*.evil.test:443": false, "*:443": false} {
+		s := spec
+		if entry != "" {
+			s = s.Overruled(entry)
+		}
+		compiled, err := Compile(s, Options{Version: 1, Protected: &name.Protected{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for host, want := range map[string]bool{"a.x.evil.test": false, "a.y.evil.test": open, "a.z.evil.test": false, "a.test": true} {
+			if d := compiled.Decide(Request{Stage: StageDNS, Name: mustName(t, host)}); d.Allowed() != want {
+				t.Errorf("beside %q, %s: %s by %q", entry, host, d.Verdict, d.Rule)
+			}
+		}
+	}
+}
+
 // TestExceptionsAreBounded: a policy whose denied ranges fall into too many pieces is refused, one with many exceptions is not.
 func TestExceptionsAreBounded(t *testing.T) {
 	t.Parallel()
