@@ -257,6 +257,66 @@ func TestRequestsWaitForOneAttempt(t *testing.T) {
 	}
 }
 
+// TestARequestGetsItsOwnConnection: the request that began an attempt gets the connection, though it has room for no other and many wait.
+func TestARequestGetsItsOwnConnection(t *testing.T) {
+	t.Parallel()
+	p := newPool(nil)
+	begun, goOn := make(chan struct{}, 100), make(chan struct{})
+	var dials atomic.Int64
+	o := Order[string, int]{By: first, Dial: func(_ context.Context, pl *Place[string, int], _ bool) (Conn[int], error) {
+		c := &many{one: one{place: pl, to: 9, unfit: dials.Add(1) == 1}} // which marks the first one
+		begun <- struct{}{}
+		<-goOn
+		return c, nil
+	}}
+	own := make(chan Conn[int], 1)
+	get := func(out chan<- Conn[int]) {
+		up, err := p.Get(t.Context(), "a", &o)
+		if err != nil {
+			t.Error(err)
+		}
+		out <- up
+	}
+	go get(own)
+	<-begun
+	others := make(chan Conn[int], 30)
+	for range cap(others) {
+		go get(others)
+	}
+	for end := time.Now().Add(time.Minute); p.Stats().Waiting <= cap(others) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	close(goOn)
+	if up := <-own; up == nil || up.Fit() {
+		t.Error("another request took the connection")
+	}
+	for range cap(others) {
+		<-others
+	}
+}
+
+// TestAttemptsForARequestAreFew: a server whose new connections the judgement forbids is not dialled over and over. The request gets the
+// connection, and judges it like any that it dialled.
+func TestAttemptsForARequestAreFew(t *testing.T) {
+	t.Parallel()
+	p := newPool(nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var dials atomic.Int64
+	up, err := p.Get(ctx, "a", &Order[string, int]{By: first, Dial: func(ctx context.Context, pl *Place[string, int], _ bool) (Conn[int], error) {
+		if dials.Add(1) == 100 {
+			cancel()
+		}
+		return &many{one: one{place: pl, from: 5, to: 9}, room: 1}, ctx.Err()
+	}})
+	if n := dials.Load(); n != 1 || err != nil || up == nil {
+		t.Fatalf("%d attempts: %v", n, err)
+	}
+	if other, _ := p.Share("a", 1); other != nil {
+		t.Error("another request uses it")
+	}
+}
+
 // TestPolicyChangesDuringAnAttempt: a connection that only the new policy allows serves the request.
 func TestPolicyChangesDuringAnAttempt(t *testing.T) {
 	t.Parallel()

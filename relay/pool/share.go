@@ -55,6 +55,7 @@ type attempt[K comparable, J any] struct {
 	waiters int
 	made    bool // the place has a connection; the attempt counts as one of its users while waiters > 0
 	first   bool // no request has taken the reserved request of a shared connection, or the only one of another
+	owned   bool // the request that began the attempt still waits: first is reserved for it
 }
 
 // Share returns an open connection of a key with a request reserved, or nil. plain reports that the server is known to speak HTTP/1.1
@@ -109,7 +110,9 @@ func (p *Pool[K, J]) leaveLocked(pl *Place[K, J]) {
 }
 
 // Get returns a connection for a request: an open shared one with a request reserved, or a new one. Requests that need the same new
-// connection share one attempt. It returns [ErrPlain] if the server is known to speak HTTP/1.1 only.
+// connection share one attempt. The request that began it always gets the connection, and must judge it, as Usable is not asked: otherwise
+// others could take it every time, and a server would be dialled without end while no connection is usable. Get returns [ErrPlain] if the
+// server is known to speak HTTP/1.1 only.
 func (p *Pool[K, J]) Get(ctx context.Context, key K, o *Order[K, J]) (Conn[J], error) {
 	if o.Patience > 0 {
 		var cancel context.CancelFunc
@@ -122,7 +125,7 @@ func (p *Pool[K, J]) Get(ctx context.Context, key K, o *Order[K, J]) (Conn[J], e
 			return up, err
 		}
 		ended, err := a.wait(ctx, o.Gone)
-		if up := p.depart(a, o.By(), err == nil); up != nil {
+		if up := p.depart(a, o.By(), own, err == nil); up != nil {
 			return up, nil
 		}
 		if err != nil && (own || !ended || p.Retry == nil || !p.Retry(err)) {
@@ -156,7 +159,7 @@ func (p *Pool[K, J]) reserve(key K, o *Order[K, J]) (up Conn[J], a *attempt[K, J
 
 // beginLocked begins an attempt with one waiting request.
 func (p *Pool[K, J]) beginLocked(pl *Place[K, J], o *Order[K, J]) *attempt[K, J] {
-	a := &attempt[K, J]{done: make(chan struct{}), place: pl, waiters: 1}
+	a := &attempt[K, J]{done: make(chan struct{}), place: pl, waiters: 1, owned: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	if a.cancel = cancel; o.Patience > 0 {
 		ctx, a.cancel = context.WithTimeout(ctx, o.Patience)
@@ -268,31 +271,34 @@ func (p *Pool[K, J]) plainLocked(at *port[K, J]) {
 }
 
 // depart ends a request's wait for an attempt. It returns the new connection with a request reserved, or nil if the attempt has failed or
-// the connection is full.
-func (p *Pool[K, J]) depart(a *attempt[K, J], by J, made bool) (up Conn[J]) {
+// the connection is full. own is set if the request began the attempt.
+func (p *Pool[K, J]) depart(a *attempt[K, J], by J, own, made bool) (up Conn[J]) {
 	p.mu.Lock()
 	defer p.unlock()
 	if made {
-		up = p.takeLocked(a, by)
+		up = p.takeLocked(a, by, own)
 	}
+	a.owned = a.owned && !own
 	if a.waiters--; a.waiters == 0 {
 		p.abandonLocked(a)
 	}
 	return up
 }
 
-func (p *Pool[K, J]) takeLocked(a *attempt[K, J], by J) Conn[J] {
+func (p *Pool[K, J]) takeLocked(a *attempt[K, J], by J, own bool) Conn[J] {
 	pl := a.place
+	first := a.first && a.owned == own
 	switch {
-	case pl.shared == nil && !a.first, pl.shared != nil && !pl.shared.Usable(by):
+	case pl.shared == nil && !first, pl.shared != nil && !own && !pl.shared.Usable(by):
 		return nil
-	case a.first, pl.shared.Reserve():
+	case first:
 		a.first = false
-		p.wakeLocked(pl)
-		pl.users++
-		return pl.conn
+	case !pl.shared.Reserve():
+		return nil
 	}
-	return nil
+	p.wakeLocked(pl)
+	pl.users++
+	return pl.conn
 }
 
 // abandonLocked cancels an attempt whose last request has stopped waiting.
