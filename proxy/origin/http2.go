@@ -130,6 +130,7 @@ func (p *Origins) anyPlain(ctx context.Context, of *boxPool, box *policy.Box, to
 	made, err := p.dialAny(ctx, of, pl, box, to)
 	if made == nil {
 		pl.Release()
+		of.conns.Forget(key) // further requests share an attempt
 		return Any{}, err
 	}
 	if err := pl.Add(made); err != nil {

@@ -58,6 +58,30 @@ func TestKeptConnectionIsJudgedAgain(t *testing.T) {
 	}
 }
 
+// TestGoneServerIsNotKnown: a server of HTTP/1.1 that can no longer be dialled is not remembered, so that requests share the attempts to
+// connect to it: they would take all connections of the box otherwise.
+func TestGoneServerIsNotKnown(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	srv, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) {})
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	client, url := l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)+"/"
+	if res, _ := proxytest.Get(t, client, url, nil); res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	hosts := func() int { return l.Core.Origins.Stats(l.Box.ID).Hosts }
+	if hosts() != 1 {
+		t.Errorf("%d servers are known", hosts())
+	}
+	srv.Close()
+	if res, _ := proxytest.Get(t, client, url, nil); res.StatusCode != 502 {
+		t.Errorf("from a server that has gone: %s", res.Status)
+	}
+	if hosts() != 0 {
+		t.Error("the server's protocol is still remembered")
+	}
+}
+
 // TestBoxesShareNothing keeps a connection for one box: a request of another does not get it.
 func TestBoxesShareNothing(t *testing.T) {
 	t.Parallel()
