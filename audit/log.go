@@ -21,8 +21,8 @@ type Options struct {
 	// OnHistoryDrop is called when History had no space for a line about a box. It must not block or record. It may be nil.
 	OnHistoryDrop func(policy.BoxID, time.Time)
 	Exports       []Export // receive the lines as well
-	// Observe receives every decision, before repeated ones are coalesced. It must not block, record, or keep the event. It may be nil.
-	Observe  func(*Event)
+	// Observe receives every decision, before repeated ones are coalesced. It must not block or record. It may be nil.
+	Observe  func(Event)
 	Console  bool // lines for humans rather than JSON
 	PerBox   int  // events kept per box; 0: 256
 	MaxBoxes int  // boxes whose events are kept; 0: 4096. Beyond that, the box idle longest is forgotten
@@ -94,7 +94,7 @@ func (l *Log) Record(e Event) {
 	l.selfTests.mark(&e)
 	l.metrics.observe(&e)
 	if l.opts.Observe != nil {
-		l.opts.Observe(&e)
+		l.opts.Observe(e)
 	}
 	if coalesces(&e) {
 		if !l.coalescer.admit(&e) {

@@ -170,7 +170,8 @@ func TestRecordDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	l := New(Options{Lines: lines.New(lines.File(f)), PerBox: 16})
+	var observed uint64
+	l := New(Options{Lines: lines.New(lines.File(f)), PerBox: 16, Observe: func(e Event) { observed += uint64(len(e.Path)) }})
 	e := request()
 	paths := make([]string, 64)
 	for i := range paths {

@@ -69,7 +69,7 @@ func (p *parts) openHistory() error {
 }
 
 // openObservations makes the log of observations, and returns its input: nil if it is disabled.
-func (p *parts) openObservations() func(*audit.Event) {
+func (p *parts) openObservations() func(audit.Event) {
 	bounds := p.cfg.Log.Observations
 	if bounds.Size == 0 {
 		return nil

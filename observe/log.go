@@ -60,11 +60,11 @@ func New(o Options) *Log {
 	return &Log{opts: o, queue: newQueue(), wait: lockWait, recent: map[policy.BoxID]*recent{}}
 }
 
-// Observe adds a decision. It copies the event and does not block. Decisions without a box, and
+// Observe adds a decision. It does not block. Decisions without a box, and
 // decisions that a self-test caused, are not kept.
-func (l *Log) Observe(e *audit.Event) {
+func (l *Log) Observe(e audit.Event) {
 	if e.Box != "" && !e.SelfTest {
-		l.queue.add(e)
+		l.queue.add(&e)
 	}
 }
 

@@ -32,8 +32,8 @@ func reopen(t *testing.T, path string) *Log {
 }
 
 // request returns an allowed request.
-func request(host, path string, at time.Time) *audit.Event {
-	return &audit.Event{
+func request(host, path string, at time.Time) audit.Event {
+	return audit.Event{
 		Time: at, Box: "b1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: host, Addr: netip.MustParseAddr("192.0.2.1"), Port: 443,
 		Method: "GET", Path: path, Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: name.ReasonAllowedDomain, Rule: host,
 		Version: 3, BytesIn: 100, BytesOut: 10,
@@ -147,13 +147,13 @@ func TestEventsThatAreNotKept(t *testing.T) {
 }
 
 // denied returns a refused DNS query.
-func denied(n int) *audit.Event {
-	return &audit.Event{Time: begin, Box: "b1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: fmt.Sprintf("x%d.example.org", n),
+func denied(n int) audit.Event {
+	return audit.Event{Time: begin, Box: "b1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: fmt.Sprintf("x%d.example.org", n),
 		Verdict: policy.Deny, Action: audit.ActionSink, Reason: name.ReasonNotAllowed}
 }
 
 // observeAll observes events in pieces that the queue holds.
-func observeAll(l *Log, n int, event func(int) *audit.Event) {
+func observeAll(l *Log, n int, event func(int) audit.Event) {
 	for i := range n {
 		l.Observe(event(i))
 		if i%512 == 511 {
@@ -188,7 +188,7 @@ func TestAttackRefusalsDoNotDisplaceAllowedTraffic(t *testing.T) {
 
 func TestAllowedTrafficIsBounded(t *testing.T) {
 	l := open(t)
-	observeAll(l, MaxPerBox+100, func(n int) *audit.Event { return request(fmt.Sprintf("h%d.example.com", n), "/", begin) })
+	observeAll(l, MaxPerBox+100, func(n int) audit.Event { return request(fmt.Sprintf("h%d.example.com", n), "/", begin) })
 	if s := of(t, l, "b1"); len(s.Observations) != MaxPerBox || s.Overflow != 100 {
 		t.Errorf("%d observations, %d overflow", len(s.Observations), s.Overflow)
 	}
@@ -260,7 +260,7 @@ func TestOldObservationsExpire(t *testing.T) {
 func TestAttackOneBoxFillsTheFile(t *testing.T) {
 	l := open(t)
 	l.opts.Size = 200 << 10
-	observeAll(l, MaxPerBox, func(n int) *audit.Event {
+	observeAll(l, MaxPerBox, func(n int) audit.Event {
 		return request(fmt.Sprintf("h%d.example.com", n), "/", begin.Add(time.Duration(n)*time.Second))
 	})
 	small := request("api.example.com", "/", begin)
