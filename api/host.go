@@ -2,8 +2,12 @@ package api
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"boxgate/audit"
@@ -315,4 +319,318 @@ type EventStream interface {
 	Events() <-chan audit.Event
 	// Lost returns the number of events dropped so far.
 	Lost() uint64
+}
+
+// BoxLimits are the limits of one box. Operator is set with an admin key and overrides the configured limits. Own is set
+// with other keys and counts only where it is lower.
+type BoxLimits struct {
+	Operator policy.Limits `json:"operator,omitzero"`
+	Own      policy.Limits `json:"own,omitzero"`
+}
+
+// LimitChange is a change of limits. A value of 0 unsets the limit.
+type LimitChange map[policy.Limit]int64
+
+// Effective returns the effective limits of the box, given the configured limits.
+func (b BoxLimits) Effective(host policy.Limits) policy.Limits {
+	return b.Own.Within(b.Operator.Over(host))
+}
+
+// WithChange returns the limits after a change by a caller. An admin key may set any value. Any other key may only go below
+// the operator's limits; more is an ErrForbidden.
+func (b BoxLimits) WithChange(caller Caller, host policy.Limits, change LimitChange) (BoxLimits, error) {
+	given := b.Operator.Over(host)
+	for limit, n := range change {
+		if caller.Role == RoleAdmin {
+			b.Operator[limit], b.Own[limit] = n, 0
+			continue
+		}
+		if n != 0 && policy.Exceeds(n, given[limit]) {
+			return BoxLimits{}, Errorf(ErrForbidden, "the limit %s is %d on this gateway, and only an API key with the role %s may set more",
+				limit, given[limit], RoleAdmin)
+		}
+		b.Own[limit] = n
+	}
+	return b, nil
+}
+
+// The kernel's limits for starting a command: no argument or variable may exceed MAX_ARG_STRLEN, and all of them together
+// a quarter of the stack limit, 2 MiB. The division below leaves space for placeholders (at most 2 × 512 of 184 bytes)
+// and for the variables that the launcher sets.
+const (
+	MaxArgument    = 128<<10 - 1 // bytes of one argument or variable, without its NUL
+	ArgumentCost   = 1 + 8       // per argument or variable: its NUL and the pointer to it
+	MaxArguments   = 512 << 10   // bytes of all arguments, including ArgumentCost
+	MaxEnvironment = 1 << 20     // bytes of all variables of a box, including ArgumentCost
+)
+
+// EnvironmentSize returns how much the variables of a box count towards [MaxEnvironment].
+func EnvironmentSize(vars map[string]name.Secret) int {
+	sum := 0
+	for name, value := range vars {
+		sum += len(name) + len("=") + len(value.Reveal()) + ArgumentCost
+	}
+	return sum
+}
+
+// The kinds of an attached sandbox.
+const (
+	AttachNetNS  = "netns"  // the path of a network namespace
+	AttachPID    = "pid"    // a process in that namespace
+	AttachDocker = "docker" // a Docker container
+)
+
+// Which network stack the interface of an attached box belongs to.
+const (
+	StackHost  = "host"  // that of the namespace
+	StackGuest = "guest" // that of the sandbox: the gateway sets the interface up once and then leaves it alone
+)
+
+// Attached identifies the sandbox that was attached, as its caller named it.
+type Attached struct {
+	Kind  string `json:"kind" enum:"netns pid docker"` // one of the constants
+	Ref   string `json:"ref"`
+	Stack string `json:"stack" enum:"host guest"` // one of the constants
+	PID   int    `json:"-"`                       // Ref as a number, for AttachPID
+	// Container is the ID of the Docker container that Ref named when it was attached.
+	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
+}
+
+// AttachRequest is a request to attach, validated as a [CreateRequest] is.
+type AttachRequest struct {
+	Attached
+	Name    string // may be empty
+	Labels  []string
+	Source  policy.Source // as in [Box]
+	Limits  BoxLimits     // likewise
+	Policy  policy.Spec
+	Named   string // as in [CreateRequest]
+	Headers []policy.HeaderRule
+
+	LimitChange LimitChange // as in [CreateRequest]
+}
+
+// SessionRequest is a command to run interactively: the caller writes its input, can send it signals, and may give it a
+// terminal.
+type SessionRequest struct {
+	Command  []string          // argv; never empty
+	Dir      string            // absolute, in the box
+	Env      map[string]string // added to the box's environment and overrides it, except for the tokens of header rules
+	Terminal *TerminalSize     // nil: stdin, stdout and stderr as separate streams
+}
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize struct{ Rows, Cols uint16 }
+
+// SessionSignals are the signals that can be sent to a session, without the prefix SIG.
+var SessionSignals = []string{"TERM", "KILL", "INT", "HUP", "TSTP", "QUIT", "USR1", "USR2"}
+
+// IsSessionSignal reports whether the signal can be sent to a session.
+func IsSessionSignal(name string) bool { return slices.Contains(SessionSignals, name) }
+
+// Session is a running command in a box.
+type Session interface {
+	// Pid returns the process ID of the command in the box.
+	Pid() int
+	// Signal sends one of SessionSignals to the command and all its descendants.
+	Signal(name string) error
+	// Resize sets the size of the terminal, if the session has one.
+	Resize(TerminalSize) error
+	// Wait returns the command's result after all its output has been delivered. If ctx ends first, Wait kills the
+	// command with its descendants and returns ctx's error. It must be called exactly once.
+	Wait(ctx context.Context) (ExecResult, error)
+}
+
+// Snapshot is a snapshot in the API.
+type Snapshot struct {
+	ID, Name  string
+	Box       policy.BoxID
+	CreatedBy string // ID of the API key that created the box; "" for the operator's
+	Size      int64  // bytes on disk
+	Status    string // creating, ready or error
+	Error     string // why Status is error
+	CreatedAt time.Time
+}
+
+// SelfTestVerdict is the outcome of one probe of a self-test.
+type SelfTestVerdict string
+
+// The verdicts.
+const (
+	ProbeTight   SelfTestVerdict = "tight"   // refused as the policy promises, and logged
+	ProbeHole    SelfTestVerdict = "hole"    // traffic got through, or the refusal was not the promised one
+	ProbeNotRun  SelfTestVerdict = "not_run" // could not be run, so the result is unknown
+	ProbeSkipped SelfTestVerdict = "skipped" // does not apply: the policy allows the target, or has no such rule
+)
+
+// SelfTestProbe is one line of the scorecard: one attack, tried over one address family.
+type SelfTestProbe struct {
+	Group    string
+	Attack   string
+	Family   string // "ipv4" or "ipv6"
+	Target   string // an address, an address and port, or a name
+	Expected string // the promise of the active policy
+	Seen     string // observations of the box and entries of the log
+	Verdict  SelfTestVerdict
+	Why      string // for every verdict except ProbeTight
+}
+
+// SelfTestReport is a scorecard.
+type SelfTestReport struct {
+	Box      policy.BoxID
+	Mode     policy.Mode // of the policy that was tested
+	Version  uint64      // of that policy
+	Started  time.Time
+	Duration time.Duration
+	Probes   []SelfTestProbe
+
+	// Untestable is why the box cannot be tested from its network namespace; no probe was sent then. Empty if it was
+	// tested.
+	Untestable string
+}
+
+// SelfTestStatus is the result of a scorecard.
+type SelfTestStatus string
+
+// The statuses. Only SelfTestTight is a pass.
+const (
+	SelfTestTight      SelfTestStatus = "tight"
+	SelfTestNotTight   SelfTestStatus = "not_tight"  // a probe found a hole, or a probe that could have found one was not run
+	SelfTestUntestable SelfTestStatus = "untestable" // no probe was run
+)
+
+// Status returns the result of the scorecard.
+func (r SelfTestReport) Status() SelfTestStatus {
+	switch {
+	case r.Untestable != "":
+		return SelfTestUntestable
+	case r.Tight():
+		return SelfTestTight
+	default:
+		return SelfTestNotTight
+	}
+}
+
+// Count returns the number of probes with the verdict.
+func (r SelfTestReport) Count(v SelfTestVerdict) int {
+	n := 0
+	for _, p := range r.Probes {
+		if p.Verdict == v {
+			n++
+		}
+	}
+	return n
+}
+
+// Tight reports whether every probe was run or did not apply, no probe found a hole, and at least one was run.
+func (r SelfTestReport) Tight() bool {
+	return r.Untestable == "" && r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
+}
+
+// NamedPolicy is a policy with a name. Boxes can follow it, and a change applies to all its followers at the same time.
+type NamedPolicy struct {
+	Name     string
+	Spec     policy.Spec
+	Version  uint64 // only grows
+	Boxes    []Box  // followers, oldest first
+	Warnings []document.Problem
+
+	// Only set by the call that changed the policy:
+	Was       policy.Spec // the replaced policy; the zero value for a new name
+	Followers []Follower  // whose policies changed
+}
+
+// Follower is a box whose policy changed because it follows a named policy.
+type Follower struct {
+	Box     policy.BoxID
+	Was, Is PolicyState
+}
+
+// LeaseEntry identifies a lease. A box has at most one lease per entry.
+type LeaseEntry struct {
+	Allow bool   // false: deny
+	Entry string // a domain or CIDR as in a policy
+}
+
+// Lease is a temporary policy entry.
+type Lease struct {
+	LeaseEntry
+	StartedAt, ExpiresAt time.Time
+	// Left is the remaining time, measured on the monotonic clock.
+	Left time.Duration
+	// Idle is why the lease has no effect next to the policy; only set by the call that made it.
+	Idle string
+}
+
+// LeaseRequest asks for leases. A running lease for the same entry is replaced.
+type LeaseRequest struct {
+	Allow   bool
+	Entries []string
+	Lasts   time.Duration // more than 0
+}
+
+// SecretStatus is the state of a configured secret, without its value.
+type SecretStatus struct {
+	Name    string
+	Source  string    // its kind and place, such as "file /etc/boxgate/openai.key"
+	Valid   bool      // a usable value is cached, or the next use reads it
+	Stale   bool      // expired without a use: the next use reads it
+	Read    time.Time // last successful read of the source; zero: never
+	Expires time.Time // expiry reported by the source, or zero
+	Error   string    // why the last read failed; "" if it succeeded
+}
+
+// Capacity is the use of the gateway's bounded resources.
+type Capacity struct {
+	Listeners   []ListenerState // every listener that the gateway serves
+	Places      []PlaceState    // resources shared by all boxes or by all visitors
+	Descriptors PlaceState      // open files of the process
+}
+
+// ListenerState is the state of one listener.
+type ListenerState struct {
+	Name        string // such as "urls_https"; docs/metrics.md lists them
+	Address     string
+	Accepts     bool // whether it accepted a connection that the gateway made to it in the last few seconds
+	Connections int  // accepted and still open
+	Limit       int  // of Connections; 0: connections are limited per box or peer only
+}
+
+// PlaceState is the use of one bounded resource.
+type PlaceState struct {
+	Name  string
+	Used  int
+	Limit int // 0: no limit
+}
+
+// The kinds of error in answers of the gateway, each with its own status.
+var (
+	ErrNotFound     = errors.New("not found")                                            // 404
+	ErrConflict     = errors.New("in conflict with the current state")                   // 409
+	ErrPrecondition = errors.New("the version given in If-Match is not the current one") // 412
+	ErrForbidden    = errors.New("not permitted by the configuration")                   // 403
+	ErrLimit        = errors.New("a limit is reached")                                   // 429
+	ErrFull         = errors.New("there is no room left")                                // 507
+	ErrNotSupported = errors.New("not supported by this gateway")                        // 501
+	ErrUnavailable  = errors.New("not available at the moment")                          // 503
+)
+
+// Error is an error with a message for the caller of the API. Kind is one of the Err values of this package.
+type Error struct {
+	Kind    error
+	Message string
+	Cause   error // for the log; never shown
+}
+
+// Error returns the message.
+func (e *Error) Error() string { return e.Message }
+
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() []error { return []error{e.Kind, e.Cause} }
+
+// Errorf makes an [Error] of the given kind. If args contain an error formatted with %w, it becomes the cause. Its text
+// is part of the message, so format only errors that the caller may see.
+func Errorf(kind error, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Kind: kind, Message: err.Error(), Cause: errors.Unwrap(err)}
 }

@@ -1,14 +1,20 @@
 package audit
 
 import (
+	"bytes"
 	"cmp"
 	"container/list"
 	"context"
 	"crypto/rand"
+	"log"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"boxgate/audit/lines"
 	"boxgate/policy"
@@ -279,4 +285,120 @@ func (l *Log) Subscribe(ctx context.Context, f Filter) *Subscription {
 		close(s.events) // deliveries need mu, so no more can follow
 	})
 	return s
+}
+
+// Subscription is one reader of the events, made by [Log.Subscribe].
+type Subscription struct {
+	filter Filter
+	events chan Event
+	lost   atomic.Uint64
+}
+
+// Events returns the channel of events, in the order they were recorded. It is closed when the context of the
+// subscription ends.
+func (s *Subscription) Events() <-chan Event { return s.events }
+
+// Lost returns the number of events that this reader has lost because it was too slow.
+func (s *Subscription) Lost() uint64 { return s.lost.Load() }
+
+// deliver delivers a copy of e if the buffer has space, and reports whether it had.
+func (s *Subscription) deliver(e *Event) bool {
+	room := cap(s.events) * bufferQuarters(weightOf(e)) / 4
+	if len(s.events) >= max(room, 1) {
+		s.lost.Add(1)
+		return false
+	}
+	own := *e
+	own.Headers = slices.Clone(e.Headers)
+	select {
+	case s.events <- own:
+		return true
+	default:
+		s.lost.Add(1)
+		return false
+	}
+}
+
+// The maximum rate per second, and burst, of lines from a net/http server.
+const (
+	serverLines     = 5
+	serverLineBurst = 50
+)
+
+// ServerLog returns an error log for an [net/http.Server]. Anyone who can reach the server can cause lines in it, so
+// their rate is bounded; the next line written includes the number of dropped ones. take, if not nil, is called first
+// for each line and reports whether it has handled it.
+func ServerLog(to *zap.Logger, take func(line string) bool) *log.Logger {
+	return log.New(&serverLog{to: to, handled: take, limiter: rate.NewLimiter(serverLines, serverLineBurst)}, "", 0)
+}
+
+type serverLog struct {
+	to      *zap.Logger
+	handled func(line string) bool
+	limiter *rate.Limiter
+
+	mu      sync.Mutex
+	skipped uint64
+}
+
+// Write writes one line.
+func (l *serverLog) Write(b []byte) (int, error) {
+	line := string(bytes.TrimRight(b, "\n"))
+	if l.handled != nil && l.handled(line) {
+		return len(b), nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.limiter.Allow() {
+		l.skipped++
+		return len(b), nil
+	}
+	l.to.Warn("HTTP server", zap.String("message", Escape(line, maxText)), zap.Uint64("skipped_before", l.skipped))
+	l.skipped = 0
+	return len(b), nil
+}
+
+// Expected describes denials that a self-test is about to cause in a box.
+type Expected struct {
+	Match func(Event) bool
+	Count int // maximum number of events that it claims
+}
+
+// selfTests marks the denials that a self-test announced. Only one self-test runs at a time.
+type selfTests struct {
+	current atomic.Pointer[selfTest]
+}
+
+type selfTest struct {
+	box policy.BoxID
+
+	mu       sync.Mutex
+	expected []Expected
+}
+
+// ExpectSelfTest marks expected denials of a box as caused by a self-test, at most Count for each entry, until end is
+// called. The box cannot hide its own denials: if it copies an expected one, its event may get the mark, and the event
+// of the self-test is logged unmarked instead.
+func (l *Log) ExpectSelfTest(box policy.BoxID, expected []Expected) (end func()) {
+	t := &selfTest{box: box, expected: append([]Expected(nil), expected...)}
+	l.selfTests.current.Store(t)
+	return func() { l.selfTests.current.CompareAndSwap(t, nil) }
+}
+
+// mark marks the event if it was announced.
+func (s *selfTests) mark(e *Event) {
+	t := s.current.Load()
+	e.SelfTest = t != nil && t.box == e.Box && e.Verdict != policy.Allow && e.Phase == "" && e.Count <= 1 && t.claim(e)
+}
+
+func (t *selfTest) claim(e *Event) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.expected {
+		if x := &t.expected[i]; x.Count > 0 && x.Match(*e) {
+			x.Count--
+			return true
+		}
+	}
+	return false
 }

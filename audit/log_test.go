@@ -9,10 +9,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"boxgate/audit/lines"
 	"boxgate/policy"
@@ -316,5 +320,104 @@ func TestNameOfTheBox(t *testing.T) {
 	}
 	if line := Line(Event{Box: "b1", BoxName: "\x1b]0;x\a"}); strings.ContainsAny(line, "\x1b\a") {
 		t.Errorf("%q", line)
+	}
+}
+
+const forwarded = "action=splice,reason=allow_all,stage=conn,verdict=allow"
+
+func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{})
+		var o Opening // reused by all cases
+		e := Event{Time: time.Now(), Box: "b", Stage: policy.StageConn, Verdict: policy.Allow, Action: ActionSplice, Reason: name.ReasonAllowAll}
+		end := func(e Event) {
+			e.Duration = time.Since(e.Time)
+			o.End(&e)
+			l.Record(e)
+		}
+		o.Begin(l, &e)
+		time.Sleep(openAfter - time.Nanosecond)
+		e.BytesIn = 7
+		end(e)
+		synctest.Wait()
+		if got := l.Recent(Filter{}); len(got) != 1 || got[0].Phase != "" || got[0].Conn != "" || got[0].BytesIn != 7 {
+			t.Fatalf("what ended soon: %+v", got)
+		}
+		e.Time, e.BytesIn = time.Now(), 0
+		o.Begin(l, &e)
+		time.Sleep(openAfter)
+		synctest.Wait()
+		open := l.Recent(Filter{})[1]
+		if open.Phase != PhaseOpen || open.Conn == "" || open.Duration != 0 || !open.Time.Equal(e.Time) {
+			t.Fatalf("what goes on: %+v", open)
+		}
+		o.Begin(l, &e) // a retry
+		time.Sleep(time.Hour)
+		e.BytesIn = 8
+		end(e)
+		got := l.Recent(Filter{})
+		if len(got) != 3 || got[2].Phase != PhaseEnd || got[2].Conn != open.Conn || got[2].BytesIn != 8 || !got[2].Time.Equal(time.Now()) {
+			t.Fatalf("its end: %+v", got[2:])
+		}
+		if n := metric(t, l, "boxgate_decisions_total", forwarded); n != 2 {
+			t.Errorf("two decisions were counted as %v", n)
+		}
+		if n := metric(t, l, "boxgate_bytes_total", "direction=in"); n != 15 {
+			t.Errorf("15 bytes were counted as %v", n)
+		}
+		e.Verdict, e.Reason, e.Phase = policy.Deny, name.ReasonPolicyChanged, PhaseEnd
+		l.Record(e)
+		if n := metric(t, l, "boxgate_decisions_total", "action=splice,reason=policy_changed,stage=conn,verdict=deny"); n != 1 {
+			t.Errorf("a cut was counted as %v decisions", n)
+		}
+	})
+}
+
+func TestServerLogIsBoundedAndCounts(t *testing.T) {
+	t.Parallel()
+	core, lines := observer.New(zapcore.InfoLevel)
+	taken := 0
+	l := ServerLog(zap.New(core), func(line string) bool {
+		if strings.HasPrefix(line, "take") {
+			taken++
+			return true
+		}
+		return false
+	})
+	for range 3000 {
+		l.Print("something \x1b[2J happened")
+		l.Print("take this")
+	}
+	if n := lines.Len(); n == 0 || n > 2*serverLineBurst || taken != 3000 {
+		t.Errorf("%d lines were written and %d taken", n, taken)
+	}
+	if text := lines.All()[0].ContextMap()["message"]; text != `something \x1b[2J happened` {
+		t.Errorf("message %q", text)
+	}
+}
+
+// Requests to public URLs are counted once each, at their end, whatever the texts of their events.
+func TestRequestsAreCounted(t *testing.T) {
+	t.Parallel()
+	l := New(Options{})
+	request := func(status int, by Credential, phase Phase) {
+		l.Record(Event{Stage: policy.StageURL, Verdict: policy.Allow, Status: status, Credential: by, Phase: phase, Conn: string(phase)})
+	}
+	request(200, CredentialBearer, "")
+	request(0, CredentialBearer, PhaseOpen)
+	request(206, CredentialBearer, PhaseEnd)
+	request(401, "", "")
+	request(0, "", "")
+	request(999, "", "")
+	request(200, "of a box", "")
+	l.Record(Event{Stage: policy.StageHTTP, Status: 200, Credential: CredentialBearer})
+	for labels, want := range map[string]float64{
+		"credential=bearer,status=2xx": 2, "credential=refused,status=4xx": 1, "credential=refused,status=none": 2, "credential=refused,status=2xx": -1,
+		"credential=bearer,status=none": -1, // no such series
+	} {
+		if got := metric(t, l, "boxgate_url_requests_total", labels); got != want {
+			t.Errorf("%s: %v, want %v", labels, got, want)
+		}
 	}
 }

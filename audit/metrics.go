@@ -1,7 +1,9 @@
 package audit
 
 import (
+	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -128,4 +130,105 @@ type series struct {
 	verdict policy.Verdict
 	reason  name.Reason
 	action  Action
+}
+
+// requests counts requests to public URLs by class of status and kind of credential.
+type requests struct {
+	vec      *prometheus.CounterVec
+	counters map[requestLabels]func() prometheus.Counter // immutable
+}
+
+type requestLabels struct {
+	class      int // hundreds of the status; 0: no answer
+	credential Credential
+}
+
+// credentials are the kinds that have their own series.
+var credentials = []Credential{"", CredentialNone, CredentialBearer, CredentialBasic, CredentialSession, CredentialAccount, CredentialLink}
+
+func newRequests() *requests {
+	r := &requests{counters: map[requestLabels]func() prometheus.Counter{}, vec: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "boxgate_url_requests_total", Help: "Requests to public URLs that have ended, by class of status and kind of credential (refused: not admitted).",
+	}, []string{"status", "credential"})}
+	for class, status := range []string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} {
+		for _, c := range credentials {
+			name := string(c)
+			if c == "" {
+				name = "refused"
+			}
+			r.counters[requestLabels{class, c}] = sync.OnceValue(func() prometheus.Counter { return r.vec.WithLabelValues(status, name) })
+		}
+	}
+	return r
+}
+
+// observe counts an event if it ends a request.
+func (r *requests) observe(e *Event) {
+	if e.Stage != policy.StageURL || e.Phase == PhaseOpen || e.Phase == PhaseOngoing {
+		return
+	}
+	class := e.Status / 100
+	if class < 1 || class > 5 {
+		class = 0
+	}
+	if counter := r.counters[requestLabels{class, e.Credential}]; counter != nil {
+		counter().Add(float64(max(e.Count, 1)))
+	}
+}
+
+// seriesCache is the set of label combinations seen so far, with their metrics. The zero value is empty. Safe for
+// concurrent use.
+type seriesCache struct {
+	recent [64]atomic.Pointer[counters]         // a lookup that needs no hashing of labels
+	all    atomic.Pointer[map[series]*counters] // replaced, never modified
+	mu     sync.Mutex                           // guards replacing it
+}
+
+// slot is the place of s in recent. Another series may occupy it.
+func (k *seriesCache) slot(s *series) *atomic.Pointer[counters] {
+	return &k.recent[(7*len(s.reason)+3*len(s.action)+len(s.stage)+int(s.verdict))%len(k.recent)]
+}
+
+// get returns the metrics of s, or the "other" ones if s has unexpected labels or there are too many series. They are
+// created on first use.
+func (k *seriesCache) get(s series, make func(series) *counters) *counters {
+	slot := k.slot(&s)
+	if c := slot.Load(); c != nil && c.series == s {
+		return c
+	}
+	if seen := k.all.Load(); seen != nil {
+		if c := (*seen)[s]; c != nil {
+			slot.Store(c)
+			return c
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	seen := map[series]*counters{}
+	if old := k.all.Load(); old != nil {
+		seen = *old
+	}
+	if len(seen) >= maxSeries || !isLabel(string(s.stage)) || !isLabel(string(s.reason)) || !isLabel(string(s.action)) {
+		s = series{stage: "other", verdict: s.verdict, reason: "other", action: "other"}
+	}
+	if c := seen[s]; c != nil {
+		return c
+	}
+	seen = maps.Clone(seen)
+	seen[s] = make(s)
+	k.all.Store(&seen)
+	return seen[s]
+}
+
+// isLabel reports whether s has the form of a reason, stage or action: a short word in lower case, or empty.
+func isLabel(s string) bool {
+	if len(s) > 32 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
+			return false
+		}
+	}
+	return true
 }

@@ -2,6 +2,7 @@ package certs
 
 import (
 	"context"
+	"crypto"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -186,4 +187,15 @@ func (b *boxLeaves) mint(in *leaves, n name.Name, now time.Time, issue func() (*
 	}
 	in.Put(n, leaf, 1)
 	return leaf, nil
+}
+
+// SSHKey returns the host key of the gateway's SSH server for a box. It is the key of the box's authority, so trust in
+// the two begins and ends together. An SSH signature cannot be mistaken for a certificate's: SSH signs a hash (RFC
+// 4253, section 8), which is shorter than any certificate.
+func (m *Minter) SSHKey(box policy.BoxID) (crypto.Signer, error) {
+	ca, err := m.Authority(box)
+	if err != nil {
+		return nil, err
+	}
+	return ca.key, nil
 }

@@ -1,11 +1,15 @@
 package config
 
 import (
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/nightly"
 )
 
 func TestConfigDefaultsAreValid(t *testing.T) {
@@ -160,4 +164,127 @@ func FuzzConfig(f *testing.F) {
 			_ = cfg.validate()
 		}
 	})
+}
+
+// Each changed key is listed with both values, unless it is a secret.
+func TestDiff(t *testing.T) {
+	t.Parallel()
+	read := func(text string) Config {
+		t.Helper()
+		cfg, err := Parse("boxgate.yaml", []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	old := read("drain: 5m\nsecrets: {one: {value: first-secret}}\n")
+	if d, err := Diff(old, old); err != nil || len(d) != 0 {
+		t.Errorf("of the same: %v %v", d, err)
+	}
+	d, err := Diff(old, read("drain: 10m\ndns: {upstreams: [192.0.2.53]}\nsecrets: {one: {value: second-secret}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, one := range d {
+		keys = append(keys, one.Key)
+		if strings.Contains(one.String(), "-secret") {
+			t.Errorf("it shows a secret: %v", one)
+		}
+	}
+	if want := []string{"dns.upstreams", "drain", "secrets.one.value"}; !slices.Equal(keys, want) {
+		t.Errorf("%q, want %q", keys, want)
+	}
+	if got := d[1].String(); got != "drain: 5m0s -> 10m0s" {
+		t.Error(got)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Size{"0": 0, "1": 1, "64KiB": 64 << 10, "256 MiB": 256 << 20, "3GiB": 3 << 30, "1TiB": 1 << 40, "1536MiB": 1536 << 20} {
+		var s Size
+		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
+			t.Errorf("%q: %d, %v", text, s, err)
+		}
+		var again Size
+		if err := again.UnmarshalText([]byte(s.String())); err != nil || again != s {
+			t.Errorf("%v is read as %v, %v", s, again, err)
+		}
+	}
+	for _, text := range []string{"", "MiB", "-1", "1.5GiB", "1MB", "9999999999TiB", "0x10"} {
+		var s Size
+		if err := s.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is read as %d", text, s)
+		}
+	}
+	if Size(math.MaxInt64).String() == "" {
+		t.Error("no text")
+	}
+}
+
+// TestExport checks the required settings, and the URL for logs.
+func TestExport(t *testing.T) {
+	t.Parallel()
+	cfg, err := Parse("boxgate.yaml", []byte(`
+secrets: {collector: {file: /etc/collector}, webhook: {file: /etc/webhook}}
+log: {export: {otlp: {endpoint: 'https://10.0.0.1:4318', headers: {authorization: collector}}, webhook: {url: 'http://localhost:8080/hook', secret: webhook}}}
+`), []string{"BOXGATE_LOG_EXPORT_OTLP_EVENTS=denied"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := cfg.Log.Export; !e.Enabled() || !e.OTLP.Denied() || !e.Webhook.Denied() || e.OTLP.Headers["authorization"] != "collector" {
+		t.Errorf("%+v", e)
+	}
+	if e := Default().Log.Export; e.Enabled() || e.OTLP.Denied() || !e.Webhook.Denied() {
+		t.Errorf("by default: %+v", e)
+	}
+	for endpoint, want := range map[string]string{
+		"https://c:4318": "https://c:4318/v1/logs", "https://c/": "https://c/v1/logs", "https://c/otlp": "https://c/otlp/v1/logs",
+		"https://c/v1/logs": "https://c/v1/logs", "https://c/v1/logs/": "https://c/v1/logs",
+	} {
+		if got := (OTLP{Endpoint: endpoint}).LogsURL(); got != want {
+			t.Errorf("%s: %s", endpoint, got)
+		}
+	}
+}
+
+// Root reads no configuration that another user owns or can change, not even through a link.
+func TestAttackConfigurationOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	dir := t.TempDir()
+	for _, c := range []struct {
+		uid  int
+		mode os.FileMode
+		why  string
+	}{
+		{0, 0o600, ""}, {0, 0o644, ""}, {0, 0o640, ""}, {47110, 0o600, "belongs to user 47110"}, {47110, 0o444, "belongs to user 47110"},
+		{0, 0o664, "chmod go-w"}, {0, 0o646, "chmod go-w"},
+	} {
+		path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+		_ = os.Remove(path)
+		if err := os.WriteFile(path, []byte("state_dir: /var/lib/other\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(path, c.uid, c.uid); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Symlink("file", link)
+		for _, name := range []string{path, link} {
+			cfg, err := Load(name, nil)
+			if c.why == "" && (err != nil || cfg.StateDir != "/var/lib/other") {
+				t.Errorf("%+v: %v", c, err)
+			}
+			if c.why != "" && (err == nil || !strings.Contains(err.Error(), c.why) || cfg.StateDir == "/var/lib/other") {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+	}
+	if _, err := Load(os.DevNull, nil); err != nil {
+		t.Error(err)
+	}
 }

@@ -1,9 +1,12 @@
 package config
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Limits bounds the resources of the gateway that one box can use, so that enough is left for the others.
@@ -93,5 +96,136 @@ func (l *Limits) check(fail func(key, format string, args ...any)) {
 	}
 	if l.ProcessMemory != 0 && (l.ProcessMemory < MinMemory || l.ProcessMemory > 1<<44) {
 		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, Size(MinMemory))
+	}
+}
+
+// Quotas are the defaults for API keys without quotas of their own. Admin keys have no quotas.
+type Quotas struct {
+	Connections   int  `yaml:"connections"`
+	Memory        Size `yaml:"memory"`
+	Requests      int  `yaml:"requests"`
+	Commands      int  `yaml:"commands"`
+	Boxes         int  `yaml:"boxes"`
+	Snapshots     int  `yaml:"snapshots"`
+	SnapshotBytes Size `yaml:"snapshot_bytes"`
+	URLs          int  `yaml:"urls"`
+	Domains       int  `yaml:"domains"`
+	Schedules     int  `yaml:"schedules"`
+	Certificates  int  `yaml:"certificates_per_hour"`
+}
+
+// DefaultQuotas are the quotas of an empty configuration. A single user does not reach them.
+func DefaultQuotas() Quotas {
+	return Quotas{
+		Connections: 512, Memory: 128 << 20, Requests: 256, Commands: 128, Boxes: 500, Snapshots: 200, SnapshotBytes: 50 << 30,
+		URLs: 500, Domains: 50, Schedules: 200, Certificates: 20,
+	}
+}
+
+// Limits returns the quotas in the form that package quota uses.
+func (q Quotas) Limits() quota.Limits {
+	var l quota.Limits
+	for k, n := range q.byKind() {
+		l[k] = n
+	}
+	return l
+}
+
+func (q Quotas) byKind() map[quota.Kind]int64 {
+	return map[quota.Kind]int64{
+		quota.Connections: int64(q.Connections), quota.Memory: int64(q.Memory), quota.Requests: int64(q.Requests), quota.Commands: int64(q.Commands),
+		quota.Boxes: int64(q.Boxes), quota.Snapshots: int64(q.Snapshots), quota.SnapshotBytes: int64(q.SnapshotBytes), quota.URLs: int64(q.URLs),
+		quota.Domains: int64(q.Domains), quota.Schedules: int64(q.Schedules), quota.Certificates: int64(q.Certificates),
+	}
+}
+
+// minQuotaMemory is enough for a request with a body.
+const minQuotaMemory = 1 << 20
+
+// check finds quotas that would refuse all requests or never apply.
+func (q Quotas) check(fail func(key, format string, args ...any)) {
+	all := q.byKind()
+	for _, k := range slices.Sorted(maps.Keys(all)) {
+		least := int64(1)
+		if k.InBytes() {
+			least = minQuotaMemory
+		}
+		switch n := all[k]; {
+		case n >= least && n <= k.Max():
+		case k.InBytes():
+			fail("quotas."+k.String(), "%v is out of range; use %v to %v", Size(n), Size(least), Size(k.Max()))
+		default:
+			fail("quotas."+k.String(), "%d is out of range; use %d to %d", n, least, k.Max())
+		}
+	}
+}
+
+// URLLimits bounds the requests of visitors of public URLs, and their timeouts.
+type URLLimits struct {
+	Requests          int           `yaml:"requests_per_second"`
+	FailedCredentials int           `yaml:"failed_credentials_per_minute"`
+	HeaderBytes       Size          `yaml:"header_bytes"`
+	HeaderTimeout     time.Duration `yaml:"header_timeout"`
+	IdleTimeout       time.Duration `yaml:"idle_timeout"`
+	BodyTimeout       time.Duration `yaml:"body_timeout"`
+	ConnectTimeout    time.Duration `yaml:"connect_timeout"`
+	ResponseTimeout   time.Duration `yaml:"response_timeout"`
+}
+
+// DefaultURLLimits are the limits of an empty configuration.
+func DefaultURLLimits() URLLimits {
+	return URLLimits{
+		Requests: 2000, FailedCredentials: 20, HeaderBytes: 64 << 10, HeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		BodyTimeout: time.Minute, ConnectTimeout: 10 * time.Second, ResponseTimeout: 5 * time.Minute,
+	}
+}
+
+// check finds limits that would refuse all requests or never apply: these limits cannot be turned off.
+func (l *URLLimits) check(fail func(key, format string, args ...any)) {
+	if l.Requests < 1 || l.Requests > MaxCount {
+		fail("ingress.limits.requests_per_second", "%d is out of range; use 1 to %d", l.Requests, MaxCount)
+	}
+	if l.FailedCredentials < 1 || l.FailedCredentials > MaxCount {
+		fail("ingress.limits.failed_credentials_per_minute", "%d is out of range; use 1 to %d", l.FailedCredentials, MaxCount)
+	}
+	if l.HeaderBytes < 4<<10 || l.HeaderBytes > 64<<10 {
+		fail("ingress.limits.header_bytes", "%v is out of range; use 4KiB to 64KiB", l.HeaderBytes)
+	}
+	for _, c := range []struct {
+		key  string
+		have time.Duration
+		most time.Duration
+	}{
+		{"header_timeout", l.HeaderTimeout, 5 * time.Minute},
+		{"idle_timeout", l.IdleTimeout, time.Hour},
+		{"body_timeout", l.BodyTimeout, time.Hour},
+		{"connect_timeout", l.ConnectTimeout, 5 * time.Minute},
+		{"response_timeout", l.ResponseTimeout, 24 * time.Hour},
+	} {
+		if c.have < time.Second || c.have > c.most {
+			fail("ingress.limits."+c.key, "%v is out of range; use 1s to %v", c.have, c.most)
+		}
+	}
+}
+
+// Bounds limit how much is kept in files: entries that are too old or exceed the size are removed, the oldest first.
+type Bounds struct {
+	Days int  `yaml:"days"`
+	Size Size `yaml:"size"`
+}
+
+// Age returns the maximum age of entries.
+func (b Bounds) Age() time.Duration { return time.Duration(b.Days) * 24 * time.Hour }
+
+// check checks bounds. If mayBeOff is set, a size of 0 is allowed and turns the files off.
+func (b Bounds) check(key string, mayBeOff bool, fail func(key, format string, args ...any)) {
+	if b.Days < 1 || b.Days > 3660 {
+		fail(key+".days", "%d is out of range; use 1 to 3660", b.Days)
+	}
+	if mayBeOff && b.Size == 0 {
+		return
+	}
+	if b.Size < 1<<20 || b.Size > 1<<40 {
+		fail(key+".size", "%v is out of range; use 1MiB to 1TiB", b.Size)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	mdns "github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"boxgate/audit"
@@ -138,4 +139,75 @@ func UpstreamsFromResolvConf(r io.Reader) ([]string, error) {
 		upstreams[i] = net.JoinHostPort(s, conf.Port)
 	}
 	return upstreams, nil
+}
+
+var upstreamUp = prometheus.NewDesc("boxgate_dns_upstream_up",
+	"Whether an upstream DNS server is in use: 0 while it is skipped because it does not answer.", []string{"upstream"}, nil)
+
+var queriesWaiting = prometheus.NewDesc("boxgate_dns_queries_waiting", "DNS queries of boxes that are being answered.", nil, nil)
+
+// Describe implements [prometheus.Collector].
+func (s *Server) Describe(ch chan<- *prometheus.Desc) {
+	ch <- upstreamUp
+	ch <- queriesWaiting
+	s.up.counts.questions.Describe(ch)
+	s.up.counts.latency.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector]: register the Server itself.
+func (s *Server) Collect(ch chan<- prometheus.Metric) {
+	for _, u := range s.up.upstreams {
+		up := 1.0
+		if u.isHeldDown() {
+			up = 0
+		}
+		ch <- prometheus.MustNewConstMetric(upstreamUp, prometheus.GaugeValue, up, u.name)
+	}
+	ch <- prometheus.MustNewConstMetric(queriesWaiting, prometheus.GaugeValue, float64(s.usages.inFlightTotal()))
+	s.up.counts.questions.Collect(ch)
+	s.up.counts.latency.Collect(ch)
+}
+
+// counts are the metrics of the upstream servers. Their labels are names from the configuration and a closed set of
+// results, so their number is bounded.
+type counts struct {
+	questions *prometheus.CounterVec
+	latency   *prometheus.HistogramVec
+}
+
+// The results of a question to an upstream server.
+const (
+	resultAnswered = "answered" // with records, or with a negative answer
+	resultRefused  = "refused"  // SERVFAIL, REFUSED and the like
+	resultSilent   = "silent"   // no answer, or an unreadable one
+)
+
+func newCounts(upstreams []string) *counts {
+	c := &counts{
+		questions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "boxgate_dns_upstream_questions_total", Help: "Questions to an upstream DNS server, by result.",
+		}, []string{"upstream", "result"}),
+		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "boxgate_dns_upstream_seconds", Help: "How long an upstream DNS server took to answer, whatever the answer.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 1.5},
+		}, []string{"upstream"}),
+	}
+	for _, name := range upstreams { // so that rate() sees the first one
+		for _, result := range []string{resultAnswered, resultRefused, resultSilent} {
+			c.questions.WithLabelValues(name, result)
+		}
+		c.latency.WithLabelValues(name)
+	}
+	return c
+}
+
+// observe counts a question to an upstream, with its result and duration. A nil receiver does not count.
+func (c *counts) observe(upstream, result string, took time.Duration) {
+	if c == nil {
+		return
+	}
+	c.questions.WithLabelValues(upstream, result).Inc()
+	if result != resultSilent {
+		c.latency.WithLabelValues(upstream).Observe(took.Seconds())
+	}
 }

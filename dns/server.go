@@ -3,6 +3,7 @@ package dns
 import (
 	"context"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -285,4 +286,110 @@ func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 		return s.sinkNames(box, time.Now())
 	}
 	return s.grants.namesOf(box, a, time.Now())
+}
+
+// openEvent returns the event of a query that has not been parsed: a refusal.
+func openEvent(v visit, transport policy.Protocol) audit.Event {
+	ev := audit.Event{Time: v.arrived, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: name.ReasonInternal}
+	if v.box != nil {
+		ev.Box = v.box.ID
+	}
+	return ev
+}
+
+// closeEvent records the event of a query whose answer is ready.
+func (s *Server) closeEvent(v visit, ev *audit.Event) {
+	ev.Duration = time.Since(ev.Time)
+	s.record(v.usage, *ev)
+}
+
+// answerPanic answers a query whose handling panicked.
+func (s *Server) answerPanic(ev *audit.Event, wire []byte) []byte {
+	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
+		Action: audit.ActionRefuse, Reason: name.ReasonInternal, Error: "fault of the gateway"}
+	setRCode(ev, mdns.RcodeServerFailure)
+	s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
+	return bareReply(wire, mdns.RcodeServerFailure)
+}
+
+// setRCode records the response code in the event.
+func setRCode(ev *audit.Event, rcode int) {
+	if rcode == mdns.RcodeSuccess {
+		return
+	}
+	name, known := mdns.RcodeToString[rcode]
+	if !known {
+		name = strconv.Itoa(rcode)
+	}
+	ev.RCode = name
+}
+
+// setDecision copies a decision into the event.
+func setDecision(ev *audit.Event, d policy.Decision) {
+	ev.Verdict, ev.Reason, ev.Rule, ev.Version = d.Verdict, d.Reason, d.Rule, d.Version
+}
+
+// record passes the event to the audit log. Refusals that a box can provoke at line rate are coalesced.
+func (s *Server) record(use *usage, ev audit.Event) {
+	if ev.Reason == name.ReasonLimit || ev.Reason == name.ReasonUnknownBox {
+		use.refusals.add(ev)
+		return
+	}
+	s.audit.Record(ev)
+}
+
+// coalesceInterval is the minimum time between two events about refusals of one box.
+const coalesceInterval = time.Second
+
+// coalesced records the first refusal immediately, and later ones in one event per coalesceInterval: the latest refusal, with
+// the number of refusals. Each refusal is counted.
+type coalesced struct {
+	record func(audit.Event) // must not block
+
+	mu      sync.Mutex
+	timer   *time.Timer // nil if the last event is older than coalesceInterval
+	latest  audit.Event
+	pending uint64 // refusals since the last event
+}
+
+// add records ev, or counts it for the next event.
+func (c *coalesced) add(ev audit.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.latest = ev
+	c.pending++
+	if c.timer == nil {
+		c.recordLocked()
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.endInterval)
+	}
+}
+
+// endInterval records the pending refusals when the interval ends, and starts the next interval if there were any.
+func (c *coalesced) endInterval() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timer = nil
+	if c.pending > 0 {
+		c.recordLocked()
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.endInterval)
+	}
+}
+
+// flush records the pending refusals without waiting for the interval to end.
+func (c *coalesced) flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	if c.pending > 0 {
+		c.recordLocked()
+	}
+}
+
+func (c *coalesced) recordLocked() {
+	ev := c.latest
+	ev.Count, c.pending = c.pending, 0
+	c.record(ev)
 }

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	mdns "github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -152,5 +154,119 @@ func TestQueryOfARemovedBoxLeavesNothing(t *testing.T) {
 		if names := b.GrantedNames("box1", addr(goodV4)); len(names) > 0 || len(b.grants.boxes) > 0 {
 			t.Errorf("after a query for %s, grants are kept: %v", host, names)
 		}
+	}
+}
+
+// TestFloodIsCountedAndNotAnswered checks that over the limit, as many queries are refused with an answer as are
+// served, and that the rest are only counted.
+func TestFloodIsCountedAndNotAnswered(t *testing.T) {
+	t.Parallel()
+	const burst, flood = 5, 300
+	l := newLive(t, domains("a.example.com"), newZone(t), Limits{QueriesPerSecond: 0.001, Burst: burst})
+	l.ask(t, "udp", "b.example.com", mdns.TypeA) // afterwards the server is up and its receive buffer enlarged
+	const served = burst - 1
+	conn, err := net.Dial("udp", l.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	wire, err := newQuery("b.example.com", mdns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range flood {
+		if _, err := conn.Write(wire); err != nil {
+			t.Fatal(err)
+		}
+	}
+	over := func() (n uint64) {
+		for _, ev := range l.events.all() {
+			if ev.Reason == name.ReasonLimit {
+				n += ev.Count
+			}
+		}
+		return n
+	}
+	for deadline := time.Now().Add(time.Minute); over() < flood-served; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d queries are accounted for", over(), flood-served)
+		}
+	}
+	// Exactly the due answers arrive.
+	buf := make([]byte, 512)
+	for n := 1; ; n++ {
+		wait := time.Minute
+		if n > served+burst {
+			wait = 20 * time.Millisecond
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(buf); err != nil {
+			if n <= served+burst {
+				t.Errorf("answer %d of %d: %v", n, served+burst, err)
+			}
+			break
+		}
+		if n > served+burst {
+			t.Errorf("answer %d, where %d are due", n, served+burst)
+		}
+	}
+	for deadline := time.Now().Add(time.Minute); l.usages.usageOf(l.box).inFlight.Load() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("queries are still counted as under way")
+		}
+	}
+}
+
+// withoutDescriptors calls f while the process has no free file descriptor.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	free, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(free)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: before.Max}); err != nil { // all lower ones are in use
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := os.Open(os.DevNull); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("a file can be opened, or not for another reason: %v", err)
+	}
+	f()
+}
+
+// TestAServerEndsWithoutDescriptors checks that a server without free descriptors still ends its reads. Otherwise a
+// gateway would read the queries of its successor, under policies that no longer change. The limit applies to the
+// process, so no other test may run at the same time.
+func TestAServerEndsWithoutDescriptors(t *testing.T) { //nolint:paralleltest // see above
+	for name, stop := range stopping {
+		t.Run(name, func(t *testing.T) { //nolint:paralleltest // see above
+			p := newPassing(t)
+			b := newBench(t, domains("a.example.com"), newZone(t))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := p.serve(ctx, t, b.Server)
+			p.ask(t, "denied.example.com", 0, 1)
+			if err := p.answers(0, 1, answered); err != nil {
+				t.Fatal(err)
+			}
+			withoutDescriptors(t, func() {
+				stop(b.Server, cancel)
+				ended(t, "the server", done)
+			})
+			if state := p.state(t); state != 0 {
+				t.Errorf("nothing has arrived, and the socket is in the state %#x", state)
+			}
+		})
 	}
 }

@@ -13,11 +13,14 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"boxgate/enclosure/inside"
 )
@@ -186,3 +189,63 @@ func (p *Process) close() error {
 func (p *Process) OwnsTerminal() bool { return p.tty != nil }
 
 var _ io.Closer = (*Process)(nil)
+
+// foregroundTerminal opens the terminal of this process if the process is in the foreground and not part of a pipeline, in
+// which another program may need the terminal as well.
+func foregroundTerminal() *os.File {
+	if !term.IsTerminal(0) || !term.IsTerminal(1) {
+		return nil
+	}
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return nil
+	}
+	if !isForeground(tty) {
+		tty.Close()
+		return nil
+	}
+	return tty
+}
+
+func isForeground(tty *os.File) bool {
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// SharesTerminal reports whether keys that send signals affect both this process and the command, as in a pipeline on a
+// terminal.
+func (p *Process) SharesTerminal() bool {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer tty.Close()
+	return p.tty == nil && isForeground(tty)
+}
+
+// reclaimTerminal makes this process the foreground of its terminal again.
+func (p *Process) reclaimTerminal() { _ = inside.SetForeground(p.tty, unix.Getpgrp()) }
+
+// HostSockets returns the paths of the Unix sockets bound in this process's network namespace, through which a command
+// could make processes of the host act for it. Sockets with relative paths, and sockets of other network namespaces, cannot
+// be found in this way.
+func HostSockets() ([]string, error) {
+	data, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return nil, fmt.Errorf("finding the host's sockets: %w", err)
+	}
+	var out []string
+	for line := range strings.Lines(string(data)) {
+		// Num: RefCount Protocol Flags Type St Inode Path; the path may contain spaces
+		_, path, ok := strings.Cut(line, " /")
+		if !ok {
+			continue
+		}
+		path = "/" + strings.TrimSuffix(path, "\n")
+		if !slices.Contains(out, path) {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}

@@ -2,11 +2,11 @@ package firewall
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -135,4 +135,128 @@ func (f *talk) check() {
 func (f *talk) end() {
 	f.done.Store(true)
 	f.senders.Wait()
+}
+
+// checksum is the checksum of RFC 1071.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// complain sends "host unreachable" from a box about a UDP packet from server to client.
+func (w *world) complain(id policy.BoxID, server, client netip.AddrPort) {
+	w.t.Helper()
+	ip := make([]byte, 20)
+	ip[0], ip[3], ip[8], ip[9] = 0x45, 36, 64, unix.IPPROTO_UDP
+	copy(ip[12:], server.Addr().AsSlice())
+	copy(ip[16:], client.Addr().AsSlice())
+	binary.BigEndian.PutUint16(ip[10:], checksum(ip))
+	m := append([]byte{3, 1, 0, 0, 0, 0, 0, 0}, ip...)
+	for _, n := range []uint16{server.Port(), client.Port(), 16, 0, 0, 0, 0, 0} {
+		m = binary.BigEndian.AppendUint16(m, n)
+	}
+	binary.BigEndian.PutUint16(m[2:], checksum(m))
+	w.must(w.in(w.boxNS[id], func() error {
+		c, err := net.Dial("ip4:icmp", server.Addr().String())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		_, err = c.Write(m)
+		return err
+	}))
+}
+
+// A box that guesses the ports of another's connection cannot send errors about it to the server.
+func TestErrorsAboutAnotherBoxsConnectionStayHere(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("victim", 10)
+	w.addBox("thief", 11)
+	for _, id := range []policy.BoxID{"victim", "thief"} {
+		w.apply(id, allow("198.51.100.0/28"))
+	}
+	server := w.serveUDP(w.outside, netip.AddrPortFrom(outside4, 0).String())
+	c, err := w.dial(w.boxNS["victim"], "udp", server)
+	w.must(err)
+	_, err = ask(c, "x")
+	w.must(err)
+	client := addrPort(c.LocalAddr())
+	arrived := func() bool {
+		return w.wire.find(func(p seenPacket) bool { return p.dst == outside4 && p.proto == unix.IPPROTO_ICMP })
+	}
+	w.complain("thief", server, client)
+	w.flushWire("thief")
+	if arrived() {
+		t.Error("the error of another box arrived")
+	}
+	w.complain("victim", server, client)
+	w.wait("the box's own error arrives", arrived)
+}
+
+// The table and the routing rules are deleted together, in either order, and not restored for a while: no packet from a box
+// leaves, with any source address. Neighbour entries stay, because otherwise some packets would only wait for them.
+func TestNothingIsForwardedWithoutTableAndRoutingRules(t *testing.T) {
+	const rules = "for f in -4 -6; do ip $f rule flush; ip $f rule add pref 0 table local; ip $f rule add pref 32766 table main; done"
+	for name, damage := range map[string]string{
+		"rules last":  "nft flush ruleset; " + rules,
+		"rules first": rules + "; nft flush ruleset",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.addBox("one", 10)
+			w.apply("one", policy.KernelPlan{DefaultAllow: true, Denied: hosts(victims), Protected: guarded()})
+			w.extraAddresses(metadata[1])
+			w.pinNeighbours()
+			stop := w.flood("one", append(victims, metadata...))
+			passing := w.flowing("one", friends)
+			w.wait("allowed packets pass", func() bool { return w.arrivedFrom(uplink4) && w.arrivedFrom(uplink6) })
+			w.must(passing())
+			for range 10 {
+				w.shell(w.gateway, damage)
+				w.forge(victims)
+				w.shell(w.gateway, "ip -6 route get 2001:db8:2::7; ip route get 198.51.100.7") // the host itself is not affected
+				time.Sleep(20 * time.Millisecond)
+				w.must(w.fw.Restore(t.Context()))
+			}
+			if sent, arrived := stop(); arrived > 0 {
+				t.Errorf("%d of %d packets arrived", arrived, sent)
+			}
+			if w.wire.find(func(p seenPacket) bool { return p.proto == unix.IPPROTO_UDP && p.src != uplink4 && p.src != uplink6 }) {
+				t.Error("a packet left with another source than the host's")
+			}
+		})
+	}
+}
+
+// pinNeighbours makes gateway and outside permanent neighbours of each other.
+func (w *world) pinNeighbours() {
+	w.t.Helper()
+	w.shell(w.outside, "ip link set net0 address 02:00:00:00:00:02")
+	w.shell(w.gateway, `ip link set up0 address 02:00:00:00:00:01
+		ip neigh replace 203.0.113.10 lladdr 02:00:00:00:00:02 dev up0 nud permanent
+		ip neigh replace 2001:db8:1::10 lladdr 02:00:00:00:00:02 dev up0 nud permanent`)
+	w.shell(w.outside, `ip neigh replace 203.0.113.1 lladdr 02:00:00:00:00:01 dev net0 nud permanent
+		ip neigh replace 2001:db8:1::1 lladdr 02:00:00:00:00:01 dev net0 nud permanent`)
+}
+
+func (w *world) arrivedFrom(src netip.Addr) bool {
+	return w.wire.find(func(p seenPacket) bool { return p.src == src })
+}
+
+// forge sends from the box with sources that are not its own.
+func (w *world) forge(to []netip.Addr) {
+	w.t.Helper()
+	for _, a := range to {
+		src := netip.MustParseAddr("203.0.113.77")
+		if a.Is6() {
+			src = netip.MustParseAddr("2001:db8:7::7")
+		}
+		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(src, netip.AddrPortFrom(a, floodPort)) }))
+	}
 }

@@ -10,8 +10,12 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 
+	"boxgate/firewall/link"
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/policy"
 )
 
 // Another program flushes the whole ruleset: boxes must reach neither the internet nor the host, not even with a forged
@@ -196,5 +200,64 @@ func TestAForwardedConnectionDoesNotReachTheHost(t *testing.T) {
 	w.flushWire("one")
 	if n := reached.Load(); n > 0 {
 		t.Errorf("%d packets reached a program of the host", n)
+	}
+}
+
+// However a network namespace treats new interfaces, an attached box has IPv6, and only the addresses that it was given.
+func TestBoxHasItsOwnAddressesWhateverItsNamespaceDoes(t *testing.T) {
+	for name, set := range map[string][]namespace.Sysctl{
+		"as made":  nil,
+		"IPv6 off": {{Path: "ipv6/conf/all/disable_ipv6", Value: "1"}, {Path: "ipv6/conf/default/disable_ipv6", Value: "1"}},
+		"random":   {{Path: "ipv6/conf/default/addr_gen_mode", Value: "3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			id := policy.BoxID("one")
+			w.boxNS[id] = newNamespace(t)
+			w.must(w.in(w.boxNS[id], func() error { return namespace.WriteSysctls(set) }))
+			box := w.addBox(id, 10)
+			w.apply(id, policy.KernelPlan{DefaultAllow: true, Protected: guarded()})
+			server := w.serveTCP(w.outside, ":0", nil)
+			if _, err := w.exchange(w.boxNS[id], "tcp6", netip.AddrPortFrom(outside6, server.Port()), "hello"); err != nil {
+				t.Errorf("over IPv6: %v", err)
+			}
+			w.must(w.in(w.boxNS[id], func() error {
+				inside, err := netlink.LinkByName(link.Inside)
+				if err != nil {
+					return err
+				}
+				have, err := netlink.AddrList(inside, netlink.FAMILY_ALL)
+				for _, a := range have {
+					if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != box.V4 && ip != box.V6 {
+						t.Errorf("the box has %v", a)
+					}
+				}
+				if len(have) != 2 {
+					t.Errorf("the box has %d addresses", len(have))
+				}
+				return err
+			}))
+		})
+	}
+}
+
+func TestAllowedAddressIsForwardedAndMasqueraded(t *testing.T) {
+	w := newWorld(t)
+	a := w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28", "2001:db8:2::/64"))
+	tcp := w.serveTCP(w.outside, ":0", nil)
+	for _, to := range []netip.Addr{outside4, outside6} {
+		got, err := w.exchange(w.boxNS[a.Box], "tcp", netip.AddrPortFrom(to, tcp.Port()), "hello")
+		if err != nil || !strings.HasSuffix(got, "hello") {
+			t.Errorf("tcp to %v: %q, %v", to, got, err)
+		}
+		if !strings.HasPrefix(got, uplink4.String()) && !strings.HasPrefix(got, "["+uplink6.String()) {
+			t.Errorf("tcp to %v: the server sees %q, not the gateway's uplink", to, got)
+		}
+		udp := w.serveUDP(w.outside, netip.AddrPortFrom(to, 0).String())
+		got, err = w.exchange(w.boxNS[a.Box], "udp", udp, "hello")
+		if err != nil || !strings.HasSuffix(got, "hello") {
+			t.Errorf("udp to %v: %q, %v", to, got, err)
+		}
 	}
 }

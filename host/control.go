@@ -1,16 +1,24 @@
 package host
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/api"
 	"boxgate/host/nslock"
 )
 
@@ -95,4 +103,254 @@ func (h *Host) serveControl(ctx context.Context) error {
 type ControlAnswer struct {
 	Answer any    `json:"answer,omitempty"`
 	Error  string `json:"error,omitempty"`
+}
+
+// adminTurn decides whether this process or its successor answers requests to the admin API. While a handover is
+// undecided, requests wait.
+type adminTurn struct {
+	lookUp func(key string) (api.Key, bool)
+	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
+	// needsNoKey reports whether the user of a request needs no key; nil: all do.
+	needsNoKey func(*http.Request) bool
+
+	mu          sync.Mutex
+	waiting     chan struct{}                     // closed when the handover is decided; nil: not waiting
+	passed      bool                              // the successor answers
+	open        sync.WaitGroup                    // requests answered by this process; Add only with mu held, while this process answers
+	changes     int                               // requests among them that may change state
+	changesDone chan struct{}                     // closed when changes reaches 0; nil: no waiter
+	bodies      map[*http.ResponseController]bool // connections whose request body is still arriving; true: a read deadline is set
+	bodyTimeout time.Duration                     // time limit for the rest of a body; 0: bodyTime
+	keys        map[[32]byte]api.Key              // by digest: keys seen valid, which stay valid after the turn has passed on; invalid keys are never added
+}
+
+// inBoxes lists the subresources of a box whose POST requests only act inside the box and may take arbitrarily long. They
+// do not change the store.
+var inBoxes = []string{"exec", "exec-stream", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
+
+// changesState reports whether a request may change the store.
+func changesState(r *http.Request) bool {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return false
+	}
+	parts := strings.Split(r.URL.Path, "/") // "", "v2", "box", name, …
+	inBox := r.Method == http.MethodPost && len(parts) >= 5 && parts[1] == "v2" && parts[2] == "box" && parts[3] != "settings" && slices.Contains(inBoxes, parts[4])
+	return !inBox
+}
+
+// bodyTime is how long the rest of a change's body may take to arrive once a handover has begun.
+const bodyTime = 5 * time.Second
+
+// changeBody is the body of a change. It lets a handover set a deadline for slow bodies.
+type changeBody struct {
+	io.ReadCloser
+	turn *adminTurn
+	conn *http.ResponseController
+}
+
+// Read implements [io.Reader].
+func (a *changeBody) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	if err != nil {
+		a.turn.endBody(a.conn)
+	}
+	return n, err
+}
+
+// setBodyDeadline sets a read deadline for the rest of a body. The caller holds t.mu.
+func (t *adminTurn) setBodyDeadline(conn *http.ResponseController) {
+	t.bodies[conn] = true
+	_ = conn.SetReadDeadline(time.Now().Add(cmp.Or(t.bodyTimeout, bodyTime)))
+}
+
+// endBody records that a body was read completely.
+func (t *adminTurn) endBody(conn *http.ResponseController) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	hurried := t.bodies[conn]
+	if delete(t.bodies, conn); hurried {
+		_ = conn.SetReadDeadline(time.Time{}) // later reads only detect a disconnected client
+	}
+}
+
+// serve answers a request that serveOrForward has counted.
+func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Request, changes bool) {
+	defer t.open.Done()
+	if changes {
+		defer t.endChange()
+	}
+	if changes && r.Body != nil && r.Body != http.NoBody {
+		conn := http.NewResponseController(w)
+		t.mu.Lock()
+		if t.bodies == nil {
+			t.bodies = map[*http.ResponseController]bool{}
+		}
+		if t.bodies[conn] = false; t.changesDone != nil {
+			t.setBodyDeadline(conn)
+		}
+		t.mu.Unlock()
+		defer t.endBody(conn)
+		r.Body = &changeBody{r.Body, t, conn}
+	}
+	own.ServeHTTP(w, r)
+}
+
+// newAdminTurn returns an adminTurn of this process. lookUp finds API keys; dial connects to the successor's admin API.
+func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Context) (net.Conn, error)) *adminTurn {
+	return &adminTurn{lookUp: lookUp, dial: dial}
+}
+
+// wrap returns a handler that lets own answer while it is this process's turn.
+func (t *adminTurn) wrap(own http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.serveOrForward(own, w, r) })
+}
+
+// serveOrForward answers a request in this process or forwards it to the successor.
+func (t *adminTurn) serveOrForward(own http.Handler, w http.ResponseWriter, r *http.Request) {
+	changes := changesState(r)
+	for {
+		t.mu.Lock()
+		waiting, passed := t.waiting, t.passed
+		if own := waiting == nil && !passed; own {
+			t.open.Add(1)
+			if changes {
+				t.changes++
+			}
+		}
+		t.mu.Unlock()
+		switch {
+		case passed:
+			t.forward(w, r)
+			return
+		case waiting == nil:
+			t.serve(own, w, r, changes)
+			return
+		}
+		select {
+		case <-waiting:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (t *adminTurn) endChange() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.changes--; t.changes == 0 && t.changesDone != nil {
+		close(t.changesDone)
+		t.changesDone = nil
+	}
+}
+
+// findKey returns the caller that a key identifies, if the key is valid. After the turn has passed on, keys that were valid
+// then remain so until they expire.
+func (t *adminTurn) findKey(key string) (api.Caller, bool) {
+	digest := sha256.Sum256([]byte(key))
+	t.mu.Lock()
+	away, known := t.waiting != nil || t.passed, t.keys[digest]
+	t.mu.Unlock()
+	if away {
+		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
+		return known.Caller, known.Key != "" && !expired
+	}
+	found, ok := t.lookUp(key)
+	if !ok {
+		return api.Caller{}, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.keys == nil {
+		t.keys = map[[32]byte]api.Key{}
+	}
+	t.keys[digest] = found
+	return found.Caller, true
+}
+
+// forgetKeys invalidates all keys that were remembered for requests to this process.
+func (t *adminTurn) forgetKeys() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.keys = nil
+}
+
+// holdRequests makes new requests wait, and returns once all running changes have finished. If ctx is done first, requests are
+// admitted again.
+func (t *adminTurn) holdRequests(ctx context.Context) error {
+	t.mu.Lock()
+	t.waiting = make(chan struct{})
+	quiet := make(chan struct{})
+	if t.changes == 0 {
+		close(quiet)
+	} else {
+		t.changesDone = quiet
+	}
+	for conn := range t.bodies {
+		t.setBodyDeadline(conn)
+	}
+	t.mu.Unlock()
+	select {
+	case <-quiet:
+		return nil
+	case <-ctx.Done():
+		t.decide(false)
+		return ctx.Err()
+	}
+}
+
+// awaitRequests waits for the requests that this process answers.
+func (t *adminTurn) awaitRequests(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		t.open.Wait()
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// decide ends the wait: passed sends all requests to the successor, otherwise this process answers them.
+func (t *adminTurn) decide(passed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.passed, t.changesDone = passed, nil
+	if t.waiting != nil {
+		close(t.waiting)
+		t.waiting = nil
+	}
+}
+
+// errReplaced answers requests that a successor will serve.
+const errReplaced = `{"error": "the gateway is being replaced; try again"}`
+
+// forward proxies a request to the successor, and closes the client's connection afterwards. The successor would not know the user
+// of a request without a key, who has to repeat it.
+func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Connection", "close")
+	if r.Header[api.KeyHeader] == nil && r.Header["Authorization"] == nil && t.needsNoKey != nil && t.needsNoKey(r) {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, errReplaced, http.StatusServiceUnavailable)
+		return
+	}
+	transport := &http.Transport{
+		DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return t.dial(ctx) },
+		ResponseHeaderTimeout: 10 * time.Minute,
+	}
+	defer transport.CloseIdleConnections()
+	proxy := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(&url.URL{Scheme: "http", Host: "gateway"})
+			p.Out.Host = r.Host
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, errReplaced, http.StatusServiceUnavailable)
+		},
+	}
+	proxy.ServeHTTP(w, r)
 }

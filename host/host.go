@@ -9,16 +9,51 @@ package host
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"boxgate/api/history"
 	"boxgate/api/server"
+	"boxgate/audit"
+	"boxgate/audit/archive"
+	"boxgate/audit/export"
+	"boxgate/audit/lines"
+	"boxgate/certs"
+	"boxgate/certs/acme"
+	"boxgate/config"
+	"boxgate/dns"
+	"boxgate/firewall"
+	"boxgate/host/authlimit"
 	"boxgate/host/box"
+	"boxgate/host/boxdial"
+	"boxgate/host/enforce"
+	"boxgate/host/handover"
 	"boxgate/host/keys"
+	"boxgate/host/listen"
+	"boxgate/host/meter"
+	"boxgate/host/netns"
 	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
+	"boxgate/host/share"
+	"boxgate/host/snapshots"
+	"boxgate/host/state"
 	"boxgate/host/urls"
 	"boxgate/host/usage"
+	"boxgate/ingress"
+	"boxgate/internal/fault"
+	"boxgate/internal/memory"
+	"boxgate/launcher"
+	"boxgate/observe"
 	"boxgate/policy"
+	"boxgate/proxy"
+	quotas "boxgate/quota"
+	"boxgate/secrets"
+	"boxgate/secrets/identity"
+	"boxgate/store"
 )
 
 // Host is one gateway: its services and the parts below them. It is complete when [Open] returns; afterwards only the
@@ -82,4 +117,114 @@ func (h *Host) Services() server.Services {
 // attached boxes.
 func (h *Host) Tokens(ctx context.Context, id policy.BoxID) (map[string]string, error) {
 	return h.usage.Tokens(ctx, id)
+}
+
+// parts are the building blocks of a gateway. The steps of [open] open them in order; each step needs only earlier ones.
+// They do not change after [open] has returned.
+type parts struct {
+	cfg       config.Config
+	log       *zap.Logger
+	lines     *lines.Writer `required:"false"` // of decisions; nil: disabled
+	addrs     config.Addresses
+	listeners *listen.Sockets
+	apart     *netns.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
+	before    *handover.Predecessor `required:"false"` // the process being replaced
+	metrics   *prometheus.Registry
+	shares    share.Descriptors // file descriptors
+	memory    *memory.Budget    // shared by boxes
+	quotas    *quotas.Book      // of API keys
+	keyed     *authlimit.Keyed  // connections of clients that presented an API key
+
+	boxes      *state.Table
+	connected  *enforce.Registry
+	urlTable   *urls.Table
+	domains    *urls.Domains
+	orders     *urls.Orders
+	ownURLs    *urls.OwnURLs
+	reach      *boxdial.Boxes
+	visits     *usage.Visits
+	minter     *certs.Minter
+	history    *history.History
+	roots      *x509.CertPool // trusted for upstream servers
+	addedRoots []byte         // configured additions to roots, in PEM; launched boxes trust them too
+
+	store        *store.DB
+	trail        *records.Trail
+	past         *archive.Store `required:"false"` // nil: disabled
+	historyLines *lines.Writer  `required:"false"` // lines for past; nil: disabled
+	observed     *observe.Log   `required:"false"` // sums of the traffic of boxes; nil: disabled
+	audit        *audit.Log
+	exporters    export.Exporters // of decisions; empty: disabled
+	exports      []audit.Export   // the exporters' inputs
+	secrets      *secrets.Secrets
+	tokens       *identity.Issuer
+	dns          *dns.Server
+	proxy        *proxy.Proxy
+	ingress      *ingress.Ingress
+	urlCA        *certs.Authority `required:"false"` // nil unless the internal CA signs public URLs
+	acme         *acme.Manager    `required:"false"` // nil unless ingress.tls.mode is acme
+
+	certificates certificates // of public URLs
+
+	launcher        *launcher.Launcher
+	snapshotManager *snapshots.Manager
+	holdings        *keys.Holdings // of API keys
+	provisioner     *box.Provisioner
+	net             *enforce.Enforcer // applies policies
+	shared          *rules.Shared     // inputs shared by the policies of all boxes
+	firewall        *firewall.Firewall
+	meter           *meter.Meter
+}
+
+// newParts returns the parts that need only the options. It divides descriptors and memory among boxes.
+func newParts(o Options) (*parts, error) {
+	descriptors, err := share.RaiseDescriptors()
+	if err != nil {
+		return nil, err
+	}
+	shares := share.MemoryOf(o.Config)
+	shares.LimitRuntime()
+	boxes := &state.Table{Limits: o.Config.Limits.BoxLimits()}
+	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
+	return &parts{
+		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,
+		metrics: prometheus.NewRegistry(), shares: descriptors, memory: shares.Budget(), quotas: book, keyed: authlimit.NewKeyed(book),
+		boxes: boxes, connected: &enforce.Registry{}, reach: &boxdial.Boxes{}, history: history.New(boxes.Has),
+	}, nil
+}
+
+// close closes the open parts.
+func (p *parts) close() error {
+	var errs []error
+	if p.firewall != nil {
+		errs = append(errs, p.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
+	}
+	p.flushExports()
+	if p.past != nil {
+		_ = p.historyLines.Sync() // lost lines are counted
+		errs = append(errs, p.past.Close())
+	}
+	if p.observed != nil {
+		errs = append(errs, p.observed.Close())
+	}
+	if p.trail != nil {
+		errs = append(errs, p.trail.Log().Close())
+	}
+	if p.acme != nil {
+		p.acme.Close()
+	}
+	if p.snapshotManager != nil {
+		p.snapshotManager.Close()
+	}
+	if p.launcher != nil {
+		if len(p.boxes.All()) == 0 {
+			forgetRun(p.launcher.RunDir())
+		}
+		errs = append(errs, p.launcher.Close())
+	}
+	p.secrets.Close()
+	if p.store != nil {
+		errs = append(errs, p.store.Close())
+	}
+	return errors.Join(errs...)
 }

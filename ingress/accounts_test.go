@@ -3,20 +3,24 @@ package ingress
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/cookiejar"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
-
-	"crypto/tls"
 
 	"boxgate/audit"
 	"boxgate/ingress/access"
@@ -262,4 +266,404 @@ func TestSignInsOfAnotherBrowser(t *testing.T) {
 		t.Errorf("the code again: %s", resp.Status)
 	}
 	f.event(t, func(e audit.Event) bool { return e.Error == account.ErrTicket.Error() && e.Verdict == policy.Deny })
+}
+
+// poorProvider is an identity provider that refuses every code.
+type poorProvider struct {
+	*httptest.Server
+	discoveries, codes atomic.Int64
+	hold               chan struct{} // each answer receives a value from it; nil: answers are immediate
+}
+
+func newPoorProvider(t *testing.T, hold chan struct{}) *poorProvider {
+	t.Helper()
+	p := &poorProvider{hold: hold}
+	answer := func(w http.ResponseWriter, r *http.Request, asked *atomic.Int64, status int, body any) {
+		asked.Add(1)
+		if p.hold != nil {
+			select {
+			case <-p.hold:
+			case <-r.Context().Done():
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(body)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, r, &p.discoveries, 200, map[string]any{
+			"issuer": p.URL, "authorization_endpoint": p.URL + "/auth", "token_endpoint": p.URL + "/token", "jwks_uri": p.URL + "/keys",
+		})
+	})
+	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)       // without this the server does not notice that the gateway has closed the connection
+		if r.Header.Get("Authorization") == "" { // the library repeats the code with the client's secret in the form
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		answer(w, r, &p.codes, 400, map[string]any{"error": "invalid_grant"})
+	})
+	p.Server = httptest.NewServer(mux)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// stepwise is a visitor with its own address, who follows no redirects.
+func (f *fixture) stepwise(t *testing.T, address string) *http.Client {
+	t.Helper()
+	c := f.from(t, address)
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c
+}
+
+// begun is a sign-in that has reached the provider.
+type begun struct{ state, cookie string }
+
+// begin takes a browser to the provider.
+func (f *fixture) begin(t *testing.T, c *http.Client) begun {
+	t.Helper()
+	first, _ := get(t, c, "https://one"+domain+pages.StartPath, browser)
+	second, page := get(t, c, first.Header.Get("Location"), browser)
+	at, err := url.Parse(second.Header.Get("Location"))
+	if err != nil || at.Query().Get("state") == "" {
+		t.Fatalf("%s to %q\n%s", second.Status, second.Header.Get("Location"), page)
+	}
+	cookie, _, _ := strings.Cut(second.Header.Get("Set-Cookie"), ";")
+	return begun{at.Query().Get("state"), cookie}
+}
+
+// back returns from the provider with a code.
+func (b begun) back(t *testing.T, c *http.Client, code string) *http.Response {
+	t.Helper()
+	resp, _ := get(t, c, accountOrigin+pages.ReturnPath+"?state="+b.state+"&code="+code, func(r *http.Request) {
+		browser(r)
+		r.Header.Set("Cookie", b.cookie)
+	})
+	return resp
+}
+
+// A sign-in sends the provider one code, and an address as many as it may guess credentials.
+func TestAttackCodesForTheProvider(t *testing.T) {
+	t.Parallel()
+	p := newPoorProvider(t, nil)
+	f := withAccounts(t, p.URL, record(t))
+	f.tallies.mu.Lock()
+	f.tallies.failures = 3
+	f.tallies.mu.Unlock()
+	c := f.client(t, true)
+	once := f.begin(t, c)
+	for i := range 5 {
+		if resp := once.back(t, c, fmt.Sprint(i)); resp.StatusCode != 403 {
+			t.Errorf("code %d: %s", i, resp.Status)
+		}
+	}
+	if n := p.codes.Load(); n != 1 {
+		t.Errorf("the provider was asked about %d codes of one sign-in", n)
+	}
+	var more []begun
+	for range 5 {
+		more = append(more, f.begin(t, c))
+	}
+	for i, b := range more {
+		want := 403
+		if i >= 2 {
+			want = 429
+		}
+		if resp := b.back(t, c, "x"); resp.StatusCode != want || want == 429 && resp.Header.Get("Retry-After") == "" {
+			t.Errorf("sign-in %d: %s", i, resp.Status)
+		}
+	}
+	if n := p.codes.Load(); n != 3 {
+		t.Errorf("the provider was asked about %d codes", n)
+	}
+	other := f.stepwise(t, "127.0.0.2")
+	if resp := f.begin(t, other).back(t, other, "x"); resp.StatusCode != 403 {
+		t.Errorf("another visitor: %s", resp.Status)
+	}
+}
+
+// If many visitors return from a slow provider, it is sent 16 codes at a time. An address gets 4 of them, and the last quarter
+// is for addresses without any. The others are asked to come again, and then succeed.
+func TestAttackManyComeBackFromASlowProvider(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{}, 1000)
+	p := newPoorProvider(t, hold)
+	f := withAccounts(t, p.URL, record(t))
+	hold <- struct{}{} // for the discovery
+	var all []begun
+	var clients []*http.Client
+	for i := range 5 {
+		c := f.stepwise(t, fmt.Sprintf("127.0.0.%d", i+1))
+		for range 6 {
+			all, clients = append(all, f.begin(t, c)), append(clients, c)
+		}
+	}
+	var later sync.Map
+	var done sync.WaitGroup
+	for i, b := range all {
+		done.Go(func() {
+			switch resp := b.back(t, clients[i], "x"); {
+			case resp.StatusCode == 503 && resp.Header.Get("Retry-After") != "":
+				later.Store(i, true)
+			case resp.StatusCode != 403:
+				t.Errorf("sign-in %d: %s", i, resp.Status)
+			}
+		})
+	}
+	told := func() (list []int) {
+		later.Range(func(i, _ any) bool { list = append(list, i.(int)); return true })
+		return list
+	}
+	f.await(t, "the rest", func() bool { return len(told())+int(p.codes.Load()) == len(all) })
+	if n := f.held(); n > exchangesMost || n < exchangesMost*3/4 {
+		t.Errorf("%d hold a place", n)
+	}
+	for range len(all) {
+		hold <- struct{}{}
+	}
+	done.Wait()
+	asked := p.codes.Load()
+	again := told()[0]
+	if resp := all[again].back(t, clients[again], "x"); resp.StatusCode != 403 || p.codes.Load() != asked+1 {
+		t.Errorf("one that came again: %s", resp.Status)
+	}
+}
+
+// If many sign-ins begin while the provider is slow, its configuration is requested once. Each sign-in that waits for it holds
+// a place.
+func TestManyBeginWithASlowProvider(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{})
+	p := newPoorProvider(t, hold)
+	f := withAccounts(t, p.URL, record(t))
+	c := f.client(t, true)
+	const many = 20
+	var done sync.WaitGroup
+	for range many {
+		done.Go(func() { f.begin(t, c) })
+	}
+	f.await(t, "those who begin", func() bool { return f.held() == many })
+	hold <- struct{}{}
+	done.Wait()
+	if n := p.discoveries.Load(); n != 1 {
+		t.Errorf("it was asked %d times", n)
+	}
+}
+
+// forgedIdentity is a visitor's forged identity, which must not reach the box.
+const forgedIdentity = "198.51.100.66"
+
+// documentedFields returns the prefixes and names that docs/urls.md promises to remove.
+func documentedFields(t *testing.T) (beginnings, names []string) {
+	t.Helper()
+	doc, err := os.ReadFile("../docs/urls.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	quoted := regexp.MustCompile("`([a-z0-9-]+)(\\*?)`")
+	for line := range strings.Lines(string(doc)) {
+		if !strings.HasPrefix(line, "- families: ") && !strings.HasPrefix(line, "- single fields: ") {
+			continue
+		}
+		for _, m := range quoted.FindAllStringSubmatch(line, -1) {
+			if m[2] == "*" {
+				beginnings = append(beginnings, m[1])
+			} else {
+				names = append(names, m[1])
+			}
+		}
+	}
+	return beginnings, names
+}
+
+// someFields is below the number of fields that one request may have.
+const someFields = 60
+
+// identityFields are the fields of the list of applications and proxies, and one field of each family in docs/urls.md.
+func identityFields(t *testing.T) []string {
+	t.Helper()
+	beginnings, all := documentedFields(t)
+	for _, b := range beginnings {
+		all = append(all, b, strings.TrimSuffix(b, "-")+"-user", b+"z")
+	}
+	for _, names := range trustedFields {
+		all = append(all, names...)
+	}
+	for i, name := range all {
+		all[i] = strings.ReplaceAll(strings.ToLower(name), "_", "-")
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if len(all) < 134 {
+		t.Fatalf("only %d fields", len(all))
+	}
+	return all
+}
+
+// spellings are names that servers consider the same.
+var spellings = map[string]func(string) string{
+	"lower case":  strings.ToLower,
+	"upper case":  strings.ToUpper,
+	"underscores": func(s string) string { return strings.ReplaceAll(s, "-", "_") },
+	"dots":        func(s string) string { return strings.ReplaceAll(s, "-", ".") },
+	"mixed": func(s string) string {
+		return strings.Replace(strings.ToUpper(strings.Replace(s, "-", "_", 1)), "-", ".", 1)
+	},
+	"other marks": func(s string) string { return strings.ReplaceAll(s, "-", "~") },
+}
+
+// No field in which proxies identify a visitor to servers reaches the box from a visitor: for no application, in no spelling
+// that servers consider the same, over either version of HTTP, in heads and trailers.
+func TestIdentityFieldsOfOtherProxiesAreRemoved(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	f.expose("one", box.Server, Auth{Open: true})
+	all := identityFields(t)
+	for spelling, spell := range spellings {
+		for names := range slices.Chunk(all, someFields) {
+			spelled := make([]string, 0, len(names))
+			for _, name := range names {
+				spelled = append(spelled, spell(name))
+			}
+			f.forge(t, box, spelling, spelled)
+		}
+	}
+}
+
+// forge sends fields with a forged identity in a head and in a trailer, over both versions of HTTP.
+func (f *fixture) forge(t *testing.T, box *recorder, spelling string, names []string) {
+	t.Helper()
+	var lines strings.Builder
+	var fields []string
+	for _, name := range names {
+		lines.WriteString(name + ": " + forgedIdentity + "\r\n")
+		fields = append(fields, strings.ToLower(name), forgedIdentity)
+	}
+	c := f.connectTo(t, "one"+domain)
+	_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: one"+domain+"\r\nX-Kept: "+spelling+"\r\nTransfer-Encoding: chunked\r\n"+lines.String()+
+		"\r\n1\r\nx\r\n0\r\n"+lines.String()+"\r\n")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	box.sawNoIdentity(t, "HTTP/1.1, "+spelling, resp.StatusCode == http.StatusOK)
+	v := f.frames(t, "one")
+	id := v.ask(false, append(to("POST", "one", "/", "x-kept", spelling), fields...)...)
+	_ = v.WriteData(id, false, []byte("x"))
+	v.next = id
+	v.ask(true, fields...) // trailers
+	r := v.answer(id)
+	box.sawNoIdentity(t, "HTTP/2, "+spelling, r.status() == "200")
+}
+
+// This also holds for applications that speak HTTP/2 and for visitors in boxes.
+func TestIdentityFieldsFromBoxesAndOverHTTP2(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	f.expose("one", box.Server, Auth{Open: true})
+	f.exposeAt("two", h2App(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto+" "+dump(r)) }), Auth{Open: true}, H2C)
+	get(t, f.client(t, false), "https://one"+domain+"/", nil) // after this, the listener is ready for boxes
+	c, err := f.visitFrom(t, "10.200.0.7:40000", f.url("one"), f.url("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}}
+	defer client.CloseIdleConnections()
+	for names := range slices.Chunk(identityFields(t), someFields) {
+		forge := func(r *http.Request) {
+			for _, name := range names {
+				r.Header[name] = []string{forgedIdentity}
+			}
+			r.Header.Set("X-Kept", "1")
+		}
+		for _, h2 := range []bool{false, true} {
+			if _, seen := get(t, f.client(t, h2), "https://two"+domain+"/", forge); strings.Contains(seen, forgedIdentity) ||
+				!strings.HasPrefix(seen, "HTTP/2.0 ") || !strings.Contains(seen, "X-Forwarded-For: 127.0.0.1\r\n") || !strings.Contains(seen, "X-Kept: 1\r\n") {
+				t.Errorf("h2 %v: the application got\n%s", h2, seen)
+			}
+		}
+		get(t, &client, "https://"+f.url("one")+"/", forge)
+		if got := box.last(t); strings.Contains(dump(got), forgedIdentity) || got.Header.Get("X-Forwarded-For") != "10.200.0.7" || got.Header.Get("X-Kept") != "1" {
+			t.Errorf("from a box the application got\n%s", dump(got))
+		}
+	}
+}
+
+// Fields of clients for their own use pass unchanged, over both versions of HTTP.
+func TestOrdinaryFieldsPass(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	box := record(t)
+	f.expose("one", box.Server, Auth{Open: true})
+	for _, h2 := range []bool{false, true} {
+		get(t, f.client(t, h2), "https://one"+domain+"/", func(r *http.Request) {
+			for _, name := range ordinaryFields {
+				r.Header.Set(name, "kept "+name)
+			}
+			r.Header.Set("User-Agent", "kept User-Agent")
+		})
+		for _, name := range append(ordinaryFields, "User-Agent") {
+			if got := box.last(t).Header.Get(name); got != "kept "+name {
+				t.Errorf("h2 %v: %s is %q", h2, name, got)
+			}
+		}
+	}
+}
+
+// The operator lets a field pass by its exact name. Other spellings are removed, as are the fields that the gateway sets.
+func TestFieldsThatTheOperatorLetsPass(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) {
+		c.ForwardFields = []string{"X-Auth-Token", "x-user-agent", "X-Forwarded-For", "x_real_ip"}
+	})
+	box := record(t)
+	f.expose("one", box.Server, Auth{Open: true})
+	for _, h2 := range []bool{false, true} {
+		get(t, f.client(t, h2), "https://one"+domain+"/", func(r *http.Request) {
+			for _, name := range []string{"X_Auth_Token", "x-auth.token", "X-Auth-Tokens", "X-User", "X-Forwarded-For", "X_Real_Ip", "X-Real-Ip"} {
+				r.Header[name] = []string{forgedIdentity}
+			}
+			r.Header.Set("X-Auth-Token", "token")
+			r.Header.Set("X-User-Agent", "grpc-web")
+		})
+		got := box.last(t)
+		if strings.Contains(dump(got), forgedIdentity) || got.Header.Get("X-Auth-Token") != "token" || got.Header.Get("X-User-Agent") != "grpc-web" ||
+			!slices.Equal(got.Header["X-Forwarded-For"], []string{"127.0.0.1"}) {
+			t.Errorf("h2 %v: the box got\n%s", h2, dump(got))
+		}
+	}
+}
+
+// sawNoIdentity checks the latest request.
+func (r *recorder) sawNoIdentity(t *testing.T, what string, served bool) {
+	t.Helper()
+	if !served {
+		t.Fatalf("%s: not served", what)
+	}
+	got := r.last(t)
+	if got.Header.Get("X-Kept") == "" || got.Header.Get("X-Forwarded-For") != "127.0.0.1" || strings.Contains(dump(got), forgedIdentity) || len(got.Trailer) != 0 {
+		t.Errorf("%s: the box got\n%s%v", what, dump(got), got.Trailer)
+	}
+}
+
+// The removed fields are the same as those listed in docs/urls.md.
+func TestIdentityFieldsAreDocumented(t *testing.T) {
+	t.Parallel()
+	beginnings, names := documentedFields(t)
+	for _, list := range []struct{ removed, documented []string }{{claimedBeginnings, beginnings}, {claimedNames, names}} {
+		for _, name := range list.removed {
+			if !slices.Contains(list.documented, name) {
+				t.Errorf("%s is removed and not in docs/urls.md", name)
+			}
+		}
+		for _, name := range list.documented {
+			if !slices.Contains(list.removed, name) {
+				t.Errorf("%s is in docs/urls.md and not removed", name)
+			}
+		}
+	}
 }

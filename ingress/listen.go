@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -10,8 +11,10 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
@@ -21,8 +24,6 @@ import (
 	"boxgate/policy/name"
 	"boxgate/relay"
 	"boxgate/relay/h1"
-
-	"go.uber.org/zap"
 )
 
 // listener accepts the connections of clients, which speak HTTP/1.x or HTTP/2.
@@ -512,4 +513,130 @@ func (g *core) refusedConn(conn net.Conn, reason name.Reason, err error) {
 		Time: time.Now(), Stage: policy.StageURL, Protocol: policy.TCP, Peer: from.Addr().Unmap(), Verdict: policy.Deny,
 		Action: audit.ActionRefuse, Reason: reason, Error: err.Error(),
 	})
+}
+
+// arrivalTime is how long a stop waits for the first request of a connection, counted from its accept: a visitor who found the
+// gateway listening is answered.
+const arrivalTime = time.Second
+
+// held is an open connection of a listener.
+type held struct {
+	own      *socket.Owned // ended by release
+	freeSlot func()        // returns its slot to the listener; called once, by release
+	busy     atomic.Bool   // a request is in progress; always set for HTTP/2 and raw TCP
+	network  netip.Prefix  // the connection is counted for it; guarded by the listener's mu
+	box      string        // the box of the URL named in TLS, likewise; "": unknown
+	since    time.Time     // when it was accepted
+	leaves   bool          // giveWayLocked has ended the connection; guarded by the listener's mu
+	only     string        // the only host that TLS may name; "": any
+
+	asked atomic.Bool   // a request has begun, or the connection has ended
+	first chan struct{} // closed when asked is set
+	until time.Time     // when a stop no longer waits for first
+}
+
+// begin notes that a request has begun. A stop lets it finish.
+func (h *held) begin() {
+	h.busy.Store(true)
+	h.arrive()
+}
+
+// arrive notes that a request has begun, or that the connection ended without one.
+func (h *held) arrive() {
+	if !h.asked.Load() && h.asked.CompareAndSwap(false, true) {
+		close(h.first)
+	}
+}
+
+// await waits for the first request until h.until or the end of ctx.
+func (h *held) await(ctx context.Context) {
+	late := time.NewTimer(time.Until(h.until))
+	defer late.Stop()
+	select {
+	case <-h.first:
+	case <-late.C:
+	case <-ctx.Done():
+	}
+}
+
+// drained returns a context that ends after stop, once the first request has arrived or its time is over. release must be
+// called to free the context.
+func (h *held) drained(stop context.Context) (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	forget := context.AfterFunc(stop, func() {
+		h.await(ctx)
+		cancel()
+	})
+	return ctx, func() {
+		forget()
+		cancel()
+	}
+}
+
+// await waits for the first request of each connection, or until its time is over. Call it when the listener no longer
+// accepts.
+func (l *listener) await(ctx context.Context) {
+	for _, h := range l.silent() {
+		h.await(ctx)
+	}
+}
+
+// silent returns the connections without a first request.
+func (l *listener) silent() (list []*held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.conns {
+		if !h.asked.Load() {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
+const (
+	// A new key encrypts session tickets every ticketKeyTime, and ticketKeys keys are accepted. So a ticket is valid for a day
+	// at most, as is a stolen key.
+	ticketKeyTime = 8 * time.Hour
+	ticketKeys    = 3
+)
+
+// tlsConfig returns the TLS settings for visitors: TLS 1.3, and TLS 1.2 only with forward secrecy and authenticated encryption
+// (RFC 9325, 4.2).
+func tlsConfig(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		CipherSuites: []uint16{
+			tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+			tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+			tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+		},
+		GetCertificate: certificate,
+		NextProtos:     []string{"h2", "http/1.1"},
+	}
+}
+
+// keepTicketsFresh rotates the keys of session tickets until stop is called.
+func keepTicketsFresh(c *tls.Config) (stop func()) {
+	var keys [][32]byte
+	renew := func() {
+		var key [32]byte
+		_, _ = rand.Read(key[:]) // never fails
+		keys = append([][32]byte{key}, keys[:min(len(keys), ticketKeys-1)]...)
+		c.SetSessionTicketKeys(keys)
+	}
+	renew()
+	ended := make(chan struct{})
+	go func() {
+		next := time.NewTicker(ticketKeyTime)
+		defer next.Stop()
+		for {
+			select {
+			case <-next.C:
+				renew()
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return func() { close(ended) }
 }

@@ -1,6 +1,8 @@
 package ingress
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -8,12 +10,15 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -224,4 +229,208 @@ func (f *fixture) reset(t *testing.T, v *frames, id uint32) {
 	if err := v.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {
 		t.Error(err)
 	}
+}
+
+// While a request waits for its box, its data stays its own, although other requests come, complete and break off, and their
+// memory is reused.
+func TestAttackFieldsOfAnotherVisitor(t *testing.T) {
+	t.Parallel()
+	awake := make(chan struct{})
+	f := start(t, func(c *Config) {
+		c.RequestRate = 1_000_000
+		c.Boxes = &sleepers{wake: func(_ context.Context, box policy.BoxID, _ uint16) error {
+			if box == "asleep" {
+				<-awake
+			}
+			return nil
+		}}
+	})
+	f.wakeWait = time.Minute
+	wake := sync.OnceFunc(func() { close(awake) })
+	t.Cleanup(wake)
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Mine", r.Header.Get("X-Mine"))
+		_, _ = fmt.Fprint(w, told(r))
+	}))
+	t.Cleanup(app.Close)
+	for _, host := range []string{"asleep", "one"} {
+		target := f.expose(host, app, Auth{Open: true})
+		target.Box = policy.BoxID(host)
+		f.set(host+domain, target)
+	}
+	ask := func(v *frames, host, mine string) uint32 {
+		return v.ask(true, to("GET", host, "/"+mine, "x-mine", mine, "authorization", "Bearer "+mine, "cookie", "a="+mine, "x-"+mine, "1")...)
+	}
+	const many = 20
+	come := func(from int) {
+		others := f.frames(t, "one")
+		for i := range 10 * many {
+			mine := fmt.Sprintf("other-%d", from+i)
+			own(t, others.answer(ask(others, "one", mine)), mine)
+		}
+	}
+	come(0)
+	v := f.frames(t, "asleep")
+	var waiting, gone []uint32
+	for i := range 2 * many {
+		id := ask(v, "asleep", fmt.Sprintf("waiting-%d", i))
+		if i%2 == 0 {
+			waiting = append(waiting, id)
+		} else {
+			gone = append(gone, id)
+		}
+	}
+	until(t, "all wait", func() bool { return f.active.count() == 2*many })
+	for _, id := range gone {
+		if err := v.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "half have gone", func() bool { return f.active.count() == many })
+	come(1000)
+	wake()
+	answers := v.answers(waiting)
+	for i, id := range waiting {
+		own(t, answers[id], fmt.Sprintf("waiting-%d", 2*i))
+	}
+}
+
+// told returns the part of an application's input that identifies a request of the test.
+func told(r *http.Request) string {
+	var marks []string
+	for name := range r.Header {
+		if mark, ok := strings.CutPrefix(strings.ToLower(name), "x-"); ok && strings.ContainsAny(mark, "0123456789") {
+			marks = append(marks, mark)
+		}
+	}
+	return strings.Join(append([]string{r.URL.Path, r.Header.Get("X-Mine"), r.Header.Get("Authorization"), r.Header.Get("Cookie")}, marks...), " ")
+}
+
+// own fails the test unless the response belongs to the request, and the application received only that request's data.
+func own(t *testing.T, got response, mine string) {
+	t.Helper()
+	if want := fmt.Sprintf("/%s %[1]s Bearer %[1]s a=%[1]s %[1]s", mine); got.body != want {
+		t.Errorf("the application was sent %q, want %q", got.body, want)
+	}
+	for _, h := range got.heads {
+		for _, field := range h.RegularFields() {
+			if field.Name == "x-mine" && field.Value != mine {
+				t.Errorf("%s is answered with the field of %s", mine, field.Value)
+			}
+		}
+	}
+}
+
+// answers reads the responses of streams until all have ended.
+func (v *frames) answers(ids []uint32) map[uint32]response {
+	v.t.Helper()
+	all := map[uint32]response{}
+	open := map[uint32]bool{}
+	for _, id := range ids {
+		open[id] = true
+	}
+	for len(open) > 0 {
+		f, err := v.ReadFrame()
+		if err != nil {
+			v.t.Fatalf("%v, with %d open", err, len(open))
+		}
+		id := f.Header().StreamID
+		r := all[id]
+		switch f := f.(type) {
+		case *http2.MetaHeadersFrame:
+			r.heads, r.ended = append(r.heads, f), f.StreamEnded()
+		case *http2.DataFrame:
+			r.body += string(f.Data())
+			r.ended = f.StreamEnded()
+		case *http2.RSTStreamFrame:
+			r.reset, r.ended = f.ErrCode, true
+		}
+		if all[id] = r; r.ended {
+			delete(open, id)
+		}
+	}
+	return all
+}
+
+// delivered waits until all data written to a connection has arrived at its peer.
+func (f *fixture) delivered(t *testing.T, c net.Conn) {
+	tcp, _ := socket.TCP(c)
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	f.await(t, "the acknowledgement", func() bool {
+		left := -1
+		_ = raw.Control(func(fd uintptr) { left, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		return left == 0
+	})
+}
+
+// Data that a box sends on an idle connection after its response is not used as the next response, with or without content,
+// and the connection carries no further request.
+func TestNothingUnaskedIsAnAnswer(t *testing.T) {
+	t.Parallel()
+	const poison = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
+	for name, c := range map[string]struct{ method, answer, late string }{
+		"content":    {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", poison},
+		"chunks":     {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", poison},
+		"HEAD":       {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 45\r\n\r\n", poison},
+		"no content": {"GET", "HTTP/1.1 204 No Content\r\n\r\n", poison},
+		"a byte":     {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "\r"},
+	} {
+		for _, next := range []string{"GET", "POST", "GET HTTP/2", "POST HTTP/2"} {
+			t.Run(name+" "+next, func(t *testing.T) {
+				t.Parallel()
+				f := start(t, nil)
+				read, sent, first := make(chan struct{}), make(chan struct{}), new(atomic.Bool)
+				f.script(t, "one", func(s net.Conn, in *bufio.Reader) {
+					r, err := http.ReadRequest(in)
+					if err != nil {
+						return
+					}
+					_, _ = io.Copy(io.Discard, r.Body)
+					if first.Swap(true) {
+						_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ntrue")
+						return
+					}
+					_, _ = io.WriteString(s, c.answer)
+					<-read
+					_, _ = io.WriteString(s, c.late)
+					f.delivered(t, s)
+					close(sent)
+					if r, err := http.ReadRequest(in); err == nil {
+						t.Errorf("another request comes over the connection: %s", r.Method)
+					}
+				})
+				next, h2 := strings.CutSuffix(next, " HTTP/2")
+				client := f.client(t, h2)
+				do(t, client, c.method, "https://one"+domain+"/")
+				close(read)
+				<-sent
+				if got := do(t, client, next, "https://one"+domain+"/"); got != "true" {
+					t.Errorf("the next response is %q", got)
+				}
+			})
+		}
+	}
+}
+
+// do makes a request without a body and returns the body of the response.
+func do(t *testing.T, client *http.Client, method, url string) string {
+	t.Helper()
+	r, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(body)
 }

@@ -3,6 +3,7 @@ package ingress
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/netip"
 	"runtime/debug"
@@ -10,14 +11,16 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"boxgate/audit"
+	"boxgate/ingress/access"
+	"boxgate/ingress/account"
 	"boxgate/ingress/link"
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
 	"boxgate/policy/name"
-
-	"go.uber.org/zap"
 )
 
 // visit is one request to a public URL, from the first check to its event.
@@ -364,3 +367,188 @@ func (g *core) refusedUnread(began time.Time, why string) {
 		Reason: name.ReasonBadRequest, Duration: time.Since(began), Error: why,
 	})
 }
+
+// Access contains the settings of a public URL that are not credentials. It is immutable: a changed URL gets a new one. A nil
+// Access has no sessions, links or accounts, and never expires.
+type Access struct {
+	Created  time.Time  // when the URL was created, for [Config.SignOut]
+	Sessions access.Key // authenticates the sessions of browsers; zero: no sessions
+	Links    access.Key // authenticates signed URLs; zero: no signed URLs
+	Expires  time.Time  // when the URL stops letting visitors in; zero: never
+	// Origins are further origins whose pages may use the URL's credentials that browsers keep: a password or a session.
+	Origins []string
+	// Accounts selects the accounts at the identity provider that are let in; nil: no accounts.
+	Accounts *account.Rules
+	// Ended lists the sessions that were ended early. All targets of one URL share it; nil: no sessions.
+	Ended *access.Ended
+}
+
+// expired reports whether the URL no longer lets visitors in.
+func (a *Access) expired(now time.Time) bool {
+	return a != nil && !a.Expires.IsZero() && !now.Before(a.Expires)
+}
+
+// ends returns when admissions to the URL expire; zero: never.
+func (a *Access) ends() time.Time {
+	if a == nil {
+		return time.Time{}
+	}
+	return a.Expires
+}
+
+// lists reports whether an origin is in Origins.
+func (a *Access) lists(origin string) bool {
+	if a != nil {
+		for _, o := range a.Origins {
+			if o == origin {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// session returns the valid session in a request's cookies.
+func (a *Access) session(url string, cookies []string, now time.Time) (access.Session, bool) {
+	if !a.signsIn() {
+		return access.Session{}, false
+	}
+	s, ok := a.Sessions.Find(url, cookies, now)
+	if !ok || a.Ended.Has(s) {
+		return access.Session{}, false
+	}
+	return s, true
+}
+
+// signsIn reports whether browsers can sign in to the URL.
+func (a *Access) signsIn() bool { return a != nil && a.Ended != nil && a.Sessions != (access.Key{}) }
+
+// hasEnded reports whether the session of an admission has been ended.
+func (a *Access) hasEnded(by admission) bool {
+	return by.session != access.Session{} && (!a.signsIn() || a.Ended.Has(by.session))
+}
+
+// link returns the signed URL in a query.
+func (a *Access) link(url, query string) (link.Link, bool) {
+	signature, sent := signin.Parameter(query, signin.LinkParameter)
+	if !sent || a == nil {
+		return link.Link{}, false
+	}
+	return link.Open(a.Links, url, signature)
+}
+
+// admission is the reason why a request was let in, and its end. A request is cut at that time, and when its session is ended.
+type admission struct {
+	session access.Session // zero: not by a session
+	until   time.Time      // zero: no limit
+}
+
+// earlier returns the earlier of two times. Zero means never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// asked is the head of a request as the checks see it, whatever the version of HTTP. All of it is untrusted.
+type asked struct {
+	method  string
+	host    string       // Host or :authority
+	path    string       // as sent, without the query
+	query   string       // as sent
+	html    bool         // the client accepts HTML: it is a browser that navigates
+	sni     string       // server name of the TLS connection; "" without one
+	secure  bool         // the client speaks TLS
+	peer    netip.Addr   // the client; zero: unknown
+	network netip.Prefix // of the client; zero: unknown
+	inside  bool         // the client is a box
+	raw     bool         // the client wants a connection (raw TCP), not an HTTP request
+	direct  bool         // the target is a path: not an absolute-form URL, an authority or an asterisk
+	// values returns the values of a field, one for each line. name is in lower case.
+	values func(name string) []string
+}
+
+// first returns the first value of a field, or "".
+func (q *asked) first(name string) string {
+	if values := q.values(name); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// hostOf returns the host of a request, in lower case without port and trailing dot. It refuses a host that other software
+// could read differently: an IP address, an absolute-form target (it overrides the Host header), a plain CONNECT, and a Host
+// that differs from the server name of the TLS connection.
+func hostOf(q *asked) (string, bool) {
+	if !q.direct {
+		return "", false
+	}
+	host, ok := splitHost(q.host)
+	if !ok {
+		return "", false
+	}
+	if host == "" || isAddress(host) {
+		return "", false
+	}
+	if q.sni != "" && bareHost(q.sni) != host {
+		return "", false
+	}
+	return host, true
+}
+
+// isAddress reports whether a host is an IP address. Most hosts do not even look like one, and are not parsed.
+func isAddress(host string) bool {
+	if last := host[len(host)-1]; strings.IndexByte(host, ':') < 0 && (last < '0' || last > '9') && last != ']' {
+		return false
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil
+}
+
+// splitHost is [bareHost], but it requires that the port, if any, is a number.
+func splitHost(hostport string) (host string, ok bool) {
+	if i := strings.LastIndexByte(hostport, ':'); i >= 0 && !strings.HasSuffix(hostport, "]") {
+		if _, err := strconv.ParseUint(hostport[i+1:], 10, 16); err != nil {
+			return "", false
+		}
+	}
+	return bareHost(hostport), true
+}
+
+func bareHost(hostport string) string {
+	if strings.IndexByte(hostport, ':') >= 0 {
+		if h, _, err := net.SplitHostPort(hostport); err == nil {
+			hostport = h
+		}
+	}
+	return strings.ToLower(strings.TrimSuffix(hostport, "."))
+}
+
+// Target is the destination of a public URL.
+type Target struct {
+	ID  string // of the URL; never reused for another one
+	Box policy.BoxID
+	// Owner is the ID of the API key that made the URL.
+	Owner string
+	Addr  netip.AddrPort // of the box's port
+	Auth  Auth
+	// Protocol is the application's.
+	Protocol Protocol
+	// Access contains further settings; nil: none are set.
+	Access *Access
+}
+
+// same reports whether two lookups found the same target.
+func (t Target) same(o Target) bool {
+	return t.ID == o.ID && t.Box == o.Box && t.Addr == o.Addr && t.Protocol == o.Protocol && t.Auth.same(o.Auth)
+}
+
+// incarnation is the key of a connection pool: neither two URLs nor two incarnations of one share connections.
+type incarnation struct {
+	id   string
+	box  policy.BoxID
+	addr netip.AddrPort
+}
+
+func (t Target) incarnation() incarnation { return incarnation{t.ID, t.Box, t.Addr} }

@@ -7,8 +7,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -392,4 +399,249 @@ func killHalfStarted(branch *cgroup.Branch) error {
 		}
 	}
 	return errors.Join(err, branch.Kill())
+}
+
+// StartError reports that a command could not be started in a box, for example for lack of the program or directory.
+type StartError struct {
+	Program string
+	Message string // the runtime's message
+}
+
+// Error returns the program and the runtime's message.
+func (e *StartError) Error() string { return fmt.Sprintf("cannot start %q: %s", e.Program, e.Message) }
+
+// Result describes how a command ended.
+type Result struct {
+	Status int           // its exit status, or 128 plus the signal number that killed it
+	CPU    time.Duration // used by the command and its descendants until it ended; 0 if unknown
+	// OutOfMemory: the command was killed while the kernel killed processes of the box for lack of memory. If several
+	// commands are killed in that period, it is set for all of them.
+	OutOfMemory bool
+}
+
+// Exec runs a command in a box to its end: Start and Wait. If the command cannot be started, it returns status 127 and a
+// *StartError.
+func (l *Launcher) Exec(ctx context.Context, id policy.BoxID, spec ExecSpec) (Result, error) {
+	c, err := l.Start(ctx, id, spec)
+	if err != nil {
+		var start *StartError
+		if errors.As(err, &start) {
+			return Result{Status: 127}, err
+		}
+		return Result{Status: -1}, err
+	}
+	return c.Wait(ctx)
+}
+
+// graceAfter returns a context that ends a grace period after ctx.
+func graceAfter(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var timer *time.Timer
+	var mu sync.Mutex
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(grace, cancel)
+	})
+	return late, func() {
+		stop()
+		cancel()
+		mu.Lock()
+		defer mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// execUser is the user that a command runs as, with IDs of the box.
+type execUser struct {
+	uid, gid   int
+	name, home string
+}
+
+// parseUser parses ExecSpec.User. Other names than the two that every box has are not looked up, because the box can write
+// its own user database.
+func parseUser(s string) (execUser, error) {
+	switch s {
+	case "", rootfs.User:
+		return execUser{rootfs.UID, rootfs.UID, rootfs.User, rootfs.Home}, nil
+	case "root":
+		return execUser{0, 0, "root", "/root"}, nil
+	}
+	u, g, hasGroup := strings.Cut(s, ":")
+	if !hasGroup {
+		g = u
+	}
+	uid, uerr := strconv.ParseUint(u, 10, 16)
+	gid, gerr := strconv.ParseUint(g, 10, 16)
+	if uerr != nil || gerr != nil {
+		return execUser{}, fmt.Errorf(`user %q is unknown: use boxuser, root, UID or UID:GID with IDs below 65536`, s)
+	}
+	return execUser{int(uid), int(gid), u, rootfs.Home}, nil
+}
+
+// commandProcess converts a command to the runtime's format.
+func commandProcess(r record, user execUser, spec ExecSpec) (*specs.Process, error) {
+	if len(spec.Args) == 0 || spec.Args[0] == "" {
+		return nil, errors.New("no command given")
+	}
+	for _, a := range spec.Args {
+		if strings.ContainsRune(a, 0) {
+			return nil, errors.New("an argument contains NUL")
+		}
+	}
+	if strings.ContainsRune(spec.Cwd, 0) {
+		return nil, errors.New("the working directory contains NUL")
+	}
+	if err := checkEnv(spec.Env); err != nil {
+		return nil, err
+	}
+	lim, err := r.Size.limits()
+	if err != nil {
+		return nil, err
+	}
+	cwd := spec.Cwd
+	if !path.IsAbs(cwd) {
+		cwd = path.Join(rootfs.Home, cwd)
+	}
+	env, box := spec.Env, (*specs.Box)(nil)
+	if t := spec.Terminal; t != nil {
+		env, box = withTerm(env), &specs.Box{Height: uint(t.Rows), Width: uint(t.Cols)}
+	}
+	return container.Command{
+		Args: spec.Args, Env: environment(r.Base, user, r.Env, env), Cwd: path.Clean(cwd), UID: user.uid, GID: user.gid, Limits: lim,
+		Terminal: box,
+	}.Process(), nil
+}
+
+// withTerm sets the default TERM, which the caller's environment can override.
+func withTerm(env map[string]string) map[string]string {
+	with := map[string]string{"TERM": "xterm-256color"}
+	maps.Copy(with, env)
+	return with
+}
+
+// execCount counts the active commands of each box.
+type execCount struct {
+	mu     sync.Mutex
+	active map[policy.BoxID]int // guarded by mu
+}
+
+func (c *execCount) begin(id policy.BoxID) (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active == nil {
+		c.active = map[policy.BoxID]int{}
+	}
+	c.active[id]++
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.active[id]--; c.active[id] == 0 {
+			delete(c.active, id)
+		}
+	}
+}
+
+func (c *execCount) busy(id policy.BoxID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.active[id] > 0
+}
+
+// maxSlotTime is how long the start of a command may occupy a slot. A box can stall the runtime, which reads files of the
+// box.
+const maxSlotTime = 500 * time.Millisecond
+
+// startSlots limits how many commands start at the same time. Each start costs some ten milliseconds of CPU in processes of the
+// host, so a box that starts hundreds together would delay everything else, policy changes included. There are a few slots
+// per core. Waiting starters (API keys or boxes) get them round-robin, however many commands each of them has queued.
+// Create it with [newStartSlots]. Safe for concurrent use.
+type startSlots struct {
+	mu      sync.Mutex
+	free    int
+	order   []starter                     // starters that wait, each once
+	waiting map[starter][]chan<- struct{} // the queue of each starter in order; a channel is closed to pass on a slot
+}
+
+// starter is an API key, or a box if no key starts the command.
+type starter struct {
+	key string
+	box policy.BoxID
+}
+
+func starterOf(box policy.BoxID, spec ExecSpec) starter {
+	if spec.Starter != "" {
+		return starter{key: spec.Starter}
+	}
+	return starter{box: box}
+}
+
+func newStartSlots() *startSlots {
+	return &startSlots{free: 2 * runtime.GOMAXPROCS(0), waiting: map[starter][]chan<- struct{}{}}
+}
+
+// acquire waits for a slot. done releases it; after maxSlotTime it is released in any case.
+func (s *startSlots) acquire(ctx context.Context, id starter) (done func(), err error) {
+	turn := make(chan struct{})
+	s.mu.Lock()
+	if s.free > 0 {
+		s.free--
+		close(turn)
+	} else {
+		if len(s.waiting[id]) == 0 {
+			s.order = append(s.order, id)
+		}
+		s.waiting[id] = append(s.waiting[id], turn)
+	}
+	s.mu.Unlock()
+	select {
+	case <-turn:
+	case <-ctx.Done():
+		s.cancelWait(id, turn)
+		return nil, context.Cause(ctx)
+	}
+	end := sync.OnceFunc(s.release)
+	late := time.AfterFunc(maxSlotTime, end)
+	return func() { late.Stop(); end() }, nil
+}
+
+// cancelWait gives up waiting for a slot. A slot that was assigned in the meantime goes to the next starter.
+func (s *startSlots) cancelWait(id starter, turn chan<- struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.Index(s.waiting[id], turn)
+	if i < 0 {
+		s.releaseLocked()
+		return
+	}
+	if s.waiting[id] = slices.Delete(s.waiting[id], i, i+1); len(s.waiting[id]) == 0 {
+		delete(s.waiting, id)
+		s.order = slices.DeleteFunc(s.order, func(other starter) bool { return other == id })
+	}
+}
+
+func (s *startSlots) release() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.releaseLocked()
+}
+
+// releaseLocked passes the slot to the first starter in line, which then moves to the end.
+func (s *startSlots) releaseLocked() {
+	if len(s.order) == 0 {
+		s.free++
+		return
+	}
+	id := s.order[0]
+	s.order = s.order[1:]
+	next := s.waiting[id]
+	close(next[0])
+	if len(next) == 1 {
+		delete(s.waiting, id)
+		return
+	}
+	s.waiting[id] = next[1:]
+	s.order = append(s.order, id)
 }

@@ -7,17 +7,21 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	runc "github.com/containerd/go-runc"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/fault"
 	"boxgate/launcher/container"
 	"boxgate/launcher/files"
 	"boxgate/launcher/image"
 	"boxgate/launcher/namespace"
+	"boxgate/launcher/oci"
 	"boxgate/launcher/overlay"
 	"boxgate/launcher/process"
 	"boxgate/launcher/rootfs"
@@ -220,4 +224,209 @@ func readPid(file string) (int, error) {
 		return 0, fmt.Errorf("%s holds no process ID", file)
 	}
 	return pid, nil
+}
+
+// Delete kills all processes of a box and removes it: container, control group, mounts, network namespace, and last its
+// record and files. So no process is left when the namespace goes, and an interrupted Delete can be repeated. Deleting a
+// box that does not exist returns nil.
+//
+// Once begun it continues even if ctx ends, for at most cleanupTimeout. Files are only moved to the trash, because removing
+// millions of them can take minutes.
+func (l *Launcher) Delete(ctx context.Context, id policy.BoxID) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	if _, starting := l.starting.Load(id); starting {
+		_ = l.cgroup(id).Kill() // frees the lock immediately, even if the box stalls the runtime
+	}
+	defer l.lock(id)()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return l.removeBox(ctx, id)
+}
+
+// removeBox does the work of Delete; the caller holds the box's lock.
+func (l *Launcher) removeBox(ctx context.Context, id policy.BoxID) error {
+	r, _ := l.loadRecord(id) // without a record there is no disk limit to undo
+	return runSteps(id, "removed",
+		func() error { return l.removeKernelState(ctx, id) },
+		func() error { return l.dirs.freeDisk(id, r.Project) },
+		func() error { return l.moveToTrash(id) },
+		func() error { l.images.Release(l.dirs.box(id)); return nil },
+		func() error { return fault.At(ctx, "remove: files in the trash") },
+	)
+}
+
+// removeKernelState kills the processes of a box and removes all its kernel state. The caller holds the box's lock.
+func (l *Launcher) removeKernelState(ctx context.Context, id policy.BoxID) error {
+	defer l.background.CloseAll(id)
+	defer l.motion.AllowStarts(id)
+	defer l.branches.Forget(l.cgroup(id))
+	return runSteps(id, "stopped",
+		func() error { return l.removeContainer(ctx, id) },
+		func() error { return fault.At(ctx, "remove: processes ended") },
+		func() error { return l.cgroup(id).KillAndRemove(ctx) },
+		func() error { return overlay.Unmount(l.dirs.mounts(id)) },
+		func() error { return l.removeMountPoints(id) },
+		func() error { return l.removePins(id) },
+		func() error { return fault.At(ctx, "remove: namespaces gone") },
+	)
+}
+
+// runSteps runs the steps in order, up to the first error.
+func runSteps(id policy.BoxID, what string, steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return fmt.Errorf("box %s cannot be %s: %w", id, what, err)
+		}
+	}
+	return nil
+}
+
+// removeMountPoints removes the directories that mountRoot made. They must be empty: if not, something is still mounted
+// there, and removing its files would be worse than failing.
+func (l *Launcher) removeMountPoints(id policy.BoxID) error {
+	points, err := os.ReadDir(l.dirs.mounts(id))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	dirs := []string{}
+	for _, p := range points {
+		dirs = append(dirs, filepath.Join(l.dirs.mounts(id), p.Name()))
+	}
+	for _, p := range append(dirs, l.dirs.mounts(id)) {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removePins unpins the box's namespaces, first the network namespace, which is owned by the user namespace.
+func (l *Launcher) removePins(id policy.BoxID) error {
+	if err := namespace.Unpin(l.dirs.pin(id)); err != nil {
+		return err
+	}
+	return namespace.Unpin(l.dirs.userPin(id))
+}
+
+// removeContainer kills the container's processes and deletes it from the runtime. A frozen box is killed before it is
+// thawed, so that it never runs again.
+func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
+	if !l.isContainer(id) {
+		return nil
+	}
+	_ = l.runc.Kill(ctx, string(id), int(unix.SIGKILL), nil) // fails if it has already ended
+	if err := l.cgroup(id).Kill(); err != nil {
+		return err
+	}
+	if l.onEnd != nil {
+		l.onEnd(id)
+	}
+	err := l.runc.Delete(ctx, string(id), &runc.DeleteOpts{Force: true})
+	if err == nil {
+		return nil
+	}
+	// The runtime cannot delete a container whose state file it cannot read, such as one truncated by a power failure.
+	// Clearing the control group kills its processes.
+	if cerr := l.cgroup(id).KillAndRemove(ctx); cerr != nil {
+		return errors.Join(err, cerr)
+	}
+	var errs []error
+	for _, path := range append(l.stateFiles(id), l.containerState(id)) {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	return errors.Join(errs...)
+}
+
+// moveToTrash moves the files of a box to the trash, in constant time, and releases its user IDs: no process can reach the
+// files any longer. [Launcher.KeepTrashEmpty] removes them.
+func (l *Launcher) moveToTrash(id policy.BoxID) error {
+	if err := l.trash.Move(l.dirs.box(id)); err != nil {
+		return err
+	}
+	return namespace.FreeIDs(l.dirs.box(id))
+}
+
+// KeepTrashEmpty removes the files of deleted boxes, oldest runs first, until ctx ends: a few at a time, with a lower CPU
+// and disk priority than everything else. Failures are logged once and retried from time to time. Call it once.
+func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
+
+// EmptyTrash removes the files of all deleted boxes. On failure it continues, and returns the errors.
+func (l *Launcher) EmptyTrash(ctx context.Context) error { return l.trash.Empty(ctx) }
+
+// Trash returns how many deleted boxes still have files, and for how many of them a removal failed.
+func (l *Launcher) Trash() (boxes, failed int) { return l.trash.Count() }
+
+// Leftovers lists the boxes, launched and attached, of which a launcher with this configuration has left anything behind.
+// It creates nothing, not even the launcher's directories.
+func Leftovers(cfg Config) (launched, attached []policy.BoxID, err error) {
+	l := &Launcher{dirs: dirsOf(cfg.StateDir, cfg.RunDir)}
+	known, err := l.leftovers()
+	for id := range known {
+		launched = append(launched, id)
+	}
+	slices.Sort(launched)
+	attached, attachedErr := l.AttachedBoxes()
+	if errors.Is(attachedErr, fs.ErrNotExist) {
+		attachedErr = nil
+	}
+	return launched, attached, errors.Join(err, attachedErr)
+}
+
+// CheckUnmounted fails if there is a mount at or below a directory, because its files must not be removed then.
+func CheckUnmounted(dir string) error {
+	mounts, err := overlay.MountsBelow(dir)
+	if err == nil && len(mounts) > 0 {
+		err = fmt.Errorf("%s is still mounted: unmount it, and try again", strings.Join(mounts, ", "))
+	}
+	return err
+}
+
+// Uninstall kills every box and removes all kernel state and run files of boxes. Without purge, their disks stay, and a
+// later launcher can restart them as after a reboot; with purge, boxes and disks are deleted. The launcher must not be used
+// afterwards. Uninstall continues after a failure and can be repeated.
+func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
+	known, err := l.leftovers()
+	errs := []error{err}
+	for id := range known {
+		if purge {
+			errs = append(errs, l.Delete(ctx, id))
+		} else {
+			errs = append(errs, l.stopAndRelease(ctx, id))
+		}
+	}
+	attached, err := l.AttachedBoxes()
+	errs = append(errs, err)
+	for _, id := range attached {
+		errs = append(errs, l.DetachNamespace(id))
+	}
+	if purge {
+		errs = append(errs, l.EmptyTrash(ctx))
+	}
+	for _, path := range oci.Namespaces(l.dirs.runtimeRoot()) {
+		errs = append(errs, namespace.Unpin(path))
+	}
+	for _, own := range l.dirs.ofRun() {
+		errs = append(errs, overlay.Unmount(own))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // remaining files may be mounted below the run directory
+	}
+	for _, own := range l.dirs.ofRun() {
+		if err := os.RemoveAll(own); err != nil {
+			return err
+		}
+	}
+	_ = os.Remove(l.dirs.run)               // fails if it contains files of other programs
+	_ = os.Remove(filepath.Dir(l.dirs.run)) // fails if another launcher's directory is there
+	return namespace.RemoveClaims(ctx)
+}
+
+// stopAndRelease stops a box, unmounts its disk and releases its user IDs, as a reboot would.
+func (l *Launcher) stopAndRelease(ctx context.Context, id policy.BoxID) error {
+	if err := l.Stop(ctx, id); err != nil {
+		return err
+	}
+	return errors.Join(l.dirs.volume(id).Unmount(), namespace.FreeIDs(l.dirs.box(id)))
 }

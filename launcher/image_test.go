@@ -3,7 +3,10 @@ package launcher
 import (
 	"bytes"
 	"context"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -12,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -22,7 +26,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
+	"boxgate/launcher/snapshot"
 )
 
 // Short names for the helpers that the tests use all the time.
@@ -164,5 +170,224 @@ func TestFailedBuildLeavesNoImage(t *testing.T) {
 		if err := l.EnsureImage(t.Context(), name, nil); err == nil {
 			t.Errorf("%q was accepted", name)
 		}
+	}
+}
+
+// capture captures a box, and returns the layers.
+func capture(t *testing.T, l *Launcher, from func() (Captured, error)) []string {
+	t.Helper()
+	c, err := from()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Size <= 0 || c.Files <= 0 {
+		t.Errorf("%+v", c)
+	}
+	return c.Layers
+}
+
+// TestBoxesOfASnapshot: boxes of a snapshot see the files of the original box but not each other's changes; each maps the
+// owners into its own range of user IDs. The snapshot survives its box, and the layers of a long chain are merged.
+func TestBoxesOfASnapshot(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	first := newBox(t, l, nil)
+	want(t, rootSh(t, l, first, `set -e
+		echo kept >/workspace/home/file; chown 1000:1000 /workspace/home/file; chmod 640 /workspace/home/file
+		rm /etc/issue 2>/dev/null || rm /etc/passwd-; mkdir /opt/new; mkfifo /opt/new/pipe; ln /workspace/home/file /opt/new/linked
+		cp /bin/true /opt/new/set; chmod 4755 /opt/new/set
+		rm /.boxgate-init; mkdir -p /.boxgate-init/not/empty; echo ok`), "ok") // the last is where its copies have their first process
+	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "one", nil) })
+	want(t, sh(t, l, first, "cat file"), "kept") // it continues
+	if err := l.Delete(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	seen := `stat -c '%n %U:%G %a %h %F' /workspace/home/file /opt/new/* ; ls /etc/issue 2>&1 | cut -c1-10; cat /workspace/home/file`
+	var told string
+	for i := range 3 {
+		id := newBox(t, l, func(s *Spec) { s.Layers = layers })
+		r := rootSh(t, l, id, seen)
+		if told == "" {
+			told = r.out
+		}
+		if r.out != told || !strings.Contains(r.out, "/opt/new/linked boxuser:boxuser 640 2 regular file") || !strings.Contains(r.out, "/opt/new/set root:root 4755") {
+			t.Errorf("%d: %s", i, r.out)
+		}
+		want(t, rootSh(t, l, id, `echo other >>/workspace/home/file; chown 5:5 /opt/new/set; rm /opt/new/pipe; echo ok`), "ok")
+	}
+	last := newBox(t, l, func(s *Spec) { s.Layers = layers })
+	for i := range maxLayers + 1 {
+		want(t, sh(t, l, last, fmt.Sprintf("echo %d >>/workspace/home/file; echo done", i)), "done")
+		layers = capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), last, fmt.Sprint("chain", i), nil) })
+		if err := l.Delete(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		last = newBox(t, l, func(s *Spec) { s.Layers = layers })
+	}
+	if len(layers) > maxLayers {
+		t.Errorf("%d layers", len(layers))
+	}
+	want(t, sh(t, l, last, "wc -l <file; ls /etc/issue /etc/passwd- 2>/dev/null | wc -l"), "18\n1")
+}
+
+// TestOldCAIsNotTrusted: a box created from a snapshot trusts its own CA, but not that of the original box.
+func TestOldCAIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	var ofBox [2][]byte
+	for i, name := range []string{"boxgate box old", "boxgate box new"} {
+		ofBox[i], _ = launchertest.Certificate(t, pkix.Name{CommonName: name, Organization: []string{"boxgate"}}, nil, nil)
+	}
+	old, ca := ofBox[0], ofBox[1]
+	first := newBox(t, l, func(s *Spec) { s.CA = old })
+	find := `grep -rlF "$(sed -n 6p /tmp/ca)" /etc /usr/local/share /opt/java 2>/dev/null | sort`
+	before := rootSh(t, l, first, "cat >/tmp/ca <<'EOF'\n"+string(old)+"EOF\nupdate-ca-certificates >/dev/null 2>&1; "+find)
+	if !strings.Contains(before.out, "/etc/ssl/certs/ca-certificates.crt") {
+		t.Fatalf("the box does not trust its own CA: %+v", before)
+	}
+	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "trusting", nil) })
+	second := newBox(t, l, func(s *Spec) { s.CA, s.Layers, s.Hostname = ca, layers, "second" })
+	for name, c := range map[string]struct {
+		ca   []byte
+		want bool
+	}{"old": {old, false}, "new": {ca, true}} {
+		r := rootSh(t, l, second, "cat >/tmp/ca <<'EOF'\n"+string(c.ca)+"EOF\n"+find)
+		if (r.out != "") != c.want {
+			t.Errorf("the %s CA is in %q", name, r.out)
+		}
+	}
+	want(t, sh(t, l, second, "hostname; grep -c second /etc/hosts; grep -c ^SSL_CERT_FILE /etc/environment"), "second\n1\n1")
+}
+
+// TestLayersGoWhenNobodyNeedsThem: unneeded layers are removed, complete or not; a failed capture leaves nothing.
+func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	for _, name := range []string{"kept", "dropped"} {
+		if _, err := l.Capture(t.Context(), id, name, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(l.layers.Path("cut.partial"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"kept", "../out"} { // an existing layer, and an invalid name
+		if _, err := l.Capture(t.Context(), id, name, nil); err == nil {
+			t.Errorf("%q was captured", name)
+		}
+	}
+	if err := l.KeepLayers(func(layer string) bool { return layer == "kept" }); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(l.dirs.layers(), "*"))
+	if err != nil || len(left) != 1 || filepath.Base(left[0]) != "kept" {
+		t.Errorf("%v %v", left, err)
+	}
+	if err := l.Delete(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Capture(t.Context(), id, "late", nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of a box that is gone: %v", err)
+	}
+	if err := errors.Join(l.KeepLayers(func(string) bool { return false }), l.EmptyTrash(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCapturesAreGivenUp: a capture that takes too long is cancelled: the box continues, and no layer remains.
+func TestCapturesAreGivenUp(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	for want, most := range map[string]captureLimits{
+		"was frozen for too long": {snapshot.Terms{Entries: 1 << 20, Frozen: 1}, time.Hour},
+		"took too long":           {snapshot.Terms{Entries: 1 << 20, Frozen: time.Hour}, 1},
+		"more than 1 files":       {snapshot.Terms{Entries: 1, Frozen: time.Hour}, time.Hour},
+	} {
+		l.captures = most
+		if _, err := l.Capture(t.Context(), id, "given-up", nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+		if left, err := os.ReadDir(l.dirs.layers()); err != nil || len(left) > 0 {
+			t.Errorf("%q: %v %v", want, left, err)
+		}
+		if st, err := l.State(t.Context(), id); err != nil || st.State != StateIdle {
+			t.Errorf("%q: the box is %+v, %v", want, st, err)
+		}
+	}
+	l.captures = defaultCaptureLimits
+	capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), id, "whole", nil) })
+}
+
+// Stores of other distributions and of Java get the CA; links between them are followed inside the image only.
+func TestOtherStoresGetTheCA(t *testing.T) {
+	t.Parallel()
+	image, outside := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "bundle")
+	public := launchertest.CA(t)
+	put := func(name string, content []byte) {
+		t.Helper()
+		p := filepath.Join(image, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	symlink := func(target, name string) {
+		t.Helper()
+		put(name+".dir/x", nil)
+		if err := os.Symlink(target, filepath.Join(image, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("usr/bin/.keep", nil)
+	put("etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", public)
+	put("etc/pki/ca-trust/source/anchors/.keep", nil)
+	symlink("/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "etc/pki/tls/certs/ca-bundle.crt")
+	symlink("../../../../../../../.."+victim, "etc/ssl/cert.pem")
+	put("opt/java/openjdk/lib/security/cacerts", []byte("old"))
+	if err := os.WriteFile(victim, []byte("untouched"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	l := launcherIn(t, t.TempDir(), map[string]string{"default": image})
+	ca := launchertest.CA(t)
+	id := newBox(t, l, func(s *Spec) { s.CA = ca })
+	block, _ := pem.Decode(ca)
+	for _, name := range []string{"etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "etc/pki/ca-trust/source/anchors/boxgate.pem", "etc/ssl/certs/ca-certificates.crt"} {
+		got, err := os.ReadFile(filepath.Join(l.dirs.upper(id), name))
+		if err != nil || !bytes.Contains(got, bytes.TrimSpace(ca)) {
+			t.Errorf("%s lacks the CA: %v", name, err)
+		}
+		if strings.HasSuffix(name, "bundle.pem") && !bytes.HasPrefix(got, bytes.TrimSpace(public)) {
+			t.Errorf("%s lost its public roots", name)
+		}
+	}
+	java, err := os.ReadFile(filepath.Join(l.dirs.upper(id), "opt/java/openjdk/lib/security/cacerts"))
+	if err != nil || !bytes.HasPrefix(java, []byte("\xfe\xed\xfe\xed\x00\x00\x00\x02\x00\x00\x00\x02")) || !bytes.Contains(java, block.Bytes) {
+		t.Errorf("Java's store lacks the CA or the public root: %v", err)
+	}
+	if got, err := os.ReadFile(victim); err != nil || string(got) != "untouched" {
+		t.Errorf("a link in the image led out of it: %q, %v", got, err)
+	}
+}
+
+func TestMissingToolsNameTheRemedy(t *testing.T) {
+	nightly.Root(t)
+	dir := t.TempDir()
+	l := launcherIn(t, dir, nil)
+	l.images.Dir = filepath.Join(dir, "images")
+	t.Setenv("PATH", filepath.Join(dir, "empty"))
+	if err := l.EnsureImage(t.Context(), "debian", nil); err == nil || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
+		t.Errorf("without mmdebstrap: %v", err)
+	}
+	if _, err := New(Config{StateDir: dir}); err == nil || !strings.Contains(err.Error(), "apt-get install runc") {
+		t.Errorf("without runc: %v", err)
+	}
+	if _, err := New(Config{StateDir: "relative"}); err == nil {
+		t.Error("a relative state directory was accepted")
 	}
 }

@@ -1,12 +1,20 @@
 package launcher
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	runc "github.com/containerd/go-runc"
 	"go.uber.org/zap"
@@ -15,11 +23,13 @@ import (
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
+	"boxgate/launcher/files"
 	"boxgate/launcher/freezer"
 	"boxgate/launcher/image"
 	"boxgate/launcher/namespace"
 	"boxgate/launcher/oci"
 	"boxgate/launcher/process"
+	"boxgate/launcher/rootfs"
 	"boxgate/launcher/snapshot"
 	"boxgate/launcher/trash"
 	"boxgate/policy"
@@ -229,4 +239,224 @@ func (l *Launcher) Close() error {
 		_ = os.Remove(d) // fails if it is not empty
 	}
 	return nil
+}
+
+// dirs computes the paths of a launcher's files:
+//
+//	{state}/boxes/{id}/box.json   the record
+//	{state}/boxes/{id}/bundle/    config.json for the runtime
+//	{state}/boxes/{id}/upper/     the box's writable layer; work/ belongs to overlayfs
+//	{state}/boxes/{id}/limited/   has these two instead, if the box's disk is limited: a quota project, or the mount point of
+//	{state}/boxes/{id}/disk       the box's file system
+//	{state}/layers/{layer}/       a layer of snapshots; {layer}.partial: incomplete
+//	{state}/trash/                 files of deleted boxes, to be removed
+//	{run}/netns/{id}              the pinned network namespace
+//	{run}/userns/{id}             the pinned user namespace
+//	{run}/attached/{id}           the pinned network namespace of an attached box
+//	{run}/mounts/{id}/            mount points used while a box is created
+//	{run}/exec/                   files exchanged with the runtime when a command starts
+//	{run}/bound/                  names of the control groups of commands that end with this process
+//	{run}/runtime/                the OCI runtime's --root
+//	{run}/last-run                see [LastRunFile]
+type dirs struct{ state, run string }
+
+// dirsOf returns the directories of a launcher; an empty runDir means the default.
+func dirsOf(stateDir, runDir string) dirs {
+	if runDir == "" {
+		runDir = filepath.Join("/run/boxgate-boxes", stateTag(stateDir))
+	}
+	return dirs{state: stateDir, run: runDir}
+}
+
+// stateTag returns a short name for a state directory.
+func stateTag(stateDir string) string {
+	sum := sha256.Sum256([]byte(filepath.Clean(stateDir)))
+	return hex.EncodeToString(sum[:5])
+}
+
+func (d dirs) boxes() string                      { return filepath.Join(d.state, "boxes") }
+func (d dirs) layers() string                     { return filepath.Join(d.state, "layers") }
+func (d dirs) trash() string                      { return filepath.Join(d.state, "trash") }
+func (d dirs) box(id policy.BoxID) string         { return filepath.Join(d.boxes(), string(id)) }
+func (d dirs) record(id policy.BoxID) string      { return filepath.Join(d.box(id), "box.json") }
+func (d dirs) bundle(id policy.BoxID) string      { return filepath.Join(d.box(id), "bundle") }
+func (d dirs) limited(id policy.BoxID) string     { return filepath.Join(d.box(id), "limited") }
+func (d dirs) upper(id policy.BoxID) string       { return filepath.Join(d.written(id), "upper") }
+func (d dirs) work(id policy.BoxID) string        { return filepath.Join(d.written(id), "work") }
+func (d dirs) pins() string                       { return filepath.Join(d.run, "netns") }
+func (d dirs) pin(id policy.BoxID) string         { return filepath.Join(d.pins(), string(id)) }
+func (d dirs) userPins() string                   { return filepath.Join(d.run, "userns") }
+func (d dirs) userPin(id policy.BoxID) string     { return filepath.Join(d.userPins(), string(id)) }
+func (d dirs) attached() string                   { return filepath.Join(d.run, "attached") }
+func (d dirs) attachedPin(id policy.BoxID) string { return filepath.Join(d.attached(), string(id)) }
+func (d dirs) allMounts() string                  { return filepath.Join(d.run, "mounts") }
+func (d dirs) mounts(id policy.BoxID) string      { return filepath.Join(d.allMounts(), string(id)) }
+func (d dirs) lowerMount(id policy.BoxID) string  { return filepath.Join(d.mounts(id), "lower") }
+func (d dirs) rootMount(id policy.BoxID) string   { return filepath.Join(d.mounts(id), "root") }
+func (d dirs) runtimeRoot() string                { return filepath.Join(d.run, "runtime") }
+func (d dirs) execFiles() string                  { return filepath.Join(d.run, "exec") }
+func (d dirs) bound() string                      { return filepath.Join(d.run, "bound") }
+
+// written returns the directory of a box's writable layer: a directory with a limit, if there is one.
+func (d dirs) written(id policy.BoxID) string {
+	if _, err := os.Lstat(d.limited(id)); err == nil {
+		return d.limited(id)
+	}
+	return d.box(id)
+}
+
+// lastRun is the file name of [LastRunFile].
+const lastRun = "last-run"
+
+// ofRun returns everything that the launcher makes in the run directory.
+func (d dirs) ofRun() []string {
+	return []string{d.execFiles(), d.bound(), d.runtimeRoot(), d.allMounts(), d.userPins(), d.pins(), d.attached(), filepath.Join(d.run, lastRun)}
+}
+
+// LastRunFile is the file in a run directory that the gateway touches while it runs.
+func LastRunFile(runDir string) string { return filepath.Join(runDir, lastRun) }
+
+// StateDirs returns the directories that a launcher makes in its state directory, without the images.
+func StateDirs(stateDir string) []string {
+	d := dirs{state: stateDir}
+	return []string{d.boxes(), d.layers(), d.trash()}
+}
+
+// RunEntries separates the launcher's files in its run directory from other files. Both lists are empty if the directory does
+// not exist. runDir is [Config].RunDir.
+func RunEntries(stateDir, runDir string) (own, others []string, err error) {
+	d := dirsOf(stateDir, runDir)
+	return sortOut(d.run, d.ofRun())
+}
+
+// sortOut splits the entries of a directory into those on the list and the others.
+func sortOut(dir string, list []string) (own, others []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		if path := filepath.Join(dir, e.Name()); slices.Contains(list, path) {
+			own = append(own, path)
+		} else {
+			others = append(others, path)
+		}
+	}
+	return own, others, nil
+}
+
+// CheckRunDir refuses a run directory that another program uses. runDir is [Config].RunDir.
+func CheckRunDir(stateDir, runDir string) error {
+	own, others, err := RunEntries(stateDir, runDir)
+	if err == nil && len(own) == 0 && len(others) > 0 {
+		err = fmt.Errorf("launcher.run_dir: %s contains files of another program, such as %s: set a directory that only the gateway uses",
+			dirsOf(stateDir, runDir).run, filepath.Base(others[0]))
+	}
+	return err
+}
+
+// make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each box, so
+// they are not in the state directory, which only root can access. Each box's directory is inaccessible to the other boxes.
+func (d dirs) make() error {
+	for _, dir := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{d.state, 0o700}, {d.boxes(), 0o700}, {d.layers(), 0o700}, {d.trash(), 0o700},
+		{filepath.Dir(d.run), 0o711}, {d.run, 0o711}, {d.allMounts(), 0o711},
+		{d.pins(), 0o700}, {d.userPins(), 0o700}, {d.attached(), 0o700}, {d.runtimeRoot(), 0o711}, {d.execFiles(), 0o700}, {d.bound(), 0o700},
+	} {
+		if _, err := os.Stat(dir.path); err == nil {
+			continue // it already exists; its mode is up to its creator
+		}
+		if err := os.MkdirAll(dir.path, dir.mode); err != nil {
+			return fmt.Errorf("cannot make the launcher's directories: %w", err)
+		}
+		if err := os.Chmod(dir.path, dir.mode); err != nil { // regardless of the umask
+			return fmt.Errorf("cannot make the launcher's directories: %w", err)
+		}
+	}
+	return nil
+}
+
+// record is the stored state of a box.
+type record struct {
+	ID    policy.BoxID `json:"id"`
+	Image string       `json:"image"` // the name given when the box was created
+	// ImageKey and Rootfs identify that image, since the name may have been given to another one. See [Launcher.imageOf].
+	ImageKey string            `json:"image_key,omitempty"`
+	Rootfs   string            `json:"rootfs,omitempty"`
+	Layers   []string          `json:"layers,omitempty"` // over the image, the lowest first
+	Size     Size              `json:"size"`
+	Env      map[string]string `json:"env,omitempty"`     // of Spec
+	Base     []string          `json:"base,omitempty"`    // of the image
+	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
+	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: no quota
+	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
+}
+
+func (r record) ids() namespace.IDs { return namespace.IDsAt(r.IDIndex) }
+
+// loadRecord returns the record of a box, or ErrNotFound.
+func (l *Launcher) loadRecord(id policy.BoxID) (record, error) {
+	if err := checkID(id); err != nil {
+		return record{}, err
+	}
+	data, err := os.ReadFile(l.dirs.record(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return record{}, fmt.Errorf("box %s: %w", id, ErrNotFound)
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("box %s: %w", id, err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return record{}, fmt.Errorf("box %s: its record is damaged: %w", id, err)
+	}
+	if r.ID != id {
+		return record{}, fmt.Errorf("box %s: its record is damaged: it names %q", id, string(r.ID))
+	}
+	return r, nil
+}
+
+func (l *Launcher) saveRecord(r record) error {
+	if err := files.WriteJSON(l.dirs.record(r.ID), r); err != nil {
+		return fmt.Errorf("box %s: its record cannot be written: %w", r.ID, err)
+	}
+	return nil
+}
+
+// captureLimits bound a capture, however much the box has written: captures queue up, and the box cannot be used while it
+// is frozen.
+type captureLimits struct {
+	snapshot.Terms
+	Total time.Duration
+}
+
+var defaultCaptureLimits = captureLimits{snapshot.Terms{Entries: 2 << 20, Frozen: time.Minute, Exclude: path.Base(rootfs.InitPath)}, 20 * time.Minute}
+
+// errCaptureSlow is the cause when a capture exceeds captureLimits.Total.
+var errCaptureSlow = errors.New("the snapshot took too long: the box has written too much, or the host is overloaded")
+
+// runtimeTimeout bounds every call of the runtime. A box can stall some of them for ever: runc reads the box's /etc/passwd and
+// /etc/group, and blocks until a writer appears if they are pipes.
+const runtimeTimeout = time.Minute
+
+// errRuntimeSlow is the cause when a call of the runtime exceeds runtimeTimeout.
+var errRuntimeSlow = fmt.Errorf("the runtime did not finish within %v: the host is overloaded, or a file in the box blocks it", runtimeTimeout)
+
+// withRuntimeTimeout returns a context for one call of the runtime, limited to runtimeTimeout.
+func withRuntimeTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, runtimeTimeout, errRuntimeSlow)
+}
+
+// callRuntime makes one call of the runtime, limited to runtimeTimeout.
+func callRuntime(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := withRuntimeTimeout(ctx)
+	defer cancel()
+	err := call(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }

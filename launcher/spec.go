@@ -1,13 +1,18 @@
 package launcher
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 
 	"boxgate/launcher/container"
+	"boxgate/launcher/namespace"
+	"boxgate/launcher/rootfs"
 	"boxgate/launcher/terminal"
 	"boxgate/policy"
 )
@@ -158,3 +163,75 @@ func checkEnv(env map[string]string) error {
 	}
 	return nil
 }
+
+// PublicRoots returns the public root certificates of this host in PEM, for boxes whose image lacks them.
+func PublicRoots() ([]byte, error) { return rootfs.PublicRoots() }
+
+// TrustVariables returns the environment variables that point programs to their trusted certificates.
+func TrustVariables() []string { return slices.Clone(rootfs.TrustVariables) }
+
+// KnownHosts returns the lines of ssh_known_hosts with which a box recognizes its gateway as an SSH server. ca is in PEM.
+func KnownHosts(ca []byte) ([]byte, error) { return rootfs.KnownHosts(ca) }
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// environment returns the environment of a command: the variables of the image, the launcher, the box and the command;
+// later ones win.
+func environment(base []string, user execUser, box, command map[string]string) []string {
+	env := map[string]string{"PATH": defaultPath}
+	for _, kv := range base {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			env[k] = v
+		}
+	}
+	env["HOME"] = user.home
+	env["USER"] = user.name
+	env["LOGNAME"] = user.name
+	if env["LANG"] == "" {
+		env["LANG"] = "C.UTF-8"
+	}
+	for _, k := range rootfs.TrustVariables {
+		env[k] = rootfs.BundlePath
+	}
+	maps.Copy(env, box)
+	maps.Copy(env, command)
+	list := make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, k+"="+env[k])
+	}
+	return list
+}
+
+// InstallCA makes programs in a root file system trust a CA and further roots, given in PEM, in addition to the public
+// roots: in the stores of its distribution and in Java's. owner is the user ID, on the host, of root in there. Links are
+// resolved within the root; file systems mounted in it are part of it.
+func InstallCA(root string, owner int, ca, extra []byte) error {
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.Trust(ca, extra), r.Close())
+}
+
+// TrustsCA reports whether [InstallCA] has been called for a root file system with this CA.
+func TrustsCA(root string, owner int, ca []byte) (bool, error) {
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
+	if err != nil {
+		return false, err
+	}
+	trusts, err := r.Trusts(ca)
+	return trusts, errors.Join(err, r.Close())
+}
+
+// PutFile puts an empty file into a root file system as [InstallCA] does. It replaces an existing file without opening it;
+// a directory that is not empty is an error.
+func PutFile(root string, owner int, name string) error {
+	r, err := rootfs.Open(root, namespace.IDsFrom(owner))
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.Replace(name, nil, 0o644), r.Close())
+}
+
+// BundlePath is where [InstallCA] writes the public roots and the CA.
+const BundlePath = rootfs.BundlePath

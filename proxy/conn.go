@@ -1,10 +1,13 @@
 package proxy
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"time"
@@ -17,6 +20,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/live"
 	"boxgate/proxy/peek"
+	"boxgate/proxy/problem"
 	"boxgate/proxy/recovery"
 	"boxgate/proxy/route"
 	"boxgate/proxy/usage"
@@ -351,3 +355,159 @@ func (c *conn) recordEvent() {
 	}
 	c.p.cfg.Audit.Record(c.event)
 }
+
+// This part collects the evidence for routing a connection. The full table is in docs/first-bytes.md.
+
+// evidence returns the policy request and evidence for a connection whose first bytes are f. They do not depend on how the
+// connection arrived: first bytes in a tunnel of the explicit proxy are treated like any others.
+func (c *conn) evidence(f peek.First) (policy.Request, policy.Evidence) {
+	r := c.connRequest(f.Name)
+	e := policy.Evidence{Opening: f.Opening(), Bound: c.bound}
+	begunTLS := f.Kind == peek.TLS || f.Kind == peek.BadTLS // names resolved by the box are no evidence here
+	if c.bound.IsZero() && r.Addr.IsValid() && !begunTLS {
+		e.Told = c.p.cfg.Resolver.GrantedNames(c.box.ID, r.Addr)
+	}
+	return r, e
+}
+
+// connRequest returns the requested destination of the connection, under the given name.
+func (c *conn) connRequest(name name.Name) policy.Request {
+	return policy.Request{
+		Stage: policy.StageConn, Box: c.box.ID, Name: name, Addr: c.orig.Addr(), Port: c.port, Protocol: policy.TCP,
+	}
+}
+
+// replayConn returns the peeked bytes before reading more, and counts the bytes in both directions. Safe for one reader
+// and one writer at a time.
+type replayConn struct {
+	net.Conn // TCP, read and written directly
+	head     []byte
+	claim    *memory.Claim // for head
+	live     *live.Conn
+}
+
+// newReplay returns a replayConn that takes ownership of head, the first bytes of the connection.
+func newReplay(c *conn, head []byte) *replayConn {
+	return &replayConn{Conn: socket.NewDirect(c.tcp), head: head, claim: &c.firstClaim, live: c.live}
+}
+
+// Read returns the peeked bytes first.
+func (c *replayConn) Read(b []byte) (int, error) {
+	if len(c.head) > 0 {
+		n := copy(b, c.head)
+		if c.head = c.head[n:]; len(c.head) == 0 {
+			c.head = nil // do not keep the buffer for the life of the connection
+			c.claim.Release()
+		}
+		c.live.Out.Add(int64(n))
+		return n, nil
+	}
+	n, err := c.Conn.Read(b)
+	c.live.Out.Add(int64(n))
+	return n, err
+}
+
+// Write writes to the client.
+func (c *replayConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.live.In.Add(int64(n))
+	return n, err
+}
+
+// ReadFrom copies r to the client, with splice(2) if r allows it.
+func (c *replayConn) ReadFrom(r io.Reader) (int64, error) {
+	n, err := io.Copy(c.Conn, r)
+	c.live.In.Add(n)
+	return n, err
+}
+
+// CloseWrite closes the sending side.
+func (c *replayConn) CloseWrite() error {
+	if t, ok := socket.TCP(c.Conn); ok {
+		return t.CloseWrite()
+	}
+	return net.ErrClosed
+}
+
+// NetConn returns the underlying connection. Reading from it skips the peeked bytes.
+func (c *replayConn) NetConn() net.Conn { return c.Conn }
+
+const (
+	pageBytes   = 64 << 10
+	pageTimeout = 5 * time.Second // for reading the request that the denial page answers
+)
+
+// refuse refuses the connection in its own protocol and records the reason, replacing any earlier decision.
+func (c *conn) refuse(k peek.Kind, why name.Reason) {
+	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
+	if k == peek.TLS || k == peek.BadTLS {
+		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
+		_, _ = c.tcp.Write(accessDenied) // the client may have disconnected
+		c.linger = true
+		return
+	}
+	socket.Reset(c.tcp)
+}
+
+// deny refuses a connection that the policy denied: with an alert, or with a denial page if pages are enabled, the name is
+// a public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
+// machines may trust as well, so names that mean a different host on each machine get no leaf.
+func (c *conn) deny(f peek.First, rt policy.Route) {
+	if c.p.cfg.DenyPage && f.Kind == peek.TLS && !f.NamesRoot() && f.Name.IsPublic() && !c.p.belongsToHost(f.Name) && c.live.Denied() == nil {
+		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); page != nil {
+			defer page.End()
+			c.denyPage(f, rt)
+			return
+		}
+	}
+	c.refuse(f.Kind, rt.Decision.Reason)
+}
+
+// refusePeek refuses a connection whose first message could not be read.
+func (c *conn) refusePeek(f peek.First, err error) {
+	c.event.Name = f.SNI
+	c.nameByDNS()
+	switch {
+	case errors.Is(err, memory.ErrFull):
+		c.refuse(peek.Other, name.ReasonLimit)
+	case f.Kind == peek.Oversize:
+		c.refuse(peek.Other, name.ReasonPeekSize)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		c.refuse(peek.Other, name.ReasonPeekTimeout)
+	case c.live.Stopped() != nil:
+		c.refuse(peek.Other, name.ReasonPeekTimeout) // its deadline was shortened
+	case c.live.Denied() != nil: // cut while peeking
+		c.refuse(peek.Other, name.ReasonPolicyChanged)
+	default:
+		c.event.Error = err.Error()
+		c.refuse(peek.Other, name.ReasonNoName)
+	}
+}
+
+// denyPage terminates TLS with a leaf, reads one request and answers it with 403. The request is not forwarded: the decision
+// applies to the whole connection.
+func (c *conn) denyPage(f peek.First, rt policy.Route) {
+	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), f.Name, []string{"http/1.1"}, false)
+	if err != nil {
+		c.event.Error = err.Error()
+		socket.Reset(c.tcp)
+		return
+	}
+	_ = client.SetDeadline(time.Now().Add(pageTimeout))
+	_, err = http.ReadRequest(bufio.NewReader(io.LimitReader(client, pageBytes)))
+	if err != nil {
+		c.event.Error = err.Error()
+		socket.Reset(c.tcp)
+		return
+	}
+	answer := problem.Of(rt.Err())
+	c.event.Status = answer.Status
+	_ = problem.Write(client, answer) // the client may have disconnected
+	_ = client.CloseWrite()
+	c.linger = true
+}
+
+// accessDenied is a TLS record with the fatal alert access_denied (RFC 8446, 6.2): the answer to a ClientHello with a
+// refused name. It is sent before any certificate, so the client sees a refusal and not an untrusted server.
+var accessDenied = []byte{21, 3, 3, 0, 2, 2, 49}

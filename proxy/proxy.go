@@ -351,3 +351,76 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// maxIdleWorkers is the maximum number of idle goroutines of a crew.
+const maxIdleWorkers = 64
+
+// workerPool runs connection handlers until they return or hand over their connection. First bytes and handshakes grow a stack to
+// several times its initial size, so finished goroutines are reused for the next connections.
+type workerPool struct {
+	jobs        chan func()     // unbuffered: only idle goroutines receive
+	stop        <-chan struct{} // closed when no more jobs come
+	idleWorkers atomic.Int64
+}
+
+// run runs a job in an idle or new goroutine, and returns immediately.
+func (c *workerPool) run(job func()) {
+	select {
+	case c.jobs <- job:
+	default:
+		go c.work(job)
+	}
+}
+
+func (c *workerPool) work(job func()) {
+	for job != nil {
+		job()
+		job = c.next()
+	}
+}
+
+// next returns the next job, or nil if the goroutine should exit.
+func (c *workerPool) next() (job func()) {
+	defer c.idleWorkers.Add(-1)
+	if c.idleWorkers.Add(1) > maxIdleWorkers {
+		return nil
+	}
+	select {
+	case job = <-c.jobs:
+	case <-c.stop:
+	}
+	return job
+}
+
+// Filled returns how much of each of its limits a box uses, from 0 to 1, by the limit's name in the configuration.
+func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
+	filled := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0}
+	if u := p.usages.Find(box); u != nil {
+		filled["connections"] = fraction(int64(p.live.Count(box)), u.Limit(policy.LimitConnections, p.cfg.MaxConns))
+		filled["interceptions"] = fraction(u.Interceptions.Load(), u.Limit(policy.LimitInterceptions, p.cfg.MaxInterceptions))
+		filled["streams"] = fraction(u.Streams.Load(), u.Limit(policy.LimitStreams, p.cfg.MaxStreams))
+	}
+	return filled
+}
+
+// fraction returns used as a fraction of limit, or 0 without a limit.
+func fraction(used int64, limit int) float64 {
+	if limit <= 0 {
+		return 0
+	}
+	return float64(used) / float64(limit)
+}
+
+// Use is the use of one bounded resource. A limit of 0 means unlimited.
+type Use struct{ Taken, Most int }
+
+// Uses returns the use of the resources that all boxes share, by name: their connections, connections to servers for HTTP
+// requests, parallel connection attempts, and pipes of tunnels.
+func (p *Proxy) Uses() map[string]Use {
+	return map[string]Use{
+		"box_connections":    {p.live.Open(), p.cfg.MaxAllConns},
+		"server_connections": {p.core.Origins.Open(), p.cfg.MaxAllUpstreams},
+		"extra_attempts":     {p.core.Origins.Extra(), p.cfg.MaxExtraAttempts},
+		"tunnel_pipes":       {p.core.Tunnels.Pipes(), p.cfg.MaxPipes},
+	}
+}

@@ -1,12 +1,17 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -18,9 +23,10 @@ import (
 	"boxgate/proxy/recovery"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
+	"boxgate/relay/h2"
 )
 
-// This file forwards connections without parsing them.
+// This part forwards connections without parsing them.
 
 // splice connects to the server and forwards the bytes unread, including the peeked ones.
 func (c *conn) splice(f peek.First, rt route.Routed) {
@@ -300,4 +306,183 @@ func (c *conn) refuseFailed(k peek.Kind, err error) {
 	}
 	c.event.Error = err.Error()
 	c.refuse(peek.Other, reason) // a reset, as the kernel of an absent server would send
+}
+
+// This part moves a connection to another address of its name when the address that the client chose does not accept. A
+// tunnel, which needs no goroutine, connects to the chosen address; the other addresses are dialled in parallel, and the
+// first that accepts wins.
+
+// detour is the state of the search for another address while a tunnel connects to the first.
+type detour struct {
+	attempt  *tunnel.Tunnel // connects to the address that the client chose
+	deadline time.Time      // of all attempts together
+
+	mu           sync.Mutex
+	started      bool               // the search has started
+	ended        bool               // the search has ended
+	switched     bool               // another address is used
+	attemptErr   error              // error of the attempt
+	attemptOK    bool               // the attempt succeeded
+	cancelSearch context.CancelFunc // cancels the search
+}
+
+// setCancel sets the function that cancels the search, and calls it if the attempt has already succeeded.
+func (d *detour) setCancel(stop context.CancelFunc) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cancelSearch = stop; d.attemptOK {
+		stop()
+	}
+}
+
+// stopSearch cancels the search.
+func (d *detour) stopSearch() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.attemptOK = true; d.cancelSearch != nil {
+		d.cancelSearch()
+	}
+}
+
+// hasFailed reports whether the attempt failed.
+func (d *detour) hasFailed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.attemptErr != nil
+}
+
+// Slow tries the other addresses of the name, while the attempt continues.
+func (o *owner) Slow() { (*conn)(o).failOver() }
+
+// Failed tries the other addresses of the name, or refuses the connection if they failed as well.
+func (o *owner) Failed(err error) {
+	c := (*conn)(o)
+	d := &c.detour
+	d.mu.Lock()
+	d.attemptErr = err
+	started, ended, switched := d.started, d.ended, d.switched
+	d.mu.Unlock()
+	switch {
+	case !started:
+		c.failOver()
+	case ended && !switched:
+		c.refuseUnreachable(err)
+	}
+}
+
+// failOver connects to one of the other addresses, and uses it unless the attempt has succeeded first. It runs once per
+// connection.
+func (c *conn) failOver() {
+	d := &c.detour
+	d.mu.Lock()
+	started := d.started
+	d.started = true
+	d.mu.Unlock()
+	if started {
+		return
+	}
+	up := c.dialOthers()
+	switched := up != nil && d.attempt.Yield()
+	d.mu.Lock()
+	d.ended, d.switched = true, switched
+	attemptErr := d.attemptErr
+	d.mu.Unlock()
+	switch {
+	case switched:
+		c.continueAt(up)
+	case up != nil: // the attempt succeeded, or the connection was cut
+		socket.Abort(up)
+	case attemptErr != nil:
+		c.refuseUnreachable(attemptErr)
+	}
+}
+
+// dialOthers connects to one of the other addresses. It returns nil if all refuse.
+func (c *conn) dialOthers() (up net.Conn) {
+	defer recovery.Panic(c.p.cfg.Log, c.box.ID, func() {})
+	rt, ok := c.live.Route()
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithDeadline(c.ctx, c.detour.deadline)
+	defer cancel()
+	c.detour.setCancel(cancel)
+	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled, c.detour.hasFailed)
+	if err != nil {
+		return nil
+	}
+	return up
+}
+
+// continueAt continues the connection with a connected server instead of the attempt's.
+func (c *conn) continueAt(up net.Conn) {
+	c.own.Run(func() {
+		rt, ok := c.live.Route()
+		if !c.live.Reclaim(c.tcp) || !ok { // it was cut
+			socket.Abort(up)
+			c.refuse(peek.Other, name.ReasonUnreachable)
+			return
+		}
+		c.forwardTo(c.spliced.first, rt, up)
+	})
+}
+
+// refuseUnreachable refuses the connection because no address of its server accepts.
+func (c *conn) refuseUnreachable(err error) {
+	c.own.Run(func() {
+		c.refuseFailed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
+	})
+}
+
+// This part handles clients that are silent at first. On most ports they are connected to the address, as the server may
+// speak first. Where names decide, silence must not become a way to send unjudged bytes later.
+
+// serverSpoke waits until one side has sent something or closed, and reports whether it was the server. It does not
+// consume data of either socket. It returns false if neither side does within the idle timeout, and if the server speaks HTTP/2 in
+// cleartext: its SETTINGS may come first (RFC 9113, 3.4), followed by the client's requests, which must be judged.
+func serverSpoke(client, upstream *net.TCPConn, idle time.Duration) (server bool) {
+	deadline := time.Now().Add(idle)
+	_, _ = client.SetReadDeadline(deadline), upstream.SetReadDeadline(deadline)
+	var both sync.WaitGroup
+	both.Go(func() {
+		server = readable(upstream)
+		_ = client.SetReadDeadline(time.Unix(1, 0)) // wakes the other goroutine
+	})
+	readable(client)
+	_ = upstream.SetReadDeadline(time.Unix(1, 0))
+	both.Wait()
+	_, _ = client.SetReadDeadline(time.Time{}), upstream.SetReadDeadline(time.Time{})
+	return server && !greetsHTTP2(upstream)
+}
+
+// greetsHTTP2 reports whether the server's first bytes are, or may become, the SETTINGS frame that opens an HTTP/2
+// connection. It does not consume them.
+func greetsHTTP2(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var b [h2.FrameHead]byte
+	n := 0
+	if raw.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT) }) != nil || err != nil {
+		return false // closed
+	}
+	settings := []byte{0, b[1], b[2], byte(http2.FrameSettings), 0, 0, 0, 0, 0}
+	return n > 0 && bytes.Equal(b[:n], settings[:n])
+}
+
+// readable waits until a socket has data to read or has reached its end, or its read deadline passes.
+func readable(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var b [1]byte
+	ready := false
+	err = raw.Read(func(fd uintptr) bool {
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		ready = err != unix.EAGAIN && err != unix.EINTR
+		return ready
+	})
+	return err == nil && ready
 }

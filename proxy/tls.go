@@ -3,16 +3,27 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"boxgate/internal/fault"
+	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/exchange"
+	"boxgate/proxy/http1"
+	"boxgate/proxy/http2"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/peek"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 )
 
 // tlsConfigs are the server configurations used to terminate TLS, one per box, so that boxes share no state such as ticket
@@ -142,4 +153,132 @@ func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Con
 		conn.Established()
 	}
 	return conn, err
+}
+
+// errRooted is the logged error of a TLS client whose SNI ends in a dot, so that no certificate can match it.
+var errRooted = errors.New("the server name ends in a dot (RFC 6066, 3): leave it out of the URL, since requests for this host are intercepted")
+
+// intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
+func (c *conn) intercept(f peek.First, rt route.Routed) {
+	if f.NamesRoot() {
+		c.event.Error = errRooted.Error()
+		c.refuse(f.Kind, name.ReasonProtocol)
+		return
+	}
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); c.interception == nil {
+		c.refuse(peek.Other, name.ReasonLimit) // a reset, not an alert: the policy allowed the connection
+		return
+	}
+	var alpn []string // the default protocols
+	if c.p.core.Origins.OffersLogin(c.box.ID, rt.Request.Name, c.port) {
+		alpn = loginProtocols
+	}
+	legacy := c.box.Policy.Load().LegacyClients(rt.Request.Name, c.port)
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, alpn, legacy)
+	if err != nil {
+		c.event.Error = handshakeFault(err, c.live.In.Load()).Error()
+		c.refuse(peek.Other, name.ReasonClientTLS)
+		return
+	}
+	c.interception.Established(c.live.Out.Load())
+	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
+	s.TLS = c.interception
+	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
+	if client.ConnectionState().NegotiatedProtocol == "h2" {
+		c.handOver(func() step { c.serveHTTP2(s); return nil })
+		return
+	}
+	c.startTraffic()
+	c.serveHTTP1(s)
+}
+
+// serveHTTP1 runs the message loop of HTTP/1.x. While the connection is idle between requests, it is handed over to a new
+// goroutine.
+func (c *conn) serveHTTP1(s *exchange.Session) {
+	if next := c.serveRequests(s, func() (http1.Rest, error) { return http1.Serve(c.ctx, s) }); next != nil {
+		c.handOver(next)
+	}
+}
+
+// serveRequests serves requests until the connection has ended or becomes idle. In the latter case it returns the step that
+// continues.
+func (c *conn) serveRequests(s *exchange.Session, serve http1.Rest) step {
+	rest, err := serve()
+	if rest == nil {
+		c.closeGracefully(s, err)
+		return nil
+	}
+	return func() step { return c.serveRequests(s, rest) }
+}
+
+// serveHTTP2 runs the message loop of HTTP/2.
+func (c *conn) serveHTTP2(s *exchange.Session) {
+	var claim memory.Claim
+	claim.Open(c.usage.Memory, memory.HTTP2)
+	if !claim.Grow(http2.ConnCost) {
+		c.refuse(peek.Other, name.ReasonLimit)
+		return
+	}
+	defer claim.Close()
+	c.startTraffic()
+	c.closeGracefully(s, http2.Serve(c.ctx, s, &claim))
+}
+
+// closeGracefully closes a connection gracefully after its message loop, so that the last response arrives.
+func (c *conn) closeGracefully(s *exchange.Session, err error) {
+	if c.live.Denied() != nil {
+		return
+	}
+	if err == nil && s.Secure && !s.Asked() {
+		err = errRequestless
+	}
+	if err != nil {
+		c.event.Error = err.Error()
+	}
+	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
+	if t, ok := s.Client.(*socket.Terminated); ok {
+		_ = t.CloseWrite() // the client may have disconnected
+	}
+	c.linger = true
+}
+
+// errUntrusted is the error of a handshake that a client ended because of the gateway's certificate.
+type errUntrusted struct {
+	how string
+	err error
+}
+
+// Error returns the text for the log, including the remedy.
+func (e *errUntrusted) Error() string {
+	return "the client does not trust the box's CA, or pins a certificate: it " + e.how +
+		"; add the CA to its trust store (gateway ca), or remove the rules for the host so that its TLS is not terminated (" + e.err.Error() + ")"
+}
+
+// Unwrap returns the cause.
+func (e *errUntrusted) Unwrap() error { return e.err }
+
+// errRequestless is the error of a connection that the client closed right after the handshake. Some clients verify the
+// certificate only then.
+var errRequestless = errors.New("the connection ended without a request: perhaps the client, like wget, does not trust the box's CA (gateway ca)")
+
+// certificateSent is the minimum number of bytes that the gateway has sent if its certificate was among them. Shorter
+// flights are a HelloRetryRequest or a resumed session.
+const certificateSent = 512
+
+// handshakeFault explains a failed handshake with a client, after sent bytes were sent to it.
+func handshakeFault(err error, sent int64) error {
+	switch alert, received := problem.AlertOf(err); {
+	case received && problem.AboutCertificate(alert):
+		return &errUntrusted{"sent the alert " + strings.TrimPrefix(alert.Error(), "tls: "), err}
+	case received || sent < certificateSent:
+		return err
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return &errUntrusted{"closed the connection after it had received the certificate", err}
+	}
+	// Some clients send their alert unencrypted after both sides have keys, so its MAC is invalid.
+	var record tls.RecordHeaderError
+	if errors.As(err, &record) || strings.HasSuffix(err.Error(), "tls: bad record MAC") {
+		return &errUntrusted{"sent unencrypted data after it had received the certificate, perhaps an alert", err}
+	}
+	return err
 }

@@ -44,3 +44,57 @@ func TestDeadlinesOfEarlierReads(t *testing.T) {
 		}
 	})
 }
+
+var errCutTest = errors.New("cut")
+
+// cutAt is a connection that was cut, and may be written to until a time.
+type cutAt time.Time
+
+func (c cutAt) Cut() (by time.Time, err error) { return time.Time(c), errCutTest }
+
+// TestCutOutlivesLaterDeadlines: a client that was cut is neither read from any more, nor written to for as long as one that does not
+// read, although the deadlines of the cut may be overwritten.
+func TestCutOutlivesLaterDeadlines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		defer near.Close()
+		begun := time.Now()
+		c := &Client{Conn: near, In: h1.Reader{Source: near}, Stall: time.Hour, Cuts: cutAt(begun.Add(time.Second))}
+		c.Out.Buf = append(c.Out.Take(), "unread"...)
+		if err := c.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != time.Second {
+			t.Errorf("written: %v after %v", err, time.Since(begun))
+		}
+		begun = time.Now()
+		if err := c.ReadUntil(begun.Add(time.Hour), c.In.Fill); !errors.Is(err, errCutTest) || time.Since(begun) != 0 {
+			t.Errorf("read: %v after %v", err, time.Since(begun))
+		}
+		c.Out.Give()
+	})
+}
+
+// TestClientThatDoesNotRead: who takes nothing of what is written for the whole time has gone; nobody else has.
+func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		defer near.Close()
+		c := &Client{Conn: near, Stall: time.Minute}
+		begun := time.Now()
+		for range 3 {
+			time.AfterFunc(25*time.Second, func() { _, _ = far.Read(make([]byte, 64)) })
+			c.Out.Buf = append(c.Out.Take(), "read late"...)
+			if err := c.Flush(); err != nil {
+				t.Errorf("written: %v after %v", err, time.Since(begun))
+			}
+		}
+		begun = time.Now()
+		c.Out.Buf = append(c.Out.Take(), "never read"...)
+		if err := c.Flush(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) > time.Minute {
+			t.Errorf("written: %v after %v", err, time.Since(begun))
+		}
+		c.Out.Give()
+	})
+}

@@ -1,6 +1,8 @@
 package secrets
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,8 +11,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/secrets/aws"
+	"boxgate/secrets/github"
+	"boxgate/secrets/manager"
+	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
 )
 
@@ -256,4 +264,192 @@ func (s Source) timeout() time.Duration {
 		return s.Timeout
 	}
 	return defaultTimeout
+}
+
+// kinds has a constructor for each kind of remote source, by its key in the configuration.
+var kinds = map[string]func() remote.Source{
+	"github_app": func() remote.Source { return &github.App{} },
+	"oauth2":     func() remote.Source { return &oauth.OAuth2{} },
+	"google":     func() remote.Source { return &oauth.Google{} },
+	"azure":      func() remote.Source { return &oauth.Azure{} },
+	"aws_role":   func() remote.Source { return &aws.Role{} },
+	"aws_secret": func() remote.Source { return &aws.Secret{} },
+	"gcp_secret": func() remote.Source { return &manager.GCP{} },
+	"vault":      func() remote.Source { return &manager.Vault{} },
+
+	"onepassword": func() remote.Source { return &manager.OnePassword{} },
+}
+
+// RemoteKinds returns the configuration keys of the remote sources.
+func RemoteKinds() []string { return slices.Sorted(maps.Keys(kinds)) }
+
+// NewRemote returns an empty remote source of a kind, to be filled in from the configuration; nil if the kind is
+// unknown.
+func NewRemote(kind string) remote.Source {
+	if make := kinds[kind]; make != nil {
+		return make()
+	}
+	return nil
+}
+
+// withDocuments returns the sources, and marks the ones that others need as documents: a private key is not valid in a
+// header.
+func withDocuments(sources map[string]Source) map[string]Source {
+	out := maps.Clone(sources)
+	for _, source := range sources {
+		for _, need := range source.needs() {
+			if s, ok := out[need]; ok {
+				s.Document = true
+				out[need] = s
+			}
+		}
+	}
+	return out
+}
+
+// needs returns the names of the secrets that a source needs.
+func (s Source) needs() []string {
+	if s.Remote == nil {
+		return nil
+	}
+	return s.Remote.Needs()
+}
+
+// checkNeeds returns an error if a source needs an unknown secret, or directly or indirectly itself. It does not quote
+// an unknown name, which may be a value given by mistake.
+func checkNeeds(sources map[string]Source, name string) error {
+	for _, need := range sources[name].needs() {
+		if _, ok := sources[need]; need != "" && !ok {
+			return errors.New("names a secret that is not an entry of secrets: other secrets are given by their name")
+		}
+	}
+	if allNeeded(sources, name)[name] {
+		return errors.New("depends on itself through the secrets that it names")
+	}
+	return nil
+}
+
+// allNeeded returns the names of all secrets that a secret needs, directly or indirectly.
+func allNeeded(sources map[string]Source, name string) map[string]bool {
+	all := map[string]bool{}
+	for open := []string{name}; len(open) > 0; {
+		at := open[len(open)-1]
+		open = open[:len(open)-1]
+		for _, need := range sources[at].needs() {
+			if !all[need] {
+				all[need] = true
+				open = append(open, need)
+			}
+		}
+	}
+	return all
+}
+
+// Check checks each source and returns all problems: a file that is unreadable or has no valid value, a variable that
+// is not set, a program that is missing or that other users can change. It neither runs commands nor contacts servers,
+// because both may have side effects.
+func Check(ctx context.Context, sources map[string]Source) error {
+	var errs []error
+	sources = withDocuments(sources)
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		source := sources[name]
+		if len(source.validate(name)) > 0 {
+			continue // already reported
+		}
+		if err := source.check(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("secrets.%s: %s: %w", name, source, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s Source) check(ctx context.Context) error {
+	switch {
+	case len(s.Command) > 0:
+		_, err := findProgram(s.Command[0])
+		return err
+	case s.Env != "":
+		_, err := readVariable(s.Env, s.form())
+		return err
+	case s.Credential != "" && s.path() == "":
+		return nil // only the service receives credentials
+	case s.path() != "":
+		done := make(chan error, 1)
+		go func() {
+			_, err := readFile(ctx, s.path(), s.form())
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(s.timeout()):
+			return errTimeout
+		}
+	default:
+		return nil
+	}
+}
+
+// maxValue is the maximum length of a header value, maxDocument that of a document, in bytes.
+const (
+	maxValue    = 8 << 10
+	maxDocument = 64 << 10
+)
+
+// form is the form of a value: valid in a header, or a document.
+type form struct{ document bool }
+
+var (
+	errEmpty = errors.New("it is empty")
+	errText  = errors.New("it is not text in UTF-8")
+)
+
+// max is the maximum length in bytes.
+func (f form) max() int {
+	if f.document {
+		return maxDocument
+	}
+	return maxValue
+}
+
+// maxRaw is max plus a trailing line break.
+func (f form) maxRaw() int { return f.max() + len("\r\n") }
+
+func (f form) errTooLong() error { return fmt.Errorf("it is longer than %d bytes", f.max()) }
+
+// valueOf makes a secret from the content of a file or the output of a command, without one trailing line break. It
+// clears raw.
+func (f form) valueOf(raw []byte) (name.Secret, error) {
+	defer clear(raw)
+	if len(raw) > f.maxRaw() {
+		return name.Secret{}, f.errTooLong()
+	}
+	text, cut := bytes.CutSuffix(raw, []byte("\n"))
+	if cut {
+		text = bytes.TrimSuffix(text, []byte("\r"))
+	}
+	return f.checked(string(text))
+}
+
+// checked makes a secret of a value if it has the form.
+func (f form) checked(v string) (name.Secret, error) {
+	if v == "" {
+		return name.Secret{}, errEmpty
+	}
+	if err := f.check(v); err != nil {
+		return name.Secret{}, err
+	}
+	return name.NewSecret(v), nil
+}
+
+func (f form) check(v string) error {
+	switch {
+	case !f.document:
+		return match.CheckHeaderValue(v)
+	case len(v) > maxDocument:
+		return f.errTooLong()
+	case !utf8.ValidString(v) || strings.Contains(v, "\x00"):
+		return errText
+	}
+	return nil
 }

@@ -2,13 +2,16 @@ package selftest
 
 import (
 	"bytes"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"time"
 
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
-
 	"boxgate/selftest/probe"
 )
 
@@ -75,4 +78,86 @@ func proxyStatus(r probe.Answer) (string, bool) {
 		line, _, _ := bytes.Cut(r.Data, []byte("\r\n"))
 		return fmt.Sprintf("ANSWERED: %.40q", line), true
 	}
+}
+
+// refusedAtOnce judges an attack that the kernel refuses, without a connection or an answer.
+func refusedAtOnce(r probe.Answer) (string, bool) {
+	switch r.Outcome {
+	case probe.Refused:
+		return "reset or prohibited", false
+	case probe.Silent:
+		return "no answer", false
+	case probe.Closed, probe.Open:
+		return "CONNECTED", true
+	default:
+		return fmt.Sprintf("ANSWERED with %d bytes", len(r.Data)), true
+	}
+}
+
+// refusedByProxy judges an attack on the proxy, which accepts the connection to read the name and refuses within the
+// protocol.
+func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
+	const alert, handshake = 21, 22 // record types (RFC 8446, 5.1)
+	switch {
+	case r.Outcome == probe.Closed:
+		return "closed", false
+	case r.Outcome == probe.Open: // the decision must still be logged, and no packet may have left
+		return "no answer", false
+	case r.Outcome != probe.Answered:
+		return refusedAtOnce(r)
+	case len(r.Data) > 0 && r.Data[0] == alert:
+		return "TLS alert", false
+	case len(r.Data) > 0 && r.Data[0] == handshake && b.cfg.DenyPage:
+		return "TLS to the denial page", false
+	case bytes.HasPrefix(r.Data, []byte("HTTP/1.1 4")):
+		return "HTTP " + string(r.Data[9:12]), false
+	default:
+		return refusedAtOnce(r)
+	}
+}
+
+// ignoreAnswer judges an attack whose answer proves nothing. Only the packets seen on the wire count.
+func ignoreAnswer(r probe.Answer) (string, bool) {
+	if r.Outcome == probe.Answered {
+		return "an answer, from the name's owner", false
+	}
+	return "no answer", false
+}
+
+// httpRequest returns a request that contains the token.
+func httpRequest(method, target, host string, token []byte) []byte {
+	return fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: boxgate-selftest/%s\r\nConnection: close\r\n\r\n",
+		method, target, host, token)
+}
+
+// clientHello returns the first message of a TLS client, with name as its server name unless it is "". The token is
+// among the offered protocols, which are not encrypted.
+func clientHello(name string, token []byte) []byte {
+	var hello recording
+	// The handshake fails after writing the first message, which is enough.
+	_ = tls.Client(&hello, &tls.Config{
+		ServerName: name, InsecureSkipVerify: true, NextProtos: []string{string(token), "http/1.1"},
+		CurvePreferences: []tls.CurveID{tls.X25519}, // a post-quantum share would fill a second segment
+	}).Handshake()
+	return hello.Bytes()
+}
+
+// recording is a connection that keeps the written bytes and never answers.
+type recording struct{ bytes.Buffer }
+
+func (*recording) Read([]byte) (int, error)         { return 0, io.EOF }
+func (*recording) Close() error                     { return nil }
+func (*recording) LocalAddr() net.Addr              { return nil }
+func (*recording) RemoteAddr() net.Addr             { return nil }
+func (*recording) SetDeadline(time.Time) error      { return nil }
+func (*recording) SetReadDeadline(time.Time) error  { return nil }
+func (*recording) SetWriteDeadline(time.Time) error { return nil }
+
+// slowly splits a message into single bytes.
+func slowly(message []byte) [][]byte {
+	var pieces [][]byte
+	for i := range message {
+		pieces = append(pieces, message[i:i+1])
+	}
+	return pieces
 }

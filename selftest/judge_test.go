@@ -9,7 +9,6 @@ import (
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
-
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
 )
@@ -127,5 +126,27 @@ func TestClientHelloShowsItsToken(t *testing.T) {
 	}
 	if none := clientHello("", []byte("bgst00c0ffee0007")); len(none) == 0 || none[0] != 22 {
 		t.Errorf("without a name: %q", none)
+	}
+}
+
+// A random target never leaves its range.
+func TestRandomAddressesStayInTheirRange(t *testing.T) {
+	t.Parallel()
+	for _, r := range special {
+		p := netip.MustParsePrefix(r.prefix)
+		for range 50 {
+			if a := randomIn(p); !p.Contains(a) {
+				t.Errorf("%v is not in %v", a, p)
+			}
+		}
+	}
+	next := strangers("8.8.8.0/24")
+	seen := map[netip.Addr]bool{}
+	for range 200 {
+		if a := next(); seen[a] || !netip.MustParsePrefix("8.8.8.16/20").Masked().Contains(a) || a == netip.MustParseAddr("8.8.8.8") {
+			t.Fatalf("%v was given out", a)
+		} else {
+			seen[a] = true
+		}
 	}
 }

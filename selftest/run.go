@@ -5,14 +5,125 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"net/netip"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
+	"boxgate/audit"
+	"boxgate/policy"
+	"boxgate/selftest/packet"
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
 )
+
+// Config is the configuration of [Run]. All fields are required except HostAddrs, HostPorts and DenyPage.
+type Config struct {
+	Box    policy.BoxID
+	V4, V6 netip.Addr
+	NetNS  string // path of the box's network namespace
+	Policy *policy.Compiled
+
+	GatewayV4, GatewayV6 netip.Addr
+	SinkV4, SinkV6       netip.Addr
+	ExplicitPort         uint16       // explicit proxy on the gateway's addresses
+	HostAddrs            []netip.Addr // the host's addresses except loopback and the gateway's
+	HostPorts            []Port       // ports on which the gateway serves clients other than boxes
+	AnotherV4, AnotherV6 netip.Addr   // of another box, or unused addresses of the pool
+	DenyPage             bool         // the gateway answers refused TLS connections with a page
+	GuestStack           bool         // the box is known to have its own network stack
+
+	// Events delivers the decisions about the box until ctx ends.
+	Events func(ctx context.Context) <-chan audit.Event
+	// Expect, if not nil, is called with the expected denials before the first packet is sent. It marks such denials
+	// until end is called.
+	Expect func([]audit.Expected) (end func())
+	// Command starts this program so that it calls [Probe]. The user it runs as may be unable to read the program's
+	// directory.
+	Command []string
+
+	// link is the box's interface on the host. mac is the address of its other end. Run sets both.
+	link int
+	mac  []byte
+}
+
+// Port is a port of the gateway that no box may reach.
+type Port struct {
+	Name string // such as "admin API"
+	Port uint16
+}
+
+// findLink finds the interface that leads to the box's addresses.
+func (c *Config) findLink() error {
+	routes, err := netlink.RouteGet(c.V4.AsSlice())
+	if err != nil {
+		return fmt.Errorf("the host has no route to the box: %w", err)
+	}
+	if len(routes) == 0 {
+		return errors.New("the host has no route to the box")
+	}
+	c.link = routes[0].LinkIndex
+	neighbours, err := netlink.NeighList(c.link, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("the host's neighbours: %w", err)
+	}
+	for _, n := range neighbours {
+		if a, _ := netip.AddrFromSlice(n.IP); a.Unmap() == c.V4 {
+			c.mac = n.HardwareAddr
+		}
+	}
+	if len(c.mac) != 6 {
+		return errors.New("the box is no neighbour of the host")
+	}
+	return nil
+}
+
+// UntestableError is returned when the box cannot be tested from its network namespace because its traffic does not
+// come from the namespace's sockets. The box may be tight or not.
+type UntestableError struct{ Reason string }
+
+// Error returns the reason.
+func (e *UntestableError) Error() string { return "the box cannot be tested from here: " + e.Reason }
+
+// checkStack returns an error unless sockets in the namespace send as the box does. gVisor and virtual machines have
+// their own network stack, and no interface of the namespace has their addresses. A probe would have a wrong or missing
+// source address and be refused for the wrong reason.
+func (c *Config) checkStack() error {
+	if c.GuestStack {
+		return &UntestableError{"it was attached with a network stack of its own (stack: guest), which the gateway cannot enter"}
+	}
+	ns, err := netns.GetFromPath(c.NetNS)
+	if err != nil {
+		return fmt.Errorf("the box's network namespace: %w", err)
+	}
+	defer ns.Close()
+	inside, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return fmt.Errorf("the box's network namespace: %w", err)
+	}
+	defer inside.Close()
+	list, err := inside.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("the addresses in the box's network namespace: %w", err)
+	}
+	have := map[netip.Addr]bool{}
+	for _, a := range list {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		have[ip.Unmap()] = true
+	}
+	for _, a := range []netip.Addr{c.V4, c.V6} {
+		if !have[a] {
+			return &UntestableError{fmt.Sprintf("no interface of its network namespace has the address %v: something there has "+
+				"a network stack of its own, as gVisor and virtual machines have, or has taken the address away", a)}
+		}
+	}
+	return nil
+}
 
 // Limits of a run.
 const (
@@ -107,3 +218,36 @@ func (b *builder) perform(ctx context.Context) (map[int]probe.Answer, error) {
 
 // Probe is the probing process, which [Run] starts: it reads a plan from in, sends the traffic, and writes a report to out.
 func Probe(in io.Reader, out io.Writer) error { return probe.Serve(in, out) }
+
+// connect returns a task that connects and sends data.
+func connect(to netip.AddrPort, data ...[]byte) probe.Task {
+	return probe.Task{Kind: probe.TCP, To: to, Data: data}
+}
+
+// send replaces the task of an attack but keeps its number and token.
+func (a *attack) send(t probe.Task) {
+	t.ID, t.Token = a.task.ID, a.task.Token
+	a.task = t
+}
+
+// udpFrame returns a task that sends a datagram of the box as a whole packet.
+func (b *builder) udpFrame(s *side, to netip.AddrPort, payload []byte) probe.Task {
+	return b.frame(s, b.datagram(s.box, to, payload))
+}
+
+func (b *builder) datagram(src netip.Addr, to netip.AddrPort, payload []byte) []byte {
+	from := netip.AddrPortFrom(src, framePort)
+	return packet.IP(src, to.Addr(), unix.IPPROTO_UDP, packet.UDP(from, to, payload))
+}
+
+// framePort is the source port of datagrams sent as frames.
+const framePort = 40404
+
+// frame returns a task that sends whole packets of one family.
+func (b *builder) frame(s *side, packets ...[]byte) probe.Task {
+	t := probe.Task{Kind: probe.Frame, Data: packets, EtherType: unix.ETH_P_IP}
+	if s.box.Is6() {
+		t.EtherType = unix.ETH_P_IPV6
+	}
+	return t
+}

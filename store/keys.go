@@ -1,15 +1,21 @@
 package store
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +23,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
+	"boxgate/store/private"
 )
 
 // Keys has the API keys, and counts the objects that each has made.
@@ -380,4 +387,214 @@ func (u *keyUses) restore(uses map[KeyHash]time.Time) {
 	defer u.mu.Unlock()
 	maps.Copy(uses, u.latest)
 	u.latest = uses
+}
+
+// Ensure makes the first API key, once: it writes the key into the file api-key of the state directory (0600) and
+// stores its hash. It reports whether it did. The file comes first, so that a crash in between leaves a key that does
+// not work, and the next start makes another. While the store has any key the file is not touched: if it was deleted,
+// that was intended.
+func (db Keys) Ensure() (made bool, err error) {
+	if err := db.finishKeyChange(); err != nil {
+		return false, err
+	}
+	keys, err := db.All()
+	if err != nil || len(keys) > 0 {
+		return false, err
+	}
+	key := NewKey()
+	if err := private.Write(filepath.Join(db.dir, layout.FileAPIKey), []byte(key.Reveal()+"\n")); err != nil {
+		return false, fmt.Errorf("the API key cannot be written: %w", err)
+	}
+	return true, db.Add("first", key)
+}
+
+// Rotate makes a new operator's key and writes it into the file api-key of the state directory. The previous one
+// stops working immediately, or after grace if that is more than 0. Named keys stay.
+//
+// The new key is written to a file next to api-key before the store has it, and renamed to api-key afterwards. If the
+// gateway dies in between, one of the two keys works, and the next start completes the change if the store has the new
+// key ([Keys.Ensure]).
+func (db Keys) Rotate(grace time.Duration) error {
+	db.rotating.Lock()
+	defer db.rotating.Unlock()
+	key := NewKey()
+	if err := private.Write(db.path(layout.FileNextKey), []byte(key.Reveal()+"\n")); err != nil {
+		return fmt.Errorf("the new API key cannot be written: %w", err)
+	}
+	if err := db.reportStep("new API key in a file beside"); err != nil {
+		return err
+	}
+	now := time.Now().UTC()
+	fresh := APIKey{ID: OperatorKey, Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
+	if err := db.change(func(keys document.Table) error { return replaceKeys(keys, fresh, now.Add(grace)) }); err != nil {
+		return errors.Join(err, os.Remove(db.path(layout.FileNextKey)))
+	}
+	if err := db.reportStep("new API key in force"); err != nil {
+		return err
+	}
+	if err := db.finishKeyChange(); err != nil {
+		return fmt.Errorf("the new API key is valid, but still in the file %s, until the next start: %w", layout.FileNextKey, err)
+	}
+	return db.reportStep("new API key in its file")
+}
+
+// replaceKeys adds a key and makes earlier keys with its ID expire at a given time. Earlier expiries stay, and expired
+// keys are deleted.
+func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
+	old, err := readKeys(keys)
+	if err != nil {
+		return err
+	}
+	for _, k := range old {
+		if k.ID != fresh.ID {
+			continue
+		}
+		if k.ExpiresAt.IsZero() || end.Before(k.ExpiresAt) {
+			k.ExpiresAt = end
+		}
+		if !k.validAt(fresh.CreatedAt) {
+			err = errors.Join(err, keys.Delete(k.Hash[:]))
+			continue
+		}
+		err = errors.Join(err, putKey(keys, k))
+	}
+	return errors.Join(err, putKey(keys, fresh))
+}
+
+// finishKeyChange completes a change of the API key: the file with the new one is renamed if the store has the key,
+// else removed.
+func (db Keys) finishKeyChange() error {
+	next := db.path(layout.FileNextKey)
+	data, err := os.ReadFile(next)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer clear(data)
+	if !db.Check(strings.TrimSpace(string(data))) {
+		return os.Remove(next)
+	}
+	return errors.Join(os.Rename(next, db.path(layout.FileAPIKey)), private.SyncDir(db.dir))
+}
+
+// Holdings are the stored objects of one API key.
+type Holdings struct {
+	URLs      int64 // public URLs
+	Domains   int64 // host names of public URLs, served or pending
+	Snapshots int64
+	Schedules int64
+}
+
+func (h Holdings) plus(sign int64, more Holdings) Holdings {
+	h.URLs += sign * more.URLs
+	h.Domains += sign * more.Domains
+	h.Snapshots += sign * more.Snapshots
+	h.Schedules += sign * more.Schedules
+	return h
+}
+
+// holdings are the objects of each key, counted on first use and adjusted by every later committed transaction. Safe
+// for concurrent use.
+type holdings struct {
+	mu     sync.Mutex
+	byKey  map[string]Holdings // by ID of the key; nil: not counted yet
+	lastTx int                 // ID of the last transaction that the count includes
+}
+
+// Holdings returns the stored objects that the API key with an ID has made; [OperatorKey] also stands for objects whose
+// record has no key. After the first call, it takes constant time.
+func (db Keys) Holdings(key string) (Holdings, error) {
+	h := &db.holdings
+	h.mu.Lock() // for the whole count, so that no later transaction is missed: see adjust
+	defer h.mu.Unlock()
+	if h.byKey == nil {
+		err := db.view(func(tx *transaction) (err error) {
+			h.lastTx = tx.ID()
+			h.byKey, err = countHoldings(tx)
+			return err
+		})
+		if err != nil {
+			h.byKey = nil
+			return Holdings{}, err
+		}
+	}
+	return h.byKey[key], nil
+}
+
+// adjustOnCommit adds sign times the objects of a key once the transaction is committed. creator is the key as in
+// records, "" for the operator's.
+func (tx *transaction) adjustOnCommit(creator string, sign int64, objects Holdings) {
+	id := tx.ID()
+	tx.OnCommit(func() { tx.file.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
+}
+
+// subtractReplaced subtracts the objects of a record that is about to be replaced or deleted. If the record could not
+// be read (err), everything is counted again.
+func (tx *transaction) subtractReplaced(creator string, objects Holdings, err error) {
+	switch {
+	case err == nil:
+		tx.adjustOnCommit(creator, -1, objects)
+	case !errors.Is(err, ErrNotFound):
+		tx.OnCommit(tx.file.holdings.reset)
+	}
+}
+
+func (h *holdings) reset() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.byKey = nil
+}
+
+func (h *holdings) adjust(tx int, key string, sign int64, objects Holdings) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byKey == nil || tx <= h.lastTx {
+		return // the count includes it, or will
+	}
+	if now := h.byKey[key].plus(sign, objects); now != (Holdings{}) {
+		h.byKey[key] = now
+	} else {
+		delete(h.byKey, key)
+	}
+}
+
+// countHoldings counts the objects of each key.
+func countHoldings(tx *transaction) (map[string]Holdings, error) {
+	all := map[string]Holdings{}
+	add := func(creator string, objects Holdings) {
+		key := cmp.Or(creator, OperatorKey)
+		all[key] = all[key].plus(1, objects)
+	}
+	each := func(table []byte, f func(key, data []byte) error) error {
+		t, err := tx.table(table)
+		if err != nil {
+			return err
+		}
+		return t.Each(nil, f)
+	}
+	return all, errors.Join(
+		each(layout.URLs, func(_, data []byte) error {
+			r, err := decodeURL(data)
+			add(r.Owner, ofURL(r.URL))
+			return err
+		}),
+		each(layout.Snapshots, func(key, sealed []byte) error {
+			var s Snapshot
+			err := tx.openJSON(layout.Snapshots, string(key), sealed, &s)
+			add(s.TakenBy, Holdings{Snapshots: 1})
+			return err
+		}),
+		each(layout.Schedules, func(key, sealed []byte) error {
+			var s Schedule
+			err := tx.openJSON(layout.Schedules, string(key), sealed, &s)
+			add(s.CreatedBy, Holdings{Schedules: 1})
+			return err
+		}),
+	)
+}
+
+func ofURL(u URL) Holdings {
+	return Holdings{URLs: 1, Domains: int64(len(u.Hostnames) + len(u.Pending))}
 }

@@ -1,7 +1,16 @@
+// Package access authenticates and authorizes the callers of the API. It admits requests with a valid key, for as long as
+// the key is valid, and never requests from a web page of another site.
 package access
 
 import (
+	"context"
+	"net"
 	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -57,4 +66,108 @@ func (g *Guard) Admit(w http.ResponseWriter, r *http.Request) (api.Caller, error
 		return api.Caller{}, problem.Refuse(http.StatusUnauthorized, "a valid API key is required, in X-Box-Api-Key or as Authorization: Bearer")
 	}
 	return caller, nil
+}
+
+// keyOf returns the key of a request. A request with two different keys counts as one without a key.
+func keyOf(r *http.Request) (string, bool) {
+	keys := slices.Clone(r.Header.Values(api.KeyHeader))
+	for _, v := range r.Header.Values("Authorization") {
+		scheme, token, _ := strings.Cut(v, " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			return "", false
+		}
+		keys = append(keys, strings.TrimSpace(token))
+	}
+	keys = slices.Compact(keys)
+	if len(keys) != 1 || keys[0] == "" || len(keys[0]) > 512 {
+		return "", false
+	}
+	return keys[0], true
+}
+
+// keyRecheck is the interval at which a long request checks that its key is still valid.
+const keyRecheck = time.Second
+
+// errKeyEnded ends a request whose key is no longer valid.
+var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped working during the request")
+
+// WhileKeyWorks returns the request with a context that ends when its key is no longer valid or belongs to another
+// caller, so that streams do not outlive a revoked key. The caller must call end after the request.
+func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	var mu sync.Mutex
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(keyRecheck, func() {
+		if caller, ok := g.callerOf(r); !ok || caller != api.CallerOf(r.Context()) {
+			cancel(errKeyEnded)
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			timer.Reset(keyRecheck)
+		}
+	})
+	return r.WithContext(ctx), func() {
+		cancel(nil)
+		mu.Lock()
+		defer mu.Unlock()
+		timer.Stop()
+	}
+}
+
+func allowedHosts(extra []string) map[string]bool {
+	hosts := map[string]bool{"localhost": true, "127.0.0.1": true, "::1": true}
+	for _, h := range extra {
+		hosts[strings.ToLower(strings.TrimSuffix(h, "."))] = true
+	}
+	return hosts
+}
+
+// knownHost reports whether the Host header is a loopback name, the address of the connection, or a configured name. Any
+// other name may have been pointed here by its owner (DNS rebinding).
+func (g *Guard) knownHost(r *http.Request) bool {
+	if r.URL.IsAbs() {
+		return false // an absolute-form target replaces the Host header
+	}
+	host := bareHost(r.Host)
+	if g.hosts[host] {
+		return true
+	}
+	asked, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && local.AddrPort().Addr().Unmap() == asked.Unmap()
+}
+
+func bareHost(hostport string) string {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	return strings.ToLower(strings.TrimSuffix(host, "."))
+}
+
+// sameOrigin reports whether a request comes from this origin or from no web page at all (Fetch standard, Sec-Fetch-Site
+// and Origin).
+func sameOrigin(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "none", "same-origin":
+	default:
+		return false
+	}
+	origins := r.Header.Values("Origin")
+	if len(origins) == 0 {
+		return true
+	}
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	return len(origins) == 1 && strings.EqualFold(origins[0], scheme+r.Host)
 }

@@ -2,6 +2,7 @@ package access
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -88,3 +89,189 @@ func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	}
 	return nil
 }
+
+// grant contains the roles, besides admin, that may call an endpoint, and properties of the endpoint. The zero value
+// grants no access.
+type grant uint8
+
+const (
+	// own: box-creator and one-box keys, for the boxes that they see.
+	own grant = 1 << iota
+	// creates: box-creator keys.
+	creates
+	// reads: read-only keys. The endpoint must return no secret, file or command, and execute no code.
+	reads
+	// changes: every call is recorded in the audit trail. Endpoints without it only read.
+	changes
+	// outlives: the endpoint also serves the snapshots of a deleted box, by its ID, to keys that see them.
+	outlives
+	// runs: the endpoint runs a command in a box, which counts against the quota of the key.
+	runs
+
+	admin grant = 0 // admin keys only
+)
+
+// grants lists every endpoint that requires a key, by the ID of its route. Endpoints missing here are refused for every
+// key; a test of api/server checks that the table is complete.
+var grants = map[string]grant{
+	"getDescription": own | reads,
+
+	"createBox":             creates | changes,
+	"createBoxFromSnapshot": creates | changes, // from a snapshot that the key sees
+	"attachBox":             admin | changes,   // gives access to the host
+	"reattachBox":           admin | changes,
+	"detachBox":             admin | changes,
+	"listBoxes":             own | reads, // lists the boxes that the key sees
+	"deleteBoxes":           own | changes,
+	"getBox":                own | reads,
+	"deleteBox":             own | changes,
+	"getBoxStatus":          own | reads,
+	"testBox":               own | changes,
+
+	"pauseBox":          own | changes,
+	"resumeBox":         own | changes,
+	"getStartup":        own,
+	"setStartup":        own | changes,
+	"deleteStartup":     own | changes,
+	"getInitCommand":    own,
+	"setInitCommand":    own | changes,
+	"deleteInitCommand": own | changes,
+
+	"runCommand":    own | changes | runs,
+	"streamCommand": own | changes | runs,
+	"runCode":       own | changes | runs,
+	"streamCode":    own | changes | runs,
+	"listRuns":      own,
+	"getRun":        own,
+	"cancelRun":     own | changes,
+	"listLogs":      own,
+	"openSession":   own | changes | runs,
+	"runAgent":      own | changes | runs,
+	"streamAgent":   own | changes | runs,
+
+	"readFile":      own,
+	"writeFile":     own | changes,
+	"listFiles":     own,
+	"statFile":      own,
+	"makeDirectory": own | changes,
+	"removeFile":    own | changes,
+	"renameFile":    own | changes,
+	"unpackFiles":   own | changes,
+	"uploadFiles":   own | changes,
+	"downloadFile":  own,
+
+	"gitClone":               own | changes | runs,
+	"gitStatus":              own | runs,
+	"gitDiff":                own | runs,
+	"gitCommit":              own | changes | runs,
+	"gitPush":                own | changes | runs,
+	"gitCheckout":            own | changes | runs,
+	"gitExec":                own | changes | runs,
+	"gitCreatePullRequest":   own | changes | runs,
+	"setGitIdentity":         own | changes,
+	"setGitIdentityAsBefore": own | changes,
+
+	"getPolicy":           own | reads,
+	"setPolicy":           own | changes,
+	"getLeases":           own | reads,
+	"addLeases":           own | changes,
+	"endLeases":           own | changes,
+	"getHeaders":          own | reads,
+	"setHeaders":          own | changes,
+	"changeHeaders":       own | changes,
+	"getGlobalHeaders":    admin | reads,
+	"setGlobalHeaders":    admin | changes,
+	"changeGlobalHeaders": admin | changes,
+
+	"listNamedPolicies": creates | reads, // other keys may only refer to them
+	"getNamedPolicy":    creates | reads,
+	"setNamedPolicy":    admin | changes, // affects every box that follows it, whoever created the box
+	"deleteNamedPolicy": admin | changes,
+
+	"listBoxDecisions":   own | reads,
+	"listObservations":   own | reads,
+	"listDecisions":      admin | reads,
+	"searchBoxDecisions": own | reads,
+	"searchDecisions":    admin | reads,
+	"explainDecision":    own | reads,
+
+	"createUrl": own | changes,
+	"listUrls":  own | reads,
+	"deleteUrl": own | changes,
+	"signUrl":   own | changes,
+
+	"addSchedule":    own | changes,
+	"listSchedules":  own,
+	"getSchedule":    own,
+	"changeSchedule": own | changes,
+	"deleteSchedule": own | changes,
+	"pauseSchedule":  own | changes,
+	"resumeSchedule": own | changes,
+
+	"takeSnapshot":     own | changes,
+	"listBoxSnapshots": own | reads | outlives,
+	"deleteSnapshot":   own | changes | outlives,
+	"listSnapshots":    creates | reads, // lists the snapshots that the key sees
+	"deleteSnapshots":  creates | changes,
+
+	"getEnvironment":   admin | reads,
+	"setEnvironment":   admin | changes, // affects every new box
+	"setVariable":      admin | changes,
+	"deleteVariable":   admin | changes,
+	"addLabel":         own | changes,
+	"removeLabel":      own | changes,
+	"setSource":        admin | changes,
+	"getLimits":        own | reads,
+	"changeLimits":     own | changes, // keys without the role admin may only lower them
+	"setModel":         own | changes,
+	"setCustomRunner":  own | changes,
+	"addSkill":         own | changes,
+	"removeSkill":      own | changes,
+	"removeRepository": own | changes,
+
+	"getStatus":      admin | reads,
+	"getBoxCa":       own | reads,
+	"getCa":          own | reads,
+	"listSecrets":    admin | reads, // names, sources and ages
+	"refreshSecret":  admin | changes,
+	"rotateStoreKey": admin | changes,
+	"backupStore":    admin | changes, // exports data, so the call is recorded
+	"verifyStore":    admin,
+	"rotateApiKey":   admin | changes,
+
+	"listTrail":   admin,
+	"verifyTrail": admin,
+
+	"createApiKey":  admin | changes,
+	"listApiKeys":   admin,
+	"changeApiKey":  admin | changes,
+	"deleteApiKey":  admin | changes,
+	"replaceApiKey": admin | changes,
+}
+
+// permits reports whether a role may call the endpoint.
+func (g grant) permits(role api.Role) bool {
+	switch role {
+	case api.RoleAdmin:
+		return true
+	case api.RoleCreator:
+		return g&(own|creates) != 0
+	case api.RoleBox:
+		return g&own != 0
+	case api.RoleReader:
+		return g&reads != 0 && g&changes == 0
+	}
+	return false
+}
+
+// Changes reports whether calls of an endpoint may change state. Endpoints missing from the table count as changing.
+func Changes(route string) bool {
+	g, known := grants[route]
+	return !known || g&changes != 0
+}
+
+// Runs reports whether calls of an endpoint run a command in a box.
+func Runs(route string) bool { return grants[route]&runs != 0 }
+
+// Routes lists the endpoints of the table.
+func Routes() []string { return slices.Sorted(maps.Keys(grants)) }

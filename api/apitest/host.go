@@ -1,3 +1,5 @@
+// Package apitest provides the environment for tests of the API: a [Host] with boxes in memory, and [Serve], which serves
+// some endpoints with it as package server does.
 package apitest
 
 import (
@@ -576,4 +578,189 @@ func (h *Host) SetGitIdentity(context.Context, policy.BoxID, string, string) (no
 // WebhookClient implements the Webhooks of [boxgate/api/harness].
 func (h *Host) WebhookClient(policy.BoxID) (*http.Client, error) {
 	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
+}
+
+// PauseBox implements the Host of [boxgate/api/lifecycle].
+func (h *Host) PauseBox(_ context.Context, id policy.BoxID) (api.Box, error) {
+	return h.setStatus(id, api.StatusPaused)
+}
+
+// ResumeBox implements the Host of [boxgate/api/lifecycle].
+func (h *Host) ResumeBox(_ context.Context, id policy.BoxID) (api.Box, error) {
+	return h.setStatus(id, api.StatusIdle)
+}
+
+func (h *Host) setStatus(id policy.BoxID, s api.Status) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	b.Status = s
+	return b.Box, nil
+}
+
+// SetInitCommand implements the Host of [boxgate/api/lifecycle].
+func (h *Host) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil {
+		b.InitCommand = command
+	}
+	return err
+}
+
+// AttachBox implements the Host of [boxgate/api/boxes].
+func (h *Host) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, error) {
+	leave, err := h.beginCall()
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	for _, b := range h.ByID {
+		if req.Name != "" && b.Name == req.Name {
+			return api.Box{}, api.Errorf(api.ErrConflict, "a box named %q exists already", req.Name)
+		}
+	}
+	id := policy.BoxID(fmt.Sprintf("attached%d", len(h.ByID)))
+	box := api.Box{ID: id, Name: req.Name, Labels: req.Labels, Status: api.StatusIdle, Attached: &req.Attached, Limits: req.Limits, EffectiveLimits: req.Limits.Effective(h.HostLimits()).Beside(h.HostLimits()), Policy: api.PolicyState{Spec: req.Policy, Version: 1}}
+	h.ByID[id] = &Box{Box: box, Rules: api.HeaderState{Rules: req.Headers, Version: 1}, URLs: map[uint16]api.URL{}}
+	return box, nil
+}
+
+// ReattachBox implements the Host of [boxgate/api/boxes].
+func (h *Host) ReattachBox(_ context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	switch {
+	case err != nil:
+		return api.Box{}, err
+	case b.Attached == nil:
+		return api.Box{}, api.Errorf(api.ErrConflict, "launched here")
+	case to != nil:
+		b.Attached = to
+	}
+	return b.Box, nil
+}
+
+// DetachBox implements the Host of [boxgate/api/boxes].
+func (h *Host) DetachBox(_ context.Context, id policy.BoxID) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && b.Attached == nil {
+		err = api.Errorf(api.ErrConflict, "launched here")
+	}
+	if err == nil {
+		delete(h.ByID, id)
+	}
+	return err
+}
+
+// SelfTest returns a report with the probes set by the test.
+func (h *Host) SelfTest(_ context.Context, id policy.BoxID) (api.SelfTestReport, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.SelfTestReport{}, err
+	}
+	return api.SelfTestReport{
+		Box: b.ID, Mode: b.Policy.Spec.Mode, Version: b.Policy.Version, Started: time.Unix(1_700_000_000, 0),
+		Duration: 1500 * time.Millisecond, Probes: h.Probes,
+	}, nil
+}
+
+// StartSession runs a command as a process of the test, in its own process group.
+func (h *Host) StartSession(_ context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
+	_, leave, err := h.box(id)
+	leave()
+	if err != nil {
+		return nil, err
+	}
+	s := &hostSession{cmd: exec.Command(req.Command[0], req.Command[1:]...), host: h}
+	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = h.Dir, stdout, stderr
+	for name, value := range req.Env {
+		s.cmd.Env = append(s.cmd.Env, name+"="+value)
+	}
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	in, err := s.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, api.Errorf(api.ErrUnavailable, "%s cannot be started", req.Command[0])
+	}
+	go func() {
+		_, _ = io.Copy(in, stdin)
+		in.Close()
+	}()
+	return s, nil
+}
+
+type hostSession struct {
+	cmd  *exec.Cmd
+	host *Host
+}
+
+// Pid implements [api.Session].
+func (s *hostSession) Pid() int { return s.cmd.Process.Pid }
+
+// Signal implements [api.Session].
+func (s *hostSession) Signal(name string) error {
+	if !api.IsSessionSignal(name) {
+		return fmt.Errorf("no signal %q", name)
+	}
+	return unix.Kill(-s.cmd.Process.Pid, unix.SignalNum("SIG"+name))
+}
+
+// Resize implements [api.Session].
+func (s *hostSession) Resize(size api.TerminalSize) error {
+	s.host.Mu.Lock()
+	defer s.host.Mu.Unlock()
+	s.host.Sizes = append(s.host.Sizes, size)
+	return nil
+}
+
+// Wait implements [api.Session].
+func (s *hostSession) Wait(ctx context.Context) (api.ExecResult, error) {
+	stop := context.AfterFunc(ctx, func() { _ = s.Signal("KILL") })
+	defer stop()
+	_ = s.cmd.Wait()
+	if ctx.Err() != nil {
+		return api.ExecResult{}, context.Cause(ctx)
+	}
+	code := s.cmd.ProcessState.ExitCode()
+	if status, ok := s.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		code = 128 + int(status.Signal())
+	}
+	return api.ExecResult{ExitCode: code}, nil
+}
+
+// TakeSnapshot implements the Host of [boxgate/api/snapshots].
+func (h *Host) TakeSnapshot(_ context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	s := api.Snapshot{ID: fmt.Sprint("snap_", len(h.Taken)), Name: name, Box: b.ID, CreatedBy: b.CreatedBy, Status: "ready", Size: 4096}
+	h.Taken = append(h.Taken, s)
+	return s, nil
+}
+
+// Snapshots implements the Host of [boxgate/api/boxes].
+func (h *Host) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
+	leave, err := h.beginCall()
+	defer leave()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(h.Taken), func(s api.Snapshot) bool { return box != "" && s.Box != box }), nil
+}
+
+// DeleteSnapshots implements the Host of [boxgate/api/snapshots].
+func (h *Host) DeleteSnapshots(_ context.Context, ids []string) error {
+	leave, err := h.beginCall()
+	defer leave()
+	h.Taken = slices.DeleteFunc(h.Taken, func(s api.Snapshot) bool { return slices.Contains(ids, s.ID) })
+	return err
 }

@@ -1,19 +1,73 @@
+// Package exec serves commands in a box: exec, exec-stream, code, code-stream, and their runs and logs.
 package exec
 
 import (
 	"context"
+	"crypto/rand"
+	"fmt"
 	"io"
 	"net/http"
+	"reflect"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/capture"
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
+	"boxgate/api/stream"
+	"boxgate/api/strict"
+	"boxgate/audit"
 	"boxgate/policy"
 )
+
+// Host runs commands in boxes.
+type Host interface {
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
+// Events gives access to decisions about the traffic of boxes.
+type Events interface {
+	// RecentEvents returns the decisions still in memory.
+	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+}
+
+// Endpoints serves commands in boxes.
+type Endpoints struct {
+	Boxes   rest.Finder
+	Host    Host
+	Events  Events
+	History *history.History
+	Bodies  strict.Bodies
+	// MaxOutput is the maximum number of bytes of each output stream in the response of exec.
+	MaxOutput int
+	// Output bounds the memory of all responses of exec and code together.
+	Output *capture.Budget
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/box/{id}/exec", ID: "runCommand", Summary: "Run a command and answer with its output", Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCommand)},
+		{Method: "POST", Path: "/v2/box/{id}/exec-stream", ID: "streamCommand", Summary: "Run a command and stream its output, then an exit event; with Accept: application/x-ndjson, in frames that separate the streams",
+			Request: reflect.TypeFor[execBody](), Example: `{"command":["sh","-c","echo hello"],"timeout":30000}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCommand)},
+		{Method: "POST", Path: "/v2/box/{id}/code", ID: "runCode", Summary: "Run source text and answer with its output", Request: reflect.TypeFor[codeBody](), Example: `{"code":"console.log(1 + 2)","language":"js"}`, Response: reflect.TypeFor[execView](), Handle: e.buffered(e.readCode)},
+		{Method: "POST", Path: "/v2/box/{id}/code-stream", ID: "streamCode", Summary: "Run source text and stream its output as exec-stream does",
+			Request: reflect.TypeFor[codeBody](), Example: `{"code":"print(1 + 2)","language":"python"}`, Produces: []string{"text/plain", stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[stream.Frame]()}, Handle: e.streamed(e.readCode)},
+		{Method: "GET", Path: "/v2/box/{id}/runs", ID: "listRuns", Summary: "The latest commands, newest first", Response: reflect.TypeFor[runsView](), Handle: e.listRuns},
+		{Method: "GET", Path: "/v2/box/{id}/runs/{run}", ID: "getRun", Summary: "One of the latest commands, with the beginning of its output", Response: reflect.TypeFor[history.RunDetail](), Handle: e.getRun},
+		{Method: "POST", Path: "/v2/box/{id}/runs/{run}/cancel", ID: "cancelRun", Summary: "Kill a running command", Response: reflect.TypeFor[history.RunView](), Handle: e.cancelRun},
+		{Method: "GET", Path: "/v2/box/{id}/logs", ID: "listLogs", Summary: "The log of a box", Query: reflect.TypeFor[logsQuery](), Response: reflect.TypeFor[logsView](), Handle: e.getLogs},
+	}
+}
 
 // execBody is a command to run.
 type execBody struct {
@@ -151,4 +205,153 @@ func (e *Endpoints) buffered(read reader) rest.Handler {
 			return rest.Reply{}, r.Context().Err()
 		}
 	}
+}
+
+// codeBody is source text to run.
+type codeBody struct {
+	Code     string `json:"code" example:"console.log(1 + 2)"`
+	Language string `json:"language" enum:"js ts python"`
+	Folder   string `json:"folder,omitempty" doc:"working directory, absolute or below /workspace/home"`
+	Timeout  *int64 `json:"timeout,omitempty" doc:"milliseconds after which the code is killed" min:"1" max:"604800000" example:"30000"`
+}
+
+// interpreters are shell scripts that exec the interpreter of a language. The interpreter reads the code from standard
+// input, so the code is in no file and in no argument list, and the code itself sees an empty standard input. If the
+// image has no interpreter, the script prints an error to stderr after the mark passed as $1.
+var interpreters = map[string]string{
+	"js": `command -v node >/dev/null && exec node -
+command -v bun >/dev/null && exec bun run -
+printf '%s%s' "$1" 'the image has no JavaScript runtime; create the box with an image that has node' >&2`,
+	"ts": `if command -v node >/dev/null; then
+	set -- "$1" $(node -p 'process.versions.node.replaceAll(".", " ")' 2>/dev/null)
+	if [ "${2:-0}" -gt 23 ] || { [ "${2:-0}" -eq 23 ] && [ "${3:-0}" -ge 6 ]; } || { [ "${2:-0}" -eq 22 ] && [ "${3:-0}" -ge 18 ]; }; then
+		exec node --disable-warning=ExperimentalWarning --input-type=commonjs-typescript -
+	fi
+fi
+if command -v node >/dev/null && command -v esbuild >/dev/null; then
+	js=$(esbuild --loader=ts --format=cjs --log-level=error) || exit
+	printf '%s\n' "$js" | node -
+	exit
+fi
+command -v deno >/dev/null && exec deno run --quiet --allow-all --ext=ts -
+command -v bun >/dev/null && exec bun run -
+printf '%s%s' "$1" "the image has nothing that runs TypeScript: that takes node 22.18 or 23.6 and later (it has ${2:-none}${3:+.$3}), node with esbuild, deno or bun; create the box with such an image, or send JavaScript" >&2`,
+	"python": `command -v python3 >/dev/null && exec python3 -
+command -v python >/dev/null && exec python -
+printf '%s%s' "$1" 'the image has no Python; create the box with an image that has python3' >&2`,
+}
+
+func (e *Endpoints) readCode(w http.ResponseWriter, r *http.Request) (*command, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return nil, err
+	}
+	var body codeBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return nil, err
+	}
+	script, known := interpreters[body.Language]
+	if !known {
+		return nil, problem.Invalid("/language", "must be js, ts or python")
+	}
+	if body.Code == "" {
+		return nil, problem.Invalid("/code", "must not be empty")
+	}
+	mark := "boxgate-" + rand.Text() + ": "
+	asCommand := execBody{Command: []string{"sh", "-c", script, "boxgate", mark}, Folder: body.Folder, Timeout: body.Timeout}
+	req, err := asCommand.request()
+	if err != nil {
+		return nil, err
+	}
+	req.Stdin = strings.NewReader(body.Code)
+	job := history.Job{Type: history.Shell, Prompt: body.Language + ": " + body.Code, Timeout: milliseconds(body.Timeout)}
+	return &command{box: box.ID, request: req, job: job, mark: mark}, nil
+}
+
+// markWatch passes a command's standard error on to w, unless it begins with mark. Only our scripts know the mark, so the
+// rest is then the script's message about the missing interpreter.
+type markWatch struct {
+	mark string // empty: everything is passed on
+	w    io.Writer
+
+	mu     sync.Mutex
+	prefix []byte // the beginning, while it may still turn out to be mark, or is
+	pass   bool
+}
+
+// Write implements [io.Writer].
+func (l *markWatch) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mark == "" || l.pass {
+		return l.w.Write(b)
+	}
+	both := append(slices.Clone(l.prefix), b...)
+	if n := min(len(both), len(l.mark)); string(both[:n]) != l.mark[:n] {
+		l.pass, l.prefix = true, nil
+		if _, err := l.w.Write(both); err != nil {
+			return 0, err
+		}
+		return len(b), nil
+	}
+	l.prefix = both[:min(len(both), maxMessage)]
+	return len(b), nil
+}
+
+// maxMessage bounds the message of a script, in bytes.
+const maxMessage = 4 << 10
+
+// message returns the script's message, if there is one. Otherwise it passes on output held back because it started like
+// the mark.
+func (l *markWatch) message() (what string, lacking bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if text, ok := strings.CutPrefix(string(l.prefix), l.mark); ok && l.mark != "" {
+		return text, true
+	}
+	if len(l.prefix) > 0 {
+		_, _ = l.w.Write(l.prefix)
+		l.prefix = nil
+	}
+	return "", false
+}
+
+// withRequests adds the requests to a box's public URLs to its log, by time.
+func withRequests(logs []history.LogEntry, events []audit.Event) []history.LogEntry {
+	for i := range events {
+		if e := &events[i]; e.Stage == policy.StageURL && e.Phase != audit.PhaseOpen {
+			logs = append(logs, requestEntry(e))
+		}
+	}
+	slices.SortStableFunc(logs, func(a, b history.LogEntry) int { return int(a.Timestamp - b.Timestamp) })
+	return logs
+}
+
+// requestEntry formats a request as a log line: client, request, status, bytes of the bodies, duration, and the
+// credential or the reason of the refusal.
+func requestEntry(e *audit.Event) history.LogEntry {
+	level := "info"
+	switch {
+	case e.Status >= 500:
+		level = "error"
+	case e.Verdict != policy.Allow:
+		level = "warn"
+	}
+	client := "-"
+	if e.Peer.IsValid() {
+		client = e.Peer.String()
+	}
+	by := string(e.Credential)
+	if by == "" {
+		by = "refused, " + string(e.Reason)
+	}
+	text := fmt.Sprintf("%s %s port %d %s: %d, %d bytes in, %d out, %v, %s",
+		client, e.Method, e.Port, e.Path, e.Status, e.BytesIn, e.BytesOut, e.Duration.Round(10*time.Microsecond), by)
+	if e.Count > 1 {
+		text += fmt.Sprintf(", %d times", e.Count)
+	}
+	if e.Error != "" {
+		text += ": " + e.Error
+	}
+	return history.LogEntry{Timestamp: e.Time.Unix(), Level: level, Source: "system", Message: history.Text(text)}
 }

@@ -1,3 +1,5 @@
+// Package files serves the files of a box: reading, writing, listing, renaming and removing. It resolves relative paths
+// and limits sizes; the [Host] resolves links, inside the box.
 package files
 
 import (
@@ -6,14 +8,90 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path"
+	"reflect"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"boxgate/api"
 	"boxgate/api/capture"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
+
+// Host opens the files of boxes.
+type Host interface {
+	// OpenFiles returns the files of a box, after starting it if necessary. The box keeps running until Close is called.
+	// ctx bounds all calls.
+	OpenFiles(ctx context.Context, id policy.BoxID) (Files, error)
+}
+
+// Files are the files of one box, with the permissions of its user. Paths are absolute. Calls must not overlap: read the
+// content returned by a call to its end before the next call. After an error that does not concern a file, call Close.
+type Files interface {
+	Stat(path string, follow bool) (Info, error)
+	// List returns at most that many entries, and whether there are more.
+	List(path string, most int) ([]Info, bool, error)
+	// Read returns up to length bytes, starting at offset.
+	Read(path string, offset, length int64) (Info, io.Reader, error)
+	// Write replaces a file atomically. mode is for a new file; 0: 0644.
+	Write(path string, mode uint32, content io.Reader) error
+	MakeDir(path string, parents bool) error
+	Rename(from, to string) error
+	Remove(path string, recursive bool) error
+	// Pack returns a directory as a tar archive. After the archive was read, skipped returns the number of unreadable
+	// files.
+	Pack(path string) (archive io.Reader, skipped func() (int, error), err error)
+	// Unpack extracts a tar archive into a directory.
+	Unpack(path string, archive io.Reader) error
+	Close()
+}
+
+// Info describes a file. In a list, a link has the Size and IsDir of its target.
+type Info struct {
+	Name  []byte
+	Type  string // file, directory, symlink or other
+	IsDir bool
+	Size  int64
+	Mode  uint32 // permissions
+	Time  int64  // last modification, in ns since 1970
+	Inode uint64
+}
+
+// Endpoints serves the files of boxes.
+type Endpoints struct {
+	Boxes  rest.Finder
+	Host   Host
+	Bodies strict.Bodies
+	// MaxRead is the maximum number of bytes of a file in a response of read.
+	MaxRead int64
+	// Output bounds the memory of all responses of read and list together.
+	Output *capture.Budget
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/v2/box/{id}/files/read", ID: "readFile", Summary: "Read a file, or a range of it; for larger files use files/download",
+			Query: reflect.TypeFor[readQuery](), Response: reflect.TypeFor[readView](), Handle: e.read},
+		{Method: "POST", Path: "/v2/box/{id}/files/write", ID: "writeFile", Summary: "Create a file or replace its content; missing directories are created",
+			Request: reflect.TypeFor[writeBody](), Example: `{"path":"src/main.py","content":"print('hello')\n"}`, Response: reflect.TypeFor[pathView](), Handle: e.write},
+		{Method: "GET", Path: "/v2/box/{id}/files/list", ID: "listFiles", Summary: "List a directory, ordered by name", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[listView](), Handle: e.list},
+		{Method: "GET", Path: "/v2/box/{id}/files/stat", ID: "statFile", Summary: "Describe a file, a directory or a symbolic link", Query: reflect.TypeFor[statQuery](), Response: reflect.TypeFor[statView](), Handle: e.stat},
+		{Method: "POST", Path: "/v2/box/{id}/files/mkdir", ID: "makeDirectory", Summary: "Create a directory", Request: reflect.TypeFor[mkdirBody](), Example: `{"path":"src/lib","parents":true}`, Response: reflect.TypeFor[pathView](), Handle: e.mkdir},
+		{Method: "POST", Path: "/v2/box/{id}/files/rename", ID: "renameFile", Summary: "Rename or move a file or directory; a file at the new path is replaced", Request: reflect.TypeFor[renameBody](), Example: `{"from":"a.txt","to":"b.txt"}`, Response: reflect.TypeFor[pathView](), Handle: e.rename},
+		{Method: "POST", Path: "/v2/box/{id}/files/remove", ID: "removeFile", Summary: "Remove a file or directory", Request: reflect.TypeFor[removeBody](), Example: `{"path":"src/lib","recursive":true}`, Response: reflect.TypeFor[pathView](), Handle: e.remove},
+		{Method: "POST", Path: "/v2/box/{id}/files/upload", ID: "uploadFiles", Summary: "Write files of any size: for each file a part paths, followed by a part files",
+			Consumes: "multipart/form-data", Request: reflect.TypeFor[uploadForm](), Response: reflect.TypeFor[uploadView](), Handle: e.upload},
+		{Method: "GET", Path: "/v2/box/{id}/files/download", ID: "downloadFile", Summary: "The bytes of a file, or a directory as a tar archive",
+			Query: reflect.TypeFor[folderQuery](), Produces: []string{"application/octet-stream", tarMedia}, Handle: e.download},
+		{Method: "POST", Path: "/v2/box/{id}/files/unpack", ID: "unpackFiles", Summary: "Extract a tar archive into a directory",
+			Query: reflect.TypeFor[folderQuery](), Consumes: tarMedia, Response: reflect.TypeFor[pathView](), Handle: e.unpack},
+	}
+}
 
 const (
 	// maxEntries is the maximum number of directory entries in a response.
@@ -330,4 +408,32 @@ func (e *Endpoints) remove(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	return e.change(r, path, func(files Files) error { return files.Remove(path, body.Recursive) })
+}
+
+// maxPath is the longest path that the kernel accepts.
+const maxPath = 4095
+
+// resolve makes a path absolute. It leaves ".." to the box, because the part before it may be a link. If empty is set, an
+// empty path stands for the workspace.
+func resolve(name, text string, empty bool) (string, error) {
+	switch {
+	case text == "" && empty:
+		return api.Workspace, nil
+	case text == "":
+		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", api.Workspace)
+	case strings.ContainsRune(text, 0):
+		return "", problem.Invalid("/"+name, "must not contain NUL")
+	}
+	if !strings.HasPrefix(text, "/") {
+		text = api.Workspace + "/" + text
+	}
+	if len(text) > maxPath {
+		return "", problem.Invalid("/"+name, "has %d bytes; the limit is %d", len(text), maxPath)
+	}
+	return text, nil
+}
+
+// displayPath formats a path for a response.
+func displayPath(text string) string {
+	return strings.ToValidUTF8(path.Clean(text), string(utf8.RuneError))
 }

@@ -1,18 +1,109 @@
+// Package gateway serves the gateway-wide endpoints: health and state, keys, secrets, the store and CAs.
 package gateway
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/internal/buildinfo"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
+
+// Boxes finds and lists the boxes.
+type Boxes interface {
+	rest.Finder
+	// Boxes lists the boxes, oldest first.
+	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
+}
+
+// Health reports whether the gateway is ready, and the usage of its bounded resources.
+type Health interface {
+	// Ready returns nil if boxes can be created and served and every listener accepts connections. Otherwise the error
+	// describes the obstacle.
+	Ready(ctx context.Context) error
+	// Capacity returns the usage of the gateway's bounded resources.
+	Capacity(ctx context.Context) (api.Capacity, error)
+}
+
+// Store rotates the keys of the store and of the API, and backs up and verifies the store.
+type Store interface {
+	// RotateStoreKey re-encrypts every secret of the store with a new key file or with the new passphrase. The passphrase
+	// must be given exactly if the store has one; otherwise the error is a *document.InvalidError.
+	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
+	// BackupStore writes a consistent copy of the store, with its secrets encrypted.
+	BackupStore(ctx context.Context, w io.Writer) error
+	// VerifyStore reads every document of the store.
+	VerifyStore(ctx context.Context) (api.StoreReport, error)
+	// RotateAPIKey makes a new API key and writes it to the file read by the commands on the gateway's host. Earlier keys
+	// stop working after grace.
+	RotateAPIKey(ctx context.Context, grace time.Duration) error
+}
+
+// Secrets gives access to the state of the configured secrets, and to the public keys of identity tokens.
+type Secrets interface {
+	// Secrets returns the state of every configured secret, sorted by name.
+	Secrets(ctx context.Context) ([]api.SecretStatus, error)
+	// RefreshSecret discards the value of a secret, cuts the connections that carry it, and reads it again; the state
+	// shows whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
+	RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error)
+	// IdentityKeys returns the public keys of the identity tokens in forwarded requests, as a JSON Web Key Set.
+	IdentityKeys(ctx context.Context) (json.RawMessage, error)
+}
+
+// Authorities are the certificate authorities.
+type Authorities interface {
+	// CA returns the PEM of the box's interception CA certificate.
+	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
+	// IngressCA returns the PEM of the internal CA that signs public URLs, or ErrNotFound if they have another issuer.
+	IngressCA(ctx context.Context) ([]byte, error)
+}
+
+// Events gives access to decisions about the traffic of boxes.
+type Events interface {
+	// RecentEvents returns the decisions still in memory.
+	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+}
+
+// Endpoints serves the gateway-wide endpoints.
+type Endpoints struct {
+	Boxes       Boxes
+	Health      Health
+	Store       Store
+	Secrets     Secrets
+	Authorities Authorities
+	Events      Events
+	Bodies      strict.Bodies
+	// Started is the time when the gateway began to serve.
+	Started time.Time
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/healthz", ID: "getHealth", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
+		{Method: "GET", Path: "/readyz", ID: "getReadiness", Public: true, Summary: "Whether boxes can be created and served, and every listener accepts connections; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
+		{Method: "GET", Path: "/v2/gateway", ID: "getStatus", Summary: "Version, uptime, boxes by state, recent denials, and connections of the listeners", Response: reflect.TypeFor[gatewayView](), Handle: e.status},
+		{Method: "GET", Path: "/.well-known/jwks.json", ID: "getIdentityKeys", Public: true, Summary: "The public keys that verify the identity tokens of forwarded requests; needs no key", Response: reflect.TypeFor[keySet](), Handle: e.identityKeys},
+		{Method: "GET", Path: "/v2/box/{id}/ca", ID: "getBoxCa", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
+		{Method: "POST", Path: "/v2/store/rotate-key", ID: "rotateStoreKey", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Example: `{}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},
+		{Method: "GET", Path: "/v2/store/backup", ID: "backupStore", Summary: "A consistent copy of the store, with its secrets encrypted", Produces: []string{"application/octet-stream"}, Handle: e.backup},
+		{Method: "GET", Path: "/v2/store/verify", ID: "verifyStore", Summary: "Whether every document of the store can be read", Response: reflect.TypeFor[api.StoreReport](), Handle: e.verifyStore},
+		{Method: "POST", Path: "/v2/api-key/rotate", ID: "rotateApiKey", Summary: "Replace the operator's API key by a new one, written to the state directory; keys with names stay", Request: reflect.TypeFor[apiKeyBody](), Example: `{"grace":"1h"}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateAPIKey},
+		{Method: "GET", Path: "/v2/secrets", ID: "listSecrets", Summary: "The secrets of the configuration with their sources and ages, without values", Response: reflect.TypeFor[secretsView](), Handle: e.listSecrets},
+		{Method: "POST", Path: "/v2/secrets/{name}/refresh", ID: "refreshSecret", Summary: "Discard the value of a secret, cut the connections that carry it, and read it again", Response: reflect.TypeFor[secretView](), Handle: e.refreshSecret},
+		{Method: "GET", Path: "/v2/ca", ID: "getCa", Summary: "The CA that signs public URLs", Produces: []string{"application/x-pem-file"}, Handle: e.ingressCA},
+	}
+}
 
 // denialPeriod is the period over which denials are counted.
 const denialPeriod = 10 * time.Minute
@@ -126,4 +217,19 @@ func mostDenied(boxes map[policy.BoxID]*boxDenials) []boxDenials {
 	}
 	slices.SortFunc(list, func(a, b boxDenials) int { return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.ID, b.ID)) })
 	return list[:min(len(list), maxDeniedBoxes)]
+}
+
+// healthz always succeeds: it shows that the process serves.
+func (e *Endpoints) healthz(http.ResponseWriter, *http.Request) (rest.Reply, error) {
+	return rest.Done(), nil
+}
+
+// readyz requires no key, so the reason for not being ready is only logged.
+func (e *Endpoints) readyz(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+	defer cancel()
+	if err := e.Health.Ready(ctx); err != nil {
+		return rest.Reply{}, &api.Error{Kind: api.ErrUnavailable, Message: "not ready; the gateway's log says what is missing", Cause: err}
+	}
+	return rest.Done(), nil
 }

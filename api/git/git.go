@@ -1,17 +1,84 @@
+// Package git serves git in boxes. It runs the box's own git, and curl for pull requests, as the box's user, so that a
+// malicious repository or git configuration affects only the box. Names, branches and repositories from a caller never
+// become options, and a GitHub token becomes header rules, never part of a command.
 package git
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net/http"
+	"path"
+	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 
 	"boxgate/api"
+	"boxgate/api/capture"
+	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
+
+// Host stores the identities for commits in boxes.
+type Host interface {
+	// SetGitIdentity changes the identity for commits in a box and returns the new one. "" leaves a value unchanged.
+	SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error)
+}
+
+// Commands runs commands in boxes.
+type Commands interface {
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
+// Rules manages the header rules of boxes. Errors are as in package api.
+type Rules interface {
+	// Headers returns the box's own header rules.
+	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
+	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+}
+
+// Endpoints serves git in boxes.
+type Endpoints struct {
+	Boxes    rest.Finder
+	Host     Host
+	Commands Commands
+	Rules    Rules
+	History  *history.History
+	Bodies   strict.Bodies
+	// MaxOutput is the maximum number of bytes of git's output in a response.
+	MaxOutput int
+	// Output bounds the memory of all responses together.
+	Output *capture.Budget
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	identity := rest.Route{Method: "PUT", Request: reflect.TypeFor[identityBody](), Example: `{"git_user_name":"Ann","git_user_email":"ann@example.com"}`, Response: reflect.TypeFor[identityView](), Handle: e.putIdentity}
+	current, former := identity, identity
+	current.Path, current.ID, current.Summary = "/v2/box/{id}/config/git", "setGitIdentity", "Change the identity for commits in a box"
+	former.Path, former.ID, former.Summary = "/v2/box/{id}/git-config", "setGitIdentityAsBefore", "The same as config/git, for versions of the SDK before 0.7.2"
+	return []rest.Route{
+		current, former,
+		{Method: "POST", Path: "/v2/box/{id}/git/clone", ID: "gitClone", Summary: "Clone a repository", Request: reflect.TypeFor[cloneBody](), Example: `{"repo":"https://github.com/acme/app","branch":"main","folder":"app","depth":1}`, Response: reflect.TypeFor[outputView](), Handle: e.clone},
+		{Method: "GET", Path: "/v2/box/{id}/git/status", ID: "gitStatus", Summary: "The output of git status --porcelain", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[gitStatusView](), Handle: e.status},
+		{Method: "GET", Path: "/v2/box/{id}/git/diff", ID: "gitDiff", Summary: "The differences from the last commit, staged or not", Query: reflect.TypeFor[folderQuery](), Response: reflect.TypeFor[diffView](), Handle: e.diff},
+		{Method: "POST", Path: "/v2/box/{id}/git/commit", ID: "gitCommit", Summary: "Commit the staged changes, or all changes if none are staged", Request: reflect.TypeFor[commitBody](), Example: `{"message":"Fix the build","folder":"app"}`, Response: reflect.TypeFor[commitView](), Handle: e.commit},
+		{Method: "POST", Path: "/v2/box/{id}/git/push", ID: "gitPush", Summary: "Push a branch to origin, by default the checked-out one", Request: reflect.TypeFor[branchBody](), Example: `{"branch":"topic","folder":"app"}`, Response: reflect.TypeFor[outputView](), Handle: e.push},
+		{Method: "POST", Path: "/v2/box/{id}/git/checkout", ID: "gitCheckout", Summary: "Check out a branch", Request: reflect.TypeFor[branchBody](), Example: `{"branch":"topic","folder":"app"}`, Response: reflect.TypeFor[outputView](), Handle: e.checkout},
+		{Method: "POST", Path: "/v2/box/{id}/git/exec", ID: "gitExec", Summary: "Run any git command", Request: reflect.TypeFor[gitExecBody](), Example: `{"args":["log","--oneline","-3"],"folder":"app"}`, Response: reflect.TypeFor[gitExecView](), Handle: e.exec},
+		{Method: "POST", Path: "/v2/box/{id}/git/create-pr", ID: "gitCreatePullRequest", Summary: "Open a pull request on GitHub for the checked-out branch", Request: reflect.TypeFor[pullBody](), Example: `{"title":"Fix the build","body":"It failed on Mondays.","base":"main","folder":"app"}`, Response: reflect.TypeFor[pullView](), Handle: e.createPull},
+	}
+}
 
 type folderQuery struct {
 	Folder string `json:"folder,omitempty" doc:"directory of the repository, absolute or below /workspace/home; absent: /workspace/home" example:"app"`
@@ -331,4 +398,153 @@ func (e *Endpoints) putIdentity(w http.ResponseWriter, r *http.Request) (rest.Re
 	}
 	name, email, err := e.Host.SetGitIdentity(r.Context(), box.ID, body.Name, body.Email)
 	return rest.Reply{Body: identityView{name, email}}, err
+}
+
+// repository is a directory in a box, to run commands in.
+type repository struct {
+	e   *Endpoints
+	ctx context.Context
+	box policy.BoxID
+	dir string
+	// answer holds the output of the last command.
+	answer *capture.Answer
+}
+
+// open returns a folder of the box in the path of a request.
+func (e *Endpoints) open(r *http.Request, folder string) (repository, error) {
+	box, err := rest.Box(r, e.Boxes)
+	if err != nil {
+		return repository{}, err
+	}
+	if strings.ContainsRune(folder, 0) || len(folder) > 4095 {
+		return repository{}, problem.Invalid("/folder", "is not a path")
+	}
+	dir := path.Clean(folder)
+	if !path.IsAbs(dir) {
+		dir = path.Join(api.Workspace, dir)
+	}
+	answer, err := e.Output.Open(r.Context(), box.ID)
+	return repository{e, r.Context(), box.ID, dir, answer}, err
+}
+
+// result is the output of a command, up to a limit, with its exit code.
+type result struct {
+	out, err  string
+	status    int
+	truncated bool
+}
+
+// run runs a program in the directory.
+func (g repository) run(stdin io.Reader, args ...string) (result, error) {
+	g.answer.Clear()
+	out, errs := g.answer.Output(g.e.MaxOutput), g.answer.Output(g.e.MaxOutput)
+	res, err := g.e.Commands.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
+	if err == nil && res.ExitCode == notStarted {
+		err = g.mustExist()
+	}
+	return result{out.Text(), errs.Text(), res.ExitCode, out.Cut() || errs.Cut()}, err
+}
+
+// notStarted is the exit code of a program that could not be started because it or its directory does not exist.
+const notStarted = 127
+
+// mustExist returns an error if the directory does not exist in the box.
+func (g repository) mustExist() error {
+	there := api.ExecRequest{Command: []string{"test", "-d", g.dir}, Dir: "/"}
+	res, err := g.e.Commands.Exec(g.ctx, g.box, there, io.Discard, io.Discard)
+	if err == nil && res.ExitCode == 1 {
+		err = problem.Invalid("/folder", "the box has no directory %q", problem.Clip(g.dir))
+	}
+	return err
+}
+
+// git runs git. The protocol ext, which runs a command, is disabled whatever the box's configuration allows.
+func (g repository) git(args ...string) (result, error) {
+	return g.run(nil, append([]string{"git", "-c", "protocol.ext.allow=never", "-c", "core.quotePath=false"}, args...)...)
+}
+
+// must runs git and returns an error if it fails.
+func (g repository) must(args ...string) (result, error) {
+	p, err := g.git(args...)
+	if err == nil && p.status != 0 {
+		err = p.failure("git " + args[0])
+	}
+	return p, err
+}
+
+// failure returns the error for a failed command, with the end of its output.
+func (p result) failure(what string) error {
+	text := strings.TrimSpace(p.err)
+	if text == "" {
+		text = strings.TrimSpace(p.out)
+	}
+	if most := 2000; len(text) > most {
+		text = strings.ToValidUTF8("…"+text[len(text)-most:], "")
+	}
+	if p.status == notStarted {
+		return api.Errorf(api.ErrConflict, "%s cannot be run, the image of the box may lack it: %s", what, text)
+	}
+	return problem.Refuse(http.StatusUnprocessableEntity, "%s failed with exit code %d: %s", what, p.status, text)
+}
+
+var (
+	// helper matches git's syntax for a remote helper, a program to run: ext::sh -c …
+	helper = regexp.MustCompile(`^[A-Za-z0-9+.-]*::`)
+	// onGitHub matches a GitHub repository without an address: owner/name.
+	onGitHub = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
+	// hostAndPath matches an address without a scheme: github.com/acme/app.
+	hostAndPath = regexp.MustCompile(`^[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+/[^:]+$`)
+)
+
+// checkText rejects text that a program would parse as an option, or that no program accepts.
+func checkText(p *problem.List, at, text string, required bool) {
+	switch {
+	case text == "" && required:
+		p.Add(at, "is missing")
+	case strings.HasPrefix(text, "-"):
+		p.Add(at, "must not begin with -")
+	case len(text) > 4096, strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		p.Add(at, "must be at most 4096 bytes without control characters")
+	}
+}
+
+// remote returns the address of a repository: as given, or on GitHub for owner/name.
+func remote(p *problem.List, at, repo string) string {
+	checkText(p, at, repo, true)
+	if helper.MatchString(repo) {
+		p.Add(at, "names a program that git would run; give an https:// address, or owner/name for GitHub")
+	}
+	switch {
+	case onGitHub.MatchString(repo):
+		return "https://github.com/" + repo
+	case hostAndPath.MatchString(repo):
+		return "https://" + repo
+	}
+	if hasCredential(repo) {
+		p.Add(at, "has a credential, which git would keep in the box; give it as github_token, or as a header rule of the host")
+	}
+	return repo
+}
+
+// hasCredential reports whether git would find a user before the host of an HTTP address, even if net/url does not.
+func hasCredential(repo string) bool {
+	scheme, rest, ok := strings.Cut(repo, "://")
+	if scheme = strings.ToLower(scheme); !ok || scheme != "https" && scheme != "http" {
+		return false
+	}
+	host, _, _ := strings.Cut(rest, "/")
+	return strings.Contains(host, "@")
+}
+
+// apiPath returns the path of a repository in GitHub's API, and whether it is on GitHub.
+func apiPath(origin string) (string, bool) {
+	rest, ok := strings.CutPrefix(origin, "https://github.com/")
+	if !ok {
+		rest, ok = strings.CutPrefix(origin, "git@github.com:")
+	}
+	if !ok {
+		rest, ok = strings.CutPrefix(origin, "ssh://git@github.com/")
+	}
+	rest = strings.TrimSuffix(strings.TrimSuffix(rest, "/"), ".git")
+	return "/repos/" + rest, ok && onGitHub.MatchString(rest)
 }

@@ -1,11 +1,18 @@
+// Package harness runs the custom harness of a box: a command that receives a prompt and writes its agent's actions as
+// events (box-sse-v1) to standard output. Its output is untrusted: it is bounded, checked and encoded again.
 package harness
 
 import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
+	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,7 +21,42 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
+	"boxgate/api/strict"
+	"boxgate/policy"
 )
+
+// Webhooks sends requests on behalf of boxes.
+type Webhooks interface {
+	// WebhookClient returns a client whose requests are checked and logged as traffic of the box. It follows no redirects.
+	WebhookClient(box policy.BoxID) (*http.Client, error)
+}
+
+// Commands runs commands in boxes.
+type Commands interface {
+	// Exec runs a command to its end and copies its output as it arrives. The two writers are safe for concurrent use and
+	// block only while the API's client does. After a writer has failed, the rest of its stream is discarded, at a
+	// limited rate per box. If ctx ends, the command is killed and ctx's error returned. A command that ran is not an
+	// error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
+// Endpoints serves runs of agents.
+type Endpoints struct {
+	Boxes    rest.Finder
+	Commands Commands
+	Webhooks Webhooks
+	History  *history.History
+	Bodies   strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/box/{id}/run", ID: "runAgent", Summary: "Run the custom harness of a box to its end, or in the background with a webhook; refused for a box without a harness, since this gateway has no built-in agents", Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Response: reflect.TypeFor[agentView](), Handle: e.run},
+		{Method: "POST", Path: "/v2/box/{id}/run/stream", ID: "streamAgent", Summary: "Run the custom harness of a box and stream its events; refused for a box without a harness, since this gateway has no built-in agents",
+			Request: reflect.TypeFor[runBody](), Example: `{"prompt":"Fix the failing test"}`, Produces: []string{stream.EventStream}, Items: []reflect.Type{reflect.TypeFor[runStart](), reflect.TypeFor[doneData](), reflect.TypeFor[errorData](), reflect.TypeFor[statsData]()}, Handle: e.stream},
+	}
+}
 
 // agentView is the response of run.
 type agentView struct {
@@ -215,4 +257,57 @@ func (s *events) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.disconnected = true
+}
+
+func fileOf(media, name string, data []byte) fileBody {
+	return fileBody{Data: base64.StdEncoding.EncodeToString(data), MediaType: media, Filename: name}
+}
+
+// removal bounds the removal of a file in the box, which is done by a program of the box.
+const removal = 10 * time.Second
+
+// writeFiles writes the files of a prompt into the box, as the box's own user. It returns the path for PROMPT_FILES_PATH,
+// and a function that removes the file if the harness did not. If the run is cut short, the file stays, because the box
+// may have been paused.
+func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove func(), err error) {
+	data, err := json.Marshal(j.body.Files)
+	if err != nil {
+		return "", nil, err
+	}
+	var out bytes.Buffer
+	script := `umask 077; f=$(mktemp /tmp/prompt-files-XXXXXXXX) && cat >"$f" && printf %s "$f"`
+	res, err := e.Commands.Exec(ctx, j.box.ID, api.ExecRequest{Command: []string{"sh", "-c", script}, Dir: "/", Stdin: bytes.NewReader(data)}, &bounded{w: &out, room: 256}, io.Discard)
+	if err != nil {
+		return "", nil, err
+	}
+	if name = out.String(); res.ExitCode != 0 || !strings.HasPrefix(name, "/tmp/prompt-files-") {
+		return "", nil, api.Errorf(api.ErrUnavailable, "the files of the prompt could not be written to /tmp in the box; is it full?")
+	}
+	return name, func() {
+		ctx, cancel := context.WithTimeout(ctx, removal)
+		defer cancel()
+		if ctx.Err() == nil {
+			rm := api.ExecRequest{Command: []string{"rm", "-f", "--", name}, Dir: "/"}
+			_, _ = e.Commands.Exec(ctx, j.box.ID, rm, io.Discard, io.Discard)
+		}
+	}, nil
+}
+
+// bounded passes on the first bytes of the output, then returns [io.ErrShortWrite].
+type bounded struct {
+	w    io.Writer
+	room int
+}
+
+// Write implements [io.Writer].
+func (b *bounded) Write(p []byte) (int, error) {
+	n := min(len(p), b.room)
+	b.room -= n
+	if _, err := b.w.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return len(p), nil
 }

@@ -1,3 +1,5 @@
+// Package problem converts errors to responses of the API: a status, and a JSON body with the problem, its location and
+// the fix. [StatusOf] is the only such conversion; [Refuse], [Invalid] and [List] create errors for it.
 package problem
 
 import (
@@ -5,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"boxgate/api"
 	"boxgate/policy/document"
@@ -116,4 +119,40 @@ func Clip(s string) string {
 		return s[:100] + "…"
 	}
 	return s
+}
+
+// List collects the problems of a body.
+type List []document.Problem
+
+// Add adds a problem.
+func (p *List) Add(pointer, format string, args ...any) {
+	*p = append(*p, document.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
+}
+
+// Merge adds the problems of err with pointer as a prefix. It returns err unchanged if it is of another kind.
+func (p *List) Merge(pointer string, err error) error {
+	if err == nil {
+		return nil
+	}
+	wrong, ok := errors.AsType[*document.InvalidError](err)
+	if !ok {
+		return err
+	}
+	for _, one := range wrong.Problems {
+		*p = append(*p, document.Problem{Pointer: pointer + one.Pointer, Message: one.Message})
+	}
+	return nil
+}
+
+// Err returns the problems as a *[document.InvalidError], or nil if the list is empty.
+func (p *List) Err() error {
+	if len(*p) == 0 {
+		return nil
+	}
+	return &document.InvalidError{Problems: *p}
+}
+
+// EscapeKey escapes a key for a JSON pointer (RFC 6901, section 3).
+func EscapeKey(key string) string {
+	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }

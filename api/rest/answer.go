@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"runtime/debug"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/policy"
 	"boxgate/quota"
 )
 
@@ -114,4 +116,123 @@ func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Length", strconv.Itoa(buf.Len()))
 	w.WriteHeader(status)
 	_, _ = SteadyWriter(w).Write(buf.Bytes())
+}
+
+// Writer tracks whether the response has begun. After that, a failure can only be reported by closing the connection.
+type Writer struct {
+	http.ResponseWriter
+	started bool
+
+	// Record, if not nil, is called once before the response begins, with its status and the changes made by the request.
+	// If it fails, the caller must not receive a success.
+	Record   func(status int, change *Change) error
+	recorded bool
+
+	// Unread, if not nil, reports whether part of the request body is unread when the response begins. The server reads
+	// some of it before it sends the response, which must not block forever.
+	Unread func() bool
+}
+
+// unreadTimeout bounds the wait for the rest of a body that the handler did not read.
+const unreadTimeout = 2 * time.Second
+
+// Change describes the changes made by a request, without secret values.
+type Change struct {
+	Box           policy.BoxID // may be empty
+	PolicyVersion uint64       // new version of the box's policy; 0: unchanged
+	What          any          // encoded as JSON
+	Also          []Change     // consequences for the policies of other boxes
+}
+
+// record passes the result of a request to the audit trail before the response begins.
+func record(w http.ResponseWriter, status int, change *Change) error {
+	own, ok := w.(*Writer)
+	if !ok || own.Record == nil || own.recorded {
+		return nil
+	}
+	own.recorded = true
+	return own.Record(status, change)
+}
+
+// End records a request that was not answered.
+func (w *Writer) End() { _ = record(w, statusGone, nil) }
+
+// statusGone is the recorded status if the caller disconnected before the response.
+const statusGone = 499
+
+// WriteHeader begins the response. If its result cannot be recorded, it closes the connection instead.
+func (w *Writer) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		if record(w, status, nil) != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	if !w.started && w.Unread != nil && w.Unread() {
+		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadTimeout))
+	}
+	w.started = true
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Write begins the response if necessary.
+func (w *Writer) Write(b []byte) (int, error) {
+	if !w.started {
+		w.WriteHeader(http.StatusOK)
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *Writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+const (
+	// idleTime is how long a transfer may make no progress.
+	idleTime = 2 * time.Minute
+	// pieceSize is the number of bytes per write of a response that is already complete.
+	pieceSize = 128 << 10
+)
+
+// SteadyBody returns the body of a request with a limit on pauses, but not on its length.
+func SteadyBody(w http.ResponseWriter, r *http.Request) io.ReadCloser {
+	return &steadyReader{r.Body, http.NewResponseController(w)}
+}
+
+type steadyReader struct {
+	io.ReadCloser
+	rc *http.ResponseController
+}
+
+// Read reads with a deadline, where deadlines are supported (unlike in a test recorder).
+func (s *steadyReader) Read(b []byte) (int, error) {
+	_ = s.rc.SetReadDeadline(time.Now().Add(idleTime))
+	n, err := s.ReadCloser.Read(b)
+	_ = s.rc.SetReadDeadline(time.Time{})
+	return n, err
+}
+
+// SteadyWriter writes the body of a response with a limit on pauses of the client.
+func SteadyWriter(w http.ResponseWriter) io.Writer {
+	return steadyWriter{w, http.NewResponseController(w)}
+}
+
+type steadyWriter struct {
+	w  io.Writer
+	rc *http.ResponseController
+}
+
+// Write writes in pieces, each with a deadline. If there is more than one piece, it flushes the server's buffers at the
+// end.
+func (s steadyWriter) Write(b []byte) (int, error) {
+	defer func() { _ = s.rc.SetWriteDeadline(time.Time{}) }()
+	done := 0
+	for {
+		_ = s.rc.SetWriteDeadline(time.Now().Add(idleTime))
+		n, err := s.w.Write(b[done:min(len(b), done+pieceSize)])
+		if done += n; err == nil && done == len(b) && done > pieceSize {
+			err = s.rc.Flush()
+		}
+		if err != nil || done == len(b) {
+			return done, err
+		}
+	}
 }

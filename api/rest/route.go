@@ -1,9 +1,22 @@
+// Package rest is the framework of the API's endpoints. A [Route] describes the requests and responses of an endpoint,
+// its [Handler] returns a [Reply] or an error, and an [Answerer] writes either. The package also parses common parts of
+// requests: the box in the path, and the version in If-Match.
 package rest
 
 import (
+	"context"
+	"errors"
 	"net/http"
+	"net/url"
 	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
 
@@ -62,3 +75,132 @@ func DoneWith(box policy.BoxID, what any) Reply {
 
 // Done is the reply of calls without a result.
 func Done() Reply { return Reply{Body: OK{true}} }
+
+var boxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// IsBoxName reports whether a box may have the name. Every ID is a valid name, too.
+func IsBoxName(s string) bool { return boxName.MatchString(s) }
+
+// Finder finds a box.
+type Finder interface {
+	// Box finds a box by its ID or name. The ID takes precedence.
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+}
+
+// Box finds the box given as {id} in the path of the request.
+func Box(r *http.Request, boxes Finder) (api.Box, error) {
+	return FindBox(r.Context(), boxes, r.PathValue("id"))
+}
+
+// FindBox finds a box by ID or name among the boxes that the caller's key may see. The error names the missing box, and
+// is the same for a box that the key may not see.
+func FindBox(ctx context.Context, boxes Finder, idOrName string) (api.Box, error) {
+	if !IsBoxName(idOrName) {
+		return api.Box{}, api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(idOrName))
+	}
+	box, err := boxes.Box(ctx, idOrName)
+	if err == nil && !api.CallerOf(ctx).Sees(box) {
+		box, err = api.Box{}, api.ErrNotFound
+	}
+	if errors.Is(err, api.ErrNotFound) {
+		return api.Box{}, api.Errorf(api.ErrNotFound, "no box has the ID or name %q", idOrName)
+	}
+	return box, err
+}
+
+// queryNames lists the query parameters of a route.
+func queryNames(t reflect.Type) []string {
+	if t == nil {
+		return nil
+	}
+	var names []string
+	for _, f := range strict.FieldsOf(t) {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// onlyQuery rejects unknown and repeated query parameters, and queries that cannot be parsed. Unknown input is never
+// ignored.
+func onlyQuery(r *http.Request, known []string) error {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return problem.Refuse(http.StatusUnprocessableEntity, "the query cannot be parsed; write it as name=value, joined by &")
+	}
+	for name, values := range query {
+		if !slices.Contains(known, name) {
+			return problem.Refuse(http.StatusUnprocessableEntity, "unknown query parameter %q", problem.Clip(name))
+		}
+		if len(values) > 1 {
+			return problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q is given twice", problem.Clip(name))
+		}
+	}
+	return nil
+}
+
+// Query parses the query of a request into v, a pointer to the struct given as the Query of the route. Its fields are
+// strings, booleans or integers, or pointers to them, which stay nil if the parameter is absent. An empty parameter
+// counts as absent.
+func Query(r *http.Request, v any) error {
+	query, into := r.URL.Query(), reflect.ValueOf(v).Elem()
+	for _, f := range strict.FieldsOf(into.Type()) {
+		text := query.Get(f.Name)
+		if text == "" {
+			continue
+		}
+		field := into.FieldByIndex(f.Index)
+		if field.Kind() == reflect.Pointer {
+			field.Set(reflect.New(field.Type().Elem()))
+			field = field.Elem()
+		}
+		if want := setParameter(field, text); want != "" {
+			return problem.Refuse(http.StatusUnprocessableEntity, "query parameter %q must be %s", f.Name, want)
+		}
+	}
+	return nil
+}
+
+// setParameter parses text into a field. If that fails, it returns a description of valid values.
+func setParameter(field reflect.Value, text string) string {
+	switch {
+	case field.Kind() == reflect.Bool:
+		value, err := strconv.ParseBool(text)
+		if err != nil {
+			return "true or false"
+		}
+		field.SetBool(value)
+	case strict.IsInteger(field.Type()):
+		value, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || value < 0 {
+			return "a whole number"
+		}
+		if field.OverflowInt(value) {
+			return "a smaller number"
+		}
+		field.SetInt(value)
+	default:
+		field.SetString(text)
+	}
+	return ""
+}
+
+// etag returns the entity tag of a version (RFC 9110, section 8.8.3).
+func etag(version uint64) string { return `"` + strconv.FormatUint(version, 10) + `"` }
+
+// IfMatch parses If-Match (RFC 9110, section 13.1.1). It returns nil if the header is absent or "*". A tag that this API
+// never issues matches no version: the precondition fails, but the request is not malformed.
+func IfMatch(r *http.Request) (*uint64, error) {
+	values := r.Header.Values("If-Match")
+	if len(values) == 0 || len(values) == 1 && strings.TrimSpace(values[0]) == "*" {
+		return nil, nil
+	}
+	tag := strings.TrimSpace(values[0])
+	if len(values) > 1 || len(tag) < 3 || tag[0] != '"' || tag[len(tag)-1] != '"' {
+		return nil, problem.Refuse(http.StatusPreconditionFailed, `If-Match must be one ETag of this resource, such as "3"`)
+	}
+	version, err := strconv.ParseUint(tag[1:len(tag)-1], 10, 64)
+	if err != nil {
+		return nil, problem.Refuse(http.StatusPreconditionFailed, `If-Match must be one ETag of this resource, such as "3"`)
+	}
+	return &version, nil
+}

@@ -1,13 +1,18 @@
 package rules_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/rest"
+	"boxgate/api/rules"
 	"boxgate/policy"
 	"boxgate/rule/header"
 	"boxgate/rule/kinds"
@@ -246,4 +251,113 @@ func TestTheTrailHasEveryChangeOfHeaders(t *testing.T) {
 			}
 		}
 	}
+}
+
+// busyHost is a Host whose header rules another client changes each time they are read.
+type busyHost struct {
+	*apitest.Host
+	others int
+}
+
+func (h *busyHost) Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error) {
+	state, err := h.Host.Headers(ctx, id)
+	if h.others > 0 {
+		h.others--
+		if _, err := h.SetHeaders(ctx, id, state.Rules, nil); err != nil {
+			return state, err
+		}
+	}
+	return state, err
+}
+
+// TestPatchGoesThroughUnderContention: 412 is only for clients that sent If-Match.
+func TestPatchGoesThroughUnderContention(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	path := "/v2/box/" + id + "/config/attach-headers"
+	f.Expect(t, 200, "PUT", path, `{"a.test":{"X":"a"}}`)
+	busy := &busyHost{Host: f.host, others: 50}
+	s := apitest.Serve(t, f.host, (&rules.Endpoints{Boxes: busy, Host: busy, History: f.history, Bodies: apitest.Bodies}).Routes())
+	patch := func(edit ...func(*http.Request)) int {
+		return s.Call(t, "PATCH", path, `{"b.test":{"X":"b"}}`, edit...).StatusCode
+	}
+	if got := patch(); got != 200 || busy.others > 0 {
+		t.Errorf("without If-Match: %d, and %d changes were left", got, busy.others)
+	}
+	busy.others = 1
+	if got := patch(apitest.IfMatch(`"1"`)); got != 412 {
+		t.Errorf("with If-Match: %d", got)
+	}
+	state, err := f.host.Headers(t.Context(), policy.BoxID(id))
+	if err != nil || len(state.Rules) != 2 {
+		t.Errorf("%+v %v", state, err)
+	}
+}
+
+// TestPatchesAddUp: many small changes have no more hosts and placeholders than one large one.
+func TestPatchesAddUp(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	for _, path := range []string{"/v2/box/" + f.create(t, api.CreateRequest{}) + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
+		hosts := func(from, to int, rule func(i int) any) string {
+			entries := map[string]any{}
+			for i := from; i < to; i++ {
+				entries[fmt.Sprintf("h%d.test", i)] = rule(i)
+			}
+			data, err := json.Marshal(entries)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(data)
+		}
+		const each = 64
+		placeholders := func(i int) any {
+			vars := map[string]string{}
+			for j := range each {
+				vars[fmt.Sprintf("V%d_%d", i, j)] = "v"
+			}
+			return map[string]any{"placeholders": vars}
+		}
+		f.Expect(t, 200, "PATCH", path, hosts(0, policy.MaxPlaceholders/each, placeholders))
+		f.Expect(t, 422, "PATCH", path, `{"more.test":{"placeholders":{"MORE":"v"}}}`, "placeholders; the limit is")
+		f.Expect(t, 200, "PATCH", path, hosts(policy.MaxPlaceholders/each, policy.MaxHeaderHosts, func(int) any { return map[string]string{"X": "v"} }))
+		f.Expect(t, 422, "PATCH", path, `{"more.test":{"X":"v"}}`, "hosts; the limit is")
+		f.Expect(t, 200, "PATCH", path, `{"h0.test":null,"more.test":{"X":"v"}}`)
+	}
+}
+
+// FuzzRules sends random bodies to the endpoints that take one: each is answered in JSON, without a failure of the gateway, and a
+// policy or rules that were refused are not in force.
+func FuzzRules(f *testing.F) {
+	for i, body := range []string{
+		`{"mode":"custom","allowed_domains":["*.example.com"],"version":1}`, `{"mode":"deny-all","leases":[{"action":"allow","entry":"a.example"}]}`,
+		`{"named":"web"}`, `{"allow":{"a.example":[{"transform":[{"headers":{"A":"b"}}]}]}}`, `"allow-all"`,
+		`{"action":"allow","entries":["a.example:443"],"expires_in":3600}`, `{"attach_headers":{"a.example":{"A":"b"}}}`, `{"a.example":null}`,
+		`{"a.example":{"headers":{"A":{"secret":"known","prefix":"x "}},"placeholders":{"K":"v"},"scrub":true}}`, `{"attach_headers":1}`,
+		`null`, `[[[`, `{"a":{"a":1,"a":2}}`, "{\"\\ud800\":1}", `1e999`,
+	} {
+		f.Add(uint8(i), []byte(body))
+	}
+	s := serve(f)
+	id := s.create(f, api.CreateRequest{})
+	var calls []rest.Route
+	for _, rt := range (&rules.Endpoints{}).Routes() {
+		if rt.Request != nil {
+			calls = append(calls, rt)
+		}
+	}
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		rt := calls[int(which)%len(calls)]
+		before := len(s.Changes())
+		policyBefore, rulesBefore := s.state(t, id).Version, s.host.ByID[policy.BoxID(id)].Rules.Version
+		got := s.Call(t, rt.Method, strings.NewReplacer("{id}", id, "{name}", "web").Replace(rt.Path), string(body))
+		if got.StatusCode >= 500 || !json.Valid([]byte(got.Text)) {
+			t.Errorf("%s %s with %q: %s %s", rt.Method, rt.Path, body, got.Status, got.Text)
+		}
+		changed := s.state(t, id).Version != policyBefore || s.host.ByID[policy.BoxID(id)].Rules.Version != rulesBefore
+		if got.StatusCode >= 400 && (changed || len(s.Changes()) != before) {
+			t.Errorf("%s %s with %q: %s, and it had an effect", rt.Method, rt.Path, body, got.Status)
+		}
+	})
 }

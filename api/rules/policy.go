@@ -1,18 +1,93 @@
+// Package rules serves the policies and header rules of boxes: network-policy and attach-headers.
 package rules
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
+	"regexp"
 
 	"boxgate/api"
 	"boxgate/api/change"
+	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/policy"
 )
+
+// Host keeps the rules of boxes. Errors are as in package api.
+type Host interface {
+	Policies
+	Headers
+	Named
+}
+
+// Policies are the policies of single boxes.
+type Policies interface {
+	// Policy returns the current policy.
+	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
+	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
+	// unchanged and the error is ErrPrecondition.
+	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
+	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.
+	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
+	// EndLeases ends leases before they expire. If which selects none, the error is an ErrNotFound.
+	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
+}
+
+// Headers are the header rules.
+type Headers interface {
+	// Headers returns the box's own header rules.
+	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
+	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+	// GlobalHeaders returns the rules that apply to every box.
+	GlobalHeaders(ctx context.Context) (api.HeaderState, error)
+	// SetGlobalHeaders replaces them, and returns after that is applied to every box.
+	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+}
+
+// Named are the policies that boxes follow by name.
+type Named interface {
+	// NamedPolicies returns the named policies, by name.
+	NamedPolicies(ctx context.Context) ([]api.NamedPolicy, error)
+	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it. When it returns, the policy is applied to all of
+	// them, or after an error to none. ifMatch is as in SetPolicy; the version of a policy that does not exist is 0.
+	SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
+	// DeleteNamedPolicy deletes a named policy and returns it. If boxes follow it, the error is an ErrConflict that names them.
+	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error)
+}
+
+// Endpoints serves the rules of a box: its policy, and the headers set for it.
+type Endpoints struct {
+	Boxes   rest.Finder
+	Host    Host
+	History *history.History
+	Bodies  strict.Bodies
+	// HasSecret reports whether header rules may name a secret.
+	HasSecret func(name string) bool
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return append(e.namedRoutes(), []rest.Route{
+		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
+		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
+		{Method: "GET", Path: leasesPath, ID: "getLeases", Versioned: true, Summary: "The temporary entries of the policy, with the time that is left of them", Response: reflect.TypeFor[leasesView](), Handle: e.getLeases},
+		{Method: "POST", Path: leasesPath, ID: "addLeases", Versioned: true, Status: http.StatusCreated, Summary: "Allow or deny destinations for a time; answers once that is in force everywhere", Request: reflect.TypeFor[leasesBody](), Example: `{"action":"allow","entries":["api.example.com:443"],"expires_in":3600}`, Response: reflect.TypeFor[leasesView](), Handle: e.addLeases},
+		{Method: "DELETE", Path: leasesPath, ID: "endLeases", Versioned: true, Summary: "End temporary entries of the policy before their time", Query: reflect.TypeFor[leasesQuery](), Response: reflect.TypeFor[leasesView](), Handle: e.endLeases},
+		{Method: "GET", Path: "/v2/box/{id}/config/attach-headers", ID: "getHeaders", Versioned: true, Summary: "The box's header rules, without values", Response: reflect.TypeFor[headersView](), Handle: e.getHeaders},
+		{Method: "PUT", Path: "/v2/box/{id}/config/attach-headers", ID: "setHeaders", Versioned: true, Summary: "Replace the box's header rules", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putHeaders},
+		{Method: "PATCH", Path: "/v2/box/{id}/config/attach-headers", ID: "changeHeaders", Versioned: true, Summary: "Change the box's header rules for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchHeaders},
+		{Method: "GET", Path: "/v2/box/settings/attach-headers", ID: "getGlobalHeaders", Versioned: true, Summary: "The header rules of every box, without values", Response: reflect.TypeFor[headersView](), Handle: e.getGlobalHeaders},
+		{Method: "PUT", Path: "/v2/box/settings/attach-headers", ID: "setGlobalHeaders", Versioned: true, Summary: "Replace the header rules of every box", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putGlobalHeaders},
+		{Method: "PATCH", Path: "/v2/box/settings/attach-headers", ID: "changeGlobalHeaders", Versioned: true, Summary: "Change the header rules of every box for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchGlobalHeaders},
+	}...)
+}
 
 // policyView is the current policy of a box.
 type policyView struct {
@@ -118,4 +193,131 @@ func takeVersion(data []byte, match *uint64) ([]byte, *uint64, error) {
 	delete(fields, "warnings")
 	rest, err := json.Marshal(fields)
 	return rest, match, err
+}
+
+const (
+	namedPath    = "/v2/box/settings/network-policies"
+	oneNamedPath = namedPath + "/{name}"
+)
+
+// nameForm matches valid names of policies.
+var nameForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// namedView is a named policy.
+type namedView struct {
+	Name     string         `json:"name"`
+	Policy   policy.Spec    `json:"policy"`
+	Version  uint64         `json:"version" doc:"also the ETag"`
+	Boxes    []followerView `json:"boxes" doc:"that follow it, of those that the key sees"`
+	Warnings []problem.View `json:"warnings,omitempty"`
+}
+
+// followerView is a box that follows a named policy.
+type followerView struct {
+	ID   policy.BoxID `json:"id"`
+	Name string       `json:"name,omitempty"`
+}
+
+// namedRoutes lists the endpoints of named policies.
+func (e *Endpoints) namedRoutes() []rest.Route {
+	one := reflect.TypeFor[namedView]()
+	return []rest.Route{
+		{Method: "GET", Path: namedPath, ID: "listNamedPolicies", Summary: "The named policies, by name", Response: reflect.TypeFor[[]namedView](), Handle: e.listNamed},
+		{Method: "GET", Path: oneNamedPath, ID: "getNamedPolicy", Versioned: true, Summary: "A named policy, and the boxes that follow it", Response: one, Handle: e.getNamed},
+		{Method: "PUT", Path: oneNamedPath, ID: "setNamedPolicy", Versioned: true, Summary: "Make a named policy, or replace it for all boxes that follow it; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"]}`, Response: one, Handle: e.putNamed},
+		{Method: "DELETE", Path: oneNamedPath, ID: "deleteNamedPolicy", Versioned: true, Summary: "Delete a named policy that no box follows", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteNamed},
+	}
+}
+
+// viewNamed shows a named policy, with the boxes that the key of the request sees.
+func viewNamed(r *http.Request, n api.NamedPolicy) namedView {
+	view := namedView{Name: n.Name, Policy: n.Spec, Version: n.Version, Boxes: []followerView{}, Warnings: problem.Views(n.Warnings)}
+	for _, b := range n.Boxes {
+		if api.CallerOf(r.Context()).Sees(b) {
+			view.Boxes = append(view.Boxes, followerView{b.ID, b.Name})
+		}
+	}
+	return view
+}
+
+func (e *Endpoints) listNamed(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	all, err := e.Host.NamedPolicies(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	views := []namedView{}
+	for _, n := range all {
+		views = append(views, viewNamed(r, n))
+	}
+	return rest.Reply{Body: views}, nil
+}
+
+// namedOf finds the named policy of a request.
+func (e *Endpoints) namedOf(r *http.Request) (api.NamedPolicy, bool, error) {
+	all, err := e.Host.NamedPolicies(r.Context())
+	for _, n := range all {
+		if n.Name == r.PathValue("name") {
+			return n, true, err
+		}
+	}
+	return api.NamedPolicy{}, false, err
+}
+
+func (e *Endpoints) getNamed(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	n, known, err := e.namedOf(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if !known {
+		return rest.Reply{}, api.Errorf(api.ErrNotFound, "there is no named policy %q", problem.Clip(r.PathValue("name")))
+	}
+	return rest.Reply{Body: viewNamed(r, n), Version: n.Version}, nil
+}
+
+func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	name := r.PathValue("name")
+	if !nameForm.MatchString(name) {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, "%q is no name for a policy; use up to 63 lower-case letters, digits and hyphens, and begin with a letter or digit", problem.Clip(name))
+	}
+	data, err := e.Bodies.Read(w, r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	if data, match, err = takeVersion(data, match); err != nil {
+		return rest.Reply{}, err
+	}
+	given, err := spec.ParsePolicy(data)
+	switch {
+	case err != nil:
+		return rest.Reply{}, err
+	case given.Named != "":
+		return rest.Reply{}, problem.Invalid("/named", "a named policy cannot follow another; write out what it allows")
+	case len(given.Headers) > 0:
+		return rest.Reply{}, problem.Invalid(transformsOf(data), "a named policy has no header rules; set them by PUT config/attach-headers of the boxes, or of settings")
+	}
+	after, err := e.Host.SetNamedPolicy(r.Context(), name, given.Spec, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	for _, b := range after.Boxes {
+		e.History.Log(b.ID, "info", "user", "the named policy %q, which the box follows, set to %s, version %d", name, after.Spec.Mode, after.Version)
+	}
+	return rest.Reply{Body: viewNamed(r, after), Version: after.Version, Change: change.OfNamed(after)}, nil
+}
+
+func (e *Endpoints) deleteNamed(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	name := r.PathValue("name")
+	was, err := e.Host.DeleteNamedPolicy(r.Context(), name, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: rest.OK{OK: true}, Change: change.OfNamedDeleted(was)}, nil
 }

@@ -1,10 +1,13 @@
 package server
 
 import (
+	"encoding/json"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"boxgate/api"
 	"boxgate/api/apitest"
 	"boxgate/policy"
 	"boxgate/rule/header"
@@ -239,5 +242,177 @@ func TestSourceAddressesOfABox(t *testing.T) {
 		if got := f.Call(t, "POST", at, body, creator); got.StatusCode != 403 || !strings.Contains(got.Text, "source_addresses") {
 			t.Errorf("%s %s: %s %s", at, body, got.Status, got.Text)
 		}
+	}
+}
+
+func TestAttachIsReadBackAndDetached(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	made := f.Call(t, "POST", "/v2/box/attach", `{"netns":"/run/netns/guest","name":"guest","labels":["x"],
+		"network_policy":{"mode":"deny-all"},"attach_headers":{"api.example.com":{"X-Key":"sk-attach"}}}`)
+	if made.StatusCode != 201 || strings.Contains(made.Text, "sk-attach") {
+		t.Fatalf("%d %s", made.StatusCode, made.Text)
+	}
+	box := made.JSON(t)
+	attached, _ := box["attached"].(map[string]any)
+	if attached["kind"] != "netns" || attached["ref"] != "/run/netns/guest" || box["name"] != "guest" {
+		t.Errorf("%v", box)
+	}
+	for body, ref := range map[string]string{"": "/run/netns/guest", `{}`: "/run/netns/guest", `{"container":"other"}`: "other"} {
+		a := f.Call(t, "POST", "/v2/box/guest/reattach", body)
+		if attached, _ := a.JSON(t)["attached"].(map[string]any); a.StatusCode != 200 || body != "" && body != `{}` && attached["ref"] != ref {
+			t.Errorf("reattach %s: %d %s", body, a.StatusCode, a.Text)
+		}
+	}
+	if a := f.Call(t, "POST", "/v2/box/guest/reattach", `{"container":"a","pid":1}`); a.StatusCode != 422 {
+		t.Errorf("reattach to two: %d %s", a.StatusCode, a.Text)
+	}
+	if a := f.Call(t, "POST", "/v2/box/guest/detach", ""); a.StatusCode != 200 {
+		t.Errorf("detach: %d %s", a.StatusCode, a.Text)
+	}
+	if a := f.Call(t, "GET", "/v2/box/guest", ""); a.StatusCode != 404 {
+		t.Errorf("after detach: %d", a.StatusCode)
+	}
+	id := f.create(t, `{}`)
+	if a := f.Call(t, "POST", "/v2/box/"+id+"/reattach", ""); a.StatusCode != 409 {
+		t.Errorf("reattaching a launched box: %d %s", a.StatusCode, a.Text)
+	}
+	if a := f.Call(t, "POST", "/v2/box/"+id+"/detach", ""); a.StatusCode != 409 {
+		t.Errorf("detaching a launched box: %d %s", a.StatusCode, a.Text)
+	}
+}
+
+func TestAttachRefusesMistakes(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	for body, pointer := range map[string]string{
+		`{}`: "", `{"pid":1,"netns":"/x"}`: "", `{"netns":"x"}`: "/netns", `{"netns":"/x/../y"}`: "/netns", `{"netns":"/x\n"}`: "/netns",
+		`{"pid":-1}`: "/pid", `{"pid":99999999}`: "/pid", `{"container":"a/b"}`: "/container", `{"container":"-x"}`: "/container",
+		`{"pid":1,"network_policy":{"mode":"custom","allowed_domains":["a*.b"]}}`: "/network_policy/allowed_domains/0",
+		`{"pid":1,"env_vars":{"A":"b"}}`:                                          "/env_vars", `{"interface":"veth0"}`: "/interface",
+		`{"pid":1,"name":"-"}`: "/name", `{"pid":1,"attach_headers":{"*":{"A":"b"}}}`: "/attach_headers",
+	} {
+		a := f.Call(t, "POST", "/v2/box/attach", body)
+		if a.StatusCode != 422 || !strings.Contains(a.Text, `"pointer":"`+pointer) {
+			t.Errorf("%s: %d %s, want the pointer %q", body, a.StatusCode, a.Text, pointer)
+		}
+	}
+}
+
+func TestInitCommand(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{"keep_alive":true}`)
+	for _, path := range []string{"startup", "config/init-command"} {
+		path = "/v2/box/" + id + "/" + path
+		for _, step := range []struct {
+			method, body string
+			status       int
+			command      any
+		}{
+			{"GET", "", 200, ""}, {"PUT", `{"init_command":"./run"}`, 200, "./run"}, {"GET", "", 200, "./run"},
+			{"PUT", `{"init_command":""}`, 422, nil}, {"PUT", `{}`, 422, nil}, {"PUT", `{"init_command":"a\u0000b"}`, 422, nil},
+			{"DELETE", "", 200, ""}, {"GET", "", 200, ""},
+		} {
+			got := f.Call(t, step.method, path, step.body)
+			if got.StatusCode != step.status || got.JSON(t)["init_command"] != step.command {
+				t.Errorf("%s %s: %s: %s", step.method, step.body, got.Status, got.Text)
+			}
+		}
+	}
+}
+
+func TestPauseAndResume(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, `{"name":"sleeper"}`)
+	for _, step := range []struct{ call, status string }{{"pause", "paused"}, {"resume", "idle"}} {
+		for _, got := range []apitest.Answer{f.Call(t, "POST", "/v2/box/sleeper/"+step.call, ""), f.Call(t, "GET", "/v2/box/"+id+"/status", "")} {
+			if got.StatusCode != http.StatusOK || got.JSON(t)["status"] != step.status {
+				t.Errorf("%s: %s: %s", step.call, got.Status, got.Text)
+			}
+		}
+	}
+	if got := f.Call(t, "POST", "/v2/box/nobody/pause", ""); got.StatusCode != http.StatusNotFound {
+		t.Errorf("of an unknown box: %s: %s", got.Status, got.Text)
+	}
+}
+
+// A self-test is tight only if at least one probe was run, none that could have found a hole was left out, and no hole
+// was found.
+func TestSelfTestVerdict(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		verdicts []api.SelfTestVerdict
+		tight    bool
+	}{
+		"nothing tested":  {nil, false},
+		"nothing applied": {[]api.SelfTestVerdict{api.ProbeSkipped}, false},
+		"all tight":       {[]api.SelfTestVerdict{api.ProbeTight, api.ProbeSkipped, api.ProbeTight}, true},
+		"a hole":          {[]api.SelfTestVerdict{api.ProbeTight, api.ProbeHole}, false},
+		"one not run":     {[]api.SelfTestVerdict{api.ProbeTight, api.ProbeNotRun}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t)
+			f.create(t, `{"name":"tested"}`)
+			for _, v := range tt.verdicts {
+				f.host.Probes = append(f.host.Probes, api.SelfTestProbe{Group: "names", Attack: "a", Family: "ipv4", Verdict: v, Why: "w"})
+			}
+			got := f.Call(t, "POST", "/v2/box/tested/selftest", "")
+			var card struct {
+				Box     string
+				Tight   bool
+				Summary struct{ Tight, Holes, Skipped int }
+				Probes  []struct{ Group, Family, Verdict, Why string }
+			}
+			if err := json.Unmarshal([]byte(got.Text), &card); err != nil || got.StatusCode != http.StatusOK {
+				t.Fatal(err, got.StatusCode, got.Text)
+			}
+			if card.Tight != tt.tight || card.Box != "box1" || len(card.Probes) != len(tt.verdicts) {
+				t.Errorf("card %+v", card)
+			}
+			for i, p := range card.Probes {
+				if p.Verdict != string(tt.verdicts[i]) || p.Group != "names" || p.Family != "ipv4" || p.Why != "w" {
+					t.Errorf("probe %+v", p)
+				}
+			}
+		})
+	}
+}
+
+// A self-test of an unknown box is a 404.
+func TestSelfTestOfNoBox(t *testing.T) {
+	t.Parallel()
+	if got := serve(t).Call(t, "POST", "/v2/box/none/selftest", ""); got.StatusCode != http.StatusNotFound {
+		t.Errorf("%d %s", got.StatusCode, got.Text)
+	}
+}
+
+// A follower receives past and then new decisions, each once, and the number of lost ones.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := policy.BoxID(f.create(t, `{}`))
+	f.host.AddDecision(apitest.Decision(id, 100, "past.example", policy.Allow))
+	resp := f.stream(t, "/v2/box/box1/egress?follow=true", "")
+	read(t, resp.Body, "past.example")
+	again := apitest.Decision(id, 100, "past.example", policy.Allow)
+	again.Seq = 1
+	f.host.AddDecision(again)
+	f.host.AddDecision(apitest.Decision(id, 200, "later.example", policy.Deny))
+	got := read(t, resp.Body, "later.example")
+	if strings.Contains(got, "past.example") || !strings.Contains(got, `{"lost":3}`) {
+		t.Errorf("%q", got)
+	}
+	done := make(chan error, 1)
+	go func() { done <- f.Config.Shutdown(t.Context()) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a follower holds up the shutdown")
 	}
 }

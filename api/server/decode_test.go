@@ -1,15 +1,23 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/files"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
 
@@ -175,4 +183,205 @@ func FuzzBodies(f *testing.F) {
 			t.Errorf("%s %s with %q: %s %s", rt.Method, rt.Path, body, got.Status, got.Text)
 		}
 	})
+}
+
+// TestEveryRouteRefusesQueriesItDoesNotKnow compares the query parameters that each route accepts with its description.
+func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, "{}")
+	var doc struct {
+		Paths map[string]map[string]struct{ Parameters []struct{ Name, In string } }
+	}
+	if err := json.Unmarshal([]byte(f.Call(t, "GET", "/openapi.json", "").Text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for _, rt := range f.api.routes {
+		var described []string
+		for _, p := range doc.Paths[rt.Path][strings.ToLower(rt.Method)].Parameters {
+			if p.In == "query" {
+				described = append(described, p.Name)
+			}
+		}
+		var takes []string
+		if rt.Query != nil {
+			for _, f := range strict.FieldsOf(rt.Query) {
+				takes = append(takes, f.Name)
+			}
+		}
+		if !slices.Equal(described, takes) {
+			t.Errorf("%s %s takes %v and describes %v", rt.Method, rt.Path, takes, described)
+		}
+		path := strings.NewReplacer("{id}", id, "{port}", "80", "{run}", "x").Replace(rt.Path)
+		queries := map[string]string{"unknown=1": "unknown", "%zz": "cannot be parsed", "a=1;b=2": "cannot be parsed"}
+		for _, name := range takes {
+			queries[name+"=1&"+name+"=1"] = "twice"
+		}
+		for query, want := range queries {
+			if got := f.Call(t, rt.Method, path+"?"+query, ""); got.StatusCode != 422 || !strings.Contains(got.Text, want) {
+				t.Errorf("%s %s?%s: %s %s", rt.Method, path, query, got.Status, got.Text)
+			}
+		}
+	}
+	if got := f.Call(t, "GET", "/v2/box/"+id, ""); got.StatusCode != 200 {
+		t.Errorf("the box: %s %s", got.Status, got.Text)
+	}
+}
+
+// TestArgumentsThatTheKernelWouldRefuse: arguments that execve would reject are refused as problems of the request.
+func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, "{}")
+	exec := "/v2/box/" + id + "/exec"
+	long := func(n int) string { return strings.Repeat("x", n) }
+	env := func(vars map[string]string) string {
+		data, err := json.Marshal(map[string]any{"env_vars": vars})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	many := func(n, size int) map[string]string {
+		vars := map[string]string{}
+		for i := range n {
+			vars[fmt.Sprintf("V%05d", i)] = long(size)
+		}
+		return vars
+	}
+	command := func(args ...string) string {
+		data, err := json.Marshal(map[string]any{"command": args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	placeholders := map[string]any{}
+	for host := range 9 {
+		vars := map[string]string{}
+		for i := range 60 {
+			vars[fmt.Sprintf("P%d_%d", host, i)] = "v"
+		}
+		placeholders[fmt.Sprintf("h%d.test", host)] = map[string]any{"placeholders": vars}
+	}
+	rules, err := json.Marshal(placeholders)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		what, path, body, pointer string
+		status                    int
+	}{
+		{"the largest variable", "/v2/box", env(map[string]string{"A": long(128<<10 - 3)}), "", 201},
+		{"one byte more", "/v2/box", env(map[string]string{"A": long(128<<10 - 2)}), "/env_vars/A", 422},
+		{"as many as fit", "/v2/box", env(many(7, 120<<10)), "", 201},
+		{"many small ones", "/v2/box", env(many(1<<20/16+1, 0)), "/env_vars", 422},
+		{"the largest argument", exec, command("true", long(128<<10-1)), "", 200},
+		{"an argument too large", exec, command("true", long(128<<10)), "/command/1", 422},
+		{"arguments too large together", exec, command(slices.Repeat([]string{long(127 << 10)}, 5)...), "/command", 422},
+		{"too many placeholders", "/v2/box", `{"attach_headers":` + string(rules) + `}`, "/attach_headers", 422},
+	} {
+		got := f.Call(t, "POST", tt.path, tt.body)
+		if pointer, _ := got.JSON(t)["pointer"].(string); got.StatusCode != tt.status || pointer != tt.pointer {
+			t.Errorf("%s: %s %.200s, want %d at %q", tt.what, got.Status, got.Text, tt.status, tt.pointer)
+		}
+	}
+}
+
+// loudHost is a host whose boxes print a lot and have large files. A call only completes once all calls of the test have
+// progressed as far as they can.
+type loudHost struct {
+	*apitest.Host
+	size  int
+	met   sync.WaitGroup
+	begin chan struct{} // closed: calls no longer wait for each other
+}
+
+func (h *loudHost) Exec(ctx context.Context, _ policy.BoxID, _ api.ExecRequest, stdout, _ io.Writer) (api.ExecResult, error) {
+	piece := []byte(strings.Repeat("x", 8<<10))
+	for range h.size / len(piece) {
+		if _, err := stdout.Write(piece); err != nil {
+			return api.ExecResult{}, err
+		}
+	}
+	h.arrive()
+	return api.ExecResult{}, ctx.Err()
+}
+
+// arrive waits for all other calls.
+func (h *loudHost) arrive() {
+	h.met.Done()
+	<-h.begin
+}
+
+func (h *loudHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
+	return loudFiles{host: h}, nil
+}
+
+type loudFiles struct {
+	files.Files
+	host *loudHost
+}
+
+func (loudFiles) Close() {}
+
+func (f loudFiles) Read(string, int64, int64) (files.Info, io.Reader, error) {
+	return files.Info{Type: "file", Size: int64(f.host.size)}, io.MultiReader(strings.NewReader(strings.Repeat("x", f.host.size)), &last{host: f.host}), nil
+}
+
+// last is the end of a file, which waits for the other calls.
+type last struct {
+	host *loudHost
+	once sync.Once
+}
+
+func (l *last) Read([]byte) (int, error) {
+	l.once.Do(l.host.arrive)
+	return 0, io.EOF
+}
+
+// Many concurrent calls, of every kind with a buffered response, stay within the budget together and release all of it.
+func TestManyAnswersStayWithinTheirBudget(t *testing.T) {
+	t.Parallel()
+	const size, budget = 256 << 10, 4 << 20
+	loud := &loudHost{size: size, begin: make(chan struct{})}
+	f := serve(t, func(c *Config) {
+		loud.Host = c.Boxes.(*apitest.Host)
+		c.Services, c.MaxOutput, c.MaxBuffered = services(loud), size, budget
+	})
+	id := f.create(t, `{}`)
+	call := func(method, path, body string) (kept int) {
+		got := f.Call(t, method, "/v2/box/"+id+"/"+path, body)
+		switch got.StatusCode {
+		case http.StatusTooManyRequests:
+			loud.met.Done()
+		case http.StatusOK:
+			return strings.Count(got.Text, "x")
+		default:
+			t.Errorf("%s: %s %.200s", path, got.Status, got.Text)
+		}
+		return 0
+	}
+	calls := []func() int{
+		func() int { return call("POST", "exec", `{"command":["x"]}`) },
+		func() int { return call("POST", "code", `{"code":"x","language":"js"}`) },
+		func() int { return call("POST", "git/exec", `{"args":["x"]}`) },
+		func() int { return call("GET", "files/read?path=x", "") },
+	}
+	var all sync.WaitGroup
+	var kept atomic.Int64
+	loud.met.Add(20 * len(calls))
+	for i := range 20 * len(calls) {
+		all.Go(func() { kept.Add(int64(calls[i%len(calls)]())) })
+	}
+	loud.met.Wait()
+	close(loud.begin)
+	all.Wait()
+	if n := kept.Load(); n > budget/2+1000 || n < budget/4 {
+		t.Errorf("%d bytes were kept for one box, of %d for all boxes", n, budget)
+	}
+	for _, again := range calls {
+		for loud.met.Add(1); again() < size; loud.met.Add(1) { // until the memory of the other calls is released
+		}
+	}
 }

@@ -1,3 +1,7 @@
+// Package server serves the admin API over HTTP. [New] combines the endpoints of all API packages, backed by the
+// [Services], behind the check of API keys. [API.Server] adds the timeouts that the API needs.
+//
+// An endpoint is a row in the Routes of its package. A new package of endpoints is added to [API.packages].
 package server
 
 import (
@@ -5,6 +9,8 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +20,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/boxes"
+	"boxgate/api/capture"
 	"boxgate/api/egress"
 	"boxgate/api/exec"
 	"boxgate/api/files"
@@ -23,6 +30,8 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/keys"
 	"boxgate/api/lifecycle"
+	"boxgate/api/openapi"
+	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/rules"
 	"boxgate/api/schedules"
@@ -254,4 +263,123 @@ func (b *incoming) Read(p []byte) (int, error) {
 		b.sawEOF.Store(true)
 	}
 	return n, err
+}
+
+// endpoints is a package of endpoints with its name and description in the OpenAPI document.
+type endpoints struct {
+	name, about string
+	pkg         interface{ Routes() []rest.Route }
+}
+
+// packages returns all endpoints except that of the OpenAPI document.
+func (a *API) packages() []endpoints {
+	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
+	return []endpoints{
+		{"boxes", "Creating, attaching, listing and deleting boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
+		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
+		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Boxes: a.Boxes, Commands: a.Commands, Webhooks: a.Webhooks, History: past, Bodies: bodies}},
+		{"sessions", "Interactive commands", a.sessions},
+		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
+		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
+		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Bodies: bodies, Stopping: a.stopping}},
+		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
+		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},
+		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},
+		{"settings", "Other settings of boxes", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, History: past, Bodies: bodies}},
+		{"keys", "API keys", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
+		{"audit", "The audit trail", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
+		{"gateway", "The gateway itself", &gateway.Endpoints{
+			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Bodies: bodies, Started: a.started,
+		}},
+	}
+}
+
+// addRoutes registers the endpoints of every package, and the OpenAPI document that describes them, which is generated on
+// first use.
+func (a *API) addRoutes() {
+	var describe func() ([]byte, error)
+	self := rest.Route{
+		Method: "GET", Path: "/openapi.json", ID: "getDescription", Summary: "This description", Produces: []string{"application/json"},
+		Handle: func(w http.ResponseWriter, _ *http.Request) (rest.Reply, error) {
+			doc, err := describe()
+			if err != nil {
+				return rest.Reply{}, err
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusOK)
+			_, _ = w.Write(doc)
+			return rest.Reply{Written: true}, nil
+		},
+	}
+	subjects := []openapi.Subject{{Name: "description", Description: "The description of the API", Routes: []rest.Route{self}}}
+	for _, r := range a.packages() {
+		subjects = append(subjects, openapi.Subject{Name: r.name, Description: r.about, Routes: r.pkg.Routes()})
+	}
+	for _, s := range subjects {
+		a.routes = append(a.routes, s.Routes...)
+	}
+	for _, rt := range a.routes {
+		a.mux.Handle(rt.Pattern(), a.permitted(rt))
+		a.public[rt.Pattern()] = rt.Public
+	}
+	describe = sync.OnceValues(func() ([]byte, error) { return openapi.Describe(subjects) })
+}
+
+// noRoute answers requests for an unknown path or method, in JSON, and with Allow if the path exists.
+func noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
+	if why := hostedOnly(r.URL.Path); why != "" {
+		return api.Errorf(api.ErrNotSupported, "%s", why)
+	}
+	var allowed []string
+	if r.URL.Path == cleanPath(r.URL.Path) {
+		for _, m := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+			probe := &http.Request{Method: m, URL: r.URL, Host: r.Host}
+			if _, pattern := mux.Handler(probe); pattern != "" {
+				allowed = append(allowed, m)
+			}
+		}
+	}
+	if len(allowed) == 0 {
+		return problem.Refuse(http.StatusNotFound, "no such path: %s; see /openapi.json", problem.Clip(r.URL.Path))
+	}
+	w.Header().Set("Allow", strings.Join(allowed, ", "))
+	return problem.Refuse(http.StatusMethodNotAllowed, "%s is not allowed here; use %s", problem.Clip(r.Method), strings.Join(allowed, " or "))
+}
+
+// hostedBoxPaths maps paths below a box that only the hosted product serves to an alternative.
+var hostedBoxPaths = map[string]string{
+	"browser": "this gateway has no browser API; start a browser in the box with exec, and reach its port by a public URL",
+	"steps":   "this gateway runs no built-in agents, so there are no steps; see runs for the commands of a box",
+}
+
+// hostedAccountPaths maps words that replace the ID of a box in paths of the hosted product to an alternative. Package boxes
+// rejects them as names of boxes.
+var hostedAccountPaths = map[string]string{
+	"agent-credentials": "this gateway runs no built-in agents and keeps no credentials for them; have a header rule set the key in transit (config/attach-headers)",
+	"github":            "this gateway is no GitHub App; give a token as github_token when you create a box or clone, and it becomes a header rule",
+}
+
+// hostedOnly returns the alternative to a path that only the hosted product serves, or "" for other paths.
+func hostedOnly(path string) string {
+	below, ok := strings.CutPrefix(path, "/v2/box/")
+	if !ok {
+		return ""
+	}
+	id, rest, _ := strings.Cut(below, "/")
+	if why := hostedAccountPaths[id]; why != "" {
+		return why
+	}
+	first, _, _ := strings.Cut(rest, "/")
+	return hostedBoxPaths[first]
+}
+
+// cleanPath returns the path that the mux would redirect to. A redirect would lose the body, so other paths are refused.
+func cleanPath(p string) string {
+	clean := path.Clean("/" + p)
+	if strings.HasSuffix(p, "/") && clean != "/" {
+		clean += "/"
+	}
+	return clean
 }

@@ -1,16 +1,80 @@
+// Package session serves interactive commands over a WebSocket: input, output, a terminal, signals.
+//
+// Frames are JSON objects in text messages. The first is the client's start frame; docs/boxes.md describes them all.
 package session
 
 import (
 	"context"
 	"errors"
+	"io"
+	"maps"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/policy"
 )
+
+// Host starts the commands of sessions.
+type Host interface {
+	// StartSession starts a command in a box. EOF on stdin closes the command's input, and blocked writers block the
+	// command. ctx is that of the whole session, not only of its start. A command that cannot be started is an
+	// ErrUnavailable.
+	StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error)
+}
+
+// Endpoints serves sessions. Use [New].
+type Endpoints struct {
+	boxes    rest.Finder
+	host     Host
+	history  *history.History
+	bodies   strict.Bodies
+	stopping chan struct{} // closed by Stop
+	open     *registry
+}
+
+// New makes the endpoints.
+func New(boxes rest.Finder, host Host, past *history.History, bodies strict.Bodies) *Endpoints {
+	return &Endpoints{boxes: boxes, host: host, history: past, bodies: bodies, stopping: make(chan struct{}), open: newRegistry()}
+}
+
+// Stop ends all sessions, including sessions that wait for their client to reconnect: commands are killed and clients
+// receive the reason. New sessions are refused. Call it once.
+func (e *Endpoints) Stop() {
+	close(e.stopping)
+	for _, s := range e.open.stop() {
+		s.stop()
+	}
+}
+
+// Wait waits, after Stop, until all commands have ended and all clients have received the reason.
+func (e *Endpoints) Wait(ctx context.Context) error {
+	select {
+	case <-e.open.empty:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// query is the query of the route.
+type query struct {
+	Session string `json:"session,omitempty" doc:"execId of the session to reconnect to; absent: start a new session"`
+	Offset  int64  `json:"offset,omitempty" min:"0" doc:"number of output bytes received so far"`
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/v2/box/{id}/exec-session", ID: "openSession", Summary: "Run an interactive command over a WebSocket: input, output, signals and a terminal", Query: reflect.TypeFor[query](), Status: 101, Handle: e.serve},
+	}
+}
 
 // reconnectTimeout is how long a session waits for its client to reconnect.
 const reconnectTimeout = time.Minute
@@ -231,4 +295,123 @@ func (s *session) resize(f *fromClient) error {
 		return err
 	}
 	return s.afterStart(func() { _ = s.proc.Resize(size) }) // an ended command has no terminal to resize
+}
+
+// Limits on concurrent sessions: per box, and for all keys that are not admin keys. Sessions of admin keys are limited
+// per box only.
+const (
+	maxPerBox = 32
+	maxOthers = 1024
+)
+
+// registry counts sessions and finds a session for a client that reconnects.
+type registry struct {
+	mu     sync.Mutex
+	counts map[policy.BoxID]int // guarded by mu, as are the fields below
+	total  int
+	others int // sessions of keys that are not admin keys
+	byID   map[string]*session
+	all    map[*session]bool // sessions that still occupy a slot
+	closed bool              // new sessions are refused
+
+	empty chan struct{} // closed once closed is set and the last session is gone
+
+	input budget // for input of all sessions beyond maxUnread each
+}
+
+func newRegistry() *registry {
+	return &registry{
+		counts: map[policy.BoxID]int{}, byID: map[string]*session{}, all: map[*session]bool{}, empty: make(chan struct{}),
+		input: budget{limit: maxInputs},
+	}
+}
+
+// acquireSlot takes a slot for a session of the caller, until release is called.
+func (r *registry) acquireSlot(caller api.Caller, box policy.BoxID) (release func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errStopping
+	}
+	if r.counts[box] >= maxPerBox {
+		return nil, api.Errorf(api.ErrLimit, "box %s has %d sessions open, which is the limit; close some", box, maxPerBox)
+	}
+	operator := caller.Holder().Operator
+	if r.others >= maxOthers && !operator {
+		return nil, api.Errorf(api.ErrLimit, "%d sessions are open, which is the limit for keys that are not admin keys; close some", maxOthers)
+	}
+	r.counts[box]++
+	r.total++
+	if !operator {
+		r.others++
+	}
+	return sync.OnceFunc(func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.total--
+		if !operator {
+			r.others--
+		}
+		if r.counts[box]--; r.counts[box] == 0 {
+			delete(r.counts, box)
+		}
+		if r.closed && r.total == 0 {
+			close(r.empty)
+		}
+	}), nil
+}
+
+// stop refuses new sessions and returns the existing ones.
+func (r *registry) stop() []*session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.total == 0 {
+		close(r.empty)
+	}
+	return slices.Collect(maps.Keys(r.all))
+}
+
+// add makes the session release its slot once it is forgotten and its command has ended. It fails after stop.
+func (r *registry) add(s *session, release func()) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return errStopping
+	}
+	r.all[s] = true
+	s.forget = sync.OnceFunc(func() {
+		r.mu.Lock()
+		s.forgotten = true
+		delete(r.byID, s.id)
+		r.mu.Unlock()
+		go func() {
+			<-s.done
+			r.mu.Lock()
+			delete(r.all, s)
+			r.mu.Unlock()
+			release()
+		}()
+	})
+	return nil
+}
+
+// publish makes the session findable by its ID, unless it was already forgotten.
+func (r *registry) publish(s *session, id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.id = id
+	if !s.forgotten {
+		r.byID[id] = s
+	}
+}
+
+// find returns the session of the box with that ID, or nil.
+func (r *registry) find(box policy.BoxID, id string) *session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.byID[id]; s != nil && s.box == box {
+		return s
+	}
+	return nil
 }

@@ -1,12 +1,20 @@
+// Package spec has the JSON of policies and header rules, which stand in the bodies of several endpoints, in every form
+// that it may be written in.
 package spec
 
 import (
+	"encoding/base64"
+	"encoding/json"
+	"path"
+	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/policy"
 	"boxgate/policy/name"
 )
 
@@ -100,4 +108,136 @@ func Text(p *problem.List, at, text string, most int, lines bool) {
 	if len(text) > most || strings.ContainsFunc(text, bad) {
 		p.Add(at, "must be at most %d bytes without control characters", most)
 	}
+}
+
+// Command checks a program and its arguments.
+func Command(p *problem.List, at string, command []string) {
+	if len(command) == 0 || command[0] == "" {
+		p.Add(at, "must name a program, such as [\"ls\", \"-l\"]")
+	}
+	sum := 0
+	for i, arg := range command {
+		if strings.ContainsRune(arg, 0) {
+			p.Add(at+"/"+strconv.Itoa(i), "must not contain NUL")
+		}
+		if len(arg) > api.MaxArgument {
+			p.Add(at+"/"+strconv.Itoa(i), "has %d bytes; the limit is %d, above which the kernel does not start it", len(arg), api.MaxArgument)
+		}
+		sum += len(arg) + api.ArgumentCost
+	}
+	if sum > api.MaxArguments {
+		p.Add(at, "needs %d bytes; the limit is %d, above which the kernel does not start it", sum, api.MaxArguments)
+	}
+}
+
+// Folder returns a working directory as an absolute path. One that is not absolute is below [api.Workspace].
+func Folder(p *problem.List, at, folder string) string {
+	if strings.ContainsRune(folder, 0) || len(folder) > 4095 {
+		p.Add(at, "is not a path")
+	}
+	if dir := path.Clean(folder); path.IsAbs(dir) {
+		return dir
+	}
+	return path.Join(api.Workspace, folder)
+}
+
+// githubToken matches tokens of GitHub, including likely future forms.
+var githubToken = regexp.MustCompile(`^[A-Za-z0-9_.=+/~-]{1,1000}$`)
+
+// GitHub returns the header rules that take the place of a token of GitHub: git and the API get it on their way, and the
+// box never has it. A bad token is a problem at the pointer.
+func GitHub(p *problem.List, at, token string) []policy.HeaderRule {
+	if !githubToken.MatchString(token) {
+		p.Add(at, "is not a token of GitHub")
+		return nil
+	}
+	basic := base64.StdEncoding.EncodeToString([]byte("x-access-token:" + token))
+	rules, err := policy.ParseHeaders(map[string]map[string]string{
+		"github.com":     {"Authorization": "Basic " + basic}, // git over HTTPS knows no other form
+		"api.github.com": {"Authorization": "Bearer " + token},
+	})
+	if err != nil {
+		p.Add(at, "is not a token of GitHub")
+	}
+	return rules
+}
+
+// WithGitHub adds the rules of [GitHub] to others, which go first: a host that has a rule keeps it.
+func WithGitHub(p *problem.List, at, token string, rules []policy.HeaderRule) []policy.HeaderRule {
+	if token == "" {
+		return rules
+	}
+	for _, rule := range GitHub(p, at, token) {
+		if !slices.ContainsFunc(rules, func(r policy.HeaderRule) bool { return r.Pattern == rule.Pattern }) {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+// Source reads the source addresses of a box. The error is about the field that the pointer names.
+func Source(pointer string, list []string) (policy.Source, error) {
+	s, err := policy.ParseSource(list)
+	if err != nil {
+		return policy.Source{}, problem.Invalid(pointer, "%v", err)
+	}
+	return s, nil
+}
+
+// Limits is the JSON of limits of one box: name to number, or to null for that of the configuration.
+type Limits struct{ json.RawMessage }
+
+// Forms describes the limits.
+func (Limits) Forms() []reflect.Type { return []reflect.Type{reflect.TypeFor[LimitsForm]()} }
+
+// LimitsForm describes limits. docs/limits.md says more about each.
+type LimitsForm struct {
+	Connections    int64 `json:"connections,omitempty" doc:"open through the gateway"`
+	NewConnections int64 `json:"new_connections_per_second,omitempty"`
+	Interceptions  int64 `json:"interceptions,omitempty" doc:"connections whose TLS is terminated"`
+	Streams        int64 `json:"streams,omitempty" doc:"HTTP/2 requests in progress"`
+	Requests       int64 `json:"requests_per_second,omitempty"`
+	Upstreams      int64 `json:"upstreams,omitempty" doc:"connections to servers for HTTP requests"`
+	DNSQueries     int64 `json:"dns_queries_per_second,omitempty"`
+	Send           int64 `json:"send_bytes_per_second,omitempty" doc:"0: no limit"`
+	Receive        int64 `json:"receive_bytes_per_second,omitempty" doc:"0: no limit"`
+	Quota          int64 `json:"quota,omitempty" doc:"bytes in a period of limits.quota_period; 0: no limit"`
+	Memory         int64 `json:"memory,omitempty" doc:"bytes that the gateway holds for the box"`
+}
+
+// Change reads the limits at a pointer. The body has been checked to be JSON without duplicate keys.
+func (l Limits) Change(p *problem.List, at string) api.LimitChange {
+	if len(l.RawMessage) == 0 {
+		return nil
+	}
+	var entries map[string]json.RawMessage
+	if err := json.Unmarshal(l.RawMessage, &entries); err != nil || entries == nil {
+		p.Add(at, "must be an object of limits and numbers")
+		return nil
+	}
+	change := api.LimitChange{}
+	for name, text := range entries {
+		one := at + "/" + problem.EscapeKey(problem.Clip(name))
+		limit, known := policy.LimitNamed(name)
+		if !known {
+			p.Add(one, "is no limit that a box can have of its own; there are %s", policy.LimitNames())
+			continue
+		}
+		if string(text) == "null" {
+			change[limit] = 0
+			continue
+		}
+		var n int64
+		if err := json.Unmarshal(text, &n); err != nil {
+			p.Add(one, "must be a whole number, or null for that of the configuration")
+			continue
+		}
+		value, err := limit.Value(n)
+		if err != nil {
+			p.Add(one, "%v", err)
+			continue
+		}
+		change[limit] = value
+	}
+	return change
 }

@@ -4,8 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"boxgate/api"
 	"boxgate/bench/load"
@@ -121,4 +128,174 @@ func policy(rules, seed int) map[string]any {
 		networks = append(networks, fmt.Sprintf("%d.%d.%d.0/24", 20+seed%8, (seed*7+i/250)%250, i%250))
 	}
 	return map[string]any{"mode": "custom", "allowed_domains": domains, "allowed_cidrs": networks}
+}
+
+// The steps of a launched box.
+const (
+	StepCreate   = "create"
+	StepExec     = "exec"
+	StepPause    = "pause"
+	StepResume   = "resume"
+	StepDelete   = "delete"
+	StepSnapshot = "snapshot"
+	StepFork     = "fork of 20"         // 20 concurrent forks of one snapshot
+	StepRuntime  = "exec by runc alone" // in the same box, without the gateway
+)
+
+// LaunchedBox is a box launched by the gateway for a measurement.
+type LaunchedBox struct {
+	g  *Gateway
+	id string
+}
+
+// Launch launches a box.
+func (g *Gateway) Launch(ctx context.Context) (*LaunchedBox, error) {
+	if g.field.image("") != "debian" {
+		return nil, errors.New("no debian image is unpacked in " + g.field.Images)
+	}
+	var made struct{ ID string }
+	if err := g.Client.Do(ctx, "POST", "/v2/box", map[string]any{"name": launched}, &made); err != nil {
+		return nil, fmt.Errorf("creating a box: %w", err)
+	}
+	return &LaunchedBox{g, made.ID}, nil
+}
+
+// Delete deletes the box, even if ctx has ended, because a box outlives its gateway.
+func (b *LaunchedBox) Delete(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return b.g.Client.Do(ctx, "DELETE", api.BoxPath(b.id), nil, nil)
+}
+
+// Step runs one of the steps between creating and deleting the box.
+func (b *LaunchedBox) Step(ctx context.Context, step string) error {
+	switch step {
+	case StepExec:
+		return b.run(ctx, "/bin/true")
+	case StepRuntime:
+		return b.execAlone(ctx)
+	}
+	return b.g.Client.Do(ctx, "POST", api.BoxPath(b.id, step), nil, nil)
+}
+
+// run runs a command in the box.
+func (b *LaunchedBox) run(ctx context.Context, command ...string) error {
+	code, err := b.g.Client.Exec(ctx, b.id, api.ExecRequest{Command: command}, io.Discard, io.Discard)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("%q ended with %d", command, code)
+	}
+	return err
+}
+
+// execAlone makes the runtime run a command in the box, without the gateway.
+func (b *LaunchedBox) execAlone(ctx context.Context) error {
+	roots, err := filepath.Glob(filepath.Join(b.g.runDir(), "runtime", b.id))
+	if err != nil || len(roots) != 1 {
+		return fmt.Errorf("the container of box %s was not found: %v %w", b.id, roots, err)
+	}
+	cmd := exec.CommandContext(ctx, "runc", "--root", filepath.Dir(roots[0]), "exec", b.id, "/bin/true")
+	cmd.Stderr = os.Stderr
+	return cmd.Run()
+}
+
+// image returns the image of launched boxes: the debian image if it is unpacked, otherwise an empty directory.
+func (f *Field) image(dir string) string {
+	if unpacked, err := filepath.Glob(filepath.Join(f.Images, "debian-[0-9]*")); err == nil && len(unpacked) > 0 {
+		return "debian"
+	}
+	return filepath.Join(dir, "root")
+}
+
+// launched is the name of the box created by FirstCommand.
+const launched = "launched"
+
+// FirstCommand measures the time from the request to create a box to the end of the first command in it. It deletes the
+// box.
+func (g *Gateway) FirstCommand(ctx context.Context) (took time.Duration, err error) {
+	if g.field.image("") != "debian" {
+		return 0, errors.New("no debian image is unpacked in " + g.field.Images)
+	}
+	begun := time.Now()
+	if err := g.Client.Do(ctx, "POST", "/v2/box", map[string]any{"name": launched}, nil); err != nil {
+		return 0, fmt.Errorf("creating a box: %w", err)
+	}
+	defer func() { // a box outlives its gateway
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, g.Client.Do(ctx, "DELETE", api.BoxPath(launched), nil, nil))
+	}()
+	code, err := g.Client.Exec(ctx, launched, api.ExecRequest{Command: []string{"/bin/true"}}, io.Discard, io.Discard)
+	took = time.Since(begun)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("/bin/true ended with %d", code)
+	}
+	return took, err
+}
+
+// SnapshotFiles is the number of files of 10 KiB that a box writes before its snapshot is taken.
+const SnapshotFiles = 1000
+
+// Write makes the box write the files of its snapshots.
+func (b *LaunchedBox) Write(ctx context.Context) error {
+	return b.run(ctx, "sh", "-c", fmt.Sprintf("mkdir made && cd made && for i in $(seq %d); do head -c 10240 /dev/urandom >$i; done", SnapshotFiles))
+}
+
+// Snapshot takes a snapshot of the box and returns when it is ready.
+func (b *LaunchedBox) Snapshot(ctx context.Context) (id string, err error) {
+	var s struct{ ID, Status, Error string }
+	err = b.g.Client.Do(ctx, "POST", api.BoxPath(b.id, "snapshots"), map[string]any{"name": "measured"}, &s)
+	for err == nil && s.Status == "creating" {
+		s.Status, s.Error, err = b.snapshotStatus(ctx, s.ID)
+	}
+	if err == nil && s.Status != "ready" {
+		err = fmt.Errorf("the snapshot is %q: %s", s.Status, s.Error)
+	}
+	return s.ID, err
+}
+
+// snapshotStatus polls the status of a snapshot after a short wait.
+func (b *LaunchedBox) snapshotStatus(ctx context.Context, id string) (status, why string, err error) {
+	select {
+	case <-time.After(10 * time.Millisecond):
+	case <-ctx.Done():
+		return "", "", context.Cause(ctx)
+	}
+	var list struct {
+		Snapshots []struct{ ID, Status, Error string }
+	}
+	if err := b.g.Client.Get(ctx, api.BoxPath(b.id, "snapshots"), &list); err != nil {
+		return "", "", err
+	}
+	for _, s := range list.Snapshots {
+		if s.ID == id {
+			return s.Status, s.Error, nil
+		}
+	}
+	return "", "", errors.New("the snapshot is gone")
+}
+
+// DeleteSnapshot deletes a snapshot, even if ctx has ended.
+func (g *Gateway) DeleteSnapshot(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return g.Client.Do(ctx, "DELETE", "/v2/box/snapshots", map[string]any{"ids": []string{id}}, nil)
+}
+
+// Fork creates count boxes of a snapshot concurrently, and returns when a command has run in each. The caller must
+// delete the returned boxes, even on an error.
+func (g *Gateway) Fork(ctx context.Context, snapshot string, count int) ([]*LaunchedBox, error) {
+	boxes, errs := make([]*LaunchedBox, count), make([]error, count)
+	var all sync.WaitGroup
+	for i := range count {
+		all.Go(func() {
+			var made struct{ ID string }
+			if errs[i] = g.Client.Do(ctx, "POST", "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot}, &made); errs[i] != nil {
+				return
+			}
+			boxes[i] = &LaunchedBox{g, made.ID}
+			errs[i] = boxes[i].Step(ctx, StepExec)
+		})
+	}
+	all.Wait()
+	return slices.DeleteFunc(boxes, func(b *LaunchedBox) bool { return b == nil }), errors.Join(errs...)
 }

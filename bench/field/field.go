@@ -9,11 +9,21 @@ package field
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/bench/origin"
 	"boxgate/internal/testnet"
@@ -178,4 +188,155 @@ func (f *Field) Close() error {
 		errs = append(errs, ns.End())
 	}
 	return errors.Join(append(errs, removeAll(f.Dir), f.lock.Close())...)
+}
+
+// Certificates are the files of two certificate authorities, one for the origins and one for the peers, each with a
+// certificate for all names of the benchmarks. All keys are ECDSA on P-256.
+type Certificates struct{ Upstream, Peers Authority }
+
+// Authority lists the files of one authority.
+type Authority struct{ CA, CAKey, Leaf, LeafKey, Both string }
+
+func newCertificates(dir string) (c Certificates, err error) {
+	if c.Upstream, err = newAuthority(filepath.Join(dir, "upstream")); err != nil {
+		return c, err
+	}
+	c.Peers, err = newAuthority(filepath.Join(dir, "peers"))
+	return c, err
+}
+
+func newAuthority(prefix string) (a Authority, err error) {
+	a = Authority{prefix + "-ca.pem", prefix + "-ca.key", prefix + "-leaf.pem", prefix + "-leaf.key", prefix + "-both.pem"}
+	root := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bench " + filepath.Base(prefix)},
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	ca, caKey, err := issue(root, nil, nil)
+	if err != nil {
+		return a, err
+	}
+	parent, err := x509.ParseCertificate(ca.Bytes)
+	if err != nil {
+		return a, err
+	}
+	key, err := x509.ParsePKCS8PrivateKey(caKey.Bytes)
+	if err != nil {
+		return a, err
+	}
+	leaf, leafKey, err := issue(&x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: origin.Suffix}, DNSNames: []string{"*." + origin.Suffix, "*.fresh." + origin.Suffix},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, parent, key.(*ecdsa.PrivateKey))
+	if err != nil {
+		return a, err
+	}
+	return a, a.write(ca, caKey, leaf, leafKey)
+}
+
+// issue creates a key and a certificate for it, signed by parent. Without parent it is self-signed.
+func issue(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (cert, key *pem.Block, err error) {
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if parent == nil {
+		parent, signer = template, own
+	}
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(30*24*time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, own.Public(), signer)
+	if err != nil {
+		return nil, nil, err
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(own)
+	return &pem.Block{Type: "CERTIFICATE", Bytes: der}, &pem.Block{Type: "PRIVATE KEY", Bytes: private}, err
+}
+
+func (a Authority) write(ca, caKey, leaf, leafKey *pem.Block) error {
+	for path, blocks := range map[string][]*pem.Block{
+		a.CA: {ca}, a.CAKey: {caKey}, a.Leaf: {leaf}, a.LeafKey: {leafKey}, a.Both: {leaf, leafKey},
+	} {
+		var text []byte
+		for _, b := range blocks {
+			text = append(text, pem.EncodeToMemory(b)...)
+		}
+		if err := os.WriteFile(path, text, 0o644); err != nil { //nolint:gosec // keys of a test that lasts minutes
+			return err
+		}
+	}
+	return nil
+}
+
+// The directory for the files of runs, writable by root only, and the run directory of their gateways with the pinned
+// namespaces.
+const (
+	parent  = "/var/lib/boxgate/bench"
+	prefix  = "run-"
+	runRoot = "/run/boxgate-bench"
+)
+
+// lock marks the directory of a run as used for the lifetime of this process.
+func lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// removeStale removes the files of killed runs.
+func removeStale() error {
+	dirs, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		f, err := lock(dir)
+		if err != nil {
+			continue // in use
+		}
+		errs = append(errs, removeAll(dir), f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// removeAll removes the files of a run, including the pins of its boxes' namespaces, which outlive the gateways.
+func removeAll(dir string) error {
+	runs, err := filepath.Glob(filepath.Join(runRoot, filepath.Base(dir)+"-*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, run := range runs {
+		errs = append(errs, unmountBelow(run), os.RemoveAll(run))
+	}
+	return errors.Join(append(errs, os.RemoveAll(dir))...)
+}
+
+// unmountBelow unmounts everything below a directory.
+func unmountBelow(dir string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, at := range mountPoints(string(mounts), dir) {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", at, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mountPoints returns the mount points below a directory in a mountinfo file, the last mounted first.
+func mountPoints(mountinfo, dir string) (points []string) {
+	for line := range strings.Lines(mountinfo) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			points = append([]string{fields[4]}, points...)
+		}
+	}
+	return points
 }

@@ -7,18 +7,24 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"net"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/template"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"boxgate/bench/field"
 	"boxgate/bench/origin"
@@ -272,3 +278,109 @@ func moduleVersion(v any) string {
 	}
 	return "unknown"
 }
+
+// squid returns the peer squid, the only one that requires its own user, which may not enter /var/lib/boxgate. It gets
+// a view of the file system in which that directory is readable and has only the needed files.
+func (r Root) squid() *Peer {
+	p := r.program("squid", "squid", "-v", squidArgs, Intercept)
+	p.Explicit = true
+	if p.binary != "" {
+		p.start, _ = exec.LookPath("unshare") // part of util-linux; squid cannot start without it
+	}
+	return p
+}
+
+// opened runs a command that sees only the peers' and the run's directories below a readable /var/lib/boxgate.
+const opened = `root=$1 run=$2; shift 2
+mount -t tmpfs -o mode=755 none /mnt
+mkdir /mnt/root /mnt/run
+mount --bind "$root" /mnt/root
+mount --bind "$run" /mnt/run
+mount -t tmpfs -o mode=755 none /var/lib/boxgate
+mkdir -p "$root" "$run"
+mount --move /mnt/root "$root"
+mount --move /mnt/run "$run"
+exec "$@"`
+
+// squidArgs creates the certificate database, which belongs to squid's user.
+func squidArgs(e *environment) ([]string, error) {
+	path, err := e.render("squid.conf")
+	database := filepath.Join(e.Dir, "certificates")
+	if err := errors.Join(err, e.joinCA(filepath.Join(e.Dir, "ca.pem")), os.RemoveAll(database)); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(filepath.Join(e.Squid, "security_file_certgen"), "-c", "-s", database, "-M", "64MB")
+	cmd.Env = e.root.environ()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, out)
+	}
+	squid, run := e.root.find("squid"), filepath.Dir(e.Dir)
+	return []string{"-m", "sh", "-ec", opened, "sh", string(e.root), run, squid, "-N", "-f", path}, giveToProxy(e.Dir)
+}
+
+// giveToProxy gives a directory to the user proxy, which squid runs as and every Debian has.
+func giveToProxy(dir string) error {
+	u, err := user.Lookup("proxy")
+	if err != nil {
+		return err
+	}
+	uid, errUID := strconv.Atoi(u.Uid)
+	gid, errGID := strconv.Atoi(u.Gid)
+	if err := errors.Join(errUID, errGID); err != nil {
+		return err
+	}
+	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, uid, gid))
+	})
+}
+
+// StartTransparent runs the transparent listener that gets its connections from nftables, in its namespace.
+func (r Root) StartTransparent(ctx context.Context, f *field.Field) (*Process, error) {
+	e, err := r.environment(f, "steer", nil)
+	if err != nil {
+		return nil, err
+	}
+	return r.startOwn(ctx, f.TransparentHost, e, fmt.Sprintf("127.0.0.1:%d", field.TransparentPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.TransparentPort))
+}
+
+// ServeTransparent accepts connections to foreign addresses, and joins each to its original destination.
+func ServeTransparent(ctx context.Context, address string) error {
+	transparent := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
+		if failed != nil {
+			return failed
+		}
+		return err
+	}}
+	ln, err := transparent.Listen(ctx, "tcp4", address)
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go join(c)
+	}
+}
+
+// join copies data between a connection and its original destination, which must be among the origins.
+func join(c net.Conn) {
+	defer c.Close()
+	if !origins.Contains(c.LocalAddr().(*net.TCPAddr).IP) {
+		return
+	}
+	up, err := net.Dial("tcp", c.LocalAddr().String())
+	if err != nil {
+		return
+	}
+	defer up.Close()
+	go func() {
+		_, _ = io.Copy(up, c)
+		_ = up.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(c, up)
+}
+
+var _, origins, _ = net.ParseCIDR(origin.Network) // is valid

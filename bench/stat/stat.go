@@ -3,7 +3,9 @@ package stat
 
 import (
 	"math"
+	"math/bits"
 	"slices"
+	"time"
 )
 
 // Median returns the median of the values, or NaN if there are none.
@@ -38,4 +40,69 @@ func Ratios(a, b map[int]float64) Ratio {
 		return Ratio{Median: math.NaN(), Low: math.NaN(), High: math.NaN()}
 	}
 	return Ratio{Median: Median(all), Low: slices.Min(all), High: slices.Max(all), Rounds: len(all)}
+}
+
+// octave is the base-2 logarithm of the number of buckets per doubling of the latency. Quantiles are at most 1.6 % off.
+const octave = 6
+
+// Histogram counts latencies in buckets whose width grows with the value. The zero value is empty.
+type Histogram struct {
+	buckets [64 << octave]uint64
+	count   uint64
+}
+
+// Add counts one latency.
+func (h *Histogram) Add(d time.Duration) {
+	h.buckets[bucket(uint64(max(d, 0)))]++
+	h.count++
+}
+
+// Merge adds the counts of another histogram.
+func (h *Histogram) Merge(o *Histogram) {
+	for i, n := range o.buckets {
+		h.buckets[i] += n
+	}
+	h.count += o.count
+}
+
+// Count returns the number of latencies.
+func (h *Histogram) Count() uint64 { return h.count }
+
+// Quantile returns the latency not exceeded by the fraction q of all, or 0 for an empty histogram.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	rank := uint64(q * float64(h.count))
+	var seen uint64
+	for i, n := range h.buckets {
+		if seen += n; seen > rank {
+			return floor(i)
+		}
+	}
+	return h.max()
+}
+
+func (h *Histogram) max() time.Duration {
+	for i := len(h.buckets) - 1; i >= 0; i-- {
+		if h.buckets[i] > 0 {
+			return floor(i)
+		}
+	}
+	return 0
+}
+
+// bucket returns the bucket of a value: exact below 2^octave, then 2^octave buckets for each power of two.
+func bucket(v uint64) int {
+	if v < 1<<octave {
+		return int(v)
+	}
+	shift := bits.Len64(v) - 1 - octave
+	return (shift+1)<<octave + int(v>>shift) - 1<<octave
+}
+
+// floor returns the smallest value of a bucket.
+func floor(i int) time.Duration {
+	if i < 1<<octave {
+		return time.Duration(i)
+	}
+	shift := i>>octave - 1
+	return time.Duration(i&(1<<octave-1)+1<<octave) << shift
 }

@@ -2,6 +2,7 @@ package attack
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/binary"
 	"io"
@@ -269,5 +270,17 @@ func TestAttackFirstBytesThatNameNoHost(t *testing.T) {
 	answer, _ := harness.SendAndReadAll(byAddress.Dial(netip.AddrPortFrom(w.V4("www.example.com"), 80)), "SSH-2.0-OpenSSH_9.9\r\n\r\n")
 	if harness.Contains(t, answer, "400 Bad Request"); len(w.Net.Received("www.example.com", testnet.Of(testnet.Connection))) != 1 {
 		t.Error("an allowed address was not reached")
+	}
+}
+
+// onceDial returns one connection to the first caller.
+func onceDial(c net.Conn) func(context.Context, string, string) (net.Conn, error) {
+	return func(context.Context, string, string) (net.Conn, error) {
+		if c == nil {
+			return nil, net.ErrClosed
+		}
+		once := c
+		c = nil
+		return once, nil
 	}
 }

@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"strings"
@@ -8,6 +9,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // A box created without waiting exists in any case, or reports why it does not run. Commands wait for it. If it fails
@@ -58,4 +61,64 @@ func TestBoxThatWasPromised(t *testing.T) {
 		nothingLeft(w, kind)
 	}
 	s.assertHolds()
+}
+
+// The creation of a box hangs at each of its slow steps until the caller gives up. Then everything is rolled back.
+// Until then the partial box reaches no destination.
+func TestAttackWhileACreationHangs(t *testing.T) {
+	t.Parallel()
+	w, s := faultWorld(t)
+	body := map[string]any{"network_policy": narrow, "name": "victim"}
+	for _, step := range []string{"launch: directory made", "link: box's end up", "connect: policy in force", "launch: root built", "launch: first process started"} {
+		w.Arm(harness.FaultHang, step)
+		ctx, hangUp := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Client.Do(ctx, "POST", "/v2/box", body, nil) }()
+		w.Until(step, func() bool {
+			_, err := os.Stat(w.FaultsPath())
+			return os.IsNotExist(err)
+		})
+		before := s.sent.Load()
+		w.Until("the siege goes on", func() bool { return step == "launch: directory made" || s.sent.Load() > before+100 })
+		hangUp()
+		if <-done == nil {
+			t.Errorf("%s: the box was made", step)
+		}
+		w.Until(step+": the box is gone", func() bool {
+			var boxes []any
+			return w.Client.Get(t.Context(), "/v2/box", &boxes) == nil && len(boxes) == 0
+		})
+		nothingLeft(w, "hung at "+step)
+	}
+	w.MustDelete(makeNarrow(w))
+	s.assertHolds()
+}
+
+// The first start on a host dies at each of its steps. The next one continues from the present state, and creates
+// boxes.
+func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
+	t.Parallel()
+	for i, step := range stepsOfStart {
+		if i%nightly.Size(4, 1) != 0 {
+			continue
+		}
+		one := strings.HasPrefix(step, "link") || strings.HasPrefix(step, "connect") || strings.HasPrefix(step, "plan")
+		if one { // a step of a box that existed before
+			continue
+		}
+		t.Run(step, func(t *testing.T) {
+			w := harness.NewStopped(t, lab.Options{})
+			w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+			for _, kind := range []string{harness.FaultDie, harness.FaultError}[nightly.Size(1, 0):] {
+				w.Arm(kind, step)
+				if err := w.Start(t.Context()); err == nil {
+					t.Errorf("%s: the gateway started", kind)
+				}
+				w.MustReachStep(kind + " at " + step)
+				w.Kill()
+			}
+			w.StartIfStopped()
+			w.MustSh(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}), "curl -sS -k -o /dev/null https://api.example.com/")
+		})
+	}
 }

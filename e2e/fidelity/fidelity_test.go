@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -206,4 +207,38 @@ func (f *fidelity) resetPeak() int64 {
 	}
 	now, _ := f.memory()
 	return now
+}
+
+// TestFidelityClientsOfRSAAlone: clients in a box that accept only RSA certificates.
+func TestFidelityClientsOfRSAAlone(t *testing.T) {
+	t.Parallel()
+	f := newFidelity(t, nil)
+	f.page("/page", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "page") })
+	for _, r := range intercepted {
+		for _, options := range []string{"", "--tls-max 1.2 --ciphers ECDHE-RSA-AES128-GCM-SHA256"} {
+			if out := f.curl(r, options, "/page"); out != "page" {
+				t.Errorf("%s %s: %q", r.name, options, out)
+			}
+		}
+	}
+	out := f.run("openssl s_client -brief -verify_return_error -sigalgs rsa_pss_rsae_sha256:RSA+SHA256 -connect " + bothHost + ":443 -servername " + bothHost + " 2>&1 < /dev/null")
+	if !strings.Contains(out, "Verification: OK") || !strings.Contains(out, "RSA-PSS") {
+		t.Errorf("openssl: %s", out)
+	}
+}
+
+// The debian image's ping works without CAP_NET_RAW, which boxes do not have: to allowed addresses only.
+func TestPing(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	allowed := []string{w.V4("plain.example.com").String(), w.V6("plain.example.com").String()}
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "custom", "allowed_cidrs": []string{allowed[0] + "/32", allowed[1] + "/128"}}})
+	for _, addr := range allowed {
+		if out := w.MustSh(box, "ping -n -c 1 -W 60 "+addr); !strings.Contains(out, "1 received") {
+			t.Errorf("ping %s: %s", addr, out)
+		}
+	}
+	if out, code := w.Sh(box, "ping -n -c 1 -W 60 "+harness.AttackerAt(7)[0].String()); code == 0 || !strings.Contains(out, "Packet filtered") {
+		t.Errorf("ping of an address that is not allowed: %d %s", code, out)
+	}
 }

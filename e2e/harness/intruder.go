@@ -1,6 +1,8 @@
 package harness
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,6 +18,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
@@ -178,3 +184,142 @@ func (in *Intruder) Fetch(to netip.AddrPort, host string) error {
 	}
 	return err
 }
+
+// Frames is an HTTP/2 client that can send arbitrary frames.
+type Frames struct {
+	T    *testing.T
+	Conn net.Conn
+	*http2.Framer
+	Block   bytes.Buffer
+	Encoder *hpack.Encoder
+	Fields  map[uint32]map[string]string // of the responses, by stream
+	Bodies  map[uint32]string
+
+	WasReset map[uint32]int // number of resets per stream
+}
+
+// Frames speaks HTTP/2 to a host over an intercepted connection.
+func (in *Intruder) Frames(host string) *Frames {
+	in.T.Helper()
+	c := in.TLS(in.DialHost(host, 443), host, "h2")
+	if p := c.ConnectionState().NegotiatedProtocol; p != "h2" {
+		in.T.Fatalf("negotiated %q", p)
+	}
+	f := &Frames{T: in.T, Conn: c, Framer: http2.NewFramer(c, c), Fields: map[uint32]map[string]string{}, Bodies: map[uint32]string{},
+		WasReset: map[uint32]int{}}
+	f.Encoder = hpack.NewEncoder(&f.Block)
+	f.AllowIllegalWrites = true
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		in.T.Fatal(err)
+	}
+	if err := f.WriteSettings(); err != nil {
+		in.T.Fatal(err)
+	}
+	return f
+}
+
+// Field is a header field, pseudo-headers included: its name and its value.
+type Field [2]string
+
+// HPACK returns the field in the encoder's type.
+func (f Field) HPACK() hpack.HeaderField { return hpack.HeaderField{Name: f[0], Value: f[1]} }
+
+// Head returns the head of a request to a host. fields replace pseudo-headers of the same name or are appended.
+func Head(host string, fields ...Field) []Field {
+	out := []Field{{":method", "GET"}, {":scheme", "https"}, {":authority", host}, {":path", "/"}}
+	for _, f := range fields {
+		replaced := false
+		for i := range out {
+			if out[i][0] == f[0] && strings.HasPrefix(f[0], ":") {
+				out[i], replaced = f, true
+			}
+		}
+		if !replaced {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// Send sends HEADERS, in as many frames as needed.
+func (f *Frames) Send(stream uint32, end bool, fields ...Field) {
+	f.Block.Reset()
+	for _, h := range fields {
+		_ = f.Encoder.WriteField(h.HPACK()) // into a buffer
+	}
+	block := f.Block.Bytes()
+	n := min(len(block), 16<<10)
+	err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block)})
+	for block = block[n:]; err == nil && len(block) > 0; block = block[n:] {
+		n = min(len(block), 16<<10)
+		err = f.WriteContinuation(stream, n == len(block), block[:n])
+	}
+	if err != nil {
+		f.Fields[stream] = map[string]string{"error": err.Error()}
+	}
+}
+
+// Outcome reads until the stream has ended and returns the result: a status, "reset", or "closed" if the connection
+// ended.
+func (f *Frames) Outcome(stream uint32) string {
+	_ = f.Conn.SetReadDeadline(time.Now().Add(Patience))
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			return "closed"
+		}
+		switch frame := frame.(type) {
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				_ = f.WriteSettingsAck() // the next read notices a closed connection
+			}
+		case *http2.MetaHeadersFrame:
+			if f.Fields[frame.StreamID] == nil {
+				f.Fields[frame.StreamID] = map[string]string{}
+			}
+			for _, h := range frame.Fields {
+				f.Fields[frame.StreamID][h.Name] = h.Value
+			}
+		case *http2.DataFrame:
+			f.Bodies[frame.StreamID] += string(frame.Data())
+		case *http2.RSTStreamFrame:
+			f.WasReset[frame.StreamID]++
+			if frame.StreamID == stream && (f.Fields[stream] == nil || frame.ErrCode != http2.ErrCodeNo) {
+				return "reset"
+			}
+		case *http2.GoAwayFrame:
+			if frame.ErrCode != http2.ErrCodeNo {
+				return "closed"
+			}
+		}
+		if h := frame.Header(); h.StreamID == stream && h.Flags.Has(http2.FlagDataEndStream) {
+			return f.Fields[stream][":status"]
+		}
+	}
+}
+
+// Exchange writes a request and reads the head and body of one response.
+func Exchange(t *testing.T, c net.Conn, r *bufio.Reader, request string) (*http.Response, string) {
+	t.Helper()
+	_ = c.SetDeadline(time.Now().Add(Patience))
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	method, _, _ := strings.Cut(request, " ")
+	res, err := http.ReadResponse(r, &http.Request{Method: method})
+	if err != nil {
+		t.Fatalf("%.60q: %v", request, err)
+	}
+	if res.StatusCode == http.StatusSwitchingProtocols || method == "CONNECT" && res.StatusCode == 200 {
+		return res, ""
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Errorf("%.60q: %v", request, err)
+	}
+	return res, string(body)
+}
+
+// UpgradeHead is the head of a WebSocket request without its first line and Host.
+const UpgradeHead = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"

@@ -1,12 +1,21 @@
+// Package harness is shared by the end-to-end tests. It has a [World], which is a lab with a gateway, programs in its
+// boxes ([Intruder], [Raider]) that send data that no library would, and helpers that wait for conditions.
 package harness
 
 import (
+	"context"
 	"errors"
+	"flag"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,8 +26,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/e2e/harness/knobs"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
+	"boxgate/launcher"
 )
 
 // World is a lab with a gateway, used by one test at a time.
@@ -205,4 +216,167 @@ func (w *World) ListenBeside(address string) (ln net.Listener) {
 	}
 	w.T.Cleanup(func() { _ = ln.Close() })
 	return ln
+}
+
+// binaryVariable is the environment variable with the path of the gateway under test, as printed by
+// dist/test-gateway.sh. The path contains a hash of the content. `go test` records the variables that a test reads, so
+// it does not reuse the cached result for another gateway. If the variable is not set, the harness builds the gateway.
+const binaryVariable = "GATEWAY_TEST_BINARY"
+
+// Gateway returns the path of the gateway under test. If it cannot be built, no test of the package can run, so Gateway
+// exits the process instead of failing a test.
+func Gateway() string {
+	path, err := gateway()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the gateway under test cannot be built:", err)
+		os.Exit(1)
+	}
+	return path
+}
+
+var gateway = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv(binaryVariable); path != "" {
+		return path, nil
+	}
+	root, err := moduleRoot()
+	if err != nil {
+		return "", err
+	}
+	if err := dependOnSources(root); err != nil {
+		return "", err
+	}
+	cmd := exec.Command(filepath.Join(root, "dist", "test-gateway.sh"))
+	if RaceDetector() {
+		cmd.Args = append(cmd.Args, "-race")
+	}
+	out, err := output(cmd)
+	return strings.TrimSpace(out), err
+})
+
+// moduleRoot returns the directory of go.mod.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == "/" {
+			return "", errors.New("this is not in a module")
+		}
+	}
+	return "", err
+}
+
+// dependOnSources makes `go test` cache this run's result only for the present sources of the gateway and the demo, by
+// opening them: it records the files and directories of the module that a test opens.
+func dependOnSources(root string) error {
+	cmd := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{range .EmbedFiles}}\n{{$.Dir}}/{{.}}{{end}}{{end}}", "./e2e/harness/gateway", "./cmd/gateway-demo")
+	cmd.Dir = root
+	out, err := output(cmd)
+	if err != nil {
+		return err
+	}
+	for _, path := range append(strings.Fields(out), filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum")) {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		f.Close()
+	}
+	return nil
+}
+
+// output returns the standard output of a command. The error contains its standard error.
+func output(cmd *exec.Cmd) (string, error) {
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, exit.Stderr)
+	}
+	return string(out), err
+}
+
+// Main runs the tests of a package of end-to-end tests, from its TestMain. It does not return.
+func Main(m *testing.M) {
+	if os.Geteuid() == 0 {
+		if err := lab.RemoveStaleLabs(); err != nil {
+			fmt.Fprintln(os.Stderr, "cannot remove all remains of an interrupted run:", err)
+		}
+	}
+	waitTogether()
+	status := m.Run()
+	if err := closeShared(); err != nil {
+		fmt.Fprintln(os.Stderr, "closing the shared labs:", err)
+		status = 1
+	}
+	if testing.Verbose() {
+		fmt.Println(countLabs())
+	}
+	os.Exit(status)
+}
+
+// ResolverVariable is [knobs.Resolver].
+const ResolverVariable = knobs.Resolver
+
+// UnitVariable is [knobs.Unit].
+const UnitVariable = knobs.Unit
+
+// waitTogether runs more parallel tests than there are cores, unless the command line sets the number, because tests
+// wait most of the time.
+func waitTogether() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))) // a valid number
+	}
+}
+
+// RaceDetector reports whether this binary was built with the race detector.
+func RaceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
+// ImageDir returns the directory that keeps images of boxes between runs.
+func ImageDir() string {
+	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/boxgate/images"
+}
+
+// Reboot simulates a restart of the host: it kills the gateway and removes every container, mount, pinned namespace and
+// kernel rule, and the run directory. Files on disk stay, and so do the claims of user IDs, which concurrent tests
+// share. The gateway is not started.
+func (w *World) Reboot() {
+	w.T.Helper()
+	w.Kill()
+	ctx, cancel := context.WithTimeout(context.Background(), w.patience())
+	defer cancel()
+	run := lab.RunDir(w.Dir)
+	cfg, err := config.Load(w.Config, nil)
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: run, Runtime: cfg.Launcher.Runtime})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	boxes, err := l.List(ctx)
+	for _, box := range boxes {
+		err = errors.Join(err, l.Stop(ctx, box.ID))
+	}
+	_ = unix.Unmount(filepath.Join(run, "runtime", "null-netns"), unix.MNT_DETACH) // mounted by gVisor
+	if err = errors.Join(err, os.RemoveAll(run)); err != nil {
+		w.T.Fatalf("the host could not be restarted: %v", err)
+	}
+	if _, err := w.Net.Gateway().Run(ctx, "nft", "flush", "ruleset"); err != nil {
+		w.T.Fatal(err)
+	}
+	for _, family := range []string{"-4", "-6"} { // without the gateway's changes
+		if _, err := w.Net.Gateway().Run(ctx, "sh", "-c", "for p in 1 2 3 4 5 6 7 8 9; do ip "+family+" rule add pref 32765 lookup local 2>/dev/null; ip "+family+" rule del pref $p; done; ip "+family+" route flush table 45253; true"); err != nil {
+			w.T.Fatal(err)
+		}
+	}
 }

@@ -1,3 +1,5 @@
+// Package link makes, repairs and deletes the interface pairs that join boxes to the host, with the eBPF filter that marks
+// packets from boxes as not judged.
 package link
 
 import (
@@ -510,4 +512,177 @@ func linkMAC(id policy.BoxID, end string) []byte {
 	mac := sum[:6]
 	mac[0] = mac[0]&^3 | 2
 	return mac
+}
+
+// shaperHandle is the handle of the queue that limits traffic to a box.
+const shaperHandle = 0xb0c
+
+// Bounds of a shaper: large enough to send segments of the largest size whole, but only a short moment of traffic, since
+// queued packets delay everything else for the box.
+const (
+	minBurst     = 128 << 10 // bytes
+	burstDivisor = 200       // divides the rate: 1/200 second
+	queueDivisor = 20        // divides the rate: 1/20 second
+)
+
+// SetReceiveRate changes how many bytes per second the box of an attached interface may receive, see [Rates].
+func (l *Links) SetReceiveRate(index int, own int64) error {
+	link, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("interface %d: %w", index, err)
+	}
+	return l.setShaper(link, own, false)
+}
+
+// setShaper limits traffic to the box to l.Receive bytes per second, or to its own rate, with a token bucket (tc-tbf(8)):
+// senders on this host, such as the proxy, are slowed down without loss. An existing rate is changed in place. Without a
+// limit, setShaper removes the limit that an earlier run has set.
+func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
+	rate := l.Receive
+	if own != 0 {
+		rate = uint64(max(own, 0))
+	}
+	attrs := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(shaperHandle, 0), Parent: netlink.HANDLE_ROOT}
+	if rate == 0 {
+		if made {
+			return nil
+		}
+		err := l.nl.QdiscDel(&netlink.Tbf{QdiscAttrs: attrs})
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("receive limit: %w", err)
+		}
+		return nil
+	}
+	burst := max(minBurst, rate/burstDivisor)
+	err := l.nl.QdiscReplace(&netlink.Tbf{
+		QdiscAttrs: attrs, Rate: rate, Limit: uint32(burst + max(minBurst, rate/queueDivisor)),
+		Buffer: netlink.Xmittime(rate, uint32(burst)),
+	})
+	if err != nil {
+		return fmt.Errorf("receive limit (the kernel may lack CONFIG_NET_SCH_TBF): %w", err)
+	}
+	return nil
+}
+
+// The boxes' links have the MTU of the host's uplink. With a larger one a box would learn only from ICMP errors, which many
+// networks drop, that its packets do not fit; a smaller one would waste capacity of the uplink.
+
+const (
+	defaultMTU = 1500      // without an uplink
+	minMTU     = 1280      // the minimum for IPv6 (RFC 8200, section 5)
+	maxMTU     = 1<<16 - 1 // the maximum of a veth
+)
+
+// probeAddresses are addresses that only the default route covers. No packet is sent there.
+var probeAddresses = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
+
+// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0
+// without an uplink.
+func (l *Links) uplinkMTU() (mtu int) {
+	for _, ip := range probeAddresses {
+		routes, err := l.nl.RouteGet(ip)
+		if err != nil || len(routes) == 0 {
+			continue
+		}
+		link, err := l.nl.LinkByIndex(routes[0].LinkIndex)
+		if err != nil || link.Attrs().Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		if m := min(max(link.Attrs().MTU, minMTU), maxMTU); mtu == 0 || m < mtu {
+			mtu = m
+		}
+	}
+	return mtu
+}
+
+// MeasureUplink updates the MTU for links of boxes from the uplink, and reports whether it has changed. Without an uplink,
+// the last value stays.
+func (l *Links) MeasureUplink() (changed bool) {
+	mtu := l.uplinkMTU()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if mtu == 0 || mtu == l.mtu {
+		return false
+	}
+	l.mtu = mtu
+	return true
+}
+
+func (l *Links) wantedMTU() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mtu
+}
+
+// Resize sets the MTU of the uplink on both ends of a box's link. A guest stack reads its MTU only when it starts, and its
+// larger packets would be dropped later, so its link stays as it is.
+func (l *Links) Resize(b *Attachment, index int) error {
+	if b.GuestStack {
+		return nil
+	}
+	host, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	ns, inside, err := namespace.Open(b.NetNS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	return l.resize(b, host, inside)
+}
+
+// resize changes both ends in such an order that the receiving end always accepts any packet that the other may send.
+func (l *Links) resize(b *Attachment, host netlink.Link, inside *netlink.Handle) error {
+	box, err := inside.LinkByName(Inside)
+	if err != nil {
+		return fmt.Errorf("inside the box: interface %s: %w", Inside, err)
+	}
+	mtu := l.wantedMTU()
+	ends := []struct {
+		handle *netlink.Handle
+		link   netlink.Link
+	}{{l.nl, host}, {inside, box}}
+	if mtu < host.Attrs().MTU {
+		ends[0], ends[1] = ends[1], ends[0]
+	}
+	for _, end := range ends {
+		if end.link.Attrs().MTU == mtu {
+			continue
+		}
+		if err := end.handle.LinkSetMTU(end.link, mtu); err != nil {
+			return fmt.Errorf("interface %s of box %s: MTU %d: %w", end.link.Attrs().Name, b.Box, mtu, err)
+		}
+	}
+	return nil
+}
+
+// Leftovers returns the host-side interfaces of all boxes, no matter which gateway made them.
+func Leftovers(h *netlink.Handle) ([]string, error) {
+	links, err := namespace.Whole(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	var names []string
+	for _, l := range links {
+		if network.IsLinkGroup(l.Attrs().Group) {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names, nil
+}
+
+// DeleteLeftovers deletes them, and with them the boxes' ends and everything attached to both.
+func DeleteLeftovers(h *netlink.Handle) error {
+	names, err := Leftovers(h)
+	if err != nil {
+		return err
+	}
+	l := Links{nl: h}
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, l.Delete(name))
+	}
+	return errors.Join(errs...)
 }

@@ -1,12 +1,17 @@
+// Package namespace works inside network namespaces: it creates and opens them, runs code in them, and reads and writes
+// their sysctls.
 package namespace
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -167,4 +172,51 @@ func Open(path string) (netns.NsHandle, *netlink.Handle, error) {
 		return ns, nil, fmt.Errorf("network namespace %s: %w", path, err)
 	}
 	return ns, inside, nil
+}
+
+// AwaitCarrier waits until the interface is up.
+func AwaitCarrier(ctx context.Context, h *netlink.Handle, name string) error {
+	return await(ctx, "interface "+name, func() (bool, error) {
+		link, err := h.LinkByName(name)
+		return err == nil && link.Attrs().OperState == netlink.OperUp, err
+	})
+}
+
+// AwaitLocal waits until the kernel delivers packets for the address to this host.
+func AwaitLocal(ctx context.Context, h *netlink.Handle, a netip.Addr) error {
+	return await(ctx, "address "+a.String(), func() (bool, error) {
+		routes, err := h.RouteGet(a.AsSlice())
+		return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL, nil
+	})
+}
+
+// await calls ready every millisecond until it returns true or an error.
+func await(ctx context.Context, what string, ready func() (bool, error)) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := ready(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not come up: %w", what, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// wholeTries is how often a list is read again, more often than other programs that create and delete interfaces make
+// necessary.
+const wholeTries = 20
+
+// Whole reads a list of kernel objects as of one moment. If the list changed during the dump, as happens where containers
+// start and end, the kernel reports that, and Whole reads it again, up to wholeTries times.
+func Whole[T any](list func() (T, error)) (found T, err error) {
+	for range wholeTries {
+		if found, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return found, err
 }

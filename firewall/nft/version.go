@@ -2,6 +2,7 @@ package nft
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"boxgate/firewall/network"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The kernel makes the rules of a transaction visible atomically, but not the elements of its interval sets: for a moment
@@ -427,4 +429,125 @@ func (t *txn) discardSet(name string, make bool) {
 		t.addressSet(&addressSet{name: name, family: f})
 	}
 	t.c.DelSet(&nftables.Set{Name: name, Table: t.table})
+}
+
+// writePlan writes the chains of a version. The zero plan refuses everything except DNS and the sink.
+func (t *txn) writePlan(d *draft, stamp string) {
+	chain, open := d.chain, d.openChain()
+	t.chain(chain)
+	t.chain(open)
+	for _, f := range network.Families {
+		t.rule(chain, stamp, destInSet(f, d.shield.set(f)), refuse(name.ReasonProtectedRange))
+	}
+	for _, f := range network.Families {
+		if s := d.denied[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), refuse(name.ReasonDeniedCIDR))
+		}
+	}
+	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(name.ReasonProtocol))
+	through := jumpTo(chainPass)
+	if d.sourced {
+		t.writeLeave(d)
+		through = jumpTo(d.leaveChain())
+	}
+	pass := jumpTo(open)
+	if ports := d.plan.SteerAllowed; !ports.All && len(ports.Ports) == 0 {
+		pass = through
+	}
+	for _, f := range network.Families {
+		if s := d.allowed[f]; s != nil {
+			t.rule(chain, "", destInSet(f, s.name), pass)
+		}
+	}
+	t.steer(chain, d.plan.SteerOther)
+	if d.plan.DefaultAllow {
+		t.rule(chain, "not denied", through)
+	} else {
+		t.rule(chain, "", refuse(name.ReasonNotAllowed))
+	}
+	t.steer(open, d.plan.SteerAllowed)
+	t.rule(open, "", through)
+}
+
+// steer sends TCP to the given ports to the proxy.
+func (t *txn) steer(chain string, ports name.PortSet) {
+	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
+}
+
+// fewPorts is how many ports get a rule each. A set for them would cost as much per packet, and to name a new set the
+// kernel searches the names of all sets of the table.
+const fewPorts = 4
+
+// onPorts applies a verdict to packets of a transport protocol to the ports.
+func (t *txn) onPorts(chain, why string, transport match, ports name.PortSet, what match) {
+	list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
+	switch {
+	case ports.All:
+		t.rule(chain, why, transport, what)
+	case len(list) <= fewPorts:
+		for _, p := range list {
+			t.rule(chain, why, transport, destPort(p), what)
+		}
+	default:
+		var elements []nftables.SetElement
+		for _, p := range list {
+			elements = append(elements, nftables.SetElement{Key: big16(p)})
+		}
+		s := t.anonymous(nftables.TypeInetService, elements)
+		t.rule(chain, why, transport, match{port(), lookup(s)}, what)
+	}
+}
+
+// newStamp returns a unique comment that proves that a transaction was committed, see stamped.
+func newStamp() string { return "write " + strings.ToLower(rand.Text()[:10]) }
+
+// span is a range of addresses of one family, both ends included.
+type span struct{ first, last netip.Addr }
+
+// spans returns the prefixes of the family as sorted ranges that neither overlap nor touch. The kernel refuses overlapping
+// ranges, so they are merged here.
+func spans(f network.Family, prefixes []netip.Prefix) []span {
+	var in []span
+	for _, p := range prefixes {
+		if p.IsValid() && network.FamilyOf(p.Addr()) == f {
+			in = append(in, span{p.Masked().Addr(), lastOf(p)})
+		}
+	}
+	slices.SortFunc(in, func(a, b span) int { return a.first.Compare(b.first) })
+	var out []span
+	for _, s := range in {
+		if n := len(out); n > 0 {
+			end := &out[n-1].last
+			if next := end.Next(); !next.IsValid() || s.first.Compare(next) <= 0 {
+				if end.Less(s.last) {
+					*end = s.last
+				}
+				continue
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// intervals converts ranges to the kernel's format: a start, and as end the first address after the range. A range up to
+// the very last address has no end.
+func intervals(ranges []span) []nftables.SetElement {
+	out := make([]nftables.SetElement, 0, 2*len(ranges))
+	for _, s := range ranges {
+		out = append(out, nftables.SetElement{Key: s.first.AsSlice()})
+		if next := s.last.Next(); next.IsValid() {
+			out = append(out, nftables.SetElement{Key: next.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return out
 }

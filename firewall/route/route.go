@@ -1,3 +1,5 @@
+// Package route makes the host a router for boxes: it owns the routing rules that pass only packets judged by the table,
+// the routes of the transparent proxy and of the pools, the gateway's addresses, and forwarding.
 package route
 
 import (
@@ -5,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -220,4 +224,82 @@ func (h *Host) UnsetAddresses() error {
 		}
 	}
 	return nil
+}
+
+// SetForwarding enables forwarding.
+func (h *Host) SetForwarding() error {
+	return namespace.Do(h.ns, func() error {
+		if err := keepRouterAdvertisements(); err != nil {
+			return err
+		}
+		if err := reportConnections(); err != nil {
+			return err
+		}
+		return namespace.WriteSysctls([]namespace.Sysctl{
+			// Reverse path checks must look up with the packet's mark, otherwise the routing gate refuses them.
+			{Path: "ipv4/conf/all/src_valid_mark", Value: "1"},
+			{Path: "ipv4/ip_forward", Value: "1"},
+			{Path: "ipv6/conf/all/forwarding", Value: "1"},
+			{Path: "netfilter/nf_conntrack_acct", Value: "1", Optional: true},
+			{Path: "netfilter/nf_conntrack_timestamp", Value: "1", Optional: true},
+		})
+	})
+}
+
+// reportConnections makes the kernel report connections if that was disabled; otherwise the log would miss all forwarded
+// connections. Other values are kept, since with them the kernel reports to any listener.
+func reportConnections() error {
+	const path = "netfilter/nf_conntrack_events"
+	if have, err := namespace.ReadSysctl(path); err != nil || have != "0" {
+		return nil //nolint:nilerr // a kernel without it always reports
+	}
+	return namespace.WriteSysctls([]namespace.Sysctl{{Path: path, Value: "1"}})
+}
+
+// keepRouterAdvertisements lets uplinks keep IPv6 routes from router advertisements: a host that forwards ignores
+// advertisements (and drops the routes) where accept_ra is 1, but not where it is 2.
+func keepRouterAdvertisements() error {
+	if on, err := namespace.ReadSysctl("ipv6/conf/all/forwarding"); err != nil || on == "1" {
+		return err
+	}
+	links, err := filepath.Glob("/proc/sys/net/ipv6/conf/*/accept_ra")
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		path := strings.TrimPrefix(l, "/proc/sys/net/")
+		if have, err := namespace.ReadSysctl(path); err == nil && have == "1" {
+			if err := namespace.WriteSysctls([]namespace.Sysctl{{Path: path, Value: "2"}}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Intact reports whether all our routing rules exist. If the rules cannot be read, it returns false.
+func (h *Host) Intact() bool {
+	for _, fam := range network.Families {
+		present := map[int]uint32{} // priority → mark
+		rules, err := h.nl.RuleList(network.RouteFamily(fam))
+		if err != nil {
+			return false
+		}
+		for _, r := range rules {
+			present[r.Priority] = r.Mark
+		}
+		for _, r := range h.routingRules(fam) {
+			if mark, ok := present[r.Priority]; !ok || mark != r.Mark {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// PoolIntact reports whether the route of the pool exists. If the routes cannot be read, it returns false.
+func (h *Host) PoolIntact(pool netip.Prefix) bool {
+	routes, err := h.nl.RouteListFiltered(network.RouteFamily(network.FamilyOf(pool.Addr())), h.poolRoute(network.FamilyOf(pool.Addr())),
+		netlink.RT_FILTER_DST|netlink.RT_FILTER_TYPE)
+	return err == nil && len(routes) > 0
 }

@@ -6,7 +6,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -180,4 +183,146 @@ func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails (crypto/rand)
 	return hex.EncodeToString(b)
+}
+
+// creationTimeout is the time limit for creating a box, including the pull of its image.
+const creationTimeout = time.Hour
+
+// creation is a box that is being created.
+type creation struct {
+	*Service
+	box      *state.Box
+	result   chan error // receives the result
+	promised bool       // the caller was answered before the box was complete; guarded by the box's lock
+}
+
+// run creates the box. The caller holds the box's lock, which run releases.
+func (m *creation) run(ctx context.Context) error {
+	b := m.box
+	defer b.Unlock()
+	defer b.BeginStateChange()()
+	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
+	switch {
+	case err == nil:
+		m.usage.Watch(b)
+		m.usage.RunInit(b)
+		m.expireLater(b, time.Until(b.Record.ExpiresAt))
+		return nil
+	case m.promised && !b.Deleting:
+		m.expireLater(b, time.Until(b.Record.ExpiresAt))
+		return m.keepFailed(b, err)
+	}
+	return m.discard(b, err)
+}
+
+// keepFailed keeps a box that could not be created, in state error with the cause. It has no processes.
+func (l *Service) keepFailed(b *state.Box, cause error) error {
+	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(cause))
+	problem := "it could not be created; delete it, and create it again: " + cause.Error()
+	if err := b.SetState(l.records, api.StatusError, problem); err != nil {
+		b.ShowError(problem)
+	}
+	return cause
+}
+
+// awaitOrPromise waits up to most for the box, and then returns it, in state creating if it is not complete. If ctx is
+// canceled earlier, the creation is undone.
+func (m *creation) awaitOrPromise(ctx context.Context, most time.Duration, cancel func()) (api.Box, error) {
+	limit := time.NewTimer(most)
+	defer limit.Stop()
+	select {
+	case err := <-m.result:
+		return m.finish(err)
+	case <-ctx.Done():
+		cancel()
+	case <-limit.C:
+		if box, ok, err := m.promiseBox(); ok || err != nil {
+			return box, err
+		}
+	}
+	return m.finish(<-m.result)
+}
+
+func (m *creation) finish(err error) (api.Box, error) {
+	if err != nil {
+		return api.Box{}, err
+	}
+	m.box.Lock()
+	defer m.box.Unlock()
+	return m.box.ViewWithWarnings(), nil
+}
+
+// promiseBox stores that the box has been promised to the caller, so that it is kept even if it fails. ok is false if its
+// creation has already ended.
+func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
+	b := m.box
+	b.Lock()
+	defer b.Unlock()
+	if b.Deleting || b.Status != api.StatusCreating {
+		return api.Box{}, false, nil
+	}
+	record := b.Record
+	record.Promised = true
+	if err := m.records.Update(record); err != nil {
+		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; its creation continues, but the box is removed if the gateway restarts", err)
+	}
+	b.Record, m.promised = record, true
+	return b.ViewWithWarnings(), true, nil
+}
+
+// imageOf returns the configured image for a runtime name of the API, after checking that this host can provide it.
+func (l *Service) imageOf(ctx context.Context, runtime string) (string, error) {
+	images, name := l.cfg.Launcher.AllImages(), runtime
+	if runtime == "" {
+		name = "default"
+	}
+	found, ok := images[name]
+	if !ok {
+		return "", change.InvalidAt("/runtime", fmt.Sprintf("no image is configured for %q: add it to launcher.images, or use one of %s",
+			runtime, strings.Join(slices.Sorted(maps.Keys(images)), ", ")))
+	}
+	if err := l.sandboxes.CheckImage(ctx, found); err != nil {
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		return "", change.InvalidAt("/runtime", fmt.Sprintf("this host cannot have the image of %q: %v", name, err))
+	}
+	return found, nil
+}
+
+// originOf returns the root file system of a new box. For a box from a snapshot it also fills in the request.
+func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
+	if req.Snapshot == "" {
+		image, err := l.imageOf(ctx, req.Runtime)
+		return origin{image: image}, err
+	}
+	runtime := req.Runtime
+	from, err := l.snapshots.inherit(ctx, req)
+	if err != nil || runtime == "" || runtime == req.Runtime {
+		return from, err
+	}
+	if image, err := l.imageOf(ctx, runtime); err != nil || image != from.image {
+		return origin{}, change.InvalidAt("/runtime", fmt.Sprintf("the snapshot was taken of a box with runtime %q, and so is a box from it: leave runtime out", req.Runtime))
+	}
+	req.Runtime = runtime
+	return from, nil
+}
+
+// ensureImage builds, pulls or unpacks the image of a new box unless it is present, which may take minutes.
+func (p *provisioning) ensureImage(ctx context.Context) error {
+	b := p.box
+	if len(b.Record.Layers) > 0 {
+		return nil // a box from a snapshot keeps the snapshot's layers
+	}
+	defer b.Progress.Store(nil)
+	err := b.Unlocked(func() error {
+		return p.sandboxes.EnsureImage(ctx, b.Record.Image, func(line string) {
+			b.Progress.Store(&line)
+			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.Record.Image), zap.String("progress", line))
+		})
+	})
+	if b.Deleting {
+		return errDeletedConcurrently
+	}
+	return err
 }

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"sync"
 	"time"
 
 	"boxgate/firewall"
@@ -160,4 +162,158 @@ func (e *Enforcer) CutAllFlows(ctx context.Context, boxes []*policy.Box) error {
 		e.judged.add(b.ID)
 	}
 	return nil
+}
+
+// Interface is the location of a box's interface.
+type Interface struct {
+	NetNS      string // path of the network namespace
+	GuestStack bool   // the box runs its own network stack on the interface
+}
+
+// Joining is a box to be connected.
+type Joining struct {
+	Box      *policy.Box
+	At       Interface
+	Compiled *policy.Compiled
+}
+
+// Connect gives the box a closed interface, registers it with DNS and the proxy, and opens the destinations that its
+// policy allows. After an error the caller must call [Enforcer.Disconnect].
+func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, compiled *policy.Compiled) error {
+	return e.ConnectAll(ctx, []Joining{{b, at, compiled}})[0]
+}
+
+// ConnectAll connects many boxes, each step for all of them before the next, and returns their errors in the same order.
+// A failure of one box may cause errors for others, which succeed if connected one by one.
+func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
+	var attachments []firewall.Attachment
+	for _, j := range list {
+		e.judged.remove(j.Box.ID) // an earlier run may have accepted connections
+		attachments = append(attachments, firewall.Attachment{
+			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Rates: ratesOf(j.Box.Limits.Load()),
+		})
+	}
+	errs := e.Kernel.AddBoxes(ctx, attachments)
+	var plans []firewall.Plan
+	var known []int
+	for i, j := range list {
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("its network: %w", errs[i])
+			continue
+		}
+		j.Box.Policy.Store(j.Compiled)
+		e.Boxes.add(j.Box)
+		if errs[i] = fault.At(ctx, "connect: known to DNS and proxy"); errs[i] == nil {
+			plans, known = append(plans, firewall.Plan{Box: j.Box.ID, KernelPlan: j.Compiled.Kernel()}), append(known, i)
+		}
+	}
+	for n, err := range e.Kernel.ApplyAll(ctx, plans) {
+		if err != nil {
+			errs[known[n]] = fmt.Errorf("its kernel rules: %w", err)
+			continue
+		}
+		errs[known[n]] = fault.At(ctx, "connect: policy in force")
+	}
+	return errs
+}
+
+// Await returns once the box's first packet would get through.
+func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
+	return e.Kernel.AwaitBox(ctx, b.ID)
+}
+
+// Disconnect takes the box off the network: first the policy and the kernel rules, then the state in other parts.
+// Leftovers stay closed, since without a policy everything is denied.
+func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
+	b.Policy.Store(nil)
+	e.judged.remove(b.ID)
+	err := e.Kernel.RemoveBox(ctx, b.ID)
+	fault.Mark(ctx, "disconnect: off the network")
+	e.Boxes.remove(b)
+	e.Proxy.CloseBox(b.ID)
+	for _, forget := range e.Forget {
+		forget(b.ID)
+	}
+	return err
+}
+
+// Registry maps source addresses to boxes, for DNS and the proxy. A box is added once it has its closed interface, and
+// removed once the interface is gone. The zero value is empty. Safe for concurrent use.
+type Registry struct {
+	mu     sync.RWMutex
+	byAddr map[netip.Addr]*policy.Box
+}
+
+// BoxByAddr returns the box with an address, or nil.
+func (r *Registry) BoxByAddr(a netip.Addr) *policy.Box {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.byAddr[a.Unmap().WithZone("")]
+}
+
+// add adds the box under both its addresses.
+func (r *Registry) add(b *policy.Box) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byAddr == nil {
+		r.byAddr = map[netip.Addr]*policy.Box{}
+	}
+	for _, a := range []netip.Addr{b.V4, b.V6} {
+		if a.IsValid() {
+			r.byAddr[a] = b
+		}
+	}
+}
+
+// remove removes the box.
+func (r *Registry) remove(b *policy.Box) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byAddr, b.V4)
+	delete(r.byAddr, b.V6)
+}
+
+// judged is the set of boxes whose forwarded connections are all known to be forwarded by the current policy. A box is
+// removed before its policy changes, and added again once its connections have been checked. After a failed change the
+// box is missing, so the next change checks for connections that were accepted in between. The zero value is empty. Safe
+// for concurrent use.
+type judged struct {
+	mu    sync.Mutex
+	boxes map[policy.BoxID]bool
+}
+
+func (j *judged) add(id policy.BoxID) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.boxes == nil {
+		j.boxes = map[policy.BoxID]bool{}
+	}
+	j.boxes[id] = true
+}
+
+// remove removes the box, and reports whether it was in the set.
+func (j *judged) remove(id policy.BoxID) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	was := j.boxes[id]
+	delete(j.boxes, id)
+	return was
+}
+
+// Limit applies limits to a box, in the kernel, DNS and the proxy, and then returns. On an error the previous limits
+// stay. given are the limits set by the operator, which cap the box's own.
+func (e *Enforcer) Limit(ctx context.Context, b *policy.Box, own, given policy.Limits) error {
+	if b.Policy.Load() != nil { // otherwise Connect sets its rates
+		rates := ratesOf(own)
+		rates.MaxSend = given[policy.LimitSend]
+		if err := e.Kernel.SetRates(ctx, b.ID, rates); err != nil {
+			return fmt.Errorf("its rates: %w", err)
+		}
+	}
+	b.Limits.Store(own)
+	return nil
+}
+
+func ratesOf(own policy.Limits) firewall.Rates {
+	return firewall.Rates{Send: own[policy.LimitSend], Receive: own[policy.LimitReceive]}
 }

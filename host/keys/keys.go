@@ -1,20 +1,76 @@
+// Package keys manages the API keys and their quotas: [Service] creates, replaces and revokes keys, and [Holdings] counts
+// the objects made with them. The service also rotates the key of the store, and backs up and verifies the store.
 package keys
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
 	"boxgate/host/change"
+	"boxgate/internal/required"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
+	"boxgate/secrets"
+	"boxgate/secrets/identity"
 	"boxgate/store"
 )
+
+// Store is the store as a whole; implemented by [store.DB].
+type Store interface {
+	RotateKey(newPassphrase name.Secret) error
+	Backup(w io.Writer) (int64, error)
+	Verify() (store.VerifyReport, error)
+}
+
+// Config configures a [Service].
+type Config struct {
+	Log    *zap.Logger
+	Store  Store
+	Keys   store.Keys
+	Quotas *quotas.Book
+	// Changed is called after keys were replaced or revoked, so that open requests are checked again.
+	Changed func()
+}
+
+// Service manages the API keys, rotates the key of the store, and backs up and verifies the store. Safe for concurrent
+// use.
+type Service struct {
+	log     *zap.Logger
+	store   Store
+	keys    store.Keys
+	quotas  *quotas.Book
+	changed func()
+
+	settingQuotas sync.Mutex // serialises read-modify-write of quotas
+}
+
+// New returns the service, and loads the quotas of API keys into the book.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	k := &Service{log: c.Log, store: c.Store, keys: c.Keys, quotas: c.Quotas, changed: c.Changed}
+	return k, k.loadQuotas()
+}
+
+// loadQuotas loads the quotas of API keys into the book.
+func (k *Service) loadQuotas() error {
+	all, err := k.keys.All()
+	for _, found := range all {
+		k.quotas.Set(CallerOf(found).Holder(), quotas.LimitsFromMap(found.Quotas))
+	}
+	return err
+}
 
 // usesInterval is the interval at which the last uses of API keys are stored.
 const usesInterval = time.Minute
@@ -178,4 +234,104 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 	k.quotas.Set(CallerOf(set).Holder(), own)
 	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))
 	return keyView(set), nil
+}
+
+// Secrets shows and refreshes the operator's secrets, and shows the public keys of identity tokens.
+type Secrets struct {
+	log     *zap.Logger
+	secrets *secrets.Secrets
+	tokens  *identity.Issuer
+}
+
+// NewSecrets returns the service.
+func NewSecrets(log *zap.Logger, s *secrets.Secrets, tokens *identity.Issuer) *Secrets {
+	return &Secrets{log, s, tokens}
+}
+
+// IdentityKeys implements the Secrets of [boxgate/api/gateway].
+func (s *Secrets) IdentityKeys(context.Context) (json.RawMessage, error) { return s.tokens.KeySet() }
+
+// Secrets implements the Secrets of [boxgate/api/gateway].
+func (s *Secrets) Secrets(context.Context) ([]api.SecretStatus, error) {
+	var out []api.SecretStatus
+	for _, st := range s.secrets.Status() {
+		shown := api.SecretStatus{Name: st.Name, Source: st.Source, Valid: st.Valid, Stale: st.Stale, Read: st.Read, Expires: st.Expires}
+		if st.Err != nil {
+			shown.Error = st.Err.Error()
+		}
+		out = append(out, shown)
+	}
+	return out, nil
+}
+
+// RefreshSecret implements the Secrets of [boxgate/api/gateway]. A failure of the source is part of the returned status,
+// not an error.
+func (s *Secrets) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
+	if !s.secrets.Has(n) {
+		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))
+	}
+	s.log.Info("a secret is revoked and read again", zap.String("secret", n))
+	if err := s.secrets.Refresh(ctx, n); errors.Is(err, secrets.ErrStatic) || errors.Is(err, secrets.ErrBusy) {
+		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", n, err)
+	}
+	list, err := s.Secrets(ctx)
+	i := slices.IndexFunc(list, func(st api.SecretStatus) bool { return st.Name == n })
+	if err != nil || i < 0 {
+		return api.SecretStatus{}, errors.Join(err, errors.New("the secret has no status"))
+	}
+	return list[i], nil
+}
+
+// RotateStoreKey implements the Store of [boxgate/api/gateway].
+func (k *Service) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
+	if err := CheckPassphrase(newPassphrase); err != nil {
+		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+	}
+	err := k.store.RotateKey(newPassphrase)
+	if errors.Is(err, store.ErrPassphrase) {
+		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+	}
+	if err != nil {
+		return api.Errorf(api.ErrUnavailable, "the key of the store was only partly changed: %w", err)
+	}
+	k.log.Info("the secrets of the store are sealed with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
+	return nil
+}
+
+// RotateAPIKey implements the Store of [boxgate/api/gateway].
+func (k *Service) RotateAPIKey(_ context.Context, grace time.Duration) error {
+	if err := k.keys.Rotate(grace); err != nil {
+		return api.Errorf(api.ErrUnavailable, "the API key was only partly replaced: %w", err)
+	}
+	k.changed()
+	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))
+	return nil
+}
+
+// BackupStore implements the Store of [boxgate/api/gateway].
+func (k *Service) BackupStore(_ context.Context, w io.Writer) error {
+	n, err := k.store.Backup(w)
+	if err != nil {
+		return change.NotStored(k.log, "the store could not be copied", err)
+	}
+	k.log.Info("the store was backed up", zap.Int64("bytes", n))
+	return nil
+}
+
+// VerifyStore implements the Store of [boxgate/api/gateway].
+func (k *Service) VerifyStore(context.Context) (api.StoreReport, error) {
+	r, err := k.store.Verify()
+	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err
+}
+
+// CheckPassphrase returns an error for a passphrase that is too short or too long. An empty one passes; the caller
+// decides whether that is allowed.
+func CheckPassphrase(p name.Secret) error {
+	switch n := len(p.Reveal()); {
+	case n > 0 && n < 8:
+		return errors.New("the new passphrase is too short; use 8 bytes or more")
+	case n > 1024:
+		return errors.New("the new passphrase is too long; use 1024 bytes or less")
+	}
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"boxgate/policy"
@@ -258,4 +259,159 @@ func (m *Meter) sums() (memory, disk int64) {
 		memory, disk = memory+a.memory, disk+a.disk.Bytes
 	}
 	return memory, disk
+}
+
+// Reading is one reading of the kernel's counters of a box. An empty life means that there is no counter.
+type Reading struct {
+	GroupLife  string // of the cgroup
+	CPU        time.Duration
+	Memory     int64 // current
+	PeakMemory int64
+	OOMKills   uint64
+
+	LinkLife string // of the interface
+	In, Out  uint64 // bytes to the box and from it
+}
+
+// Growth is the usage since the previous reading.
+type Growth struct {
+	CPU               time.Duration
+	In, Out, OOMKills uint64
+}
+
+// add adds the usage since the last reading. Totals never decrease: a counter with another life or a smaller value was
+// restarted, and counts from zero.
+func add(u store.Usage, r Reading) (store.Usage, Growth) {
+	var g Growth
+	if r.GroupLife != "" {
+		g.CPU = time.Duration(advance(&u.CPU, r.GroupLife, uint64(max(r.CPU, 0))))
+		g.OOMKills = advance(&u.OOMKills, r.GroupLife, r.OOMKills)
+		u.PeakMemory = max(u.PeakMemory, r.PeakMemory, r.Memory)
+	}
+	if r.LinkLife != "" {
+		g.In = advance(&u.In, r.LinkLife, r.In)
+		g.Out = advance(&u.Out, r.LinkLife, r.Out)
+	}
+	return u, g
+}
+
+func advance(c *store.Count, life string, now uint64) uint64 {
+	more := now
+	if c.Life == life && now >= c.Seen {
+		more = now - c.Seen
+	}
+	c.Total, c.Life, c.Seen = c.Total+more, life, now
+	return more
+}
+
+// A box's files are counted at most once a minute, and so rarely that counting takes at most a twentieth of the time. One
+// count takes half a minute at most.
+const (
+	diskPause = time.Minute
+	diskShare = 20
+	diskMost  = 30 * time.Second
+	diskTick  = 2 * time.Second
+)
+
+// countAllFiles counts the files of one box after the other until ctx is done.
+func (m *Meter) countAllFiles(ctx context.Context) {
+	tick := time.NewTicker(diskTick)
+	defer tick.Stop()
+	for {
+		for _, id := range m.cfg.Boxes() {
+			if ctx.Err() == nil && m.diskDue(id) {
+				m.countFiles(ctx, id)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// diskDue reports whether a box's files should be counted: it is time, and the box may have changed them, since it has
+// used CPU time.
+func (m *Meter) diskDue(id policy.BoxID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.accounts[id]
+	if a == nil {
+		return false
+	}
+	return a.disk.At.IsZero() || a.cpuAtCount != a.total.CPU.Total && time.Since(a.disk.At) > max(diskPause, diskShare*a.countTook)
+}
+
+func (m *Meter) countFiles(ctx context.Context, id policy.BoxID) {
+	limited, cancel := context.WithTimeout(ctx, diskMost)
+	defer cancel()
+	began, worked := time.Now(), m.Of(id).CPU
+	d, err := m.cfg.Kernel.Disk(limited, id)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil && limited.Err() == nil {
+		m.cfg.Log.Debug("the files of a box could not be counted", zap.String("box", string(id)), zap.Error(err))
+	}
+	d.Whole, d.At = d.Whole && err == nil, time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a := m.accounts[id]; a != nil {
+		a.disk, a.countTook, a.cpuAtCount = d, time.Since(began), uint64(worked)
+	}
+}
+
+// metrics are sums over all boxes; figures of single boxes are in the API, since labels must be bounded. Counters start
+// at zero with the gateway.
+type metrics struct {
+	cpu          prometheus.Counter
+	in, out      prometheus.Counter
+	bytes        *prometheus.CounterVec
+	oom          prometheus.Counter
+	memory, disk prometheus.GaugeFunc
+}
+
+func newMetrics(m *Meter) *metrics {
+	bytes := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "boxgate_boxes_bytes_total", Help: "Bytes at the interfaces of the boxes: in is towards the boxes, out is from them.",
+	}, []string{"direction"})
+	return &metrics{
+		cpu:   prometheus.NewCounter(prometheus.CounterOpts{Name: "boxgate_boxes_cpu_seconds_total", Help: "CPU time used by boxes."}),
+		oom:   prometheus.NewCounter(prometheus.CounterOpts{Name: "boxgate_boxes_oom_kills_total", Help: "Processes of boxes that were killed because the box's memory ran out."}),
+		bytes: bytes, in: bytes.WithLabelValues("in"), out: bytes.WithLabelValues("out"),
+		memory: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "boxgate_boxes_memory_bytes", Help: "Memory of all boxes."}, func() float64 {
+			memory, _ := m.sums()
+			return float64(memory)
+		}),
+		disk: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "boxgate_boxes_disk_bytes", Help: "Bytes that all boxes had written when their files were last counted."}, func() float64 {
+			_, disk := m.sums()
+			return float64(disk)
+		}),
+	}
+}
+
+func (m *metrics) count(g Growth) {
+	m.cpu.Add(g.CPU.Seconds())
+	m.in.Add(float64(g.In))
+	m.out.Add(float64(g.Out))
+	m.oom.Add(float64(g.OOMKills))
+}
+
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.cpu, m.bytes, m.oom, m.memory, m.disk}
+}
+
+// Describe implements [prometheus.Collector].
+func (m *Meter) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.metrics.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements [prometheus.Collector]: register the Meter itself.
+func (m *Meter) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.metrics.all() {
+		c.Collect(ch)
+	}
 }

@@ -2,6 +2,8 @@ package rules
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/state"
+	"boxgate/internal/fault"
 	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -204,4 +207,134 @@ func (p *Service) explainedPolicy(id policy.BoxID) (*policy.Compiled, error) {
 		return b.Policy.Load(), nil
 	}
 	return p.shared.inputsOf(b).compile() // applied before the box resumes
+}
+
+// Enforce applies a policy to a box; see [enforce.Enforcer.Enforce]. The caller holds the lock of b.
+func (p *Service) Enforce(ctx context.Context, b *state.Box, next *policy.Compiled) error {
+	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
+}
+
+// contain runs a step for a box and converts a panic into an error.
+func (p *Service) contain(b *state.Box, step func() error) error {
+	return change.Contain(p.log, step, zap.String("box", string(b.ID)))
+}
+
+// applyStored applies the stored state of a box. If that fails, it closes the box. The caller holds the lock of b.
+func (p *Service) applyStored(b *state.Box) error {
+	err := p.contain(b, func() error { return p.tryStored(b) })
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, p.closeBox(b))
+}
+
+// tryStored reads a box's policy and header rules from the store and applies them.
+func (p *Service) tryStored(b *state.Box) error {
+	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
+		// E.g. on a full disk. The next change replaces the staged one, the next start drops it.
+		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+	stored, err := p.store.Policy(b.ID)
+	if err != nil {
+		return err
+	}
+	headers, err := p.store.Headers(b.ID)
+	if err != nil {
+		return err
+	}
+	in, leases := p.shared.inputsOf(b), p.shared.RebaseLeases(stored.Leases)
+	in.spec, in.leases, in.version, in.headers = stored.Spec, p.shared.running(leases), stored.Version, headers.Rules
+	next, err := in.compile()
+	if err != nil {
+		return err
+	}
+	b.Spec, b.Named, b.Leases, b.Version = stored.Spec, stored.Named, leases, stored.Version
+	b.Headers, b.HeadersVersion = headers.Rules, headers.Version
+	b.LastVersion = max(b.LastVersion, stored.Version)
+	b.Publish()
+	return p.noteClosed(b, p.net.Restore(&b.Box, next))
+}
+
+// closedProblem is the error that the API shows for a closed box.
+const closedProblem = "its policy could not be applied, so it is closed; restart the gateway, or delete it"
+
+// closeBox disconnects a box from the network because its policy cannot be applied. The caller holds the lock of b.
+func (p *Service) closeBox(b *state.Box) error {
+	ctx, cancel := change.DetachRollback(context.Background())
+	defer cancel()
+	err := p.contain(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
+	_ = p.noteClosed(b, errors.Join(enforce.ErrClosed, err))
+	if err != nil {
+		return fmt.Errorf("closing the box: %w", err)
+	}
+	return nil
+}
+
+// noteClosed logs and shows that a box was closed if err is [enforce.ErrClosed]. It returns err.
+func (p *Service) noteClosed(b *state.Box, err error) error {
+	if errors.Is(err, enforce.ErrClosed) {
+		p.log.Error("a box is closed: its policy could not be applied", zap.String("box", string(b.ID)), zap.Error(err))
+		b.ShowError(closedProblem)
+	}
+	return err
+}
+
+// spread recompiles and applies the policy of every box after a change of the shared inputs.
+func (p *Service) spread(ctx context.Context) error {
+	return p.eachConnected(func(b *state.Box) error {
+		ctx, cancel := change.Detach(ctx) // one deadline per box, however many there are
+		defer cancel()
+		err := p.stepOrRestore(b, func() error { return p.recompile(ctx, b) })
+		if err != nil {
+			return fmt.Errorf("box %s: %w", b.ID, err)
+		}
+		return nil
+	})
+}
+
+// recompile compiles a box's policy again and applies it. The caller holds the lock of b.
+func (p *Service) recompile(ctx context.Context, b *state.Box) error {
+	next, err := p.shared.inputsOf(b).compile()
+	if err != nil {
+		return err
+	}
+	if err := fault.At(ctx, "all boxes: next one"); err != nil {
+		return err
+	}
+	return p.Enforce(ctx, b, next)
+}
+
+// stepOrRestore runs step for one box of a change of all boxes. After a panic it is unknown how far step got, so the stored
+// state of the box is applied. The caller holds the lock of b.
+func (p *Service) stepOrRestore(b *state.Box, step func() error) error {
+	var err error
+	if panicked := p.contain(b, func() error { err = step(); return nil }); panicked != nil {
+		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back: %w", errors.Join(panicked, p.applyStored(b)))
+	}
+	return err
+}
+
+// eachConnected calls f with the lock of each box that has a network, and continues after errors. Boxes whose lock is
+// held come last, so that the others do not wait for them.
+func (p *Service) eachConnected(f func(*state.Box) error) error {
+	var errs []error
+	next := func(b *state.Box) {
+		defer b.Unlock()
+		if !b.Deleted && b.Connected() {
+			errs = append(errs, f(b))
+		}
+	}
+	var busy []*state.Box
+	for _, b := range p.boxes.All() {
+		if !b.TryLock() {
+			busy = append(busy, b)
+			continue
+		}
+		next(b)
+	}
+	for _, b := range busy {
+		b.Lock()
+		next(b)
+	}
+	return errors.Join(errs...)
 }

@@ -3,8 +3,12 @@ package share
 import (
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"runtime/metrics"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/config"
 	"boxgate/preflight"
@@ -94,5 +98,94 @@ func TestCheckWarnsOfMemory(t *testing.T) {
 		if _, ok := lack.(preflight.Warning); !ok { //nolint:errorlint // it is what printFindings prints
 			t.Errorf("not a warning: %v", lack)
 		}
+	}
+}
+
+func TestPercentOfGarbage(t *testing.T) {
+	for held, want := range map[uint64]int{0: mostPercent, 1 << 20: mostPercent, 16 << 20: 400, 64 << 20: 100, 1 << 30: 100} {
+		if got := percent(held, 64<<20); got != want {
+			t.Errorf("%d bytes: %d", held, got)
+		}
+	}
+}
+
+var kept []byte
+
+// With a small live heap, garbage is collected once leastGarbage has accumulated.
+func TestLittleGarbageIsNotCollected(t *testing.T) {
+	stop := paceCollections(64 << 20)
+	defer debug.SetGCPercent(100)
+	defer stop()
+	runtime.GC()
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 640 {
+		kept = make([]byte, 1<<20)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.NumGC - before.NumGC; n > 25 {
+		t.Errorf("640 MiB of garbage were collected in %d times", n)
+	}
+}
+
+// With a large live heap, collections are as frequent as by default; after it shrinks, they become rare again.
+func TestPaceFollowsWhatIsHeld(t *testing.T) {
+	stop := paceCollections(64 << 20)
+	defer debug.SetGCPercent(100)
+	defer stop()
+	await := func(what string, is func(percent uint64) bool) {
+		t.Helper()
+		gogc := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		for end := time.Now().Add(time.Minute); ; {
+			runtime.GC()
+			metrics.Read(gogc)
+			if is(gogc[0].Value.Uint64()) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d %%", what, gogc[0].Value.Uint64())
+			}
+		}
+	}
+	for range 3 {
+		kept = nil
+		await("with little", func(percent uint64) bool { return percent > 500 })
+		kept = make([]byte, 128<<20)
+		await("with much", func(percent uint64) bool { return percent == 100 })
+	}
+	kept = nil
+}
+
+func TestRestAfterABurst(t *testing.T) {
+	t.Parallel()
+	const mb = 1 << 20
+	now := time.Unix(1000, 0)
+	var r restDetector
+	step := func(what string, want bool, h heap) {
+		t.Helper()
+		now = now.Add(restPeriod)
+		if got := r.due(now, h); got != want {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	step("a burst", false, heap{allocated: 500 * mb, live: 40 * mb, objects: 60 * mb, free: 10 * mb})
+	step("quiet for a moment", false, heap{allocated: 500 * mb, live: 40 * mb, objects: 60 * mb, free: 10 * mb})
+	step("at rest", true, heap{allocated: 501 * mb, live: 40 * mb, objects: 60 * mb, free: 10 * mb})
+	r.gaveBack(100*time.Millisecond, now)
+	step("at rest, with nothing to give back", false, heap{allocated: 501 * mb, live: 40 * mb, objects: 41 * mb})
+	step("at rest, too soon again", false, heap{allocated: 502 * mb, live: 40 * mb, objects: 60 * mb})
+	now = now.Add(restShare * 100 * time.Millisecond)
+	step("busy", false, heap{allocated: 520 * mb, live: 40 * mb, objects: 60 * mb})
+	step("quiet for a moment", false, heap{allocated: 521 * mb, live: 40 * mb, objects: 60 * mb})
+	step("at rest, with little to give back", false, heap{allocated: 521 * mb, live: 40 * mb, objects: 42 * mb, free: 7 * mb})
+	step("at rest with free memory", true, heap{allocated: 521 * mb, live: 40 * mb, objects: 42 * mb, free: 8 * mb})
+	step("while a collection runs", false, heap{allocated: 521 * mb, live: 40 * mb, objects: 30 * mb})
+}
+
+func TestHeapIsRead(t *testing.T) {
+	t.Parallel()
+	if h := heapReader()(); h.allocated == 0 || h.objects == 0 || h.objects > h.allocated {
+		t.Errorf("%+v", h)
 	}
 }

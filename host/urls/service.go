@@ -7,9 +7,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +25,10 @@ import (
 	"boxgate/host/keys"
 	"boxgate/host/state"
 	"boxgate/ingress"
+	"boxgate/ingress/access"
+	"boxgate/ingress/account"
+	"boxgate/ingress/link"
+	"boxgate/ingress/signin"
 	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -357,4 +364,181 @@ func (u *Service) reserve(ctx context.Context, next store.URL) (done func(), err
 func (u *Service) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
 	r, err := u.config.Store.Get(id, port)
 	return r, err == nil
+}
+
+// newURLKey returns a new key for a public URL.
+func newURLKey() name.Secret {
+	key := access.NewKey()
+	return name.NewSecret(string(key[:]))
+}
+
+// urlAccess returns the access rules of a stored URL other than its credentials. With an invalid key, sessions and links
+// are disabled.
+func urlAccess(r store.URL) *ingress.Access {
+	var key access.Key
+	if text := r.Key.Reveal(); len(text) == len(key) {
+		key = access.Key([]byte(text))
+	}
+	ended := map[access.ID]time.Time{}
+	for _, s := range r.SignedOut {
+		if id, ok := access.ParseID(s.Session); ok {
+			ended[id] = s.Until
+		}
+	}
+	return &ingress.Access{
+		Accounts: (*account.Rules)(r.Accounts),
+		Created:  r.CreatedAt, Sessions: key.For(access.Sessions), Links: key.For(access.Links),
+		Expires: r.ExpiresAt, Origins: r.Origins, Ended: access.NewEnded(ended, r.SignedOutBefore),
+	}
+}
+
+// signOut stores the sessions of a URL that were ended early, so that they stay ended after a restart.
+func signOut(stored store.URLs, t ingress.Target) error {
+	_, err := stored.Change(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) {
+		// Read inside the transaction, which serialises changes; otherwise an older list could overwrite a newer one.
+		r.SignedOut, r.SignedOutBefore = signedOut(t.Access.Ended)
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil // the URL was deleted or replaced, which ended its sessions
+	}
+	return err
+}
+
+// SignOut is signOut that also covers a predecessor. The predecessor does not learn about sessions that end here, so it
+// cuts all its visitors of the URL.
+func SignOut(stored store.URLs, before *handover.Predecessor, t ingress.Target) error {
+	before.SendOrder(handover.Message{Kind: handover.URL, URL: t.ID})
+	return signOut(stored, t)
+}
+
+// signedOut returns the ended sessions in the store's form.
+func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
+	sessions, before := ended.All()
+	for id, until := range sessions {
+		list = append(list, store.SignedOut{Session: id.String(), Until: until})
+	}
+	slices.SortFunc(list, func(a, b store.SignedOut) int { return a.Until.Compare(b.Until) })
+	return list, before
+}
+
+// SignURL implements the Host of [boxgate/api/urls].
+func (u *Service) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
+	if _, err := u.config.Boxes.Find(id); err != nil {
+		return api.Link{}, err
+	}
+	target, ok := u.config.Table.Lookup(u.config.Ingress.HostName(id, port))
+	if !ok {
+		return api.Link{}, api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
+	}
+	if target.Auth.Open {
+		return api.Link{}, api.Errorf(api.ErrConflict, "this public URL is open to everybody: create it with bearer_token or basic_auth to sign links to it")
+	}
+	now, end := time.Now(), target.Access.Expires
+	if !end.IsZero() && !now.Before(end) {
+		return api.Link{}, api.Errorf(api.ErrConflict, "this public URL has expired: create it again")
+	}
+	prefix, ok := link.Canonical(req.PathPrefix)
+	if !ok {
+		return api.Link{}, change.InvalidAt("/path_prefix", "must be a path such as /files, without . or .. segments, empty segments and encoded slashes")
+	}
+	l := link.Link{Expires: now.Add(req.ExpiresIn), Prefix: prefix, Methods: req.Methods}
+	if !end.IsZero() && end.Before(l.Expires) {
+		l.Expires = end
+	}
+	address := u.urlOf(id, port, "") + link.Escape(prefix) + "?" + signin.LinkParameter + "=" + link.Sign(target.Access.Links, target.ID, l)
+	return api.Link{URL: name.NewSecret(address), ExpiresAt: l.Expires}, nil
+}
+
+// Table maps host names of public URLs to their targets. Safe for concurrent use.
+type Table struct {
+	ownHost string // the gateway's own host (for sign-in), which is not a URL's; may be empty. Immutable
+
+	mu     sync.RWMutex
+	byHost map[string]ingress.Target
+}
+
+// Lookup implements [ingress.URLs].
+func (t *Table) Lookup(host string) (ingress.Target, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	target, ok := t.byHost[host]
+	return target, ok
+}
+
+// Has reports whether a host name belongs to a public URL, or is the gateway's own.
+func (t *Table) Has(host string) bool {
+	if host == t.ownHost && host != "" {
+		return true
+	}
+	_, ok := t.Lookup(host)
+	return ok
+}
+
+// NewTable returns an empty table. own is the gateway's own host, which may be empty.
+func NewTable(own string) *Table { return &Table{ownHost: own} }
+
+// OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
+// domains are excluded; otherwise, creating a URL could redirect boxes' connections to any name.
+type OwnURLs struct {
+	domain name.Name
+	port   uint16 // of HTTPS; 0: disabled
+	table  *Table
+	visit  func(c net.Conn, host string)
+}
+
+// NewOwnURLs returns the URLs within a domain. port is that of HTTPS, 0 if it is disabled. visit serves a connection to a
+// URL.
+func NewOwnURLs(domain name.Name, port uint16, table *Table, visit func(c net.Conn, host string)) *OwnURLs {
+	return &OwnURLs{domain, port, table, visit}
+}
+
+// Named reports whether a name is currently that of a public URL.
+func (u *OwnURLs) Named(n name.Name) bool {
+	return u.port != 0 && n.IsWithin(u.domain) && u.table.Has(n.String())
+}
+
+// Served implements [proxy.URLs].
+func (u *OwnURLs) Served(n name.Name, port uint16) bool { return port == u.port && u.Named(n) }
+
+// Visit implements [proxy.URLs].
+func (u *OwnURLs) Visit(c net.Conn, n name.Name) { u.visit(c, n.String()) }
+
+// set maps hosts to a target, replacing all hosts of the same port of its box.
+func (t *Table) set(hosts []string, target ingress.Target) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byHost == nil {
+		t.byHost = map[string]ingress.Target{}
+	}
+	t.deleteLocked(target.Box, target.Addr.Port())
+	for _, host := range hosts {
+		t.byHost[host] = target
+	}
+}
+
+// remove removes all hosts of a box's port. A host that was taken over by another URL stays.
+func (t *Table) remove(id policy.BoxID, port uint16) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.deleteLocked(id, port)
+}
+
+func (t *Table) deleteLocked(id policy.BoxID, port uint16) {
+	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool {
+		return target.Box == id && target.Addr.Port() == port
+	})
+}
+
+// RemoveID removes the hosts of one URL.
+func (t *Table) RemoveID(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.ID == id })
+}
+
+// RemoveBox removes the URLs of a box.
+func (t *Table) RemoveBox(id policy.BoxID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.Box == id })
 }

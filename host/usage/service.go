@@ -3,6 +3,7 @@ package usage
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/host/change"
+	"boxgate/host/meter"
 	"boxgate/host/procwatch"
 	"boxgate/host/state"
 	"boxgate/internal/required"
@@ -294,4 +296,141 @@ func (u *Service) stateChangeError(b *state.Box, what string, err error) error {
 		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, u.noteEnded(b))
 	}
 	return api.Errorf(api.ErrUnavailable, "the box could not be %s; try again: %w", what, err)
+}
+
+// countEnds registers the metric of boxes whose first process has ended.
+func (u *Service) countEnds(metrics *prometheus.Registry) error {
+	u.ends = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "boxgate_boxes_ended_total", Help: "Unexpected ends of the first processes of boxes.",
+	})
+	return metrics.Register(u.ends)
+}
+
+// Watch watches for the end of a launched box's first process, which was just started or recovered. The caller holds the
+// lock of b.
+func (u *Service) Watch(b *state.Box) {
+	b.Starts++
+	life := b.Starts
+	ended := func() { u.showEnded(b, life) }
+	process, err := u.sandboxes.FirstProcess(b.ID)
+	switch {
+	case err == nil:
+		u.watcher.Watch(b.ID, process, ended)
+	case errors.Is(err, launcher.ErrNotRunning):
+		go ended()
+	default:
+		u.log.Error("the end of a box can only be noticed when the box is used", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// showEnded shows that the first process of a box has ended, unless the box was started again or deleted since.
+func (u *Service) showEnded(b *state.Box, life uint64) {
+	err := change.Contain(u.log, func() error {
+		ctx := context.Background()
+		if now, err := u.sandboxes.State(ctx, b.ID); err != nil || now.Pid != 0 {
+			return err
+		}
+		b.Lock()
+		defer b.Unlock()
+		if err := b.AwaitStateChange(ctx); err != nil || b.Starts != life {
+			return err
+		}
+		if b.Status == api.StatusIdle || b.Status == api.StatusPaused {
+			_ = u.noteEnded(b) // the next user gets the error
+		}
+		return nil
+	}, zap.String("box", string(b.ID)))
+	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, launcher.ErrNotFound) {
+		u.log.Error("the state of a box could not be checked; it is checked again when the box is used", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// noteEnded puts a box in state error because its first process has ended, and returns the reason. The caller holds the
+// lock of b.
+func (u *Service) noteEnded(b *state.Box) error {
+	why := u.sandboxes.WhyEnded(b.ID)
+	b.Ended = true
+	b.ShowError(why.Error())
+	u.ends.Inc()
+	u.history.Log(b.ID, "error", "system", "the box has ended: %v", why)
+	u.log.Warn("a box has ended", zap.String("box", string(b.ID)), zap.String("status", string(api.StatusError)), zap.String("reason", why.Error()))
+	return why
+}
+
+// noteUsedAfterEnd is noteEnded for a box whose end was only discovered by its user. A resume call starts it.
+func (u *Service) noteUsedAfterEnd(b *state.Box) error {
+	b.Lock()
+	defer b.Unlock()
+	if b.Status == api.StatusIdle && b.StateChange == nil {
+		return u.noteEnded(b)
+	}
+	return u.sandboxes.WhyEnded(b.ID)
+}
+
+// SetInitCommand implements [boxgate/api/lifecycle.Host]. The command runs at the box's next start.
+func (u *Service) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
+	b, err := u.boxes.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer b.Unlock()
+	switch {
+	case b.Attached != nil:
+		return state.ErrAttached
+	case !b.Record.KeepAlive && command != "":
+		return change.InvalidAt("/init_command", "needs a box that was created with keep_alive: true")
+	}
+	record := b.Record
+	record.InitCommand, record.UpdatedAt = command, time.Now()
+	if err := u.records.Update(record); err != nil {
+		return change.NotStored(u.log, "the init command could not be stored, nothing was changed", err)
+	}
+	b.Record = record
+	b.Publish()
+	return nil
+}
+
+// Listing lists boxes with their resource usage.
+type Listing struct {
+	*state.Table
+	meter *meter.Meter
+}
+
+// NewListing returns a Listing of the boxes in a table.
+func NewListing(boxes *state.Table, m *meter.Meter) *Listing { return &Listing{boxes, m} }
+
+// Box implements the Finder of [boxgate/api/rest].
+func (l *Listing) Box(_ context.Context, idOrName string) (api.Box, error) {
+	b, err := l.Find(policy.BoxID(idOrName))
+	if err != nil && idOrName != "" {
+		for _, other := range l.All() {
+			if other.Name == idOrName {
+				b, err = other, nil
+			}
+		}
+	}
+	if err != nil {
+		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
+	}
+	return l.withUsage(b.View(), true), nil
+}
+
+// withUsage adds the box's usage. If fresh is set, it reads the kernel's counters first.
+func (l *Listing) withUsage(v api.Box, fresh bool) api.Box {
+	if fresh {
+		l.meter.Refresh(v.ID)
+	}
+	v.Usage = usageView(l.meter.Of(v.ID))
+	return v
+}
+
+// Boxes implements the Table of [boxgate/api/boxes].
+func (l *Listing) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
+	var views []api.Box
+	for _, b := range l.All() {
+		if v := b.View(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
+			views = append(views, l.withUsage(v, false))
+		}
+	}
+	return views, nil
 }

@@ -8,9 +8,13 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
+	"sync"
 	"time"
+	"unicode/utf8"
 
 	"boxgate/ingress/access"
 )
@@ -215,4 +219,84 @@ func SetCookie(value string) string {
 		age = "0"
 	}
 	return Cookie + "=" + value + "; Path=/; Max-Age=" + age + "; Secure; HttpOnly; SameSite=Lax"
+}
+
+// onceMost is the maximum number of remembered tickets. Beyond it, an old one is dropped for each new one: accepting a
+// ticket twice, which is useless without the provider's answer, is better than refusing all sign-ins.
+const onceMost = 1 << 16
+
+// once remembers used tickets until they expire. The zero value is empty. Safe for concurrent use.
+type once struct {
+	mu    sync.Mutex
+	taken map[string]int64 // expiry by ticket
+	swept int64            // time of the last removal of expired tickets
+}
+
+// first reports whether a ticket is used for the first time. Times are in Unix seconds.
+func (o *once) first(id []byte, until, now int64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, again := o.taken[string(id)]; again || len(id) == 0 {
+		return false
+	}
+	if o.taken == nil {
+		o.taken = map[string]int64{}
+	}
+	if now != o.swept {
+		o.swept = now
+		maps.DeleteFunc(o.taken, func(_ string, until int64) bool { return now >= until })
+	}
+	for other := range o.taken {
+		if len(o.taken) < onceMost {
+			break
+		}
+		delete(o.taken, other)
+	}
+	o.taken[string(id)] = until
+	return true
+}
+
+// Rules list the accounts that a public URL admits. The zero Rules admit no one.
+type Rules struct {
+	Emails  []string // in lower case
+	Domains []string // of e-mail addresses, in lower case
+	Groups  []string
+}
+
+// Identity is the visitor's identity according to the provider. The zero Identity is anonymous.
+type Identity struct {
+	Email    string
+	Verified bool // the provider has verified that the address is the visitor's
+	Groups   []string
+}
+
+// Allow reports whether the rules admit an identity. Unverified addresses do not count.
+func (r *Rules) Allow(id Identity) bool {
+	if r == nil {
+		return false
+	}
+	if id.Verified {
+		email := fold(id.Email)
+		name, domain, ok := strings.Cut(email, "@")
+		if ok && isASCII(domain) && name != "" && domain != "" && !strings.Contains(domain, "@") && (slices.Contains(r.Emails, email) || slices.Contains(r.Domains, domain)) {
+			return true
+		}
+	}
+	return id.Verified && slices.ContainsFunc(id.Groups, func(g string) bool { return g != "" && slices.Contains(r.Groups, g) })
+}
+
+// fold returns an address in lower case, in ASCII only: some other letters (K, the Kelvin sign) have ASCII letters as their
+// lower case, which would make two addresses equal.
+func fold(address string) string {
+	return strings.Map(func(r rune) rune {
+		if 'A' <= r && r <= 'Z' {
+			return r + 'a' - 'A'
+		}
+		return r
+	}, address)
+}
+
+// isASCII reports whether a domain is in its DNS form.
+func isASCII(domain string) bool {
+	return !strings.ContainsFunc(domain, func(r rune) bool { return r >= utf8.RuneSelf })
 }

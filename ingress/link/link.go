@@ -1,12 +1,16 @@
+// Package link signs and verifies URLs that allow some methods on some paths of one public URL, until a time. The
+// permission is in the signature; no state is stored. Pure: the clock is a parameter.
 package link
 
 import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"boxgate/ingress/access"
 )
@@ -70,4 +74,44 @@ func (l Link) Permits(method, path string, now time.Time) bool {
 	}
 	rest, ok := strings.CutPrefix(canonical, l.Prefix)
 	return ok && (rest == "" || strings.HasSuffix(l.Prefix, "/") || rest[0] == '/')
+}
+
+// Canonical returns a received path in its decoded form. It rejects paths that two programs could interpret differently:
+// with dot segments, empty segments, backslashes, encoded slashes, control bytes, double escapes, or invalid UTF-8.
+func Canonical(path string) (string, bool) {
+	if !strings.HasPrefix(path, "/") {
+		return "", false
+	}
+	segments := strings.Split(path[1:], "/")
+	for i, s := range segments {
+		decoded, err := url.PathUnescape(s)
+		if err != nil || !plain(decoded) || decoded == "" && i < len(segments)-1 {
+			return "", false
+		}
+		segments[i] = decoded
+	}
+	return "/" + strings.Join(segments, "/"), true
+}
+
+// plain reports whether all programs interpret a decoded segment alike. Some drop everything after a semicolon.
+func plain(segment string) bool {
+	name, _, _ := strings.Cut(segment, ";")
+	if strings.Trim(name, ". ") == "" && segment != "" {
+		return false
+	}
+	for _, r := range segment {
+		if r < ' ' || r == 0x7f || strings.ContainsRune(`/\%?#`, r) {
+			return false
+		}
+	}
+	return utf8.ValidString(segment)
+}
+
+// Escape returns a canonical path in escaped form.
+func Escape(canonical string) string {
+	segments := strings.Split(canonical, "/")
+	for i, s := range segments {
+		segments[i] = url.PathEscape(s)
+	}
+	return strings.Join(segments, "/")
 }

@@ -14,7 +14,7 @@ import (
 
 // namesRuntimes are the files outside of launcher/oci that may name an OCI runtime, with the reason.
 var namesRuntimes = map[string]string{
-	"bench/field/box.go": "measures exec by runc alone, past the gateway",
+	"bench/field/boxes.go": "measures exec by runc alone, past the gateway",
 }
 
 // TestRuntimesAreToldApartInOnePlace: OCI runtimes are distinguished by the fields of an oci.Runtime. Outside of

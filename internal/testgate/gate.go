@@ -1,13 +1,21 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // maxRepeats is the maximum number of failed tests that are repeated. If more fail, the cause is not flakiness.
@@ -303,3 +311,116 @@ func (g *gate) printSlowest() {
 func (g *gate) print(text string) { _, _ = io.WriteString(g.out, text) }
 
 func (g *gate) printf(format string, args ...any) { _, _ = fmt.Fprintf(g.out, format, args...) }
+
+// grace is the time that go test and its tests have to exit after an interrupt.
+const grace = 10 * time.Second
+
+// goTest runs go test and calls each for every line of its output: with an event, or with the line if it is not an
+// event. It returns the exit status. When ctx is done, it interrupts go test and the tests, waits for them, and returns
+// the error of ctx.
+func (g *gate) goTest(ctx context.Context, args []string, each func(e event, line []byte)) (int, error) {
+	if ctx.Err() != nil {
+		return 1, ctx.Err()
+	}
+	cmd := exec.Command(g.command, append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	// In its own process group, go test and the tests receive the same interrupt however testgate itself was
+	// interrupted.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := cmd.Start(); err != nil {
+		return 1, err
+	}
+	group := -cmd.Process.Pid
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-ended:
+			return
+		case <-ctx.Done():
+			_ = syscall.Kill(group, syscall.SIGINT)
+		}
+		select {
+		case <-ended:
+		case <-time.After(grace):
+			_ = syscall.Kill(group, syscall.SIGKILL)
+		}
+	}()
+	readErr := g.readEvents(stdout, each)
+	err = cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && ctx.Err() == nil && exit.Exited() {
+		return exit.ExitCode(), readErr
+	}
+	return 0, errors.Join(ctx.Err(), err, readErr)
+}
+
+// readEvents reads the output of go test to its end and copies it to the log.
+func (g *gate) readEvents(r io.Reader, each func(e event, line []byte)) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			if _, err := g.log.Write(line); err != nil {
+				return fmt.Errorf("writing the log: %w", err)
+			}
+			var e event
+			if json.Unmarshal(line, &e) != nil || e.Action == "" {
+				e = event{}
+			}
+			each(e, line)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// committed is the list of flaky tests embedded in the command.
+//
+//go:embed flaky.txt
+var committed string
+
+// testID names a test function: its package's import path and its name.
+type testID struct{ pkg, test string }
+
+func (id testID) String() string { return id.pkg + " " + id.test }
+
+// listing is an entry in the list of flaky tests.
+type listing struct{ since, cause string }
+
+// parseFlaky reads a list of flaky tests: lines of a package, a test, a date and a cause. Lines that begin with # and empty
+// ones are comments.
+func parseFlaky(text string) (map[testID]listing, error) {
+	list := map[testID]listing{}
+	number := 0
+	for line := range strings.Lines(text) {
+		number++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 4 {
+			return nil, fmt.Errorf("line %d: want a package, a test, a date and a cause", number)
+		}
+		if _, err := time.Parse(time.DateOnly, fields[2]); err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		id := testID{fields[0], fields[1]}
+		if strings.Contains(id.test, "/") {
+			return nil, fmt.Errorf("line %d: %s is a subtest; list the test function", number, id.test)
+		}
+		if _, twice := list[id]; twice {
+			return nil, fmt.Errorf("line %d: %v is listed twice", number, id)
+		}
+		list[id] = listing{since: fields[2], cause: strings.Join(fields[3:], " ")}
+	}
+	return list, nil
+}

@@ -2,7 +2,11 @@ package testnet
 
 import (
 	"crypto/tls"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/miekg/dns"
 )
@@ -97,3 +101,203 @@ func authorityOf(name string) dns.RR {
 type closerFunc func() error
 
 func (f closerFunc) Close() error { return f() }
+
+// defaultTTL is the time to live of addresses, in seconds.
+const defaultTTL = 60
+
+// Answer is a response to one query.
+type Answer struct {
+	Records []dns.RR
+	Rcode   int
+	Silent  bool // send no response
+}
+
+// Answerer returns the response to the count-th query (from 1) for a name. It may block.
+type Answerer func(q dns.Question, count int) Answer
+
+// zone holds the records of the DNS server, for any name below the root. Safe for concurrent use.
+type zone struct {
+	mu         sync.Mutex
+	records    map[string][]dns.RR   // canonical owner name → records
+	firstNames map[netip.Addr]string // every address that a name of the zone ever had → the first name with it
+	history    map[string]map[netip.Addr]bool
+	answerers  map[string]Answerer
+	counts     map[string]int
+	changed    bool // since the predefined hosts
+}
+
+func newZone() *zone {
+	return &zone{
+		records: map[string][]dns.RR{}, firstNames: map[netip.Addr]string{}, history: map[string]map[netip.Addr]bool{},
+		answerers: map[string]Answerer{}, counts: map[string]int{},
+	}
+}
+
+// canonical returns the form of a name in the zone: lower case without the final dot.
+func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// setTTL changes the time to live of a name's records, in seconds.
+func (z *zone) setTTL(name string, ttl uint32) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.changed = true
+	rrs := z.records[canonical(name)]
+	for i, rr := range rrs {
+		rr = dns.Copy(rr) // an answer in progress may still use the old one
+		rr.Header().Ttl = ttl
+		rrs[i] = rr
+	}
+}
+
+// setAnswerer makes f answer the queries for a name. nil removes it.
+func (z *zone) setAnswerer(name string, f Answerer) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.changed = true
+	delete(z.counts, canonical(name))
+	if f == nil {
+		delete(z.answerers, canonical(name))
+		return
+	}
+	z.answerers[canonical(name)] = f
+}
+
+func (z *zone) set(name string, rrs []dns.RR) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.changed = true
+	if len(rrs) == 0 {
+		delete(z.records, canonical(name))
+		return
+	}
+	z.records[canonical(name)] = rrs
+}
+
+// setAddrs sets the addresses of a name and remembers them in firstNames and history.
+func (z *zone) setAddrs(name string, addrs []netip.Addr) {
+	name = canonical(name)
+	var rrs []dns.RR
+	for _, a := range addrs {
+		rrs = append(rrs, addrRecord(name, a))
+	}
+	z.set(name, rrs)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.history[name] == nil {
+		z.history[name] = map[netip.Addr]bool{}
+	}
+	for _, a := range addrs {
+		z.history[name][a] = true
+		if _, ok := z.firstNames[a]; !ok {
+			z.firstNames[a] = name
+		}
+	}
+}
+
+// addrRecord returns the A or AAAA record of an address.
+func addrRecord(name string, a netip.Addr) dns.RR {
+	h := dns.RR_Header{Name: dns.Fqdn(name), Class: dns.ClassINET, Ttl: defaultTTL, Rrtype: dns.TypeA}
+	if a.Is4() {
+		return &dns.A{Hdr: h, A: a.AsSlice()}
+	}
+	h.Rrtype = dns.TypeAAAA
+	return &dns.AAAA{Hdr: h, AAAA: a.AsSlice()}
+}
+
+// everOf returns all addresses that a host, given as name or address, has or had.
+func (z *zone) everOf(host string) map[netip.Addr]bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return map[netip.Addr]bool{a: true}
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return maps.Clone(z.history[canonical(host)])
+}
+
+// owns reports whether a name has or had an address, so that the host there may present a certificate for it.
+func (z *zone) owns(name string, a netip.Addr) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.history[canonical(name)][a]
+}
+
+// nameOf returns the first name that an address had, or "".
+func (z *zone) nameOf(a netip.Addr) string {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.firstNames[a]
+}
+
+func (z *zone) addrsOf(name string) []netip.Addr {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	var out []netip.Addr
+	for _, rr := range z.records[canonical(name)] {
+		switch rr := rr.(type) {
+		case *dns.A:
+			out = append(out, netip.AddrFrom4([4]byte(rr.A.To4())))
+		case *dns.AAAA:
+			out = append(out, netip.AddrFrom16([16]byte(rr.AAAA.To16())))
+		}
+	}
+	return out
+}
+
+// answer returns the zone's response to a question. It follows CNAMEs within the zone.
+func (z *zone) answer(q dns.Question) Answer {
+	name := canonical(q.Name)
+	z.mu.Lock()
+	z.counts[name]++
+	special, count := z.answerers[name], z.counts[name]
+	z.mu.Unlock()
+	if special != nil {
+		return special(q, count)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	var out []dns.RR
+	for range 9 {
+		rrs, exists := z.findLocked(name)
+		if !exists {
+			return Answer{Records: out, Rcode: dns.RcodeNameError}
+		}
+		target := ""
+		for _, rr := range rrs {
+			if t := rr.Header().Rrtype; t == q.Qtype || t == dns.TypeCNAME || q.Qtype == dns.TypeANY {
+				out = append(out, ownedBy(rr, name))
+			}
+			if c, ok := rr.(*dns.CNAME); ok && q.Qtype != dns.TypeCNAME && q.Qtype != dns.TypeANY {
+				target = canonical(c.Target)
+			}
+		}
+		if target == "" {
+			return Answer{Records: out}
+		}
+		name = target
+	}
+	return Answer{Records: out, Rcode: dns.RcodeServerFailure}
+}
+
+// findLocked returns the records of a name, or of the wildcard above it, and whether the name exists.
+func (z *zone) findLocked(name string) ([]dns.RR, bool) {
+	if rrs, ok := z.records[name]; ok {
+		return slices.Clone(rrs), true
+	}
+	for rest := name; ; {
+		_, parent, ok := strings.Cut(rest, ".")
+		if !ok {
+			return nil, false
+		}
+		if rrs, ok := z.records["*."+parent]; ok {
+			return slices.Clone(rrs), true
+		}
+		rest = parent
+	}
+}
+
+// ownedBy returns rr with the queried name, which differs from the owner name of a wildcard record.
+func ownedBy(rr dns.RR, name string) dns.RR {
+	rr = dns.Copy(rr)
+	rr.Header().Name = dns.Fqdn(name)
+	return rr
+}

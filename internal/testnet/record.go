@@ -1,11 +1,19 @@
 package testnet
 
 import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kind is the kind of an entry.
@@ -120,4 +128,214 @@ func (r *recorder) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.entries = nil
+}
+
+// Received returns the entries of a host that all filters select, oldest first. The host is a name (with all addresses
+// it has or had) or an address; "" is every host. A connection and each request on it are separate entries.
+func (n *Net) Received(host string, filters ...Filter) []Received {
+	out, _ := n.records.matching(n.matcher(host, filters))
+	return out
+}
+
+// Await returns as soon as a host has received count entries that all filters select, or with an error when ctx ends.
+func (n *Net) Await(ctx context.Context, host string, count int, filters ...Filter) ([]Received, error) {
+	for {
+		out, changed := n.records.matching(n.matcher(host, filters))
+		if len(out) >= count {
+			return out, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return out, fmt.Errorf("%s received %d of %d: %w", host, len(out), count, ctx.Err())
+		}
+	}
+}
+
+// Queries returns the DNS queries for a name, or every query for "".
+func (n *Net) Queries(name string) []Received {
+	return n.Received("", Of(Query), func(r Received) bool { return name == "" || r.Name == canonical(name) })
+}
+
+// Forget drops everything received so far.
+func (n *Net) Forget() { n.records.forget() }
+
+// Renew prepares the internet for another test: it resets every connection and drops all records and counts.
+func (n *Net) Renew() {
+	n.conns.reset(func(*recordedConn) bool { return true })
+	n.records.forget()
+	n.packets.forget()
+}
+
+// Changed reports whether names, addresses or servers differ from a new internet's.
+func (n *Net) Changed() bool {
+	n.zone.mu.Lock()
+	defer n.zone.mu.Unlock()
+	n.closersMu.Lock()
+	defer n.closersMu.Unlock()
+	return n.zone.changed || n.changed
+}
+
+func (n *Net) matcher(host string, filters []Filter) Filter {
+	addrs := n.zone.everOf(host)
+	return func(r Received) bool {
+		if host != "" && !addrs[r.Addr.Addr()] {
+			return false
+		}
+		for _, f := range filters {
+			if f != nil && !f(r) {
+				return false
+			}
+		}
+		return true
+	}
+}
+
+// Packets returns the packets that reached a host, of any protocol, if [Options.Capture] was set. The host is a name or
+// an address; "" is every host.
+func (n *Net) Packets(host string) []Packet {
+	if host == "" {
+		return n.packets.to(nil)
+	}
+	addrs := n.zone.everOf(host)
+	if addrs == nil {
+		return nil
+	}
+	return n.packets.to(addrs)
+}
+
+// Packet counts the packets of one kind that reached the internet namespace.
+type Packet struct {
+	Src, Dst netip.Addr
+	Protocol int    // IP protocol number: 1 ICMP, 6 TCP, 17 UDP, 58 ICMPv6 …
+	Port     uint16 // destination port of TCP and UDP
+	Count    int
+}
+
+// packets counts the packets that arrive over the link. Safe for concurrent use.
+type packets struct {
+	mu     sync.Mutex
+	counts map[Packet]int
+	order  []Packet
+
+	socket  *os.File // nil: packets are not counted
+	running sync.WaitGroup
+}
+
+const maxPackets = 1 << 16
+
+func (p *packets) add(k Packet) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.counts == nil {
+		p.counts = map[Packet]int{}
+	}
+	if _, ok := p.counts[k]; !ok {
+		if len(p.order) >= maxPackets {
+			return
+		}
+		p.order = append(p.order, k)
+	}
+	p.counts[k]++
+}
+
+// capture starts counting the packets that arrive over the link.
+func (p *packets) capture(internet *NS, logf func(format string, args ...any)) error {
+	err := internet.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // receives no packet until bound
+		if err != nil {
+			return fmt.Errorf("packet socket: %w", err)
+		}
+		p.socket = os.NewFile(uintptr(fd), "packets")
+		link, err := net.InterfaceByName(linkInternet)
+		if err != nil {
+			return err
+		}
+		protocol := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}) // in network order
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: link.Index}))
+	})
+	if err != nil {
+		return err
+	}
+	p.running.Go(func() { p.read(logf) })
+	return nil
+}
+
+// read counts packets until Close.
+func (p *packets) read(logf func(format string, args ...any)) {
+	buf := make([]byte, 128)
+	for {
+		size, err := p.socket.Read(buf)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
+		if err != nil {
+			logf("test internet: packets: %v", err)
+			continue
+		}
+		if k, ok := parsePacket(buf[:size]); ok && !isLinkTraffic(k) {
+			p.add(k)
+		}
+	}
+}
+
+// Close stops counting.
+func (p *packets) Close() error {
+	if p.socket == nil {
+		return nil
+	}
+	err := p.socket.Close()
+	p.running.Wait()
+	return err
+}
+
+// to returns the packets that reached the given addresses. nil means every address.
+func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []Packet
+	for _, k := range p.order {
+		if addrs == nil || addrs[k.Dst] {
+			k.Count = p.counts[k]
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+func (p *packets) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts, p.order = nil, nil
+}
+
+// isLinkTraffic reports whether a packet is traffic of the link itself, or a reply to the gateway.
+func isLinkTraffic(k Packet) bool {
+	return k.Dst == gatewayV4 || k.Dst == gatewayV6 || k.Dst == internetV6 && k.Protocol == unix.IPPROTO_ICMPV6 ||
+		k.Dst.IsMulticast() || k.Dst.IsLinkLocalUnicast() && k.Dst.Is6() || k.Dst.IsLoopback()
+}
+
+// parsePacket reads the IP header of a packet, and the ports after it.
+func parsePacket(b []byte) (Packet, bool) {
+	var k Packet
+	var rest []byte
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		k.Src, k.Dst = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+		k.Protocol = int(b[9])
+		if head := int(b[0]&15) * 4; head <= len(b) && binary.BigEndian.Uint16(b[6:])&0x1fff == 0 {
+			rest = b[head:]
+		}
+	case len(b) >= 40 && b[0]>>4 == 6:
+		k.Src, k.Dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+		k.Protocol, rest = int(b[6]), b[40:]
+	default:
+		return k, false
+	}
+	if (k.Protocol == unix.IPPROTO_TCP || k.Protocol == unix.IPPROTO_UDP) && len(rest) >= 4 {
+		k.Port = binary.BigEndian.Uint16(rest[2:])
+	}
+	return k, true
 }

@@ -1,10 +1,17 @@
+// Package container writes the OCI runtime's configuration of boxes and of commands in them: privileges, seccomp profile
+// and limits. It determines how a box is confined.
 package container
 
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
+	"github.com/moby/profiles/seccomp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 // capabilities are the capabilities of root in a box: Docker's default without NET_RAW, so that boxes cannot forge packets.
@@ -152,4 +159,113 @@ func allowedDevices() []specs.LinuxDeviceCgroup {
 		list = append(list, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &d[0], Minor: &d[1], Access: "rw"})
 	}
 	return append(list, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: new(int64(136)), Access: "rw"}) // pts
+}
+
+// Limits bound the resources of a box.
+type Limits struct {
+	CPUs   int64
+	Memory int64 // bytes
+	Pids   int64
+	IO     IO
+}
+
+// IO bounds reads and writes of a box on one disk, per second; 0 is no limit.
+type IO struct {
+	Major, Minor          int64 // of the disk
+	ReadBytes, WriteBytes int64
+	Reads, Writes         int64
+}
+
+// ForDir returns the limits for the disk of a directory. The kernel limits whole disks, not partitions.
+func (io IO) ForDir(dir string) (IO, error) {
+	if io == (IO{}) {
+		return io, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return io, err
+	}
+	device := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	at, err := filepath.EvalSymlinks(device)
+	if err != nil {
+		return io, fmt.Errorf("launcher.io: %s is not on a disk that the kernel can limit (no %s); remove launcher.io, or move state_dir", dir, device)
+	}
+	if _, err := os.Stat(filepath.Join(at, "partition")); err == nil {
+		at = filepath.Dir(at)
+	}
+	number, err := os.ReadFile(filepath.Join(at, "dev"))
+	if err == nil {
+		_, err = fmt.Sscanf(strings.TrimSpace(string(number)), "%d:%d", &io.Major, &io.Minor)
+	}
+	if err != nil {
+		return io, fmt.Errorf("launcher.io: the disk of %s: %w", dir, err)
+	}
+	return io, nil
+}
+
+// Command describes one command in a box.
+type Command struct {
+	Args     []string
+	Env      []string
+	Cwd      string
+	UID, GID int // in the box
+	Limits   Limits
+	Terminal *specs.Box // the size of its terminal, or nil
+}
+
+// Process returns the runtime's configuration of the command. Only root gets capabilities.
+func (c Command) Process() *specs.Process {
+	caps := &specs.LinuxCapabilities{Bounding: capabilities}
+	if c.UID == 0 {
+		caps = boundTo(capabilities)
+	}
+	return &specs.Process{
+		Terminal: c.Terminal != nil, ConsoleSize: c.Terminal,
+		Args: c.Args, Env: c.Env, Cwd: c.Cwd,
+		User:            specs.User{UID: uint32(c.UID), GID: uint32(c.GID)},
+		Capabilities:    caps,
+		NoNewPrivileges: true,
+		OOMScoreAdj:     new(oomScore),
+		Rlimits:         specRlimits(c.Limits),
+	}
+}
+
+// withheld are system calls that the default profile allows but boxes may not use. The contexts of io_setup are limited for
+// the whole host (fs.aio-max-nr), and a single process can use them all.
+var withheld = []string{"io_setup"}
+
+// allocation is the system call that takes disk space without a write. If the disk of a box is not limited, its usage is
+// watched through its writes (cgroup.Writes), so this call is refused; posix_fallocate of the C library then writes
+// instead.
+const allocation = "fallocate"
+
+// seccompProfile returns the default profile of the runtimes without the withheld calls, for which programs get ENOSYS, as
+// they expect from old kernels. With writesOnly, disk space can only be taken by writes.
+//
+// x32 is left out: the filter then kills a thread that makes an x32 call. Few kernels support x32, and it has had its own
+// vulnerabilities (CVE-2014-0038). It was also a third of the cost of compiling the filter, which the runtime does again
+// for each command.
+func seccompProfile(config *specs.Spec, writesOnly bool) (*specs.LinuxSeccomp, error) {
+	// The profile depends on capabilities, so it is computed with the capabilities of commands.
+	forProfile := *config
+	forProfile.Process = &specs.Process{Capabilities: boundTo(capabilities)}
+	profile, err := seccomp.GetDefaultProfile(&forProfile)
+	if err != nil {
+		return nil, err
+	}
+	profile.Architectures = slices.DeleteFunc(profile.Architectures, func(a specs.Arch) bool { return a == specs.ArchX32 })
+	for i := range profile.Syscalls {
+		profile.Syscalls[i].Names = slices.DeleteFunc(slices.Clone(profile.Syscalls[i].Names), func(name string) bool {
+			return slices.Contains(withheld, name) || writesOnly && name == allocation
+		})
+	}
+	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{
+		Names: withheld, Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS)),
+	})
+	if writesOnly {
+		profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{
+			Names: []string{allocation}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.EOPNOTSUPP)),
+		})
+	}
+	return profile, nil
 }

@@ -1,3 +1,5 @@
+// Package image creates the root file systems of images: built from Debian packages, pulled from a registry, or unpacked
+// from an OCI layout or an archive, each once, and shared read-only by all boxes.
 package image
 
 import (
@@ -8,12 +10,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/disk"
@@ -299,4 +304,68 @@ func syncTree(dir string) error {
 	}
 	defer f.Close()
 	return unix.Syncfs(int(f.Fd()))
+}
+
+// Check returns why the image cannot be used, as far as that can be found out quickly. An image that exists, or whose file
+// exists, can be used. For a reference, it asks the registry whether it has the image.
+func (s Store) Check(ctx context.Context, imageName string) error {
+	src, err := s.source(imageName)
+	if err != nil {
+		return err
+	}
+	_, err = s.open(src)
+	switch {
+	case err == nil || src.kind == kindArchive || src.kind == kindLayout:
+		return nil
+	case src.kind == kindDebian:
+		if _, err := exec.LookPath("mmdebstrap"); err != nil {
+			return errNoMmdebstrap
+		}
+		return nil
+	case src.kind == kindReference:
+		return s.askRegistry(ctx, src.text)
+	}
+	return err
+}
+
+func (s Store) askRegistry(ctx context.Context, text string) error {
+	ref, err := name.ParseReference(text)
+	if err != nil {
+		return err
+	}
+	puller, err := s.newPuller()
+	if err != nil {
+		return err
+	}
+	asked, cancel := context.WithTimeoutCause(ctx, answerTimeout, errNoAnswer)
+	defer cancel()
+	_, err = puller.Head(asked, ref)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case asked.Err() != nil:
+		err = errors.Join(context.Cause(asked), err)
+	}
+	return explainPull(ref, err)
+}
+
+// imageUmask preserves the modes that the build of an image sets. The service itself runs with a stricter umask.
+const imageUmask = 0o022
+
+// underImageUmask calls build on a thread with the umask for images, which programs started from it inherit. The umask of
+// the process does not change.
+func underImageUmask(build func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			done <- fmt.Errorf("a umask of its own: %w", err)
+			return
+		}
+		unix.Umask(imageUmask)
+		done <- build()
+	}()
+	return <-done
 }

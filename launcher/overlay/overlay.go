@@ -1,3 +1,4 @@
+// Package overlay mounts the root of a box: its writable layer over an image that all boxes share.
 package overlay
 
 import (

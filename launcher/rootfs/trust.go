@@ -2,7 +2,10 @@ package rootfs
 
 import (
 	"bytes"
+	"crypto/sha1"
 	"crypto/x509"
+	"encoding/asn1"
+	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -13,6 +16,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
+	"unicode/utf16"
 
 	"golang.org/x/sys/unix"
 
@@ -360,4 +365,230 @@ func appendCerts(bundle []byte, certs []*x509.Certificate) []byte {
 		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}
 	return out
+}
+
+// profilePath is read by every login shell, through /etc/profile, and environmentPath by PAM (pam_env(8)): by su, sshd and
+// cron, which start with an empty environment.
+const (
+	profilePath     = "/etc/profile.d/boxgate.sh"
+	environmentPath = "/etc/environment"
+)
+
+// mainProfile reads the directory of profiles, for images without /etc/profile.
+const mainProfile = `for file in /etc/profile.d/*.sh; do
+  [ -r "$file" ] && . "$file"
+done
+unset file
+`
+
+// trustInShells sets the variables for programs that do not inherit the environment of a command. A variable that is
+// already set is kept.
+func (b *Root) trustInShells() error {
+	profile := bytes.NewBufferString("# The box's certificates, for programs that do not use the system's store.\n")
+	lines := new(bytes.Buffer)
+	for _, name := range TrustVariables {
+		fmt.Fprintf(profile, "export %s=\"${%s:-%s}\"\n", name, name, BundlePath)
+		fmt.Fprintf(lines, "%s=%s\n", name, BundlePath)
+	}
+	if err := b.write(profilePath, profile.Bytes(), 0o644); err != nil {
+		return err
+	}
+	if _, err := b.read("/etc/profile"); errors.Is(err, fs.ErrNotExist) {
+		if err := b.write("/etc/profile", []byte(mainProfile), 0o644); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	old, err := b.read(environmentPath)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if len(old) > 0 && !bytes.HasSuffix(old, []byte("\n")) {
+		old = append(old, '\n')
+	}
+	old = bytes.TrimPrefix(old, lines.Bytes())                            // of an earlier box with these files
+	return b.write(environmentPath, append(lines.Bytes(), old...), 0o644) // the image's own lines come last, and win
+}
+
+// BundlePath is the trust store of Debian, Ubuntu, Alpine and most others; the launcher creates it in images without one.
+const BundlePath = "/etc/ssl/certs/ca-certificates.crt"
+
+// TrustVariables are for programs that do not use the system's store. Most of them replace the program's own roots, so they
+// point to a bundle with the public roots and the box's CA. AWS_CA_BUNDLE is missing: with it AWS's SDK for Go fails in
+// programs that pass it a custom HTTP client, and the other AWS SDKs work with these variables.
+var TrustVariables = []string{
+	"SSL_CERT_FILE",                    // OpenSSL, Go, Ruby, PHP, Bun
+	"CURL_CA_BUNDLE",                   // curl, requests
+	"REQUESTS_CA_BUNDLE",               // requests, boto3, AWS's command line
+	"PIP_CERT",                         // pip
+	"NODE_EXTRA_CA_CERTS",              // Node, which does not read the system's store
+	"GIT_SSL_CAINFO",                   // git
+	"CARGO_HTTP_CAINFO",                // cargo
+	"NPM_CONFIG_CAFILE",                // npm
+	"DENO_CERT",                        // Deno
+	"PERL_LWP_SSL_CA_FILE",             // LWP
+	"HTTPLIB2_CA_CERTS",                // httplib2
+	"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", // gRPC's C core
+}
+
+// javaStores are the root stores of Java runtimes: the shared stores of Debian and Fedora, then stores of single
+// installations (as patterns).
+var (
+	javaStores   = []string{"/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts", "/etc/pki/ca-trust/extracted/java/cacerts"}
+	javaPatterns = []string{"usr/lib/jvm/*/lib/security/cacerts", "usr/lib/jvm/*/jre/lib/security/cacerts", "opt/java/*/lib/security/cacerts", "opt/*/lib/security/cacerts"}
+)
+
+// maxJavaStores is how many an image may have: each one is written to the host's disk.
+const maxJavaStores = 64
+
+// trustJava rewrites the trust stores of the image's Java runtimes from the bundle.
+func (b *Root) trustJava(bundle []byte) error {
+	stores, err := b.filesAt(javaStores)
+	if err != nil {
+		return err
+	}
+	for _, pattern := range javaPatterns {
+		dir, rest, _ := strings.Cut(pattern, "/*/")
+		err := b.eachIn(dir, func(name string) (err error) { // names are not kept, since a box may have filled the directory with millions
+			store := path.Join(dir, name, rest)
+			if !b.isFile(store) {
+				return nil // name may be a file, or a link to itself, where the store cannot even be looked up
+			}
+			if stores, err = b.addFile(stores, store); err == nil && len(stores) > maxJavaStores {
+				err = fmt.Errorf("the image has more than %d trust stores of Java", maxJavaStores)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if len(stores) == 0 {
+		return nil
+	}
+	store := javaKeyStore(bundle, time.Now())
+	for _, p := range stores {
+		if err := b.writeAt(p, store, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// javaKeyStore encodes certificates as a JKS of trusted certificates, which every Java since 1.2 reads, protected by the
+// default password of Java's stores.
+func javaKeyStore(bundle []byte, now time.Time) []byte {
+	const (
+		magic       = 0xfeedfeed
+		version     = 2
+		trustedCert = 2
+		password    = "changeit"
+	)
+	var entries bytes.Buffer
+	count := uint32(0)
+	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		entries.Write(binary.BigEndian.AppendUint32(nil, trustedCert))
+		javaString(&entries, fmt.Sprintf("boxgate-%d", count))
+		entries.Write(binary.BigEndian.AppendUint64(nil, uint64(now.UnixMilli())))
+		javaString(&entries, "X.509")
+		entries.Write(binary.BigEndian.AppendUint32(nil, uint32(len(block.Bytes))))
+		entries.Write(block.Bytes)
+		count++
+	}
+	out := binary.BigEndian.AppendUint32(nil, magic)
+	out = binary.BigEndian.AppendUint32(out, version)
+	out = binary.BigEndian.AppendUint32(out, count)
+	out = append(out, entries.Bytes()...)
+	digest := sha1.New() // the format's own integrity check
+	for _, unit := range utf16.Encode([]rune(password)) {
+		digest.Write(binary.BigEndian.AppendUint16(nil, unit))
+	}
+	digest.Write([]byte("Mighty Aphrodite")) // fixed by the format
+	digest.Write(out)
+	return digest.Sum(out)
+}
+
+// javaString writes ASCII as java.io.DataOutput.writeUTF does.
+func javaString(w *bytes.Buffer, s string) {
+	w.Write(binary.BigEndian.AppendUint16(nil, uint16(len(s))))
+	w.WriteString(s)
+}
+
+// attribute is one AttributeTypeAndValue of a distinguished name (RFC 5280, 4.1.2.4).
+type attribute struct {
+	Type  asn1.ObjectIdentifier
+	Value asn1.RawValue
+}
+
+// relativeName is one RelativeDistinguishedName. The suffix SET makes encoding/asn1 encode it as a SET OF.
+type relativeNameSET []attribute
+
+// subjectHash returns the hash in OpenSSL's file names of a certificate directory (X509_NAME_hash): the first four bytes,
+// least significant first, of SHA-1 over the subject in canonical form: every string in UTF-8, lower case, without outer
+// white space and with single spaces inside, and without the outermost SEQUENCE header.
+func subjectHash(rawSubject []byte) (uint32, error) {
+	var name []relativeNameSET
+	if rest, err := asn1.Unmarshal(rawSubject, &name); err != nil || len(rest) > 0 {
+		return 0, fmt.Errorf("the certificate's subject cannot be read: %w", err)
+	}
+	var canonical []byte
+	for _, rdn := range name {
+		for i, a := range rdn {
+			if text, ok := stringValue(a.Value); ok {
+				rdn[i].Value = asn1.RawValue{Tag: asn1.TagUTF8String, Bytes: []byte(canonicalText(text))}
+			} else {
+				rdn[i].Value = asn1.RawValue{FullBytes: a.Value.FullBytes}
+			}
+		}
+		der, err := asn1.Marshal(rdn)
+		if err != nil {
+			return 0, err
+		}
+		canonical = append(canonical, der...)
+	}
+	sum := sha1.Sum(canonical) // OpenSSL's choice; it is only used as a file name, not for authentication
+	return binary.LittleEndian.Uint32(sum[:4]), nil
+}
+
+// stringValue decodes the string types that OpenSSL canonicalizes.
+func stringValue(v asn1.RawValue) (string, bool) {
+	if v.Class != asn1.ClassUniversal {
+		return "", false
+	}
+	switch v.Tag {
+	case asn1.TagUTF8String, asn1.TagPrintableString, asn1.TagIA5String, 26: // 26: VisibleString
+		return string(v.Bytes), true
+	case asn1.TagT61String: // read as Latin-1
+		runes := make([]rune, len(v.Bytes))
+		for i, b := range v.Bytes {
+			runes[i] = rune(b)
+		}
+		return string(runes), true
+	case asn1.TagBMPString:
+		units := make([]uint16, len(v.Bytes)/2)
+		for i := range units {
+			units[i] = binary.BigEndian.Uint16(v.Bytes[2*i:])
+		}
+		return string(utf16.Decode(units)), true
+	default:
+		return "", false
+	}
+}
+
+// canonicalText folds ASCII only, like OpenSSL: letters and white space beyond ASCII are kept.
+func canonicalText(s string) string {
+	words := bytes.FieldsFunc([]byte(s), func(r rune) bool {
+		return strings.ContainsRune(" \t\n\v\f\r", r)
+	})
+	out := bytes.Join(words, []byte(" "))
+	for i, c := range out {
+		if 'A' <= c && c <= 'Z' {
+			out[i] = c + 'a' - 'A'
+		}
+	}
+	return string(out)
 }

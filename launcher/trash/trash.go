@@ -1,3 +1,4 @@
+// Package trash removes the files of deleted boxes in the background, even if there are millions.
 package trash
 
 import (

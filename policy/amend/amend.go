@@ -1,10 +1,117 @@
+// Package amend changes single entries of a policy, and preserves its decisions about everything else.
 package amend
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"boxgate/policy"
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
+
+// Entry is an entry for the lists of a policy: a name or "*.name" with or without a port, an address or a CIDR.
+type Entry struct {
+	text    string
+	pattern name.Pattern // zero for an address
+	prefix  netip.Prefix // zero for a name
+}
+
+// ParseEntry reads an entry. The error contains the corrected form if it is obvious.
+func ParseEntry(s string) (Entry, error) {
+	prefix, isAddress := prefixOf(s)
+	if !isAddress {
+		pattern, err := name.ParsePattern(s)
+		return Entry{s, pattern, netip.Prefix{}}, err
+	}
+	// The parser of policies accepts one spelling of each range.
+	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, policy.Options{})
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
+		return Entry{}, errors.New(invalid.Problems[0].Message)
+	}
+	return Entry{s, name.Pattern{}, prefix}, err
+}
+
+// listed reads an entry of a policy, which has been checked before.
+func listed(s string) (Entry, bool) {
+	if prefix, ok := prefixOf(s); ok {
+		return Entry{s, name.Pattern{}, prefix}, true
+	}
+	pattern, err := name.ParsePattern(s)
+	return Entry{s, pattern, netip.Prefix{}}, err == nil
+}
+
+// prefixOf reads a CIDR, or an address as its host route.
+func prefixOf(s string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(s)
+	return p, err == nil
+}
+
+// String returns the entry as it was given.
+func (e Entry) String() string { return e.text }
+
+func (e Entry) isAddress() bool { return e.prefix.IsValid() }
+
+// covers reports whether e covers all destinations of o.
+func (e Entry) covers(o Entry) bool {
+	if e.isAddress() != o.isAddress() {
+		return false
+	}
+	if e.isAddress() {
+		return e.prefix.Bits() <= o.prefix.Bits() && e.prefix.Contains(o.prefix.Addr())
+	}
+	return e.pattern.Covers(o.pattern)
+}
+
+// isSame reports whether both cover the same destinations.
+func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
+
+// coveredBy returns the first entry of a list that covers e, or "".
+func (e Entry) coveredBy(list []string) string {
+	i := slices.IndexFunc(list, func(s string) bool {
+		other, ok := listed(s)
+		return ok && other.covers(e)
+	})
+	if i < 0 {
+		return ""
+	}
+	return list[i]
+}
+
+// without returns a list without the entries for which gone reports true; nil if it is empty.
+func without(list []string, gone func(Entry) bool) []string {
+	var out []string
+	for _, s := range list {
+		if e, ok := listed(s); !ok || !gone(e) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// lists returns the lists of a policy for entries like e.
+func (e Entry) lists(s *policy.Spec) (allowed, denied *[]string) {
+	if e.isAddress() {
+		return &s.AllowedCIDRs, &s.DeniedCIDRs
+	}
+	return &s.AllowedDomains, &s.DeniedDomains
+}
+
+// Change is a policy after a change of one entry.
+type Change struct {
+	Spec    policy.Spec
+	Changed bool
+	Said    string // describes the change, or the reason why there is none
+}
+
+func unchanged(s policy.Spec, format string, args ...any) Change {
+	return Change{s, false, "nothing to do: " + fmt.Sprintf(format, args...)}
+}
 
 // Allow changes a policy so that it allows an entry, and preserves all other decisions:
 //
@@ -113,4 +220,68 @@ func (e Entry) exceptions(s policy.Spec, denied []string) string {
 // added returns a copy of a list with one more entry.
 func added(list []string, e Entry) []string {
 	return append(append(make([]string, 0, len(list)+1), list...), e.text)
+}
+
+// Beside returns a policy with temporarily allowed and denied entries. Denied entries, of the policy and temporary ones, win over
+// allowed ones. With precedence: specific, a temporarily allowed entry wins over shorter denied ones of the policy, and a temporarily
+// denied one over everything that it covers. Entries that are already allowed are not added: in a policy that only denies, an
+// allowed entry would deny everything else. The argument is not modified.
+func Beside(s policy.Spec, allowed, denied []Entry) policy.Spec {
+	for _, e := range allowed {
+		s = allowBeside(s, e)
+	}
+	for _, e := range denied {
+		s = denyBeside(s, e)
+	}
+	return s
+}
+
+func allowBeside(s policy.Spec, e Entry) policy.Spec {
+	if s.Mode == policy.ModeDenyAll {
+		c, _ := Allow(s, e) // no denied entry covers it
+		return c.Spec
+	}
+	list, denied := e.lists(&s)
+	switch {
+	case s.Mode != policy.ModeCustom || len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0 || e.allowedBy(s, *list, *denied) != "":
+		return s
+	case len(s.AllowedDomains) == 0 && s.DNS == "":
+		s.DNS = policy.DNSResolve // the previous default, which changes with the first name
+	}
+	*list = added(*list, e)
+	return s
+}
+
+// denyBeside adds a denied entry that wins over all allowed ones.
+func denyBeside(s policy.Spec, e Entry) policy.Spec {
+	if s.Mode != policy.ModeCustom {
+		return Deny(s, e).Spec
+	}
+	if s.Precedence == policy.PrecedenceSpecific && len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
+		return s.Overruled(e.text) // one entry, however many allowed ones it covers
+	}
+	_, list := e.lists(&s)
+	if e.coveredBy(*list) == "" {
+		*list = added(*list, e)
+	}
+	return s
+}
+
+// Idle returns the reason why temporarily allowing or denying an entry has no effect at present; "" if it has one. An entry that the
+// policy denies cannot be allowed, which is an error.
+func (e Entry) Idle(s policy.Spec, allow bool) (why string, err error) {
+	c := Deny(s, e)
+	if allow {
+		_, denied := e.lists(&s)
+		if by := e.deniedBy(s, *denied); by != "" {
+			return "", fmt.Errorf("%s is denied by %q, and what is denied wins", e, by)
+		}
+		if c, err = Allow(s, e); err != nil {
+			return "", err
+		}
+	}
+	if c.Changed {
+		return "", nil
+	}
+	return c.Said, nil
 }

@@ -3,9 +3,13 @@ package exchange
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -21,7 +25,7 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file judges one request. HTTP/1.1 and HTTP/2 share the judge; neither forwards data before it has allowed the
+// This part judges one request. HTTP/1.1 and HTTP/2 share the judge; neither forwards data before it has allowed the
 // request.
 
 // Message is the judge's input from a request, whatever the HTTP version.
@@ -328,4 +332,100 @@ func isName(host string, n name.Name) bool {
 	}
 	parsed, err := name.Parse(host)
 	return err == nil && parsed == n
+}
+
+// Revocations records the revocations of secrets. The zero value is empty. Safe for concurrent use.
+type Revocations struct {
+	count atomic.Uint64 // of all revocations
+
+	mu   sync.Mutex
+	last map[string]uint64 // secret → count after its latest revocation
+	used map[string]bool   // secrets that were sent with a request
+}
+
+// Revoke records a revocation. Requests in progress that were sent with the secret are cut when their connections are
+// rechecked.
+func (v *Revocations) Revoke(secret string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.last == nil {
+		v.last = map[string]uint64{}
+	}
+	v.last[secret] = v.count.Load() + 1
+	v.count.Add(1)
+}
+
+// Used reports whether a secret was sent with a request.
+func (v *Revocations) Used(secret string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.used[secret]
+}
+
+// markUsed records that secrets are sent.
+func (v *Revocations) markUsed(secrets []string) {
+	if len(secrets) == 0 {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, s := range secrets {
+		if !v.used[s] {
+			if v.used == nil {
+				v.used = map[string]bool{}
+			}
+			v.used[s] = true
+		}
+	}
+}
+
+// since reports whether one of the secrets was revoked after the count was then.
+func (v *Revocations) since(then uint64, secrets []string) bool {
+	if len(secrets) == 0 || v.count.Load() == then {
+		return false
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(secrets, func(s string) bool { return v.last[s] > then })
+}
+
+// Revoked reports whether a secret of the request was revoked after the request was judged.
+func (r *Decision) Revoked(s *Session) bool { return s.Core.Revoked.since(r.revokedBefore, r.sources) }
+
+// sourcesOf returns the secrets of the configuration that a decision sends. The list must not be modified.
+func (r *Decision) sourcesOf() []string {
+	does := r.header.OnRequests()
+	names := slices.Clip(does.Sources)
+	if len(r.Swaps) > 0 {
+		names = append(names, does.Swapped...)
+	}
+	if i := r.header.OnConnections().Identity; i != nil {
+		names = append(names, i.Sources()...)
+	}
+	return names
+}
+
+// RetryAfter is the Retry-After of a request over the rate limit, in seconds (RFC 9110, 10.2.3).
+const RetryAfter = "1"
+
+// TooMany refuses a request of a box that exceeds its rate limit. Requests are counted before they are judged: a flood
+// causes no policy decisions, and refused requests count as well.
+func TooMany() *problem.Problem {
+	return &problem.Problem{Status: http.StatusTooManyRequests, Reason: name.ReasonLimit,
+		Detail: "The box sends more requests a second than it may."}
+}
+
+// NoMemory is the problem for a request beyond its box's memory limit.
+func NoMemory() *problem.Problem {
+	return &problem.Problem{Status: http.StatusServiceUnavailable, Reason: name.ReasonLimit,
+		Detail: "The box has reached its memory limit in the gateway."}
+}
+
+// Named records the destination of a request that was never judged.
+func (x *Exchange) Named(m *Message) {
+	e := &x.Event
+	e.Method, e.Path = m.Method, WithoutQuery(m.Path)
+	if e.Name == "" {
+		e.Name = m.Authority
+	}
 }

@@ -2,7 +2,9 @@ package exchange
 
 import (
 	"context"
+	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http2/hpack"
@@ -10,12 +12,15 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/recovery"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/usage"
 	"boxgate/relay/h1"
+	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
-// This file masks the secrets of a rule in responses of its hosts, and refuses responses that cannot be scrubbed.
+// This part masks the secrets of a rule in responses of its hosts, and refuses responses that cannot be scrubbed.
 
 // Scrubbing is the scrubbing of one response. A nil Scrubbing passes everything unchanged.
 type Scrubbing struct {
@@ -177,3 +182,137 @@ func WithoutLength(r *h1.Response) {
 	}
 	r.Fields = kept
 }
+
+// This part changes the heads of responses as the rule of their host requires.
+
+// dropsField reports whether a field of a response is removed; the name is in lower case.
+func (r *Decision) dropsField(name string) bool {
+	return slices.ContainsFunc(r.header.OnRequests().Responses, func(h rule.ResponseHead) bool { return h.DropsResponseField(name) })
+}
+
+// ResponseFields returns the fields of a response's head, or trailers, to send to the client. It modifies the list.
+func (r *Decision) ResponseFields(fields []h1.Field) []h1.Field {
+	if len(r.header.OnRequests().Responses) == 0 {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f h1.Field) bool { return r.dropsField(strings.ToLower(string(f.Name))) })
+}
+
+// ResponseHTTP2 is [Decision.ResponseFields] for HTTP/2, where names are in lower case.
+func (r *Decision) ResponseHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
+	if len(r.header.OnRequests().Responses) == 0 {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return r.dropsField(f.Name) })
+}
+
+// SetsLogin reports whether a header of the rule is part of a connection-based login (NTLM, Negotiate).
+func SetsLogin(set []rule.Field) bool {
+	return slices.ContainsFunc(set, func(f rule.Field) bool { return !f.Remove && h1.IsLogin(f.Name, f.Value.Reveal()) })
+}
+
+// framed is a side of a WebSocket. The frames written to it are searched and changed.
+type framed struct {
+	io.Writer
+	frames interface {
+		// Append appends the changed frames in p to dst. Parts of frames wait for the rest.
+		Append(dst, p []byte) ([]byte, error)
+	}
+	out []byte
+}
+
+// frameBuffer is the largest buffer kept between writes.
+const frameBuffer = 16 << 10
+
+// Write changes the frames in p and writes them.
+func (m *framed) Write(p []byte) (int, error) {
+	out, err := m.frames.Append(m.out[:0], p)
+	if m.out = out; cap(out) > frameBuffer {
+		m.out = nil
+	}
+	if len(out) > 0 {
+		if _, err := m.Writer.Write(out); err != nil {
+			return 0, err
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Masking returns w, wrapped to mask the frames written to it if the rule requires that.
+func (r *Decision) Masking(w io.Writer) io.Writer {
+	if r.Scrub == nil || r.errorsOnly {
+		return w
+	}
+	return &framed{Writer: w, frames: scrub.NewFrames(r.Scrub)}
+}
+
+// This part searches the data that a box with placeholders sends after the head of a request: bodies and WebSocket
+// messages.
+
+// Watch returns a searcher for the body of an allowed request with the given values of Content-Encoding. The caller closes
+// it.
+func (s *Session) Watch(r *Decision, encodings []string) (placeholder.Watch, *problem.Problem) {
+	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
+	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // other codings are searched undecoded
+		return placeholder.NewWatch(r.Policy.HasPlaceholders()), nil
+	}
+	if !s.Usage.Recodings.Enter(MaxRecodings) {
+		return placeholder.Watch{}, NoMemory()
+	}
+	holds := &memory.Claim{}
+	holds.Open(s.Usage.Memory, memory.Recoding)
+	free := func() { s.Usage.Recodings.Leave(); holds.Close() }
+	if !holds.Grow(scrub.Memory(codings)) {
+		free()
+		return placeholder.Watch{}, NoMemory()
+	}
+	return placeholder.NewCodedWatch(codings, func(decode func()) {
+		go func() {
+			defer free()
+			defer recovery.Panic(s.Core.Log, s.Box.ID, func() {})
+			decode()
+		}()
+	}), nil
+}
+
+// Searched returns the server's side of a WebSocket, and a function to call when it has ended.
+func (s *Session) Searched(ctx context.Context, r *Decision, w io.Writer) (searched io.Writer, end func()) {
+	if !r.Policy.HasPlaceholders() {
+		return w, func() {}
+	}
+	holds, frames := &memory.Claim{}, &placeholder.Frames{}
+	holds.Open(s.Usage.Memory, memory.Buffers)
+	frames.Memory = holds
+	if r.header.OnRequests().Places.Has(rule.InWebSocket) {
+		frames.Values = func(tokens []string) ([]string, error) {
+			values, err := r.valuesOf(ctx, s, tokens, rule.InWebSocket)
+			if err == nil && r.header.Scrub {
+				r.maskAlso(s, values)
+			}
+			return values, err
+		}
+	}
+	return &framed{Writer: w, frames: frames}, holds.Close
+}
+
+// WithoutExtensions removes the offer of WebSocket extensions from a request of a box with placeholders: compressed
+// messages could not be searched.
+func (r *Decision) WithoutExtensions(fields []h1.Field) []h1.Field {
+	if !r.Policy.HasPlaceholders() {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f h1.Field) bool { return h1.IsVariant(f.Name, extensions) })
+}
+
+// WithoutExtensionsHTTP2 is [Decision.WithoutExtensions] for HTTP/2.
+func (r *Decision) WithoutExtensionsHTTP2(fields []hpack.HeaderField) []hpack.HeaderField {
+	if !r.Policy.HasPlaceholders() {
+		return fields
+	}
+	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return h1.IsVariant(f.Name, extensions) })
+}
+
+const extensions = "Sec-WebSocket-Extensions"

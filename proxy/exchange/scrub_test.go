@@ -1,6 +1,7 @@
 package exchange_test
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"compress/zlib"
@@ -8,6 +9,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
@@ -15,11 +17,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/andybalholm/brotli"
+	"github.com/coder/websocket"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/exchange"
@@ -328,4 +334,268 @@ func TestRecodingsAreLimited(t *testing.T) {
 		}
 		proxytest.Await(t, "no recoding to be counted", func() bool { return taken.Load() == 0 })
 	})
+}
+
+// Tests of scrubbing what goes on: streams of events, messages, frames.
+
+// TestScrubbedStreamsAreNotDelayed sends events one by one, each after the one before was seen.
+func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]chan struct{})
+	for _, v := range []string{"", "gzip", "br", "zstd"} {
+		for _, p := range []string{"h1 to h1", "h2 to h2", "h2 to h1"} {
+			seen[v+p] = make(chan struct{})
+		}
+	}
+	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
+		coding := r.URL.Query().Get("coding")
+		w.Header().Set("Content-Type", "text/event-stream")
+		if coding != "" {
+			w.Header().Set("Content-Encoding", coding)
+		}
+		controller := http.NewResponseController(w)
+		_ = controller.Flush()
+		out, flush := packed(w, coding)
+		for i := range 5 {
+			select {
+			case <-seen[coding+r.URL.Query().Get("name")]:
+			case <-r.Context().Done():
+				return
+			}
+			fmt.Fprintf(out, "data: %d %s\n\n", i, proxytest.ScrubbedToken)
+			_ = flush()
+			_ = controller.Flush()
+		}
+		_ = out.Close()
+	}, func(t *testing.T, _ *proxytest.Rig, client *http.Client, at string) {
+		name := t.Name()[strings.LastIndex(t.Name(), "/")+1:]
+		name = strings.ReplaceAll(name, "_", " ")
+		for _, coding := range []string{"", "gzip", "br", "zstd"} {
+			res, err := client.Get(at + "/?" + url.Values{"coding": {coding}, "name": {name}}.Encode())
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[coding+name] <- struct{}{} // the head is here
+			plain, err := unpacked(res.Body, coding)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewReader(plain)
+			for i := range 5 {
+				line, err := lines.ReadString('\n')
+				if err != nil || line != fmt.Sprintf("data: %d %s\n", i, proxytest.ScrubStars) {
+					t.Fatalf("%s: %q, %v", coding, line, err)
+				}
+				_, _ = lines.ReadString('\n')
+				if i < 4 {
+					seen[coding+name] <- struct{}{}
+				}
+			}
+			_ = res.Body.Close()
+		}
+	})
+}
+
+// TestCompressedMessagesAreBrokenOff: the flag of a message says so although nothing was negotiated.
+func TestCompressedMessagesAreBrokenOff(t *testing.T) {
+	t.Parallel()
+	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		_, _ = w.Write([]byte("\x01\x00\x00\x00\x03abc"))
+	}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
+		res, err := client.Get(at)
+		if err == nil {
+			_, err = io.ReadAll(res.Body)
+		}
+		if err == nil {
+			t.Error("it is handed on as a good response")
+		}
+	})
+}
+
+// TestReflectedSecretsInWebSockets: frames of the server, over both versions; none is offered compression.
+func TestReflectedSecretsInWebSockets(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	var offered atomic.Bool
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
+		offered.Store(offered.Load() || r.Header["Sec-Websocket-Extensions"] != nil)
+		proxytest.EchoWebSocket(w, r)
+	})
+	l.Scrub(port)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, _, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{
+		HTTPClient: l.HTTPClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	c.SetReadLimit(-1)
+	for _, size := range []int{1, 125, 70000, 1 << 20} {
+		msg := strings.Repeat("s", size)
+		if err := c.Write(ctx, websocket.MessageBinary, []byte(msg)); err != nil {
+			t.Fatal(err)
+		}
+		if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer "+proxytest.ScrubStars+" "+msg {
+			t.Fatalf("%d bytes: %.100q %v", size, got, err)
+		}
+	}
+	//lint:ignore SA1019 net/http's own client refuses the field :protocol
+	client, err := (&http2.Transport{}).NewClientConn(l.DialPair(proxytest.API, port, true, "h2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+proxytest.HostPort(port)+"/", pr)
+	req.Header[":protocol"] = []string{"websocket"}
+	req.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
+	res, err := client.RoundTrip(req)
+	if err != nil || res.StatusCode != 200 {
+		t.Fatal(err, res)
+	}
+	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
+		t.Fatal(err)
+	}
+	want := "\x81\x1eBearer " + proxytest.ScrubStars + " hi"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != want {
+		t.Errorf("%q %v", got, err)
+	}
+	if offered.Load() {
+		t.Error("an extension was offered")
+	}
+}
+
+// TestWebSocketExtensionsAreRefused: a server that compresses unasked is not let through.
+func TestWebSocketExtensionsAreRefused(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
+		if _, err := http.ReadRequest(r); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+			_, _ = io.Copy(io.Discard, r)
+		}
+	})
+	l.Scrub(port)
+	c := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", "GET")
+	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "unscrubbable") {
+		t.Errorf("%d %s", res.StatusCode, body)
+	}
+}
+
+// TestAttackSecretOfALaterRequestInAnOpenStream: a box opens a stream of what the server receives, as collectors of requests
+// have them, and then sends the secret with another request: for the first time, or after it has changed.
+func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
+	t.Parallel()
+	for _, v := range []struct {
+		name       string
+		client, up bool
+	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("placeholder-value-987654")} })
+			seen, opened := make(chan string, 10), make(chan struct{})
+			_, port := l.HTTPSServer(v.up, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/stream" {
+					seen <- r.Header.Get("X-Key") + " " + r.Header.Get("X-Token")
+					return
+				}
+				_ = http.NewResponseController(w).Flush()
+				close(opened)
+				for range 2 {
+					select {
+					case what := <-seen:
+						_, _ = io.WriteString(w, "received "+what+" .\n")
+						_ = http.NewResponseController(w).Flush()
+					case <-r.Context().Done():
+						return
+					}
+				}
+			})
+			rule := func(literal string) {
+				l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {`+literal+`}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
+			}
+			rule("")
+			client := l.HTTPClientLater(port, v.client)
+			res, err := client.Get("https://" + proxytest.HostPort(port) + "/stream")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer res.Body.Close()
+			<-opened
+			lines := bufio.NewReader(res.Body)
+			for i, want := range []string{"received  ************************ .\n", "received ****************** ************************ .\n"} {
+				if i == 1 {
+					rule(`"X-Key": "changed-0123456789"`)
+				}
+				if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Token": {proxytest.TokenFor("KEY")}}); res.StatusCode != 200 {
+					t.Fatalf("%d %s", res.StatusCode, text)
+				}
+				line, err := lines.ReadString('\n')
+				if err != nil || line != want || strings.Contains(line, "value") {
+					t.Errorf("the box reads %q %v", line, err)
+				}
+			}
+		})
+	}
+}
+
+// TestAttackSecretOnAnotherPort: a server keeps the secrets that it is sent, and shows them on other ports of its name: in the
+// clear, under a rule that does not scrub, and where requests are only judged. Other names are shown what they hold.
+func TestAttackSecretOnAnotherPort(t *testing.T) {
+	t.Parallel()
+	const literal, sourced = "literal-secret-of-443", "sourced-secret-of-443"
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) {
+		c.Secrets = proxytest.Sources{"s": func(context.Context) (string, error) { return sourced, nil }}
+	})
+	var sent atomic.Pointer[string]
+	sent.Store(new(string))
+	show := func(w http.ResponseWriter, r *http.Request) {
+		if key := r.Header.Get("X-Key"); key != "" {
+			sent.Store(&key)
+		}
+		w.Header().Set("X-Kept", *sent.Load())
+		fmt.Fprintf(w, "kept %s %s.", *sent.Load(), literal)
+	}
+	_, keyed := l.HTTPSServer(false, show)
+	_, ruled := l.HTTPSServer(false, show)
+	_, judged := l.HTTPSServer(true, show)
+	_, plain := l.HTTPServer(show)
+	spec := proxytest.AllowAll
+	spec.Rules = []match.RequestRule{{Hosts: []string{proxytest.HostPort(judged)}, Methods: []string{"PURGE"}, Action: "deny"}}
+	l.Rules(spec, fmt.Sprintf(`{%q: {"headers": {"X-Key": {"secret": "s"}, "X-Other": %q}, "scrub": true},
+		%q: {"headers": {"X-Plain": "not a secret"}}}`, proxytest.HostPort(keyed), literal, proxytest.HostPort(ruled)))
+	masked := func(what, text string) {
+		t.Helper()
+		if strings.Contains(text, "secret") || !strings.HasPrefix(text, "kept ") {
+			t.Errorf("%s: the box reads %q", what, text)
+		}
+	}
+	_, text := proxytest.Get(t, l.HTTPClient(plain, false), "http://"+proxytest.HostPort(plain)+"/", nil)
+	masked("in the clear, before it was sent", text)
+	_, text = proxytest.Get(t, l.HTTPClient(keyed, false), "https://"+proxytest.HostPort(keyed)+"/", nil)
+	masked("on its own port", text)
+	if *sent.Load() != sourced {
+		t.Fatalf("the server was sent %q", *sent.Load())
+	}
+	for what, c := range map[string]struct {
+		port uint16
+		h2   bool
+		url  string
+	}{"in the clear": {plain, false, "http://"}, "under a rule": {ruled, false, "https://"}, "where requests are judged": {judged, true, "https://"}} {
+		resp, text := proxytest.Get(t, l.HTTPClient(c.port, c.h2), c.url+proxytest.HostPort(c.port)+"/", nil)
+		masked(what, text)
+		if kept := resp.Header.Get("X-Kept"); kept != strings.Repeat("*", len(sourced)) {
+			t.Errorf("%s: the field is %q", what, kept)
+		}
+	}
+	_, text = proxytest.Get(t, l.HTTPClient(plain, false), fmt.Sprintf("http://other.example.com:%d/", plain), nil)
+	if text != "kept "+sourced+" "+literal+"." {
+		t.Errorf("another name: the box reads %q", text)
+	}
 }

@@ -5,14 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"net/textproto"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"boxgate/internal/fault"
+	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
@@ -236,4 +242,241 @@ func (r *Decision) secrets() (texts []string) {
 		}
 	}
 	return append(texts, r.maskTexts...)
+}
+
+// identities caches the parsed client certificates of rules. The zero value is empty. Its size is limited by the pairs of
+// secrets in the configuration. Safe for concurrent use.
+type identities struct {
+	mu   sync.Mutex
+	last map[rule.Identity]parsedIdentity
+}
+
+// parsedIdentity is an identity with the values from which it was parsed.
+type parsedIdentity struct {
+	certificate, key name.Secret
+	identity         *origin.Identity
+}
+
+var errExpired = errors.New("the certificate has expired")
+
+// identity returns the client certificate of a rule, or nil if it has none.
+func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity, error) {
+	if of == nil {
+		return nil, nil
+	}
+	certificate, err := k.document(ctx, of.CertificateSource())
+	if err != nil {
+		return nil, err
+	}
+	key, err := k.document(ctx, of.KeySource())
+	if err != nil {
+		return nil, err
+	}
+	identity, err := k.identities.get(of, certificate, key)
+	if err == nil && identity.Expired(fault.Now()) {
+		err = errExpired
+	}
+	if err != nil {
+		return nil, fmt.Errorf("secret %q: %w", of.CertificateSource(), err)
+	}
+	return identity, nil
+}
+
+// get returns the identity for two values, parsed or from the cache.
+func (i *identities) get(effect rule.Identity, certificate, key name.Secret) (*origin.Identity, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if last, ok := i.last[effect]; ok && last.certificate.Equal(certificate) && last.key.Equal(key) {
+		return last.identity, nil
+	}
+	pair, err := effect.Certificate(certificate, key)
+	if err != nil {
+		delete(i.last, effect)
+		return nil, err
+	}
+	if i.last == nil {
+		i.last = map[rule.Identity]parsedIdentity{}
+	}
+	identity := origin.NewIdentity(pair, certificate, key)
+	i.last[effect] = parsedIdentity{certificate, key, identity}
+	return identity, nil
+}
+
+// document returns the value of a secret that need not be a valid header value.
+func (k *Core) document(ctx context.Context, n string) (name.Secret, error) {
+	if k.Secrets == nil {
+		return name.Secret{}, fmt.Errorf("secret %q: %w", n, errNoSecrets)
+	}
+	s, err := k.Secrets.Secret(ctx, n)
+	if err != nil {
+		return name.Secret{}, fmt.Errorf("secret %q: %w", n, err)
+	}
+	return s, nil
+}
+
+// Credential is a value for logging in on a connection. The zero value is a literal.
+type Credential struct {
+	core          *Core
+	source        string
+	revokedBefore uint64
+}
+
+// Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and a
+// Credential for checking later whether it was revoked.
+func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Credential, error) {
+	c := Credential{k, source, k.Revoked.count.Load()}
+	v, err := k.fetch(ctx, source)
+	if err != nil {
+		return name.Secret{}, c, err
+	}
+	k.Revoked.markUsed([]string{source})
+	return name.NewSecret(v), c, nil
+}
+
+// Revoked reports whether the value was revoked after it was fetched.
+func (c Credential) Revoked() bool {
+	return c.core != nil && c.core.Revoked.since(c.revokedBefore, []string{c.source})
+}
+
+// message returns the request in its forwarded form, for signing.
+func (w *Rewriting) message() *rule.Message {
+	m := &rule.Message{
+		Method: w.Method, Host: w.Authority, Target: w.Target, Length: w.Length, Body: w.Body, Altered: w.Changed, Time: w.s.Core.now(),
+	}
+	switch {
+	case w.Trailers:
+		m.Length = -1
+	case w.Whole:
+		m.Length = int64(len(w.Body))
+	}
+	m.Fields = append(m.Fields, w.Fields...)
+	for i := range w.r.Set {
+		if h := &w.r.Set[i]; !h.Remove {
+			m.Fields = append(m.Fields, Field{Name: h.Name, Value: h.Value.Reveal()})
+		}
+	}
+	return m
+}
+
+// now returns the time by the gateway's clock.
+func (k *Core) now() time.Time {
+	if k.Clock == nil {
+		return time.Now()
+	}
+	return k.Clock()
+}
+
+// sign adds the rule's signature to the headers that are set. Its cleartext parts are masked even if the rule does not
+// scrub, but then only in error responses: other responses may be parts of large objects.
+func (w *Rewriting) sign(ctx context.Context) error {
+	signer := w.r.header.OnRequests().Signer
+	if signer == nil {
+		return nil
+	}
+	if w.hash && w.read && !w.Whole {
+		return signer.TooLarge()
+	}
+	signed, err := signer.Sign(ctx, w.s.Core, w.message())
+	if err != nil {
+		return err
+	}
+	if signed.Shown != "" {
+		w.r.maskTexts = append(w.r.maskTexts, scrub.Texts(signed.Shown)...)
+		w.r.Scrub, w.r.errorsOnly = w.r.maskSet(w.s), !w.r.header.Scrub
+	}
+	w.r.Set, w.Target = slices.Concat(w.r.Set, signed.Set), signed.Target // requests may share the rule's list
+	return nil
+}
+
+// Tokens issues tokens that prove to the proxies of forwarding rules which box a request comes from. Safe for concurrent
+// use.
+type Tokens interface {
+	// Token returns a token for an audience about a request to a host.
+	Token(box policy.BoxID, audience, host string) (name.Secret, error)
+}
+
+// Via is the operator's proxy to which a request is forwarded instead of its server.
+type Via struct {
+	Authority string
+	Target    string // path and query
+	way       route.Routed
+
+	to           rule.Redirect
+	introduction []match.Field // headers that describe the request to the proxy
+}
+
+var errNoTokens = errors.New("the gateway signs no identity tokens")
+
+// redirect sends the request to the proxy of its rule, if there is one. It adds the proxy's headers, which replace any that
+// the box sent.
+func (r *Decision) redirect(s *Session, m *Message) error {
+	to := r.header.OnConnections().Redirect
+	if to == nil {
+		return nil
+	}
+	host, port := to.Proxy()
+	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: host, Port: port, Protocol: policy.TCP}
+	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if the route depends on further evidence
+	r.Via = &Via{
+		Authority: to.Authority(), Target: to.Target(m.Path), way: way, to: to,
+		introduction: to.Introduction(r.Request.Name, r.Request.Port, m.Path),
+	}
+	return r.introduce(s)
+}
+
+// introduce adds the headers for the proxy, with a fresh token: tokens are so short-lived that one from before the body was
+// read may have expired.
+func (r *Decision) introduce(s *Session) error {
+	if r.Via == nil {
+		return nil
+	}
+	if s.Core.Tokens == nil {
+		return errNoTokens
+	}
+	token, err := s.Core.Tokens.Token(s.Box.ID, r.Via.to.URL(), r.Request.Name.String())
+	if err != nil {
+		return err
+	}
+	set := make([]rule.Field, len(r.Set), len(r.Set)+len(r.Via.introduction)+1)
+	copy(set, r.Set)
+	for _, f := range r.Via.introduction {
+		set = append(set, rule.Field{Name: f.Name, Value: name.NewSecret(f.Value)})
+	}
+	r.Set = append(set, rule.Field{Name: r.Via.to.TokenField(), Value: token})
+	return nil
+}
+
+// Target returns the destination of a request that was not refused.
+func (r *Decision) Target(s *Session) origin.Target {
+	to := origin.To(r.way, s.Secure)
+	if r.Via != nil {
+		to = to.Via(r.Via.way)
+	}
+	on := r.header.OnConnections()
+	if on.LegacyUpstream {
+		to = to.Legacy()
+	}
+	if on.Lenient {
+		to = to.OnlyHTTP1()
+	}
+	return to.As(r.identity)
+}
+
+// Lenient reports whether the response is read leniently.
+func (r *Decision) Lenient() bool { return r.header.OnConnections().Lenient }
+
+// checkPolicy evaluates a policy for whether a request may continue through the proxy at an address, which is the zero Addr if
+// not yet known. A decision without a reason is no objection.
+func (v *Via) checkPolicy(s *Session, c *policy.Compiled, at netip.Addr) policy.Decision {
+	if v == nil {
+		return policy.Decision{}
+	}
+	way := v.way
+	if at.IsValid() {
+		way.Asked, way.Known = way.At(at)
+	}
+	if why := v.way.OverruledBy(s.Core.Router.Reroute(c.Forwarding(), s.Box, way)); why != nil {
+		return why.Decision
+	}
+	return policy.Decision{}
 }

@@ -1,23 +1,31 @@
+// Package http1 serves HTTP/1.x clients: it reads requests one after another, has each judged, forwards it and relays the
+// response.
 package http1
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/match"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/problem"
 	"boxgate/relay"
 	"boxgate/relay/h1"
 	"boxgate/rule/placeholder"
@@ -34,7 +42,7 @@ type conn struct {
 
 	holds  memory.Claim   // for In
 	up     *origin.Conn   // kept between requests to the same destination
-	bound  bool           // the server connection is permanently this client's: see login.go
+	bound  bool           // the server connection is permanently this client's: see forward.go
 	rested bool           // it has been idle for [relay.RestAfter] since the last request
 	end    time.Time      // end of an idle connection
 	sent   int64          // bytes received from the client when the wait for a request began
@@ -351,4 +359,128 @@ func hostOf(s *exchange.Session, r *h1.Request) []byte {
 		return []byte(net.JoinHostPort(s.Name.String(), strconv.Itoa(int(s.Port))))
 	}
 	return nil
+}
+
+// This part forwards the half-close of a client while its request is in progress (RFC 9112, 9.6). Some servers answer only
+// at the end of their input, others abandon the request then; both must work as without the gateway.
+
+// ending records the known ways in which a client has ended its side.
+type ending struct {
+	notified bool // by TLS (close_notify)
+	finished bool // by TCP
+}
+
+// errEnded ends an exchange whose client has half-closed, after which the server closed the connection without a response.
+var errEnded = fmt.Errorf("%w: it had ended its side of the connection, and the server gave no response", relay.ErrClientGone)
+
+// clientGone is called periodically while waiting for the server. It reports whether the client has disconnected; TLS that
+// ends without close_notify counts as that. A client that has merely half-closed still reads, so the half-close is
+// forwarded. If it has disconnected after all, its host reports that after a minute, or in answer to data.
+func (h *conn) clientGone() bool {
+	if h.direct == nil {
+		return false
+	}
+	state := socket.State(h.Conn)
+	switch {
+	case state == unix.BPF_TCP_CLOSE, h.switches && h.s.Secure && state == unix.BPF_TCP_CLOSE_WAIT:
+		return true
+	case h.over == (ending{}) && h.mayEnd() && h.lookForEnd() != nil:
+		return true
+	case h.over == (ending{}):
+		return false
+	}
+	h.over.finished = state == unix.BPF_TCP_CLOSE_WAIT
+	h.up.End(h.over.notified, h.over.finished)
+	return false
+}
+
+// mayEnd reports whether to look for the end of the client's side: the client's data is not being read, none is buffered,
+// and the request's buffer is not needed any longer.
+func (h *conn) mayEnd() bool {
+	return h.Upload.Idle() && !h.switches && len(h.In.Bytes()) == 0
+}
+
+// lookForEnd reads data that the client has sent since its request: the beginning of another, which is kept, or the end. It
+// does not block, and returns an error if neither can follow.
+func (h *conn) lookForEnd() error {
+	if h.looked && h.direct.Quiet() { // TLS may have buffered data from the request
+		return nil
+	}
+	h.looked = true
+	h.Unlimited() // the deadline may have passed
+	h.direct.SetNonBlocking(true)
+	err := h.In.Fill()
+	h.direct.SetNonBlocking(false)
+	if err == nil {
+		return nil
+	}
+	h.In.Release()
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil
+	case errors.Is(err, io.EOF) && (!h.s.Secure || !h.direct.Ended()):
+		h.over.notified, h.over.finished = h.s.Secure, !h.s.Secure
+		return nil
+	}
+	return err
+}
+
+// refuse answers the request with a problem. A nil error means that the whole request was read and the connection can carry
+// another.
+func (h *conn) refuse(p *problem.Problem) error {
+	h.x.Refused(p)
+	keep := h.Req.Body.Empty() && !h.Req.Close && p.Status != http.StatusBadRequest && h.Head > 0
+	if err := h.writeProblem(p, keep); err != nil {
+		return err
+	}
+	if !keep {
+		return relay.ErrLinger
+	}
+	h.In.Take(h.Head)
+	return nil
+}
+
+// refuseHead ends a connection whose request could not be read.
+func (h *conn) refuseHead(err error) error {
+	var malformed *h1.Error
+	switch {
+	case errors.Is(err, memory.ErrFull):
+		h.Head = 0
+		return h.refuse(exchange.NoMemory())
+	case errors.As(err, &malformed):
+		h.Head = 0
+		return h.refuse(&problem.Problem{Status: malformed.Status, Reason: name.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		h.Head = 0
+		return h.refuse(&problem.Problem{Status: http.StatusRequestTimeout, Reason: name.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
+	case errors.Is(err, io.EOF):
+		h.x.Refused(&problem.Problem{Reason: name.ReasonBadRequest})
+		h.x.Failed(io.ErrUnexpectedEOF)
+		return err
+	}
+	h.x.Refused(&problem.Problem{Reason: name.ReasonBadRequest})
+	h.x.Failed(err)
+	return err
+}
+
+// BadBody implements [relay.Side].
+func (h *conn) BadBody(err error) error { return h.refuseBody(err) }
+
+// refuseBody answers a request whose body or trailers are refused. The rest of the body is not read.
+func (h *conn) refuseBody(err error) error {
+	h.Head = 0
+	if errors.Is(err, placeholder.ErrLate) {
+		h.x.Failed(err)
+		return h.refuse(exchange.LeakProblem())
+	}
+	return h.refuse(exchange.BadRequest("The request is refused: " + err.Error() + "."))
+}
+
+func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
+	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}}
+	if p.Status == http.StatusTooManyRequests {
+		fields = append(fields, [2]string{"Retry-After", exchange.RetryAfter})
+	}
+	_, err := h.Reply(&relay.Reply{Status: p.Status, Fields: fields, Body: p.Body(), Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
+	return err
 }

@@ -2,6 +2,7 @@ package http1_test
 
 import (
 	"bufio"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,14 +11,19 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/proxy"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/proxytest"
+	"boxgate/relay/relaytest"
 )
 
 // TestInjectionReplacesEveryVariant sends the injected header in every spelling an origin server might take for it.
@@ -238,6 +244,133 @@ func TestRequestRules(t *testing.T) {
 		proxytest.ReadAll(t, res.Body)
 		if res.StatusCode != status {
 			t.Errorf("%s: %d, want %d", request, res.StatusCode, status)
+		}
+	}
+}
+
+// TestSideOfEgress walks what holds on every side of the engine.
+func TestSideOfEgress(t *testing.T) {
+	t.Parallel()
+	relaytest.Run(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		port := l.RawServer(true, server)
+		l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+		return relaytest.Rig{
+			Host: proxytest.HostPort(port), Says: string(name.ReasonBadRequest), Dial: func() net.Conn { return l.DialPair(proxytest.API, port, true) },
+			Logged: func(path string) (request, response int64) {
+				e := l.Want(path, func(e audit.Event) bool { return e.Path == path && e.Phase != audit.PhaseOpen })
+				return e.BytesOut, e.BytesIn
+			},
+		}
+	})
+}
+
+// TestExpectIsAnswered: a client that waits for a 100 gets one, and the server the whole request at once.
+func TestExpectIsAnswered(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(false, up.Serve)
+	l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, `, "scrub": false, `+proxytest.Everywhere))
+	c := l.DialPair(proxytest.API, port, true)
+	r := bufio.NewReader(c)
+	body := `["` + proxytest.TokenFor("KEY") + `"]`
+	_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", proxytest.HostPort(port), len(body))
+	if line, err := r.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+		t.Fatalf("%q %v", line, err)
+	}
+	_, _ = r.ReadString('\n')
+	_, _ = io.WriteString(c, body+"GET /next HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n")
+	for range 2 {
+		res, err := http.ReadResponse(r, nil)
+		if err != nil || res.StatusCode != 200 {
+			t.Fatal(res, err)
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+	}
+	got, bodies := up.All()
+	if len(got) != 2 || bodies[0] != `["pa\"ss\\w&o=r d+%41/"]` || got[0].Header.Get("Expect") != "" || got[1].RequestURI != "/next" {
+		t.Errorf("%d requests, %q", len(got), bodies)
+	}
+}
+
+// narrowServer is a server of HTTP/1.1 over TLS of which the kernel takes only a few KiB that it has not read.
+func narrowServer(r *proxytest.Rig, handle func(net.Conn, *bufio.Reader)) (port uint16) {
+	r.T.Helper()
+	narrow := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		_ = raw.Control(func(fd uintptr) {
+			if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err == nil {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 536) // by which the sender's buffer is sized
+			}
+		})
+		return err
+	}}
+	ln, err := narrow.Listen(r.T.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	r.T.Cleanup(func() { ln.Close() })
+	config := &tls.Config{NextProtos: []string{"http/1.1"}, GetCertificate: r.Upstream.ForHello}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				secure := tls.Server(c, config)
+				handle(secure, bufio.NewReader(secure))
+			}()
+		}
+	}()
+	return proxytest.PortOf(r.T, ln)
+}
+
+// TestEarlyAnswerToAChangedBody: a server that refuses a body which the gateway has read, and reads nothing of it, has its
+// answer passed on; and one that reads it slowly gets all of it.
+func TestEarlyAnswerToAChangedBody(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		for how, body := range map[string]string{"changed": proxytest.TokenFor("OTHER"), "as it was": "x", "too large to be changed": strings.Repeat("x", 1<<20)} {
+			t.Run(map[bool]string{false: "h1 ", true: "h2 "}[h2]+how, func(t *testing.T) {
+				t.Parallel()
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("from-source")} })
+				sent := `["` + strings.Repeat("y", 1<<20-100) + body + `"]`
+				ended := make(chan struct{})
+				t.Cleanup(func() { close(ended) })
+				port := narrowServer(l, func(c net.Conn, r *bufio.Reader) {
+					req, err := http.ReadRequest(r)
+					if err != nil {
+						return
+					}
+					if req.URL.Path == "/refused" {
+						_, _ = io.WriteString(c, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+						<-ended
+						return
+					}
+					got, err := io.ReadAll(req.Body)
+					if want := strings.Replace(sent, proxytest.TokenFor("OTHER"), "from-source", 1); err != nil || string(got) != want {
+						t.Errorf("the server received %d bytes, not %d: %v", len(got), len(want), err)
+					}
+					_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+				})
+				l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, ", "+proxytest.Everywhere))
+				for path, want := range map[string]int{"/refused": 413, "/taken": 200} {
+					for _, content := range []func() io.Reader{func() io.Reader { return strings.NewReader(sent) }, func() io.Reader { return proxytest.Unsized(sent) }} {
+						var status int
+						var text string
+						for range 3 { // under load such a narrow connection is reset now and then
+							if status, text = proxytest.Send(t, l.HTTPClientLater(port, h2), "POST", "https://"+proxytest.HostPort(port)+path, http.Header{"Content-Type": {"application/json"}}, content()); status != 502 {
+								break
+							}
+						}
+						if status != want {
+							t.Errorf("%s: %d %s", path, status, text)
+						}
+					}
+				}
+			})
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"boxgate/rule/placeholder"
 )
 
-// This file changes parts of a request other than its header fields, where the rule of its host requires it.
+// This part changes parts of a request other than its header fields, where the rule of its host requires it.
 
 // rewrite changes the request. If it returns false, the client was answered or has disconnected, and the error reports
 // whether the connection can carry another request.
@@ -240,4 +240,32 @@ func (b *body) unload(out []byte) (grown []byte, content int, whole bool) {
 		out = header.AppendLastChunk(out, b.Trailers, b.set)
 	}
 	return out, len(part), true
+}
+
+// sink is the client of a scrubbed response.
+type sink struct{ *conn }
+
+func (s sink) Write(p []byte) (int, error) { return len(p), s.Put(p) }
+
+// beginScrub inspects the final head before any part of it is forwarded.
+func (h *conn) beginScrub() (err error) {
+	h.scrub, err = h.s.NewScrubbing(&h.decision, h.Res.Status, h.Res.Body.Empty(), relay.ValuesIn(h.Res.Fields))
+	if err == nil && h.scrub.Resized {
+		exchange.WithoutLength(&h.Res)
+	}
+	return err
+}
+
+func (h *conn) endScrub() {
+	h.scrub.End()
+	h.scrub = nil
+}
+
+// relayScrubbed is [conn.Relay] for bodies that are scrubbed.
+func (h *conn) relayScrubbed() error {
+	if err := h.scrub.Relay(h.ctx, sink{h}, &h.Body); err != nil {
+		return err
+	}
+	exchange.MaskFields(h.scrub.Set, h.Body.Trailers)
+	return nil
 }

@@ -3,6 +3,7 @@ package origin_test
 import (
 	"bufio"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,8 +13,10 @@ import (
 	"syscall"
 	"testing"
 
+	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
 
@@ -138,4 +141,122 @@ func TestDeadAddressGivesWayToRequests(t *testing.T) {
 			t.Errorf("HTTP/2 %v: the other address is denied, and the answer is %d %s", h2, res.StatusCode, body)
 		}
 	}
+}
+
+// TestConnectionsLeaveFromTheSource: from the addresses that the box has in the policy in force. A kept connection that leaves from
+// another is closed by a recheck, and is used for no request before that.
+func TestConnectionsLeaveFromTheSource(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) {
+			host, _, _ := net.SplitHostPort(r.RemoteAddr)
+			_, _ = io.WriteString(w, host)
+		})
+		for _, from := range []string{"127.0.0.5", "127.0.0.6", "127.0.0.7"} {
+			l.From = policy.Source{V4: netip.MustParseAddr(from)}
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			if from == "127.0.0.7" {
+				l.Proxy.Recheck(l.Box.ID)
+				if n := l.Upstreams(); n > 0 {
+					t.Errorf("h2 %v: %d connections that leave from elsewhere are kept", h2, n)
+				}
+			}
+			client := l.HTTPClientLater(port, h2)
+			if res, body := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 || body != from {
+				t.Errorf("h2 %v: %s from %s, want %s", h2, res.Status, body, from)
+			}
+			proxytest.Await(t, "the rest of all connections", func() bool { return proxytest.IdleUpstreams(l) > 0 && proxytest.IdleUpstreams(l) == l.Upstreams() })
+		}
+	}
+}
+
+// TestAttackWithoutASource: if the source addresses of a box do not include the server's family, or the host lacks the address,
+// the box cannot connect from another address of the host.
+func TestAttackWithoutASource(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) { t.Error("the server was reached") })
+	l.From = policy.Source{V4: netip.MustParseAddr("192.0.2.1")} // of another host
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	res, body := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
+	if res.StatusCode != 502 || !strings.Contains(body, string(name.ReasonSourceAddress)) {
+		t.Errorf("%s %s", res.Status, body)
+	}
+	l.From = policy.Source{V6: netip.IPv6Loopback()}
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	if _, err := l.Hello(l.Dial(netip.AddrPortFrom(proxytest.Loopback, port)), proxytest.API); !proxytest.AccessDeniedAlert(err) {
+		t.Errorf("without an address of the family: %v", err)
+	}
+	for _, stage := range []policy.Stage{policy.StageHTTP, policy.StageConn} {
+		l.Want("a refusal", func(e audit.Event) bool {
+			return e.Stage == stage && e.Reason == name.ReasonSourceAddress && e.Verdict == policy.Deny
+		})
+	}
+}
+
+type tokens struct{}
+
+func (tokens) Token(policy.BoxID, string, string) (name.Secret, error) {
+	return name.NewSecret("token-of-the-gateway"), nil
+}
+
+// forwarded are header rules that forward requests for the port of api.example.com to a proxy.
+func forwarded(port uint16, to string) string {
+	return `{"` + proxytest.HostPort(port) + `": {"forward_url": "https://` + to + `/in"}}`
+}
+
+// TestForwardedRequestsHaveTheirOwnConnections: a connection to the proxy of a rule is reused for requests that the rule
+// forwards, but not for the box's own requests to the same host.
+func TestForwardedRequestsHaveTheirOwnConnections(t *testing.T) {
+	t.Parallel()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.With(func(c *proxy.Config) { c.Tokens = tokens{} })
+		const name = "other.example.com"
+		other := name + ":" + strconv.Itoa(int(port))
+		l.Rules(proxytest.AllowAll, strings.TrimSuffix(forwarded(port, other), "}")+`, "`+other+`": {"headers": {"X-Rule": "in force"}}}`)
+		served := func() *http.Request {
+			got, _ := up.Take()
+			if got == nil {
+				t.Fatal("the server got nothing")
+			}
+			proxytest.Await(t, "the rest of all connections", func() bool { return proxytest.IdleUpstreams(l) == l.Upstreams() })
+			return got
+		}
+		by := map[string]bool{}
+		for range 2 {
+			if status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/a", nil, nil); status != 200 {
+				t.Fatal(status, text)
+			}
+			by[served().RemoteAddr] = true
+		}
+		if len(by) != 1 {
+			t.Errorf("two requests of the rule came by %d connections", len(by))
+		}
+		c := l.DialPair(name, port, true)
+		proxytest.Ask(t, c, bufio.NewReader(c), "GET /a HTTP/1.1\r\nHost: "+other+"\r\n\r\n", "GET")
+		if got := served(); by[got.RemoteAddr] || got.Header.Get("X-Rule") == "" || got.Header.Get("Vercel-Forwarded-Host") != "" {
+			t.Errorf("%s of the box itself came from %s, as did those of the rule: %v", got.RequestURI, got.RemoteAddr, got.Header)
+		}
+	})
+}
+
+// TestAttackForwardedToWhatIsDenied: the policy for the proxies of rules decides about them. The box, which has not asked for the proxy,
+// is not told where it is.
+func TestAttackForwardedToWhatIsDenied(t *testing.T) {
+	t.Parallel()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.With(func(c *proxy.Config) { c.Tokens = tokens{} })
+		for what, addr := range map[string]string{"protected": "10.0.0.1", "metadata": "169.254.169.254", "not there": "127.255.255.254"} {
+			l.Names.Set("forward.test", netip.MustParseAddr(addr))
+			l.Rules(proxytest.AllowAll, forwarded(port, "forward.test:1"))
+			status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/a", nil, strings.NewReader("content"))
+			if status != 502 || !strings.Contains(text, string(name.ReasonUnreachable)) || strings.Contains(text, addr) || strings.Contains(text, "forward.test") {
+				t.Errorf("%s: %d %s", what, status, text)
+			}
+			if got, _ := up.Take(); got != nil {
+				t.Errorf("%s: the server was asked for %s", what, got.RequestURI)
+			}
+		}
+	})
 }

@@ -1,13 +1,19 @@
 package origin
 
 import (
+	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"testing"
+	"time"
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/route"
+	"boxgate/relay"
 )
 
 // TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
@@ -71,5 +77,113 @@ func TestConnectionsToServersHaveTheBoxesOwnLimit(t *testing.T) {
 		for _, pl := range places {
 			pl.Release()
 		}
+	}
+}
+
+func TestMemoryOfHostsIsBounded(t *testing.T) {
+	t.Parallel()
+	var h hosts
+	for i := range 3 * maxHosts {
+		hostName, err := name.Parse(fmt.Sprintf("n%d.example", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := host{hostName, 443}
+		h.offers.note(at, offer{version: tls.VersionTLS11}, time.Hour)
+		h.logins.note(at, struct{}{}, 0)
+		o, known := h.offers.find(at)
+		_, other := h.offers.find(host{hostName, 444})
+		_, late := h.logins.find(at)
+		if o.version != tls.VersionTLS11 || !known || other || late {
+			t.Fatalf("%v, known %v, another port %v, after its time %v", o, known, other, late)
+		}
+	}
+	if len(h.offers.known) != maxHosts || len(h.logins.known) != maxHosts {
+		t.Errorf("%d and %d hosts are known, want %d", len(h.offers.known), len(h.logins.known), maxHosts)
+	}
+}
+
+// TestKeysOfTargets: connections by one upstream proxy are for no request that goes by another, directly, or with other
+// credentials.
+func TestKeysOfTargets(t *testing.T) {
+	t.Parallel()
+	seen := map[key]string{}
+	for _, url := range []string{"", "http://a.test:3128", "https://a.test:3128", "http://b.test:3128", "http://a.test:3129", "socks5://a.test:3128"} {
+		for _, password := range []string{"", "one", "two"} {
+			if url == "" && password != "" {
+				continue
+			}
+			c, err := policy.Compile(spec(url), policy.Options{Version: 1, Headers: rules(t, password), Protected: name.NewProtected(nil, nil)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			host, _ := name.Parse("server.test")
+			rt, _ := route.Now(c, policy.Request{Name: host, Port: 443, Protocol: policy.TCP}, policy.Evidence{Opening: policy.OpeningSecure})
+			k := To(rt, true).key()
+			if rt.Action != policy.Forward || rt.Upstream.URL() != url {
+				t.Fatalf("%s: %+v", url, rt)
+			}
+			if other, twice := seen[k]; twice && (password == "" || url == "http://a.test:3128") {
+				t.Errorf("%s with %q shares its connections with %s", url, password, other)
+			}
+			seen[k] = url + " " + password
+		}
+	}
+}
+
+func spec(url string) policy.Spec {
+	s := policy.Spec{Mode: policy.ModeAllowAll}
+	if url != "" {
+		s.UpstreamProxy = &policy.UpstreamSpec{URL: url}
+	}
+	return s
+}
+
+// rules have a login for one of the proxies.
+func rules(t *testing.T, password string) []policy.HeaderRule {
+	t.Helper()
+	if password == "" {
+		return nil
+	}
+	out, err := policy.ParseHeaderRules([]byte(`{"a.test:3128": {"proxy": {"scheme": "http", "username": "u", "password": "`+password+`"}}}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestReadsEndWithTheClient polls the client only when the time for that has come, and reads on while it is there.
+func TestReadsEndWithTheClient(t *testing.T) {
+	t.Parallel()
+	here, there := net.Pipe()
+	defer here.Close()
+	defer there.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked, gone := 0, false
+	w := &wait{conn: here, ctx: ctx, gone: func() bool { asked++; return gone }}
+	r := &relay.ServerReader{Conn: here}
+	elapse := func() { _ = here.SetReadDeadline(time.Now()) } // as one that an earlier exchange has set
+	b := make([]byte, 8)
+	r.Begin(w, time.Minute)
+	elapse()
+	go func() { _, _ = there.Write([]byte("late")) }()
+	if n, err := r.Read(b); string(b[:n]) != "late" || err != nil || asked > 0 {
+		t.Fatalf("%q, %v; the client was polled %d times", b[:n], err, asked)
+	}
+	gone = true
+	r.Begin(w, time.Nanosecond)
+	if _, err := r.Read(b); !errors.Is(err, relay.ErrClientGone) || asked != 1 {
+		t.Errorf("a client that is gone: %v; it was polled %d times", err, asked)
+	}
+	cancel()
+	r.Begin(w, time.Minute)
+	elapse()
+	if _, err := r.Read(b); !errors.Is(err, context.Canceled) {
+		t.Errorf("a request that was cancelled: %v", err)
+	}
+	_ = there.Close()
+	if _, err := r.Read(b); err == nil {
+		t.Error("a read from a closed connection succeeded")
 	}
 }

@@ -1,14 +1,19 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -229,4 +234,206 @@ func (s *Session) sendRefusal(r *Refusal) error {
 	_ = s.Client.SetDeadline(time.Now().Add(time.Second))
 	_, _ = s.Client.Write(b.bytes) // the client may have disconnected
 	return r
+}
+
+// Codes of the packets that a client may send first (PostgreSQL documentation, 54.7). They have no type byte.
+const (
+	codeVersion3 = 3 << 16
+	codeCancel   = 1234<<16 | 5678
+	codeTLS      = 1234<<16 | 5679
+	codeGSS      = 1234<<16 | 5680
+)
+
+// maxStartup is the longest first packet (MAX_STARTUP_PACKET_LENGTH of PostgreSQL).
+const maxStartup = 10000
+
+// errStartup is the error of a first packet that is malformed or not PostgreSQL's.
+var errStartup = errors.New("malformed startup packet")
+
+// packet is a first packet without its length.
+type packet struct {
+	code uint32
+	body []byte
+}
+
+// readPacket reads one first packet, and no byte more, because TLS may follow.
+func readPacket(r io.Reader) (packet, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return packet{}, err
+	}
+	n := binary.BigEndian.Uint32(head[:4])
+	if n < uint32(len(head)) || n > maxStartup {
+		return packet{}, errStartup
+	}
+	p := packet{code: binary.BigEndian.Uint32(head[4:]), body: make([]byte, n-uint32(len(head)))}
+	_, err := io.ReadFull(r, p.body)
+	return p, err
+}
+
+// startup is a parsed StartupMessage.
+type startup struct {
+	minor      uint16            // minor version; the major version is 3
+	parameters map[string]string // including user and database
+	options    []string          // protocol options, whose names begin with "_pq_."
+}
+
+// parseStartup parses a StartupMessage: NUL-terminated pairs of name and value, then an empty name. Duplicate names are
+// rejected, because servers could differ on which value counts.
+func parseStartup(p packet) (startup, error) {
+	s := startup{minor: uint16(p.code), parameters: map[string]string{}}
+	if p.code>>16 != codeVersion3>>16 {
+		return s, errStartup
+	}
+	for rest := p.body; ; {
+		name, after, ok := bytes.Cut(rest, []byte{0})
+		if ok && len(name) == 0 && len(after) == 0 {
+			return s, nil
+		}
+		value, after, whole := bytes.Cut(after, []byte{0})
+		if _, twice := s.parameters[string(name)]; !ok || !whole || twice || len(name) == 0 {
+			return s, errStartup
+		}
+		if bytes.HasPrefix(name, []byte("_pq_.")) {
+			s.options = append(s.options, string(name))
+		} else {
+			s.parameters[string(name)] = string(value)
+		}
+		rest = after
+	}
+}
+
+// cancel is a request to cancel the query of another connection.
+type cancel struct {
+	process uint32
+	key     []byte
+}
+
+func parseCancel(p packet) (c cancel, err error) {
+	if len(p.body) < 4+shortKey || len(p.body) > 4+maxKey {
+		return c, errStartup
+	}
+	return cancel{binary.BigEndian.Uint32(p.body), p.body[4:]}, nil
+}
+
+// safeParameters are the startup parameters that a client may set, as drivers do. The box could set each of them
+// with SET as well.
+var safeParameters = []string{
+	"application_name", "client_encoding", "client_min_messages", "datestyle", "default_transaction_isolation",
+	"default_transaction_read_only", "extra_float_digits", "idle_in_transaction_session_timeout", "intervalstyle",
+	"lock_timeout", "search_path", "standard_conforming_strings", "statement_timeout", "timezone",
+}
+
+// checkStartup compares the box's startup message with the login, and returns the parameters to forward.
+func (s *Session) checkStartup(asked startup) (map[string]string, *Refusal) {
+	refuse := func(text string, args ...any) (map[string]string, *Refusal) {
+		return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
+	}
+	passed := map[string]string{}
+	for n, value := range asked.parameters {
+		switch {
+		case n == "user" && value != s.Login.User:
+			return refuse("the gateway logs in to %s as user %q only", s.Authority, s.Login.User)
+		case n == "database" && value != s.Login.Database:
+			return refuse("the gateway logs in to database %q of %s only", s.Login.Database, s.Authority)
+		case n == "user", n == "database":
+		case slices.Contains(safeParameters, strings.ToLower(n)):
+			passed[n] = value
+		default:
+			return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeUnsupported,
+				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", truncated(n))}
+		}
+	}
+	return passed, nil
+}
+
+// truncated truncates a text from the box for an error message.
+func truncated(s string) string {
+	const most = 64
+	if len(s) > most {
+		return s[:most] + "…"
+	}
+	return s
+}
+
+// Link is a connection between a box and a server that the gateway has logged in to.
+type Link struct {
+	Client    net.Conn   // the box, inside TLS if it requested that
+	Server    *Server    // checks the messages written to it
+	Addr      netip.Addr // of the server
+	key       cancel     // generated by the gateway; empty if the server sent none
+	removeKey func()     // removes the key
+}
+
+func (s *Session) newLink(of *server) *Link {
+	l := &Link{Client: s.Client, Server: &Server{Conn: of.conn, in: of.in}, Addr: of.addr, removeKey: func() {}}
+	if len(of.key) > 0 {
+		n := shortKey
+		if of.minor >= longKeys {
+			n = longKey
+		}
+		l.key = s.Keys.add(s.Box, backend{s.Authority, of.addr, of.process, of.key}, n)
+		l.removeKey = func() { s.Keys.remove(s.Box, s.Authority, l.key) }
+	}
+	return l
+}
+
+// Close closes the connection to the server and removes the box's key to cancel its queries.
+func (l *Link) Close() {
+	l.removeKey()
+	_ = l.Server.NetConn().Close() // not the TLS connection: that waits for the server
+}
+
+// Server is the server's end of a link. A write of a message that a client must not send after the login fails before any
+// byte of that message is sent.
+type Server struct {
+	*tls.Conn
+	in io.Reader
+
+	head [5]byte
+	n    int    // bytes of head that were written
+	rest uint32 // remaining bytes of the message's body
+}
+
+// ErrMessage is returned for messages that a client must not send after the login.
+var ErrMessage = errors.New("the box sent a message that is not allowed after the login")
+
+// Read implements [net.Conn].
+func (c *Server) Read(p []byte) (int, error) { return c.in.Read(p) }
+
+// clientMessages are the types of messages that a client may send after the login: Bind, Close, CopyData, CopyDone,
+// CopyFail, Describe, Execute, Flush, FunctionCall, Parse, Query, Sync, Terminate. A password message is not among them.
+var clientMessages = []byte("BCdcfDEHFPQSX")
+
+// Write implements [net.Conn].
+func (c *Server) Write(p []byte) (int, error) {
+	if !c.checkMessages(p) {
+		return 0, ErrMessage
+	}
+	return c.Conn.Write(p)
+}
+
+// checkMessages parses the messages in p, and reports whether all are allowed.
+func (c *Server) checkMessages(p []byte) bool {
+	for len(p) > 0 {
+		if c.rest > 0 {
+			n := min(len(p), int(c.rest))
+			p, c.rest = p[n:], c.rest-uint32(n)
+			continue
+		}
+		n := copy(c.head[c.n:], p)
+		p, c.n = p[n:], c.n+n
+		if bytes.IndexByte(clientMessages, c.head[0]) < 0 {
+			return false
+		}
+		if c.n < len(c.head) {
+			continue
+		}
+		length := binary.BigEndian.Uint32(c.head[1:])
+		if length < 4 {
+			return false
+		}
+		c.n, c.rest = 0, length-4
+	}
+	return true
 }

@@ -1,7 +1,9 @@
 package scrub
 
 import (
+	"encoding/base64"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
@@ -196,4 +198,107 @@ func (p *pattern) begins(b []byte, escaped *readings) bool {
 		return false
 	}
 	return len(b) == 1 || special[b[1]] || p.matches(1, b[1])
+}
+
+// MinLength is the length in bytes of the shortest text that is searched for. Shorter ones occur in many responses by
+// chance, and masking them would reveal more than it hides.
+const MinLength = 8
+
+// Texts returns the texts to mask for a header value: for "Bearer x" and the like only x, as that is what servers
+// reflect; for "Basic x" also the password in it, and user and password together; for cookies and parameters such as
+// token="x" also each value. Texts shorter than [MinLength] are left out, so the result may be empty.
+func Texts(value string) []string {
+	value = strings.Trim(value, " \t")
+	scheme, credential, found := strings.Cut(value, " ")
+	credential = strings.Trim(credential, " \t")
+	all := []string{value}
+	if found && isScheme(scheme) && len(credential) >= MinLength {
+		all = []string{credential} // it is part of every form of the whole
+		if strings.EqualFold(scheme, "basic") {
+			all = append(all, basic(credential)...)
+		}
+	}
+	all = append(all, parameters(all[0])...)
+	all = slices.DeleteFunc(all, func(s string) bool { return len(s) < MinLength })
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// isScheme reports whether s could be the scheme of an Authorization header (RFC 9110, 11.1): a short token.
+func isScheme(s string) bool {
+	return s != "" && len(s) <= 32 && !strings.ContainsFunc(s, func(r rune) bool {
+		return r != '-' && r != '_' && r != '.' && (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z')
+	})
+}
+
+// basic returns the secrets in basic authentication credentials (RFC 7617). The user is not one, unless there is no
+// real password: some services take a token as the user.
+func basic(credential string) []string {
+	decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(credential, "="))
+	if err != nil {
+		return nil
+	}
+	user, password, found := strings.Cut(string(decoded), ":")
+	switch {
+	case !found:
+		return []string{user}
+	case len(password) < MinLength || password == "x-oauth-basic":
+		return []string{string(decoded), user}
+	}
+	return []string{string(decoded), password}
+}
+
+// parameters returns the values if the whole text is a list of name=value, separated by semicolons or commas.
+func parameters(text string) (values []string) {
+	for element := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ';' || r == ',' }) {
+		name, value, found := strings.Cut(strings.TrimSpace(element), "=")
+		if !found || !isScheme(name) {
+			return nil
+		}
+		values = append(values, strings.Trim(value, `"`))
+	}
+	return values
+}
+
+// Supersede makes next the set to search for from now on: texts being searched for s that have not ended are searched
+// for next as well. s may be nil, which has no effect. Safe for concurrent use.
+func (s *Set) Supersede(next *Set) {
+	if s != nil && next != nil && s != next {
+		s.next.Store(next)
+	}
+}
+
+// latest returns the set that supersedes all before it: s itself if it was not superseded.
+func (s *Set) latest() *Set {
+	for s != nil {
+		next := s.next.Load()
+		if next == nil {
+			break
+		}
+		s = next
+	}
+	return s
+}
+
+// union returns a set that finds the secrets of both. The sets that supersede s supersede it as well.
+func (s *Set) union(other *Set) *Set {
+	if s == other {
+		return s
+	}
+	both := &Set{patterns: slices.Concat(s.patterns, other.patterns)}
+	for c := range both.starts {
+		both.starts[c] = slices.Concat(s.starts[c], other.starts[c])
+	}
+	for i := range both.pairs {
+		both.pairs[i] = s.pairs[i] | other.pairs[i]
+	}
+	return both
+}
+
+// currentSet returns the set for the next chunk of the text: the stream's own set combined with the latest.
+func (s *Stream) currentSet() *Set {
+	if latest := s.own.latest(); latest != s.latest {
+		s.set, s.latest = s.own.union(latest), latest
+	}
+	return s.set
 }

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -448,4 +450,53 @@ func (c *conn) closeIdle() *time.Timer {
 	})
 	close(started)
 	return timer
+}
+
+// Limits on the key exchanges that a box may start on one connection. Each costs as much as a handshake; clients start one
+// after a gigabyte or an hour.
+const (
+	rekeyRate  = rate.Limit(1)
+	rekeyBurst = 8
+)
+
+// pacedSigner rate-limits the signatures of key exchanges.
+type pacedSigner struct {
+	gossh.Signer
+	limit *rate.Limiter
+	ctx   context.Context
+}
+
+// Sign implements [gossh.Signer].
+func (s *pacedSigner) Sign(random io.Reader, data []byte) (*gossh.Signature, error) {
+	if err := s.limit.Wait(s.ctx); err != nil {
+		return nil, err
+	}
+	return s.Signer.Sign(random, data)
+}
+
+// SignWithAlgorithm implements [gossh.AlgorithmSigner]. It ignores the algorithm: the gateway's host keys have one
+// algorithm each.
+func (s *pacedSigner) SignWithAlgorithm(random io.Reader, data []byte, _ string) (*gossh.Signature, error) {
+	return s.Sign(random, data)
+}
+
+// pump copies data from one channel to another and counts it, until from ends. After a failed write, or if to is nil (then
+// count is nil as well), it discards what it reads: unread data would stay in memory.
+func pump(to io.Writer, from io.Reader, of *stream, count *atomic.Int64) {
+	buf := make([]byte, pumpBuffer)
+	for {
+		of.markCaughtUp()
+		n, err := from.Read(buf)
+		of.markConsumed(n, n < len(buf))
+		if n > 0 && to != nil {
+			passed, failed := to.Write(buf[:n])
+			count.Add(int64(passed))
+			if failed != nil {
+				to = nil
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
 }

@@ -1,6 +1,8 @@
 package ssh
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -10,7 +12,10 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/recovery"
+	sshrule "boxgate/rule/ssh"
 )
 
 const (
@@ -250,4 +255,76 @@ func (s *session) forwardInput() {
 	defer close(s.inputDone)
 	pump(s.server, s.box, s.stdin, &s.out)
 	_ = s.server.CloseWrite()
+}
+
+// gitCommand is a command that git runs over SSH: a service and the path of a repository.
+type gitCommand struct{ service, path string }
+
+// errNotGit is shown to the box.
+var errNotGit = errors.New("this is not a command that git sends: only git-upload-pack, git-receive-pack and git-upload-archive with one quoted path are allowed")
+
+// parseGit parses a command in exactly the form that git sends: the service, a space, and the path in single quotes. Other
+// spellings are rejected, even if a shell would treat them alike. The path contains only characters that need no escaping
+// in single quotes, so every shell on the server reads the command that was judged.
+func parseGit(command string) (gitCommand, error) {
+	service, quoted, ok := strings.Cut(command, " ")
+	if !ok || !slices.Contains(sshrule.GitServices(), service) || len(quoted) < len("'x'") || len(quoted) > maxPath {
+		return gitCommand{}, errNotGit
+	}
+	path, opened := strings.CutPrefix(quoted, "'")
+	path, closed := strings.CutSuffix(path, "'")
+	if !opened || !closed || strings.ContainsFunc(path, func(r rune) bool { return !isPathRune(r) }) {
+		return gitCommand{}, errNotGit
+	}
+	return gitCommand{service, path}, nil
+}
+
+// maxPath is the longest accepted path in bytes; names of repositories are shorter.
+const maxPath = 512
+
+func isPathRune(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("/._-", r)
+}
+
+// String returns the command as git writes it.
+func (c gitCommand) String() string { return c.service + " '" + c.path + "'" }
+
+// repo returns the repository's name for the log.
+func (c gitCommand) repo() string { return strings.TrimSuffix(strings.TrimPrefix(c.path, "/"), ".git") }
+
+// judge decides about a command, shell or subsystem. It returns the command in the form to forward, which is the form that
+// was judged, and for a refusal the text that the box sees.
+func (c *conn) judge(kind, text string) (request Request, command, reason string) {
+	request = Request{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
+	switch {
+	case !c.Rule.Limited():
+		request.Decision = policy.Decision{Verdict: policy.Allow} // the connection itself was allowed
+		return request, text, ""
+	case kind != "exec":
+		return request, "", "the rule allows single commands only, not a " + kind
+	}
+	if c.Rule.Command(text) {
+		request.Decision.Verdict, request.Decision.Rule = policy.Allow, "command "+name.Quote(text)
+		return request, text, ""
+	}
+	if len(c.Rule.Repos) == 0 {
+		return request, "", "the rule does not allow this command"
+	}
+	git, err := parseGit(text)
+	if err != nil {
+		return request, "", err.Error()
+	}
+	request.Verb, request.What = git.service, git.repo()
+	repo, allowed := c.Rule.Repo(c.Host, git.service, git.path)
+	if request.Decision.Rule = repo; allowed {
+		request.Decision.Verdict = policy.Allow
+	}
+	return request, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
+}
+
+// firstWord returns the program's name without its arguments, which could contain secrets.
+func firstWord(text string) string {
+	const most = 64
+	word, _, _ := strings.Cut(text, " ")
+	return word[:min(len(word), most)]
 }

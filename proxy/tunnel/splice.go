@@ -1,17 +1,23 @@
+// Package tunnel relays bytes between a client and an origin server, either unread or decrypted, until both sides have
+// closed or the tunnel has been idle for the idle timeout.
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/recovery"
+	"boxgate/relay"
 )
 
 // Counters are updated while a tunnel is open.
@@ -286,4 +292,100 @@ func (e *endpoint) close(reset bool) {
 		}
 		socket.Close(fd)
 	}
+}
+
+// Pool runs tunnels and provides their pipes. Safe for concurrent use.
+type Pool struct {
+	// LostAfter is how long a server may leave sent data unacknowledged. It must not change after the pool is used.
+	LostAfter time.Duration
+
+	idle  time.Duration
+	log   *zap.Logger
+	pipes pipePool
+
+	mu     sync.Mutex
+	loops  []*loop // started on demand, at most one for each processor
+	next   int     // index of the loop for the next tunnel
+	closed bool
+}
+
+// NewPool returns a pool whose tunnels are closed after being idle for idle. At most pipes pipes, two descriptors each, are
+// in use at a time; further tunnels copy.
+func NewPool(idle time.Duration, pipes int, log *zap.Logger) *Pool {
+	return &Pool{LostAfter: socket.LostAfter, idle: idle, log: log, pipes: pipePool{max: pipes}}
+}
+
+// Pipes returns the number of pipes in use.
+func (p *Pool) Pipes() int {
+	p.pipes.mu.Lock()
+	defer p.pipes.mu.Unlock()
+	return p.pipes.lent
+}
+
+// Close closes the unused pipes and provides no more. Open tunnels continue by copying.
+func (p *Pool) Close() {
+	p.pipes.close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, l := range p.loops {
+		l.retire()
+	}
+	p.loops = nil
+}
+
+// addToLoop adds a tunnel to a loop, which watches it from then on.
+func (p *Pool) addToLoop(t *Tunnel) error {
+	if err := p.assign(t); err != nil {
+		return err
+	}
+	if t.dial == nil {
+		if err := t.loop.watch(t, client); err != nil {
+			return err
+		}
+	}
+	return t.loop.watch(t, server)
+}
+
+// assign gives a tunnel a slot in the next loop, in turn.
+func (p *Pool) assign(t *Tunnel) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := runtime.GOMAXPROCS(0); len(p.loops) < n || p.closed {
+		l, err := newLoop()
+		if err != nil && len(p.loops) == 0 {
+			return err
+		}
+		if err == nil && p.closed {
+			l.add(t)
+			l.retire() // ends with this tunnel
+			return nil
+		}
+		if err == nil {
+			p.loops = append(p.loops, l)
+		}
+	}
+	p.next = (p.next + 1) % len(p.loops)
+	p.loops[p.next].add(t)
+	return nil
+}
+
+// Relay copies bytes between two ends until both directions have ended, or one has and the other stays silent. When it
+// returns, neither end is in use.
+func (p *Pool) Relay(client, server relay.End, box policy.BoxID) error {
+	t := relay.Tunnel{
+		Client: client, Server: server, Kill: socket.Reset,
+		Half: func() func() bool {
+			return time.AfterFunc(relay.Rest, func() { socket.Abort(client.Conn, server.Conn) }).Stop
+		},
+		Panicked: func(v any) { recovery.Log(p.log, "panic in an exchange", box, v) },
+	}
+	idle := p.WatchIdle(t.Abort, client.Read, server.Read)
+	defer idle.Stop()
+	var lost atomic.Bool
+	defer p.WatchLost(server.Conn, func() { lost.Store(true); t.Abort() })()
+	if err := t.Run(context.Background()); !lost.Load() {
+		return err
+	}
+	return ErrLost
 }

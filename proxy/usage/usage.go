@@ -3,14 +3,17 @@
 package usage
 
 import (
+	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/time/rate"
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/internal/ratelimit"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/scrub"
 )
@@ -143,3 +146,163 @@ func (c *Count) Leave() { c.n.Add(-1) }
 
 // Load returns the count.
 func (c *Count) Load() int64 { return c.n.Load() }
+
+const (
+	// tlsCost is the most memory that terminated TLS uses, in bytes: keys (16 KiB); a record buffer, which grows when it
+	// lacks space for another record (76 KiB); and a handshake message buffer, which doubles (112 KiB). The latter contains
+	// a record that was read together with other content, a record that arrived on its own, and one more read.
+	tlsCost = 208 << 10
+	// It includes a ClientHello of this length, whose buffer may be twice as long.
+	usualHello = 30 << 10
+	// tlsIdle is the minimum memory of terminated TLS: keys and connection state.
+	tlsIdle = 16 << 10
+	// Limits of the data received from a client that crypto/tls buffers at a time: a record, a handshake message, and
+	// records that were read with another one and may begin a message. It keeps the buffers, of up to twice the size, while
+	// the connection is idle.
+	longestMessage = 64 << 10
+	mostAhead      = 2 * socket.LongestRecord
+)
+
+// Interception is a connection whose TLS is terminated. It may be used by one goroutine at a time. Methods of a nil
+// Interception have no effect.
+type Interception struct {
+	box       *Box
+	claim     memory.Claim
+	reserved  int   // the memory reserved in use
+	handshake int64 // bytes received by the end of the handshake
+	released  int   // bytes released while idle
+}
+
+// Intercept counts one more connection whose TLS is terminated. It returns nil if the box has reached its own limit or,
+// without one, the limit all, or if memory is short; otherwise [Interception.End] must follow. hello is the length of the
+// ClientHello in bytes, or 0 if it has not been read.
+func (b *Box) Intercept(all, hello int) *Interception {
+	i := &Interception{box: b, reserved: tlsCost + 2*max(0, hello-usualHello)}
+	i.claim.Open(b.Memory, memory.TLS)
+	if !i.claim.Grow(i.reserved) {
+		return nil
+	}
+	if b.Interceptions.Enter(b.Limit(policy.LimitInterceptions, all)) {
+		return i
+	}
+	i.claim.Close()
+	return nil
+}
+
+// Established records the end of the handshake. sent is the number of bytes received from the client so far.
+func (i *Interception) Established(sent int64) { i.handshake = sent }
+
+// Rest releases the memory that the connection does not use while it waits for the next request. sent is the total number of
+// bytes received from the client, which must have sent nothing since the last request. [Interception.Wake] must follow before
+// the next read.
+func (i *Interception) Rest(sent int64) {
+	if i == nil || i.released > 0 {
+		return
+	}
+	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, socket.LongestRecord) + 2*min(sent, mostAhead)
+	i.released = max(i.reserved-int(uses), 0)
+	i.claim.Shrink(i.released)
+}
+
+// Wake reserves the memory released by Rest. It returns false if memory is short.
+func (i *Interception) Wake() bool {
+	if i == nil || i.released == 0 {
+		return true
+	}
+	if !i.claim.Grow(i.released) {
+		return false
+	}
+	i.released = 0
+	return true
+}
+
+// End removes the connection from the count, and releases its memory.
+func (i *Interception) End() {
+	if i == nil {
+		return
+	}
+	i.box.Interceptions.Leave()
+	i.claim.Close()
+}
+
+// coalesceInterval is the minimum time between two events of one [Coalescer].
+const coalesceInterval = time.Second
+
+// Coalescer records the first of many similar events immediately, then one per coalesceInterval with the number it
+// represents. Every event is counted eventually. Only Record must be set.
+type Coalescer struct {
+	Record func(audit.Event) // never blocks
+
+	mu         sync.Mutex
+	timer      *time.Timer // runs while the latest record is younger than coalesceInterval
+	latest     audit.Event
+	unrecorded uint64 // events not recorded yet
+	mixed      bool   // the unrecorded events have different destinations
+}
+
+// Add records ev, now or with those coalesced when the interval ends.
+func (t *Coalescer) Add(ev audit.Event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.unrecorded > 0 && (ev.Name != t.latest.Name || ev.Addr != t.latest.Addr || ev.Port != t.latest.Port) {
+		t.mixed = true
+	}
+	t.latest = ev
+	t.unrecorded++
+	if t.timer == nil {
+		t.recordLocked()
+		t.timer = time.AfterFunc(coalesceInterval, t.onTimer)
+	}
+}
+
+// onTimer records the events that arrived while the timer ran, and restarts the timer if there were any.
+func (t *Coalescer) onTimer() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer = nil; t.recordLocked() {
+		t.timer = time.AfterFunc(coalesceInterval, t.onTimer)
+	}
+}
+
+// Flush records the pending events and stops the timer.
+func (t *Coalescer) Flush() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	t.recordLocked()
+}
+
+func (t *Coalescer) recordLocked() bool {
+	if t.unrecorded == 0 {
+		return false
+	}
+	ev := t.latest
+	if t.unrecorded > 1 {
+		ev.Count = t.unrecorded
+	}
+	if t.mixed {
+		ev.Name, ev.Addr, ev.Port, ev.Rule = "", netip.Addr{}, 0, ""
+		ev.Error = "refusals of several destinations, reported by count"
+	}
+	t.unrecorded, t.mixed = 0, false
+	t.Record(ev)
+	return true
+}
+
+// Room reports whether a user that has mine of a resource may have one more. open of at most total are in use, by sharers
+// users. While more than a quarter is free, everyone gets more; the last quarter is reserved for users with few, so that a
+// few heavy users cannot starve the rest.
+func Room(mine, open, total, sharers int) bool {
+	switch {
+	case total <= 0: // no limit
+		return true
+	case open >= total:
+		return false
+	case open < total-total/4:
+		return true
+	}
+	return mine < max(1, total/4/(sharers+1))
+}

@@ -3,6 +3,8 @@ package usage
 import (
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
@@ -134,5 +136,88 @@ func TestInterceptionsAreCountedAndCharged(t *testing.T) {
 	none.Rest(1)
 	if !none.Wake() {
 		t.Error("a connection that is not intercepted may not read")
+	}
+}
+
+func TestCoalescedTellsEachOneASecondAtMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var got []audit.Event
+		thin := Coalescer{Record: func(e audit.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, e)
+		}}
+		told := func(want ...uint64) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			var counts []uint64
+			for _, e := range got {
+				counts = append(counts, max(e.Count, 1))
+			}
+			if len(counts) != len(want) {
+				t.Fatalf("recorded %v, want %v", counts, want)
+			}
+			for i := range want {
+				if counts[i] != want[i] {
+					t.Fatalf("recorded %v, want %v", counts, want)
+				}
+			}
+		}
+		for i := range 500 {
+			thin.Add(audit.Event{Status: i})
+		}
+		told(1)
+		time.Sleep(coalesceInterval)
+		told(1, 499)
+		if got[1].Status != 499 {
+			t.Errorf("the event is not the latest: %+v", got[1])
+		}
+		thin.Add(audit.Event{})
+		told(1, 499)
+		time.Sleep(coalesceInterval)
+		told(1, 499, 1)
+		time.Sleep(2 * coalesceInterval) // no events, so no record
+		told(1, 499, 1)
+		thin.Add(audit.Event{})
+		thin.Add(audit.Event{})
+		thin.Flush()
+		told(1, 499, 1, 1, 1)
+	})
+}
+
+// Users that take all they can get leave some for later users with few, and the total is never exceeded.
+func TestSharesLeaveRoomForTheOthers(t *testing.T) {
+	t.Parallel()
+	for _, total := range []int{8, 100, 4096} {
+		held := map[int]int{}
+		open := 0
+		fill := func(who, want int) {
+			for range want {
+				if !Room(held[who], open, total, len(held)) {
+					return
+				}
+				held[who]++
+				open++
+			}
+		}
+		fill(0, 10*total) // two that take all they get
+		fill(1, 10*total)
+		for who := 2; who < 2+total/16; who++ {
+			if fill(who, 1); held[who] != 1 {
+				t.Errorf("of %d, two boxes got %d and %d, and box %d none", total, held[0], held[1], who)
+			}
+		}
+		if open > total {
+			t.Errorf("%d of %d are in use", open, total)
+		}
+		if held[0] < total/2 {
+			t.Errorf("of %d, the first box got %d", total, held[0])
+		}
+	}
+	if !Room(1<<30, 1<<30, 0, 1) {
+		t.Error("a limit applies although none is set")
 	}
 }

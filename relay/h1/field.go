@@ -241,3 +241,158 @@ func ValidTarget(path string) bool {
 func NewField(name, v string) Field {
 	return Field{Name: []byte(name), Value: []byte(v), Kind: kindOf([]byte(name))}
 }
+
+// Character classes of RFC 9110, 5.6.2 and 5.5, and of RFC 3986 as loosely as browsers follow it.
+const (
+	token  uint8 = 1 << iota // tchar
+	value                    // field-content and the white space inside it
+	target                   // bytes allowed in a request target
+	host                     // bytes allowed in a Host value
+)
+
+var class = func() (c [256]uint8) {
+	for b := 0x21; b < 0x100; b++ {
+		if b != 0x7f {
+			c[b] |= value | target // bytes above 0x7f: sent raw by real clients; opaque to us and to others
+		}
+	}
+	c[' '] |= value
+	c['\t'] |= value
+	c['#'] &^= target // a fragment is never sent (RFC 9112, 3.2)
+	for b := byte('0'); b <= '9'; b++ {
+		c[b] |= token | host
+	}
+	for b := byte('a'); b <= 'z'; b++ {
+		c[b] |= token | host
+		c[b-'a'+'A'] |= token | host
+	}
+	for _, b := range []byte("!#$%&'*+-.^_`|~") {
+		c[b] |= token
+	}
+	for _, b := range []byte("-._:[]") { // no user information, no percent-encoding: neither is a name we can judge
+		c[b] |= host
+	}
+	return c
+}()
+
+func all(b []byte, want uint8) bool {
+	for _, c := range b {
+		if class[c]&want == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func allText(s string, want uint8) bool {
+	for i := range len(s) {
+		if class[s[i]]&want == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// EqualFold reports whether b equals lower, ignoring the case of ASCII letters. lower must be in lower case.
+func EqualFold(b []byte, lower string) bool {
+	if len(b) != len(lower) {
+		return false
+	}
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != lower[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func trim(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+// connectionSchemes are schemes that authenticate a connection instead of each request: further requests on the connection
+// carry no credentials and act for the user (RFC 4559, 6; MS-NTHT; MS-WSMV for CredSSP).
+var connectionSchemes = []string{"ntlm", "negotiate", "kerberos", "nego2", "credssp"}
+
+// LogsIn reports whether fields of a request or a response are part of the login of a connection, which from then on belongs
+// to one client.
+func LogsIn(fields []Field) bool {
+	for i := range fields {
+		if f := &fields[i]; IsLogin(f.Name, f.Value) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsLogin is [LogsIn] for one field. It compares the length of the name first, as nearly all names have another length.
+func IsLogin[S []byte | string](name, value S) bool {
+	switch len(name) {
+	case len("authorization"):
+		return isWord(name, "authorization") && listsScheme(value)
+	case len("www-authenticate"):
+		return isWord(name, "www-authenticate") && listsScheme(value)
+	case len("proxy-authorization"):
+		return isWord(name, "proxy-authorization") && listsScheme(value)
+	case len("proxy-authenticate"):
+		return isWord(name, "proxy-authenticate") && listsScheme(value)
+	case len("persistent-auth"):
+		return isWord(name, "persistent-auth")
+	}
+	return false
+}
+
+// listsScheme reports whether one of the challenges or credentials in a list has a scheme for connections. Commas also
+// separate parameters, and a quoted parameter that looks like such a scheme counts: its only cost is a connection.
+func listsScheme[S []byte | string](list S) bool {
+	first := true // of an element
+	for i := 0; i < len(list); i++ {
+		switch c := list[i]; {
+		case c == ',':
+			first = true
+		case c == ' ' || c == '\t':
+		case first:
+			end := i
+			for end < len(list) && list[end] != ',' && list[end] != ' ' && list[end] != '\t' {
+				end++
+			}
+			if isConnectionScheme(list[i:end]) {
+				return true
+			}
+			first, i = false, end-1
+		}
+	}
+	return false
+}
+
+// isConnectionScheme compares the length first, as IsLogin does.
+func isConnectionScheme[S []byte | string](word S) bool {
+	for _, scheme := range connectionSchemes {
+		if len(word) == len(scheme) && isWord(word, scheme) {
+			return true
+		}
+	}
+	return false
+}
+
+// isWord is [EqualFold] for strings and byte slices.
+func isWord[S []byte | string](s S, lower string) bool {
+	if len(s) != len(lower) {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; c != lower[i] && (c < 'A' || c > 'Z' || c+('a'-'A') != lower[i]) {
+			return false
+		}
+	}
+	return true
+}

@@ -2,12 +2,14 @@ package sign
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
@@ -233,4 +235,182 @@ func isHash(s string) bool {
 		}
 	}
 	return len(s) == 64
+}
+
+// scope is the region and service of the client's signature; empty if it has none.
+type scope struct{ region, service string }
+
+// awsScope returns the scope of the client's own signature.
+func (r *request) awsScope() (scope, error) {
+	credentials := r.Values("Authorization")
+	_, query, _ := strings.Cut(r.Target, "?")
+	for pair := range strings.SplitSeq(query, "&") {
+		if name, value, _ := strings.Cut(pair, "="); presigned(name) && strings.EqualFold(unescaped(name), "X-Amz-Credential") {
+			credentials = append(credentials, "Credential="+unescaped(value))
+		}
+	}
+	if len(credentials) > 1 {
+		return scope{}, refuse("The request has several signatures.")
+	}
+	if len(credentials) == 0 {
+		return scope{}, nil
+	}
+	_, rest, found := strings.Cut(credentials[0], "Credential=")
+	if !found {
+		return scope{}, nil
+	}
+	rest, _, _ = strings.Cut(rest, ",")
+	parts := strings.Split(strings.TrimSpace(rest), "/")
+	if len(parts) != 5 || parts[4] != "aws4_request" {
+		return scope{}, nil
+	}
+	return scope{parts[2], parts[3]}, nil
+}
+
+// within returns the region and service to sign for: the client's, if the rule lists several and contains them.
+func (s scope) within(e *awsEffect) (region, service string, err error) {
+	region, ok := choose(e.regions, s.region)
+	if !ok {
+		return "", "", refuse("The rule of this host does not sign for the region of the request, or the request names none.")
+	}
+	service, ok = choose(e.services, s.service)
+	if !ok {
+		return "", "", refuse("The rule of this host does not sign for the service of the request, or the request names none.")
+	}
+	return region, service, nil
+}
+
+func choose(allowed []string, own string) (string, bool) {
+	if len(allowed) == 1 {
+		return allowed[0], true
+	}
+	return own, slices.Contains(allowed, own)
+}
+
+// withoutPresigned returns a target without the query parameters of a presigned URL. The rest is unchanged byte for byte. A query that
+// servers interpret differently is refused, since the signature covers one interpretation.
+func withoutPresigned(target string) (string, error) {
+	path, query, found := strings.Cut(target, "?")
+	if !found {
+		return target, nil
+	}
+	if _, err := url.ParseQuery(query); err != nil {
+		return "", refuse("The query of the request cannot be signed: it has a semicolon or a malformed escape.")
+	}
+	var kept []string
+	for pair := range strings.SplitSeq(query, "&") {
+		name, _, _ := strings.Cut(pair, "=")
+		if ofVersion2(name) {
+			return "", refuse("The query of the request has a signature of version 2, which would stand beside the gateway's.")
+		}
+		if !presigned(name) {
+			kept = append(kept, pair)
+		}
+	}
+	if len(kept) == 0 {
+		return path, nil
+	}
+	return path + "?" + strings.Join(kept, "&"), nil
+}
+
+// presigned reports whether a query parameter, in any spelling, belongs to the signature of a presigned URL.
+func presigned(name string) bool {
+	switch strings.ToLower(unescaped(name)) {
+	case "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders", "x-amz-signature",
+		"x-amz-security-token", "x-amz-content-sha256", "x-amz-region-set", "x-amz-s3session-token":
+		return true
+	}
+	return false
+}
+
+// ofVersion2 reports whether a query parameter belongs to a signature of version 2, which some services still accept. Others such as
+// "Signature" have no effect without these.
+func ofVersion2(name string) bool {
+	switch strings.ToLower(unescaped(name)) {
+	case "awsaccesskeyid", "signatureversion", "signaturemethod":
+		return true
+	}
+	return false
+}
+
+func unescaped(s string) string {
+	if plain, err := url.QueryUnescape(s); err == nil {
+		return plain
+	}
+	return s
+}
+
+// Credentials are credentials of AWS for signing requests.
+type Credentials struct {
+	AccessKeyID     string
+	SecretAccessKey name.Secret
+	SessionToken    name.Secret // empty for long-lived keys of a user
+	Expires         time.Time   // zero: they do not expire
+}
+
+var errCredentials = errors.New(
+	`is not a JSON object of "access_key_id", "secret_access_key" and, for temporary credentials, "session_token"`)
+
+// credentialProcess is the JSON that AWS's credential_process prints. Version is 1, or missing.
+type credentialProcess struct {
+	Version int        `json:"Version,omitempty"`
+	ID      string     `json:"AccessKeyId"`
+	Key     string     `json:"SecretAccessKey,omitempty"`
+	Token   string     `json:"SessionToken,omitempty"`
+	Expires *time.Time `json:"Expiration,omitempty"`
+}
+
+// ParseCredentials reads credentials from the value of one secret: a JSON object of access_key_id, secret_access_key
+// and session_token, or the output of AWS's credential_process. Unknown fields are ignored, so that the output of `aws configure
+// export-credentials` is accepted. The error does not quote the value.
+func ParseCredentials(s name.Secret) (Credentials, error) {
+	var parts struct {
+		ID    string `json:"access_key_id"`
+		Key   string `json:"secret_access_key"`
+		Token string `json:"session_token"`
+		credentialProcess
+	}
+	if json.Unmarshal([]byte(s.Reveal()), &parts) != nil || parts.Version > 1 {
+		return Credentials{}, errCredentials
+	}
+	c := Credentials{AccessKeyID: parts.ID, SecretAccessKey: name.NewSecret(parts.Key), SessionToken: name.NewSecret(parts.Token)}
+	if other := &parts.credentialProcess; other.ID != "" {
+		c = Credentials{AccessKeyID: other.ID, SecretAccessKey: name.NewSecret(other.Key), SessionToken: name.NewSecret(other.Token)}
+	}
+	if parts.Expires != nil {
+		c.Expires = *parts.Expires
+	}
+	if !isAccessKeyID(c.AccessKeyID) || c.SecretAccessKey.Reveal() == "" || match.CheckHeaderValue(c.SessionToken.Reveal()) != nil {
+		return Credentials{}, errCredentials
+	}
+	return c, nil
+}
+
+// Secret is the inverse of [ParseCredentials]. The value has one line.
+func (c Credentials) Secret() name.Secret {
+	d := credentialProcess{
+		Version: 1, ID: c.AccessKeyID, Key: c.SecretAccessKey.Reveal(), Token: c.SessionToken.Reveal(),
+	}
+	if !c.Expires.IsZero() {
+		utc := c.Expires.UTC()
+		d.Expires = &utc
+	}
+	text, err := json.Marshal(d)
+	if err != nil { // a year beyond 9999: nothing that expires then is usable
+		return name.Secret{}
+	}
+	return name.NewSecret(string(text))
+}
+
+// isAccessKeyID reports whether s is allowed in a credential scope.
+func isAccessKeyID(s string) bool {
+	if s == "" || len(s) > 128 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !name.IsWordByte(c) && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return true
 }

@@ -1,11 +1,18 @@
+// Package oauth gets tokens from OAuth 2.0 token endpoints: with client credentials (RFC 6749, section 4.4), a signed
+// assertion (RFC 7523) or a refresh token, and with the variants for Google's service accounts and Azure's
+// applications.
 package oauth
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
+	"boxgate/policy/name"
 	"boxgate/secrets/assertion"
 	"boxgate/secrets/remote"
 )
@@ -181,4 +188,96 @@ func (o *OAuth2) sign(ctx context.Context, d remote.Env, form url.Values, field 
 	token, err := signer.Sign(c, d.Now())
 	form.Set(field, token.Reveal())
 	return err
+}
+
+// maxLifetime bounds how long a token is used, whatever the server reports.
+const maxLifetime = 24 * time.Hour
+
+// question is a request to a token endpoint.
+type question struct {
+	url          string
+	form         url.Values
+	user, secret string // for basic authentication, unless user is empty
+	once         bool
+}
+
+// answer is the response of a token endpoint (RFC 6749, section 5.1).
+type answer struct {
+	AccessToken  string      `json:"access_token"`
+	IDToken      string      `json:"id_token"`
+	TokenType    string      `json:"token_type"`
+	RefreshToken string      `json:"refresh_token"`
+	ExpiresIn    json.Number `json:"expires_in"` // a number, but a string with some servers
+	head         remote.Answer
+}
+
+func (q question) send(ctx context.Context, d remote.Env) (answer, error) {
+	header := http.Header{}
+	if q.user != "" {
+		r := http.Request{Header: header}
+		r.SetBasicAuth(url.QueryEscape(q.user), url.QueryEscape(q.secret)) // RFC 6749, section 2.3.1
+	}
+	var a answer
+	head, err := d.Client.JSON(ctx, remote.Request{
+		URL: q.url, Form: q.form, Header: header, Once: q.once, Hide: []name.Secret{name.NewSecret(q.secret)},
+	}, &a)
+	a.head = head
+	return a, err
+}
+
+// value returns the access token.
+func (a *answer) value() (remote.Value, error) {
+	if a.AccessToken == "" || a.TokenType != "" && !strings.EqualFold(a.TokenType, "Bearer") {
+		return remote.Value{}, remote.ErrAnswer("bearer token")
+	}
+	left, err := a.lifetime()
+	return remote.Value{Secret: name.NewSecret(a.AccessToken), Lifetime: left}, err
+}
+
+// lifetime returns how long the access token is valid; 0 if unknown.
+func (a *answer) lifetime() (time.Duration, error) {
+	if a.ExpiresIn == "" {
+		return 0, nil
+	}
+	seconds, err := a.ExpiresIn.Float64()
+	switch {
+	case err != nil:
+		return 0, remote.ErrAnswer("valid expires_in")
+	case seconds <= 0:
+		return 0, remote.ErrExpired
+	}
+	return time.Duration(min(seconds, maxLifetime.Seconds()) * float64(time.Second)), nil
+}
+
+// maxSkew is the clock difference to a server above which a refused assertion does not mean that the grant is gone.
+const maxSkew = time.Minute
+
+// sendAsserted requests a token in exchange for the assertion that sign adds to the form. A server answers invalid_grant
+// for a revoked grant, but also for an assertion that is not valid by its clock, or that it has seen before, as in the
+// retry of a request without an answer. So the error means that the grant is gone only if a second, new assertion is
+// refused too, and the clocks agree.
+func (q question) sendAsserted(ctx context.Context, d remote.Env, sign func(url.Values) error) (a answer, err error) {
+	for range 2 {
+		if err := sign(q.form); err != nil {
+			return answer{}, err
+		}
+		a, err = q.send(ctx, d)
+		refused, ok := errors.AsType[*remote.Error](err)
+		if !ok || !refused.Gone {
+			return a, err
+		}
+		if skew := a.skew(d.Now()); skew.Abs() > maxSkew {
+			refused.Gone, refused.Skew = false, skew
+			return a, err
+		}
+	}
+	return a, err
+}
+
+// skew returns how far the server's clock is ahead of the gateway's; 0 if unknown.
+func (a *answer) skew(now time.Time) time.Duration {
+	if a.head.Date.IsZero() {
+		return 0
+	}
+	return a.head.Date.Sub(now).Round(time.Second)
 }

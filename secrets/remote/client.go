@@ -5,8 +5,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -14,9 +17,11 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"boxgate/audit"
 	"boxgate/policy/name"
 )
 
@@ -234,4 +239,194 @@ func CheckURL(text string) error {
 func isLoopback(host string) bool {
 	addr := net.ParseIP(strings.Trim(host, "[]"))
 	return strings.EqualFold(host, "localhost") || addr != nil && addr.IsLoopback()
+}
+
+// Error is a refusal by a server. Its text contains the status and a code from a closed set, and no other text from the
+// server.
+type Error struct {
+	Status     int
+	Code       string        // such as "invalid_grant"; "" if missing or unknown
+	RetryAfter time.Duration // minimum delay requested by the server; 0: no request
+	ServerText string        // text from the server, masked; only for the log
+	Gone       bool          // the secret was revoked or deleted, as opposed to unavailable
+	// Skew is how far the server's clock is ahead of the gateway's, if that may be the reason.
+	Skew time.Duration
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	text := "it answered with status " + strconv.Itoa(e.Status)
+	switch {
+	case e.Status >= 300 && e.Status < 400:
+		text += ", a redirect, which is not followed"
+	case e.Status == http.StatusTooManyRequests && e.RetryAfter > 0:
+		text += ", to ask again in " + e.RetryAfter.String()
+	}
+	if e.Code != "" {
+		text += " (" + e.Code + ")"
+	}
+	switch {
+	case e.Skew > 0:
+		text += "; the gateway's clock is " + e.Skew.String() + " behind the server's"
+	case e.Skew < 0:
+		text += "; the gateway's clock is " + (-e.Skew).String() + " ahead of the server's"
+	}
+	return text
+}
+
+// IsGone reports whether the error means that the secret was revoked or deleted.
+func IsGone(err error) bool {
+	refused, ok := errors.AsType[*Error](err)
+	return ok && refused.Gone || errors.Is(err, ErrGone)
+}
+
+// ErrGone is returned when an answer means that the secret no longer exists.
+var ErrGone = errors.New("it reports that the secret is deleted")
+
+// ErrExpired is returned when a server issued a token that has already expired.
+var ErrExpired = errors.New("it answered with a token that has already expired")
+
+// ErrAnswer returns the error for an answer that lacks something.
+func ErrAnswer(lacks string) error { return fmt.Errorf("its answer has no %s", lacks) }
+
+// maxRetryAfter bounds the delay that a server can request.
+const maxRetryAfter = 15 * time.Minute
+
+// retryAfter parses the header Retry-After, in seconds or as a date.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	text := strings.TrimSpace(h.Get("Retry-After"))
+	if text == "" {
+		return 0
+	}
+	d := time.Duration(0)
+	if n, err := strconv.Atoi(text); err == nil {
+		d = time.Duration(min(max(n, 0), int(maxRetryAfter/time.Second))) * time.Second
+	} else if at, err := http.ParseTime(text); err == nil {
+		d = at.Sub(now).Round(time.Second)
+	}
+	return min(max(d, 0), maxRetryAfter)
+}
+
+// codes are the error codes that are shown: the codes of OAuth 2.0 (RFC 6749, section 5.2), AWS, Google and GitHub that
+// help an operator. Other codes are not shown, because a server might put a secret there.
+var codes = func() map[string]bool {
+	set := map[string]bool{}
+	for _, c := range strings.Fields(`
+		invalid_request invalid_client invalid_grant unauthorized_client unsupported_grant_type invalid_scope invalid_target
+		access_denied server_error temporarily_unavailable slow_down interaction_required invalid_resource
+		AccessDenied AccessDeniedException ExpiredToken ExpiredTokenException InvalidClientTokenId SignatureDoesNotMatch
+		UnrecognizedClientException IncompleteSignature MissingAuthenticationToken InvalidIdentityToken RegionDisabledException
+		PackedPolicyTooLarge MalformedPolicyDocument ValidationError ValidationException Throttling ThrottlingException
+		ResourceNotFoundException InvalidRequestException InvalidParameterException DecryptionFailure InternalServiceError
+		NOT_FOUND PERMISSION_DENIED UNAUTHENTICATED FAILED_PRECONDITION RESOURCE_EXHAUSTED INVALID_ARGUMENT UNAVAILABLE INTERNAL`) {
+		set[c] = true
+	}
+	return set
+}()
+
+// maxServerText is the maximum number of bytes of server text in the log.
+const maxServerText = 256
+
+// failureBody has the error fields of the known servers.
+type failureBody struct {
+	Error       json.RawMessage `json:"error"`             // OAuth: the code; Google: an object
+	Description string          `json:"error_description"` // OAuth
+	Message     string          `json:"message"`           // GitHub, 1Password, AWS
+	Type        string          `json:"__type"`            // AWS: the code, possibly behind a namespace
+	Errors      []string        `json:"errors"`            // Vault
+}
+
+// newRefusal returns the error of a response without success.
+func newRefusal(res *http.Response, body []byte, r Request) *Error {
+	e := &Error{Status: res.StatusCode, RetryAfter: retryAfter(res.Header, time.Now())}
+	code, message := parseFailure(body)
+	if codes[code] {
+		e.Code = code
+	}
+	e.ServerText = audit.Escape(maskTexts(message, r.secretTexts()), maxServerText)
+	e.Gone = isGone(e)
+	return e
+}
+
+// parseFailure returns the code and the text of a failure.
+func parseFailure(body []byte) (code, message string) {
+	var x struct { // AWS STS
+		Code    string `xml:"Error>Code"`
+		Message string `xml:"Error>Message"`
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) && xml.Unmarshal(body, &x) == nil {
+		return x.Code, x.Message
+	}
+	var f failureBody
+	if json.Unmarshal(body, &f) != nil {
+		return "", ""
+	}
+	message = strings.Join(append([]string{f.Description, f.Message}, f.Errors...), " ")
+	if json.Unmarshal(f.Error, &code) == nil && code != "" {
+		return code, message
+	}
+	var google struct {
+		Status  string `json:"status"`
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(f.Error, &google) == nil && google.Status != "" {
+		return google.Status, message + google.Message
+	}
+	return f.Type[strings.LastIndexByte(f.Type, '#')+1:], message
+}
+
+// isGone reports whether a refusal means that the secret or grant in the request was revoked or deleted, as opposed to
+// a server that is broken, busy or unsure.
+func isGone(e *Error) bool {
+	switch e.Code {
+	case "invalid_grant", "ResourceNotFoundException", "NOT_FOUND":
+		return true
+	}
+	return e.Status == http.StatusNotFound || e.Status == http.StatusGone
+}
+
+// secretTexts returns the texts to mask in a server's text about the request, longest first.
+func (r *Request) secretTexts() (texts []string) {
+	add := func(text string) {
+		if len(text) > 3 {
+			texts = append(texts, text, url.QueryEscape(text), url.PathEscape(text))
+			texts = append(texts, base64.StdEncoding.EncodeToString([]byte(text)), base64.RawURLEncoding.EncodeToString([]byte(text)))
+		}
+	}
+	for _, s := range r.Hide {
+		add(s.Reveal())
+	}
+	for _, key := range []string{"Authorization", "X-Vault-Token"} {
+		_, credential, _ := strings.Cut(" "+r.Header.Get(key), " ")
+		for part := range strings.FieldsSeq(credential) {
+			add(part)
+		}
+	}
+	for _, key := range []string{"client_secret", "client_assertion", "assertion", "refresh_token", "secret_id", "jwt"} {
+		add(r.Form.Get(key))
+	}
+	slices.SortFunc(texts, func(a, b string) int { return len(b) - len(a) })
+	return texts
+}
+
+// maskTexts replaces every occurrence of the texts, which are sorted from long to short.
+func maskTexts(message string, texts []string) string {
+	for _, text := range texts {
+		message = strings.ReplaceAll(message, text, "[redacted]")
+	}
+	return strings.TrimSpace(message)
+}
+
+// FieldOf returns a text field of a JSON object.
+func FieldOf(object, field string) (Value, error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal([]byte(object), &fields) != nil {
+		return Value{}, ErrAnswer("JSON object to take the field from")
+	}
+	var text string
+	raw, ok := fields[field]
+	if !ok || json.Unmarshal(raw, &text) != nil || text == "" {
+		return Value{}, ErrAnswer("text in the configured field")
+	}
+	return Value{Secret: name.NewSecret(text)}, nil
 }

@@ -1,10 +1,21 @@
+// Package probe is the process in the box's network namespace that sends the traffic of a self-test, and the protocol
+// to control it. The process holds no secrets and makes no decisions.
 package probe
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,4 +60,146 @@ func perform(tasks []Task, send func(Task) Answer) []Answer {
 	}
 	running.Wait()
 	return answers
+}
+
+// Kind is the way a task sends its data.
+type Kind string
+
+// The kinds.
+const (
+	TCP   Kind = "tcp"   // connect, send, read the answer
+	UDP   Kind = "udp"   // send, read the answer
+	Frame Kind = "frame" // whole packets, written to the link unchanged
+)
+
+// Task is one order for the probing process. It contains neither its purpose nor secrets.
+type Task struct {
+	ID        int            `json:"id"`
+	Kind      Kind           `json:"kind"`
+	After     time.Duration  `json:"after"` // since the start
+	To        netip.AddrPort `json:"to"`
+	Data      [][]byte       `json:"data,omitempty"` // written one by one; for frames: the packets
+	EtherType uint16         `json:"ether_type,omitempty"`
+	Token     []byte         `json:"token,omitempty"` // marks an answer to a frame
+}
+
+// Plan is the list of tasks of one process.
+type Plan struct {
+	Raw   bool   `json:"raw"` // the tasks are frames
+	Tasks []Task `json:"tasks"`
+}
+
+// Outcome is the result of a task.
+type Outcome string
+
+// The outcomes.
+const (
+	Refused  Outcome = "refused" // a reset, or an ICMP error
+	Silent   Outcome = "silent"  // no answer within the time
+	Closed   Outcome = "closed"  // connected, then closed or reset without data
+	Open     Outcome = "open"    // connected, and silent
+	Answered Outcome = "answer"  // received data
+	Failed   Outcome = "failed"  // could not be run
+)
+
+// Answer is the probing process's report on a task.
+type Answer struct {
+	ID      int     `json:"id"`
+	Outcome Outcome `json:"outcome"`
+	Data    []byte  `json:"data,omitempty"` // first bytes received
+	Error   string  `json:"error,omitempty"`
+}
+
+// Report is the complete output of a probing process.
+type Report struct {
+	Answers []Answer `json:"answers"`
+}
+
+// wait is how long a task waits for each answer.
+const wait = 900 * time.Millisecond
+
+// nobody is the user and group of the probing process.
+const nobody = 65534
+
+// probeTimeout bounds a probing process. Its tasks finish long before.
+const probeTimeout = 9 * time.Second
+
+// Start runs a plan in the network namespace and returns its report. The process runs as user nobody. It has no
+// capability except CAP_NET_RAW if the plan has frames, and inherits no environment and no files.
+func Start(ctx context.Context, netns string, command []string, p Plan) (Report, error) {
+	if len(p.Tasks) == 0 {
+		return Report{}, nil
+	}
+	in, err := json.Marshal(p)
+	if err != nil {
+		return Report{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var out, errout bytes.Buffer
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &limited{w: &errout, remaining: 4096}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true}
+	if p.Raw {
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_RAW}
+	}
+	cmd.WaitDelay = time.Second
+	if err := startIn(netns, cmd); err != nil {
+		return Report{}, fmt.Errorf("the probing process cannot be started: %w", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return Report{}, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
+	}
+	var r Report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		return Report{}, fmt.Errorf("cannot parse the report of the probing process: %w", err)
+	}
+	return r, nil
+}
+
+// limited discards the bytes beyond its limit.
+type limited struct {
+	w         io.Writer
+	remaining int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	n := min(len(b), l.remaining)
+	l.remaining -= n
+	_, err := l.w.Write(b[:n])
+	return len(b), err
+}
+
+// startIn starts cmd from a thread in the network namespace. A thread that cannot return to its namespace stays locked,
+// so it exits with its goroutine and is never reused.
+func startIn(netns string, cmd *exec.Cmd) error {
+	ns, err := os.Open(netns)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("entering the box's network namespace: %w", err)
+			return
+		}
+		err = cmd.Start()
+		back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET)
+		if back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- errors.Join(err, back)
+	}()
+	return <-done
 }

@@ -1,3 +1,4 @@
+// Package layout names the files of the state directory, and the buckets and keys of the store.
 package layout
 
 // Files of the store in the state directory.

@@ -1,13 +1,21 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"os"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/terminal"
 )
 
 // boxCreate holds the flags of `gateway box create`.
@@ -84,4 +92,303 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 		body["env_vars"] = vars
 	}
 	return body, nil
+}
+
+// boxBody is the request for a new box.
+type boxBody map[string]any
+
+// sentByBox maps members of the request for a new box to flags, for commands that create boxes.
+var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label"}
+
+// setText sets the fields that are not empty.
+func (b boxBody) setText(fields map[string]string) {
+	for key, value := range fields {
+		if value != "" {
+			b[key] = value
+		}
+	}
+}
+
+// sourceHelp is the help text of --source.
+const sourceHelp = "address from network.sources that its traffic leaves from; once for IPv4, once for IPv6"
+
+// setSources sets the source addresses, if the command line contains any.
+func (b boxBody) setSources(list []string) {
+	if len(list) > 0 {
+		b["source_addresses"] = list
+	}
+}
+
+// labelHelp is the help text of --label of commands that create boxes.
+const labelHelp = "label such as team=x, up to 5 (may be repeated); commands with --label select boxes by it"
+
+// setLabels sets the labels, if the command line contains any.
+func (b boxBody) setLabels(list []string) {
+	if len(list) > 0 {
+		b["labels"] = list
+	}
+}
+
+// setLimits sets the limits, if the command line contains any.
+func (b boxBody) setLimits(args []string) error {
+	limits, err := limitsOf(args)
+	if len(limits) > 0 {
+		b["limits"] = limits
+	}
+	return err
+}
+
+// setNetwork sets the policy and the header rules, if the command line contains them.
+func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
+	if policy != "" {
+		data, err := cli.PolicyArgument(policy, cli.BoxPolicyHelp, stdin)
+		if err != nil {
+			return fmt.Errorf("--policy: %w", err)
+		}
+		b["network_policy"] = data
+	}
+	if headers != "" {
+		data, err := cli.RulesArgument(headers, stdin)
+		if err != nil {
+			return fmt.Errorf("--headers: %w", err)
+		}
+		b["attach_headers"] = data
+	}
+	return nil
+}
+
+const (
+	// progressPoll is how often the progress of a new box is requested.
+	progressPoll = time.Second
+	// progressLines is the time between two lines of progress if the output is not a terminal.
+	progressLines = 4 * time.Second
+)
+
+// creatingBox holds the fields of a box that show its progress.
+type creatingBox struct {
+	Name, Status, Progress string
+	CreatedAt              int64 `json:"created_at"`
+}
+
+// imageProgress shows the preparation of the image of a new box, which can take minutes.
+type imageProgress struct {
+	client  *api.Client
+	name    string // of the box; empty: the newest box that is being created
+	out     io.Writer
+	started time.Time
+	line    time.Time // of the last line
+}
+
+// showImageProgress prints the progress of the image until stop is called. It prints nothing if the image is present.
+func showImageProgress(ctx context.Context, client *api.Client, name string, out io.Writer) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &imageProgress{client: client, name: name, out: out, started: time.Now()}
+	var running sync.WaitGroup
+	running.Go(func() { p.run(ctx) })
+	return func() { cancel(); running.Wait() }
+}
+
+func (p *imageProgress) run(ctx context.Context) {
+	f, _ := p.out.(*os.File)
+	onTerminal := f != nil && terminal.IsOne(f)
+	tick := time.NewTicker(progressPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			if onTerminal && !p.line.IsZero() {
+				fmt.Fprint(p.out, "\r\033[K")
+			}
+			return
+		case now := <-tick.C:
+			progress := p.current(ctx)
+			if progress == "" || !onTerminal && now.Sub(p.line) < progressLines {
+				continue
+			}
+			p.line = now
+			text := fmt.Sprintf("preparing the image, %.0f s: %.60s", now.Sub(p.started).Seconds(), progress)
+			if onTerminal {
+				fmt.Fprint(p.out, "\r\033[K"+text)
+			} else {
+				fmt.Fprintln(p.out, text)
+			}
+		}
+	}
+}
+
+// current returns the progress of the box. It is empty if the image is not being prepared, or if the gateway does not
+// answer: the request that creates the box reports errors.
+func (p *imageProgress) current(ctx context.Context) string {
+	var boxes []creatingBox
+	if p.name != "" {
+		boxes = make([]creatingBox, 1)
+		if p.client.Get(ctx, api.BoxPath(p.name), &boxes[0]) != nil {
+			return ""
+		}
+	} else if p.client.Get(ctx, "/v2/box", &boxes) != nil {
+		return ""
+	}
+	var newest creatingBox
+	for _, b := range boxes {
+		if b.Status == string(api.StatusCreating) && b.CreatedAt >= newest.CreatedAt {
+			newest = b
+		}
+	}
+	return newest.Progress
+}
+
+// sandbox holds the flags that select the sandbox to attach.
+type sandbox struct {
+	netns, container string
+	pid              int
+}
+
+// add defines the flags.
+func (s *sandbox) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.netns, "netns", "", "path of its network namespace, such as /run/netns/NAME")
+	f.IntVar(&s.pid, "pid", 0, "ID of a process in its network namespace")
+	f.StringVar(&s.container, "container", "", "ID or name of a Docker container, started with --network none")
+}
+
+// body returns the flags as fields of the API.
+func (s *sandbox) body() boxBody {
+	body := boxBody{}
+	body.setText(map[string]string{"netns": s.netns, "container": s.container})
+	if s.pid != 0 {
+		body["pid"] = s.pid
+	}
+	return body
+}
+
+// boxAttach holds the flags of `gateway box attach`.
+type boxAttach struct {
+	sandbox
+	name, policy, headers, stack string
+	sources, limits, labels      []string
+	installCA, disconnect        bool
+}
+
+func newBoxAttach(o *cli.Options) *cobra.Command {
+	var a boxAttach
+	cmd := &cobra.Command{
+		Use:   "attach (--netns PATH | --pid PID | --container ID)",
+		Short: "Attach an existing sandbox to the gateway and print it",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			body, err := a.body(cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if err := a.prepareContainer(cmd, o); err != nil {
+				return err
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			var answer json.RawMessage
+			if err := client.Do(cmd.Context(), "POST", "/v2/box/attach", body, &answer); err != nil {
+				return cli.NameTaken(cmd.Context(), client, a.name, err)
+			}
+			return errors.Join(o.Show(cmd, answer, newBoxAnswer(cmd)), a.installInContainer(cmd, o, answer))
+		},
+	}
+	a.add(cmd)
+	cli.MapFields(cmd, sentByBox)
+	f := cmd.Flags()
+	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
+	f.StringVar(&a.name, "name", "", "a name of your choice")
+	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
+	f.StringArrayVar(&a.labels, "label", nil, labelHelp)
+	f.StringArrayVar(&a.sources, "source", nil, sourceHelp)
+	f.StringArrayVar(&a.limits, "limit", nil, limitHelp)
+	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
+	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: disconnect it from Docker's networks without asking")
+	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
+	return cmd
+}
+
+func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
+	if a.netns == "" && a.container == "" && a.pid == 0 {
+		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid or --container")
+	}
+	if len(a.sandbox.body()) > 1 {
+		return nil, cli.Usagef("give one of --netns, --pid and --container")
+	}
+	body := a.sandbox.body()
+	body.setText(map[string]string{"name": a.name, "stack": a.stack})
+	body.setLabels(a.labels)
+	body.setSources(a.sources)
+	if err := body.setLimits(a.limits); err != nil {
+		return nil, err
+	}
+	return body, body.setNetwork(a.policy, a.headers, stdin)
+}
+
+func newBoxReattach(o *cli.Options) *cobra.Command {
+	var s sandbox
+	cmd := &cobra.Command{
+		Use:   "reattach BOX [--netns PATH | --pid PID | --container ID]",
+		Short: "Attach a box to its sandbox again, or to another one; its policy, rules, URLs and CA stay",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "reattach"), s.body(), newBoxAnswer(cmd))
+		},
+	}
+	s.add(cmd)
+	return cmd
+}
+
+func newBoxDetach(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "detach BOX...", Short: "Disconnect attached boxes and delete them", Args: cli.MinArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, box := range args {
+				if err := o.Call(cmd, "POST", api.BoxPath(box, "detach"), nil, cli.Silent); err != nil {
+					return fmt.Errorf("%s: %w", box, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// newBoxInstallCA is `gateway box install-ca`.
+func newBoxInstallCA(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "install-ca BOX...", Short: "Make attached containers trust the CA of their box and proxy.upstream_ca_files", Args: cli.MinArgs(1),
+		Long: `Adds the CA of the box and the roots of proxy.upstream_ca_files to the certificates of a running container of Docker, as
+--install-ca of ` + "`gateway box attach`" + ` does. Call it after roots were added to the configuration.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, box := range args {
+				if err := installCA(cmd, o, box); err != nil {
+					return fmt.Errorf("%s: %w", box, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func installCA(cmd *cobra.Command, o *cli.Options, name string) error {
+	client, err := o.Client()
+	if err != nil {
+		return err
+	}
+	var box struct {
+		ID       string
+		Attached *api.Attached
+	}
+	if err := client.Get(cmd.Context(), api.BoxPath(name), &box); err != nil {
+		return err
+	}
+	if box.Attached == nil || box.Attached.Container == "" {
+		return fmt.Errorf("it is not an attached container; launched boxes get new roots at their next start, and `gateway ca --box %s --bundle` prints them for others", name)
+	}
+	g, err := dockerGateway(o)
+	if err != nil {
+		return err
+	}
+	return g.InstallCA(cmd.Context(), box.ID, box.Attached.Container)
 }

@@ -1,14 +1,28 @@
 package command
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
 	session "boxgate/api/session/client"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/copying"
 	"boxgate/cmd/gateway/command/terminal"
 )
 
@@ -67,4 +81,281 @@ func exitError(status int, err error) error {
 		err = cli.CommandExit{Status: status}
 	}
 	return err
+}
+
+// forwarded lists the signals forwarded to the command in the box, with their names in the API.
+var forwarded = map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP", syscall.SIGQUIT: "QUIT"}
+
+// maxForwarded is the number of signals forwarded. The next one ends the session, even if the command reads no input and
+// signals no longer reach it.
+const maxForwarded = 2
+
+// runInteractive runs a command in a box with the standard streams of this process, in its terminal if tty is not nil.
+func runInteractive(cmd *cobra.Command, client *api.Client, box string, req session.Request, tty *terminal.Terminal) error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	ctx, end := context.WithCancelCause(context.WithoutCancel(cmd.Context()))
+	defer end(nil)
+	interrupted := context.AfterFunc(cmd.Context(), func() { end(errors.New("interrupted before the command started")) })
+	if tty != nil {
+		size := tty.Size()
+		req.Terminal = &size
+		if kind := os.Getenv("TERM"); kind != "" {
+			req.Env = append(req.Env, "TERM="+kind)
+		}
+	}
+	s, err := session.Open(ctx, client, box, req)
+	interrupted() // signals now go to the command
+	if err != nil {
+		return err
+	}
+	if tty != nil {
+		restore, err := tty.Raw()
+		if err != nil {
+			return err
+		}
+		defer restore()
+		go tty.Follow(ctx, s.Resize)
+	}
+	go forwardSignals(ctx, end, s, signals, tty != nil)
+	go sendStdin(end, s, cmd.InOrStdin())
+	return exitError(s.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr()))
+}
+
+// forwardSignals forwards the first signals to the command and ends the session on the next one. If the command has a terminal, any
+// signal ends the session: keys such as Ctrl-C arrive as input there, so a signal is meant for this process.
+func forwardSignals(ctx context.Context, end context.CancelCauseFunc, s *session.Session, signals <-chan os.Signal, tty bool) {
+	for n := 0; ; n++ {
+		select {
+		case sig := <-signals:
+			if tty || n == maxForwarded {
+				number, _ := sig.(syscall.Signal)
+				end(cli.StatusError{Status: 128 + int(number), Err: fmt.Errorf("%s: the session was closed, and the command killed", sig)})
+				return
+			}
+			go func() { _ = s.Signal(forwarded[sig]) }() // may wait behind input that the command does not read
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sendStdin sends standard input. A read error ends the session, so that the command does not mistake truncated input for
+// complete input.
+func sendStdin(end context.CancelCauseFunc, s *session.Session, in io.Reader) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := in.Read(buf)
+		if n > 0 {
+			if _, err := s.Write(buf[:n]); err != nil {
+				return // Wait returns the reason
+			}
+		}
+		switch {
+		case err == io.EOF:
+			_ = s.CloseWrite()
+			return
+		case err != nil:
+			end(fmt.Errorf("standard input cannot be read: %w", err))
+			return
+		}
+	}
+}
+
+// shell starts a login shell: bash, or sh if the image has no bash.
+var shell = []string{"sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l"}
+
+// newBoxShell is `gateway box shell`.
+func newBoxShell(o *cli.Options) *cobra.Command {
+	var dir string
+	cmd := &cobra.Command{
+		Use:   "shell BOX",
+		Short: "Open a shell in a box and exit with its status",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			tty := terminal.Of(cmd.InOrStdin())
+			if tty == nil {
+				return cli.Usagef("a shell needs a terminal, but standard input is not one; use gateway box exec -i %s -- sh", args[0])
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return runInteractive(cmd, client, args[0], session.Request{Command: shell, Dir: dir}, tty)
+		},
+	}
+	cmd.Flags().StringVar(&dir, "dir", "", "working directory (default: /workspace/home)")
+	return cmd
+}
+
+// newBoxCopy is `gateway box cp`.
+func newBoxCopy(o *cli.Options) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "cp LOCAL BOX:PATH | BOX:PATH LOCAL",
+		Short: "Copy a file into a box or out of one; with -r, a directory",
+		Long: "Copy a file into a box or out of one; with -r, a directory.\n\n" +
+			"PATH is absolute, or below /workspace/home. If the target is a directory, the file keeps its name. With -r, the contents of the\n" +
+			"directory are copied into the target, which is created if necessary. Write a local name with a colon as ./NAME.",
+		Args: cli.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			c := boxCopy{cmd: cmd, client: client, recursive: recursive, json: o.JSON}
+			fromBox, from, out := cutBox(args[0])
+			toBox, to, in := cutBox(args[1])
+			switch {
+			case out && !in:
+				return c.copyOut(fromBox, from, args[1])
+			case in && !out:
+				return c.copyIn(args[0], toBox, to)
+			}
+			return cli.Usagef("one of the two must be BOX:PATH, and the other a local path")
+		},
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with its contents")
+	return cmd
+}
+
+// cutBox parses BOX:PATH. With a slash before the colon, the argument is a local name.
+func cutBox(arg string) (box, file string, ok bool) {
+	box, file, ok = strings.Cut(arg, ":")
+	return box, file, ok && box != "" && !strings.Contains(box, "/")
+}
+
+// boxCopy is one run of cp.
+type boxCopy struct {
+	cmd             *cobra.Command
+	client          *api.Client
+	recursive, json bool
+}
+
+// copied is the output of --json.
+type copied struct {
+	Path    string `json:"path"`
+	Bytes   int64  `json:"bytes"`
+	Skipped int    `json:"skipped,omitempty"`
+}
+
+func (c *boxCopy) report(what copied) error {
+	if c.json {
+		return json.NewEncoder(c.cmd.OutOrStdout()).Encode(what)
+	}
+	return nil
+}
+
+// kind returns the type of a file in the box, or "" if it does not exist.
+func (c *boxCopy) kind(box, file string) (string, error) {
+	var stat struct{ Type string }
+	query := url.Values{"path": {cmp.Or(file, ".")}, "follow": {"true"}}
+	err := c.client.Get(c.cmd.Context(), api.BoxPath(box, "files", "stat")+"?"+query.Encode(), &stat)
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusNotFound {
+		return "", nil
+	}
+	return stat.Type, err
+}
+
+// copyIn copies into a box.
+func (c *boxCopy) copyIn(local, box, file string) error {
+	fi, err := os.Stat(local)
+	if err != nil {
+		return cli.FileError(err)
+	}
+	if fi.IsDir() != c.recursive {
+		return recursion(local, fi.IsDir())
+	}
+	if fi.IsDir() {
+		return c.tree(local, box, file)
+	}
+	kind, err := c.kind(box, file)
+	if err != nil {
+		return err
+	}
+	if kind == "directory" || file == "" || strings.HasSuffix(file, "/") {
+		file = path.Join(file, filepath.Base(local))
+	}
+	source, err := os.Open(local)
+	if err != nil {
+		return cli.FileError(err)
+	}
+	defer source.Close()
+	body := copying.Form(file, source)
+	defer body.Close()
+	if err := c.send(box, "upload", body.Media, body); err != nil {
+		return err
+	}
+	return c.report(copied{Path: file, Bytes: body.Count()})
+}
+
+// tree copies the contents of a local directory.
+func (c *boxCopy) tree(local, box, folder string) error {
+	body := copying.Pack(local)
+	defer body.Close()
+	query := url.Values{"folder": {folder}}
+	if err := c.send(box, "unpack?"+query.Encode(), body.Media, body); err != nil {
+		return err
+	}
+	return c.report(copied{Path: folder, Bytes: body.Count()})
+}
+
+func (c *boxCopy) send(box, call, media string, body io.Reader) error {
+	resp, err := c.client.Stream(c.cmd.Context(), http.MethodPost, api.BoxPath(box, "files", call), media, body)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// copyOut copies out of a box.
+func (c *boxCopy) copyOut(box, file, local string) error {
+	kind, err := c.kind(box, file)
+	if err == nil && (kind == "directory") != c.recursive && kind != "" {
+		err = recursion(file, kind == "directory")
+	}
+	if err != nil {
+		return err
+	}
+	query := url.Values{"folder": {file}}
+	resp, err := c.client.Stream(c.cmd.Context(), http.MethodGet, api.BoxPath(box, "files", "download")+"?"+query.Encode(), "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if c.recursive {
+		return c.unpack(resp, local)
+	}
+	if fi, err := os.Stat(local); err == nil && fi.IsDir() {
+		local = filepath.Join(local, path.Base(file))
+	}
+	n, err := copying.Save(local, resp.Body)
+	if err != nil {
+		return cli.WriteError(local, err)
+	}
+	return c.report(copied{Path: local, Bytes: n})
+}
+
+// unpack extracts an archive sent by a box.
+func (c *boxCopy) unpack(resp *http.Response, local string) error {
+	n, err := copying.Unpack(local, resp.Body)
+	if err != nil {
+		return err
+	}
+	skipped, _ := strconv.Atoi(resp.Trailer.Get(api.SkippedTrailer))
+	if err := c.report(copied{Path: local, Bytes: n, Skipped: skipped}); err != nil {
+		return err
+	}
+	if skipped > 0 {
+		return fmt.Errorf("not copied: %s of the box, which cannot be read or are neither files, directories nor symbolic links", cli.Count(skipped, "file", "files"))
+	}
+	return nil
+}
+
+func recursion(name string, isDir bool) error {
+	if isDir {
+		return cli.Usagef("%s is a directory; copy it with -r", name)
+	}
+	return cli.Usagef("%s is not a directory; copy it without -r", name)
 }

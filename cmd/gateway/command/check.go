@@ -5,17 +5,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"boxgate/certs"
+	"boxgate/certs/acme"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
+	"boxgate/firewall"
 	"boxgate/host"
 	"boxgate/host/listen"
 	"boxgate/host/share"
+	"boxgate/launcher"
 	"boxgate/preflight"
+	"boxgate/secrets"
 	"boxgate/store"
 )
 
@@ -159,4 +172,209 @@ func checkListen(ctx context.Context, cfg config.Config) error {
 		l.Close()
 	}
 	return errors.Join(append(errs, err)...)
+}
+
+// checkSecrets checks the sources of secrets without running their commands.
+func checkSecrets(ctx context.Context, cfg config.Config) error {
+	return errors.Join(secrets.Check(ctx, cfg.Secrets.Sources), cfg.Secrets.Exposed())
+}
+
+// needStateDir requires a private state directory, as the store does, with enough space for the store.
+func needStateDir(cfg config.Config) error {
+	err := store.CheckDir(cfg.StateDir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		err = nil // the nearest existing parent is checked
+	}
+	if err != nil {
+		return fmt.Errorf("state_dir: %w", err)
+	}
+	if err := preflight.NeedWritable("state_dir", cfg.StateDir); err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); err == nil {
+		return nil // a gateway with a full disk starts, and reports which writes fail
+	}
+	return preflight.NeedSpace("state_dir", cfg.StateDir)
+}
+
+// needStore requires a store that can be opened or created.
+func needStore(cfg config.Config) error {
+	if os.Geteuid() != 0 || store.CheckDir(cfg.StateDir) != nil {
+		return nil //nolint:nilerr // reported by needStateDir
+	}
+	return store.Check(store.Options{
+		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.TracePatterns(cfg.StateDir, cfg.Launcher.RunDir),
+	})
+}
+
+// needRunDir requires a writable directory for the launcher's files of running boxes.
+func needRunDir(cfg config.Config) error {
+	if err := launcher.CheckRunDir(cfg.StateDir, cfg.Launcher.RunDir); err != nil {
+		return err
+	}
+	return preflight.NeedWritable("launcher.run_dir", launcher.RunDirOf(cfg.StateDir, cfg.Launcher.RunDir))
+}
+
+// needKernel tries every kernel feature that boxes need, in temporary network namespaces.
+func needKernel(ctx context.Context) error {
+	if preflight.NeedRoot() != nil {
+		return nil //nolint:nilerr // reported by NeedRoot
+	}
+	if err := firewall.Probe(ctx); err != nil {
+		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
+			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit "+
+			"nfnetlink_log nf_conntrack_netlink veth cls_bpf sch_ingress)", err)
+	}
+	return nil
+}
+
+// checkOtherRules finds rules of the host's own firewall that would block boxes.
+func checkOtherRules() error {
+	if preflight.NeedRoot() != nil {
+		return nil //nolint:nilerr // reported by NeedRoot
+	}
+	return firewall.CheckOtherRules()
+}
+
+// checkAppArmor warns of profiles that hinder the gateway or its boxes.
+func checkAppArmor(cfg config.Config) error {
+	runtime := ""
+	if cfg.Launcher.Enabled {
+		runtime = cfg.Launcher.Runtime
+	}
+	return preflight.CheckAppArmor("/", runtime)
+}
+
+// needPools requires address pools that the host does not use elsewhere.
+func needPools(cfg config.Config) error {
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return nil //nolint:nilerr // no prefixes: reported by the validation of the configuration
+	}
+	found, err := firewall.OverlappingPools(a.PoolV4, a.PoolV6)
+	errs := []error{err}
+	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.PoolV4, "network.pool_v6": a.PoolV6} {
+		if found[pool] != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, found[pool]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkSources warns of configured source addresses that the host does not have.
+func checkSources(cfg config.Config) error {
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil || len(a.Sources) == 0 {
+		return nil //nolint:nilerr // reported by the validation of the configuration
+	}
+	has, err := firewall.HostAddresses()
+	if err != nil {
+		return fmt.Errorf("reading the host's addresses: %w", err)
+	}
+	var errs []error
+	for _, source := range a.Sources {
+		if !slices.Contains(has, source) {
+			errs = append(errs, preflight.Warnf("network.sources: the host does not have %v, so boxes with this source address have no outgoing traffic: "+
+				"give it to an interface (ip addr add %v dev …)", source, netip.PrefixFrom(source, source.BitLen())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// needCertificate requires a working source for the certificates of the public URLs.
+func needCertificate(cfg config.Config) error {
+	switch cfg.Ingress.TLS.Mode {
+	case "acme":
+		return host.CheckACME(cfg)
+	case "files":
+		if _, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil); err != nil {
+			return fmt.Errorf("ingress.tls: %w", err)
+		}
+	}
+	return nil
+}
+
+// maxShown bounds the number of certificates listed individually.
+const maxShown = 20
+
+// certificateFindings reports how long the stored certificates remain valid, the earliest expiry first. Certificates of
+// the internal CA are not stored: each run of the gateway issues its own.
+func certificateFindings(ctx context.Context, cfg config.Config, now time.Time) []preflight.Finding {
+	expiries, err := storedCertificates(ctx, cfg)
+	if err != nil {
+		return nil // reported by needCertificate
+	}
+	subjects := slices.SortedFunc(maps.Keys(expiries), func(a, b string) int { return expiries[a].Compare(expiries[b]) })
+	var findings []preflight.Finding
+	for _, subject := range subjects[:min(len(subjects), maxShown)] {
+		findings = append(findings, certificateFinding(subject, expiries[subject], now))
+	}
+	if more := len(subjects) - maxShown; more > 0 {
+		findings = append(findings, finding(fmt.Sprintf("%d more certificates, which expire later", more), nil))
+	}
+	return append(findings, reachFinding(cfg)...)
+}
+
+// storedCertificates returns the expiry of each certificate, by subject.
+func storedCertificates(ctx context.Context, cfg config.Config) (map[string]time.Time, error) {
+	switch cfg.Ingress.TLS.Mode {
+	case "acme":
+		storage, err := acme.NewFiles(config.ACMEDir(cfg))
+		if err != nil {
+			return nil, err
+		}
+		return acme.StoredExpiries(ctx, storage), nil
+	case "files":
+		files, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil)
+		if err != nil {
+			return nil, err
+		}
+		expiries := map[string]time.Time{}
+		for _, t := range files.Expiries() {
+			expiries[cfg.Ingress.TLS.Cert] = t
+		}
+		return expiries, nil
+	}
+	return nil, nil
+}
+
+// renewalDays is how many days before its expiry a certificate should have been renewed.
+const renewalDays = 7
+
+func certificateFinding(subject string, expires, now time.Time) preflight.Finding {
+	days := int(expires.Sub(now).Hours() / 24)
+	what := fmt.Sprintf("certificate %s, %s left", subject, cli.Count(max(days, 0), "day", "days"))
+	switch {
+	case !expires.After(now):
+		return finding(what, preflight.Warnf("it expired on %s; if a public URL has this name, look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
+	case days < renewalDays:
+		return finding(what, preflight.Warnf("it expires on %s and should have been replaced; look for the reason in the log of the gateway", expires.Format(time.DateOnly)))
+	}
+	return finding(what, nil)
+}
+
+// reachFinding lists the ports that certificate issuers must be able to reach, which cannot be checked from this host.
+func reachFinding(cfg config.Config) []preflight.Finding {
+	if cfg.Ingress.TLS.Mode != "acme" {
+		return nil
+	}
+	var errs []error
+	for _, l := range []struct{ key, address, port, challenge string }{
+		{"ingress.https", cfg.Ingress.HTTPS, "443", "TLS-ALPN-01"}, {"ingress.http", cfg.Ingress.HTTP, "80", "HTTP-01"},
+	} {
+		host, port, err := net.SplitHostPort(l.address)
+		ip := net.ParseIP(host)
+		switch {
+		case err != nil:
+			errs = append(errs, preflight.Warnf("%s is off, so issuers cannot validate by %s", l.key, l.challenge))
+		case ip != nil && ip.IsLoopback():
+			errs = append(errs, preflight.Warnf("%s is a loopback address, so issuers cannot validate by %s", l.key, l.challenge))
+		case port != l.port:
+			errs = append(errs, preflight.Warnf("%s is port %s; issuers connect to port %s for %s, which must lead here", l.key, port, l.port, l.challenge))
+		}
+	}
+	if len(errs) == 0 {
+		errs = append(errs, preflight.Warnf("whether ports 80 and 443 can be reached from the internet cannot be checked from here; one of them must be"))
+	}
+	return []preflight.Finding{finding("certificate issuers", errors.Join(errs...))}
 }

@@ -3,13 +3,22 @@
 package command
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/host/box"
 	"boxgate/internal/buildinfo"
+	"boxgate/policy"
+	"boxgate/policy/name"
+	"boxgate/policy/preset"
+	"boxgate/selftest"
 )
 
 // Run executes a command line and returns its exit status: 0 on success, 1 on a refusal or failure, 2 on a usage error.
@@ -63,4 +72,166 @@ func newRootCommand(opts *cli.Options) *cobra.Command {
 	)
 	complete(root, opts)
 	return root
+}
+
+// completionTimeout bounds how long a shell waits for the gateway's list of boxes.
+const completionTimeout = 2 * time.Second
+
+// complete adds completion to every command of a tree: for BOX arguments in its usage, and for the flags --box, --policy
+// and --reason.
+func complete(cmd *cobra.Command, o *cli.Options) {
+	for _, sub := range cmd.Commands() {
+		complete(sub, o)
+	}
+	if usage := strings.Fields(cmd.Use); cmd.ValidArgsFunction == nil && len(usage) > 1 && strings.HasPrefix(usage[1], "BOX") && usage[1] != "BOX:PATH" {
+		cmd.ValidArgsFunction = completeArguments(o, usage)
+	}
+	for name, values := range map[string]cobra.CompletionFunc{
+		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return boxNames(cmd, o)
+		},
+		"label": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return boxLabels(cmd, o)
+		},
+		"policy": completePolicy(o),
+		"reason": completeReason,
+	} {
+		if cmd.Flags().Lookup(name) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(name, values) // fails if the flag already has a completion
+		}
+	}
+}
+
+// completeArguments completes the first argument with boxes, and the others according to the usage.
+func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		switch next := usage[min(len(args)+1, len(usage)-1)]; {
+		case isBulk(cmd) && next == "BOX":
+			return completePolicy(o)(cmd, args, begun)
+		case strings.HasPrefix(next, "BOX") && (len(args) == 0 || strings.HasSuffix(next, "...")):
+			names, directive := boxNames(cmd, o)
+			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
+		case next == "POLICY" && len(args) == 1:
+			return completePolicy(o)(cmd, args, begun)
+		case next == "HOST...":
+			return completePresets(begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// isBulk reports whether the command line of `gateway policy set` selects boxes by label, so that BOX is left out.
+func isBulk(cmd *cobra.Command) bool {
+	label := cmd.Flags().Lookup("label")
+	return cmd.Name() == "set" && label != nil && label.Changed
+}
+
+// boxNames fetches the boxes from the gateway. It returns their names, or the IDs of boxes without a name.
+func boxNames(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, b := range fetchBoxes(cmd, o) {
+		if b.Name != "" {
+			names = append(names, b.Name)
+		} else {
+			names = append(names, b.ID)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// boxLabels fetches the labels of all boxes.
+func boxLabels(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDirective) {
+	var labels []string
+	for _, b := range fetchBoxes(cmd, o) {
+		labels = append(labels, b.Labels...)
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels), cobra.ShellCompDirectiveNoFileComp
+}
+
+// fetchBoxes fetches the boxes for a completion. It returns none if the gateway does not answer in time.
+func fetchBoxes(cmd *cobra.Command, o *cli.Options) []boxAnswer {
+	client, err := o.Client()
+	if err != nil {
+		return nil
+	}
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	var boxes []boxAnswer
+	if client.Get(ctx, "/v2/box", &boxes) != nil {
+		return nil
+	}
+	return boxes
+}
+
+// completePolicy completes a policy: a mode, presets, a named policy, or a file name after @.
+func completePolicy(o *cli.Options) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		switch {
+		case strings.HasPrefix(begun, "@"):
+			return nil, cobra.ShellCompDirectiveDefault
+		case strings.HasPrefix(begun, cli.NamedPrefix):
+			return namedNames(cmd, o, cli.NamedPrefix), cobra.ShellCompDirectiveNoFileComp
+		}
+		known := []string{string(policy.ModeAllowAll), string(policy.ModeDenyAll), cli.NamedPrefix}
+		return append(known, completePresets(begun)...), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	}
+}
+
+// completePresets completes the last name of a list of presets.
+func completePresets(begun string) []string {
+	before, given := cli.PresetPrefix, []string{}
+	if list, ok := strings.CutPrefix(begun, cli.PresetPrefix); ok {
+		given = strings.Split(list, ",")
+		given = given[:len(given)-1]
+		before += strings.Join(append(slices.Clone(given), ""), ",")
+	}
+	var all []string
+	for _, name := range preset.Names() {
+		if !slices.Contains(given, name) {
+			all = append(all, before+name)
+		}
+	}
+	return all
+}
+
+func completeReason(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var all []string
+	for _, r := range name.Reasons() {
+		all = append(all, string(r))
+	}
+	return all, cobra.ShellCompDirectiveNoFileComp
+}
+
+// newVersionCommand is `gateway version`.
+func newVersionCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version, the revision and the Go version of this binary",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), buildinfo.Get())
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Get())
+			return err
+		},
+	}
+}
+
+// newProbeCommand is the process started by a self-test. It reads a plan and has no access to secrets.
+func newProbeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    box.ProbeCommand,
+		Short:  "Send the traffic of a self-test (started by the gateway)",
+		Args:   cli.ExactArgs(0),
+		Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return selftest.Probe(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
 }

@@ -1,14 +1,23 @@
 package command
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,8 +26,10 @@ import (
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/dialect"
 	"boxgate/policy/name"
 	"boxgate/policy/preset"
 )
@@ -200,4 +211,265 @@ func (a amendResult) print(cmd *cobra.Command, o *cli.Options) error {
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "Version %s of the policy is in force.\n", a.state.version)
 	return err
+}
+
+// newPolicyEdit is `gateway policy edit`.
+func newPolicyEdit(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "edit BOX", Short: "Edit the policy in $VISUAL or $EDITOR",
+		Long: `Opens the policy in $VISUAL, $EDITOR or vi. The edited policy replaces it as a whole if it is valid and no other client has
+changed the policy in the meantime. Otherwise the policy stays unchanged, and the command prints where the edited file is.`,
+		Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			e := policyEdit{cmd: cmd, client: client, box: args[0], json: o.JSON}
+			return e.run(context.WithoutCancel(cmd.Context()))
+		},
+	}
+}
+
+// policyEdit is one edit of a box's policy.
+type policyEdit struct {
+	cmd    *cobra.Command
+	client *api.Client
+	box    string
+	json   bool
+	file   string
+	before policyState
+	text   []byte // contents of the file before the edit
+}
+
+// run edits the policy. The file is kept if the edit would otherwise be lost.
+func (e *policyEdit) run(ctx context.Context) error {
+	var err error
+	if e.before, err = readOwnPolicy(ctx, e.client, e.box); err != nil {
+		return err
+	}
+	if e.text, err = json.MarshalIndent(e.before.spec, "", "  "); err != nil {
+		return err
+	}
+	e.text = append(e.text, '\n')
+	dir, err := os.MkdirTemp("", "boxgate-policy-")
+	if err != nil {
+		return err
+	}
+	e.file = filepath.Join(dir, "policy.json")
+	if err := os.WriteFile(e.file, e.text, 0o600); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	next, err := e.edited(ctx)
+	if err == nil && next != nil {
+		err = e.apply(ctx, *next)
+	}
+	if after, _ := os.ReadFile(e.file); err != nil && !bytes.Equal(after, e.text) {
+		return fmt.Errorf("%w\nThe policy was not changed. What you wrote is in %s", err, e.file)
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// edited runs the editor and returns the new policy, or nil if it was not changed. At a terminal, an invalid policy can
+// be edited again.
+func (e *policyEdit) edited(ctx context.Context) (*policy.Spec, error) {
+	for {
+		if err := e.openEditor(ctx); err != nil {
+			return nil, err
+		}
+		data, err := os.ReadFile(e.file)
+		if err != nil {
+			return nil, err
+		}
+		spec, err := dialect.ParseSpec(data)
+		switch {
+		case bytes.Equal(data, e.text) || err == nil && len(amend.Diff(e.before.spec, spec)) == 0:
+			return nil, e.print("Nothing was changed.")
+		case err == nil:
+			return &spec, nil
+		case !e.confirmEdit(err):
+			return nil, err
+		}
+	}
+}
+
+// openEditor runs the editor. Like git, it allows arguments in the variable.
+func (e *policyEdit) openEditor(ctx context.Context) error {
+	editor := os.Getenv("VISUAL")
+	if editor == "" {
+		editor = os.Getenv("EDITOR")
+	}
+	if editor == "" {
+		editor = "vi"
+	}
+	signals := make(chan os.Signal, 1) // so that Ctrl-C only reaches the editor
+	signal.Notify(signals, os.Interrupt, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	run := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, editor, e.file)
+	run.Stdin, run.Stdout, run.Stderr = e.cmd.InOrStdin(), e.cmd.OutOrStdout(), e.cmd.ErrOrStderr()
+	if e.json {
+		run.Stdout = e.cmd.ErrOrStderr()
+	}
+	if err := run.Run(); err != nil {
+		return fmt.Errorf("the editor %q failed (%w); set EDITOR to another one", editor, err)
+	}
+	return nil
+}
+
+// confirmEdit prints the mistake and asks at a terminal whether to edit again.
+func (e *policyEdit) confirmEdit(flaw error) bool {
+	if terminal.Of(e.cmd.InOrStdin()) == nil {
+		return false
+	}
+	fmt.Fprintf(e.cmd.ErrOrStderr(), "%v\nEdit again? [Y/n] ", flaw)
+	answer, err := bufio.NewReader(e.cmd.InOrStdin()).ReadString('\n')
+	return err == nil && !strings.HasPrefix(strings.ToLower(strings.TrimSpace(answer)), "n")
+}
+
+// apply replaces the policy.
+func (e *policyEdit) apply(ctx context.Context, next policy.Spec) error {
+	after, err := writePolicy(ctx, e.client, e.box, next, e.before)
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusPreconditionFailed {
+		return fmt.Errorf("somebody else changed the policy while you edited it; see `gateway policy diff %s @%s`", e.box, e.file)
+	}
+	if err != nil {
+		return err
+	}
+	if e.json {
+		_, err := fmt.Fprintln(e.cmd.OutOrStdout(), string(after.answer))
+		return err
+	}
+	cli.PrintWarnings(e.cmd, after.warnings)
+	if err := printDiff(e.cmd.OutOrStdout(), amend.Diff(e.before.spec, after.spec)); err != nil {
+		return err
+	}
+	return e.print("Version " + after.version.String() + " of the policy is in force.")
+}
+
+// print prints a sentence, unless the output is JSON.
+func (e *policyEdit) print(text string) error {
+	out := e.cmd.OutOrStdout()
+	if e.json {
+		out = io.Discard
+	}
+	_, err := fmt.Fprintln(out, text)
+	return err
+}
+
+// leaseRequest is the request of `gateway policy allow --for` and `gateway policy deny --for`.
+type leaseRequest struct {
+	box, verb string
+	entries   []amend.Entry
+	lasts     time.Duration
+}
+
+// leasesAnswer holds the temporary entries of a policy as the API returns them.
+type leasesAnswer struct {
+	Leases []struct {
+		Action    string `json:"action"`
+		Entry     string `json:"entry"`
+		ExpiresAt int64  `json:"expires_at"`
+		ExpiresIn int64  `json:"expires_in"`
+		Idle      string `json:"idle"`
+	} `json:"leases"`
+	Version  json.Number   `json:"version"`
+	Warnings []cli.Warning `json:"warnings"`
+}
+
+func leasesPath(box string) string { return api.BoxPath(box, "config/network-policy/leases") }
+
+// lease adds temporary entries to a policy.
+func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseRequest) error {
+	if asked.lasts < time.Second {
+		return cli.Usagef("--for: %q is too short; give a second or more, such as 1h", asked.lasts)
+	}
+	var names []string
+	wanted := map[string]bool{}
+	for _, e := range asked.entries {
+		names, wanted[e.String()] = append(names, e.String()), true
+	}
+	var answer json.RawMessage
+	body := map[string]any{"action": asked.verb, "entries": names, "expires_in": int64(asked.lasts / time.Second)}
+	if err := client.Do(cmd.Context(), "POST", leasesPath(asked.box), body, &answer); err != nil {
+		return err
+	}
+	if o.JSON {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(answer))
+		return err
+	}
+	return cli.Decoded(func(w io.Writer, a leasesAnswer) error {
+		cli.PrintWarnings(cmd, a.Warnings)
+		for _, l := range a.Leases {
+			if l.Action == "allow" && wanted[l.Entry] && l.Idle == "" {
+				l.Idle = idle(closedAddress(cmd.Context(), client, asked.box, l.Entry))
+			}
+			switch {
+			case l.Action != asked.verb || !wanted[l.Entry]:
+			case l.Idle != "":
+				fmt.Fprintf(w, "%s: %s; the entry ends at %s\n", l.Entry, l.Idle, clockTime(l.ExpiresAt))
+			default:
+				fmt.Fprintf(w, "%s: %s until %s\n", l.Entry, map[string]string{"allow": "allowed", "deny": "denied"}[l.Action], clockTime(l.ExpiresAt))
+			}
+		}
+		_, err := fmt.Fprintf(w, "Version %s of the policy is in force.\n", a.Version)
+		return err
+	})(cmd.OutOrStdout(), answer)
+}
+
+func clockTime(unix int64) string { return time.Unix(unix, 0).Format("2006-01-02 15:04:05") }
+
+// newPolicyLeases is `gateway policy leases`.
+func newPolicyLeases(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use: "leases BOX", Short: "List the temporary entries (leases) of the policy", Args: cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "GET", leasesPath(args[0]), nil, cli.Decoded(printLeases))
+		},
+	}
+}
+
+func printLeases(w io.Writer, a leasesAnswer) error {
+	rows := [][]string{{"ACTION", "DESTINATION", "LEFT", "UNTIL"}}
+	for _, l := range a.Leases {
+		rows = append(rows, []string{l.Action, l.Entry, (time.Duration(l.ExpiresIn) * time.Second).String(), clockTime(l.ExpiresAt)})
+	}
+	return cli.Table(w, rows...)
+}
+
+// newPolicyEnd is `gateway policy end`.
+func newPolicyEnd(o *cli.Options) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "end BOX HOST...", Short: "End leases of `gateway policy allow --for` or `deny --for` early",
+		Long:    "End leases of `gateway policy allow --for` or `gateway policy deny --for` early. Spell HOST as it was given then.",
+		Example: "  gateway policy end demo api.example.com\n  gateway policy end demo --all",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if all {
+				return cli.ExactArgs(1)(cmd, args)
+			}
+			return cli.MinArgs(2)(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all {
+				return o.Call(cmd, "DELETE", leasesPath(args[0]), nil, cli.Decoded(printLeases))
+			}
+			for _, entry := range args[1:] {
+				query := url.Values{"entry": {entry}}
+				if err := o.Call(cmd, "DELETE", leasesPath(args[0])+"?"+query.Encode(), nil, cli.Silent); err != nil {
+					return fmt.Errorf("%s: %w", entry, err)
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "end all of them")
+	return cmd
+}
+
+// idle prefixes the reason why an entry has no effect. "" is returned unchanged.
+func idle(why string) string {
+	if why == "" {
+		return ""
+	}
+	return "no effect: " + why
 }

@@ -2,6 +2,7 @@
 package demo
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -11,8 +12,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"boxgate/audit"
@@ -272,3 +275,99 @@ func (d *tour) cleanUp(_ context.Context) error {
 	d.narrate("No process, mount, namespace, rule or file of the demo is left.")
 	return nil
 }
+
+// tryLine is refused until the policy allows it. The server's certificate is from the demo's internet, hence -k.
+const tryLine = "gateway box exec demo -- curl -k -sS https://www.example.com/echo"
+
+// keepOpen shows commands to try in the lab. It returns when a line or the end of in is read, or ctx ends.
+func (d *tour) keepOpen(ctx context.Context, in io.Reader) {
+	fmt.Fprintf(d.out, "\n\033[1mThe lab stays open\033[0m\n")
+	d.narrate("In another terminal, as root:")
+	fmt.Fprintf(d.out, "\n     export BOXGATE_CONFIG=%s PATH=$PATH:%s\n", d.lab.Config, filepath.Dir(d.lab.Self))
+	for _, line := range []string{
+		"gateway status",
+		"gateway box shell demo",
+		tryLine,
+		"gateway log --denied",
+		"gateway policy allow demo www.example.com:443",
+		tryLine,
+		"gateway policy get demo",
+		"gateway headers list --box demo",
+		"gateway box selftest demo",
+	} {
+		fmt.Fprintf(d.out, "     %s\n", line)
+	}
+	fmt.Fprintln(d.out)
+	d.narrate("Press Enter here, or Ctrl-C, to remove everything.")
+	d.out.mute()
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = bufio.NewReader(in).ReadString('\n')
+	}()
+	select {
+	case <-ctx.Done():
+	case <-read:
+	}
+	d.out.unmute()
+}
+
+// silence is the time without output after which a tour prints a sign of life.
+const silence = 4 * time.Second
+
+// pulse is a writer that prints a sign of life when nothing was written for a while. Safe for concurrent use.
+type pulse struct {
+	start time.Time
+
+	mu      sync.Mutex
+	to      io.Writer
+	timer   *time.Timer
+	stopped bool
+}
+
+// newPulse returns a pulse that writes to a writer. End it with stop.
+func newPulse(to io.Writer) *pulse {
+	p := &pulse{to: to, start: time.Now()}
+	p.timer = time.AfterFunc(silence, p.showElapsed)
+	return p
+}
+
+// elapsed returns the time since the start.
+func (p *pulse) elapsed() time.Duration { return time.Since(p.start) }
+
+// Write implements io.Writer.
+func (p *pulse) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.stopped {
+		p.timer.Reset(silence)
+	}
+	return p.to.Write(b)
+}
+
+func (p *pulse) showElapsed() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		return
+	}
+	fmt.Fprintf(p.to, "   … %.0f s\n", p.elapsed().Seconds())
+	p.timer.Reset(silence)
+}
+
+// mute stops the signs of life until wake.
+func (p *pulse) mute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+}
+
+func (p *pulse) unmute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = false
+	p.timer.Reset(silence)
+}
+
+// stop ends the signs of life. Later writes still work.
+func (p *pulse) stop() { p.mute() }

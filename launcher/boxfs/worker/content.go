@@ -1,15 +1,19 @@
 package worker
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/files"
 )
 
 // errNotRegular refuses files that could block a reader or be changed by reading: pipes, sockets, devices.
@@ -220,3 +224,176 @@ func overwrite(target string, dir *os.Root, temporary string) error {
 
 // Home is the home directory of the box's user.
 const Home = "/workspace/home"
+
+func stat(path string, follow bool) (Answer, error) {
+	fi, err := statPath(path, follow)
+	if err != nil {
+		return Answer{}, err
+	}
+	info := infoOf(fi)
+	return Answer{Info: &info}, nil
+}
+
+// infoOf converts the result of stat(2).
+func infoOf(fi fs.FileInfo) Info {
+	info := Info{Name: []byte(fi.Name()), Type: "other", IsDir: fi.IsDir(), Size: fi.Size(), Mode: uint32(fi.Mode().Perm()), Time: fi.ModTime().UnixNano()}
+	switch {
+	case fi.IsDir():
+		info.Type = "directory"
+	case fi.Mode().IsRegular():
+		info.Type = "file"
+	case fi.Mode()&fs.ModeSymlink != 0:
+		info.Type = "symlink"
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		info.Inode = st.Ino
+	}
+	return info
+}
+
+// maxNames bounds the total length of names in a list, in bytes: the answer is held in memory.
+const maxNames = 4 << 20
+
+// list reads up to most entries of a directory of any size: the first ones in the directory's own order, sorted.
+func list(path string, most int) (Answer, error) {
+	dir, err := openDir(path, 0)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer dir.Close()
+	var a Answer
+	for bytes := 0; ; {
+		entries, err := dir.ReadDir(256)
+		for _, e := range entries {
+			if bytes += len(e.Name()); len(a.Entries) >= most || bytes > maxNames {
+				a.Truncated = true
+				return a, nil
+			}
+			if info, err := entry(path, e.Name()); err == nil { // otherwise it has been removed
+				a.Entries = append(a.Entries, info)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			slices.SortFunc(a.Entries, func(a, b Info) int { return strings.Compare(string(a.Name), string(b.Name)) })
+			return a, nil
+		}
+		if err != nil {
+			return Answer{}, err
+		}
+	}
+}
+
+// entry describes one entry of a directory.
+func entry(dir, name string) (Info, error) {
+	path := dir + "/" + name
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return Info{}, err
+	}
+	info := infoOf(fi)
+	if info.Type == "symlink" {
+		if to, err := statPath(path, true); err == nil {
+			info.IsDir, info.Size = to.IsDir(), to.Size()
+		}
+	}
+	return info, nil
+}
+
+func makeDir(path string, parents bool) error {
+	if parents {
+		return os.MkdirAll(path, 0o755)
+	}
+	return os.Mkdir(path, 0o755)
+}
+
+// remove removes a file or an empty directory; if recursive, also a directory with everything below it. Links are removed,
+// not followed.
+func remove(path string, recursive bool) error {
+	dir, name := split(path)
+	if name == "" || name == "." || name == ".." {
+		return &Failure{Errno: unix.EINVAL, Message: "the path must end in the name of what to remove"}
+	}
+	parent, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	fd := int(parent.Fd())
+	err = unix.Unlinkat(fd, name, 0)
+	if err == nil || !errors.Is(err, unix.EISDIR) {
+		return err
+	}
+	err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)
+	if recursive && (errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST)) {
+		return files.RemoveEntry(context.Background(), parent, name)
+	}
+	return err
+}
+
+// split splits a path before its last name. Unlike path.Split with path.Clean it keeps "..", which may follow a link.
+func split(path string) (dir, name string) {
+	path = strings.TrimRight(path, "/")
+	i := strings.LastIndexByte(path, '/')
+	return path[:i+1], path[i+1:]
+}
+
+// fileSystems are the types of file systems that hold files of a box: its root, and memory.
+var fileSystems = []int64{unix.OVERLAYFS_SUPER_MAGIC, unix.TMPFS_MAGIC}
+
+// errSpecial refuses files that the kernel generates, as in procfs: below /proc/sys it shows each process its own
+// namespaces, which for a worker are the host's.
+var errSpecial = &Failure{Errno: unix.EACCES, Message: "not a file of the box but of the kernel, as in /proc and /sys: only commands in the box can use it"}
+
+// holdsFiles fails if an open file is in a file system of the kernel.
+func holdsFiles(f *os.File) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if !slices.Contains(fileSystems, st.Type) {
+		return errSpecial
+	}
+	return nil
+}
+
+// statPath describes the file at a path. It opens it only with O_PATH.
+func statPath(path string, follow bool) (fs.FileInfo, error) {
+	flags := unix.O_PATH
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := holdsFiles(f); err != nil {
+		return nil, err
+	}
+	return f.Stat()
+}
+
+// openDir opens a directory for reading.
+func openDir(path string, flags int) (*os.File, error) {
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := holdsFiles(dir); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// entriesOf returns the entries of a directory, sorted. A link is not followed.
+func entriesOf(path string) ([]fs.DirEntry, error) {
+	dir, err := openDir(path, unix.O_NOFOLLOW)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	entries, err := dir.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, err
+}

@@ -339,3 +339,84 @@ type lost struct{}
 func (lost) Error() string   { return "the HTTP/2 connection was lost" }
 func (lost) Timeout() bool   { return true }
 func (lost) Temporary() bool { return false }
+
+// settings are a server's SETTINGS.
+type settings struct {
+	known    bool // received
+	streams  int  // maximum of concurrent streams, at most MaxStreams
+	window   int  // of a new stream
+	headSize int  // of a request's head, by RFC 9113, 6.5.2
+}
+
+// firstSettings apply until the server's SETTINGS arrive.
+var firstSettings = settings{streams: firstStreams, window: h2.FirstWindow, headSize: math.MaxInt}
+
+// settingsLocked handles SETTINGS.
+func (c *Conn) settingsLocked(f *http2.SettingsFrame) error {
+	if f.IsAck() {
+		if !c.unacked {
+			return broken(http2.ErrCodeProtocol)
+		}
+		c.unacked = false
+		return nil
+	}
+	if !c.settings.known {
+		c.settings.known, c.settings.streams = true, MaxStreams
+	}
+	if err := f.ForeachSetting(c.settingLocked); err != nil {
+		return framingError(err)
+	}
+	_ = c.framer.WriteSettingsAck()
+	c.stalled.resume()
+	return c.answeredLocked()
+}
+
+// settingLocked handles one setting. A larger compression table and longer frames are not used.
+func (c *Conn) settingLocked(s http2.Setting) error {
+	if err := s.Valid(); err != nil {
+		return err
+	}
+	switch s.ID {
+	case http2.SettingEnablePush:
+		if s.Val != 0 { // RFC 9113, 6.5.2
+			return broken(http2.ErrCodeProtocol)
+		}
+	case http2.SettingMaxConcurrentStreams:
+		c.settings.streams = int(min(s.Val, MaxStreams))
+	case http2.SettingMaxHeaderListSize:
+		c.settings.headSize = int(s.Val)
+	case http2.SettingInitialWindowSize:
+		change := int(s.Val) - c.settings.window
+		c.settings.window = int(s.Val)
+		for _, stream := range c.streams {
+			if !stream.send.Add(change) {
+				return broken(http2.ErrCodeFlowControl)
+			}
+		}
+	}
+	return nil
+}
+
+// ResetCode returns the code of the server's reset if that is why the stream failed. It returns false for PROTOCOL_ERROR
+// and FLOW_CONTROL_ERROR, which concern the connection to the server and must not be forwarded.
+func ResetCode(err error) (code http2.ErrCode, ok bool) {
+	var reset *h2.StreamError
+	if !errors.As(err, &reset) || !reset.Peer || reset.Code == http2.ErrCodeProtocol || reset.Code == http2.ErrCodeFlowControl {
+		return 0, false
+	}
+	return reset.Code, true
+}
+
+// Unprocessed reports whether the server did not process the request that failed with err, so that it can be repeated
+// safely (RFC 9113, 8.7): the server reported so, or never received it.
+func Unprocessed(err error) bool {
+	var reset *h2.StreamError
+	var away *h2.GoAwayError
+	switch {
+	case errors.As(err, &reset):
+		return reset.Peer && reset.Code == http2.ErrCodeRefusedStream
+	case errors.As(err, &away):
+		return away.Above
+	}
+	return errors.Is(err, errUnusable)
+}

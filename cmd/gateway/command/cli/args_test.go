@@ -3,6 +3,9 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
 )
 
 // TestHostsBesidePresets: a list of presets may contain single hosts and addresses.
@@ -21,6 +24,23 @@ func TestHostsBesidePresets(t *testing.T) {
 	for arg, want := range map[string]string{"preset:npn,example.com": `no preset "npn"`, "preset:npm,https://a.example/": "is a URL", "preset:": "no preset"} {
 		if got, err := PolicyArgument(arg, PolicyHelp, strings.NewReader("")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %s %v", arg, got, err)
+		}
+	}
+}
+
+func TestDurationTakesDays(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0, "-1h": -1, "1w": -1, "5": -1, "": -1} {
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		var d, other time.Duration
+		Duration(f, &d, "for", 0, "how long")
+		Duration(f, &other, "other", time.Minute, "how long")
+		err := f.Parse([]string{"--for", text})
+		if want >= 0 && (err != nil || d != want) || want < 0 && err == nil {
+			t.Errorf("%q: %s %v", text, d, err)
+		}
+		if usage := f.FlagUsages(); other != time.Minute || strings.Count(usage, "default") != 1 || !strings.Contains(usage, "(default 1m0s)") {
+			t.Errorf("%s\n%s", other, usage)
 		}
 	}
 }

@@ -4,11 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"boxgate/api"
+	"boxgate/config"
+	"boxgate/policy"
 	"boxgate/policy/document"
 )
 
@@ -111,4 +123,341 @@ func reportOf(err error, text string, status int) report {
 		r.Problems = nil
 	}
 	return r
+}
+
+// UnknownCommand returns the error for an unknown subcommand of cmd, with suggestions.
+func UnknownCommand(cmd *cobra.Command, word string) error {
+	cmd.SuggestionsMinimumDistance = 2
+	text := fmt.Sprintf("unknown command %q for %q", word, cmd.CommandPath())
+	if near := cmd.SuggestionsFor(word); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return Usagef("%s", text)
+}
+
+// FlagError rewrites a flag error in terms of the command line.
+func FlagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
+		return Usagef("unknown flag --%s%s", unknown.GetSpecifiedName(), nearestFlag(cmd, unknown.GetSpecifiedName()))
+	}
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return Usagef("--%s: %q is not %s", invalid.GetFlag().Name, invalid.GetValue(), valueOf(invalid.GetFlag()))
+	}
+	return UsageError(err)
+}
+
+// nearestFlag suggests a flag that starts with the same letter as the word.
+func nearestFlag(cmd *cobra.Command, word string) string {
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && word != "" && f.Name[0] == word[0] {
+			names = append(names, f.Name)
+		}
+	})
+	if len(names) == 0 {
+		return ""
+	}
+	return "; did you mean --" + config.Nearest(word, names) + "?"
+}
+
+// valueOf describes the values that a flag accepts.
+func valueOf(f *pflag.Flag) string {
+	switch f.Value.Type() {
+	case "uint16":
+		return "a number from 0 to 65535"
+	case "int", "int64", "uint", "uint64":
+		return "a whole number"
+	case "duration":
+		return "a duration such as 10m, or 7d"
+	case "bool":
+		return "true or false"
+	}
+	return "a value that it takes"
+}
+
+// fileError is an error about a file named by the user.
+type fileError struct{ error }
+
+func fileErrorf(format string, args ...any) error { return fileError{fmt.Errorf(format, args...)} }
+
+// WriteError explains why a file named by the user cannot be written. err may be about a temporary file next to it.
+func WriteError(path string, err error) error {
+	_, ofFile := errors.AsType[*fs.PathError](err)
+	_, ofLink := errors.AsType[*os.LinkError](err)
+	if !ofFile && !ofLink {
+		return err
+	}
+	dir := filepath.Dir(path)
+	_, missing := os.Stat(dir)
+	number, system := errors.AsType[syscall.Errno](err)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && errors.Is(missing, fs.ErrNotExist):
+		return fileErrorf("%s cannot be written: there is no directory %s; make it with `mkdir -p %s`", path, dir, dir)
+	case errors.Is(err, fs.ErrPermission):
+		return fileErrorf("%s cannot be written: permission denied", path)
+	case system:
+		return fileErrorf("%s cannot be written: %w", path, number)
+	}
+	return fileErrorf("%s cannot be written", path)
+}
+
+// FileError explains why a file named by the user cannot be used.
+func FileError(err error) error {
+	failed, ok := errors.AsType[*fs.PathError](err)
+	switch {
+	case !ok:
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+		return fileErrorf("there is no file %s", failed.Path)
+	case errors.Is(err, fs.ErrPermission):
+		return fileErrorf("%s cannot be read: permission denied", failed.Path)
+	}
+	return fileErrorf("%s cannot be read: %w", failed.Path, failed.Err)
+}
+
+// sentBy is the prefix of the annotations made by [MapFields].
+const sentBy = "boxgate:sent:"
+
+// MapFields records which flag or argument of cmd fills each field of its requests, by JSON pointer. A field without an entry
+// belongs to the flag of the same name: /expires_in to --expires-in. A flag that ends in "=" takes NAME=VALUE.
+func MapFields(cmd *cobra.Command, parts map[string]string) {
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	for pointer, from := range parts {
+		cmd.Annotations[sentBy+pointer] = from
+	}
+}
+
+// Explain rewrites an error of cmd in terms of its command line. It lists every problem of a rejected document, each with
+// its flag or argument and in the unit of that flag. For a 404 it adds the command that lists the existing names.
+func Explain(cmd *cobra.Command, err error) string {
+	text := err.Error()
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
+		message := refusal(cmd, refused)
+		if refused.Status == http.StatusUnauthorized {
+			message = keyRefused()
+		}
+		if list := listFor(cmd, refused); list != "" && !strings.Contains(message, list) && !strings.HasSuffix(message, "?") {
+			message += "; see `" + list + "`"
+		}
+		return strings.Replace(text, refused.Error(), message, 1)
+	}
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok && len(invalid.Problems) > 1 {
+		return strings.Replace(text, invalid.Error(), mistakes(cmd, invalid.Problems), 1)
+	}
+	return text
+}
+
+// refusal returns the message of a rejected request, with flags instead of JSON pointers.
+func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
+	switch {
+	case len(refused.Problems) > 0:
+		return mistakes(cmd, refused.Problems)
+	case refused.Pointer != "":
+		message := strings.TrimPrefix(refused.Message, refused.Pointer+": ")
+		return mistakes(cmd, []document.Problem{{Pointer: refused.Pointer, Message: message}})
+	}
+	return refused.Message
+}
+
+// keyRefused returns the message for a 401: which key was sent, and how to get another one.
+func keyRefused() string {
+	const remedy = "; on the gateway's host, `sudo gateway api-key create --name NAME --role ROLE` makes one"
+	if os.Getenv(config.APIKeyVariable) != "" {
+		return "the gateway does not accept the API key in " + config.APIKeyVariable + remedy
+	}
+	return "the gateway does not accept the API key in its state directory: is --config the configuration that it runs with? To use another key, set " + config.APIKeyVariable + remedy
+}
+
+// maxMistakes bounds the mistakes printed. --json prints all of them.
+const maxMistakes = 50
+
+// mistakes formats problems: a single one on the line of the error, several one per line below it.
+func mistakes(cmd *cobra.Command, list []document.Problem) string {
+	if len(list) == 1 {
+		return mistake(cmd, list[0])
+	}
+	lines := []string{Count(len(list), "mistake", "mistakes") + ":"}
+	for _, p := range list[:min(len(list), maxMistakes)] {
+		lines = append(lines, "  "+mistake(cmd, p))
+	}
+	if more := len(list) - maxMistakes; more > 0 {
+		lines = append(lines, fmt.Sprintf("  and %d more, which --json lists", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func mistake(cmd *cobra.Command, p document.Problem) string {
+	from := origin(cmd, p.Pointer)
+	if from == "" {
+		return p.Message
+	}
+	if f := cmd.Flags().Lookup(strings.TrimPrefix(from, "--")); f != nil && f.Value.Type() == "duration" {
+		return from + ": " + inDurations(p.Message)
+	}
+	if _, name, named := strings.Cut(from, " "); named {
+		if limit, known := policy.LimitNamed(name); known && limit.Bytes() {
+			return from + ": " + inBytes(p.Message)
+		}
+	}
+	return from + ": " + p.Message
+}
+
+// largeNumber matches numbers of bytes that are easier to read with a unit.
+var largeNumber = regexp.MustCompile(`\b\d{4,18}\b`)
+
+// inBytes rewrites the numbers of a message in the syntax of flags for bytes: 16MiB.
+func inBytes(message string) string {
+	return largeNumber.ReplaceAllStringFunc(message, func(found string) string {
+		n, err := strconv.ParseInt(found, 10, 64)
+		if err != nil {
+			return found
+		}
+		return config.Size(n).String()
+	})
+}
+
+// origin returns the flag or argument that fills the field of the request at pointer, followed by the rest of the pointer
+// if the flag contains a whole document. If there is no such flag, it returns the pointer.
+func origin(cmd *cobra.Command, pointer string) string {
+	for at := pointer; at != ""; at = at[:strings.LastIndexByte(at, '/')] {
+		from, rest := cmd.Annotations[sentBy+at], pointer[len(at):]
+		if from == "" {
+			name := strings.ReplaceAll(strings.TrimPrefix(at, "/"), "_", "-")
+			if f := cmd.Flags().Lookup(name); f == nil || f.Hidden {
+				continue
+			}
+			from = "--" + name
+		}
+		_, err := strconv.Atoi(strings.TrimPrefix(rest, "/"))
+		switch {
+		case rest == "" || err == nil: // an element of a flag that may be repeated
+			return strings.TrimSuffix(from, "=")
+		case strings.HasSuffix(from, "="):
+			return strings.TrimSuffix(from, "=") + " " + strings.TrimPrefix(rest, "/")
+		}
+		return from + ": " + rest
+	}
+	return pointer
+}
+
+// numbers matches a number or a range with its unit in a message of the API.
+var numbers = regexp.MustCompile(`\b(\d+)( and | to | or |)(\d*) (milliseconds|seconds|second)\b`)
+
+// longDuration matches a whole number of hours as time.Duration prints it.
+var longDuration = regexp.MustCompile(`\b(\d+)h0m0s\b`)
+
+// inDurations rewrites the seconds and milliseconds of a message in the syntax of duration flags: "between 1s and 30d".
+func inDurations(message string) string {
+	message = longDuration.ReplaceAllStringFunc(message, func(found string) string {
+		return shortDuration(strings.TrimSuffix(found, "h0m0s"), time.Hour)
+	})
+	return numbers.ReplaceAllStringFunc(message, func(found string) string {
+		m := numbers.FindStringSubmatch(found)
+		unit := time.Second
+		if m[4] == "milliseconds" {
+			unit = time.Millisecond
+		}
+		if m[3] == "" {
+			return shortDuration(m[1], unit)
+		}
+		return shortDuration(m[1], unit) + m[2] + shortDuration(m[3], unit)
+	})
+}
+
+// withoutZeros matches the zeros at the end of a duration such as 1h0m0s.
+var withoutZeros = regexp.MustCompile(`([hm])(?:0m)?0s$`)
+
+// shortDuration formats a number of units in the syntax of duration flags: 30d, 1h30m or 1s.
+func shortDuration(number string, unit time.Duration) string {
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n > int64(1<<62/unit) {
+		return number
+	}
+	d := time.Duration(n) * unit
+	const day = 24 * time.Hour
+	if d >= day && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	return withoutZeros.ReplaceAllString(d.String(), "$1")
+}
+
+// lists maps a command, or a group of commands, to the command that lists valid names for its arguments. BOX is replaced.
+var lists = map[string]string{
+	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
+	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
+	"gateway headers": "gateway headers list --box BOX", "gateway box create": "gateway snapshot list",
+}
+
+// unknownAt maps a pointer to the command that lists the valid names for that field.
+var unknownAt = map[string]string{
+	"/named": "gateway policy named list", "/network_policy/named": "gateway policy named list", "/snapshot_id": "gateway snapshot list", "/box": "gateway box list",
+}
+
+// listFor returns the command that lists the valid names if the gateway rejected an unknown name, or "" for other
+// refusals.
+func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
+	if refused.Status == http.StatusUnprocessableEntity {
+		if strings.HasSuffix(refused.Pointer, "/secret") {
+			return "gateway secret list"
+		}
+		return unknownAt[refused.Pointer]
+	}
+	if refused.Status != http.StatusNotFound {
+		return ""
+	}
+	box := ""
+	for _, named := range boxesOf(cmd) {
+		if box = named; strings.Contains(refused.Message, strconv.Quote(box)) {
+			return "gateway box list"
+		}
+	}
+	path := cmd.CommandPath()
+	for at := path; at != ""; at, _, _ = cutLast(at) {
+		list, ok := lists[at]
+		switch {
+		case ok && list == path: // the list itself failed
+			return ""
+		case ok && box == "":
+			return strings.TrimSuffix(strings.TrimSuffix(list, " --box BOX"), " BOX")
+		case ok:
+			return strings.Replace(list, "BOX", box, 1)
+		}
+	}
+	return ""
+}
+
+func cutLast(path string) (before, after string, found bool) {
+	i := strings.LastIndexByte(path, ' ')
+	if i < 0 {
+		return "", path, false
+	}
+	return path[:i], path[i+1:], true
+}
+
+// boxesOf returns the boxes named on the command line.
+func boxesOf(cmd *cobra.Command) (boxes []string) {
+	if f := cmd.Flags().Lookup("box"); f != nil && f.Changed {
+		return []string{f.Value.String()}
+	}
+	usage := strings.Fields(cmd.Use)[1:]
+	usage = slices.DeleteFunc(usage, func(word string) bool { return strings.HasPrefix(word, "[-") || word == "--" })
+	args := cmd.Flags().Args()
+	for i, word := range usage {
+		switch {
+		case word == "BOX:PATH":
+			for _, arg := range args {
+				if box, _, ok := strings.Cut(arg, ":"); ok {
+					boxes = append(boxes, box)
+				}
+			}
+			return boxes
+		case word == "BOX..." && i < len(args):
+			return args[i:]
+		case word == "BOX" && i < len(args):
+			return args[i : i+1]
+		}
+	}
+	return nil
 }

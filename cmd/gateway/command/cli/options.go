@@ -3,9 +3,14 @@
 package cli
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -118,4 +123,116 @@ func apiKey(cfg config.Config) (string, error) {
 		return "", err
 	}
 	return strings.TrimSpace(string(data)), nil
+}
+
+// Render prints an answer of the admin API for people.
+type Render func(io.Writer, json.RawMessage) error
+
+// Call makes one request and prints the answer: the JSON itself with --json, else as rendered by render.
+func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render Render) error {
+	client, err := o.Client()
+	if err != nil {
+		return err
+	}
+	var answer json.RawMessage
+	if err := client.Do(cmd.Context(), method, path, in, &answer); err != nil {
+		return err
+	}
+	return o.Show(cmd, answer, render)
+}
+
+// NameTaken extends a 409 for the name of a new box. If an existing box has the name, the error explains how to free or
+// find it.
+func NameTaken(ctx context.Context, client *api.Client, name string, err error) error {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	if !ok || refused.Status != http.StatusConflict || name == "" {
+		return err
+	}
+	var box struct{ Name, Status string }
+	switch {
+	case client.Get(ctx, api.BoxPath(name), &box) != nil || box.Name != name:
+		return err
+	case box.Status == string(api.StatusGone):
+		return fmt.Errorf("%w, and its sandbox has ended: `gateway box detach %s` frees the name, `gateway box reattach %s` goes on with the box", err, name, name)
+	}
+	return fmt.Errorf("%w; see `gateway box get %s`, and choose another --name", err, name)
+}
+
+// Show prints an answer like [Options.Call].
+func (o *Options) Show(cmd *cobra.Command, answer json.RawMessage, render Render) error {
+	if o.JSON {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(answer))
+		return err
+	}
+	return render(cmd.OutOrStdout(), answer)
+}
+
+// Decoded makes a [Render] from a function that prints a type.
+func Decoded[T any](render func(io.Writer, T) error) Render {
+	return func(w io.Writer, data json.RawMessage) error {
+		var v T
+		if err := json.Unmarshal(data, &v); err != nil {
+			return fmt.Errorf("cannot parse the gateway's answer: %w", err)
+		}
+		return render(w, v)
+	}
+}
+
+// Silent is a [Render] without output.
+func Silent(io.Writer, json.RawMessage) error { return nil }
+
+// Indented is a [Render] that prints the JSON itself, indented.
+func Indented(w io.Writer, data json.RawMessage) error {
+	out, err := json.MarshalIndent(data, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, string(out))
+	return err
+}
+
+// Interruptible returns a context that the first SIGINT or SIGTERM cancels, with an [Interrupted] as the cause. A second one ends
+// the process immediately. stop releases the signal handlers.
+func Interruptible() (ctx context.Context, stop context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		select {
+		case s := <-signals:
+			number, _ := s.(syscall.Signal)
+			signal.Stop(signals)
+			cancel(Interrupted{number})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
+}
+
+// Interrupted is the cause of a context that a signal has cancelled.
+type Interrupted struct{ Signal syscall.Signal }
+
+// Error implements error.
+func (i Interrupted) Error() string { return "interrupted" }
+
+// Is makes errors.Is report a cancellation, since net/http returns the cause of a cancelled context.
+func (Interrupted) Is(target error) bool { return target == context.Canceled }
+
+// Status returns the exit status of a command that the signal ended: 130 for SIGINT.
+func (i Interrupted) Status() int { return 128 + int(i.Signal) }
+
+// AfterSignal returns the error of a command that ended after its context was cancelled by a signal: one that only reports the
+// cancellation becomes the exit status of the signal, without a message.
+func AfterSignal(ctx context.Context, err error) error {
+	by, ok := errors.AsType[Interrupted](context.Cause(ctx))
+	if !ok || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	if _, own := errors.AsType[StatusError](err); own {
+		return err
+	}
+	return CommandExit{Status: by.Status()}
 }

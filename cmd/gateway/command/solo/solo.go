@@ -2,23 +2,32 @@
 package solo
 
 import (
+	"bytes"
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/enclosure"
 	"boxgate/enclosure/inside"
+	"boxgate/host"
+	"boxgate/host/listen"
+	"boxgate/host/netns"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/secrets"
@@ -194,6 +203,217 @@ func removedVariables(names []string) map[string]bool {
 		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, config.EnvironmentPrefix) {
 			out[name] = true
 		}
+	}
+	return out
+}
+
+// gateway is a gateway for one box inside this process. It offers no API. Its rules and the box's link are in a network
+// namespace without uplink, and the proxy dials from the host's namespace, so the host's network configuration does not
+// change.
+type gateway struct {
+	*host.Host
+	addrs     config.Addresses
+	listeners *listen.Sockets
+	net       *netns.Net
+	served    chan error // the error of the gateway once it ends
+	cancel    context.CancelFunc
+}
+
+// standalone returns the operator's configuration with its state in memory and without log history, admin API, metrics, public
+// URLs and launcher. Refused HTTPS gets a page: the command trusts the CA of this gateway, and many clients, npm among them,
+// retry for minutes after a TLS alert, but stop at a 403.
+func standalone(cfg config.Config) config.Config {
+	cfg.StateDir = filepath.Join(stateMount, "state")
+	cfg.Log.History, cfg.Log.Observations, cfg.Log.Export = config.Bounds{}, config.Bounds{}, config.Export{}
+	cfg.Proxy.Deny = "page"
+	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
+	cfg.Ingress.HTTPS, cfg.Ingress.HTTP, cfg.Ingress.TLS.Mode = "", "", "internal"
+	cfg.Launcher.Enabled, cfg.Launcher.RunDir = false, filepath.Join(stateMount, "boxes")
+	return cfg
+}
+
+// open starts the gateway and returns once it serves.
+func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, err error) {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil { // header values are in memory
+		return nil, fmt.Errorf("turning core dumps off: %w", err)
+	}
+	cfg = standalone(cfg)
+	ctx, end := context.WithCancel(ctx)
+	g = &gateway{served: make(chan error, 1), cancel: end}
+	defer func() {
+		if err != nil {
+			g.Close()
+		}
+	}()
+	if g.addrs, err = config.AddressesOf(cfg.Network); err != nil {
+		return g, err
+	}
+	if g.net, err = netns.New(); err != nil {
+		return g, err
+	}
+	if g.listeners, err = listen.Open(ctx, cfg, g.addrs, g.net, nil); err != nil {
+		return g, err
+	}
+	ready := make(chan struct{})
+	g.Host, err = host.Open(ctx, host.Options{
+		Config: cfg, Addresses: g.addrs, Listeners: g.listeners, Apart: g.net, Log: log, Ready: func() { close(ready) },
+	})
+	if err != nil {
+		return g, err
+	}
+	if err := g.Recover(ctx); err != nil {
+		return g, err
+	}
+	go func() { g.served <- g.Serve(ctx) }()
+	select {
+	case <-ready:
+		return g, nil
+	case err := <-g.served:
+		return g, errors.Join(errors.New("the gateway ended"), err)
+	}
+}
+
+// attach connects the network namespace of a process to the gateway. The policy is active when attach returns.
+func (g *gateway) attach(ctx context.Context, pid int, spec policy.Spec, headers []policy.HeaderRule) (api.Box, error) {
+	return g.Services().Life.AttachBox(ctx, api.AttachRequest{
+		Attached: api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(pid), PID: pid, Stack: api.StackHost}, Policy: spec, Headers: headers,
+	})
+}
+
+// resolvers returns the DNS servers for the command.
+func (g *gateway) resolvers() []netip.Addr { return []netip.Addr{g.addrs.GatewayV4, g.addrs.GatewayV6} }
+
+// Close stops the gateway, which may be only partly open. It does not wait for everything: the rest ends with the
+// process.
+func (g *gateway) Close() {
+	g.cancel()
+	if g.listeners != nil {
+		g.listeners.Close()
+	}
+	if g.net != nil {
+		_ = g.net.Close()
+	}
+}
+
+// stateMount is the directory of the temporary gateway's state: a tmpfs in the mount namespace of this process. Other
+// processes see an empty directory, and concurrent commands can share the path.
+const stateMount = "/run/boxgate-run"
+
+// Stage restarts the program with the given arguments in a new mount namespace with the state directory. It returns only
+// on failure. The restart is needed because a process with threads cannot change its mount namespace.
+func Stage(args []string) error {
+	if err := os.MkdirAll(stateMount, 0o700); err != nil {
+		return err
+	}
+	runtime.LockOSThread() // the new program starts in the namespace of this thread
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("making a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("making mounts private: %w", err)
+	}
+	if err := unix.Mount("boxgate", stateMount, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mounting %s: %w", stateMount, err)
+	}
+	return unix.Exec("/proc/self/exe", args, os.Environ())
+}
+
+// needStage requires that this process was started by [Stage]; otherwise the state would be written to disk and stay
+// there.
+func needStage() error {
+	var at, above unix.Stat_t
+	err := errors.Join(unix.Stat(stateMount, &at), unix.Stat("/run", &above))
+	if err != nil || at.Dev == above.Dev {
+		return errors.New("this is started by `gateway run`")
+	}
+	entries, err := os.ReadDir(stateMount)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("%s is in use", stateMount)
+	}
+	return err
+}
+
+// bundlePath is the file with the public roots and the gateway's CA, as the command sees it.
+const bundlePath = inside.Private + "/ca-bundle.pem"
+
+// bundle returns the root certificates for the command: the host's, the ones in the caller's environment variables, the
+// ones configured for upstreams, and the gateway's interception CA.
+func bundle(env, upstreams []string, ca []byte) ([]byte, error) {
+	out, err := launcher.PublicRoots()
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range append(callersRoots(env), upstreams...) {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // the command could not read the file either
+		}
+		out = append(out, certificates(data)...)
+	}
+	return append(out, ca...), nil
+}
+
+// callersRoots returns the files in the caller's trust variables.
+func callersRoots(env []string) []string {
+	var out []string
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		for _, known := range launcher.TrustVariables() {
+			if name == known && value != "" {
+				out = append(out, value)
+			}
+		}
+	}
+	return out
+}
+
+// certificates returns only the certificates of a PEM file.
+func certificates(data []byte) []byte {
+	var out bytes.Buffer
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			return out.Bytes()
+		}
+		if block.Type == "CERTIFICATE" {
+			_ = pem.Encode(&out, &pem.Block{Type: block.Type, Bytes: block.Bytes}) // writes to a buffer do not fail
+		}
+	}
+}
+
+// systemBundles lists the places where programs look for the host's roots.
+var systemBundles = []string{
+	"/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem", "/etc/pki/tls/certs/ca-bundle.crt",
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/ca-bundle.pem", "/var/lib/ca-certificates/ca-bundle.pem",
+}
+
+// files returns the files that replace the host's files in the command's view.
+func files(roots []byte, resolvers []netip.Addr) []inside.File {
+	var conf strings.Builder
+	for _, a := range resolvers {
+		fmt.Fprintf(&conf, "nameserver %s\n", a)
+	}
+	out := []inside.File{
+		{Path: bundlePath, Content: roots, Always: true},
+		{Path: "/etc/resolv.conf", Content: []byte(conf.String())},
+	}
+	for _, path := range systemBundles {
+		out = append(out, inside.File{Path: path, Content: roots})
+	}
+	return out
+}
+
+// withVariables sets variables in an environment and removes others.
+func withVariables(env []string, set map[string]string, remove map[string]bool) []string {
+	var out []string
+	for _, kv := range env {
+		name, _, _ := strings.Cut(kv, "=")
+		if _, ours := set[name]; !ours && !remove[name] {
+			out = append(out, kv)
+		}
+	}
+	for name, value := range set {
+		out = append(out, name+"="+value)
 	}
 	return out
 }

@@ -1,2 +1,0 @@
-// Package boxes serves the boxes: create, attach, list, show, test and delete.
-package boxes

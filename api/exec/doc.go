@@ -1,2 +1,0 @@
-// Package exec serves commands in a box: exec, exec-stream, code, code-stream, and their runs and logs.
-package exec

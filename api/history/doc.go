@@ -1,2 +1,0 @@
-// Package history keeps the latest runs and log lines of each box, in memory and bounded.
-package history

@@ -1,2 +1,0 @@
-// Package lifecycle serves pausing, resuming and the init command of boxes.
-package lifecycle

@@ -1,2 +1,0 @@
-// Package rules serves the policies and header rules of boxes: network-policy and attach-headers.
-package rules

@@ -1,2 +1,0 @@
-// Package schedules serves the schedules of boxes: commands and prompts that run repeatedly.
-package schedules

@@ -1,2 +1,0 @@
-// Package urls serves the public URLs of boxes.
-package urls

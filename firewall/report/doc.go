@@ -1,2 +1,0 @@
-// Package report turns the kernel's reports about refused packets and forwarded connections into audit events.
-package report

@@ -1,0 +1,131 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/boxfs"
+	"boxgate/launcher/disk"
+	"boxgate/launcher/rootfs"
+	"boxgate/policy"
+)
+
+// DiskLimits limit the writable layers of boxes.
+type DiskLimits = disk.Limits
+
+// Reserve is the space kept free on a disk.
+type Reserve = disk.Reserve
+
+// DiskFullError reports that an operation would use the reserved space of a disk.
+type DiskFullError = disk.FullError
+
+// ErrNoDiskLimit is returned for boxes without a disk limit.
+var ErrNoDiskLimit = disk.ErrUnlimited
+
+// CheckFree returns nil if n more bytes fit on the disk of the state directory without using the space reserved for the gateway.
+func (l *Launcher) CheckFree(n int64) error {
+	return l.Reserve().Check(n)
+}
+
+// Reserve returns the reserved space on the disk of the state directory.
+func (l *Launcher) Reserve() Reserve { return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve} }
+
+// FreeBytes returns how many bytes are free on the disk of the state directory; 0 if unknown.
+func (l *Launcher) FreeBytes() int64 { return l.Reserve().FreeBytes() }
+
+// Kept returns how many bytes on the disk of the state directory are kept free for the gateway.
+func (l *Launcher) Kept() int64 { return l.Reserve().ReservedBytes() }
+
+// volume returns the box's own file system. It may not exist.
+func (d dirs) volume(id policy.BoxID) disk.Volume {
+	return disk.Volume{File: filepath.Join(d.box(id), "disk"), At: d.limited(id)}
+}
+
+// limitDisk limits the writable layer of a new box, before that is made. project is the quota project; 0 without one.
+func (d dirs) limitDisk(ctx context.Context, id policy.BoxID, size string, limits DiskLimits) (project uint32, err error) {
+	limit := limits.Of(cmp.Or(size, string(SizeSmall)))
+	switch limits.Mode {
+	case disk.Loop:
+		return 0, d.volume(id).Make(ctx, limit)
+	case disk.Auto, disk.ByProject:
+	default:
+		return 0, nil
+	}
+	p, err := disk.NewProject(d.box(id), limit)
+	if errors.Is(err, disk.ErrNoProjects) && limits.Mode == disk.Auto {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return uint32(p), errors.Join(os.Mkdir(d.limited(id), 0o700), p.Own(d.limited(id)))
+}
+
+// mountDisk mounts the box's own file system, if it has one and it is not mounted yet, as after a reboot.
+func (d dirs) mountDisk(id policy.BoxID) error {
+	v := d.volume(id)
+	if _, err := os.Lstat(v.File); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return v.Mount()
+}
+
+// freeDisk removes the disk limit of a box that has no processes left.
+func (d dirs) freeDisk(id policy.BoxID, project uint32) error {
+	return errors.Join(d.volume(id).Unmount(), disk.Project(project).Free(d.box(id)))
+}
+
+// ErrNoFiles is returned by OpenFiles for boxes whose files are invisible to the host, as with gVisor.
+var ErrNoFiles = boxfs.ErrElsewhere
+
+// OpenFiles opens a session that works on the files of a box as boxuser; see [boxfs.Session]. The box must not be paused
+// before the session is closed.
+func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Session, func(), error) {
+	r, err := l.loadRecord(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	done, err := l.fileSessions.Acquire(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := l.openFiles(ctx, r)
+	if err != nil {
+		done()
+		return nil, nil, err
+	}
+	return s, func() {
+		s.Close()
+		go func() { <-s.Ended(); done() }()
+	}, nil
+}
+
+func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, error) {
+	if !r.Created {
+		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
+	}
+	if l.runtime.OwnFiles {
+		return nil, ErrNoFiles
+	}
+	pid, err := readPid(filepath.Join(l.dirs.box(r.ID), "pid"))
+	if err != nil {
+		return nil, err
+	}
+	root, err := boxfs.OpenRoot(pid, l.dirs.userPin(r.ID), rootfs.InitPath)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("box %s: %w", r.ID, err)
+	}
+	defer root.Close()
+	user := r.ids().Host(rootfs.UID)
+	return boxfs.Open(ctx, boxfs.Config{Root: root, UID: user, GID: user, Join: l.cgroup(r.ID).Join})
+}

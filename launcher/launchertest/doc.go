@@ -1,2 +1,0 @@
-// Package launchertest creates archives and certificates for tests.
-package launchertest

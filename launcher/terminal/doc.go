@@ -1,2 +1,0 @@
-// Package terminal receives the pseudo-terminals that the OCI runtime opens in boxes.
-package terminal

@@ -1,2 +1,0 @@
-// Package layout names the files of the state directory, and the buckets and keys of the store.
-package layout
