@@ -7,10 +7,12 @@ import (
 	"testing"
 
 	"boxgate/firewall/namespace"
+	"boxgate/internal/nightly"
 )
 
 // Rules as administrators write them are followed to their end for packets of boxes.
 func TestRulesAreFollowed(t *testing.T) {
+	nightly.Root(t)
 	gateway := testNamespace(t)
 	const hook, established = "type filter hook forward priority 0; policy ", "ct state established,related accept; "
 	for name, c := range map[string]struct {

@@ -299,6 +299,9 @@ func TestKeysThatDoNotDo(t *testing.T) {
 	if out, _ := runCommandLine(t, "box", "list", "--config", file); !strings.Contains(out, socket+": nothing listens there") || strings.Contains(out, "key") {
 		t.Error(out)
 	}
+	if os.Geteuid() != 0 {
+		return // other users may be members of admin.group, who need no key
+	}
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
