@@ -66,7 +66,7 @@ func TestKernelTakesTheLongestPrefix(t *testing.T) {
 		word := func(a netip.Addr) string { return fmt.Sprintf("round %d to %v.", round, a) }
 		send := func(a netip.Addr) {
 			fd, to := w.sender("one", a)
-			_ = unix.Sendto(fd, []byte(word(a)), 0, to) // what is denied may be reported
+			_ = unix.Sendto(fd, []byte(word(a)), 0, to) // an error may report a denied packet
 			_ = unix.Close(fd)
 		}
 		var sent []netip.Addr

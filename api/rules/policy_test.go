@@ -183,7 +183,7 @@ func TestNamedPolicies(t *testing.T) {
 	}
 }
 
-// TestReferencesStandAlone: what is no plain reference to a policy is refused, and so is what is no plain named policy.
+// TestReferencesStandAlone: a reference to a policy with other members is refused, and so is a named policy with a reference.
 func TestReferencesStandAlone(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

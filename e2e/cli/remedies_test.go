@@ -72,7 +72,7 @@ func TestRemediesHelp(t *testing.T) {
 	}
 }
 
-// TestServerThatDoesNotAnswerIsNoDenial: it is a failure, on one line, of which --verbose shows the parts.
+// TestServerThatDoesNotAnswerIsNoDenial: a server that does not answer is one line, a failure. --verbose shows its parts.
 func TestServerThatDoesNotAnswerIsNoDenial(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

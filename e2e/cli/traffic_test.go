@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestTrafficOfABox: the sums of a box's traffic have what was allowed and what was refused, and outlive the gateway.
+// TestTrafficOfABox: the sums include allowed and refused traffic of the box alone, and outlive the gateway.
 func TestTrafficOfABox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

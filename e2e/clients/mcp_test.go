@@ -62,7 +62,9 @@ func TestMCPSDK(t *testing.T) {
 	if strings.Contains(server.String(), "called delete_file") {
 		t.Error("the server received the denied call")
 	}
-	w.Event(box, func(e audit.Event) bool { return e.Verdict == policy.Deny && e.Reason == name.ReasonRequestRule && e.Path == "/mcp" })
+	w.Event(box, func(e audit.Event) bool {
+		return e.Verdict == policy.Deny && e.Reason == name.ReasonRequestRule && e.Path == "/mcp"
+	})
 }
 
 // serveMCP runs the SDK's server as a host of the test internet, and returns its output.

@@ -137,7 +137,7 @@ func opened(r *harness.Raider, what string) {
 // firewallProgram is a program that manages the host's rules.
 type firewallProgram struct {
 	start    string
-	disturbs []string // what it does later; the first one in the gate
+	disturbs []string // commands that change its rules later; the gate runs the first one only
 }
 
 const stopFirewalld = "pkill firewalld; pkill dbus-daemon; for i in $(seq 600); do nft list table inet firewalld >/dev/null 2>&1 || break; sleep 0.1; done; "

@@ -67,7 +67,7 @@ func (e *Decisions) FollowEvents(ctx context.Context, f api.EventFilter) (api.Ev
 	return e.audit.Subscribe(ctx, audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
 }
 
-// searches serialises searches of the history, each of which reads all of it: one at a time for all keys that are not
+// searches serialises searches of the history, which read all of it: one at a time for all keys that are not
 // admin keys, and also one at a time for each key. Admin keys do not wait. A search gives up its turn while it passes on
 // a result, so that a slow client does not block the others. Create it with [newSearches]. Safe for concurrent use.
 type searches struct {

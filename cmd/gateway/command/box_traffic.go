@@ -71,7 +71,7 @@ func newBoxTraffic(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// print prints a line for each observation, and what is missing.
+// print prints a line for each observation, then the numbers of decisions without one.
 func (t *boxTraffic) print(w io.Writer) error {
 	if len(t.Observations) == 0 {
 		fmt.Fprintln(w, "There is no traffic.")

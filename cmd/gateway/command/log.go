@@ -361,7 +361,7 @@ func (r *logReader) advise(e audit.Event) {
 	r.write(r.cmd.ErrOrStderr(), "  "+label+": "+text)
 }
 
-// nearMisses finds the entries of policies that nearly allow what was denied. The zero value is ready to use.
+// nearMisses finds the entries of policies that nearly allow a denied destination. The zero value is ready to use.
 type nearMisses struct {
 	policies map[policy.BoxID]policy.Spec // of the boxes asked about
 	read     time.Time                    // when the oldest of them was read
@@ -384,7 +384,7 @@ func (n *nearMisses) of(ctx context.Context, client *api.Client, e audit.Event) 
 		if err == nil {
 			spec = state.spec
 		}
-		n.policies[e.Box] = spec // also of a box that does not exist any more
+		n.policies[e.Box] = spec // also for a deleted box
 	}
 	return remedy.NearMiss(spec, e)
 }

@@ -62,7 +62,7 @@ func New(live bool, emit func(audit.Event)) *Joiner {
 	return j
 }
 
-// Add adds a decision. Those of a log must come in their order.
+// Add adds a decision. Decisions must be added in the order of the log.
 func (j *Joiner) Add(e audit.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

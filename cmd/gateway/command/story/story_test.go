@@ -74,8 +74,8 @@ func TestOneRequestIsOneDecision(t *testing.T) {
 	}
 }
 
-// TestConnectionsInTheKernelGetTheirName: an allowed connection of which only the address is known takes the place of the look-up
-// that returned it, with its name, unless two names have the address.
+// TestConnectionsInTheKernelGetTheirName: an allowed connection without a name replaces the look-up that returned its address, and
+// gets that name, unless two names have the address.
 func TestConnectionsInTheKernelGetTheirName(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
