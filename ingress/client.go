@@ -105,7 +105,7 @@ func (c *client) serveOne() (err error) {
 	c.begun.Store(false)
 	c.Upload.Reset()
 	v := &c.visit
-	*v = newVisit(c.asked(), c, c.cut, &c.opening, &c.entry)
+	v.begin(c.asked(), c, c.cut, &c.opening, &c.entry)
 	defer func() {
 		if recover() != nil {
 			c.g.panicked(v)

@@ -48,14 +48,16 @@ type replier interface {
 	form(most int, until time.Time) ([]byte, error)
 }
 
-// newVisit opens the event of a request, which records a denial unless changed. opening and entry must not be in use by
-// another request, nor be copied or overwritten: a timer or a cut that has found the request may still access them.
-func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry *request) visit {
-	now := time.Now()
-	return visit{asked: q, client: client, cut: cut, opening: opening, entry: entry, began: now, event: audit.Event{
-		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Peer: q.peer, Method: q.method, Path: q.path,
-		Action: audit.ActionRefuse, Reason: name.ReasonInternal,
-	}}
+// begin replaces the visit, in place as it is large, by that of a new request. It opens its event, which records a denial
+// unless changed. opening and entry must not be in use by another request, nor be copied or overwritten: a timer or a cut
+// that has found the request may still access them.
+func (v *visit) begin(q asked, client replier, cut func(), opening *audit.Opening, entry *request) {
+	*v = visit{}
+	v.asked, v.client, v.cut, v.opening, v.entry, v.began = q, client, cut, opening, entry, time.Now()
+	e := &v.event
+	e.Time, e.Stage, e.Protocol = v.began, policy.StageURL, policy.TCP
+	e.Name, e.Peer, e.Method, e.Path = q.host, q.peer, q.method, q.path
+	e.Action, e.Reason = audit.ActionRefuse, name.ReasonInternal
 }
 
 // admit runs the checks in order: name, lookup, rate, credential, origin, places, wake. If it reports false, the client has

@@ -32,12 +32,16 @@ type HeaderRule struct {
 	Request *rule.Request
 }
 
-// OnConnections returns the plan of the rule for connections. Compiled rules have it ready.
-func (r *HeaderRule) OnConnections() rule.Connection {
+// OnConnections returns the plan of the rule for connections, which must not be modified. Compiled rules have it ready.
+func (r *HeaderRule) OnConnections() *rule.Connection {
 	if r.Connection != nil {
-		return *r.Connection
+		return r.Connection
 	}
-	return rule.Connections(r.Effects)
+	if len(r.Effects) == 0 {
+		return &noConnection
+	}
+	does := rule.Connections(r.Effects)
+	return &does
 }
 
 // OnRequests returns the plan of the rule for requests and their responses, which must not be modified. Compiled rules have it ready.
@@ -52,8 +56,11 @@ func (r *HeaderRule) OnRequests() *rule.Request {
 	return &does
 }
 
-// noRequest is the plan of rules without effects.
-var noRequest rule.Request
+// noRequest and noConnection are the plans of rules without effects.
+var (
+	noRequest    rule.Request
+	noConnection rule.Connection
+)
 
 // SharedScrub is masked in all responses of a host, whether or not one of its rules applied to the request. It must not be modified.
 type SharedScrub struct {

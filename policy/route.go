@@ -62,16 +62,15 @@ func (rt Route) Keeps(was Action) bool {
 	}
 }
 
-// Held returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to the name of
+// Hold completes the evidence for later calls of Route about a connection that uses this route. It binds the connection to the name of
 // the route, or to no name. dialled is the address of the server, and owned whether that is an address of the name.
-func (rt Route) Held(e Evidence, dialled netip.Addr, owned Tristate) Evidence {
+func (rt *Route) Hold(e *Evidence, dialled netip.Addr, owned Tristate) {
 	if n := rt.Request.Name; n.IsZero() {
 		e.Told = nil
 	} else {
 		e.Bound = n
 	}
 	e.Dialled, e.Owned = dialled, owned
-	return e
 }
 
 // Route decides how a connection or a request may pass, given the evidence. It is called when the first bytes have arrived, for each
@@ -94,8 +93,8 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	}
 	rt := q.byOpening()
 	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward || rt.Action == Broker {
-		if rt = q.arrive(rt); rt.Action != Refuse {
-			return q.by(rt)
+		if q.arrive(&rt); rt.Action != Refuse {
+			q.by(&rt)
 		}
 	}
 	return rt
@@ -325,11 +324,11 @@ func (q *question) byToldNames() Route {
 
 // arrive checks the destination address of a route when it is known: the policy must allow it, it must not belong to a host with rules
 // if the bytes are unread, and it must be an address of the name if the route goes by name.
-func (q *question) arrive(rt Route) Route {
+func (q *question) arrive(rt *Route) {
 	at := q.e.Dialled
 	if !at.IsValid() {
 		if rt.ByName {
-			return rt
+			return
 		}
 		at = q.r.Addr
 	}
@@ -337,11 +336,13 @@ func (q *question) arrive(rt Route) Route {
 	r.Stage, r.Addr, r.Method, r.Path = StageDial, at, "", ""
 	d := q.Decide(r)
 	if !d.Allowed() {
-		return denied(r, d)
+		*rt = denied(r, d)
+		return
 	}
 	if rt.Action != Broker && q.isUnread() && !q.bearsUnread(d, r) {
 		if ruled, need := q.ruledAt(); ruled {
-			return q.refuse(r, name.ReasonProtocol, need)
+			*rt = q.refuse(r, name.ReasonProtocol, need)
+			return
 		}
 	}
 	if q.e.Dialled.IsValid() && (rt.ByName || !q.asked()) && q.e.Owned != Yes {
@@ -349,9 +350,8 @@ func (q *question) arrive(rt Route) Route {
 		if need == NeedNothing && q.e.Owned == Unknown {
 			need = NeedOwned
 		}
-		return q.refuse(r, name.ReasonPolicyChanged, need) // the dialled address does not belong to the name
+		*rt = q.refuse(r, name.ReasonPolicyChanged, need) // the dialled address does not belong to the name
 	}
-	return rt
 }
 
 // isUnread reports whether the host of the bytes is unknown. On a port with a login it is unknown for TLS with any name as well, as

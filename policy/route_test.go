@@ -229,9 +229,11 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 			if was.ByName {
 				dialled, owned = r.addr(), Yes
 			}
-			held := was.Held(e, dialled, owned)
+			held := e
+			was.Hold(&held, dialled, owned)
 			if was.Action == Intercept {
-				held = was.Held(e, netip.Addr{}, Unknown)
+				held = e
+				was.Hold(&held, netip.Addr{}, Unknown)
 			}
 			held.Ruled = Tristate(r.IntN(3)) // of dialled, asked anew
 			if slices.ContainsFunc(e.Told, func(n name.Name) bool { return next.Intercepts(n, req.Port) }) {

@@ -113,7 +113,7 @@ func TestOtherSourcesCutConnections(t *testing.T) {
 	if rt.Action != Splice || rt.From != first {
 		t.Fatalf("%+v", rt)
 	}
-	known = rt.Settle(known)
+	rt.Settle(&known)
 	if now := compile(first).Route(asked, known); !now.Keeps(rt.Action) {
 		t.Errorf("from the same address: %+v", now)
 	}

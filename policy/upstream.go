@@ -265,20 +265,17 @@ func (c *Compiled) ResolvedThere(n name.Name) bool {
 
 // by adds the upstream proxy and the source to a route that lets bytes pass. It refuses connections whose proxy or source would change. A name
 // that a client only claims for an address is not an exception from the proxy.
-func (q *question) by(rt Route) Route {
-	p, r := q.upstream, rt.Request
+func (q *question) by(rt *Route) {
+	p, r := q.upstream, &rt.Request
 	if p != nil && (rt.ByName && p.exceptsName(r.Name, r.Port) || !rt.ByName && p.exceptsAddr(r.Addr)) {
 		p = nil
 	}
-	if q.e.Settled && q.e.By != p.Key() {
-		return q.refuse(r, name.ReasonPolicyChanged, NeedNothing)
-	}
-	if q.e.Settled && q.e.From != q.source {
-		return q.refuse(r, name.ReasonPolicyChanged, NeedNothing)
+	if q.e.Settled && (q.e.By != p.Key() || q.e.From != q.source) {
+		*rt = q.refuse(*r, name.ReasonPolicyChanged, NeedNothing)
+		return
 	}
 	rt.Upstream, rt.From = p, q.source
 	rt.There = p != nil && rt.ByName && p.resolves(r.Name, r.Port) && (rt.Action == Broker || !q.isUnread())
-	return rt
 }
 
 // goesFar reports whether connections with a host name go to that name because of an upstream proxy, which resolves the name or has an
@@ -287,14 +284,13 @@ func (q *question) goesFar(n name.Name) bool {
 	return q.upstream != nil && !n.IsZero() && q.resolvable(n)
 }
 
-// Settle returns the evidence for later calls of Route about a connection that uses this route. It binds the connection to
+// Settle completes the evidence for later calls of Route about a connection that uses this route. It binds the connection to
 // the upstream proxy, or to a direct connection, and to the source.
-func (rt Route) Settle(e Evidence) Evidence {
+func (rt *Route) Settle(e *Evidence) {
 	switch rt.Action {
 	case AwaitServer, Splice, Forward, Broker:
 		e.Settled, e.By, e.From = true, rt.Upstream.Key(), rt.From
 	}
-	return e
 }
 
 // ruleUpstream is the rule of decisions about traffic that upstream proxies do not accept.

@@ -116,7 +116,7 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 	rt := b.rt
-	rt.Asked, rt.Known = rt.At(addrPort(up.RemoteAddr()).Addr())
+	rt.Bind(addrPort(up.RemoteAddr()).Addr())
 	if b.c.live.SetRoute(rt); b.c.p.recheck(b.c.live) {
 		return nil, net.ErrClosed // recheck has closed it
 	}

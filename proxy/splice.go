@@ -157,7 +157,7 @@ func (v *visitor) Write(p []byte) (int, error) {
 // relay forwards between the client and a connected server. at is the server's address, or the zero Addr if only an
 // upstream proxy knows it.
 func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at netip.Addr) {
-	rt.Asked, rt.Known = rt.At(at)
+	rt.Bind(at)
 	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return // recheck closed both
 	}
@@ -194,7 +194,7 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	defer func() { socket.Reset(up) }()
 	at := addrPort(up.RemoteAddr()).Addr()
-	rt.Asked, rt.Known = rt.At(at)
+	rt.Bind(at)
 	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return // recheck closed both
 	}
@@ -218,7 +218,7 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 // startTunnel starts a tunnel that connects to the only address on its own, until the deadline. It returns false if the caller
 // has to connect.
 func (c *conn) startTunnel(f peek.First, rt route.Routed, to netip.Addr, deadline time.Time) bool {
-	rt.Asked, rt.Known = rt.At(to)
+	rt.Bind(to)
 	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return true // recheck closed it
 	}

@@ -18,7 +18,6 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
-	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
 	"boxgate/relay/h1"
 	"boxgate/rule"
@@ -53,7 +52,7 @@ type Head interface {
 type Decision struct {
 	Refused    *problem.Problem
 	Request    policy.Request   // as evaluated by the policy
-	way        route.Routed     // its route, for rechecks
+	to         origin.Target    // its route, also for rechecks
 	Policy     *policy.Compiled // the policy that decided
 	Reason     name.Reason
 	rule       string
@@ -75,61 +74,64 @@ type Decision struct {
 	revokedBefore uint64           // count of revocations before these secrets were fetched
 }
 
-// Judge decides a request under the current policy and resolves the secrets it needs. It refuses by default.
-func (s *Session) Judge(ctx context.Context, m *Message) Decision {
-	r, _ := s.judge(ctx, m, true)
-	return r
-}
+// Judge decides a request under the current policy and resolves the secrets it needs. It replaces the decision in r, in
+// place as it is large, and refuses by default.
+func (s *Session) Judge(ctx context.Context, m *Message, r *Decision) { s.judge(ctx, m, r, true) }
 
-// JudgeNow is [Session.Judge] without blocking. It returns false if that would wait for a lookup or a secret, or if the
-// response must be scrubbed or the request rewritten.
-func (s *Session) JudgeNow(ctx context.Context, m *Message) (Decision, bool) {
-	r, known := s.judge(ctx, m, false)
-	return r, known && r.Scrub == nil && !r.Rewrites()
+// JudgeNow is [Session.Judge] without blocking. It returns false, with a decision that refuses, if it would wait for a lookup
+// or a secret. It also returns false if the response must be scrubbed or the request rewritten.
+func (s *Session) JudgeNow(ctx context.Context, m *Message, r *Decision) bool {
+	return s.judge(ctx, m, r, false) && r.Scrub == nil && !r.Rewrites()
 }
 
 // judge decides a request. Without wait, known reports whether the decision is complete; an incomplete one refuses.
-func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Decision, known bool) {
-	r = Decision{Request: policy.Request{
-		Stage: policy.StageHTTP, Box: s.Box.ID, Name: s.Name, Addr: s.Orig.Addr(), Port: s.Port, Protocol: policy.TCP,
-		Method: m.Method, Content: m.Content,
-	}}
-	r.Request.Path, r.Request.Query, _ = strings.Cut(m.Path, "?")
-	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
-		r.Request.Method = "GET"
-	}
+func (s *Session) judge(ctx context.Context, m *Message, r *Decision, wait bool) (known bool) {
+	r.begin(s, m)
 	if r.Refused = s.judgeForm(m); r.Refused == nil {
 		r.Refused = s.judgeAuthority(m, &r.Request)
 	}
 	if r.Refused != nil {
-		s.adviseOnProxy(m, &r)
+		s.adviseOnProxy(m, r)
 		r.Refused.Host = r.Request.Name.String()
 		r.Reason = r.Refused.Reason
-		return r, true
+		return true
 	}
 	fault.Mark(ctx, "proxy: request read")
 	r.Policy = s.Box.Policy.Load()
 	if needs := r.Policy.Needs(r.Request.Name, r.Request.Port); needs != nil && m.Head != nil {
 		r.Request.Fields = &match.Fields{Needs: needs, List: m.Head.Forwarded(needs)}
 	}
-	switch known = s.routeRequest(ctx, &r, wait); {
+	switch known = s.routeRequest(ctx, r, wait); {
 	case !known:
-		return unjudged()
+		return r.unjudged()
 	case r.Refused != nil:
-		return r, true
+		return true
 	}
 	switch {
 	case !s.Secure:
 		r.header = r.Policy.ScrubRule(r.Request.Name)
 	case !r.pickHeaders():
-		return r, true
+		return true
 	}
 	if !wait && !r.decided() {
-		return unjudged()
+		return r.unjudged()
 	}
 	r.fillValues(ctx, s, m)
 	r.setScrub(s)
-	return r, true
+	return true
+}
+
+// begin sets the request to be decided, and removes all other parts of an earlier decision.
+func (r *Decision) begin(s *Session, m *Message) {
+	*r = Decision{}
+	q := &r.Request
+	q.Stage, q.Box, q.Protocol = policy.StageHTTP, s.Box.ID, policy.TCP
+	q.Name, q.Addr, q.Port = s.Name, s.Orig.Addr(), s.Port
+	q.Method, q.Content = m.Method, m.Content
+	q.Path, q.Query, _ = strings.Cut(m.Path, "?")
+	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
+		q.Method = "GET"
+	}
 }
 
 // pickHeaders finds the header rule for an allowed request. It returns false, and refuses the request, if a rule refuses it
@@ -144,9 +146,11 @@ func (r *Decision) pickHeaders() bool {
 	return false
 }
 
-// unjudged returns the decision for a request that was not judged. It refuses, in case it is used as one.
-func unjudged() (Decision, bool) {
-	return Decision{Refused: &problem.Problem{Status: 500, Reason: name.ReasonInternal}, Reason: name.ReasonInternal}, false
+// unjudged replaces the decision by that for a request that was not judged, and returns false. It refuses, in case it is used.
+func (r *Decision) unjudged() bool {
+	*r = Decision{}
+	r.Refused, r.Reason = &problem.Problem{Status: 500, Reason: name.ReasonInternal}, name.ReasonInternal
+	return false
 }
 
 // decided reports whether the rest of a decision can be completed without waiting: no value has a source, and the response is
@@ -159,27 +163,28 @@ func (r *Decision) decided() bool {
 // routeRequest routes the request, and refuses it in the decision if the route does. Without wait, it reports whether the
 // route is known.
 func (s *Session) routeRequest(ctx context.Context, r *Decision, wait bool) (known bool) {
-	e := policy.Evidence{Opening: policy.OpeningRequest, Proxied: s.Explicit}
+	way := &r.to.Routed
+	way.Asked, way.Known.Opening, way.Known.Proxied = r.Request, policy.OpeningRequest, s.Explicit
 	if s.Secure {
-		e.Opening = policy.OpeningSecure
+		way.Known.Opening = policy.OpeningSecure
 	}
 	if wait {
-		r.way = s.Core.Router.Route(ctx, r.Policy, s.Box, r.Request, e)
-	} else if r.way, known = route.Now(r.Policy, r.Request, e); !known {
+		s.Core.Router.Update(ctx, r.Policy, s.Box, way)
+	} else if !way.UpdateNow(r.Policy) {
 		return false
 	}
-	r.Request, r.byName = r.way.Asked, r.way.ByName
-	r.Reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
+	r.Request, r.byName = way.Asked, way.ByName
+	r.Reason, r.rule = way.Decision.Reason, way.Decision.Rule
 	switch {
-	case r.way.Action == policy.Forward:
+	case way.Action == policy.Forward:
 	case r.Reason == name.ReasonAuthorityMismatch:
 		r.Refused = mismatch()
 	case r.Reason == name.ReasonNoName:
 		r.Refused = nameless()
 	default:
-		refused := problem.Of(r.way.Err())
-		r.Refused, r.unread = &refused, r.way.Decision.Unread
-		if flaw := r.way.Decision.Flaw; flaw != "" && r.unread == 0 {
+		refused := problem.Of(way.Err())
+		r.Refused, r.unread = &refused, way.Decision.Unread
+		if flaw := way.Decision.Flaw; flaw != "" && r.unread == 0 {
 			r.err = errors.New(flaw)
 		}
 	}

@@ -233,7 +233,7 @@ func (w *Rewriting) setQuery(ctx context.Context) error {
 func (w *Rewriting) judgeAgain(target string, own []string) error {
 	r := w.r
 	_, query, _ := strings.Cut(target, "?")
-	way := r.way
+	way := r.to.Routed
 	way.Asked.Query = strings.Trim(strings.Join(own, "&")+"&"+query, "&")
 	now := w.s.Core.Router.Reroute(r.Policy, w.s.Box, way)
 	if why := way.OverruledBy(now); why != nil {
@@ -249,7 +249,7 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 	if d.Reason != "" {
 		return d.Err(way.Asked)
 	}
-	r.way, r.Request.Query = way, way.Asked.Query
+	r.to.Routed, r.Request.Query = way, way.Asked.Query
 	return nil
 }
 

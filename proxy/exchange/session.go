@@ -137,7 +137,7 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 		}
 		return
 	}
-	if e.Via = r.way.Upstream.URL(); r.Via != nil {
+	if e.Via = r.to.Upstream.URL(); r.Via != nil {
 		e.Via = r.Via.way.Upstream.URL()
 	}
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
@@ -269,9 +269,10 @@ type Inflight struct {
 
 // Set initializes it from a decision, for the request to an address, which is the zero Addr if not yet known.
 func (f *Inflight) Set(s *Session, r *Decision, to netip.Addr) {
-	f.s, f.Way, f.sources, f.revokedBefore, f.rule = s, r.way, r.sources, r.revokedBefore, r.header.Pattern
+	f.s, f.sources, f.revokedBefore, f.rule = s, r.sources, r.revokedBefore, r.header.Pattern
+	f.Way = r.to.Routed
 	if f.via, f.at = r.Via, to; to.IsValid() && r.Via == nil {
-		f.Way.Asked, f.Way.Known = r.way.At(to)
+		f.Way.Bind(to)
 	}
 }
 

@@ -416,7 +416,8 @@ func (r *Decision) redirect(s *Session, m *Message) error {
 	}
 	host, port := to.Proxy()
 	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: host, Port: port, Protocol: policy.TCP}
-	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if the route depends on further evidence
+	way := route.Routed{Asked: asked, Known: policy.Evidence{Opening: policy.OpeningSecure}}
+	way.UpdateNow(r.Policy.Forwarding()) // refuses if the route depends on further evidence
 	r.Via = &Via{
 		Authority: to.Authority(), Target: to.Target(m.Path), way: way, to: to,
 		introduction: to.Introduction(r.Request.Name, r.Request.Port, m.Path),
@@ -446,20 +447,14 @@ func (r *Decision) introduce(s *Session) error {
 	return nil
 }
 
-// Target returns the destination of a request that was not refused.
-func (r *Decision) Target(s *Session) origin.Target {
-	to := origin.To(r.way, s.Secure)
-	if r.Via != nil {
-		to = to.Via(r.Via.way)
-	}
+// Target returns the destination of a request that was not refused. It is valid until the next decision in r.
+func (r *Decision) Target(s *Session) *origin.Target {
 	on := r.header.OnConnections()
-	if on.LegacyUpstream {
-		to = to.Legacy()
+	r.to.Set(origin.Options{Secure: s.Secure, Identity: r.identity, Legacy: on.LegacyUpstream, HTTP1: on.Lenient})
+	if r.Via != nil {
+		return r.to.Via(r.Via.way)
 	}
-	if on.Lenient {
-		to = to.OnlyHTTP1()
-	}
-	return to.As(r.identity)
+	return &r.to
 }
 
 // Lenient reports whether the response is read leniently.
@@ -473,7 +468,7 @@ func (v *Via) checkPolicy(s *Session, c *policy.Compiled, at netip.Addr) policy.
 	}
 	way := v.way
 	if at.IsValid() {
-		way.Asked, way.Known = way.At(at)
+		way.Bind(at)
 	}
 	if why := v.way.OverruledBy(s.Core.Router.Reroute(c.Forwarding(), s.Box, way)); why != nil {
 		return why.Decision

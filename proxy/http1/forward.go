@@ -8,6 +8,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
+	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
@@ -158,6 +159,11 @@ func (h *conn) publish() error {
 	if c == h.decision.Policy && h.up.AllowedBy(c) && !h.decision.Revoked(h.s) {
 		return nil
 	}
+	return h.confirm(c)
+}
+
+// confirm checks the request against a policy that has not judged it, or not with the address.
+func (h *conn) confirm(c *policy.Compiled) error {
 	f, _ := h.flight.load()
 	if d := f.Stands(c); !d.Allowed() {
 		h.Drop()

@@ -305,7 +305,7 @@ func (h *conn) judge() (allowed bool, err error) {
 	m := h.message()
 	h.Method = m.Method
 	for {
-		h.decision = h.s.Judge(h.ctx, &m)
+		h.s.Judge(h.ctx, &m, &h.decision)
 		h.x.Judged(&m, &h.decision)
 		if h.decision.Unread() {
 			h.flight.clear()

@@ -162,8 +162,16 @@ func (st *stream) land() *policy.Decision {
 	return st.cut
 }
 
-// stream is one request of an HTTP/2 connection.
+// stream is one request of an HTTP/2 connection, with memory that later requests use again.
 type stream struct {
+	x     exchange.Exchange
+	sent  []hpack.HeaderField // the head sent to the upstream
+	small []byte              // buffer of a small body
+	progress
+}
+
+// progress is the part of a [stream] that no other request needs.
+type progress struct {
 	c        *conn
 	s        *exchange.Session
 	client   *downstream.Stream
@@ -172,7 +180,6 @@ type stream struct {
 	length   int64           // of the forwarded body; -1: unknown
 	fields   []hpack.HeaderField
 	w        response
-	x        exchange.Exchange
 	next     func(*stream)    // the remaining steps of a request that was started without a goroutine
 	early    early            // the part that was sent so far
 	denial   *problem.Problem // because of a limit; may be nil
@@ -180,8 +187,6 @@ type stream struct {
 	decision exchange.Decision
 	scrub    *exchange.Scrubbing // of the response; may be nil
 	holds    memory.Claim        // memory reserved for it
-	sent     []hpack.HeaderField // the head sent to the upstream; kept to reuse its memory
-	small    []byte              // buffer of a small body, likewise
 
 	// Guarded by c.mu while the request is among c.flights.
 	flight exchange.Inflight
@@ -238,7 +243,7 @@ func (st *stream) recycle() {
 	}
 	clear(st.sent)
 	clear(st.small)
-	*st = stream{x: st.x, sent: st.sent[:0], small: st.small}
+	st.sent, st.progress = st.sent[:0], progress{}
 	streams.Put(st)
 }
 
@@ -362,7 +367,7 @@ func (st *stream) conclude(v any) {
 func (st *stream) judge() bool {
 	m := st.message()
 	for {
-		st.decision = st.s.Judge(st.ctx, &m)
+		st.s.Judge(st.ctx, &m, &st.decision)
 		st.judgeHead()
 		st.x.Judged(&m, &st.decision)
 		if st.decision.Unread() {

@@ -19,7 +19,7 @@ func (recorder) Record(audit.Event) {}
 func TestStreamOfAPanicIsNotUsedAgain(t *testing.T) {
 	t.Parallel()
 	s := &exchange.Session{Box: &policy.Box{}, Live: &live.Conn{}, Core: &exchange.Core{Log: zap.NewNop(), Audit: recorder{}}}
-	st := &stream{s: s, c: &conn{s: s, flights: map[*stream]struct{}{}}}
+	st := &stream{progress: progress{s: s, c: &conn{s: s, flights: map[*stream]struct{}{}}}}
 	st.x.Begin(s)
 	func() {
 		defer func() { _ = recover() }() // there is no client to reset

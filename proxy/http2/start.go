@@ -110,11 +110,9 @@ func (st *stream) send() bool {
 // judgeNow is judge for a request that is allowed, if the decision takes no waiting. Otherwise it reports false.
 func (st *stream) judgeNow() bool {
 	m := st.message()
-	decision, known := st.s.JudgeNow(st.c.ctx, &m)
-	if !known {
+	if !st.s.JudgeNow(st.c.ctx, &m, &st.decision) {
 		return false
 	}
-	st.decision = decision
 	if st.judgeHead(); st.decision.Refused != nil {
 		return false
 	}

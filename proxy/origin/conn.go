@@ -112,7 +112,7 @@ func dialRequest(key key, conn net.Conn, box *policy.Box) (policy.Request, error
 }
 
 // Serves reports whether the connection can be used for a target.
-func (u *Conn) Serves(to Target) bool { return u.place.Key() == to.key() }
+func (u *Conn) Serves(to *Target) bool { return u.place.Key() == to.key() }
 
 // Addr returns the remote address.
 func (u *Conn) Addr() netip.Addr { return u.dial.Addr }

@@ -193,8 +193,10 @@ func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a ne
 	if p.cfg.Router.IsOwn(a) || p.cfg.Router.IsSink(a) {
 		return policy.Decision{Reason: name.ReasonHostPort, Version: route.Version(c)}.Err(d.dialling(a))
 	}
-	asked, known := d.At(a)
-	if why := d.OverruledBy(p.cfg.Router.Route(ctx, c, box, asked, known).Route); why != nil {
+	was := d.Routed
+	d.Bind(a)
+	p.cfg.Router.Update(ctx, c, box, &d.Routed)
+	if why := was.OverruledBy(d.Route); why != nil {
 		return why
 	}
 	return nil
@@ -268,7 +270,23 @@ type Target struct {
 
 // To returns the target of a route. secure is set for TLS.
 func To(rt route.Routed, secure bool) Target {
-	return Target{Routed: rt, name: rt.Request.Name, secure: secure, shown: rt.Request.Name}
+	d := Target{Routed: rt}
+	d.Set(Options{Secure: secure})
+	return d
+}
+
+// Options are the properties of connections to a target that its route does not have.
+type Options struct {
+	Secure   bool      // over TLS, with a certificate for the name of the route
+	Identity *Identity // authenticates the gateway; may be nil
+	Legacy   bool      // the server is also offered old cipher suites
+	HTTP1    bool      // the server is not offered HTTP/2
+}
+
+// Set completes a target that has its route. It works in place, as it is called for each request.
+func (d *Target) Set(o Options) {
+	d.name, d.shown = d.Request.Name, d.Request.Name
+	d.secure, d.identity, d.legacy, d.http1 = o.Secure, o.Identity, o.Legacy, o.HTTP1
 }
 
 // Literal returns the target for a box that has given an address instead of a name: other addresses of names with that
@@ -279,9 +297,12 @@ func (d Target) Literal() Target {
 }
 
 // Via returns, for requests to d, the target of a proxy that the policy for proxies ([policy.Compiled.Forwarding]) has a
-// route to, over verified TLS. Errors mention d.
-func (d Target) Via(rt route.Routed) Target {
-	return Target{Routed: rt, name: rt.Request.Name, secure: true, forward: true, shown: d.shown}
+// route to, over verified TLS, with the other options of d. Errors mention d.
+func (d *Target) Via(rt route.Routed) *Target {
+	via := &Target{Routed: rt, forward: true}
+	via.Set(Options{Secure: true, Identity: d.identity, Legacy: d.legacy, HTTP1: d.http1})
+	via.shown = d.shown
+	return via
 }
 
 // boxOf returns the box in whose name connections are made. For proxies it has the policy for proxies.
@@ -292,24 +313,6 @@ func (d Target) boxOf(box *policy.Box) *policy.Box {
 	own := &policy.Box{ID: box.ID}
 	own.Policy.Store(box.Policy.Load().Forwarding())
 	return own
-}
-
-// As returns the target for connections on which the gateway authenticates with a client certificate; nil: without one.
-func (d Target) As(i *Identity) Target {
-	d.identity = i
-	return d
-}
-
-// Legacy returns the target for connections on which the server is also offered old cipher suites.
-func (d Target) Legacy() Target {
-	d.legacy = true
-	return d
-}
-
-// OnlyHTTP1 returns the target for connections on which the server is not offered HTTP/2.
-func (d Target) OnlyHTTP1() Target {
-	d.http1 = true
-	return d
 }
 
 // key identifies the targets of a box that may share a connection: one host, judged alike.
@@ -343,7 +346,7 @@ func (k key) shown() name.Name {
 	return k.name
 }
 
-func (d Target) key() key {
+func (d *Target) key() key {
 	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward, by: d.Upstream.Key()}
 	k.from, k.legacy, k.http1 = d.From, d.legacy, d.http1
 	if !d.ByName {

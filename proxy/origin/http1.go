@@ -88,7 +88,7 @@ var (
 
 // HTTP1 returns an HTTP/1.1 connection for a route, from the pool or newly dialled. Over TLS the server's certificate was
 // verified for the target's name. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
-func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, error) {
+func (p *Origins) HTTP1(ctx context.Context, who Client, to *Target) (*Conn, error) {
 	pool, err := p.poolOf(who)
 	if err != nil {
 		return nil, err
@@ -96,17 +96,17 @@ func (p *Origins) HTTP1(ctx context.Context, who Client, to Target) (*Conn, erro
 	if u := pool.acquireIdle(to.key(), who.Box.Policy.Load()); u != nil {
 		return u, nil
 	}
-	return p.fresh(ctx, pool, who, to)
+	return p.fresh(ctx, pool, who, *to)
 }
 
 // Fresh1 is [Origins.HTTP1] without the pool, for a request that failed on a kept connection: other kept ones were probably
 // closed as well.
-func (p *Origins) Fresh1(ctx context.Context, who Client, to Target) (*Conn, error) {
+func (p *Origins) Fresh1(ctx context.Context, who Client, to *Target) (*Conn, error) {
 	pool, err := p.poolOf(who)
 	if err != nil {
 		return nil, err
 	}
-	return p.fresh(ctx, pool, who, to)
+	return p.fresh(ctx, pool, who, *to)
 }
 
 // acquireIdle returns the most recently used idle HTTP/1.1 connection that is still usable, or nil.

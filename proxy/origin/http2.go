@@ -86,7 +86,7 @@ func anyOf(c pool.Conn[*policy.Compiled]) (up Any) {
 
 // Any returns a connection for one request of an HTTP/2 client: a share of an open one, or a new one. Streams that need
 // the same new connection share one dial.
-func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
+func (p *Origins) Any(ctx context.Context, who Client, to *Target) (Any, error) {
 	of, err := p.poolOf(who)
 	if err != nil {
 		return Any{}, err
@@ -98,9 +98,9 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 		case up != nil:
 			return anyOf(up), nil
 		case plain:
-			return p.anyPlain(ctx, of, who.Box, to)
+			return p.anyPlain(ctx, of, who.Box, *to)
 		}
-		made, err := p.dialShared(ctx, of, who.Box, to)
+		made, err := p.dialShared(ctx, of, who.Box, *to)
 		if !errors.Is(err, pool.ErrPlain) {
 			return made, err
 		}
@@ -108,7 +108,7 @@ func (p *Origins) Any(ctx context.Context, who Client, to Target) (Any, error) {
 }
 
 // Shared returns a share of an open HTTP/2 connection for one request, or nil if no connection has room. It does not block.
-func (p *Origins) Shared(who Client, to Target) *H2Conn {
+func (p *Origins) Shared(who Client, to *Target) *H2Conn {
 	of, err := p.poolOf(who)
 	if err != nil {
 		return nil

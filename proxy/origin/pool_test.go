@@ -118,8 +118,10 @@ func TestKeysOfTargets(t *testing.T) {
 				t.Fatal(err)
 			}
 			host, _ := name.Parse("server.test")
-			rt, _ := route.Now(c, policy.Request{Name: host, Port: 443, Protocol: policy.TCP}, policy.Evidence{Opening: policy.OpeningSecure})
-			k := To(rt, true).key()
+			rt := route.Routed{Asked: policy.Request{Name: host, Port: 443, Protocol: policy.TCP}, Known: policy.Evidence{Opening: policy.OpeningSecure}}
+			rt.UpdateNow(c)
+			to := To(rt, true)
+			k := to.key()
 			if rt.Action != policy.Forward || rt.Upstream.URL() != url {
 				t.Fatalf("%s: %+v", url, rt)
 			}

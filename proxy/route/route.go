@@ -90,15 +90,22 @@ type Routed struct {
 
 // Route asks the policy for the route of a connection or request.
 func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, e policy.Evidence) Routed {
-	return g.gather(ctx, c, box, Routed{Asked: r, Known: e}, false)
+	rt := Routed{Asked: r, Known: e}
+	g.Update(ctx, c, box, &rt)
+	return rt
 }
 
-// Now is [Router.Route] without gathering evidence. It returns false if the route depends on more.
-func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool) {
-	rt := Routed{Asked: r, Known: e}
-	rt.Route = c.Route(r, e)
-	rt.Known = rt.Settle(rt.Known)
-	return rt, rt.Needs == policy.NeedNothing
+// Update asks the policy for the route of rt.Asked with the evidence rt.Known, gathers further evidence that the route
+// depends on, and sets rt.Route. It works in place, as requests are many and a Routed is large.
+func (g *Router) Update(ctx context.Context, c *policy.Compiled, box *policy.Box, rt *Routed) {
+	g.gather(ctx, c, box, rt, false)
+}
+
+// UpdateNow is [Router.Update] without gathering evidence. It returns false if the route depends on more.
+func (rt *Routed) UpdateNow(c *policy.Compiled) bool {
+	rt.Route = c.Route(rt.Asked, rt.Known)
+	rt.Settle(&rt.Known)
+	return rt.Needs == policy.NeedNothing
 }
 
 // Reroute routes open traffic again under a policy with possibly other hosts in its rules. A change of the policy waits for
@@ -110,12 +117,13 @@ func (g *Router) Reroute(c *policy.Compiled, box *policy.Box, was Routed) policy
 	}
 	ctx, cancel := context.WithTimeout(g.base, recheckLookup)
 	defer cancel()
-	return g.gather(ctx, c, box, was, true).Route
+	g.gather(ctx, c, box, &was, true)
+	return was.Route
 }
 
 // gather evaluates the policy, again after each piece of evidence that the route depends on. stale is as for
 // [Router.mayBeRuled].
-func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt Routed, stale bool) Routed {
+func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box, rt *Routed, stale bool) {
 	for {
 		rt.Route = c.Route(rt.Asked, rt.Known)
 		switch rt.Needs {
@@ -126,35 +134,34 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 		case policy.NeedOwned:
 			rt.Known.Owned = policy.TristateOf(g.nameHasAddr(ctx, box, rt.Request.Name, rt.Known.Dialled))
 		default:
-			rt.Known = rt.Settle(rt.Known)
-			return rt
+			rt.Settle(&rt.Known)
+			return
 		}
 	}
 }
 
 // destination returns the address in question: the one dialled or, before that is known, the requested one.
-func (rt Routed) destination() netip.AddrPort {
+func (rt *Routed) destination() netip.AddrPort {
 	if rt.Known.Dialled.IsValid() {
 		return netip.AddrPortFrom(rt.Known.Dialled, rt.Asked.Port)
 	}
 	return netip.AddrPortFrom(rt.Asked.Addr, rt.Asked.Port)
 }
 
-// At returns the request and evidence for one address before it is dialled.
-func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
+// Bind completes the request and the evidence for one address before it is dialled.
+func (rt *Routed) Bind(a netip.Addr) {
 	owned := policy.Unknown
 	if rt.ByName || a != rt.Asked.Addr.Unmap() && !rt.Request.Name.IsZero() {
 		owned = policy.Yes // the address was found by resolving the name
 	}
-	e := rt.Held(rt.Known, a, owned)
+	rt.Hold(&rt.Known, a, owned)
 	if a != rt.Asked.Addr.Unmap() {
-		e.Ruled = policy.Unknown
+		rt.Known.Ruled = policy.Unknown
 	}
-	return rt.Asked, e
 }
 
 // OverruledBy returns the denial for traffic whose route has changed to now, or nil if it may continue.
-func (rt Routed) OverruledBy(now policy.Route) *policy.DeniedError {
+func (rt *Routed) OverruledBy(now policy.Route) *policy.DeniedError {
 	if now.Keeps(rt.Action) {
 		return nil
 	}
