@@ -133,7 +133,7 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 			if next = min(next, leaseTick); left > 0 {
 				next = min(next, left)
 			} else {
-				due = true // on failure, retried at the next tick; on success, noteLeases wakes KeepLeases
+				due = true // noteLeases wakes KeepLeases
 			}
 		}
 		if !due || ctx.Err() != nil || !b.EndingLeases.CompareAndSwap(false, true) {
@@ -144,14 +144,15 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 			b.Lock()
 			defer b.Unlock()
 			if err := p.stepOrRestore(b, func() error { return p.endLeases(b) }); err != nil {
-				p.log.Error("temporary entries of a policy could not be ended; trying again", zap.String("box", string(b.ID)), zap.Error(err))
+				p.log.Error("a policy without its ended temporary entries could not be applied", zap.String("box", string(b.ID)), zap.Error(err))
 			}
 		})
 	}
 	return next
 }
 
-// endLeases applies the policy of a box without its ended leases.
+// endLeases applies the policy of a box without its ended leases, or closes the box if that policy does not compile or
+// cannot be applied: the one in force allows what has ended.
 //
 // It does not use [change.Apply]: a lease ends even if that cannot be stored, and a rollback must not bring it back. The
 // next start drops it too, since its end time is stored. The caller holds the lock of b.
@@ -164,13 +165,13 @@ func (p *Service) endLeases(b *state.Box) error {
 	defer cancel()
 	in := p.shared.inputsOf(b)
 	in.leases, in.version = running, b.LastVersion+1
+	b.LastVersion = in.version
 	next, err := in.compile()
 	if err == nil {
-		b.LastVersion = in.version
 		err = p.enforceEnd(ctx, b, next)
 	}
-	if err != nil && !errors.Is(err, enforce.ErrClosed) {
-		return err
+	if err != nil && b.Connected() {
+		err = errors.Join(err, p.closeBox(b))
 	}
 	before := b.Leases
 	b.Leases, b.Version = running, in.version
@@ -226,8 +227,8 @@ func withKey(l store.Lease, key string) store.Lease {
 	return l
 }
 
-// enforceEnd applies a policy without ended leases, and retries on failure, because rolling back would reopen what has
-// ended. If the kernel rejects it, the box is closed.
+// enforceEnd applies a policy without ended leases, and tries once more on failure, because rolling back would reopen what
+// has ended. If the kernel rejects it, the box is closed.
 func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	err := p.net.Enforce(ctx, &b.Box, next)
 	if err == nil || errors.Is(err, enforce.ErrClosed) {

@@ -5,14 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"boxgate/api"
 	"boxgate/audit/trail"
+	"boxgate/host/handover/handovertest"
 	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
@@ -480,4 +484,95 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// isClosed reports whether a box has no policy, and the API shows why.
+func (g *gateway) isClosed(id policy.BoxID) bool {
+	g.t.Helper()
+	b := g.loadBox(id)
+	return b.Policy.Load() == nil && b.View().Status == api.StatusError
+}
+
+func (g *gateway) loadBox(id policy.BoxID) *state.Box {
+	g.t.Helper()
+	b, err := g.boxes.Find(id)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return b
+}
+
+// loseTokenKey makes every later compilation of a box's policy fail.
+func (g *gateway) loseTokenKey(id policy.BoxID) *state.Box {
+	g.t.Helper()
+	b := g.loadBox(id)
+	b.Record.PlaceholderKey = name.Secret{}
+	return b
+}
+
+// TestABoxWhosePolicyDoesNotCompileIsClosed: whatever takes access away from a box closes it if the policy without that access does
+// not compile, or its open connections cannot be cut. The policy in force would otherwise outlive the access.
+func TestABoxWhosePolicyDoesNotCompileIsClosed(t *testing.T) {
+	t.Parallel()
+	g, h := newLeasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	b := g.loseTokenKey("b1")
+	h.pass(time.Hour)
+	g.endDueLeases()
+	if !g.isClosed("b1") || len(b.Leases) != 0 {
+		t.Errorf("closed %t under an ended lease: %+v", g.isClosed("b1"), b.Leases)
+	}
+
+	g, h = newLeasing(t)
+	g.lease(true, time.Hour, "192.0.2.1")
+	g.kernel.Cut = func(policy.BoxID) error { return errFake }
+	h.pass(time.Hour)
+	g.endDueLeases()
+	if !g.isClosed("b1") {
+		t.Error("connections of an ended lease go on")
+	}
+
+	g = newGateway(t)
+	g.addBox("b1")
+	b = g.loseTokenKey("b1")
+	before, _ := handovertest.New(t)
+	gone := &visitorsOf{}
+	q := &Quota{before: before, log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: gone}
+	q.setSpent(t.Context(), b, true)
+	if !g.isClosed("b1") || !b.Spent.Load() || !slices.Equal(gone.closed, []policy.BoxID{"b1"}) {
+		t.Errorf("closed %t with its quota used up, visitors of %v cut", g.isClosed("b1"), gone.closed)
+	}
+
+	g = newGateway(t)
+	p := protectionOf(g, func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("9.9.9.9")}, nil })
+	g.loseTokenKey("b2")
+	if err := p.Update(t.Context()); err == nil || g.isClosed("b1") || !g.isClosed("b2") {
+		t.Errorf("closed %t, %t without protection of a new address: %v", g.isClosed("b1"), g.isClosed("b2"), err)
+	}
+}
+
+// TestAQuotaIsKeptToAlthoughTheKernelFails: a box that has used up its quota is cut off if the kernel fails once, and closed if it
+// fails again.
+func TestAQuotaIsKeptToAlthoughTheKernelFails(t *testing.T) {
+	t.Parallel()
+	for _, failures := range []int{1, 10} {
+		g := newGateway(t)
+		g.addBox("b1")
+		if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll}, nil); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := handovertest.New(t)
+		q := &Quota{before: before, log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: noVisitors{}}
+		b, left := g.loadBox("b1"), failures
+		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
+			if left--; left >= 0 {
+				return errFake
+			}
+			return nil
+		}
+		q.setSpent(t.Context(), b, true)
+		if closed := g.isClosed("b1"); closed != (failures > 1) || !closed && g.allows("a.example.com") || !b.Spent.Load() {
+			t.Errorf("%d failures: closed %t, open %t", failures, closed, !closed && g.allows("a.example.com"))
+		}
+	}
 }

@@ -39,7 +39,8 @@ func (p *Protection) Own() []netip.Prefix { return p.own }
 // Update protects the host's present addresses, if they have changed.
 //
 // The change is not staged, because the next start reads the addresses again, and not rolled back: a box that is already
-// denied the host's addresses must not regain them because another box failed. A failed update is retried.
+// denied the host's addresses must not regain them because another box failed. A box that fails to take the change
+// twice is closed; the update is retried for the others.
 func (p *Protection) Update(ctx context.Context) error {
 	own, reading := p.present()
 	if own == nil || slices.Equal(own, p.own) {
@@ -53,7 +54,7 @@ func (p *Protection) Update(ctx context.Context) error {
 			p.own = nil // unknown until all boxes have taken the change
 			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
 			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
-			return p.policies.spread(ctx)
+			return p.policies.spreadOrClose(ctx)
 		},
 		Commit:      func() error { p.own = own; p.warnOfLost(own); return nil },
 		ApplyStored: func() (bool, error) { return false, nil },

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -122,14 +123,18 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	return out
 }
 
-// setSpent cuts a box off, or reconnects it. On failure, the next check retries.
+// setSpent cuts a box off, or reconnects it. If it cannot be cut off, it is closed; if it cannot be reconnected, the next
+// check retries.
 func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
-	if err := q.applySpent(ctx, b, spent); err != nil {
-		q.log.Error("a box's quota could not be applied; retrying", id, zap.Bool("used_up", spent), zap.Error(err))
-		return
+	err := q.applySpent(ctx, b, spent)
+	if err != nil {
+		q.log.Error("a box's quota could not be applied", id, zap.Bool("used_up", spent), zap.Error(err))
 	}
-	if !spent {
+	switch {
+	case !spent && err != nil:
+		return
+	case !spent:
 		q.log.Info("a box that had used up its quota is connected again: a new period has begun, or its quota was raised", id)
 		return
 	}
@@ -139,7 +144,7 @@ func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 }
 
 // applySpent recompiles and applies the box's policy with spent set. From its first step on, other changes of the policy
-// see spent too.
+// see spent too. If a box that has used up its quota cannot take that policy, it is closed, since the one in force is open.
 func (q *Quota) applySpent(ctx context.Context, b *state.Box, spent bool) error {
 	b.Lock()
 	defer b.Unlock()
@@ -156,8 +161,14 @@ func (q *Quota) applySpent(ctx context.Context, b *state.Box, spent bool) error 
 		}
 		return q.policies.Enforce(ctx, b, next)
 	})
-	if err != nil {
-		b.Spent.Store(!spent)
+	switch {
+	case err == nil:
+		return nil
+	case !spent:
+		b.Spent.Store(true)
+		return err
+	case !b.Connected(): // closed, or compiled again when it is connected
+		return err
 	}
-	return err
+	return errors.Join(err, q.policies.applyStored(b))
 }

@@ -105,6 +105,11 @@ type noVisitors struct{}
 
 func (noVisitors) CloseBox(policy.BoxID) {}
 
+// visitorsOf records the boxes whose visitors are cut off.
+type visitorsOf struct{ closed []policy.BoxID }
+
+func (v *visitorsOf) CloseBox(id policy.BoxID) { v.closed = append(v.closed, id) }
+
 // A box that has used up its quota also loses its visitors in the predecessor.
 func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	t.Parallel()

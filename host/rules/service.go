@@ -292,6 +292,23 @@ func (p *Service) spread(ctx context.Context) error {
 	})
 }
 
+// spreadOrClose is spread for a change that takes access away and is not rolled back: a box that failed to take it gets its
+// stored policy with the changed inputs, and if that fails too, it is closed.
+func (p *Service) spreadOrClose(ctx context.Context) error {
+	return p.eachConnected(func(b *state.Box) error {
+		ctx, cancel := change.Detach(ctx)
+		defer cancel()
+		err := p.contain(b, func() error { return p.recompile(ctx, b) })
+		if err == nil {
+			return nil
+		}
+		if b.Connected() {
+			err = errors.Join(err, p.applyStored(b))
+		}
+		return fmt.Errorf("box %s: %w", b.ID, err)
+	})
+}
+
 // recompile compiles a box's policy again and applies it. The caller holds the lock of b.
 func (p *Service) recompile(ctx context.Context, b *state.Box) error {
 	next, err := p.shared.inputsOf(b).compile()

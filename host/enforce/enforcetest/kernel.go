@@ -8,10 +8,11 @@ import (
 	"boxgate/policy"
 )
 
-// Kernel accepts every plan for which Before, if set, returns no error. Seen, if set, is called with the context of each
-// call.
+// Kernel accepts every plan for which Before, if set, returns no error. Cut, if set, is called to cut the connections of a box.
+// Seen, if set, is called with the context of each call.
 type Kernel struct {
 	Before func(policy.BoxID, policy.KernelPlan) error
+	Cut    func(policy.BoxID) error
 	Seen   func(context.Context)
 }
 
@@ -42,8 +43,12 @@ func (*Kernel) RemoveBox(context.Context, policy.BoxID) error { return nil }
 func (*Kernel) CutAllFlows(context.Context, func(policy.BoxID, firewall.Flow) bool) error {
 	return nil
 }
-func (*Kernel) CutFlows(context.Context, policy.BoxID, func(firewall.Flow) bool) error {
-	return nil
+
+func (k *Kernel) CutFlows(_ context.Context, id policy.BoxID, _ func(firewall.Flow) bool) error {
+	if k.Cut == nil {
+		return nil
+	}
+	return k.Cut(id)
 }
 
 // Proxy has no connections.
