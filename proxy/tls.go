@@ -180,6 +180,9 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
+	if legacy && origin.IsLegacySuite(client.ConnectionState().CipherSuite) && !c.needsLegacy(rt.Request.Name) {
+		return
+	}
 	c.interception.Established(c.live.Out.Load())
 	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
 	s.TLS = c.interception
@@ -190,6 +193,14 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	}
 	c.startTraffic()
 	c.serveHTTP1(s)
+}
+
+// needsLegacy has the connection cut when the policy no longer accepts old cipher suites for the host. It reports false if
+// the connection was cut already.
+func (c *conn) needsLegacy(host name.Name) bool {
+	port := c.port
+	c.live.Need(func(pol *policy.Compiled) bool { return pol.LegacyClients(host, port) })
+	return !c.p.recheck(c.live) && c.live.Denied() == nil
 }
 
 // serveHTTP1 runs the message loop of HTTP/1.x. While the connection is idle between requests, it is handed over to a new

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/route"
 	"boxgate/proxy/usage"
 )
@@ -45,6 +46,7 @@ type Conn struct {
 	tunnel  io.Closer     // owns the sockets if not nil
 	route   *route.Routed // its route; nil if it has none or each request is routed separately
 	watcher Requests
+	needs   func(*policy.Compiled) bool // nil: a new policy is asked only for the route and the requests
 }
 
 // Requests are the requests in flight on a connection whose requests are judged one by one. Safe for concurrent use.
@@ -201,6 +203,14 @@ func (l *Conn) Watch(requests Requests) {
 	l.watcher = requests
 }
 
+// Need sets a condition that every later policy must meet, or the connection is cut. Afterwards, recheck the connection: the
+// policy may have changed before.
+func (l *Conn) Need(condition func(*policy.Compiled) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.needs = condition
+}
+
 // Client returns the client's address of the connection.
 func (l *Conn) Client() net.Addr { return l.client }
 
@@ -235,19 +245,20 @@ func (l *Conn) Stopped() error {
 func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
 	c := l.Box.Policy.Load()
 	l.mu.Lock()
-	was, watcher := l.route, l.watcher
+	was, watcher, needs := l.route, l.watcher, l.needs
 	l.mu.Unlock()
 	if was != nil {
 		if why := was.OverruledBy(reroute(c, l.Box, *was)); why != nil {
 			return l.Close(why, nil)
 		}
 	}
-	if watcher != nil {
-		if d := watcher.Recheck(c); !d.Allowed() {
-			return l.Close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.Box.ID}, Decision: d}, nil)
-		}
+	d := policy.Decision{Verdict: policy.Allow}
+	if needs != nil && !needs(c) {
+		d = policy.Decision{Reason: name.ReasonPolicyChanged, Version: route.Version(c)}
+	} else if watcher != nil {
+		d = watcher.Recheck(c)
 	}
-	return false
+	return !d.Allowed() && l.Close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.Box.ID}, Decision: d}, nil)
 }
 
 // Revoked reports whether a request in progress was sent with a secret that has been revoked since.

@@ -147,6 +147,11 @@ var LegacySuites = func() (ids []uint16) {
 	)
 }()
 
+// IsLegacySuite reports whether a cipher suite is one of [LegacySuites] and no current one.
+func IsLegacySuite(id uint16) bool {
+	return slices.ContainsFunc(tls.InsecureCipherSuites(), func(s *tls.CipherSuite) bool { return s.ID == id })
+}
+
 // direct returns a dialled connection with direct reads and writes.
 func direct(c net.Conn) net.Conn {
 	switch c := c.(type) {

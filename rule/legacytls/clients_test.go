@@ -1,11 +1,15 @@
 package legacytls_test
 
 import (
+	"bufio"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,6 +80,59 @@ func TestAttackOldClients(t *testing.T) {
 	rules("")
 	if state, err := connect(l.Box, one, old...); err == nil {
 		t.Errorf("after the option was removed, %s is accepted", tls.CipherSuiteName(state.CipherSuite))
+	}
+}
+
+// TestOldClientsAreCutWithTheRule: an idle connection with an old cipher suite ends when its rule loses client_tls: legacy, or is removed.
+// Connections with current suites go on, and so do old ones when another part of the rule changes.
+func TestOldClientsAreCutWithTheRule(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) {})
+	l.Names.SetOthers(proxytest.Loopback)
+	rules := func(rule string) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": `+rule+`}`)
+		l.Proxy.Recheck(l.Box.ID)
+	}
+	connect := func(suite uint16) *tls.Conn {
+		c := tls.Client(l.Dial(netip.AddrPortFrom(proxytest.Loopback, port)), &tls.Config{ServerName: proxytest.API, RootCAs: l.BoxCA.Pool(), MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}})
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		if err := c.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	ask := func(c *tls.Conn) error {
+		if _, err := c.Write([]byte("GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n")); err != nil {
+			return err
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	const key, legacy = `{"headers": {"X-Key": "literal"}}`, `{"headers": {"X-Key": "literal"}, "client_tls": "legacy"}`
+	for what, removed := range map[string]string{"without the option": key, "without the rule": `{"headers": {"X-Key": "literal"}, "upstream_tls": "legacy"}`} {
+		rules(legacy)
+		old := connect(tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256)
+		current := connect(tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256)
+		if err := errors.Join(ask(old), ask(current)); err != nil {
+			t.Fatal(err)
+		}
+		rules(`{"headers": {"X-Key": "another"}, "client_tls": "legacy"}`)
+		if err := ask(old); err != nil {
+			t.Errorf("%s: cut although the option stays: %v", what, err)
+		}
+		rules(removed)
+		if _, err := old.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: %v", what, err)
+		}
+		_ = current.SetDeadline(time.Now().Add(time.Minute))
+		if err := ask(current); err != nil {
+			t.Errorf("%s: a current suite: %v", what, err)
+		}
 	}
 }
 
