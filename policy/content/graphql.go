@@ -42,6 +42,8 @@ const (
 var (
 	persistedKeys = []string{"id", "documentId", "doc_id", "queryId", "hash"}
 	requestKeys   = append([]string{"query", "operationName", "variables", "extensions"}, persistedKeys...)
+	// otherKeys identify persisted operations at single servers. They are flaws, as is every unknown key in a body.
+	otherKeys = []string{"operationId", "operationHash", "queryHash", "documentHash", "sha256Hash", "persistedQuery", "persistedQueryId"}
 )
 
 // readGraphQL reads a request of GraphQL over HTTP. A GET without a document carries no operation.
@@ -93,7 +95,8 @@ func parameters(query string) (v value, found bool, err error) {
 	for key, values := range all {
 		base, _, _ := strings.Cut(strings.Trim(key, "? \x00\t\r\n"), "[")
 		known := slices.Contains(requestKeys, key)
-		if !known && !slices.ContainsFunc(requestKeys, func(k string) bool { return strings.EqualFold(bare(k), bare(base)) }) {
+		similar := func(k string) bool { return strings.EqualFold(bare(k), bare(base)) }
+		if !known && !slices.ContainsFunc(requestKeys, similar) && !slices.ContainsFunc(otherKeys, similar) {
 			continue
 		}
 		item := value{kind: '"', text: values[0]}

@@ -173,9 +173,12 @@ func (v *value) get(key string) value {
 }
 
 // misspells reports whether an object has a key that some servers take for a known one: libraries ignore case (encoding/json), and
-// some "_" and "-" as well.
+// some "_" and "-" as well. In JavaScript, a copied "__proto__" has all keys.
 func (v *value) misspells(known ...string) bool {
 	for _, k := range v.keys {
+		if k == "__proto__" {
+			return true
+		}
 		for _, want := range known {
 			if k != want && strings.EqualFold(bare(k), bare(want)) {
 				return true

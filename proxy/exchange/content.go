@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"unicode/utf8"
 
 	"boxgate/internal/memory"
 	"boxgate/policy/content"
@@ -19,6 +20,7 @@ const (
 	flawSize    = "the body is larger than 1 MiB"
 	flawCoding  = "the body has a content coding that the gateway does not decode, or several"
 	flawDecoded = "the body is not valid in its content coding, or larger than 1 MiB when decoded"
+	flawPlain   = "the body has a content coding, but is text without decoding too"
 )
 
 // contentFields are the fields that determine how a body is read.
@@ -74,6 +76,10 @@ func (s *Session) ReadMessages(ctx context.Context, m *Message, r *Decision, w *
 		return nil
 	case err != nil || len(encodings) > 1 || len(codings) > 1 || len(codings) == 1 && codings[0] == "deflate" && scrub.IsTwoDeflates(w.Body, MaxBody):
 		m.Content = m.Content.Unreadable(r.unread, flawCoding)
+		return nil
+	case len(codings) > 0 && utf8.Valid(w.Body):
+		// Many servers ignore Content-Encoding. Streams of raw deflate and brotli can be messages in either form.
+		m.Content = m.Content.Unreadable(r.unread, flawPlain)
 		return nil
 	}
 	plain, fits, err := s.decodedBody(ctx, w, codings)
