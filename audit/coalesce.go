@@ -545,6 +545,7 @@ type refusal struct {
 	addr, peer   netip.Addr
 	port         uint16
 	method, path string
+	messages     string
 	credential   Credential
 	action       Action
 	rule         string
@@ -568,7 +569,7 @@ type repeats struct {
 func refusalOf(e *Event) refusal {
 	return refusal{
 		class: class{e.Stage, e.Reason, e.SelfTest}, protocol: e.Protocol, name: e.Name, addr: e.Addr, peer: e.Peer, port: e.Port, method: e.Method,
-		path: e.Path, credential: e.Credential, action: e.Action, rule: e.Rule, status: e.Status,
+		path: e.Path, messages: e.Messages, credential: e.Credential, action: e.Action, rule: e.Rule, status: e.Status,
 	}
 }
 
@@ -641,7 +642,7 @@ func (r *refusals) takePending() []Event {
 	for _, rest := range r.overflow {
 		if e, ok := rest.takeEvent(); ok {
 			e.Name, e.Addr, e.Peer, e.Port = "", netip.Addr{}, netip.Addr{}, 0
-			e.Method, e.Path, e.Credential, e.Rule, e.Status = "", "", "", "", 0
+			e.Method, e.Path, e.Messages, e.Credential, e.Rule, e.Status = "", "", "", "", "", 0
 			e.Error = otherKinds(e.Verdict)
 			events = append(events, e)
 		}

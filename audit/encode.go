@@ -74,6 +74,7 @@ func appendFields(b []byte, e *Event) []byte {
 	b = appendAddr(b, `"peer":"`, e.Peer)
 	b = appendWord(b, `"method":"`, e.Method)
 	b = appendWord(b, `"path":"`, e.Path)
+	b = appendWord(b, `"messages":"`, e.Messages)
 	b = appendWord(b, `"credential":"`, string(e.Credential))
 	b = appendText(b, `"verdict":"`, e.Verdict.String())
 	b = appendWord(b, `"action":"`, string(e.Action))
@@ -314,6 +315,7 @@ func (e *Event) escapeTexts() (verbatim bool) {
 	e.Path = escapeWord(e.Path, maxPath)
 	e.Credential = Credential(escapeWord(string(e.Credential), maxText))
 	e.Method = escapeWord(e.Method, maxMethod)
+	e.Messages = Escape(e.Messages, maxText)
 	e.Rule = Escape(e.Rule, maxText)
 	e.BoxName = escapeWord(e.BoxName, maxText)
 	e.Login = escapeWord(e.Login, maxText)
@@ -357,7 +359,7 @@ func (e *Event) isVerbatim() bool {
 		isVerbatim(string(e.Reason), maxText, '!') && isVerbatim(string(e.Phase), maxText, '!') &&
 		isVerbatim(e.Conn, maxText, '!') && isVerbatim(e.Name, maxName, '!') && isVerbatim(e.Path, maxPath, '!') &&
 		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.RCode, maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
-		isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Via, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
+		isVerbatim(e.Messages, maxText, ' ') && isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Via, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
 		isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers)
 }
 
@@ -427,7 +429,7 @@ func (e *Event) jsonEscaped() *Event {
 	q.Conn, q.Name, q.Path = jsonEscaped(e.Conn), jsonEscaped(e.Name), jsonEscaped(e.Path)
 	q.Credential, q.RCode = Credential(jsonEscaped(string(e.Credential))), jsonEscaped(e.RCode)
 	q.Method, q.Rule, q.Error = jsonEscaped(e.Method), jsonEscaped(e.Rule), jsonEscaped(e.Error)
-	q.BoxName = jsonEscaped(e.BoxName)
+	q.BoxName, q.Messages = jsonEscaped(e.BoxName), jsonEscaped(e.Messages)
 	q.Login, q.Secret, q.Via = jsonEscaped(e.Login), jsonEscaped(e.Secret), jsonEscaped(e.Via)
 	q.Headers = make([]string, len(e.Headers))
 	for i, name := range e.Headers {

@@ -50,9 +50,10 @@ func TestLogLineIsAsDocumented(t *testing.T) {
 	t.Parallel()
 	e := full()
 	e.Name, e.Method, e.Path, e.Rule, e.Headers, e.Error, e.Conn = "api.example.com", "GET", `/a"b\c`, "*.example.com", []string{"Authorization", "X-Key"}, "", "c1"
+	e.Messages = "tools/call delete"
 	e.Seq, e.Claimed = 9, netip.MustParseAddr("2001:db8::1")
 	fields := `"seq":9,"box":"b1","stage":"http","protocol":"tcp","name":"api.example.com","addr":"198.51.100.7","claimed_addr":"2001:db8::1","port":443,` +
-		`"method":"GET","path":"/a\"b\\c","verdict":"deny","action":"refuse","reason":"not_allowed","rule":"*.example.com","policy_version":7,"count":4,` +
+		`"method":"GET","path":"/a\"b\\c","messages":"tools/call delete","verdict":"deny","action":"refuse","reason":"not_allowed","rule":"*.example.com","policy_version":7,"count":4,` +
 		`"bytes_in":1,"bytes_out":2,"duration_ns":3000000,"status":403,"phase":"open","conn":"c1","headers":["Authorization","X-Key"]}` + "\n"
 	if got, want := lineOf(&e, false), `{"level":"info","time":"2026-03-01T12:00:00Z","msg":"decision",`+fields; got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
@@ -90,7 +91,7 @@ func FuzzLogLine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, box, any, header string, ip []byte, signed int64, number uint64, yes bool) {
 		e := Event{
 			Seq: number, Time: time.Unix(signed>>32, signed&0xfffffff).UTC(), Box: policy.BoxID(box), Stage: policy.Stage(any), Protocol: policy.Protocol(box),
-			Name: any, Port: uint16(number), Method: box, Path: any, Action: Action(any), Reason: name.Reason(any), Rule: box, Version: number,
+			Name: any, Port: uint16(number), Method: box, Path: any, Messages: any + box, Action: Action(any), Reason: name.Reason(any), Rule: box, Version: number,
 			BytesIn: signed, BytesOut: -signed, Duration: time.Duration(signed), Status: int(signed), Count: number, Destinations: number,
 			Credential: Credential(box), RCode: box, Phase: Phase(box), Conn: any, Error: any + box, SelfTest: yes,
 		}
@@ -171,7 +172,7 @@ func zapFields(v reflect.Value) []zap.Field {
 			}
 		}
 	}
-	for _, name := range strings.Fields("seq box stage protocol name addr claimed_addr port peer method path credential verdict action rcode reason rule policy_version " +
+	for _, name := range strings.Fields("seq box stage protocol name addr claimed_addr port peer method path messages credential verdict action rcode reason rule policy_version " +
 		"count destinations bytes_in bytes_out duration_ns status phase conn error selftest headers") {
 		add(name)
 	}

@@ -73,6 +73,9 @@ func destination(e Event) string {
 func extras(e Event) []string {
 	var out []string
 	add := func(name, value string) { out = append(out, name+"="+value) }
+	if e.Messages != "" {
+		add("messages", quote(e.Messages))
+	}
 	if e.Rule != "" {
 		add("rule", quote(e.Rule))
 	}

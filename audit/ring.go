@@ -194,7 +194,7 @@ func (l *events) remove(m *remembered) {
 
 // sameKind reports whether two events of a box have the same kind. [hashOf] covers the same fields.
 func sameKind(a, b *Event) bool {
-	return a.Name == b.Name && a.Path == b.Path && a.Addr == b.Addr && a.Port == b.Port && a.Conn == b.Conn &&
+	return a.Name == b.Name && a.Path == b.Path && a.Messages == b.Messages && a.Addr == b.Addr && a.Port == b.Port && a.Conn == b.Conn &&
 		a.Method == b.Method && a.Verdict == b.Verdict && a.Stage == b.Stage && a.Reason == b.Reason &&
 		a.Protocol == b.Protocol && a.Action == b.Action && a.Rule == b.Rule && a.Peer == b.Peer && a.Status == b.Status &&
 		a.Credential == b.Credential && a.SelfTest == b.SelfTest
@@ -220,6 +220,7 @@ func hashOf(e *Event) uint64 {
 	h := maphash.Bytes(kindSeed, n[:])
 	h = mix(h, e.Name)
 	h = mix(h, e.Path)
+	h = mix(h, e.Messages)
 	h = mix(h, e.Conn)
 	h = mix(h, e.Method)
 	return mix(h, e.Rule)

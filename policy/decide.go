@@ -143,6 +143,9 @@ func (e *DeniedError) text(rule string) string {
 	if rule != "" {
 		text += fmt.Sprintf(" (rule %q)", rule)
 	}
+	if asked := e.Request.Content.Summary(); asked != "" && e.Decision.Reason == name.ReasonRequestRule {
+		text += ": " + asked
+	}
 	if e.Decision.Flaw != "" {
 		text += ": " + e.Decision.Flaw
 	}

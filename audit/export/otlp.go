@@ -181,6 +181,7 @@ func (a *attributes) addOwn(e *audit.Event) {
 	if e.Claimed.IsValid() {
 		a.text("boxgate.claimed_addr", e.Claimed.String())
 	}
+	a.text("boxgate.messages", e.Messages)
 	a.text("boxgate.credential", string(e.Credential))
 	a.text("boxgate.verdict", e.Verdict.String())
 	a.text("boxgate.action", string(e.Action))

@@ -65,7 +65,7 @@ func TestOTLP(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 89, time.UTC)
 	w.log.Record(audit.Event{
 		Time: at, Box: "box-1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: "api.example.com", Addr: netip.MustParseAddr("192.0.2.1"), Claimed: netip.MustParseAddr("192.0.2.2"),
-		Port: 8443, Method: "GET", Path: "/a", Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: name.ReasonAllowedDomain, Rule: "api.example.com", Version: 1 << 40,
+		Port: 8443, Method: "GET", Path: "/a", Messages: "tools/list", Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: name.ReasonAllowedDomain, Rule: "api.example.com", Version: 1 << 40,
 		Headers: []string{"Authorization", "X-Key"}, BytesIn: 1 << 41, BytesOut: 5, Duration: 1500, Status: 201,
 	})
 	w.log.Record(audit.Event{Time: at, Box: "box-1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: "denied.example.com", Method: "AAAA", Reason: name.ReasonNotAllowed, Action: audit.ActionSink})
@@ -97,7 +97,7 @@ func TestOTLP(t *testing.T) {
 	want := []map[string]any{
 		{
 			"server.address": "api.example.com", "server.port": 8443, "network.transport": "tcp", "network.peer.address": "192.0.2.1", "http.request.method": "GET",
-			"url.path": "/a", "http.response.status_code": 201, "boxgate.seq": 1, "boxgate.box": "box-1", "boxgate.stage": "http", "boxgate.claimed_addr": "192.0.2.2",
+			"url.path": "/a", "boxgate.messages": "tools/list", "http.response.status_code": 201, "boxgate.seq": 1, "boxgate.box": "box-1", "boxgate.stage": "http", "boxgate.claimed_addr": "192.0.2.2",
 			"boxgate.verdict": "allow", "boxgate.action": "intercept", "boxgate.reason": string(name.ReasonAllowedDomain), "boxgate.rule": "api.example.com",
 			"boxgate.policy_version": 1 << 40, "boxgate.headers": "Authorization,X-Key", "boxgate.bytes_in": 1 << 41, "boxgate.bytes_out": 5, "boxgate.duration_ns": 1500,
 		},

@@ -1,6 +1,9 @@
 package content
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // Kind is a protocol whose messages rules match.
 type Kind uint8
@@ -82,6 +85,93 @@ func (c *Content) Unreadable(k Kind, flaw string) *Content {
 	out := c.copy()
 	out.read[k], out.flaws[k] = true, flaw
 	return out
+}
+
+// Bounds of a summary.
+const (
+	maxSummary = 400 // bytes
+	maxSummed  = 100 // bytes of a name
+)
+
+// Summary names what the messages ask for, such as "tools/call search" or "mutation Remove {deleteUser}", each once, for
+// decisions. It is printable ASCII without values of parameters; long names and lists are cut. Flawed messages have none.
+func (c *Content) Summary() string {
+	if c == nil {
+		return ""
+	}
+	var b strings.Builder
+	seen, more := map[string]bool{}, 0
+	add := func(text string) {
+		switch {
+		case text == "" || seen[text]:
+		case b.Len()+len(text) > maxSummary:
+			more++
+		default:
+			if b.Len() > 0 {
+				b.WriteString(", ")
+			}
+			b.WriteString(text)
+			seen[text] = true
+		}
+	}
+	for i := range c.Messages {
+		add(c.Messages[i].summary())
+	}
+	for i := range c.Operations {
+		add(c.Operations[i].summary())
+	}
+	if more > 0 {
+		b.WriteString(" and " + strconv.Itoa(more) + " more")
+	}
+	return b.String()
+}
+
+// summed returns a name in printable ASCII, quoted if it has other characters or blanks, and cut.
+func summed(s string) string {
+	cut := len(s) > maxSummed
+	if cut {
+		s = s[:maxSummed]
+	}
+	if strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' || c == '"' || c == '\\' }) {
+		if s = strconv.QuoteToASCII(s); len(s) > maxSummed {
+			s, cut = s[:maxSummed], true
+		}
+	}
+	if cut {
+		s += "..."
+	}
+	return s
+}
+
+func (m *Message) summary() string {
+	if m.Tool != "" {
+		return summed(m.Method) + " " + summed(m.Tool)
+	}
+	return summed(m.Method)
+}
+
+func (o *Operation) summary() string {
+	if o.Persisted != "" {
+		return "persisted " + summed(o.Persisted)
+	}
+	var b strings.Builder
+	b.WriteString(o.Type)
+	if o.Name != "" {
+		b.WriteString(" " + summed(o.Name))
+	}
+	b.WriteString(" {")
+	for i, f := range o.Fields {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		if b.Len()+len(f) > 2*maxSummed {
+			b.WriteString("and " + strconv.Itoa(len(o.Fields)-i) + " more")
+			break
+		}
+		b.WriteString(summed(f))
+	}
+	b.WriteByte('}')
+	return b.String()
 }
 
 func (c *Content) copy() *Content {

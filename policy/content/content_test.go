@@ -73,6 +73,39 @@ func TestReadGraphQL(t *testing.T) {
 	}
 }
 
+// TestSummary: decisions name what a request asks for, in bounded and printable text.
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	many := func(prefix string) (out []string) {
+		for i := range 100 {
+			out = append(out, fmt.Sprint(prefix, i))
+		}
+		return out
+	}
+	var calls []Message
+	for _, tool := range many("tool") {
+		calls = append(calls, Message{Method: CallTool, Tool: tool})
+	}
+	for want, c := range map[string]*Content{
+		"":                              nil,
+		"tools/list":                    {Messages: []Message{{Method: "tools/list"}, {Session: true}, {Method: "tools/list"}}},
+		"initialize, tools/call delete": {Messages: []Message{{Method: "initialize"}, {Method: CallTool, Tool: "delete"}}},
+		`tools/call "a b\u00e9"`:        {Messages: []Message{{Method: CallTool, Tool: "a bé"}}},
+		"mutation M {a b}, persisted x": {Operations: []Operation{{Type: "mutation", Name: "M", Fields: []string{"a", "b"}}, {Persisted: "x"}}},
+		`persisted "\x1b[2J"`:           {Operations: []Operation{{Persisted: "\x1b[2J"}}},
+		"persisted " + strings.Repeat("x", maxSummed) + "...": {Operations: []Operation{{Persisted: strings.Repeat("x", 1<<16)}}},
+	} {
+		if got := c.Summary(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	for what, c := range map[string]*Content{"calls": {Messages: calls}, "fields": {Operations: []Operation{{Type: "query", Fields: many("field")}}}} {
+		if got := c.Summary(); len(got) > maxSummary+32 || !strings.Contains(got, " more") || !strings.Contains(got, "0") {
+			t.Errorf("many %s: %q", what, got)
+		}
+	}
+}
+
 // FuzzMCP compares accepted messages with encoding/json, which ignores case and takes the last duplicate.
 func FuzzMCP(f *testing.F) {
 	for _, s := range []string{
@@ -146,6 +179,9 @@ func FuzzRequests(f *testing.F) {
 		c := none.With(MCP, &h, body).With(GraphQL, &h, body)
 		if c.Flaw(MCP) != "" && c.Messages != nil || c.Flaw(GraphQL) != "" && c.Operations != nil || none.Has(MCP) || !c.Has(GraphQL) {
 			t.Fatalf("%+v", c)
+		}
+		if text := c.Summary(); len(text) > maxSummary+32 || strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c > '~' }) {
+			t.Fatalf("summary %q", text)
 		}
 		for _, o := range c.Operations {
 			if (o.Persisted == "") == (o.Type == "") {

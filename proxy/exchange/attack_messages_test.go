@@ -1,6 +1,8 @@
 package exchange_test
 
 import (
+	"cmp"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/url"
@@ -137,6 +139,36 @@ func TestAttacksOnMCPRules(t *testing.T) {
 		{"denied in a batch", "POST", "/calls", "[" + list + "," + call("delete", "") + "]", refusedByRule},
 		{"denied for some servers", "POST", "/calls", call("DELETE", ""), refusedByRule},
 		{"unreadable where a rule denies", "POST", "/calls", call("search", "")[1:], unreadable},
+	})
+}
+
+// TestRefusedMessagesAreNamed: the decision and the answer name the tool or operation of a request that a rule on messages decides, in
+// printable text without parameters. Other requests have none.
+func TestRefusedMessagesAreNamed(t *testing.T) {
+	t.Parallel()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, _ *proxytest.Recorder) {
+		l.Rules(messageRules, proxytest.JSONRule(t, port, ""))
+		header := http.Header{"Content-Type": {"application/json"}}
+		for n, tt := range []struct{ path, body, want string }{
+			{"/mcp", call("search", ""), "tools/call search"},
+			{"/mcp", call("delete", ""), "tools/call delete"},
+			{"/mcp", call("delete é", ""), `tools/call "delete \u00e9"`},
+			{"/calls", call("delete", ""), "tools/call delete"},
+			{"/graphql", `{"query": "mutation Gone {a: remove(id: \"secret\") {id}}"}`, "mutation Gone {remove}"},
+			{"/graphql", `{"id": "\u001b[2Jx"}`, `persisted "\x1b[2Jx"`},
+			{"/mcp", `{`, ""},
+			{"/open", call("delete", ""), ""},
+		} {
+			status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+tt.path, header, strings.NewReader(tt.body))
+			e := l.Events.Wait(t, n+1)[n]
+			if e.Messages != tt.want || strings.Contains(text, "secret") || strings.Contains(text, "\x1b") {
+				t.Errorf("%s %s: event of %q, %s", tt.path, tt.body, e.Messages, text)
+			}
+			var page struct{ Detail string }
+			if status == 403 && (json.Unmarshal([]byte(text), &page) != nil || !strings.HasSuffix(page.Detail, cmp.Or(tt.want, "document"))) {
+				t.Errorf("%s %s: %s", tt.path, tt.body, text)
+			}
+		}
 	})
 }
 

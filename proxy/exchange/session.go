@@ -129,6 +129,9 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 		e.Name = m.Authority
 	}
 	e.Version, e.Reason, e.Rule = route.Version(r.Policy), r.Reason, r.rule
+	if r.Request.Content != nil {
+		e.Messages = r.Request.Content.Summary()
+	}
 	x.Failed(r.err)
 	if r.Refused != nil {
 		e.Status = r.Refused.Status
