@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -49,10 +50,11 @@ type file struct {
 // DamagedSuffix is appended to the name of a damaged file.
 const DamagedSuffix = ".damaged"
 
-// openFile opens a file, or creates it. A damaged file is set aside; the error then is nil, and aside is its new name.
+// openFile opens a file, or creates it. A damaged file is set aside; the error then is nil, and aside is its new name. A file
+// that cannot be opened or read for another reason, such as a lack of descriptors, stays.
 func openFile(path string, wait time.Duration) (f *file, aside string, err error) {
 	db, err := openOrCreate(path, wait)
-	if err != nil && !errors.Is(err, berrors.ErrTimeout) && !errors.Is(err, os.ErrPermission) {
+	if errno := syscall.Errno(0); err != nil && !errors.Is(err, berrors.ErrTimeout) && !errors.As(err, &errno) {
 		aside = path + DamagedSuffix
 		if renamed := os.Rename(path, aside); renamed != nil {
 			return nil, "", err
@@ -216,6 +218,14 @@ func (f *file) expire(before time.Time, size int64) error {
 		}
 	}
 	return nil
+}
+
+// bound removes the oldest observations of the largest boxes if all together are a quarter larger than size.
+func (f *file) bound(size int64) error {
+	if _, total, err := f.sizes(); err != nil || total <= size+size/4 {
+		return err
+	}
+	return f.expire(time.Time{}, size)
 }
 
 // sizes returns the bytes of each box, and of all.

@@ -158,6 +158,9 @@ func (l *Log) flushLocked() {
 		return
 	}
 	l.recent, l.n, l.reported = map[policy.BoxID]*recent{}, 0, false
+	if err := f.bound(l.opts.Size); err != nil {
+		l.failedLocked(err)
+	}
 }
 
 // openLocked returns the file. It is opened late, since a predecessor may hold it.

@@ -11,8 +11,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxExamples bounds the paths and the addresses of one observation.
-const maxExamples = 16
+// maxExamples bounds the paths and the addresses of one observation, and maxPaths the bytes of its paths. Each observation is
+// read and written again when it has new decisions.
+const (
+	maxExamples = 16
+	maxPaths    = 2048
+)
 
 // Key identifies an observation of one box. Decisions with the same key are summed up in one observation.
 type Key struct {
@@ -96,16 +100,21 @@ func (o *Observation) add(p *Observation) {
 	o.Count += p.Count
 	o.BytesIn += p.BytesIn
 	o.BytesOut += p.BytesOut
-	o.More = union(&o.Paths, p.Paths) || o.More || p.More
-	o.MoreAddr = union(&o.Addrs, p.Addrs) || o.MoreAddr || p.MoreAddr
+	size := 0
+	for _, path := range o.Paths {
+		size += len(path)
+	}
+	o.More = union(&o.Paths, p.Paths, func(path string) bool { size += len(path); return size <= maxPaths }) || o.More || p.More
+	o.MoreAddr = union(&o.Addrs, p.Addrs, func(netip.Addr) bool { return true }) || o.MoreAddr || p.MoreAddr
 }
 
-// union adds the elements of from to an example list while there is room, and reports whether one was left out.
-func union[T comparable](to *[]T, from []T) (left bool) {
+// union adds the elements of from to an example list while there is room, also according to fits, and reports whether one was
+// left out.
+func union[T comparable](to *[]T, from []T, fits func(T) bool) (left bool) {
 	for _, x := range from {
 		switch {
 		case slices.Contains(*to, x):
-		case len(*to) < maxExamples:
+		case len(*to) < maxExamples && fits(x):
 			*to = append(*to, x)
 		default:
 			left = true

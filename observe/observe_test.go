@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -218,6 +219,60 @@ func TestAttackOneBoxFillsTheQueue(t *testing.T) {
 	}
 	if s := of(t, l, "b2"); len(s.Observations) != 1 || s.Lost != 0 {
 		t.Errorf("the other box: %+v", s)
+	}
+}
+
+// TestAttackManyBoxesFillTheQueue: however many boxes fill the queue, another one keeps its decisions.
+func TestAttackManyBoxesFillTheQueue(t *testing.T) {
+	t.Parallel()
+	q := newQueue()
+	for n := range 3 * queueLength {
+		e := denied(n)
+		e.Box = policy.BoxID(fmt.Sprint("flood", n%7))
+		q.add(&e)
+	}
+	for n := range queueLength / 16 {
+		e := denied(n)
+		e.Box = "other"
+		q.add(&e)
+	}
+	if _, lost := q.take(); lost["other"] != 0 || lost["flood0"] == 0 {
+		t.Errorf("lost: %v", lost)
+	}
+}
+
+// TestAttackLongPaths: long paths do not make observations large, and the file does not grow until observations expire.
+func TestAttackLongPaths(t *testing.T) {
+	t.Parallel()
+	l := open(t)
+	l.opts.Size = 1 << 20
+	for round := range maxExamples {
+		observeAll(l, 1000, func(n int) audit.Event {
+			return request(fmt.Sprintf("h%d.example.com", n), "/"+strings.Repeat("x", 1000)+fmt.Sprint(round), begin)
+		})
+	}
+	if o := of(t, l, "b1").Observations[0]; len(o.Paths) != 2 || !o.More {
+		t.Errorf("%d paths, more %t", len(o.Paths), o.More)
+	}
+	if _, total, err := l.file.sizes(); err != nil || total > 2*l.opts.Size {
+		t.Errorf("%d bytes: %v", total, err)
+	}
+}
+
+// TestAFileThatCannotBeOpenedStays: without descriptors, an intact file is not taken for a damaged one.
+func TestAFileThatCannotBeOpenedStays(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "observations.db")
+	if err := os.Symlink(filepath.Base(path), path); err != nil { // the error is ELOOP
+		t.Fatal(err)
+	}
+	l := reopen(t, path)
+	l.Observe(request("api.example.com", "/", begin))
+	if _, err := l.Of("b1"); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Lstat(path + DamagedSuffix); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("set aside: %v", err)
 	}
 }
 

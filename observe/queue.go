@@ -11,8 +11,6 @@ import (
 
 const (
 	queueLength = 8192
-	// queueShare is how many places of a queue that is half full one box may take.
-	queueShare = queueLength / 4
 	// repeatSlots is how many kinds of decisions are summed up before they enter the queue. It is a power of two.
 	repeatSlots = 512
 )
@@ -39,7 +37,8 @@ func newQueue() *queue {
 	return &queue{spare: make([]queued, 0, 64), boxes: map[policy.BoxID]int{}, lost: map[policy.BoxID]uint64{}, seed: maphash.MakeSeed()}
 }
 
-// add adds a decision. If the queue is full, it is counted as lost. Beyond half, each box has a share.
+// add adds a decision, or counts it as lost. A box may have as many places as are free, so that however many boxes fill the
+// queue, they leave each other box as many places as each of them has.
 func (q *queue) add(e *audit.Event) {
 	hash := maphash.String(q.seed, e.Path) ^ 3*maphash.String(q.seed, e.Name) ^ uint64(e.Port)<<8 ^ uint64(e.Verdict)
 	q.mu.Lock()
@@ -50,7 +49,7 @@ func (q *queue) add(e *audit.Event) {
 		return
 	}
 	n := len(q.list)
-	if n >= queueLength || n >= queueLength/2 && q.boxes[e.Box] >= queueShare {
+	if q.boxes[e.Box] >= queueLength-n {
 		q.lost[e.Box] += max(e.Count, 1)
 		return
 	}
