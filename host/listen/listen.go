@@ -274,8 +274,16 @@ func GroupID(c config.Admin) (int, error) {
 			return -1, fmt.Errorf("admin.group: this host has no group %q; create it (groupadd --system %[1]s), or remove the key", c.Group)
 		}
 	}
-	return strconv.Atoi(found.Gid)
+	gid, err := strconv.Atoi(found.Gid)
+	if err == nil && gid == overflowGroup {
+		return -1, fmt.Errorf("admin.group: group %d is also that of processes in containers whose own group this host does not have; use another group", gid)
+	}
+	return gid, err
 }
+
+// overflowGroup is the group in the credentials of a process whose group is not mapped into the gateway's user namespace, usually
+// called nogroup (the default of /proc/sys/kernel/overflowgid).
+const overflowGroup = 65534
 
 // permitGroup sets group and mode of the socket: also of an inherited one, since admin.group may have changed. It follows no
 // symbolic link, and never widens the mode before the group is set.

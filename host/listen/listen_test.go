@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -145,4 +146,18 @@ func polled(t *testing.T, inode uint64) bool {
 		}
 	}
 	return false
+}
+
+// TestAttackGroupOfUnknownProcesses: the group that stands for unmapped ones is not accepted as admin.group.
+func TestAttackGroupOfUnknownProcesses(t *testing.T) {
+	t.Parallel()
+	for group, want := range map[string]int{"": -1, "65534": -1, "0": 0} {
+		got, err := GroupID(config.Admin{Group: group})
+		if _, known := user.LookupGroupId("65534"); group == "65534" && known != nil {
+			continue
+		}
+		if got != want || (err != nil) != (group == "65534") {
+			t.Errorf("%q: %d, %v", group, got, err)
+		}
+	}
 }
