@@ -12,7 +12,10 @@ import (
 
 // Ceiling is a policy of the operator that bounds the policies of boxes: a box is allowed only destinations that the ceiling allows
 // as well. Immutable and safe for concurrent use.
-type Ceiling struct{ policy *Compiled }
+type Ceiling struct {
+	policy *Compiled
+	below  below // of its domains
+}
 
 // ruleCeiling is the rule of decisions without an entry of the ceiling, and the prefix of the others.
 const ruleCeiling = "policy.ceiling"
@@ -46,7 +49,7 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	c := build(spec, parsed, nil, 0)
 	c.protected = &name.Protected{} // the policies of boxes deny protected ranges
 	c.plan = c.newKernelPlan(parsed)
-	return &Ceiling{c}, nil
+	return &Ceiling{c, c.domains.indexBelow()}, nil
 }
 
 // under returns the entries with a prefix to their texts for decisions.
@@ -83,7 +86,7 @@ func (c *Compiled) setCeiling(ceiling *Ceiling) {
 	c.matches = c.matches || top.matches
 	c.ruled = slices.Concat(c.ruled, top.ruled)
 	c.plan = c.plan.under(top.plan)
-	c.warnings = append(c.warnings, c.beyond(top)...)
+	c.warnings = append(c.warnings, c.beyond(ceiling)...)
 }
 
 // limit restricts an allowing decision of the policy by the ceiling.
@@ -161,13 +164,14 @@ func common(a, b []netip.Prefix) (out []netip.Prefix) {
 }
 
 // beyond warns of entries that the policy allows and the ceiling does not.
-func (c *Compiled) beyond(top *Compiled) []document.Problem {
+func (c *Compiled) beyond(ceiling *Ceiling) []document.Problem {
 	var ps document.Problems
+	top := ceiling.policy
 	if c.open && !top.open {
 		ps.Add("/mode", "the operator's policy.ceiling allows less: boxes reach no more than what it lists")
 	}
 	for i, s := range c.spec.AllowedDomains {
-		if p, err := name.ParsePattern(s); err == nil && !top.allowsSome(p) {
+		if p, err := name.ParsePattern(s); err == nil && !ceiling.allowsSome(p) {
 			ps.Add(document.Element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}
 	}
@@ -179,23 +183,17 @@ func (c *Compiled) beyond(top *Compiled) []document.Problem {
 	return ps.List
 }
 
-// allowsSome reports whether the policy may allow a name that the pattern covers. If addresses are allowed, the name may
+// allowsSome reports whether the ceiling may allow a name that the pattern covers. If addresses are allowed, the name may
 // resolve to one.
-func (c *Compiled) allowsSome(p name.Pattern) bool {
+func (c *Ceiling) allowsSome(p name.Pattern) bool {
+	top := c.policy
 	switch {
-	case c.domains.deniesWhole(p):
+	case top.domains.deniesWholeBut(p, c.below.allows):
 		return false
-	case c.open || len(c.spec.AllowedCIDRs) > 0:
+	case top.open || len(top.spec.AllowedCIDRs) > 0:
 		return true
 	}
-	return slices.ContainsFunc(c.spec.AllowedDomains, func(s string) bool {
-		q, err := name.ParsePattern(s)
-		if p.Port() != 0 {
-			q = q.WithDefaultPort(p.Port())
-		}
-		_, meet := intersect(p, q)
-		return err == nil && meet
-	})
+	return top.domains.allowsAbove(p) || p.IsWildcard() && c.below.allows(p)
 }
 
 // reachesSome reports whether the policy may allow an address of the prefix. If names are allowed, one may resolve to it.

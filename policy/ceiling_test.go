@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -261,5 +262,78 @@ func TestCeilingRefusesWhatItCannotMean(t *testing.T) {
 	var invalid *document.InvalidError
 	if !errors.As(err, &invalid) || len(invalid.Problems) < 2 {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestCeilingAllowsSome compares the index of the ceiling's names with a search through them all.
+func TestCeilingAllowsSome(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(7, 8))
+	pattern := func() string {
+		s := []string{"", "*.", ""}[r.IntN(3)]
+		for range r.IntN(3) {
+			s += []string{"a.", "b.", "aa."}[r.IntN(3)]
+		}
+		return s + "test" + []string{"", ":80", ":443"}[r.IntN(3)]
+	}
+	for range nightly.Size(2000, 50_000) {
+		spec := Spec{Mode: ModeCustom, Precedence: []Precedence{"", PrecedenceSpecific}[r.IntN(2)]}
+		for range 1 + r.IntN(4) {
+			spec.AllowedDomains = append(spec.AllowedDomains, pattern())
+		}
+		for range r.IntN(3) {
+			spec.DeniedDomains = append(spec.DeniedDomains, pattern())
+		}
+		c, err := NewCeiling(spec)
+		if err != nil {
+			continue // an entry twice
+		}
+		domains := c.policy.domains
+		for _, s := range []string{pattern(), pattern(), "*"} {
+			p, err := name.ParsePattern(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.IsWildcard() && c.below.allows(p) != domains.allowsBelow(p) {
+				t.Errorf("%+v: below %s: %t", spec, s, c.below.allows(p))
+			}
+			meet := false
+			for _, allowed := range spec.AllowedDomains {
+				q, err := name.ParsePattern(allowed)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.Port() != 0 {
+					q = q.WithDefaultPort(p.Port())
+				}
+				_, both := intersect(p, q)
+				meet = meet || both && !(domains.specific && domains.outranked(q))
+			}
+			if want := meet && !domains.deniesWhole(p); c.allowsSome(p) != want {
+				t.Errorf("%+v: %s: %t", spec, s, !want)
+			}
+		}
+	}
+}
+
+// BenchmarkCompileUnderCeiling compiles the largest policy under the largest ceiling, without a name in common.
+func BenchmarkCompileUnderCeiling(b *testing.B) {
+	spec := func(zone string) Spec {
+		s := Spec{Mode: ModeCustom, Precedence: PrecedenceSpecific}
+		for i := range MaxEntries {
+			s.AllowedDomains = append(s.AllowedDomains, fmt.Sprintf("*.h%d.%s:443", i, zone))
+		}
+		return s
+	}
+	ceiling, err := NewCeiling(spec("ceiling.test"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	box, protected := spec("box.test"), name.NewProtected(nil, nil)
+	for b.Loop() {
+		c, err := Compile(box, Options{Version: 1, Protected: protected, Ceiling: ceiling})
+		if err != nil || len(c.Warnings()) == 0 {
+			b.Fatal(err)
+		}
 	}
 }

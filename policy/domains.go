@@ -186,8 +186,11 @@ func (d *domains) matchPort(m *entries, here *patternRules, port uint16, wholeNa
 }
 
 // deniesWhole reports whether denied_domains covers all of a pattern, and no allowed pattern takes precedence for a part of it.
-func (d *domains) deniesWhole(p name.Pattern) bool {
-	if d.specific && p.IsWildcard() && d.allowsBelow(p) {
+func (d *domains) deniesWhole(p name.Pattern) bool { return d.deniesWholeBut(p, d.allowsBelow) }
+
+// deniesWholeBut is deniesWhole with another form of allowsBelow.
+func (d *domains) deniesWholeBut(p name.Pattern, allowsBelow func(name.Pattern) bool) bool {
+	if d.specific && p.IsWildcard() && allowsBelow(p) {
 		return false
 	}
 	denied := false
@@ -257,4 +260,60 @@ func (d *domains) allowsBelow(p name.Pattern) bool {
 		}
 	}
 	return false
+}
+
+// allowsAbove reports whether an allowed pattern covers names that p covers, and is the same or shorter.
+func (d *domains) allowsAbove(p name.Pattern) (allows bool) {
+	d.eachAbove(p, func(_, allowed portRules) (more bool) {
+		_, allows = allowed.find(p.Port())
+		return !allows
+	})
+	return allows
+}
+
+// below answers [domains.allowsBelow] in logarithmic time, for many patterns. It has the names of the allowed patterns by port
+// (0: every port), and those of all ports, each list sorted, and each name written backwards.
+type below struct {
+	byPort map[uint16][]string
+	all    []string
+}
+
+func (d *domains) indexBelow() below {
+	b := below{byPort: map[uint16][]string{}}
+	for at, node := range d.nodes {
+		back := backwards(at)
+		for _, rules := range []portRules{node.own.allowed, node.below.allowed} {
+			for _, r := range rules {
+				b.byPort[r.port] = append(b.byPort[r.port], back)
+				b.all = append(b.all, back)
+			}
+		}
+	}
+	for _, list := range b.byPort {
+		slices.Sort(list)
+	}
+	slices.Sort(b.all)
+	return b
+}
+
+func backwards(s string) string {
+	b := []byte(s)
+	slices.Reverse(b)
+	return string(b)
+}
+
+// allows reports whether an allowed pattern covers names that a wildcard covers, and is longer.
+func (b *below) allows(p name.Pattern) bool {
+	prefix := ""
+	if !p.Name().IsZero() {
+		prefix = backwards(p.Name().String()) + "."
+	}
+	some := func(list []string) bool {
+		i, _ := slices.BinarySearch(list, prefix)
+		return i < len(list) && strings.HasPrefix(list[i], prefix)
+	}
+	if p.Port() == 0 {
+		return some(b.all)
+	}
+	return some(b.byPort[0]) || some(b.byPort[p.Port()])
 }
