@@ -33,6 +33,7 @@ func TestMalformedRequests(t *testing.T) {
 		"a response": append([]string{":status", "200"}, get()...), "an unknown pseudo-header": with(":other", "x"),
 		"a pseudo-header too late": append([]string{"x", "y"}, get()...),
 		"CR LF in a value":         with("x", "y\r\nz: w"), "NUL in a value": with("x", "y\x00z"), "DEL in a value": with("x", "y\x7f"),
+		"a blank before a value": with("x", " y"), "a tab behind a value": with("x", "y\t"), "a blank value": with("x", " "),
 		"a capital letter": with("X-Key", "y"), "a space in a name": with("x y", "z"), "an empty name": with("", "z"), "a colon in a name": with("x:", "z"),
 		"CR in a name": with("x\r", "z"), "connection": with("connection", "close"), "proxy-connection": with("proxy-connection", "keep-alive"),
 		"keep-alive": with("keep-alive", "timeout=5"), "transfer-encoding": with("transfer-encoding", "chunked"), "upgrade": with("upgrade", "h2c"),
