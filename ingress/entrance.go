@@ -516,7 +516,7 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 			return
 		}
 	}
-	if !ok {
+	if !ok || v.path == "*" { // no URL has this target
 		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This address is not a public URL.")
 		return
 	}

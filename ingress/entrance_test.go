@@ -1,8 +1,11 @@
 package ingress
 
 import (
+	"bufio"
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -598,7 +601,8 @@ func TestOddHosts(t *testing.T) {
 		{"absolute form, other authority", "GET http://one.preview.test/ HTTP/1.1\r\nHost: two.preview.test\r\n\r\n", 421},
 		{"absolute form", "GET http://one.preview.test/ HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", 421},
 		{"CONNECT", "CONNECT one.preview.test:80 HTTP/1.1\r\nHost: one.preview.test:80\r\n\r\n", 421},
-		{"asterisk", "OPTIONS * HTTP/1.1\r\nHost: one.preview.test\r\n\r\n", 421},
+		{"asterisk for an unknown URL", "OPTIONS * HTTP/1.1\r\nHost: two.preview.test\r\n\r\n", 404},
+		{"asterisk for an address", "OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 421},
 		{"two hosts", "GET / HTTP/1.1\r\nHost: one.preview.test\r\nHost: two.preview.test\r\n\r\n", 400},
 	}
 	for _, tt := range tests {
@@ -615,6 +619,48 @@ func TestOddHosts(t *testing.T) {
 	}
 	if e := f.event(t, reason(name.ReasonURLUnknown)); e.Verdict != policy.Deny || e.Name == "" {
 		t.Errorf("event of an unknown URL: %+v", e)
+	}
+}
+
+// TestOptionsOfAServer: OPTIONS * (RFC 9110, 9.3.7) passes to the application, over either protocol, with the credential of the URL.
+// Plain HTTP does not redirect it, as it has no URL.
+func TestOptionsOfAServer(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	lines := make(chan string, 10)
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		for {
+			r, err := http.ReadRequest(in)
+			if err != nil {
+				return
+			}
+			lines <- r.Method + " " + r.RequestURI
+			_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\nAllow: GET\r\n\r\n")
+		}
+	})
+	f.mu.Lock()
+	closed := f.urls["one"+domain]
+	f.mu.Unlock()
+	closed.Auth = Auth{Bearer: digest(BearerDigest("tok"))}
+	f.set("closed"+domain, closed)
+	const request = "OPTIONS * HTTP/1.1\r\nHost: %s.preview.test\r\n%s\r\n"
+	if resp := f.raw(t, fmt.Sprintf(request, "one", "")); resp.StatusCode != 204 || resp.Header.Get("Allow") != "GET" || <-lines != "OPTIONS *" {
+		t.Errorf("HTTP/1.1: %v", resp)
+	}
+	if resp := f.raw(t, fmt.Sprintf(request, "closed", "Authorization: Bearer tok\r\n")); resp.StatusCode != 204 || <-lines != "OPTIONS *" {
+		t.Errorf("with a credential: %v", resp)
+	}
+	if resp := f.raw(t, fmt.Sprintf(request, "closed", "")); resp.StatusCode != 401 {
+		t.Errorf("without a credential: %v", resp)
+	}
+	v := f.frames(t, "one")
+	answer := v.answer(v.ask(true, to("OPTIONS", "one", "*")...))
+	if got := answer.status(); got != "204" || <-lines != "OPTIONS *" {
+		t.Errorf("HTTP/2: %s", got)
+	}
+	f.plain = f.listen(t, func(ln net.Listener) error { return f.ServeRedirect(ln, 443, nil) })
+	if resp := f.raw(t, fmt.Sprintf(request, "one", "")); resp.StatusCode != 421 || len(lines) != 0 {
+		t.Errorf("redirected: %v", resp)
 	}
 }
 

@@ -145,7 +145,7 @@ func (e *exchange) asked() asked {
 	path, query, _ := strings.Cut(relay.Recall(&e.texts.target, r.Target), "?")
 	return asked{
 		method: relay.Method(r.Method), host: relay.Recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
-		direct: r.Form == h1.Origin, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside,
+		direct: r.Form == h1.Origin || r.Form == h1.Asterisk, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside,
 	}
 }
 

@@ -126,7 +126,7 @@ func TestOddRequestsOverHTTP2(t *testing.T) {
 	}{
 		"an absolute :path":            {to("GET", "one", "https://"+one+"/"), "reset PROTOCOL_ERROR"},
 		"a :path that is an authority": {to("GET", "one", one), "reset PROTOCOL_ERROR"},
-		"an asterisk":                  {to("OPTIONS", "one", "*"), "421"},
+		"an asterisk for another URL":  {to("OPTIONS", "two", "*"), "421"},
 		"an asterisk with GET":         {to("GET", "one", "*"), "400"},
 		"a space in the :path":         {to("GET", "one", "/ HTTP/1.1"), "400"},
 		"a broken escape":              {to("GET", "one", "/%zz"), "400"},

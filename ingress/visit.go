@@ -466,7 +466,7 @@ type asked struct {
 	network netip.Prefix // of the client; zero: unknown
 	inside  bool         // the client is a box
 	raw     bool         // the client wants a connection (raw TCP), not an HTTP request
-	direct  bool         // the target is a path: not an absolute-form URL, an authority or an asterisk
+	direct  bool         // the target is a path or an asterisk: not an absolute-form URL or an authority
 	// values returns the values of a field, one for each line. name is in lower case.
 	values func(name string) []string
 }
