@@ -226,9 +226,9 @@ func (a *arriving) More(out *relay.Output) (framed []byte, content int, last boo
 // Panicked implements [relay.Source].
 func (a *arriving) Panicked(any) { a.c.g.panickedIn(a.c.visit.target.Box) }
 
-// panickedIn logs that sending a body panicked, without the panic's text, which might quote traffic.
+// panickedIn logs a panic in an exchange with a box, without the panic's text, which might quote traffic.
 func (g *core) panickedIn(box policy.BoxID) {
-	g.Log.Error("panic while sending a body to a box", zap.String("box", string(box)), zap.ByteString("stack", debug.Stack()))
+	g.Log.Error("panic in an exchange with a box", zap.String("box", string(box)), zap.ByteString("stack", debug.Stack()))
 }
 
 // Look implements [relay.Inspector].

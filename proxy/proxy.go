@@ -189,6 +189,7 @@ func New(cfg Config) (*Proxy, error) {
 				v, used, err := p.core.Credential(ctx, secret)
 				return v, used.Revoked, err
 			},
+			Panicked:  func(box policy.BoxID, v any) { recovery.Log(p.cfg.Log, "panic in connecting to a server", box, v) },
 			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams, MaxExtra: p.cfg.MaxExtraAttempts,
 		}),
 	}

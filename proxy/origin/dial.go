@@ -34,9 +34,11 @@ type Config struct {
 	// Credential returns the value of a secret of the configuration, for upstream proxies, and a function that reports
 	// whether it has been revoked since. nil: there are no secrets.
 	Credential func(ctx context.Context, secret string) (value name.Secret, revoked func() bool, err error)
-	MaxPerBox  int // connections of a box, in use or idle
-	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
-	MaxExtra   int // parallel attempts of all boxes in addition to the first of each connection
+	// Panicked logs a panic while connecting to a server. It is called on the stack of the panic; it may be nil.
+	Panicked  func(policy.BoxID, any)
+	MaxPerBox int // connections of a box, in use or idle
+	MaxAll    int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
+	MaxExtra  int // parallel attempts of all boxes in addition to the first of each connection
 }
 
 // Origins makes connections to origin servers and pools them per box: no box can affect the connections of another. Create

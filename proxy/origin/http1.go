@@ -39,6 +39,9 @@ func (p *Origins) poolOf(who Client) (*boxPool, error) {
 		}
 		pool := newBoxPool(who.Box, p.cfg.MaxPerBox, who.Memory)
 		pool.all, pool.total = all, p.cfg.MaxAll
+		if note := p.cfg.Panicked; note != nil {
+			pool.conns.Panicked = func(_ key, v any) { note(pool.box.ID, v) }
+		}
 		all.boxes[who.Box.ID] = pool
 		all.sharers.Add(1)
 	}

@@ -150,7 +150,7 @@ func (p *Origins) dialShared(ctx context.Context, of *boxPool, box *policy.Box, 
 	})
 	var fault *pool.Panic
 	if errors.As(err, &fault) {
-		panic(fault.Value) // it is logged, and ends the request
+		panic(fault) // ends the request
 	}
 	return anyOf(made), refused(at, err)
 }

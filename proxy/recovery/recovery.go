@@ -22,8 +22,12 @@ func Panic(log *zap.Logger, box policy.BoxID, after func()) {
 	}
 }
 
-// Log logs a recovered value with the stack. The value's text is included only if the runtime produced it.
+// Log logs a recovered value with the stack. The value's text is included only if the runtime produced it. A value that reports that it
+// was logged where it arose, with that stack, is not logged again.
 func Log(log *zap.Logger, message string, box policy.BoxID, v any) {
+	if known, ok := v.(interface{ Reported() bool }); ok && known.Reported() {
+		return
+	}
 	what := zap.String("panic", "raised by code")
 	if err, ok := v.(interface{ RuntimeError() }); ok {
 		what = zap.Any("panic", err)

@@ -51,6 +51,9 @@ type Pool[K comparable, J any] struct {
 	PlainMost int           // how many such servers it remembers at least, in addition to those with connections; 0: no limit
 	// Retry reports whether a request makes another attempt after one that another request began has failed; nil: it never does.
 	Retry func(error) bool
+	// Panicked is called with the value of a panic in an attempt, on the stack of the panic and whether or not a request still waits; nil:
+	// only requests that wait learn of it, as a [Panic].
+	Panicked func(K, any)
 
 	open atomic.Int64 // number of places; written under mu
 

@@ -3,11 +3,15 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
+
+	"sync/atomic"
 )
 
 // one is a connection for one request at a time. Requests are judged by a version of a policy.
@@ -372,3 +376,33 @@ func TestClosedPool(t *testing.T) {
 		t.Errorf("left: %d, %+v", p.Open(), p.Stats())
 	}
 }
+
+// TestPanicOfAnAttempt: a panic in an attempt is reported once, on its own stack, also if no request waits any more, and fails those that
+// wait.
+func TestPanicOfAnAttempt(t *testing.T) {
+	t.Parallel()
+	for _, waits := range []bool{true, false} {
+		p := newPool(&account{most: 4})
+		stacks := make(chan string, 4)
+		p.Panicked = func(key string, v any) { stacks <- fmt.Sprint(key, " ", v, " ", string(debug.Stack())) }
+		ctx, cancel := context.WithCancel(t.Context())
+		o := &Order[string, int]{By: first, Dial: func(dialling context.Context, _ *Place[string, int], _ bool) (Conn[int], error) {
+			if !waits {
+				cancel()
+				<-dialling.Done() // the request has stopped waiting
+			}
+			return explode()
+		}}
+		_, err := p.Get(ctx, "a", o)
+		cancel()
+		var fault *Panic
+		if waits && (!errors.As(err, &fault) || fault.Value != "fake" || !fault.Reported()) || !waits && !errors.Is(err, context.Canceled) {
+			t.Errorf("waits %t: %v", waits, err)
+		}
+		if got := <-stacks; !strings.HasPrefix(got, "a fake ") || !strings.Contains(got, "pool.explode") || len(stacks) != 0 {
+			t.Errorf("waits %t: %s", waits, got)
+		}
+	}
+}
+
+func explode() (Conn[int], error) { panic("fake") }

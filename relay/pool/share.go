@@ -39,7 +39,13 @@ type Order[K comparable, J any] struct {
 const goneCheck = time.Second
 
 // Panic is the failure of an attempt that panicked with a value.
-type Panic struct{ Value any }
+type Panic struct {
+	Value    any
+	reported bool
+}
+
+// Reported reports whether the pool has a [Pool.Panicked], which was called.
+func (p *Panic) Reported() bool { return p.reported }
 
 func (p *Panic) Error() string { return fmt.Sprintf("panic in connecting to a server: %T", p.Value) }
 
@@ -165,14 +171,17 @@ func (p *Pool[K, J]) beginLocked(pl *Place[K, J], o *Order[K, J]) *attempt[K, J]
 		ctx, a.cancel = context.WithTimeout(ctx, o.Patience)
 	}
 	pl.port.dialing = a
-	dial, speaks := o.Dial, pl.port.speaks
+	dial, speaks, key := o.Dial, pl.port.speaks, pl.key
 	go func() {
 		defer cancel()
 		var made Conn[J]
 		var err error
 		defer func() {
 			if v := recover(); v != nil {
-				err = &Panic{v}
+				if p.Panicked != nil {
+					p.Panicked(key, v)
+				}
+				err = &Panic{v, p.Panicked != nil}
 			}
 			p.connected(a, made, err)
 		}()
