@@ -380,7 +380,8 @@ func (b *block) add(f hpack.HeaderField, known bool) (sound bool) {
 
 // check returns the reason why a field makes its block malformed (RFC 9113, 8.1 to 8.3), or "".
 func (b *block) check(f hpack.HeaderField) string {
-	if !httpguts.ValidHeaderFieldValue(f.Value) || strings.Trim(f.Value, " \t") != f.Value {
+	// Clients that split a cookie line of a program at its semicolons leave blanks. They stay within the line that is joined again.
+	if !httpguts.ValidHeaderFieldValue(f.Value) || f.Name != "cookie" && strings.Trim(f.Value, " \t") != f.Value {
 		return "a field value that is not allowed"
 	}
 	if strings.HasPrefix(f.Name, ":") {
