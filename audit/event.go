@@ -79,10 +79,34 @@ type Event struct {
 	Conn         string `json:"conn,omitempty"`  // links the open and end events of one decision
 	Error        string `json:"error,omitempty"`
 	SelfTest     bool   `json:"selftest,omitempty"` // caused by `gateway box selftest`; set only by [Log.Record]
+	// Seen is the rest of what the decision depends on, for [Options.Observe] only: a [Log] removes it from its events.
+	Seen Seen `json:"-"`
 	// Answered is set if the peer of a TCP connection forwarded by the kernel completed the handshake. It is not
 	// logged; such connections take precedence when not all can be logged.
 	Answered bool `json:"-"`
 }
+
+// Seen is what the proxy knew about a connection or a request, in addition to the other fields of its event. With it the
+// same decision can be asked of another policy. The zero value is an unknown decision.
+type Seen struct {
+	Known   bool           // the other fields are set
+	Opening policy.Opening // the first bytes, or the kind of request
+	Source  NameSource     // of the name of the event
+	Proxied bool           // the box used the explicit proxy
+	Query   string         // of the request as sent, which can contain secrets
+}
+
+// NameSource tells where a name of an event comes from.
+type NameSource uint8
+
+// The sources of names.
+const (
+	NameNone   NameSource = iota // there is no name, or none that the policy judges
+	NameSent                     // SNI, Host or the authority of a request
+	NameBound                    // CONNECT
+	NameLooked                   // the only name that DNS answered to the box with the address
+	NameGuess                    // one of several names that DNS answered with the address
+)
 
 // Credential is the kind of credential that admitted a request to a public URL, never the credential itself.
 type Credential string

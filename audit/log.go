@@ -96,12 +96,17 @@ func (l *Log) Record(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}
+	name, path := e.Name, e.Path
 	verbatim := e.escapeTexts()
+	if !verbatim && (e.Name != name || e.Path != path) {
+		e.Seen = Seen{} // a policy would judge other texts
+	}
 	l.selfTests.mark(&e)
 	l.metrics.observe(&e)
 	if l.opts.Observe != nil {
 		l.opts.Observe(e)
 	}
+	e.Seen = Seen{} // holds parts of requests
 	if coalesces(&e) {
 		if !l.coalescer.admit(&e) {
 			return

@@ -421,3 +421,21 @@ func TestRequestsAreCounted(t *testing.T) {
 		}
 	}
 }
+
+// Only the observer gets the parts of a request that a log must not have. What a policy could not judge is not passed on.
+func TestSeenGoesToTheObserverOnly(t *testing.T) {
+	var observed []Event
+	l := New(Options{Observe: func(e Event) { observed = append(observed, e) }})
+	seen := Seen{Known: true, Opening: policy.OpeningSecure, Source: NameSent, Query: "key=secret"}
+	for _, path := range []string{"/plain", "/\x1b"} {
+		l.Record(Event{Box: "b1", Stage: policy.StageHTTP, Path: path, Verdict: policy.Allow, Seen: seen})
+	}
+	if len(observed) != 2 || observed[0].Seen != seen || observed[1].Seen != (Seen{}) {
+		t.Errorf("observed %+v", observed)
+	}
+	for _, e := range l.Recent(Filter{}) {
+		if e.Seen != (Seen{}) {
+			t.Errorf("the log has %+v", e.Seen)
+		}
+	}
+}

@@ -81,7 +81,7 @@ func (f *file) close() error { return f.db.Close() }
 // digest returns the database key of an observation.
 func digest(k *Key) []byte {
 	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %q %v %d %q %q %d %q %q %q", k.Stage, k.Protocol, k.Name, k.Addr, k.Port, k.Method, k.Shape, k.Verdict, k.Action, k.Reason, k.Rule)
+	fmt.Fprintf(h, "%q %q %q %v %d %q %q %d %q %q %q %q %q %v", k.Stage, k.Protocol, k.Name, k.Addr, k.Port, k.Method, k.Shape, k.Verdict, k.Action, k.Reason, k.Rule, k.Opening, k.Source, k.Proxied)
 	return h.Sum(nil)[:16]
 }
 

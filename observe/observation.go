@@ -11,7 +11,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxExamples bounds the paths and the addresses of one observation, and maxPaths the bytes of its paths. Each observation is
+// maxExamples bounds the paths, the queries and the addresses of one observation, and maxPaths the bytes of its paths and of its queries. Each observation is
 // read and written again when it has new decisions.
 const (
 	maxExamples = 16
@@ -31,6 +31,39 @@ type Key struct {
 	Action   audit.Action    `json:"action,omitempty"`
 	Reason   name.Reason     `json:"reason"`
 	Rule     string          `json:"rule,omitempty"`
+	// Opening is the kind of connection or request, Source the origin of Name, and Proxied a client of the explicit proxy: see
+	// [audit.Seen]. They are empty if another policy cannot decide about the same.
+	Opening string `json:"opening,omitempty"`
+	Source  string `json:"name_source,omitempty"`
+	Proxied bool   `json:"proxied,omitempty"`
+}
+
+// The values of Opening and Source.
+var (
+	openings = map[policy.Opening]string{
+		policy.OpeningUnreadable: "unreadable", policy.OpeningTLS: "tls", policy.OpeningLenient: "lenient", policy.OpeningPartial: "partial",
+		policy.OpeningOther: "other", policy.OpeningSilent: "silent", policy.OpeningEnded: "ended", policy.OpeningConnect: "connect",
+		policy.OpeningRequest: "request", policy.OpeningSecure: "secure",
+	}
+	sources = map[audit.NameSource]string{
+		audit.NameNone: "none", audit.NameSent: "sent", audit.NameBound: "bound", audit.NameLooked: "looked_up", audit.NameGuess: "guessed",
+	}
+)
+
+// Seen returns what the proxy knew about the connections or requests, without their queries.
+func (k *Key) Seen() audit.Seen {
+	s := audit.Seen{Proxied: k.Proxied}
+	for opening, text := range openings {
+		if text == k.Opening {
+			s.Opening, s.Known = opening, true
+		}
+	}
+	for source, text := range sources {
+		if text == k.Source {
+			s.Source = source
+		}
+	}
+	return s
 }
 
 // keyOf returns the key of an event.
@@ -44,6 +77,9 @@ func keyOf(e *audit.Event) Key {
 	}
 	if e.Path != "" {
 		k.Shape = Shape(e.Path)
+	}
+	if e.Seen.Known {
+		k.Opening, k.Source, k.Proxied = openings[e.Seen.Opening], sources[e.Seen.Source], e.Seen.Proxied
 	}
 	return k
 }
@@ -59,16 +95,20 @@ func claimed(e *audit.Event) netip.Addr {
 // Observation sums up the decisions with one key.
 type Observation struct {
 	Key
-	Version  uint64       `json:"policy_version,omitempty"` // of the latest decision
-	Count    uint64       `json:"count"`                    // of decisions
-	BytesIn  int64        `json:"bytes_in,omitempty"`       // towards the box
-	BytesOut int64        `json:"bytes_out,omitempty"`      // from the box
-	First    time.Time    `json:"first_seen"`
-	Last     time.Time    `json:"last_seen"`
-	Paths    []string     `json:"paths,omitempty"`      // up to 16 different paths, without queries
-	More     bool         `json:"more_paths,omitempty"` // Paths is incomplete
-	Addrs    []netip.Addr `json:"addrs,omitempty"`      // up to 16 different addresses of Name that the box chose
-	MoreAddr bool         `json:"more_addrs,omitempty"` // Addrs is incomplete
+	Version  uint64    `json:"policy_version,omitempty"` // of the latest decision
+	Count    uint64    `json:"count"`                    // of decisions
+	BytesIn  int64     `json:"bytes_in,omitempty"`       // towards the box
+	BytesOut int64     `json:"bytes_out,omitempty"`      // from the box
+	First    time.Time `json:"first_seen"`
+	Last     time.Time `json:"last_seen"`
+	Paths    []string  `json:"paths,omitempty"`      // up to 16 different paths, without queries
+	More     bool      `json:"more_paths,omitempty"` // Paths is incomplete
+	// Queries are up to 16 different sets of parameters, as the names of one query joined by "&"; "" is a request without a query.
+	// The values of parameters are never kept.
+	Queries   []string     `json:"queries,omitempty"`
+	MoreQuery bool         `json:"more_queries,omitempty"` // Queries is incomplete
+	Addrs     []netip.Addr `json:"addrs,omitempty"`        // up to 16 different addresses of Name that the box chose
+	MoreAddr  bool         `json:"more_addrs,omitempty"`   // Addrs is incomplete
 }
 
 // Of returns an event as an observation. An event that only ends traffic counts as no decision: its beginning
@@ -82,6 +122,13 @@ func Of(e *audit.Event) Observation {
 	}
 	if e.Path != "" {
 		o.Paths = []string{e.Path}
+	}
+	if e.Seen.Known && e.Stage == policy.StageHTTP {
+		if names, whole := parameterNames(e.Seen.Query); whole {
+			o.Queries = []string{names}
+		} else {
+			o.MoreQuery = true
+		}
 	}
 	if at := claimed(e); o.Name != "" && at.IsValid() {
 		o.Addrs = []netip.Addr{at}
@@ -100,12 +147,21 @@ func (o *Observation) add(p *Observation) {
 	o.Count += p.Count
 	o.BytesIn += p.BytesIn
 	o.BytesOut += p.BytesOut
-	size := 0
-	for _, path := range o.Paths {
-		size += len(path)
-	}
-	o.More = union(&o.Paths, p.Paths, func(path string) bool { size += len(path); return size <= maxPaths }) || o.More || p.More
+	o.More = union(&o.Paths, p.Paths, within(o.Paths)) || o.More || p.More
+	o.MoreQuery = union(&o.Queries, p.Queries, within(o.Queries)) || o.MoreQuery || p.MoreQuery
 	o.MoreAddr = union(&o.Addrs, p.Addrs, func(netip.Addr) bool { return true }) || o.MoreAddr || p.MoreAddr
+}
+
+// within returns a function that reports whether a text may still be added to a list, which then has at most maxPaths bytes.
+func within(list []string) (fits func(string) bool) {
+	size := 0
+	for _, text := range list {
+		size += len(text)
+	}
+	return func(text string) bool {
+		size += len(text)
+		return size <= maxPaths
+	}
 }
 
 // union adds the elements of from to an example list while there is room, also according to fits, and reports whether one was

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -145,6 +146,60 @@ func TestEventsThatAreNotKept(t *testing.T) {
 	if s := of(t, l, "b1"); len(s.Observations) != 0 {
 		t.Errorf("got %+v", s)
 	}
+}
+
+// Of a query the names of its parameters are kept, and never a value, wherever a client puts it.
+func TestAttackQueriesAreKeptWithoutValues(t *testing.T) {
+	l := open(t)
+	for _, query := range []string{
+		"page=1&per_page=20", "per_page=7&page=sk-secret", "", "key=sk-secret", "sk-secret", "secret", "a=1;sk-1234567890secret",
+		strings.Repeat("s", 60) + "=1", "sk%2dsecret=1", "0123456789abcdef0123=1", strings.Repeat("a=1&", 40),
+	} {
+		e := request("api.example.com", "/", begin)
+		e.Seen = audit.Seen{Known: true, Opening: policy.OpeningSecure, Source: audit.NameSent, Query: query}
+		l.Observe(e)
+	}
+	s := of(t, l, "b1")
+	if len(s.Observations) != 1 {
+		t.Fatalf("got %+v", s)
+	}
+	o := s.Observations[0]
+	if got := fmt.Sprintf("%q", o.Queries); got != `["page&per_page" "" "key"]` || !o.MoreQuery || o.Count != 11 {
+		t.Errorf("got %q %v", o.Queries, o)
+	}
+	if seen := o.Seen(); seen != (audit.Seen{Known: true, Opening: policy.OpeningSecure, Source: audit.NameSent}) {
+		t.Errorf("seen %+v", seen)
+	}
+	text, err := os.ReadFile(l.opts.Path)
+	if err != nil || bytes.Contains(text, []byte("secret")) {
+		t.Errorf("a value is on disk: %v", err)
+	}
+}
+
+// FuzzParameterNames holds that no value of a query is kept, and that requests that differ in values only repeat each other.
+func FuzzParameterNames(f *testing.F) {
+	f.Add("page=1&per_page=20")
+	f.Add("a=b=c&;=;&d")
+	f.Fuzz(func(t *testing.T, query string) {
+		names, whole := parameterNames(query)
+		if len(names) > maxParameters*(maxParameter+1) || strings.Contains(names, "=") || !whole && names != "" {
+			t.Errorf("%q: %q", query, names)
+		}
+		var other strings.Builder
+		for pair := range strings.SplitAfterSeq(query, "&") {
+			if name, _, valued := strings.Cut(pair, "="); valued && !strings.Contains(pair, ";") {
+				other.WriteString(name + "=x")
+				if strings.HasSuffix(pair, "&") {
+					other.WriteByte('&')
+				}
+			} else {
+				other.WriteString(pair)
+			}
+		}
+		if again, _ := parameterNames(other.String()); again != names || !sameParameters(query, other.String()) {
+			t.Errorf("%q has the names %q, and %q %q", query, names, other.String(), again)
+		}
+	})
 }
 
 // denied returns a refused DNS query.

@@ -63,7 +63,9 @@ func (q *queue) add(e *audit.Event) {
 func (d *queued) repeats(e *audit.Event) bool {
 	return d.Path == e.Path && d.Name == e.Name && d.Box == e.Box && d.Port == e.Port && d.Verdict == e.Verdict && d.Stage == e.Stage &&
 		d.Protocol == e.Protocol && d.Addr == e.Addr && d.Claimed == e.Claimed && d.Method == e.Method && d.Action == e.Action &&
-		d.Reason == e.Reason && d.Rule == e.Rule && d.Version == e.Version && d.Phase == e.Phase
+		d.Reason == e.Reason && d.Rule == e.Rule && d.Version == e.Version && d.Phase == e.Phase &&
+		d.Seen.Opening == e.Seen.Opening && d.Seen.Known == e.Seen.Known && d.Seen.Source == e.Seen.Source &&
+		d.Seen.Proxied == e.Seen.Proxied && sameParameters(d.Seen.Query, e.Seen.Query)
 }
 
 func (d *queued) add(e *audit.Event) {

@@ -210,6 +210,7 @@ func (c *conn) decide(f peek.First) route.Routed {
 	pol := c.box.Policy.Load()
 	asked, known := c.evidence(f)
 	rt := c.p.core.Router.Route(c.ctx, pol, c.box, asked, known)
+	c.event.Seen = seen(asked, known, c.literal || !c.bound.IsZero())
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, c.port) // Route may have resolved the name from CONNECT
 	if rt.Action == policy.Refuse || rt.Action == policy.AwaitClient {
 		return rt
@@ -368,6 +369,22 @@ func (c *conn) evidence(f peek.First) (policy.Request, policy.Evidence) {
 		e.Told = c.p.cfg.Resolver.GrantedNames(c.box.ID, r.Addr)
 	}
 	return r, e
+}
+
+// seen returns the part of the evidence that other policies need for a decision about the same connection.
+func seen(r policy.Request, e policy.Evidence, proxied bool) audit.Seen {
+	s := audit.Seen{Known: true, Opening: e.Opening, Proxied: proxied}
+	switch {
+	case !r.Name.IsZero():
+		s.Source = audit.NameSent
+	case !e.Bound.IsZero():
+		s.Source = audit.NameBound
+	case len(e.Told) == 1:
+		s.Source = audit.NameLooked
+	case len(e.Told) > 1:
+		s.Source = audit.NameGuess
+	}
+	return s
 }
 
 // connRequest returns the requested destination of the connection, under the given name.

@@ -196,7 +196,9 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	} else if c.bound, err = name.Parse(host); err != nil {
 		return exchange.BadRequest("CONNECT needs a host name or an address.")
 	}
-	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, c.connRequest(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
+	asked, known := c.connRequest(c.bound), policy.Evidence{Opening: policy.OpeningConnect}
+	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, asked, known)
+	c.event.Seen = seen(asked, known, true)
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, port)
 	if addr := c.orig.Addr(); c.p.core.Router.IsOwn(addr) || c.p.core.Router.IsSink(addr) {
 		rt.Route = refusedRoute(rt.Route, name.ReasonHostPort)

@@ -125,8 +125,12 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 	e := &x.Event
 	e.Method, e.Path = r.Request.Method, r.Request.Path
 	e.Name, e.Addr, e.Port = r.Request.Name.String(), r.Request.Addr, r.Request.Port
+	e.Seen = audit.Seen{Known: true, Opening: policy.OpeningRequest, Source: audit.NameSent, Proxied: x.s.Explicit, Query: r.Request.Query}
+	if x.s.Secure {
+		e.Seen.Opening = policy.OpeningSecure
+	}
 	if r.Request.Name.IsZero() {
-		e.Name = m.Authority
+		e.Name, e.Seen.Source = m.Authority, audit.NameNone
 	}
 	e.Version, e.Reason, e.Rule = route.Version(r.Policy), r.Reason, r.rule
 	if r.Request.Content != nil {
