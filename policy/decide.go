@@ -429,6 +429,62 @@ func (c *Compiled) beaten(r Request, d Decision) (entries []string) {
 	return entries
 }
 
+// Judging tells what decides about the requests to a host. The zero value is a host whose requests are not judged.
+type Judging struct {
+	Rules    bool // some rule judges requests, at least by their methods
+	Path     bool // and the path matters
+	Query    bool // and the query matters
+	Headers  bool // and header fields matter
+	Messages bool // and messages in bodies matter
+}
+
+// Judges returns what decides about requests to a host: request rules, those of the ceiling, and header rules that can refuse.
+func (c *Compiled) Judges(n name.Name, port uint16) (j Judging) {
+	if c == nil {
+		return j
+	}
+	j = c.ceiling.Judges(n, port)
+	for i := range c.rules {
+		if r := &c.rules[i]; r.Covers(n, port) {
+			j.Rules, j.Path, j.Query = true, j.Path || r.LooksAtPath(), j.Query || r.Match.LooksAtQuery()
+			j.Messages = j.Messages || r.Reads() != 0
+		}
+	}
+	if of := c.headers.find(n, port); of != nil {
+		for i := range of.list {
+			a := &of.list[i]
+			j.Rules, j.Path, j.Query = j.Rules || a.Deny || a.match != nil, j.Path || of.paths, j.Query || a.match.LooksAtQuery()
+		}
+	}
+	j.Headers = c.Needs(n, port) != nil
+	return j
+}
+
+// JudgesValues reports whether rules for a host look at the value of a parameter of a query. The values in query do not matter.
+func (c *Compiled) JudgesValues(n name.Name, port uint16, query string) bool {
+	if c == nil {
+		return false
+	}
+	for i := range c.rules {
+		if r := &c.rules[i]; r.Covers(n, port) && r.Match.LooksAtValues(query) {
+			return true
+		}
+	}
+	if of := c.headers.find(n, port); of != nil {
+		for i := range of.list {
+			if of.list[i].match.LooksAtValues(query) {
+				return true
+			}
+		}
+	}
+	return c.ceiling.JudgesValues(n, port, query)
+}
+
+// JudgesAddresses reports whether the policy or its ceiling lists addresses.
+func (c *Compiled) JudgesAddresses() bool {
+	return c != nil && (len(c.spec.AllowedCIDRs)+len(c.spec.DeniedCIDRs)+len(c.spec.overruling) > 0 || c.ceiling.JudgesAddresses())
+}
+
 // looksAtQuery reports whether rules for a host look at queries.
 func (c *Compiled) looksAtQuery(n name.Name, port uint16) bool {
 	if of := c.headers.find(n, port); of != nil {

@@ -95,6 +95,40 @@ func (p *KernelPlan) rejectQUIC(port uint16) {
 	p.RejectUDP.Add(port)
 }
 
+// Fate is the handling of a new packet by the kernel. The zero value refuses it.
+type Fate uint8
+
+// The fates.
+const (
+	Refused   Fate = iota
+	Forwarded      // without the proxy
+	Steered        // to the proxy, which decides
+)
+
+// Fate returns the handling of a new packet.
+func (p *KernelPlan) Fate(a netip.Addr, port uint16, protocol Protocol) Fate {
+	a = a.Unmap()
+	if !a.IsValid() {
+		return Refused
+	}
+	at := []netip.Prefix{netip.PrefixFrom(a, a.BitLen())}
+	switch {
+	case covers(p.Protected, at), covers(p.Denied, at):
+		return Refused
+	case covers(p.Allowed, at), p.DefaultAllow:
+		switch {
+		case protocol == TCP && p.SteerAllowed.Contains(port):
+			return Steered
+		case protocol == UDP && p.RejectUDP.Contains(port):
+			return Refused
+		}
+		return Forwarded
+	case protocol == TCP && p.SteerOther.Contains(port):
+		return Steered
+	}
+	return Refused
+}
+
 // WithoutForwarding returns the plan of a gateway that forwards no packets: TCP to allowed addresses goes to the proxy on every
 // port, and UDP to them is rejected. It refuses at least as much as p.
 func (p KernelPlan) WithoutForwarding() KernelPlan {

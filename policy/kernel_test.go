@@ -67,6 +67,10 @@ func FuzzKernelPlan(f *testing.F) {
 func checkFate(t *testing.T, in interpreter, c *Compiled, a netip.Addr, port uint16, proto Protocol) {
 	t.Helper()
 	got := simulate(c.Kernel(), a, port, proto)
+	plan := c.Kernel()
+	if want := map[fate]Fate{refused: Refused, forwarded: Forwarded, steered: Steered}[got]; !a.Is4In6() && plan.Fate(a, port, proto) != want {
+		t.Fatalf("%+v: %s %s port %d: Fate is %v, want %s", c.Spec(), proto, a, port, plan.Fate(a, port, proto), got)
+	}
 	req := Request{Stage: StageKernel, Addr: a, Port: port, Protocol: proto}
 	d := c.Decide(req)
 	if got == forwarded && !d.Allowed() {

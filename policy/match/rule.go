@@ -333,6 +333,26 @@ func (m *pathMatcher) fit(r *Request) Fit {
 	return agreed(min(sent, resolved), max(sent, resolved))
 }
 
+// LooksAtPath reports whether the path matters to the rule.
+func (r *CompiledRule) LooksAtPath() bool { return len(r.paths) > 0 || r.Match.LooksAtPath() }
+
+// LooksAtValues reports whether the value of some parameter of a query matters.
+func (m *Conditions) LooksAtValues(query string) bool {
+	if m == nil || query == "" {
+		return false
+	}
+	spent := effort{fullEffort}
+	for name := range strings.SplitSeq(query, "&") {
+		name, _, _ = strings.Cut(name, "=")
+		for i := range m.query {
+			if p := &m.query[i]; !p.anyValue && p.fitName(name, &spent) > Unfit {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // LooksAtPath reports whether the path matters.
 func (m *Conditions) LooksAtPath() bool { return m != nil && m.path != nil }
 
