@@ -136,6 +136,20 @@ func (t headerTable) find(n name.Name, port uint16) *alternatives {
 	return of
 }
 
+// HeaderPatterns returns the patterns of the header rules that do something, sorted.
+func (c *Compiled) HeaderPatterns() (all []name.Pattern) {
+	if c == nil {
+		return nil
+	}
+	for _, of := range c.headers.rules {
+		if of.applies {
+			all = append(all, of.pattern.WithDefaultPort(name.HTTPSPort))
+		}
+	}
+	slices.SortFunc(all, func(a, b name.Pattern) int { return strings.Compare(a.String(), b.String()) })
+	return all
+}
+
 // eachPlaceholder calls visit with the placeholders of all rules.
 func (t headerTable) eachPlaceholder(visit func(rule.Placeholder)) {
 	for _, of := range t.rules {

@@ -100,6 +100,33 @@ func (s Spec) resolvesOthers() bool {
 	return s.DNS == DNSResolve || s.DNS == "" && len(s.AllowedDomains) == 0
 }
 
+// Mentions are the names and addresses by which a policy, its rules, its header rules and its ceiling tell destinations apart:
+// those that the same of them cover are decided alike.
+type Mentions struct {
+	Names    []name.Pattern
+	Prefixes []netip.Prefix // the protected ranges as well
+}
+
+// Mentions returns the names and addresses in the policy, in no order.
+func (c *Compiled) Mentions() (m Mentions) {
+	if c == nil {
+		return m
+	}
+	for _, list := range [][]string{c.spec.AllowedDomains, c.spec.DeniedDomains, c.spec.AllowedCIDRs, c.spec.DeniedCIDRs, c.spec.overruling} {
+		for _, s := range list {
+			if p, err := name.ParseCIDR(s); err == nil {
+				m.Prefixes = append(m.Prefixes, p)
+			} else if p, err := name.ParsePattern(s); err == nil {
+				m.Names = append(m.Names, p)
+			}
+		}
+	}
+	m.Names, m.Prefixes = append(m.Names, c.ruled...), append(m.Prefixes, c.plan.Protected...)
+	above := c.ceiling.Mentions()
+	m.Names, m.Prefixes = append(m.Names, above.Names...), append(m.Prefixes, above.Prefixes...)
+	return m
+}
+
 // clone returns a deep copy.
 func (s Spec) clone() Spec {
 	s.AllowedDomains = slices.Clone(s.AllowedDomains)

@@ -1,0 +1,225 @@
+// Package authority compares what two policies allow.
+//
+// [Compare] asks both policies, by [policy.Compiled.Decide], about one name, one address and one port of each class that the
+// entries of the policies tell apart. What it reports is therefore complete, as far as destinations go: whatever the second
+// policy allows and the first does not is covered by a line. Request rules cannot be asked in this way. Their lines can cover more
+// than the difference: a rule that denies is a line unless the second policy has it where nothing that it denies can be allowed first.
+package authority
+
+import (
+	"slices"
+
+	"boxgate/policy"
+	"boxgate/policy/match"
+	"boxgate/policy/name"
+)
+
+// maxLines bounds the lines of a list.
+const maxLines = 200
+
+// Kind is the kind of a [Line].
+type Kind string
+
+// The kinds.
+const (
+	KindName     Kind = "name"     // connections to the names, and DNS queries for them
+	KindQuery    Kind = "query"    // DNS queries alone
+	KindAddress  Kind = "address"  // traffic to the addresses
+	KindPort     Kind = "port"     // traffic to allowed addresses on a port
+	KindRequest  Kind = "request"  // requests that a rule denied
+	KindUnjudged Kind = "unjudged" // requests to hosts that no rule judges any more
+	KindProxy    Kind = "proxy"    // connections go by another upstream proxy, or by none
+)
+
+// Line is authority that one policy gives and the other does not.
+type Line struct {
+	Kind      Kind              `json:"kind" enum:"name query address port request unjudged proxy"`
+	Name      string            `json:"name,omitempty" doc:"a name, *.name for all below it, or * for every name"`
+	Prefix    string            `json:"prefix,omitempty" doc:"addresses"`
+	Some      bool              `json:"some,omitempty" doc:"some of the addresses were allowed before"`
+	Ports     []uint16          `json:"ports,omitempty" doc:"absent: every port"`
+	Protocols []policy.Protocol `json:"protocols,omitempty" doc:"of addresses and ports"`
+	Hosts     []string          `json:"hosts,omitempty" doc:"of requests"`
+	Methods   []string          `json:"methods,omitempty" doc:"of requests; absent: every method"`
+	Paths     []string          `json:"paths,omitempty" doc:"of requests; absent: every path"`
+	Rule      string            `json:"rule,omitempty" doc:"the rule that denied the requests, or judged them"`
+	Headers   []string          `json:"headers,omitempty" doc:"header rules that cover some of the names: the box can now use what they set"`
+	Wide      bool              `json:"wide,omitempty" doc:"anybody can have a name or an address in it: every name below a public suffix, or a large range"`
+}
+
+// Difference is the authority that one of two policies gives and the other does not.
+type Difference struct {
+	Gained []Line `json:"gained" doc:"at most 200"`
+	Lost   []Line `json:"lost" doc:"at most 200"`
+	More   int    `json:"more,omitempty" doc:"lines beyond these"`
+}
+
+// Compare compares the authority of two policies. They must be compiled with the same inputs, and without a ceiling and a quota: a
+// destination can be denied by the ceiling under one name and not under another, which would hide a difference. What the ceiling denies
+// is not reported separately.
+func Compare(before, after *policy.Compiled) Difference {
+	d := Difference{Gained: gained(before, after), Lost: gained(after, before)}
+	for _, list := range []*[]Line{&d.Gained, &d.Lost} {
+		if n := len(*list) - maxLines; n > 0 {
+			*list, d.More = (*list)[:maxLines], d.More+n
+		}
+		if *list == nil {
+			*list = []Line{}
+		}
+	}
+	return d
+}
+
+// gained returns what after allows and before does not.
+func gained(before, after *policy.Compiled) []Line {
+	w := newWorld(before, after)
+	return slices.Concat(w.names(), w.addresses(), w.ports(), requests(before.Spec(), after.Spec()), proxies(before.Spec(), after.Spec()))
+}
+
+// world is the pair of policies with what they mention.
+type world struct {
+	before, after *policy.Compiled
+	patterns      []name.Pattern
+	addrs         []span
+	allPorts      []uint16 // mentioned, or special to policies
+	other         uint16   // a port that nothing mentions
+	headers       []name.Pattern
+	named, listed bool // after allows some names, some addresses
+}
+
+func newWorld(before, after *policy.Compiled) *world {
+	a, b, spec := before.Mentions(), after.Mentions(), after.Spec()
+	w := &world{before: before, after: after, patterns: append(a.Names, b.Names...), headers: after.HeaderPatterns(), other: 40_000}
+	w.allPorts = []uint16{name.HTTPPort, name.HTTPSPort, 853}
+	for _, p := range w.patterns {
+		if p.Port() != 0 {
+			w.allPorts = append(w.allPorts, p.Port())
+		}
+	}
+	slices.Sort(w.allPorts)
+	w.allPorts = slices.Compact(w.allPorts)
+	for slices.Contains(w.allPorts, w.other) {
+		w.other++
+	}
+	w.named = spec.DefaultAllow() || len(spec.AllowedDomains) > 0
+	w.listed = spec.DefaultAllow() || len(spec.AllowedCIDRs) > 0
+	prefixes := append(a.Prefixes, b.Prefixes...)
+	for _, p := range prefixes {
+		if p.Addr().Is4() {
+			prefixes = append(prefixes, name.Translated(p))
+		}
+	}
+	w.addrs = spans(prefixes)
+	return w
+}
+
+// state is the part of a decision that one property of a destination gives.
+type state uint8
+
+const (
+	denied  state = iota // whatever the other properties are
+	neutral              // unless another property is allowed
+	allowed
+)
+
+// stateOf returns the state of a name or an address.
+func stateOf(c *policy.Compiled, r policy.Request) state {
+	switch d := c.Decide(r); {
+	case d.Allowed():
+		return allowed
+	case d.Reason == name.ReasonNotAllowed, d.Reason == name.ReasonProtocol, d.Reason == name.ReasonNoName:
+		return neutral
+	}
+	return denied
+}
+
+// gains reports whether a property gives authority that it did not give. other reports that the policy allows by the other property.
+func (w *world) gains(r policy.Request, other bool) bool {
+	is := stateOf(w.after, r)
+	return is > stateOf(w.before, r) && (is == allowed || other)
+}
+
+// requests returns the requests that the rules before deny and the rules after may allow.
+func requests(before, after policy.Spec) (lines []Line) {
+	was, is := itemsOf(before), itemsOf(after)
+	for i, it := range was {
+		if it.deny && !stillDenied(was[:i], it, is) {
+			lines = append(lines, Line{Kind: KindRequest, Hosts: it.hosts, Methods: it.methods, Paths: it.paths, Rule: it.text})
+		}
+	}
+	seen := map[string]bool{}
+	for _, it := range was {
+		for _, host := range it.hosts {
+			if !seen[host] && !judgedBy(host, is) {
+				lines = append(lines, Line{Kind: KindUnjudged, Hosts: []string{host}, Rule: it.text})
+			}
+			seen[host] = true
+		}
+	}
+	return lines
+}
+
+// stillDenied reports whether every request that a rule denied, after the rules in earlier have passed it, is denied by the rules
+// in is: up to the same rule, they only deny, or would have decided before.
+func stillDenied(earlier []item, it item, is []item) bool {
+	for _, next := range is {
+		switch {
+		case next.key == it.key:
+			return true
+		case next.deny, slices.ContainsFunc(earlier, func(e item) bool { return e.key == next.key }):
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+// judgedBy reports whether some rule covers all of a host pattern.
+func judgedBy(host string, items []item) bool {
+	p, err := name.ParsePattern(host)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(items, func(it item) bool {
+		return slices.ContainsFunc(it.hosts, func(h string) bool {
+			q, err := name.ParsePattern(h)
+			return err == nil && q.Covers(p)
+		})
+	})
+}
+
+// item is a request rule, or all rules for repositories.
+type item struct {
+	key, text             string
+	deny                  bool
+	hosts, methods, paths []string
+}
+
+func itemsOf(s policy.Spec) (items []item) {
+	for _, r := range s.Rules {
+		key := encoded(r)
+		items = append(items, item{key: key, text: key, deny: r.Action == match.ActionDeny, hosts: r.Hosts, methods: r.Methods, paths: r.Paths})
+	}
+	if len(s.Repos) > 0 {
+		hosts := []string{}
+		for _, r := range s.Repos {
+			if r.Host == "" {
+				r.Host = "github.com"
+			}
+			if hosts = append(hosts, r.Host); r.Host == "github.com" {
+				hosts = append(hosts, "api.github.com")
+			}
+		}
+		slices.Sort(hosts)
+		items = append(items, item{key: encoded(s.Repos), text: "repos", deny: true, hosts: slices.Compact(hosts)})
+	}
+	return items
+}
+
+// proxies returns a line if connections go another way.
+func proxies(before, after policy.Spec) []Line {
+	if encoded(before.UpstreamProxy) == encoded(after.UpstreamProxy) {
+		return nil
+	}
+	return []Line{{Kind: KindProxy}}
+}
