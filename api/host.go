@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/observe/replay"
 	"boxgate/policy"
+	"boxgate/policy/authority"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
@@ -213,6 +215,18 @@ type PolicyChange struct {
 	// Keep lists the leases that continue; all others end. An entry without a running lease is a *document.InvalidError.
 	// nil: deny leases continue and allow leases end.
 	Keep *[]LeaseEntry
+}
+
+// Replay compares a candidate policy with the policy in force, on the traffic of a box and by what they allow.
+type Replay struct {
+	Version    uint64 // of the policy in force
+	Result     replay.Result
+	Authority  authority.Difference
+	Overflow   uint64    // decisions without an observation, see [observe.Summary]
+	Lost       uint64    // decisions that arrived faster than they could be summed up
+	Complete   time.Time // older observations may have been removed; zero: none were
+	Unobserved bool      // the gateway keeps no observations
+	Warnings   []document.Problem
 }
 
 // HeaderState is the active set of header rules with its version.

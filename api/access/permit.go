@@ -194,6 +194,7 @@ var grants = map[string]grant{
 	"searchBoxDecisions": own | reads,
 	"searchDecisions":    admin | reads,
 	"explainDecision":    own | reads,
+	"replayPolicy":       own | reads,
 
 	"createUrl": own | changes,
 	"listUrls":  own | reads,

@@ -27,7 +27,9 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/schedules"
 	"boxgate/audit"
+	"boxgate/observe/replay"
 	"boxgate/policy"
+	"boxgate/policy/authority"
 	"boxgate/policy/content"
 	"boxgate/policy/name"
 )
@@ -327,6 +329,29 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule, Version: b.Policy.Version}
 	unseen := policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}
 	return policy.Explanation{Decision: d, Unseen: unseen, Beaten: []string{"*.beaten.example"}}, nil
+}
+
+// Replay implements the Host of [boxgate/api/rules], and checks the change like SetPolicy.
+func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Replay{}, err
+	}
+	if ifMatch != nil && *ifMatch != b.Policy.Version {
+		return api.Replay{}, api.ErrPrecondition
+	}
+	if _, known := h.Named[set.Named]; set.Named != "" && !known {
+		return api.Replay{}, noNamed(set.Named, "/named")
+	}
+	line := replay.Line{Stage: policy.StageConn, Name: string(set.Spec.Mode) + set.Named, Count: 3, Last: since}
+	lines := replay.Lines{Count: 3, Lines: []replay.Line{line}}
+	none := replay.Lines{Lines: []replay.Line{}}
+	return api.Replay{
+		Version: b.Policy.Version, Overflow: 2, Lost: 1,
+		Result:    replay.Result{Opens: lines, Closes: none, Partly: none, Unknown: none, Reasons: map[replay.Why]replay.Total{}},
+		Authority: authority.Difference{Gained: []authority.Line{}, Lost: []authority.Line{}},
+	}, nil
 }
 
 // Resolve implements the Rules of [boxgate/api/egress] with the names in h.Addresses.

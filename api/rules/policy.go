@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 	"regexp"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/change"
@@ -33,6 +34,9 @@ type Policies interface {
 	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
 	// unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
+	// Replay compares what SetPolicy would do with the policy in force, on the traffic seen at or after since, and changes nothing. It has
+	// the errors of SetPolicy.
+	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error)
 	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
 	// EndLeases ends leases before they expire. If which selects none, the error is an ErrNotFound.
@@ -76,7 +80,8 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	return append(e.namedRoutes(), []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
-		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
+		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere. With dry_run=true nothing changes, and the answer is that of replayPolicy", Query: reflect.TypeFor[putPolicyQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
+		{Method: "POST", Path: "/v2/box/{id}/egress/replay", ID: "replayPolicy", Versioned: true, Summary: "What a candidate policy would change of the traffic that the box has had, and of what it may reach; nothing is changed", Query: reflect.TypeFor[replayQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com"]}`, Response: reflect.TypeFor[spec.Replay](), Handle: e.replay},
 		{Method: "GET", Path: leasesPath, ID: "getLeases", Versioned: true, Summary: "The temporary entries of the policy, with the time that is left of them", Response: reflect.TypeFor[leasesView](), Handle: e.getLeases},
 		{Method: "POST", Path: leasesPath, ID: "addLeases", Versioned: true, Status: http.StatusCreated, Summary: "Allow or deny destinations for a time; answers once that is in force everywhere", Request: reflect.TypeFor[leasesBody](), Example: `{"action":"allow","entries":["api.example.com:443"],"expires_in":3600}`, Response: reflect.TypeFor[leasesView](), Handle: e.addLeases},
 		{Method: "DELETE", Path: leasesPath, ID: "endLeases", Versioned: true, Summary: "End temporary entries of the policy before their time", Query: reflect.TypeFor[leasesQuery](), Response: reflect.TypeFor[leasesView](), Handle: e.endLeases},
@@ -114,35 +119,51 @@ func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	return viewPolicy(state), nil
 }
 
+// givenChange reads a change of a policy from the body of a request, with the version that it is for.
+func (e *Endpoints) givenChange(w http.ResponseWriter, r *http.Request) (set api.PolicyChange, match *uint64, err error) {
+	data, err := e.Bodies.Read(w, r)
+	if err != nil {
+		return set, nil, err
+	}
+	if match, err = rest.IfMatch(r); err != nil {
+		return set, nil, err
+	}
+	if data, match, err = takeVersion(data, match); err != nil {
+		return set, nil, err
+	}
+	if data, set.Keep, err = takeLeases(data); err != nil {
+		return set, nil, err
+	}
+	given, err := spec.ParsePolicy(data)
+	if err != nil {
+		return set, nil, err
+	}
+	if len(given.Headers) > 0 {
+		return set, nil, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
+	}
+	set.Spec, set.Named = given.Spec, given.Named
+	return set, match, nil
+}
+
 func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	data, err := e.Bodies.Read(w, r)
-	if err != nil {
+	var q putPolicyQuery
+	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	match, err := rest.IfMatch(r)
-	if err != nil {
+	set, match, err := e.givenChange(w, r)
+	switch {
+	case err != nil:
 		return rest.Reply{}, err
-	}
-	data, match, err = takeVersion(data, match)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	set := api.PolicyChange{}
-	data, set.Keep, err = takeLeases(data)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	given, err := spec.ParsePolicy(data)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	set.Spec, set.Named = given.Spec, given.Named
-	if len(given.Headers) > 0 {
-		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
+	case q.DryRun:
+		reply, err := e.compare(r, box.ID, q.Since, set, match)
+		reply.Change = &rest.Change{Box: box.ID, What: map[string]bool{"dry_run": true}}
+		return reply, err
+	case q.Since != "":
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" needs dry_run=true`)
 	}
 	state, err := e.Host.SetPolicy(r.Context(), box.ID, set, match)
 	if err != nil {

@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
@@ -285,4 +286,78 @@ func (f *fixture) state(t testing.TB, id string) api.PolicyState {
 		t.Fatal(err)
 	}
 	return state
+}
+
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{Policy: policy.Spec{Mode: policy.ModeAllowAll}})
+	path := "/v2/box/" + id + "/egress/replay"
+	got := f.Call(t, "POST", path+"?since=100", `{"mode":"deny-all"}`)
+	var view struct {
+		Version, Overflow, Lost uint64
+		Traffic                 struct {
+			Opens struct {
+				Count uint64
+				Lines []struct {
+					Name string
+					Last string `json:"last_seen"`
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(got.Text), &view); err != nil || got.StatusCode != 200 {
+		t.Fatal(got.Status, got.Text, err)
+	}
+	if l := view.Traffic.Opens.Lines; len(l) != 1 || l[0].Name != "deny-all" || !strings.HasPrefix(l[0].Last, "1970-01-01T") || view.Version != 1 || view.Overflow != 2 || view.Lost != 1 {
+		t.Errorf("%s", got.Text)
+	}
+	for body, status := range map[string]int{
+		`{"mode":"custom"}`: 422, `{}`: 422, `{"named":"nope"}`: 422, `{"mode":"deny-all","version":1,"leases":[]}`: 200, `{"mode":"deny-all","version":2}`: 412,
+		`{"allow":{"a.example":[{"transform":[{"headers":{"x":"y"}}]}]}}`: 422,
+	} {
+		if got := f.Call(t, "POST", path, body); got.StatusCode != status {
+			t.Errorf("%s: %s %s", body, got.Status, got.Text)
+		}
+	}
+	for _, bad := range []string{"since=yesterday", "dry_run=1"} {
+		if got := f.Call(t, "POST", path+"?"+bad, `{"mode":"deny-all"}`); got.StatusCode != 422 {
+			t.Errorf("%s: %s", bad, got.Status)
+		}
+	}
+	if got := f.Call(t, "POST", "/v2/box/nope/egress/replay", `{"mode":"deny-all"}`); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+}
+
+// TestDryRun: a dry run checks all that a change checks and changes nothing.
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{Policy: policy.Spec{Mode: policy.ModeAllowAll}})
+	path := "/v2/box/" + id + "/config/network-policy"
+	for _, s := range []struct {
+		query, body string
+		status      int
+	}{
+		{"?dry_run=1", `{"mode":"deny-all"}`, 200},
+		{"?dry_run=true&since=24h", `{"mode":"deny-all","version":1}`, 200},
+		{"?dry_run=true", `{"mode":"deny-all","version":2}`, 412},
+		{"?dry_run=true", `{"mode":"custom"}`, 422},
+		{"?dry_run=true", `{"named":"nope"}`, 422},
+		{"?dry_run=true&since=yesterday", `{"mode":"deny-all"}`, 422},
+		{"?dry_run=maybe", `{"mode":"deny-all"}`, 422},
+		{"?since=24h", `{"mode":"deny-all"}`, 422},
+	} {
+		got := f.Call(t, "PUT", path+s.query, s.body)
+		if got.StatusCode != s.status || s.status == 200 && got.JSON(t)["traffic"] == nil {
+			t.Errorf("%s %s: %s %s", s.query, s.body, got.Status, got.Text)
+		}
+	}
+	if now := f.host.ByID[policy.BoxID(id)].Policy; now.Version != 1 || now.Spec.Mode != policy.ModeAllowAll {
+		t.Errorf("changed to %+v", now)
+	}
+	if got := f.Call(t, "PUT", path+"?dry_run=0", `{"mode":"deny-all"}`); got.StatusCode != 200 || got.JSON(t)["version"] != 2.0 {
+		t.Error(got.Status, got.Text)
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/internal/required"
+	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
@@ -26,6 +27,8 @@ import (
 // Config configures a [Service].
 type Config struct {
 	Resolver Resolver `required:"false"` // nil: names are not looked up for explanations
+	// Observed returns the traffic of a box for replays; nil: there are none.
+	Observed func(ctx context.Context, id policy.BoxID) (observe.Summary, error) `required:"false"`
 	Log      *zap.Logger
 	Store    store.Rules
 	Records  store.Boxes
@@ -57,6 +60,9 @@ type Service struct {
 	net      *enforce.Enforcer
 	trail    *trail.Trail
 
+	observed  func(ctx context.Context, id policy.BoxID) (observe.Summary, error)
+	replaying chan struct{} // held while policies are replayed: one at a time
+
 	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
 	endingLeases  sync.WaitGroup
 
@@ -73,6 +79,7 @@ func New(c Config) (*Service, error) {
 	}
 	p := &Service{
 		resolver: c.Resolver, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
+		observed: c.Observed, replaying: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()
 }
@@ -99,11 +106,16 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 			return api.PolicyState{}, err
 		}
 	}
-	return p.changeLocked(ctx, b, ifMatch, func(_ *state.Box, next *store.Policy) (err error) {
+	return p.changeLocked(ctx, b, ifMatch, editOf(set))
+}
+
+// editOf returns the edit that replaces a policy.
+func editOf(set api.PolicyChange) func(*state.Box, *store.Policy) error {
+	return func(_ *state.Box, next *store.Policy) (err error) {
 		next.Spec, next.Named = set.Spec, set.Named
 		next.Leases, err = keptLeases(next.Leases, set.Keep)
 		return err
-	})
+	}
 }
 
 // change edits a copy of a box's policy and applies it. Leases that have ended are dropped before edit is called. The
@@ -119,16 +131,11 @@ func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, 
 
 // changeLocked is change for a box that the caller has locked.
 func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
-	if ifMatch != nil && *ifMatch != b.Version {
-		return api.PolicyState{}, api.ErrPrecondition
-	}
-	was, before, next := p.stateOf(b), b.Leases, b.StoredPolicy()
-	next.Version, next.Leases = b.LastVersion+1, p.shared.running(b.Leases)
-	if err := edit(b, &next); err != nil {
+	was, before := p.stateOf(b), b.Leases
+	next, in, err := p.editedLocked(b, ifMatch, edit)
+	if err != nil {
 		return api.PolicyState{}, err
 	}
-	in := p.shared.inputsOf(b)
-	in.spec, in.leases, in.version = next.Spec, next.Leases, next.Version
 	compiled, err := in.compile()
 	if err != nil {
 		return api.PolicyState{}, err
@@ -157,6 +164,21 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 	state := p.stateOf(b)
 	state.Was = &was
 	return state, nil
+}
+
+// editedLocked returns the next policy of a box after an edit, and what it is compiled from. The caller holds the lock of b.
+func (p *Service) editedLocked(b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (next store.Policy, in inputs, err error) {
+	if ifMatch != nil && *ifMatch != b.Version {
+		return next, in, api.ErrPrecondition
+	}
+	next = b.StoredPolicy()
+	next.Version, next.Leases = b.LastVersion+1, p.shared.running(b.Leases)
+	if err := edit(b, &next); err != nil {
+		return next, in, err
+	}
+	in = p.shared.inputsOf(b)
+	in.spec, in.leases, in.version = next.Spec, next.Leases, next.Version
+	return next, in, nil
 }
 
 // Explain implements the Rules of [boxgate/api/egress].

@@ -28,6 +28,7 @@ policy/name:
 policy/content:
 policy/document: policy/name
 policy/match: policy/name policy/content policy/document
+policy/authority: policy
 policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
@@ -46,6 +47,7 @@ rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
 observe: policy audit store/pages
+observe/replay: policy audit observe
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -101,9 +103,9 @@ launcher/process: policy launcher/oci
 launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
-api: policy audit quota
+api: policy audit quota observe/replay policy/authority
 api/access: policy rule api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority
 api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
@@ -126,7 +128,7 @@ api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy policy/dialect rule rule/kinds api api/problem
+api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay policy/authority
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
@@ -199,7 +201,7 @@ host/listen: config dns firewall host/netns host/handover host/nslock host/syste
 host/meter: policy store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
-host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
+host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store

@@ -278,3 +278,21 @@ func judging(before, after *policy.Compiled, o *observe.Observation) policy.Judg
 func hidesPath(shape string) bool {
 	return strings.Contains(shape, "{id}") || strings.HasSuffix(shape, "/...")
 }
+
+// SchemaName is the name in the description of the API.
+func (Line) SchemaName() string { return "ReplayLine" }
+
+// SchemaName is the name in the description of the API.
+func (Lines) SchemaName() string { return "ReplayLines" }
+
+// SchemaName is the name in the description of the API.
+func (Total) SchemaName() string { return "ReplayTotal" }
+
+// SchemaName is the name in the description of the API.
+func (Control) SchemaName() string { return "ReplayControl" }
+
+// SchemaName is the name in the description of the API.
+func (Outcome) SchemaName() string { return "ReplayOutcome" }
+
+// SchemaName is the name in the description of the API.
+func (Result) SchemaName() string { return "ReplayedTraffic" }

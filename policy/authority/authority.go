@@ -47,6 +47,12 @@ type Line struct {
 	Wide      bool              `json:"wide,omitempty" doc:"anybody can have a name or an address in it: every name below a public suffix, or a large range"`
 }
 
+// SchemaName is the name in the description of the API.
+func (Line) SchemaName() string { return "AuthorityLine" }
+
+// SchemaName is the name in the description of the API.
+func (Difference) SchemaName() string { return "AuthorityDifference" }
+
 // Difference is the authority that one of two policies gives and the other does not.
 type Difference struct {
 	Gained []Line `json:"gained" doc:"at most 200"`

@@ -145,6 +145,17 @@ func (w *world) finish(line Line, at string, wild bool) Line {
 	return line
 }
 
+// HideHeaders removes header rules from the lines, other than the given ones.
+func (d *Difference) HideHeaders(but []policy.HeaderRule) {
+	for _, list := range [][]Line{d.Gained, d.Lost} {
+		for i := range list {
+			list[i].Headers = slices.DeleteFunc(list[i].Headers, func(h string) bool {
+				return !slices.ContainsFunc(but, func(r policy.HeaderRule) bool { return r.Pattern.WithDefaultPort(name.HTTPSPort).String() == h })
+			})
+		}
+	}
+}
+
 // meet reports whether a name can match both patterns, on some port.
 func meet(p, q name.Pattern) bool {
 	p, q = p.WithPort(0), q.WithPort(0)

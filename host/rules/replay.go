@@ -1,0 +1,99 @@
+package rules
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"boxgate/api"
+	"boxgate/host/state"
+	"boxgate/observe"
+	"boxgate/observe/replay"
+	"boxgate/policy"
+	"boxgate/policy/authority"
+)
+
+// replayTime bounds the work of a replay. What is not replayed by then is counted as unknown.
+const replayTime = 10 * time.Second
+
+// pair is a policy in force and a candidate, each compiled with all inputs of the box, and without the operator's ceiling and the
+// quota, which would hide differences of authority.
+type pair struct {
+	before, after, bareBefore, bareAfter *policy.Compiled
+	own                                  []policy.HeaderRule // of the box: other keys than those of the operator may see only these
+}
+
+// Replay implements the Host of [boxgate/api/rules].
+func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error) {
+	caller := api.CallerOf(ctx)
+	if !caller.Holder().Operator { // others wait for each other, and the operator for none of them
+		select {
+		case p.replaying <- struct{}{}:
+			defer func() { <-p.replaying }()
+		case <-ctx.Done():
+			return api.Replay{}, ctx.Err()
+		}
+	}
+	both, err := p.candidate(ctx, id, set, ifMatch)
+	if err != nil {
+		return api.Replay{}, err
+	}
+	var seen observe.Summary
+	unobserved := p.observed == nil
+	if p.observed != nil {
+		seen, err = p.observed(ctx, id)
+		if unobserved = errors.Is(err, api.ErrConflict); err != nil && !unobserved {
+			return api.Replay{}, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, replayTime)
+	defer cancel()
+	difference := authority.Compare(both.bareBefore, both.bareAfter)
+	if caller.Role != api.RoleAdmin && caller.Role != api.RoleReader {
+		difference.HideHeaders(both.own)
+	}
+	return api.Replay{
+		Version: both.before.Version(), Result: replay.Run(ctx, both.before, both.after, seen.Observations, since), Authority: difference,
+		Overflow: seen.Overflow, Lost: seen.Lost, Complete: seen.Since, Unobserved: unobserved, Warnings: both.after.Warnings(),
+	}, nil
+}
+
+// candidate compiles a change of a policy in the same way as [Service.SetPolicy] does, and makes none.
+func (p *Service) candidate(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (pair, error) {
+	b, err := p.lockToFollow(ctx, id)
+	if err != nil {
+		return pair{}, err
+	}
+	defer b.Unlock()
+	defer p.shared.named.changing.RUnlock()
+	if set.Named != "" {
+		if set.Spec, err = p.shared.named.specOf(set.Named, "/named"); err != nil {
+			return pair{}, err
+		}
+	}
+	return p.pairLocked(b, set, ifMatch)
+}
+
+// pairLocked compiles the policy in force and a candidate. The caller holds the lock of b.
+func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, ifMatch *uint64) (both pair, err error) {
+	_, in, err := p.editedLocked(b, ifMatch, editOf(set))
+	if err != nil {
+		return pair{}, err
+	}
+	now := p.shared.inputsOf(b)
+	if both.after, err = in.compile(); err != nil {
+		return pair{}, err
+	}
+	if both.before = b.Policy.Load(); both.before == nil { // paused
+		if both.before, err = now.compile(); err != nil {
+			return pair{}, err
+		}
+	}
+	now.ceiling, now.spent, in.ceiling, in.spent = nil, false, nil, false
+	if both.bareBefore, err = now.compile(); err != nil {
+		return pair{}, err
+	}
+	both.own = in.headers
+	both.bareAfter, err = in.compile()
+	return both, err
+}
