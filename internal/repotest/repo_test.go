@@ -47,6 +47,7 @@ rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
 observe: policy audit store/pages
+observe/lint: policy audit observe
 observe/replay: policy audit observe
 audit: policy internal/fault
 firewall: policy audit internal/fault
@@ -216,7 +217,7 @@ internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe observe/replay observe/lint policy/authority api/spec
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

@@ -34,7 +34,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
 			},
 		},
-		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyEdit(o),
+		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyReplay(o), newPolicyLint(o), newPolicyEdit(o),
 		newPolicyExplain(o), newPolicyPresets(o), newPolicyNamed(o), newPolicyConvert(),
 	)
 	return cmd
@@ -556,10 +556,22 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 				return err
 			}
 			diff := amend.Diff(now.spec, next)
+			gain, why, err := authorityOf(cmd.Context(), client, args[0], next)
+			if err != nil {
+				return err
+			}
+			if why != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "the difference in authority is not known: %s\n", why)
+			}
+			out := cmd.OutOrStdout()
 			if o.JSON {
-				err = cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"differences": append([]amend.Difference{}, diff...), "version": now.version})
-			} else {
-				err = printDiff(cmd.OutOrStdout(), diff)
+				view := map[string]any{"differences": append([]amend.Difference{}, diff...), "version": now.version}
+				if why == "" {
+					view["authority"] = gain
+				}
+				err = cli.WriteJSON(out, view)
+			} else if err = printDiff(out, diff); err == nil {
+				err = printAuthority(out, gain)
 			}
 			if err == nil && exitCode && len(diff) > 0 {
 				return cli.CommandExit{Status: cli.ExitDifferent}
