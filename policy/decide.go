@@ -438,7 +438,7 @@ type Judging struct {
 	Messages bool // and messages in bodies matter
 }
 
-// Judges returns what decides about requests to a host: request rules, those of the ceiling, and header rules that can refuse.
+// Judges returns what decides about requests to a host: its request rules, the rules of the ceiling, and header rules that can refuse.
 func (c *Compiled) Judges(n name.Name, port uint16) (j Judging) {
 	if c == nil {
 		return j

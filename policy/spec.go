@@ -101,7 +101,7 @@ func (s Spec) resolvesOthers() bool {
 }
 
 // Mentions are the names and addresses by which a policy, its rules, its header rules and its ceiling tell destinations apart:
-// those that the same of them cover are decided alike.
+// two destinations are decided alike if the same mentions cover both.
 type Mentions struct {
 	Names    []name.Pattern
 	Prefixes []netip.Prefix // the protected ranges as well

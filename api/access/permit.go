@@ -188,13 +188,14 @@ var grants = map[string]grant{
 	"setNamedPolicy":    admin | changes, // affects every box that follows it, whoever created the box
 	"deleteNamedPolicy": admin | changes,
 
-	"listBoxDecisions":   own | reads,
-	"listObservations":   own | reads,
-	"listDecisions":      admin | reads,
-	"searchBoxDecisions": own | reads,
-	"searchDecisions":    admin | reads,
-	"explainDecision":    own | reads,
-	"replayPolicy":       own | reads,
+	"listBoxDecisions":     own | reads,
+	"listObservations":     own | reads,
+	"listDecisions":        admin | reads,
+	"listPastObservations": admin | reads,
+	"searchBoxDecisions":   own | reads,
+	"searchDecisions":      admin | reads,
+	"explainDecision":      own | reads,
+	"replayPolicy":         own | reads,
 
 	"createUrl": own | changes,
 	"listUrls":  own | reads,

@@ -301,3 +301,19 @@ func TestObservations(t *testing.T) {
 		t.Error(got.Status)
 	}
 }
+
+// The traffic of a deleted box can be read by its ID.
+func TestPastObservations(t *testing.T) {
+	t.Parallel()
+	f, _ := serve(t)
+	f.host.AddDecision(apitest.Decision("gone", 100, "first.example", policy.Allow))
+	got := f.Call(t, "GET", "/v2/egress/observations?box=gone", "")
+	if got.StatusCode != 200 || !strings.Contains(got.Text, "first.example") {
+		t.Error(got.Status, got.Text)
+	}
+	for query, status := range map[string]int{"": 422, "?box=": 422, "?box=unknown": 200, "?box=gone&since=x": 422} {
+		if got := f.Call(t, "GET", "/v2/egress/observations"+query, ""); got.StatusCode != status || strings.Contains(got.Text, "first.example") {
+			t.Errorf("%s: %s %s", query, got.Status, got.Text)
+		}
+	}
+}

@@ -25,6 +25,12 @@ type observationsView struct {
 	Since        *time.Time            `json:"complete_since,omitempty" doc:"older observations may have been removed for their age or for space; absent: none were"`
 }
 
+// pastObservationsQuery is observationsQuery with the box.
+type pastObservationsQuery struct {
+	observationsQuery
+	Box string `json:"box" doc:"ID of a box, which may be deleted, or name of an existing box" example:"k3f9x2abcd"`
+}
+
 // observations returns the traffic of a box, summed up.
 func (e *Endpoints) observations(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
@@ -35,13 +41,35 @@ func (e *Endpoints) observations(_ http.ResponseWriter, r *http.Request) (rest.R
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
+	return e.observed(r, &q, box.ID)
+}
+
+// pastObservations returns the traffic of a box that may have been deleted. A box that is not known has none.
+func (e *Endpoints) pastObservations(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var q pastObservationsQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	if q.Box == "" {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "box" is required: the ID of a box`)
+	}
+	id := policy.BoxID(q.Box)
+	if box, err := e.Boxes.Box(r.Context(), q.Box); err == nil {
+		id = box.ID
+	}
+	return e.observed(r, &q.observationsQuery, id)
+}
+
+// observed returns the selected observations of a box.
+func (e *Endpoints) observed(r *http.Request, q *observationsQuery, box policy.BoxID) (rest.Reply, error) {
 	var since time.Time
 	if q.Since != "" {
+		var err error
 		if since, err = api.ParseSince(q.Since, time.Now()); err != nil {
 			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
 		}
 	}
-	s, err := e.Host.Observations(r.Context(), box.ID)
+	s, err := e.Host.Observations(r.Context(), box)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -34,7 +34,7 @@ type Policies interface {
 	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
 	// unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
-	// Replay compares what SetPolicy would do with the policy in force, on the traffic seen at or after since, and changes nothing. It has
+	// Replay compares what SetPolicy would do with the policy in force, on the traffic seen at or after since, without a change. It has
 	// the errors of SetPolicy.
 	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error)
 	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.

@@ -306,6 +306,22 @@ func decide() Scenario {
 	}
 }
 
+// observations measures the sums of the traffic of boxes.
+func observations() Scenario {
+	const name = "10,000 decisions"
+	return Scenario{
+		ID: "S14", Title: "The traffic of boxes, summed up", Cost: perSecond,
+		Note:    "10,000 decisions of 20 boxes, with 2,000 different observations: the time of one second's, summed up and written to disk as the gateway does it beside its traffic. It is the Go benchmark beside it in package observe. Not measured where the source is not at hand.",
+		Cases:   []Case{{Name: name, Coarse: true, Own: observed}},
+		Targets: []Goal{atMost(name, "", 200)},
+	}
+}
+
+func observed(t Turn) ([]Sample, error) {
+	ns, _, err := t.gateway.benchmark(t.ctx, "./observe", "BenchmarkSecond", "1s")
+	return []Sample{{Cost: ns / 1e6, Rate: 1e13 / ns}}, err
+}
+
 func decisions(t Turn) ([]Sample, error) {
 	ns, _, err := t.gateway.decisionCost(t)
 	return []Sample{{Cost: ns, Rate: 1e9 / ns}}, err
@@ -325,10 +341,14 @@ func (g *gateway) decisionCost(t Turn) (ns, allocations float64, err error) {
 	return g.decision.ns, g.decision.allocations, err
 }
 
-// decide runs the benchmark of the gateway's source, and returns the nanoseconds and the allocations of the slowest
-// request.
+// decide returns the nanoseconds and the allocations of the slowest request.
 func (g *gateway) decide(ctx context.Context) (ns, allocations float64, err error) {
-	cmd := exec.CommandContext(ctx, "go", "test", "-C", g.source, "-run", "^$", "-bench", "^BenchmarkDecide$", "-benchmem", "-benchtime", "100ms", "./policy")
+	return g.benchmark(ctx, "./policy", "BenchmarkDecide", "100ms")
+}
+
+// benchmark runs a benchmark of the gateway's source for a time.
+func (g *gateway) benchmark(ctx context.Context, pkg, name, lasts string) (ns, allocations float64, err error) {
+	cmd := exec.CommandContext(ctx, "go", "test", "-C", g.source, "-run", "^$", "-bench", "^"+name+"$", "-benchmem", "-benchtime", lasts, pkg)
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint
 	out, err := cmd.Output()

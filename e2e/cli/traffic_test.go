@@ -65,4 +65,9 @@ func TestTrafficOfABox(t *testing.T) {
 	if text := w.Run(0, nil, "", "box", "traffic", box, "--denied", "--since", "1h"); len(text) == 0 {
 		t.Error("no denials")
 	}
+	w.MustDelete(box)
+	harness.Contains(t, w.Run(0, nil, "", "box", "traffic", box), "api.example.com:443")
+	if text := w.Run(1, nil, "", "box", "traffic", "nosuchbox"); text == "There is no traffic.\n" {
+		t.Errorf("%q", text)
+	}
 }

@@ -166,7 +166,7 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 	return state, nil
 }
 
-// editedLocked returns the next policy of a box after an edit, and what it is compiled from. The caller holds the lock of b.
+// editedLocked returns the next policy of a box after an edit, and the inputs of its compilation. The caller holds the lock of b.
 func (p *Service) editedLocked(b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (next store.Policy, in inputs, err error) {
 	if ifMatch != nil && *ifMatch != b.Version {
 		return next, in, api.ErrPrecondition

@@ -25,8 +25,8 @@ const (
 	KindOpen   Kind = "open"   // everything is allowed
 	KindSuffix Kind = "suffix" // anybody can register a name that the entry covers
 	KindRange  Kind = "range"  // the addresses have many owners
-	KindWhole  Kind = "whole"  // all ports and protocols of addresses, of which the traffic uses few
-	KindPort   Kind = "port"   // every port, of which the traffic uses few
+	KindWhole  Kind = "whole"  // all ports and protocols of addresses, although the traffic uses few
+	KindPort   Kind = "port"   // every port, although the traffic uses few
 	KindUnused Kind = "unused" // no traffic used the entry
 )
 
@@ -71,7 +71,7 @@ func Check(spec policy.Spec, seen observe.Summary, now time.Time) (out []Finding
 // linter has the traffic by entry.
 type linter struct {
 	uses  map[string]*use
-	known time.Duration // for which the traffic is known
+	known time.Duration // how long the known traffic reaches back
 	doubt uint64        // decisions that are in no observation
 }
 

@@ -95,7 +95,7 @@ type run struct {
 // maxPieces is how many prefixes are shown instead of the entry that contains them.
 const maxPieces = 4
 
-// addresses returns the addresses that are allowed more, on a port that nothing mentions. Of an entry that is in many pieces, because some of
+// addresses returns the addresses that are allowed more, on a port in no entry. Of an entry that is in many pieces, because some of
 // it was allowed before, the line is the whole entry.
 func (w *world) addresses() (lines []Line) {
 	pieces, order := map[group][]netip.Prefix{}, []group{}
@@ -123,7 +123,7 @@ func (w *world) addresses() (lines []Line) {
 
 // runs returns the ranges with a gain.
 func (w *world) runs() (list []run) {
-	var protected netip.Addr // the first of the protected addresses before the current span; invalid: none
+	var protected netip.Addr // the first of the protected addresses before the current span; invalid: there are no such addresses
 	open := false            // the last of list is adjacent
 	for _, s := range w.addrs {
 		is := w.after.Decide(w.packet(s.first, w.other, policy.TCP))

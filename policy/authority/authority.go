@@ -1,9 +1,9 @@
-// Package authority compares what two policies allow.
+// Package authority compares the destinations and requests that two policies allow.
 //
 // [Compare] asks both policies, by [policy.Compiled.Decide], about one name, one address and one port of each class that the
-// entries of the policies tell apart. What it reports is therefore complete, as far as destinations go: whatever the second
-// policy allows and the first does not is covered by a line. Request rules cannot be asked in this way. Their lines can cover more
-// than the difference: a rule that denies is a line unless the second policy has it where nothing that it denies can be allowed first.
+// entries of the policies tell apart. Its lines are therefore complete: they cover every destination that the second policy allows
+// and the first does not. Request rules cannot be asked in this way. Their lines can cover more than the difference: each rule that
+// denies is a line, unless the second policy has it too and no rule before it can allow the same requests.
 package authority
 
 import (
@@ -28,7 +28,7 @@ const (
 	KindPort     Kind = "port"     // traffic to allowed addresses on a port
 	KindRequest  Kind = "request"  // requests that a rule denied
 	KindUnjudged Kind = "unjudged" // requests to hosts that no rule judges any more
-	KindProxy    Kind = "proxy"    // connections go by another upstream proxy, or by none
+	KindProxy    Kind = "proxy"    // connections go by another upstream proxy, or directly
 )
 
 // Line is authority that one policy gives and the other does not.
@@ -76,19 +76,19 @@ func Compare(before, after *policy.Compiled) Difference {
 	return d
 }
 
-// gained returns what after allows and before does not.
+// gained returns the authority that after gives and before does not.
 func gained(before, after *policy.Compiled) []Line {
 	w := newWorld(before, after)
 	return slices.Concat(w.names(), w.addresses(), w.ports(), requests(before.Spec(), after.Spec()), proxies(before.Spec(), after.Spec()))
 }
 
-// world is the pair of policies with what they mention.
+// world is the pair of policies with the entries of both.
 type world struct {
 	before, after *policy.Compiled
 	patterns      []name.Pattern
 	addrs         []span
 	allPorts      []uint16 // mentioned, or special to policies
-	other         uint16   // a port that nothing mentions
+	other         uint16   // a port in no entry
 	headers       []name.Pattern
 	named, listed bool // after allows some names, some addresses
 }

@@ -115,7 +115,7 @@ func answers(c *policy.Compiled, r policy.Request) int {
 	return 0
 }
 
-// member returns a name of a class: the base, or one below it that nothing mentions.
+// member returns a name of a class: the base, or one below it and below no longer base.
 func (w *world) member(at string, wild bool) (name.Name, bool) {
 	if !wild {
 		n, err := name.Parse(at)
@@ -124,7 +124,7 @@ func (w *world) member(at string, wild bool) (name.Name, bool) {
 	for label := "other"; len(label) < 60; label += "x" {
 		n, err := name.Parse(strings.TrimSuffix(label+"."+at, "."))
 		if err != nil {
-			return name.Name{}, false // the base is as long as names can be: there is nothing below it
+			return name.Name{}, false // the base is as long as names can be: no name is below it
 		}
 		if !slices.ContainsFunc(w.patterns, func(p name.Pattern) bool { return n.IsWithin(p.Name()) && len(p.Name().String()) > len(at) }) {
 			return n, true

@@ -2,10 +2,13 @@ package command
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"strconv"
 	"time"
@@ -30,7 +33,7 @@ type boxTraffic struct {
 const boxTrafficHelp = `Print what a box has reached and tried to reach, summed up over days.
 
 Decisions that differ only in their time are one line: destination, method, shape of the path ({n} and {id} stand for
-numbers and identifiers), verdict and reason. The lines outlive restarts of the gateway.`
+numbers and identifiers), verdict and reason. The lines outlive restarts of the gateway, and the box: give the ID of a deleted one.`
 
 // newBoxTraffic is `gateway box traffic`.
 func newBoxTraffic(o *cli.Options) *cobra.Command {
@@ -52,7 +55,12 @@ func newBoxTraffic(o *cli.Options) *cobra.Command {
 				query.Set("denied", "true")
 			}
 			var answer json.RawMessage
-			if err := client.Do(cmd.Context(), "GET", api.BoxPath(args[0], "egress/observations")+"?"+query.Encode(), nil, &answer); err != nil {
+			err = client.Do(cmd.Context(), "GET", api.BoxPath(args[0], "egress/observations")+"?"+query.Encode(), nil, &answer)
+			var refused *api.ResponseError
+			if errors.As(err, &refused) && refused.Status == http.StatusNotFound { // the box may have been deleted
+				answer, err = pastTraffic(cmd.Context(), client, args[0], query, err)
+			}
+			if err != nil {
 				return err
 			}
 			if o.JSON {
@@ -69,6 +77,19 @@ func newBoxTraffic(o *cli.Options) *cobra.Command {
 	cmd.Flags().StringVar(&since, "since", "", "only what was seen since then: a duration back from now (24h, 7d) or a time")
 	cmd.Flags().BoolVar(&denied, "denied", false, "only denials")
 	return cmd
+}
+
+// pastTraffic fetches the traffic of a box that does not exist. If there is none, or the key may not read it, the error is missing.
+func pastTraffic(ctx context.Context, client *api.Client, box string, query url.Values, missing error) (answer json.RawMessage, err error) {
+	query.Set("box", box)
+	var t boxTraffic
+	if client.Do(ctx, "GET", "/v2/egress/observations?"+query.Encode(), nil, &answer) != nil || json.Unmarshal(answer, &t) != nil {
+		return nil, missing
+	}
+	if len(t.Observations) == 0 {
+		return nil, missing
+	}
+	return answer, nil
 }
 
 // print prints a line for each observation, then the numbers of decisions without one.
