@@ -56,7 +56,7 @@ func openGateway(t *testing.T, dir string) *gateway {
 	t.Cleanup(func() { _ = audited.Close() })
 	g := &gateway{t: t, dir: dir, db: db, kernel: &enforcetest.Kernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
-	g.Service = &Service{log: zap.NewNop(), store: db.Rules, records: db.Boxes, keys: db.Keys, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
+	g.Service = &Service{log: zap.NewNop(), store: db.Rules, records: db.Boxes, keys: db.Keys, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited, replaying: make(chan struct{}, 1)}
 	if _, err := db.Rules.DropStaged(); err != nil {
 		t.Fatal(err)
 	}

@@ -90,11 +90,13 @@ type world struct {
 	allPorts      []uint16 // mentioned, or special to policies
 	other         uint16   // a port in no entry
 	headers       []name.Pattern
-	named, listed bool // after allows some names, some addresses
+	// named and listed report whether both policies allow some names, or addresses. A destination that only one of them allows by its
+	// name has a line for that name.
+	named, listed bool
 }
 
 func newWorld(before, after *policy.Compiled) *world {
-	a, b, spec := before.Mentions(), after.Mentions(), after.Spec()
+	a, b, was, is := before.Mentions(), after.Mentions(), before.Spec(), after.Spec()
 	w := &world{before: before, after: after, patterns: append(a.Names, b.Names...), headers: after.HeaderPatterns(), other: 40_000}
 	w.allPorts = []uint16{name.HTTPPort, name.HTTPSPort, 853}
 	for _, p := range w.patterns {
@@ -107,8 +109,8 @@ func newWorld(before, after *policy.Compiled) *world {
 	for slices.Contains(w.allPorts, w.other) {
 		w.other++
 	}
-	w.named = spec.DefaultAllow() || len(spec.AllowedDomains) > 0
-	w.listed = spec.DefaultAllow() || len(spec.AllowedCIDRs) > 0
+	w.named = (was.DefaultAllow() || len(was.AllowedDomains) > 0) && (is.DefaultAllow() || len(is.AllowedDomains) > 0)
+	w.listed = listsAddresses(was) && listsAddresses(is)
 	prefixes := append(a.Prefixes, b.Prefixes...)
 	for _, p := range prefixes {
 		if p.Addr().Is4() {
@@ -117,6 +119,14 @@ func newWorld(before, after *policy.Compiled) *world {
 	}
 	w.addrs = spans(prefixes)
 	return w
+}
+
+// listsAddresses reports whether a policy allows some addresses under every name, or without one.
+func listsAddresses(s policy.Spec) bool {
+	return s.DefaultAllow() || len(s.AllowedCIDRs) > 0 || slices.ContainsFunc(s.AllowedDomains, func(d string) bool {
+		p, err := name.ParsePattern(d)
+		return err == nil && p.Name().IsZero()
+	})
 }
 
 // state is the part of a decision that one property of a destination gives.
@@ -139,7 +149,7 @@ func stateOf(c *policy.Compiled, r policy.Request) state {
 	return denied
 }
 
-// gains reports whether a property gives authority that it did not give. other reports that the policy allows by the other property.
+// gains reports whether a property gives authority that it did not give. other reports that both policies may allow the other property.
 func (w *world) gains(r policy.Request, other bool) bool {
 	is := stateOf(w.after, r)
 	return is > stateOf(w.before, r) && (is == allowed || other)
