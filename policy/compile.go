@@ -38,6 +38,7 @@ type Compiled struct {
 	reach      *Compiled      // decides about connections to upstream itself
 	source     Source         // source addresses of connections; zero: chosen by the host
 	lacks      lacks          // of the source
+	auditing   *auditing      // nil: the policy is enforced
 }
 
 // Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every
@@ -51,6 +52,9 @@ type Options struct {
 	Source    Source                  // source addresses of all traffic; zero: chosen by the host
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction
+	// Audit lets everything pass that the policy refuses, except for denied lists, protected ranges and the ceiling. What it refuses
+	// passes without credentials of the gateway, with reason [name.ReasonWouldDeny].
+	Audit bool
 }
 
 // Withheld temporarily denies everything, for a reason outside the policy. Decisions of the policy to deny are unchanged. Decisions to allow
@@ -83,6 +87,15 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	c.setHostUpstream(o.Upstream)
 	c.setSource(o.Source, o.Unusable)
 	c.setWithheld(o.Withheld)
+	if !o.Audit {
+		return c, nil
+	}
+	o.Audit = false
+	enforced, err := Compile(spec, o)
+	if err != nil {
+		return nil, err
+	}
+	c.setAuditing(enforced, parsed, o)
 	return c, nil
 }
 

@@ -192,11 +192,15 @@ const (
 //
 // Allowed destinations are then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. They must also be allowed by the
-// operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]).
+// operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]). While the policy
+// is audited (see [Options.Audit]), most of what is denied is allowed with reason would_deny, and its rule is allocated.
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
 		return Decision{Reason: name.ReasonNoPolicy}
+	}
+	if c.auditing != nil {
+		return c.decideAudited(r)
 	}
 	d := c.decide(r)
 	if d.Verdict == Allow && c.ceiling != nil {
@@ -384,8 +388,10 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) Explanation {
 	if r.Stage != StageHTTP {
 		return e
 	}
-	if e.Allowed() && r.Port != name.HTTPPort {
-		if _, header := c.HeaderRule(r); header.Reason != "" {
+	if e.Allowed() && e.Reason != name.ReasonWouldDeny && r.Port != name.HTTPPort {
+		if _, header := c.HeaderRule(r); header.Reason != "" && c.IsAudited() {
+			e.Decision, e.Beaten = e.insteadOf(header), nil
+		} else if header.Reason != "" {
 			e.Decision, e.Beaten = header, nil
 		}
 	}

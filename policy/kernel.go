@@ -10,7 +10,8 @@ import (
 // KernelPlan is the part of a policy that nftables enforces. For a new packet the first applicable rule decides: Protected:
 // refuse; Denied: refuse; Allowed, or in no list with DefaultAllow: the address is allowed, so TCP to a port of
 // SteerAllowed goes to the proxy, UDP to a port of RejectUDP is rejected, and the rest is forwarded; otherwise TCP to a
-// port of SteerOther goes to the proxy, and the rest is refused. Decide allows everything that the plan forwards by address.
+// port of SteerOther goes to the proxy, and the rest is refused. While a policy is audited, DefaultAllow is set, and an address in no list
+// is judged by SteerOther and RejectOther instead. Decide allows everything that the plan forwards by address.
 //
 // The zero value refuses everything. Prefixes are of both families, masked, merged and sorted, and do not overlap within
 // a list.
@@ -22,6 +23,7 @@ type KernelPlan struct {
 	Protected    []netip.Prefix // protected ranges without exemptions, likewise; wins over all
 	SteerAllowed name.PortSet   // TCP ports that go to the proxy although the address is allowed
 	SteerOther   name.PortSet   // TCP ports that go to the proxy if the address is neither allowed nor denied
+	RejectOther  name.PortSet   // with DefaultAllow: UDP ports that are also rejected if the address is in no list
 	RejectUDP    name.PortSet   // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
 	Sourced      bool           // traffic is forwarded from the addresses of Source only; families without one are refused
 	Source       Source
@@ -148,7 +150,20 @@ func Loosens(old, next KernelPlan) bool {
 		return false
 	}
 	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
-		old.SteerAllowed.Covers(next.SteerAllowed) && old.RejectUDP.Covers(next.RejectUDP)
+		old.SteerAllowed.Covers(next.SteerAllowed) && old.RejectUDP.Covers(next.RejectUDP) && loosensOther(old, next)
+}
+
+// loosensOther is Loosens for addresses in no list of the next plan.
+func loosensOther(old, next KernelPlan) bool {
+	switch {
+	case !next.DefaultAllow:
+		return true
+	case old.DefaultAllow:
+		return old.SteerOther.Covers(next.SteerOther) && old.RejectUDP.With(old.RejectOther).Covers(next.RejectOther) && covers(next.Allowed, old.Allowed)
+	case covers(next.Allowed, old.Allowed):
+		return true
+	}
+	return old.SteerAllowed.Covers(next.SteerOther) && old.RejectUDP.Covers(next.RejectOther)
 }
 
 // covers reports whether every prefix of inner is within a prefix of outer. If a list is not sorted or overlaps, false
@@ -169,7 +184,12 @@ func (c *Compiled) Forwards(a netip.Addr, port uint16, protocol Protocol) bool {
 	if c == nil {
 		return false
 	}
-	if _, listed := c.allowed.Lookup(name.CanonicalAddr(a)); !listed && !c.open {
+	_, listed := c.allowed.Lookup(name.CanonicalAddr(a))
+	if c.auditing != nil {
+		return c.auditing.enforced.Forwards(a, port, protocol) || c.plan.DefaultAllow && !c.open && !listed && protocol != TCP &&
+			c.Decide(Request{Stage: StageKernel, Addr: a, Port: port, Protocol: protocol}).Allowed()
+	}
+	if !listed && !c.open {
 		return false
 	}
 	if c.ceiling != nil && !c.ceiling.Forwards(a, port, protocol) {

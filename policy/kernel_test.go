@@ -27,7 +27,15 @@ func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 	switch {
 	case in(p.Protected), in(p.Denied):
 		return refused
-	case in(p.Allowed), p.DefaultAllow:
+	case p.DefaultAllow && !in(p.Allowed):
+		switch {
+		case proto == TCP && p.SteerOther.Contains(port):
+			return steered
+		case proto == UDP && (p.RejectUDP.Contains(port) || p.RejectOther.Contains(port)):
+			return refused
+		}
+		return forwarded
+	case in(p.Allowed):
 		switch {
 		case proto == TCP && p.SteerAllowed.Contains(port):
 			return steered

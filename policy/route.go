@@ -33,6 +33,9 @@ type Route struct {
 	There    bool
 	// From is the source of the connection to the server, or to the proxy.
 	From Source
+	// Audited reports that the policy itself refuses, and the route passes only while it is audited. No credential of the gateway may be
+	// used on it.
+	Audited bool
 	// Needs is missing evidence that counted against the connection. A caller that can get it should call Route again with it.
 	Needs Need
 }
@@ -80,6 +83,9 @@ func (rt *Route) Hold(e *Evidence, dialled netip.Addr, owned Tristate) {
 //
 // It ensures that unread bytes never reach a host whose requests are judged or changed. docs/security.md has the argument.
 func (c *Compiled) Route(r Request, e Evidence) Route {
+	if c.IsAudited() {
+		return c.routeAudited(r, e)
+	}
 	r.Stage = StageConn
 	if e.Opening == OpeningRequest || e.Opening == OpeningSecure {
 		r.Stage = StageHTTP
@@ -469,6 +475,8 @@ type Evidence struct {
 	Dialled netip.Addr // address that is about to be dialled, or was; invalid until known
 	Ruled   Tristate   // whether Dialled (Request.Addr while that is unknown) belongs to a host with rules on the port
 	Owned   Tristate   // whether Dialled is an address of the name of the route
+
+	Enforced bool // credentials may be sent, so an audit does not apply, see [Route.Settle]
 
 	Settled bool   // By and From are set, see [Route.Settle]
 	By      string // key of the upstream proxy, "" for a direct connection

@@ -285,8 +285,10 @@ func (q *question) goesFar(n name.Name) bool {
 }
 
 // Settle completes the evidence for later calls of Route about a connection that uses this route. It binds the connection to
-// the upstream proxy, or to a direct connection, and to the source.
+// the upstream proxy, or to a direct connection, and to the source. If credentials of the gateway may be sent, it binds the connection to
+// the enforced policy.
 func (rt *Route) Settle(e *Evidence) {
+	e.Enforced = e.Enforced || !rt.Audited && (rt.Action == Broker || rt.Action == Forward && e.Opening == OpeningSecure)
 	switch rt.Action {
 	case AwaitServer, Splice, Forward, Broker:
 		e.Settled, e.By, e.From = true, rt.Upstream.Key(), rt.From

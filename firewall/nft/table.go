@@ -209,7 +209,7 @@ func (tbl *Table) digest(p policy.KernelPlan) digest {
 			b = append(append(b, a[:]...), byte(prefix.Addr().BitLen()), byte(prefix.Bits()))
 		}
 	}
-	for _, ports := range []name.PortSet{p.SteerAllowed, p.SteerOther, p.RejectUDP} {
+	for _, ports := range []name.PortSet{p.SteerAllowed, p.SteerOther, p.RejectUDP, p.RejectOther} {
 		b = append(binary.BigEndian.AppendUint32(b, uint32(len(ports.Ports))), flag(ports.All))
 		for _, port := range ports.Ports {
 			b = binary.BigEndian.AppendUint16(b, port)

@@ -459,6 +459,7 @@ func (t *txn) writePlan(d *draft, stamp string) {
 			t.rule(chain, "", destInSet(f, s.name), pass)
 		}
 	}
+	t.onPorts(chain, "only to allowed addresses", udp, d.plan.RejectOther, refuse(name.ReasonProtocol))
 	t.steer(chain, d.plan.SteerOther)
 	if d.plan.DefaultAllow {
 		t.rule(chain, "not denied", through)

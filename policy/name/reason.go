@@ -12,6 +12,7 @@ const (
 	ReasonNotDenied     Reason = "not_denied"     // custom with denied lists only, and no match
 	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
 	ReasonURL           Reason = "url"            // a public URL with a valid credential, or without authentication
+	ReasonWouldDeny     Reason = "would_deny"     // the policy denies it, but is only audited
 	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not logged separately
 )
 
@@ -75,7 +76,7 @@ func (r Reason) IsFailure() bool {
 // Reasons returns the whole set, in the order of the constants above.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonUnnamed,
+		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonWouldDeny, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota, ReasonSourceAddress,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,

@@ -108,7 +108,7 @@ func (s *Session) judge(ctx context.Context, m *Message, r *Decision, wait bool)
 		return true
 	}
 	switch {
-	case !s.Secure:
+	case !s.Secure || r.to.Audited:
 		r.header = r.Policy.ScrubRule(r.Request.Name)
 	case !r.pickHeaders():
 		return true

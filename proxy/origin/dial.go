@@ -330,14 +330,18 @@ type key struct {
 	from     policy.Source
 	legacy   bool
 	http1    bool
+	audited  bool // connected only because the policy is audited; no credential is sent on it
 }
 
 // decider returns the part of a box's policy that decides about connections of the key.
 func (k key) decider(c *policy.Compiled) *policy.Compiled {
-	if k.forward {
+	switch {
+	case k.forward:
 		return c.Forwarding()
+	case k.audited:
+		return c
 	}
-	return c
+	return c.Enforced()
 }
 
 // shown returns the name for errors, or the zero name for a proxy, which the box does not know.
@@ -350,7 +354,7 @@ func (k key) shown() name.Name {
 
 func (d *Target) key() key {
 	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward, by: d.Upstream.Key()}
-	k.from, k.legacy, k.http1 = d.From, d.legacy, d.http1
+	k.from, k.legacy, k.http1, k.audited = d.From, d.legacy, d.http1, d.Audited
 	if !d.ByName {
 		k.addr = d.Asked.Addr
 	}
