@@ -563,8 +563,30 @@ type Follower struct {
 // LeaseEntry identifies a lease. A box has at most one lease per entry.
 type LeaseEntry struct {
 	Allow bool   // false: deny
+	Audit bool   // with Allow and no Entry: the policy is audited
 	Entry string // a domain or CIDR as in a policy
 }
+
+// The actions of leases.
+const (
+	ActionAllow = "allow"
+	ActionDeny  = "deny"
+	ActionAudit = "audit"
+)
+
+// Action returns the action of the lease.
+func (l LeaseEntry) Action() string {
+	switch {
+	case l.Audit:
+		return ActionAudit
+	case l.Allow:
+		return ActionAllow
+	}
+	return ActionDeny
+}
+
+// MaxAudit is the longest time for which a policy can be audited.
+const MaxAudit = 24 * time.Hour
 
 // Lease is a temporary policy entry.
 type Lease struct {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -19,7 +21,12 @@ type Policies struct {
 	Default PolicyDocument `yaml:"default"`
 	// Ceiling limits the policy of every box; empty: no ceiling.
 	Ceiling PolicyDocument `yaml:"ceiling"`
+	// Audit is the least powerful role of API keys that may have a policy audited instead of enforced; see [AuditBy].
+	Audit string `yaml:"audit"`
 }
+
+// AuditBy lists the values of policy.audit: roles of API keys, from the most to the least powerful one.
+var AuditBy = []string{"off", "admin", "box-creator", "one-box"}
 
 // PolicyDocument is a policy in the configuration: a mode, or a document as in the admin API.
 type PolicyDocument struct {
@@ -28,7 +35,7 @@ type PolicyDocument struct {
 }
 
 func defaultPolicies() Policies {
-	return Policies{Default: PolicyDocument{Spec: policy.Spec{Mode: policy.ModeAllowAll}}}
+	return Policies{Default: PolicyDocument{Spec: policy.Spec{Mode: policy.ModeAllowAll}}, Audit: "box-creator"}
 }
 
 // UnmarshalYAML parses a mode, a policy, or null for no policy.
@@ -108,6 +115,9 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 		if _, err := policy.Compile(p.Default.Spec, policy.Options{Version: 1}); err != nil {
 			report("policy.default", err)
 		}
+	}
+	if !slices.Contains(AuditBy, p.Audit) {
+		fail("policy.audit", "must be one of %s", strings.Join(AuditBy, ", "))
 	}
 	if p.Ceiling.err != nil {
 		report("policy.ceiling", p.Ceiling.err)

@@ -176,6 +176,8 @@ var grants = map[string]grant{
 	"getLeases":           own | reads,
 	"addLeases":           own | changes,
 	"endLeases":           own | changes,
+	"getEnforcement":      own | reads,
+	"setEnforcement":      own | changes, // an audit also needs policy.audit
 	"getHeaders":          own | reads,
 	"setHeaders":          own | changes,
 	"changeHeaders":       own | changes,

@@ -285,6 +285,25 @@ func (h *Host) AddLeases(_ context.Context, id policy.BoxID, req api.LeaseReques
 	return changed(b, was), nil
 }
 
+// SetEnforcement implements the Host of [boxgate/api/rules].
+func (h *Host) SetEnforcement(_ context.Context, id policy.BoxID, audit time.Duration, ifMatch *uint64) (api.PolicyState, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	if ifMatch != nil && *ifMatch != b.Policy.Version {
+		return api.PolicyState{}, api.ErrPrecondition
+	}
+	start, was := time.Unix(1_700_000_000, 0), b.Policy
+	b.Policy.Leases = slices.DeleteFunc(slices.Clone(b.Policy.Leases), func(l api.Lease) bool { return l.Audit })
+	if audit > 0 {
+		b.Policy.Leases = append(b.Policy.Leases, api.Lease{LeaseEntry: api.LeaseEntry{Allow: true, Audit: true}, StartedAt: start, ExpiresAt: start.Add(audit), Left: audit})
+	}
+	b.Policy.Version++
+	return changed(b, was), nil
+}
+
 // EndLeases implements the Host of [boxgate/api/rules].
 func (h *Host) EndLeases(_ context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)

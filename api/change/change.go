@@ -173,11 +173,8 @@ func upstreamOf(s policy.Spec) (url string, there []string) {
 // namesOf formats leases as names.
 func namesOf(list []api.Lease) (names []string) {
 	for _, l := range list {
-		verb := "deny"
-		if l.Allow {
-			verb = "allow"
-		}
-		names = append(names, verb+" "+l.Entry+" until "+l.ExpiresAt.UTC().Format(time.RFC3339))
+		what := strings.TrimSpace(l.Action() + " " + l.Entry)
+		names = append(names, what+" until "+l.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	return names
 }

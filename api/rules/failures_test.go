@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
@@ -82,6 +83,13 @@ func (h failing) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRe
 		return api.PolicyState{}, errBroken
 	}
 	return h.Host.AddLeases(ctx, id, req, match)
+}
+
+func (h failing) SetEnforcement(ctx context.Context, id policy.BoxID, audit time.Duration, match *uint64) (api.PolicyState, error) {
+	if h.writes {
+		return api.PolicyState{}, errBroken
+	}
+	return h.Host.SetEnforcement(ctx, id, audit, match)
 }
 
 func (h failing) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, match *uint64) (api.PolicyState, error) {

@@ -16,16 +16,10 @@ import (
 
 const leasesPath = "/v2/box/{id}/config/network-policy/leases"
 
-// The actions of a lease.
-const (
-	actionAllow = "allow"
-	actionDeny  = "deny"
-)
-
 // leaseView is a temporary entry of a policy.
 type leaseView struct {
-	Action    string `json:"action" enum:"allow deny"`
-	Entry     string `json:"entry"`
+	Action    string `json:"action" enum:"allow deny audit" doc:"audit: the policy is audited, see setEnforcement"`
+	Entry     string `json:"entry" doc:"empty with audit"`
 	StartedAt int64  `json:"started_at"`
 	ExpiresAt int64  `json:"expires_at"`
 	ExpiresIn int64  `json:"expires_in" doc:"seconds that are left"`
@@ -61,16 +55,9 @@ const (
 func viewLeases(list []api.Lease) []leaseView {
 	var out []leaseView
 	for _, l := range list {
-		out = append(out, leaseView{actionOf(l.Allow), l.Entry, l.StartedAt.Unix(), l.ExpiresAt.Unix(), int64((l.Left + time.Second - 1) / time.Second), l.Idle})
+		out = append(out, leaseView{l.Action(), l.Entry, l.StartedAt.Unix(), l.ExpiresAt.Unix(), int64((l.Left + time.Second - 1) / time.Second), l.Idle})
 	}
 	return out
-}
-
-func actionOf(allow bool) string {
-	if allow {
-		return actionAllow
-	}
-	return actionDeny
 }
 
 func viewLeaseState(s api.PolicyState, status int) rest.Reply {
@@ -83,14 +70,14 @@ func viewLeaseState(s api.PolicyState, status int) rest.Reply {
 
 func (b *leasesBody) request() (api.LeaseRequest, error) {
 	switch {
-	case b.Action != actionAllow && b.Action != actionDeny:
+	case b.Action != api.ActionAllow && b.Action != api.ActionDeny:
 		return api.LeaseRequest{}, problem.Invalid("/action", "must be allow or deny")
 	case len(b.Entries) == 0 || len(b.Entries) > mostLeaseEntries:
 		return api.LeaseRequest{}, problem.Invalid("/entries", "must have between 1 and %d destinations", mostLeaseEntries)
 	case b.ExpiresIn == nil || *b.ExpiresIn < 1 || *b.ExpiresIn > mostLeaseSeconds:
 		return api.LeaseRequest{}, problem.Invalid("/expires_in", "must be between 1 and %d seconds", mostLeaseSeconds)
 	}
-	return api.LeaseRequest{Allow: b.Action == actionAllow, Entries: b.Entries, Lasts: time.Duration(*b.ExpiresIn) * time.Second}, nil
+	return api.LeaseRequest{Allow: b.Action == api.ActionAllow, Entries: b.Entries, Lasts: time.Duration(*b.ExpiresIn) * time.Second}, nil
 }
 
 func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -141,7 +128,7 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	if q.Action != "" && q.Action != actionAllow && q.Action != actionDeny {
+	if q.Action != "" && q.Action != api.ActionAllow && q.Action != api.ActionDeny {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "action" must be allow or deny`)
 	}
 	match, err := rest.IfMatch(r)
@@ -149,7 +136,7 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	state, err := e.Host.EndLeases(r.Context(), box.ID, func(l api.LeaseEntry) bool {
-		return (q.Action == "" || q.Action == actionOf(l.Allow)) && (q.Entry == "" || q.Entry == l.Entry)
+		return (q.Action == "" || q.Action == l.Action()) && (q.Entry == "" || q.Entry == l.Entry)
 	}, match)
 	if err != nil {
 		return rest.Reply{}, err
@@ -172,10 +159,10 @@ func takeLeases(data []byte) ([]byte, *[]api.LeaseEntry, error) {
 	}
 	keep := []api.LeaseEntry{}
 	for i, l := range list {
-		if l.Action != actionAllow && l.Action != actionDeny {
-			return nil, nil, problem.Invalid(fmt.Sprintf("/leases/%d/action", i), "must be allow or deny")
+		if l.Action != api.ActionAllow && l.Action != api.ActionDeny && l.Action != api.ActionAudit {
+			return nil, nil, problem.Invalid(fmt.Sprintf("/leases/%d/action", i), "must be allow, deny or audit")
 		}
-		keep = append(keep, api.LeaseEntry{Allow: l.Action == actionAllow, Entry: l.Entry})
+		keep = append(keep, api.LeaseEntry{Allow: l.Action != api.ActionDeny, Audit: l.Action == api.ActionAudit, Entry: l.Entry})
 	}
 	delete(fields, "leases")
 	rest, err := json.Marshal(fields)

@@ -39,6 +39,9 @@ type Policies interface {
 	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error)
 	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
+	// SetEnforcement has the policy audited for a time, instead of enforced, or enforced again if that is 0; it replaces an earlier audit.
+	// The caller must be permitted by the configuration, else the error is an ErrForbidden. ifMatch is as in SetPolicy.
+	SetEnforcement(ctx context.Context, id policy.BoxID, audit time.Duration, ifMatch *uint64) (api.PolicyState, error)
 	// EndLeases ends leases before they expire. If which selects none, the error is an ErrNotFound.
 	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
 }
@@ -78,7 +81,7 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	return append(e.namedRoutes(), []rest.Route{
+	return append(append(e.namedRoutes(), e.enforcementRoutes()...), []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
 		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere. With dry_run=true nothing changes, and the answer is that of replayPolicy", Query: reflect.TypeFor[putPolicyQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
 		{Method: "POST", Path: "/v2/box/{id}/egress/replay", ID: "replayPolicy", Versioned: true, Summary: "What a candidate policy would change of the traffic that the box has had, and of what it may reach; nothing is changed", Query: reflect.TypeFor[replayQuery](), Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com"]}`, Response: reflect.TypeFor[spec.Replay](), Handle: e.replay},

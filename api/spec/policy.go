@@ -35,8 +35,8 @@ type policyBody struct {
 
 // LeaseEntry identifies a temporary entry of a policy. Requests may include the other fields of answers.
 type LeaseEntry struct {
-	Action    string `json:"action" enum:"allow deny"`
-	Entry     string `json:"entry" doc:"a domain or CIDR as in a policy" example:"api.example.com:443"`
+	Action    string `json:"action" enum:"allow deny audit"`
+	Entry     string `json:"entry" doc:"a domain or CIDR as in a policy; empty with audit" example:"api.example.com:443"`
 	StartedAt int64  `json:"started_at,omitempty"`
 	ExpiresAt int64  `json:"expires_at,omitempty"`
 	ExpiresIn int64  `json:"expires_in,omitempty"`

@@ -33,6 +33,13 @@ func New(allow bool, entry string, lasts time.Duration, now Now) store.Lease {
 	}
 }
 
+// NewAudit returns a lease that starts now, and while it lasts the policy is audited.
+func NewAudit(lasts time.Duration, now Now) store.Lease {
+	l := New(true, "", lasts, now)
+	l.Audit = true
+	return l
+}
+
 // Remaining returns the remaining time of a lease; 0 if it has ended.
 func Remaining(l store.Lease, now Now) time.Duration {
 	wall := l.ExpiresAt.Sub(now.Wall)

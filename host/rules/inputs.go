@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"boxgate/api"
 	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
@@ -46,17 +47,23 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	if in.spent {
 		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
 	}
-	return policy.Compile(withLeases(in.spec, in.leases), o)
+	var spec policy.Spec
+	spec, o.Audit = withLeases(in.spec, in.leases)
+	return policy.Compile(spec, o)
 }
 
-// withLeases returns spec with the entries of leases added.
-func withLeases(spec policy.Spec, leases []store.Lease) policy.Spec {
+// withLeases returns spec with the entries of leases added, and whether it is audited.
+func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bool) {
 	var allowed, denied []amend.Entry
 	for _, l := range leases {
+		if l.Audit {
+			audit = audit || l.Allow && l.ExpiresAt.Sub(l.StartedAt) <= api.MaxAudit
+			continue
+		}
 		e, err := amend.ParseEntry(l.Entry)
 		switch {
 		case err != nil && !l.Allow: // checked when the lease was made; a denial that cannot be parsed denies everything
-			return policy.Spec{Mode: policy.ModeDenyAll}
+			return policy.Spec{Mode: policy.ModeDenyAll}, false
 		case err != nil:
 		case l.Allow:
 			allowed = append(allowed, e)
@@ -64,7 +71,13 @@ func withLeases(spec policy.Spec, leases []store.Lease) policy.Spec {
 			denied = append(denied, e)
 		}
 	}
-	return amend.Beside(spec, allowed, denied)
+	spec = amend.Beside(spec, allowed, denied)
+	if audit && spec.Mode == policy.ModeDenyAll {
+		for _, e := range denied { // which deny-all has no list for, and the audit must not open
+			spec = spec.Overruled(e.String())
+		}
+	}
+	return spec, audit
 }
 
 // rules returns the global header rules merged with the box's own, which take precedence.

@@ -61,6 +61,40 @@ func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
 	return e.Idle(spec, allow)
 }
 
+// SetEnforcement implements the Host of [boxgate/api/rules].
+func (p *Service) SetEnforcement(ctx context.Context, id policy.BoxID, audit time.Duration, ifMatch *uint64) (api.PolicyState, error) {
+	if audit < 0 || audit > api.MaxAudit {
+		return api.PolicyState{}, change.InvalidAt("/expires_in", fmt.Sprintf("must be at most %d seconds", int64(api.MaxAudit.Seconds())))
+	}
+	if role := api.CallerOf(ctx).Role; audit > 0 && !p.mayAudit(role) {
+		return api.PolicyState{}, api.Errorf(api.ErrForbidden, "policy.audit of the configuration does not let keys with the role %s audit a policy", role)
+	}
+	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
+		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return l.Audit })
+		if audit == 0 {
+			return nil
+		}
+		next.Leases = append(next.Leases, withKey(lease.NewAudit(audit, p.shared.now()), api.CallerOf(ctx).Key))
+		if len(next.Leases) > mostLeases {
+			return api.Errorf(api.ErrConflict, "a box has at most %d temporary entries; end some, or wait until they end", mostLeases)
+		}
+		return nil
+	})
+}
+
+// mayAudit reports whether keys with a role may have a policy audited.
+func (p *Service) mayAudit(role api.Role) bool {
+	switch role {
+	case api.RoleAdmin:
+		return p.auditBy == string(api.RoleAdmin) || p.auditBy == string(api.RoleCreator) || p.auditBy == string(api.RoleBox)
+	case api.RoleCreator:
+		return p.auditBy == string(api.RoleCreator) || p.auditBy == string(api.RoleBox)
+	case api.RoleBox:
+		return p.auditBy == string(api.RoleBox)
+	}
+	return false
+}
+
 // EndLeases implements the Host of [boxgate/api/rules].
 func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
 	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
@@ -88,7 +122,9 @@ func keptLeases(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, e
 	return slices.DeleteFunc(running, func(l store.Lease) bool { return !slices.Contains(*keep, leaseKey(l)) }), nil
 }
 
-func leaseKey(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow, Entry: l.Entry} }
+func leaseKey(l store.Lease) api.LeaseEntry {
+	return api.LeaseEntry{Allow: l.Allow, Audit: l.Audit, Entry: l.Entry}
+}
 
 // stateOf returns a box's policy as the API shows it, with the remaining time of its leases. A lease that is about to end
 // has no time left; it is shown for as long as it is applied.
@@ -257,11 +293,7 @@ func (p *Service) noteLeases(b *state.Box, before []store.Lease) {
 }
 
 func (p *Service) noteLease(b *state.Box, l store.Lease, what string) {
-	verb := "deny"
-	if l.Allow {
-		verb = "allow"
-	}
-	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.Name), zap.String("action", verb), zap.String("entry", l.Entry),
+	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.Name), zap.String("action", leaseKey(l).Action()), zap.String("entry", l.Entry),
 		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.Version))
 }
 

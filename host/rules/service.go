@@ -29,6 +29,7 @@ type Config struct {
 	Resolver Resolver `required:"false"` // nil: names are not looked up for explanations
 	// Observed returns the traffic of a box for replays; nil: there are none.
 	Observed func(ctx context.Context, id policy.BoxID) (observe.Summary, error) `required:"false"`
+	Audit    string                                                              `required:"false"` // policy.audit of the configuration; "": policies are always enforced
 	Log      *zap.Logger
 	Store    store.Rules
 	Records  store.Boxes
@@ -50,6 +51,7 @@ type Resolver interface {
 // use.
 type Service struct {
 	resolver Resolver
+	auditBy  string
 	before   *handover.Predecessor
 	log      *zap.Logger
 	store    store.Rules
@@ -78,7 +80,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	p := &Service{
-		resolver: c.Resolver, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
+		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
 		observed: c.Observed, replaying: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()
