@@ -39,6 +39,7 @@ type Compiled struct {
 	source     Source         // source addresses of connections; zero: chosen by the host
 	lacks      lacks          // of the source
 	auditing   *auditing      // nil: the policy is enforced
+	byName     bool           // destinations in no list are dialled by their name, if they have one
 }
 
 // Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every

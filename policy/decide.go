@@ -280,7 +280,7 @@ func (c *Compiled) decideOpen(r Request, why name.Reason) Decision {
 	case r.Stage == StageDNS:
 		d.DialName = len(c.spec.DeniedDomains) > 0
 	default:
-		d.DialName = c.namePorts.Contains(r.Port)
+		d.DialName = c.namePorts.Contains(r.Port) || c.byName
 	}
 	return c.unlessNameless(r, d)
 }

@@ -198,6 +198,7 @@ var grants = map[string]grant{
 	"searchDecisions":      admin | reads,
 	"explainDecision":      own | reads,
 	"replayPolicy":         own | reads,
+	"learnPolicy":          own | reads,
 
 	"createUrl": own | changes,
 	"listUrls":  own | reads,

@@ -65,6 +65,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/egress/history", ID: "searchDecisions", Summary: "Decisions on disk about every box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchAllQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchAll},
 		{Method: "GET", Path: "/v2/box/{id}/egress/observations", ID: "listObservations", Summary: "The traffic of a box, summed up by destination, request and decision", Query: reflect.TypeFor[observationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.observations},
 		{Method: "GET", Path: "/v2/egress/observations", ID: "listPastObservations", Summary: "The traffic of a box by its ID, which may be that of a deleted box", Query: reflect.TypeFor[pastObservationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.pastObservations},
+		{Method: "GET", Path: "/v2/box/{id}/egress/learned", ID: "learnPolicy", Summary: "The least policy for what the box has reached, with the evidence for each entry; nothing is changed", Query: reflect.TypeFor[learnQuery](), Response: reflect.TypeFor[learnedView](), Handle: e.learned},
 		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "The decision of the active policy; nothing is sent to the destination", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
 	}
 }

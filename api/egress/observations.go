@@ -62,12 +62,9 @@ func (e *Endpoints) pastObservations(_ http.ResponseWriter, r *http.Request) (re
 
 // observed returns the selected observations of a box.
 func (e *Endpoints) observed(r *http.Request, q *observationsQuery, box policy.BoxID) (rest.Reply, error) {
-	var since time.Time
-	if q.Since != "" {
-		var err error
-		if since, err = api.ParseSince(q.Since, time.Now()); err != nil {
-			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
-		}
+	since, err := parseSince(q.Since)
+	if err != nil {
+		return rest.Reply{}, err
 	}
 	s, err := e.Host.Observations(r.Context(), box)
 	if err != nil {
@@ -83,4 +80,16 @@ func (e *Endpoints) observed(r *http.Request, q *observationsQuery, box policy.B
 		}
 	}
 	return rest.Reply{Body: view}, nil
+}
+
+// parseSince reads a beginning; the zero time for "".
+func parseSince(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	since, err := api.ParseSince(text, time.Now())
+	if err != nil {
+		return time.Time{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
+	}
+	return since, nil
 }

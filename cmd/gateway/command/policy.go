@@ -34,7 +34,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
 			},
 		},
-		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyReplay(o), newPolicyLint(o), newPolicyEdit(o),
+		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyAudit(o), newPolicyLearn(o), newPolicyDiff(o), newPolicyReplay(o), newPolicyLint(o), newPolicyEdit(o),
 		newPolicyExplain(o), newPolicyPresets(o), newPolicyNamed(o), newPolicyConvert(),
 	)
 	return cmd

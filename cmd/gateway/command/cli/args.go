@@ -77,7 +77,7 @@ const PolicyHelp = "JSON, @FILE, -, preset:NAME,…, allow-all or deny-all"
 const BoxPolicyHelp = "JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all"
 
 // PolicyArgument parses a network policy on the command line: JSON, which may be inline, from @FILE or from standard
-// input ("-"), a list of presets, a named policy, or a mode. forms lists the accepted forms for error messages:
+// input ("-"), where it may also be YAML, a list of presets, a named policy, or a mode. forms lists the accepted forms for error messages:
 // [PolicyHelp] or [BoxPolicyHelp].
 func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error) {
 	if arg == "allow-all" || arg == "deny-all" {
@@ -100,10 +100,34 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 	if json.Valid(data) {
 		return data, nil
 	}
+	if doc := policyYAML(data); doc != nil && (arg == "-" || strings.HasPrefix(arg, "@")) {
+		return doc, nil
+	}
 	if near := nearPolicy(arg); near != "" {
 		return nil, Usagef("%q is no policy; did you mean %s? A policy is %s", arg, near, forms)
 	}
 	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
+}
+
+// policyYAML converts a policy in YAML, such as the output of `gateway policy learn`, to JSON. It returns nil for other documents. A
+// document in braces is JSON with a mistake.
+func policyYAML(data []byte) json.RawMessage {
+	var doc map[string]any
+	if yaml.Unmarshal(data, &doc) != nil || doc["mode"] == nil {
+		return nil
+	}
+	for line := range bytes.Lines(data) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] == '{' {
+			return nil
+		} else if len(line) > 0 && line[0] != '#' {
+			break
+		}
+	}
+	out, err := json.Marshal(doc)
+	if err != nil {
+		return nil
+	}
+	return out
 }
 
 // presetPolicy returns the policy that allows the hosts of presets and single destinations, in a list separated by commas.

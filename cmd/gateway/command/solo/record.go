@@ -20,6 +20,7 @@ import (
 	"boxgate/cmd/gateway/command/story"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"
+	"boxgate/policy/learn"
 	"boxgate/policy/name"
 )
 
@@ -210,11 +211,6 @@ func (d destination) withPort() destination {
 	return d
 }
 
-// entry formats the destination as an entry of allowed_domains.
-func entry(d destination) string {
-	return net.JoinHostPort(d.name, strconv.Itoa(int(d.withPort().port)))
-}
-
 // Summarize prints the destinations reached and refused, and a policy for them.
 func (r *Record) Summarize() {
 	r.mu.Lock()
@@ -299,24 +295,11 @@ func beyond(spec policy.Spec) string {
 
 // specOf returns the policy that allows the destinations.
 func specOf(all []destination) policy.Spec {
-	named := map[string]bool{} // names with a port
+	list := make([]learn.Destination, 0, len(all))
 	for _, d := range all {
-		named[d.name] = named[d.name] || d.port != 0
+		list = append(list, learn.Destination{Name: d.name, Addr: d.addr, Port: d.port, Protocol: d.protocol})
 	}
-	domains, cidrs := map[string]bool{}, map[string]bool{}
-	for _, d := range all {
-		switch {
-		case d.name != "" && d.port == 0 && named[d.name]: // resolved and then connected to
-		case d.name != "":
-			domains[entry(d)] = true
-		case d.addr.IsValid():
-			cidrs[netip.PrefixFrom(d.addr, d.addr.BitLen()).String()] = true
-		}
-	}
-	if len(domains)+len(cidrs) == 0 {
-		return policy.Spec{Mode: policy.ModeDenyAll}
-	}
-	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: slices.Sorted(maps.Keys(domains)), AllowedCIDRs: slices.Sorted(maps.Keys(cidrs)), DNS: policy.DNSStrict}
+	return learn.Exact(list)
 }
 
 // report is the summary of a command as JSON.

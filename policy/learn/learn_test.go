@@ -1,0 +1,210 @@
+package learn
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/policy/dialect"
+	"boxgate/policy/match"
+	"boxgate/policy/name"
+)
+
+var noon = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+
+// at returns one connection to a name, some minutes after noon.
+func at(minute int, host string, port uint16) Seen {
+	when := noon.Add(time.Duration(minute) * time.Minute)
+	return Seen{Destination: Destination{Name: host, Port: port, Protocol: policy.TCP}, Refusal: "not_allowed", Count: 1, First: when, Last: when}
+}
+
+func request(minute int, host string, port uint16, method, shape string, paths ...string) Seen {
+	s := at(minute, host, port)
+	s.Method, s.Shape, s.Paths = method, shape, paths
+	return s
+}
+
+// TestProposal: names with their ports, the denied lists of the policy, and evidence.
+func TestProposal(t *testing.T) {
+	t.Parallel()
+	now := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"unused.test"}, AllowedCIDRs: []string{"203.0.112.0/24"}, DeniedDomains: []string{"evil.test"}, Precedence: policy.PrecedenceSpecific}
+	ntp := Seen{Destination: Destination{Addr: netip.MustParseAddr("8.8.8.8"), Port: 123, Protocol: policy.UDP}, Refusal: "not_allowed", Count: 2, First: noon, Last: noon}
+	listed := Seen{Destination: Destination{Addr: netip.MustParseAddr("203.0.112.9"), Port: 22, Protocol: policy.TCP}, Entry: "203.0.112.0/24", Count: 1, First: noon, Last: noon}
+	p := Propose(now, []Seen{at(3, "b.example.com", 8443), at(1, "b.example.com", 443), at(2, "B.example.com.", 443), ntp, listed})
+	want := policy.Spec{Mode: policy.ModeCustom, DNS: policy.DNSStrict, AllowedDomains: []string{"b.example.com:443", "b.example.com:8443"}, AllowedCIDRs: []string{"203.0.112.0/24"}, DeniedDomains: []string{"evil.test"}, Precedence: policy.PrecedenceSpecific}
+	if !reflect.DeepEqual(p.Policy, want) {
+		t.Errorf("%+v", p.Policy)
+	}
+	if e := p.Domains[0].Evidence; e.Count != 2 || !e.First.Equal(noon.Add(time.Minute)) || !e.Last.Equal(noon.Add(2*time.Minute)) || !slices.Equal(e.Refusals, []string{"not_allowed"}) {
+		t.Errorf("%+v", e)
+	}
+	if len(p.Apart) != 1 || p.Apart[0].Entry != "8.8.8.8/32" || p.Apart[0].Why != WhyAddress || p.Apart[0].Count != 2 {
+		t.Errorf("%+v", p.Apart)
+	}
+	if p := Propose(now, nil); p.Policy.Mode != policy.ModeDenyAll {
+		t.Errorf("%+v", p.Policy)
+	}
+}
+
+// TestWildcards: five labels below a name with one owner make a wildcard; four, or names with different owners, do not.
+func TestWildcards(t *testing.T) {
+	t.Parallel()
+	below := func(n int, parent string, port uint16) (seen []Seen) {
+		for i := range n {
+			seen = append(seen, at(i, fmt.Sprintf("%c.%s", 'a'+i, parent), port))
+		}
+		return seen
+	}
+	for _, c := range []struct {
+		seen []Seen
+		want []string
+	}{
+		{below(5, "example.com", 443), []string{"*.example.com:443"}},
+		{append(below(5, "example.com", 443), at(9, "x.deep.example.com", 443), at(9, "a.example.com", 80), at(9, "example.com", 443)),
+			[]string{"*.example.com:443", "a.example.com:80", "example.com:443"}},
+		{below(5, "deep.example.com", 443), []string{"*.deep.example.com:443"}},
+		{append(below(5, "deep.example.com", 443), below(5, "example.com", 443)...), []string{"*.example.com:443"}},
+		{below(2, "github.io", 443), []string{"a.github.io:443", "b.github.io:443"}},
+	} {
+		if got := Propose(policy.Spec{Mode: policy.ModeDenyAll}, c.seen).Policy.AllowedDomains; !slices.Equal(got, c.want) {
+			t.Errorf("%v instead of %v", got, c.want)
+		}
+	}
+	for _, parent := range []string{"com", "co.uk", "github.io", "s3.amazonaws.com", "test", "internal.corp"} {
+		for _, s := range Propose(policy.Spec{Mode: policy.ModeDenyAll}, below(20, parent, 443)).Policy.AllowedDomains {
+			if strings.HasPrefix(s, "*") {
+				t.Errorf("%s for 20 names below %s", s, parent)
+			}
+		}
+	}
+	if got := Propose(policy.Spec{Mode: policy.ModeDenyAll}, append(below(4, "example.com", 443), below(4, "example.com", 80)...)).Policy.AllowedDomains; len(got) != 8 {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestDoubts: look-alikes, punycode and telemetry are listed apart, unless the policy names them.
+func TestDoubts(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]Why{
+		"api.githib.com": WhyLookAlike, "githubb.com": WhyLookAlike, "gihtub.com": WhyLookAlike, "github.com.example.net": WhyLookAlike, "pypi.0rg": "",
+		"x.registry.npmjs.org.evil.example": WhyLookAlike, "anthr0pic.com": WhyLookAlike, "xn--gthub-n4a.com": WhyPunycode, "o1.ingest.sentry.io": WhyTelemetry,
+		"telemetry.nextjs.org": WhyTelemetry, "github.com": "", "api.github.com": "", "example.com": "", "gitea.com": "",
+	} {
+		p := Propose(policy.Spec{Mode: policy.ModeDenyAll}, []Seen{at(0, host, 443)})
+		switch {
+		case want == "" && (len(p.Apart) > 0 || !slices.Equal(p.Policy.AllowedDomains, []string{host + ":443"})):
+			t.Errorf("%s: %+v", host, p)
+		case want != "" && (len(p.Apart) != 1 || p.Apart[0].Why != want || p.Policy.Mode != policy.ModeDenyAll):
+			t.Errorf("%s: %+v", host, p)
+		}
+		p = Propose(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{host}}, []Seen{at(0, host, 443)})
+		if len(p.Apart) > 0 {
+			t.Errorf("%s, which the policy allows: %+v", host, p.Apart)
+		}
+	}
+}
+
+// TestRules: methods and paths become rules where requests were read and few, and the policy's own rules stay behind them.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	many := request(0, "m.test", 80, "GET", "/{id}", "/1234567")
+	many.More = true
+	wide := request(0, "w.test", 80, "GET", "/a", "/a", "/b")
+	wide.Shape, wide.More = "", true
+	now := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"r.test"}, Rules: []match.RequestRule{
+		{Hosts: []string{"r.test"}, Methods: []string{"POST"}, Action: match.ActionDeny}, {Hosts: []string{"gone.test"}, Action: match.ActionDeny},
+	}}
+	allowed := request(0, "r.test", 443, "GET", "/ok", "/ok")
+	allowed.Refusal = ""
+	p := Propose(now, []Seen{
+		request(0, "p.test", 80, "GET", "/a", "/a"), request(1, "p.test", 80, "GET", "/items/{n}/x", "/items/17/x", "/items/18/x"), request(2, "p.test", 80, "HEAD", "/a", "/a"),
+		many, wide, allowed, request(3, "r.test", 443, "POST", "/needed", "/needed"), request(4, "odd.test", 80, "GET", "//a", "//a"), at(5, "unread.test", 443),
+	})
+	rules, err := json.Marshal(p.Policy.Rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `[{"hosts":["m.test:80"],"methods":["GET"],"paths":["/*"],"action":"allow"},{"hosts":["m.test:80"],"action":"deny"},` +
+		`{"hosts":["p.test:80"],"methods":["GET"],"paths":["/a","/items/*"],"action":"allow"},{"hosts":["p.test:80"],"methods":["HEAD"],"paths":["/a"],"action":"allow"},{"hosts":["p.test:80"],"action":"deny"},` +
+		`{"hosts":["r.test:443"],"methods":["POST"],"paths":["/needed"],"action":"allow"},` +
+		`{"hosts":["w.test:80"],"methods":["GET"],"action":"allow"},{"hosts":["w.test:80"],"action":"deny"},` +
+		`{"hosts":["r.test"],"methods":["POST"],"action":"deny"}]`
+	if string(rules) != want {
+		t.Errorf("%s\ninstead of\n%s", rules, want)
+	}
+	if len(p.Requests) != len(p.Policy.Rules) {
+		t.Errorf("evidence for %d of %d rules", len(p.Requests), len(p.Policy.Rules))
+	}
+}
+
+// TestFloods: a flood of names neither displaces earlier ones nor makes a proposal large, and is counted.
+func TestFloods(t *testing.T) {
+	t.Parallel()
+	var seen []Seen
+	for i := range 4096 {
+		seen = append(seen, at(10, fmt.Sprintf("n%d.example", i), 443))
+		seen = append(seen, Seen{Destination: Destination{Addr: netip.AddrFrom4([4]byte{8, 8, byte(i >> 8), byte(i)}), Port: 53, Protocol: policy.UDP}, Count: 1, First: noon, Last: noon})
+	}
+	p := Propose(policy.Spec{Mode: policy.ModeDenyAll}, append(seen, at(1, "needed.test", 443)))
+	if !slices.Contains(p.Policy.AllowedDomains, "needed.test:443") || len(p.Policy.AllowedDomains) != MaxEntries || len(p.Apart) != MaxApart {
+		t.Errorf("%d names, %d apart", len(p.Policy.AllowedDomains), len(p.Apart))
+	}
+	if want := 4097 - MaxEntries + 4096 - MaxApart; p.Omitted != want {
+		t.Errorf("%d omitted instead of %d", p.Omitted, want)
+	}
+}
+
+// FuzzPropose: whatever was seen, the proposal is a policy, the same in every order, within its bounds, and opens only names that were
+// seen or five labels below a name with one owner.
+func FuzzPropose(f *testing.F) {
+	f.Add("a.example.com b.example.com c.example.com d.example.com e.example.com", "GET", "/a/{n}", "/a/1", uint16(443))
+	f.Add("xn--a.test github.com.evil.test *.x 1.2.3.4 a..b", "P OST", "/a/*", "//", uint16(80))
+	f.Add("a.github.io b.github.io c.github.io d.github.io e.github.io", "", "", "", uint16(0))
+	f.Fuzz(func(t *testing.T, names, method, shape, path string, port uint16) {
+		var seen []Seen
+		for i, n := range strings.Fields(names) {
+			s := request(i, n, port, method, shape, path)
+			if addr, err := netip.ParseAddr(n); err == nil {
+				s.Name, s.Addr = "", addr
+			}
+			seen = append(seen, s)
+		}
+		now := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.test"}}
+		p := Propose(now, seen)
+		slices.Reverse(seen)
+		if again := Propose(now, seen); !reflect.DeepEqual(p, again) {
+			t.Fatalf("%+v, and in another order %+v", p, again)
+		}
+		text, err := json.Marshal(p.Policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dialect.ParseSpec(text); err != nil {
+			t.Fatalf("%s is no policy: %v", text, err)
+		}
+		if len(p.Domains) > MaxEntries || len(p.Apart) > MaxApart || len(p.Policy.Rules) > maxRules || len(p.Domains) != len(p.Policy.AllowedDomains) {
+			t.Fatalf("%d entries, %d apart", len(p.Domains), len(p.Apart))
+		}
+		for _, s := range p.Policy.AllowedDomains {
+			pattern, err := name.ParsePattern(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			matching := map[string]bool{}
+			for _, s := range seen {
+				if n, err := name.Parse(s.Name); err == nil && pattern.Match(n, s.Port) {
+					matching[n.String()] = true
+				}
+			}
+			if pattern.IsWildcard() && (len(matching) < wildcardFrom || !ownedByOne(pattern.Name().String())) || !pattern.IsWildcard() && !matching[pattern.Name().String()] {
+				t.Fatalf("%s from %v", s, matching)
+			}
+		}
+	})
+}

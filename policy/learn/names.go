@@ -1,0 +1,205 @@
+package learn
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"boxgate/policy"
+	"boxgate/policy/name"
+	"boxgate/policy/preset"
+)
+
+// wildcardFrom is how many different labels directly below a name lead to a wildcard for it.
+const wildcardFrom = 5
+
+// zone is a name on one port whose names below were seen.
+type zone struct {
+	below  string // the name, without "*."
+	port   uint16
+	labels map[string]bool // directly below it
+}
+
+// wildcards returns the lines for hosts. Names below one registrable domain, or below a name in it, become a wildcard if five of its
+// labels were seen on a port. A public suffix, such as github.io, whose names have different owners, never becomes one. Lines are sorted
+// by entry.
+func wildcards(hosts []*host) []Line {
+	zones := map[Destination]*zone{}
+	for _, h := range hosts {
+		label, parent, ok := strings.Cut(h.Name, ".")
+		if !ok || !ownedByOne(parent) {
+			continue
+		}
+		key := Destination{Name: parent, Port: h.Port}
+		if zones[key] == nil {
+			zones[key] = &zone{parent, h.Port, map[string]bool{}}
+		}
+		zones[key].labels[label] = true
+	}
+	maps.DeleteFunc(zones, func(_ Destination, z *zone) bool { return len(z.labels) < wildcardFrom })
+	lines := map[string]*Line{}
+	for _, h := range hosts {
+		wild := coveringZone(zones, h)
+		if wild == nil {
+			*lineOf(lines, h.entry()) = h.line()
+			continue
+		}
+		l := lineOf(lines, "*."+Destination{Name: wild.below, Port: wild.port}.entry())
+		l.merge(h.Evidence)
+		if l.NameN++; len(l.Names) < maxNames {
+			l.Names = append(l.Names, h.Name)
+		}
+	}
+	out := make([]Line, 0, len(lines))
+	for _, entry := range slices.Sorted(maps.Keys(lines)) {
+		out = append(out, *lines[entry])
+	}
+	return out
+}
+
+// coveringZone returns the highest zone that covers a host, or nil.
+func coveringZone(zones map[Destination]*zone, h *host) (highest *zone) {
+	for at := h.Name; ; {
+		_, parent, ok := strings.Cut(at, ".")
+		if !ok {
+			return highest
+		}
+		if z := zones[Destination{Name: parent, Port: h.Port}]; z != nil {
+			highest = z
+		}
+		at = parent
+	}
+}
+
+// ownedByOne reports whether all names below one have the same owner: it is a registrable domain, or below one.
+func ownedByOne(domain string) bool {
+	n, err := name.Parse(domain)
+	if err != nil || !n.IsPublic() {
+		return false
+	}
+	_, err = publicsuffix.EffectiveTLDPlusOne(domain)
+	return err == nil
+}
+
+// telemetry are services to which programs report their use and their errors.
+var telemetry = patterns(
+	"*.sentry.io", "*.ingest.sentry.io", "*.segment.io", "*.segment.com", "*.amplitude.com", "*.mixpanel.com", "*.posthog.com", "*.statsig.com",
+	"*.statsigapi.net", "*.launchdarkly.com", "*.bugsnag.com", "*.rollbar.com", "*.honeycomb.io", "*.newrelic.com", "*.nr-data.net",
+	"*.datadoghq.com", "*.datadoghq.eu", "*.browser-intake-datadoghq.com", "*.google-analytics.com", "*.googletagmanager.com",
+	"*.app-measurement.com", "*.doubleclick.net", "*.applicationinsights.azure.com", "dc.services.visualstudio.com", "*.vortex.data.microsoft.com",
+	"*.events.data.microsoft.com", "*.crashlytics.com", "*.scarf.sh", "*.checkpoint-api.hashicorp.com", "checkpoint-api.hashicorp.com",
+)
+
+// telemetryLabels are first labels that hosts for such reports have.
+var telemetryLabels = []string{"telemetry", "analytics", "metrics-intake", "crash-reports", "stats-intake"}
+
+func patterns(list ...string) (out []name.Pattern) {
+	for _, s := range list {
+		if p, err := name.ParsePattern(s); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// isTelemetry reports whether a host receives reports of programs rather than serving them.
+func isTelemetry(n name.Name, port uint16) bool {
+	label, _, _ := strings.Cut(n.String(), ".")
+	return slices.Contains(telemetryLabels, label) || slices.ContainsFunc(telemetry, func(p name.Pattern) bool { return p.Match(n, port) })
+}
+
+// known are names that are not suspected to imitate others.
+type known struct {
+	labels map[string]string // the name of a registrable domain by its first label
+	hosts  map[string]bool   // registrable domains
+	given  []name.Pattern    // entries of the policy
+}
+
+// knownNames collects the names of a policy and of the presets.
+func knownNames(now policy.Spec) known {
+	k := known{labels: map[string]string{}, hosts: map[string]bool{}, given: patterns(now.AllowedDomains...)}
+	entries := k.given
+	for _, of := range preset.Names() {
+		if p, err := preset.Find(of); err == nil {
+			entries = append(slices.Clip(entries), patterns(p.AllowedDomains...)...)
+		}
+	}
+	for _, p := range entries {
+		domain, err := publicsuffix.EffectiveTLDPlusOne(p.Name().String())
+		if err != nil {
+			continue
+		}
+		label, _, _ := strings.Cut(domain, ".")
+		k.hosts[domain] = true
+		k.labels[label] = cmp.Or(min(k.labels[label], domain), domain)
+	}
+	return k
+}
+
+// doubt returns why a host should not become an entry unseen, "" if there is no doubt, and the name that it imitates. Hosts that the
+// policy names are not doubted.
+func (h *host) doubt(k known) (why Why, like string) {
+	n, err := name.Parse(h.Name)
+	if err != nil || slices.ContainsFunc(k.given, func(p name.Pattern) bool { return !p.Name().IsZero() && p.Match(n, h.Port) }) {
+		return "", ""
+	}
+	switch like = k.imitated(h.Name); {
+	case like != "":
+		return WhyLookAlike, like
+	case strings.HasPrefix(h.Name, "xn--") || strings.Contains(h.Name, ".xn--"):
+		return WhyPunycode, ""
+	case isTelemetry(n, h.Port):
+		return WhyTelemetry, ""
+	}
+	return "", ""
+}
+
+// shortest is the length of the shortest label that is compared: shorter ones resemble each other by chance.
+const shortest = 5
+
+// imitated returns the known domain that a name imitates: its registrable domain differs in one character, two exchanged ones, or ones
+// that look alike; or the name contains the known domain, as in github.com.example.net.
+func (k known) imitated(host string) string {
+	domain, err := publicsuffix.EffectiveTLDPlusOne(host)
+	if err != nil || k.hosts[domain] {
+		return ""
+	}
+	for _, d := range slices.Sorted(maps.Keys(k.hosts)) {
+		if strings.HasPrefix(host, d+".") || strings.Contains(host, "."+d+".") {
+			return d
+		}
+	}
+	label, _, _ := strings.Cut(domain, ".")
+	for _, other := range slices.Sorted(maps.Keys(k.labels)) {
+		if len(other) >= shortest && label != other && (fold(label) == fold(other) || isNear(label, other)) {
+			return k.labels[other]
+		}
+	}
+	return ""
+}
+
+// fold replaces characters and pairs by others that look alike.
+func fold(s string) string {
+	return strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", "-", "").Replace(s)
+}
+
+// isNear reports whether two labels differ in one inserted, removed or replaced character, or two adjacent ones that were exchanged.
+func isNear(a, b string) bool {
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	if len(b)-len(a) > 1 {
+		return false
+	}
+	i := 0
+	for i < len(a) && a[i] == b[i] {
+		i++
+	}
+	if len(a) < len(b) {
+		return a[i:] == b[i+1:]
+	}
+	return i == len(a) || a[i+1:] == b[i+1:] || i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
+}
