@@ -1,10 +1,10 @@
 package learn
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/net/publicsuffix"
 
@@ -113,28 +113,34 @@ func isTelemetry(n name.Name, port uint16) bool {
 
 // known are names that are not suspected to imitate others.
 type known struct {
-	labels map[string]string // the name of a registrable domain by its first label
-	hosts  map[string]bool   // registrable domains
-	given  []name.Pattern    // entries of the policy
+	hosts  []string // registrable domains, sorted
+	labels []string // their first labels, in the same order
+	folded []string // the labels, folded
+	given  []name.Pattern
 }
+
+// presetHosts are the patterns of all presets.
+var presetHosts = sync.OnceValue(func() (out []name.Pattern) {
+	for _, of := range preset.Names() {
+		if p, err := preset.Find(of); err == nil {
+			out = append(out, patterns(p.AllowedDomains...)...)
+		}
+	}
+	return out
+})
 
 // knownNames collects the names of a policy and of the presets.
 func knownNames(now policy.Spec) known {
-	k := known{labels: map[string]string{}, hosts: map[string]bool{}, given: patterns(now.AllowedDomains...)}
-	entries := k.given
-	for _, of := range preset.Names() {
-		if p, err := preset.Find(of); err == nil {
-			entries = append(slices.Clip(entries), patterns(p.AllowedDomains...)...)
+	k, domains := known{given: patterns(now.AllowedDomains...)}, map[string]bool{}
+	for _, p := range slices.Concat(k.given, presetHosts()) {
+		if domain, err := publicsuffix.EffectiveTLDPlusOne(p.Name().String()); err == nil {
+			domains[domain] = true
 		}
 	}
-	for _, p := range entries {
-		domain, err := publicsuffix.EffectiveTLDPlusOne(p.Name().String())
-		if err != nil {
-			continue
-		}
-		label, _, _ := strings.Cut(domain, ".")
-		k.hosts[domain] = true
-		k.labels[label] = cmp.Or(min(k.labels[label], domain), domain)
+	k.hosts = slices.Sorted(maps.Keys(domains))
+	for _, d := range k.hosts {
+		label, _, _ := strings.Cut(d, ".")
+		k.labels, k.folded = append(k.labels, label), append(k.folded, fold(label))
 	}
 	return k
 }
@@ -164,27 +170,29 @@ const shortest = 5
 // that look alike; or the name contains the known domain, as in github.com.example.net.
 func (k known) imitated(host string) string {
 	domain, err := publicsuffix.EffectiveTLDPlusOne(host)
-	if err != nil || k.hosts[domain] {
+	if err != nil {
 		return ""
 	}
-	for _, d := range slices.Sorted(maps.Keys(k.hosts)) {
-		if strings.HasPrefix(host, d+".") || strings.Contains(host, "."+d+".") {
-			return d
-		}
+	if _, is := slices.BinarySearch(k.hosts, domain); is {
+		return ""
 	}
 	label, _, _ := strings.Cut(domain, ".")
-	for _, other := range slices.Sorted(maps.Keys(k.labels)) {
-		if len(other) >= shortest && label != other && (fold(label) == fold(other) || isNear(label, other)) {
-			return k.labels[other]
+	folded := fold(label)
+	for i, other := range k.hosts {
+		if at := strings.Index(host, other+"."); at == 0 || at > 0 && host[at-1] == '.' {
+			return other
+		}
+		if l := k.labels[i]; len(l) >= shortest && label != l && (folded == k.folded[i] || isNear(label, l)) {
+			return other
 		}
 	}
 	return ""
 }
 
 // fold replaces characters and pairs by others that look alike.
-func fold(s string) string {
-	return strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", "-", "").Replace(s)
-}
+func fold(s string) string { return alike.Replace(s) }
+
+var alike = strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", "-", "")
 
 // isNear reports whether two labels differ in one inserted, removed or replaced character, or two adjacent ones that were exchanged.
 func isNear(a, b string) bool {
