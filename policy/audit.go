@@ -11,7 +11,7 @@ import (
 
 // auditing holds both parts of an audited policy. A destination is judged by enforced first. Only if that refuses it, rest decides.
 type auditing struct {
-	enforced *Compiled // the policy itself; only what it allows gets credentials
+	enforced *Compiled // the policy itself; only traffic that it allows gets credentials
 	rest     *Compiled // the same denied lists, protected ranges and ceiling, allowing everything else; has no header rules
 }
 

@@ -53,8 +53,8 @@ type Options struct {
 	Source    Source                  // source addresses of all traffic; zero: chosen by the host
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction
-	// Audit lets everything pass that the policy refuses, except for denied lists, protected ranges and the ceiling. What it refuses
-	// passes without credentials of the gateway, with reason [name.ReasonWouldDeny].
+	// Audit lets all traffic pass that the policy refuses, except for denied lists, protected ranges and the ceiling; without
+	// credentials of the gateway, and with reason [name.ReasonWouldDeny].
 	Audit bool
 }
 

@@ -193,7 +193,7 @@ const (
 // Allowed destinations are then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. They must also be allowed by the
 // operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]). While the policy
-// is audited (see [Options.Audit]), most of what is denied is allowed with reason would_deny, and its rule is allocated.
+// is audited (see [Options.Audit]), most denied traffic is allowed with reason would_deny, and its rule is allocated.
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {

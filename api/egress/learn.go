@@ -22,13 +22,13 @@ type learnQuery struct {
 // learnedView is a proposed policy in JSON.
 type learnedView struct {
 	learn.Proposal
-	Audited  bool       `json:"audited" doc:"the policy is audited; otherwise only what it allows was reached"`
+	Audited  bool       `json:"audited" doc:"the policy is audited; otherwise only allowed destinations were reached"`
 	Overflow uint64     `json:"overflow" doc:"decisions that are not considered, because the box has as many different ones as it may have"`
 	Lost     uint64     `json:"lost" doc:"decisions that are not considered, because they arrived faster than they could be summed up"`
 	Since    *time.Time `json:"complete_since,omitempty" doc:"older traffic may be missing, for its age or for space"`
 }
 
-// learned proposes a policy for what a box has reached.
+// learned proposes a policy for the traffic of a box.
 func (e *Endpoints) learned(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
@@ -60,7 +60,7 @@ func (e *Endpoints) learned(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	return rest.Reply{Body: view}, nil
 }
 
-// seenIn returns what an observation shows about destinations that were reached. A look-up alone reaches none.
+// seenIn returns the reached destinations of an observation. A look-up alone reaches none.
 func seenIn(o *observe.Observation) []learn.Seen {
 	if o.Verdict != policy.Allow || o.Count == 0 || o.Reason == name.ReasonUnnamed {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"boxgate/api/rest"
 )
 
-// This part has a policy audited for a time: what it refuses passes, and is recorded as would_deny.
+// This part has a policy audited for a time: traffic that it refuses passes, and is recorded as would_deny.
 
 const enforcementPath = "/v2/box/{id}/config/network-policy/enforcement"
 
@@ -33,7 +33,7 @@ type enforcementView struct {
 
 // enforcementBody asks for a way to apply a policy.
 type enforcementBody struct {
-	Enforcement string `json:"enforcement" enum:"enforce audit" doc:"audit: what the policy refuses passes without credentials, except for denied lists, protected ranges and policy.ceiling, and its reason is would_deny"`
+	Enforcement string `json:"enforcement" enum:"enforce audit" doc:"audit: refused traffic passes without credentials, except for denied lists, protected ranges and policy.ceiling, and its reason is would_deny"`
 	ExpiresIn   *int64 `json:"expires_in,omitempty" doc:"seconds for which the policy is audited; required with audit, 24 hours at most" min:"1" max:"86400" example:"3600"`
 }
 

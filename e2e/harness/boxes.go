@@ -187,6 +187,15 @@ func (w *World) Lease(box, action string, lasts time.Duration, entries ...string
 	}
 }
 
+// Audit has the policy of a box audited for a time instead of enforced.
+func (w *World) Audit(box string, lasts time.Duration) {
+	w.T.Helper()
+	body := map[string]any{"enforcement": "audit", "expires_in": int(lasts / time.Second)}
+	if err := w.Client.Do(w.T.Context(), "PUT", api.BoxPath(box, "config/network-policy/enforcement"), body, nil); err != nil {
+		w.T.Fatal(err)
+	}
+}
+
 // Scorecard is the output of `gateway box selftest --json`.
 type Scorecard struct {
 	Tight      bool

@@ -1,7 +1,7 @@
 // Package learn proposes the least policy for traffic that was seen, with the evidence for each entry.
 //
-// Code in a box chooses much of what is seen, so a proposal is for a person to read. It never contains more than [MaxEntries] names, and
-// it leaves out what is easily misused: addresses, names that imitate others, and background telemetry. These are listed apart.
+// Code in a box chooses its traffic, so a proposal is for a person to read. It never contains more than [MaxEntries] names, and it leaves
+// out entries that are easily misused: addresses, names that imitate others, and background telemetry. These are listed apart.
 package learn
 
 import (
@@ -19,7 +19,7 @@ import (
 )
 
 // Bounds of a proposal. Beyond them, entries are counted. Those that were seen first take precedence, so that a flood of names cannot
-// displace what a workload needed before.
+// displace the names that a workload used before.
 const (
 	MaxEntries = 256 // of allowed_domains
 	MaxApart   = 128 // entries that are left out and listed
@@ -163,7 +163,7 @@ func (p *Proposal) leaveOut(a Apart) {
 	p.Apart = append(p.Apart, a)
 }
 
-// keep takes over from the policy what does not depend on the traffic.
+// keep takes over the parts of the policy that do not depend on the traffic.
 func (p *Proposal) keep(now policy.Spec) {
 	p.Policy.DeniedDomains, p.Policy.DeniedCIDRs = slices.Clone(now.DeniedDomains), slices.Clone(now.DeniedCIDRs)
 	p.Policy.DeniedNames, p.Policy.UpstreamProxy, p.Policy.Repos = now.DeniedNames, now.UpstreamProxy, slices.Clone(now.Repos)
@@ -179,7 +179,7 @@ func entriesOf(lines []Line) (list []string) {
 	return list
 }
 
-// host is what was seen of one name on one port.
+// host is the traffic to one name on one port.
 type host struct {
 	Destination
 	Evidence
@@ -188,13 +188,13 @@ type host struct {
 
 func (h *host) line() Line { return Line{h.entry(), h.Evidence} }
 
-// gathered is what was seen, by destination. All lists are in the order of the first sight.
+// gathered is traffic by destination. All lists are in the order of the first sight.
 type gathered struct {
 	hosts        []*host
 	cidrs, addrs []Line
 }
 
-// gather sums up what was seen by destination.
+// gather sums up traffic by destination.
 func gather(seen []Seen) (g gathered) {
 	hosts, addrs, cidrs := map[Destination]*host{}, map[string]*Line{}, map[string]*Line{}
 	for _, s := range seen {
@@ -239,7 +239,7 @@ func sortedLines(in map[string]*Line) (out []Line) {
 	return out
 }
 
-// add adds what was seen to the evidence.
+// add adds traffic to the evidence.
 func (e *Evidence) add(s Seen) {
 	e.merge(Evidence{Count: s.Count, First: s.First, Last: s.Last})
 	if s.Refusal != "" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -130,6 +131,33 @@ func TestKeysOfTargets(t *testing.T) {
 			}
 			seen[k] = url + " " + password
 		}
+	}
+}
+
+// TestAuditedConnectionsAreNotShared: a connection that was made only because the policy is audited carries no request that may have
+// credentials, and one of these is judged by the policy itself.
+func TestAuditedConnectionsAreNotShared(t *testing.T) {
+	t.Parallel()
+	host, _ := name.Parse("server.test")
+	asked := policy.Request{Name: host, Port: 443, Protocol: policy.TCP, Method: "GET", Path: "/"}
+	keys := map[bool]key{}
+	for audited, allowed := range map[bool]string{false: "server.test", true: "other.test"} {
+		s := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{allowed}}
+		c, err := policy.Compile(s, policy.Options{Version: 1, Protected: name.NewProtected(nil, nil), Audit: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rt, _ := route.Now(c, asked, policy.Evidence{Opening: policy.OpeningSecure})
+		k := To(rt, true).key()
+		keys[audited] = k
+		dial := asked
+		dial.Stage, dial.Addr = policy.StageDial, netip.MustParseAddr("8.8.8.8")
+		if rt.Audited != audited || k.decider(c).IsAudited() != audited || !k.decider(c).Decide(dial).Allowed() {
+			t.Errorf("audited %v: %+v, judged by an audited policy: %v", audited, rt, k.decider(c).IsAudited())
+		}
+	}
+	if keys[true] == keys[false] {
+		t.Error("they share a connection")
 	}
 }
 

@@ -39,8 +39,8 @@ func (e enforcement) print(w io.Writer) error {
 	return err
 }
 
-const policyAuditHelp = `Has the policy audited for a time instead of enforced, so that a policy can be learned from what the box reaches. What the policy
-refuses then passes and is logged as would_deny, and without credentials: header rules apply only to what the policy itself allows.
+const policyAuditHelp = `Has the policy audited for a time instead of enforced, so that a policy can be learned from its traffic. Traffic that the policy
+refuses then passes, logged as would_deny and without credentials: header rules apply only where the policy itself allows.
 Denied entries, protected ranges and policy.ceiling stay enforced. Anything else can leave the box, so give it no data that must
 not. After the time, 24 hours at most, the policy is enforced and connections that it denies are cut.
 
@@ -51,7 +51,7 @@ func newPolicyAudit(o *cli.Options) *cobra.Command {
 	var lasts time.Duration
 	var end bool
 	cmd := &cobra.Command{
-		Use: "audit BOX", Short: "Let pass what the policy refuses, for a time, and log it", Long: policyAuditHelp,
+		Use: "audit BOX", Short: "Let refused traffic pass for a time, and log it", Long: policyAuditHelp,
 		Example: "  gateway policy audit demo --for 4h\n  gateway policy learn demo > learned.yaml\n  gateway policy set demo @learned.yaml",
 		Args:    cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -85,7 +85,7 @@ type learned struct {
 	Since          time.Time `json:"complete_since"`
 }
 
-const policyLearnHelp = `Proposes the least policy for what a box has reached, with the evidence beside each entry. It changes nothing.
+const policyLearnHelp = `Proposes the least policy for the traffic of a box, with the evidence beside each entry. The policy of the box stays as it is.
 
 The output is YAML that "policy set BOX @FILE" accepts. Entries that are easily misused are left out and listed at the end: addresses,
 names that resemble others, background telemetry. Code in the box decides what it connects to, so read each line: a name that
@@ -95,7 +95,7 @@ you do not expect may be one that the code wants to be open.`
 func newPolicyLearn(o *cli.Options) *cobra.Command {
 	var since string
 	cmd := &cobra.Command{
-		Use: "learn BOX", Short: "Propose the least policy for what the box has reached", Long: policyLearnHelp,
+		Use: "learn BOX", Short: "Propose the least policy for the traffic of the box", Long: policyLearnHelp,
 		Example: "  gateway policy learn demo\n  gateway policy learn demo --since 4h > learned.yaml",
 		Args:    cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -130,10 +130,10 @@ func (l *learned) print(w io.Writer, box string) error {
 	return err
 }
 
-// notes returns what the reader must know about the whole proposal.
+// notes returns remarks about the whole proposal.
 func (l *learned) notes() (notes []string) {
 	if !l.Audited {
-		notes = append(notes, "The policy is not audited now (gateway policy audit), so that only what it allows is reached.")
+		notes = append(notes, "The policy is not audited now (gateway policy audit), so that the box reaches only allowed destinations.")
 	}
 	if !l.Since.IsZero() {
 		notes = append(notes, fmt.Sprintf("Traffic before %s may be missing.", l.Since.UTC().Format(time.DateTime)))

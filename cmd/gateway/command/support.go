@@ -323,7 +323,7 @@ func withoutSecrets(files []supportFile, secrets []string) []supportFile {
 // gateway.
 var shownKeys = map[string]bool{
 	"store.kind": true, "proxy.deny": true, "ingress.names": true, "ingress.tls.mode": true, "launcher.runtime": true, "launcher.disk.mode": true,
-	"policy.default": true, "policy.ceiling": true, "log.level": true, "log.format": true,
+	"policy.default": true, "policy.ceiling": true, "policy.audit": true, "log.level": true, "log.format": true,
 }
 
 // redactedConfiguration returns the configuration with its numbers, switches and defaults. Any other text is replaced by
