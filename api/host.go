@@ -541,6 +541,14 @@ func (r SelfTestReport) Tight() bool {
 	return r.Untestable == "" && r.Count(ProbeHole) == 0 && r.Count(ProbeNotRun) == 0 && r.Count(ProbeTight) > 0
 }
 
+// DiagnosisRequest asks why a host works, or does not, for a box.
+type DiagnosisRequest struct {
+	Host name.Name
+	Port uint16
+	Path string        // of the request, beginning with a slash
+	Idle time.Duration // how long an idle connection is watched
+}
+
 // NamedPolicy is a policy with a name. Boxes can follow it, and a change applies to all its followers at the same time.
 type NamedPolicy struct {
 	Name     string

@@ -29,6 +29,7 @@ import (
 	"boxgate/host/authlimit"
 	"boxgate/host/box"
 	"boxgate/host/boxdial"
+	"boxgate/host/doctor"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
@@ -101,6 +102,7 @@ type services struct {
 	keys        *keys.Service      // API keys and the store's key
 	sources     *keys.Secrets      // the operator's secrets
 	selfTests   *box.SelfTests     // attacks boxes from inside
+	doctor      *doctor.Service    // diagnoses hosts
 }
 
 // Services returns the services that answer API calls.
@@ -108,7 +110,7 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
-		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
+		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/box"
 	"boxgate/host/change"
+	"boxgate/host/doctor"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
@@ -214,7 +215,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	return err
 }
 
-// openRecords opens the services of decisions, the audit trail, secrets and self-tests.
+// openRecords opens the services of decisions, the audit trail, secrets, self-tests and diagnoses.
 func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
 	o.events = records.NewDecisions(p.audit, p.past, p.historyLines, p.observed)
@@ -223,6 +224,12 @@ func (o *opening) openRecords(context.Context) (err error) {
 	o.selfTests, err = box.NewSelfTests(box.SelfTestsConfig{
 		Config: p.cfg, Addresses: p.addrs, Ports: p.listeners.ClosedToBoxes, Explicit: listen.ExplicitPort, Audit: p.audit, Boxes: p.boxes,
 		Sandboxes: state.Sandboxes{Launcher: p.launcher},
+	})
+	if err != nil {
+		return err
+	}
+	o.doctor, err = doctor.New(doctor.Config{
+		Log: p.log, Addresses: p.addrs, Boxes: p.boxes, Life: o.lifecycle, Rules: o.policies, Authorities: o.authorities, Roots: p.addedRoots,
 	})
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/http1"
 	"boxgate/proxy/http2"
+	"boxgate/proxy/offer"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
@@ -101,7 +102,7 @@ func (p *Proxy) belongsToHost(n name.Name) bool {
 // terminate performs the TLS handshake with the box, using a leaf for host. It fails unless the SNI is the one that was
 // peeked: the decision was made for that name only. A cut closes the socket, which ends the handshake. The timeout is a
 // deadline of the socket, because a context would cost a timer and a callback for each connection. hello is the length of
-// the ClientHello. alpn may be nil, for the default protocols. legacy accepts [origin.LegacySuites].
+// the ClientHello. alpn may be nil, for the default protocols. legacy accepts [offer.LegacySuites].
 func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name.Name, alpn []string, legacy bool) (*socket.Terminated, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil || legacy {
@@ -111,7 +112,7 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name
 		cfg.NextProtos = alpn
 	}
 	if legacy {
-		cfg.CipherSuites = origin.LegacySuites
+		cfg.CipherSuites = offer.LegacySuites
 	}
 	if err := client.SetDeadline(time.Now().Add(p.cfg.boxHandshake())); err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
-	if legacy && origin.IsLegacySuite(client.ConnectionState().CipherSuite) && !c.needsLegacy(rt.Request.Name) {
+	if legacy && offer.IsLegacySuite(client.ConnectionState().CipherSuite) && !c.needsLegacy(rt.Request.Name) {
 		return
 	}
 	c.interception.Established(c.live.Out.Load())

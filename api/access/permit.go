@@ -200,6 +200,8 @@ var grants = map[string]grant{
 	"replayPolicy":         own | reads,
 	"learnPolicy":          own | reads,
 
+	"diagnoseHost": admin | changes, // connects from the host
+
 	"createUrl": own | changes,
 	"listUrls":  own | reads,
 	"deleteUrl": own | changes,

@@ -27,6 +27,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/schedules"
 	"boxgate/audit"
+	"boxgate/doctor"
 	"boxgate/observe/replay"
 	"boxgate/policy"
 	"boxgate/policy/authority"
@@ -711,6 +712,16 @@ func (h *Host) SelfTest(_ context.Context, id policy.BoxID) (api.SelfTestReport,
 		Box: b.ID, Mode: b.Policy.Spec.Mode, Version: b.Policy.Version, Started: time.Unix(1_700_000_000, 0),
 		Duration: 1500 * time.Millisecond, Probes: h.Probes,
 	}, nil
+}
+
+// Diagnose returns a diagnosis of the request, without findings.
+func (h *Host) Diagnose(_ context.Context, id policy.BoxID, req api.DiagnosisRequest) (doctor.Diagnosis, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return doctor.Diagnosis{}, err
+	}
+	return doctor.Diagnosis{Box: string(b.ID), Host: req.Host.String(), Port: req.Port, Path: req.Path, Verdict: doctor.Same, Millis: req.Idle.Milliseconds()}, nil
 }
 
 // StartSession runs a command as a process of the test, in its own process group.

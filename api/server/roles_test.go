@@ -65,7 +65,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa"}, rt.ID) {
 			return true
 		}
-		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "setSource"
+		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "diagnoseHost" && rt.ID != "setSource"
 	},
 	api.RoleCreator: func(rt rest.Route) bool {
 		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listSnapshots", "deleteSnapshots", "listNamedPolicies", "getNamedPolicy"}, rt.ID)

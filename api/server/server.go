@@ -21,6 +21,7 @@ import (
 	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/capture"
+	"boxgate/api/doctor"
 	"boxgate/api/egress"
 	"boxgate/api/exec"
 	"boxgate/api/files"
@@ -65,6 +66,7 @@ type Services struct {
 	Webhooks    harness.Webhooks
 	Snapshots   snapshots.Host
 	SelfTests   boxes.SelfTests
+	Doctor      doctor.Host
 	Keys        keys.Host
 	TrailReader trailapi.Host
 	Health      gateway.Health
@@ -284,6 +286,7 @@ func (a *API) packages() []endpoints {
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Bodies: bodies, Stopping: a.stopping}},
+		{"doctor", "Diagnoses of hosts", &doctor.Endpoints{Boxes: a.Boxes, Host: a.Doctor, Bodies: bodies}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
 		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},

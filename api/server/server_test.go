@@ -17,6 +17,7 @@ import (
 	"boxgate/api/access"
 	"boxgate/api/apitest"
 	"boxgate/api/boxes"
+	"boxgate/api/doctor"
 	"boxgate/api/egress"
 	"boxgate/api/exec"
 	"boxgate/api/files"
@@ -49,6 +50,7 @@ type anything interface {
 	boxes.Table
 	boxes.Host
 	boxes.SelfTests
+	doctor.Host
 	lifecycle.Host
 	exec.Host
 	session.Host
@@ -74,7 +76,7 @@ type anything interface {
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
 	}
 }
 

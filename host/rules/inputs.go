@@ -168,6 +168,9 @@ func (s *Shared) inputsOf(b *state.Box) inputs {
 	in.leases = s.running(b.Leases)
 	in.spec, in.version, in.headers, in.tokens = b.Spec, b.Version, b.Headers, b.Record.PlaceholderKey
 	in.spent, in.source = b.Spent.Load(), b.Record.Source
+	if b.Alone {
+		in.global = nil
+	}
 	return in
 }
 

@@ -57,6 +57,7 @@ type Box struct {
 	Ended          bool      // in state error because its first process has ended; it can be started again
 	RatesChangedAt time.Time // last rate change by a key without the role admin
 	Starts         uint64    // number of times its first process was started or recovered
+	Alone          bool      // the global header rules do not apply to it; set before it is compiled
 	Deleting       bool      // its deletion has begun: no further steps create anything for it
 	Deleted        bool
 }

@@ -70,7 +70,8 @@ proxy/header: policy rule relay/h1 proxy/scrub relay
 proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay relay/pool
+proxy/offer:
+proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/offer proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay relay/pool
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
@@ -218,14 +219,14 @@ internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe observe/replay observe/lint policy/authority api/spec policy/learn
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

@@ -11,6 +11,7 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/offer"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/usage"
 	"boxgate/relay/pool"
@@ -122,9 +123,9 @@ type host struct {
 
 // hosts remembers unusual servers of one box, for a time.
 type hosts struct {
-	hellos memo[struct{}] // servers that need small hellos
-	offers memo[offer]    // offers of servers that share no way to encrypt with the gateway
-	logins memo[struct{}] // servers that offer a login of the connection
+	hellos memo[struct{}]    // servers that need small hellos
+	offers memo[offer.Offer] // offers of servers that share no way to encrypt with the gateway
+	logins memo[struct{}]    // servers that offer a login of the connection
 }
 
 // memo remembers a property of servers. Safe for concurrent use.

@@ -13,6 +13,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/offer"
 	"boxgate/proxy/route"
 	"boxgate/relay"
 )
@@ -90,12 +91,12 @@ func TestMemoryOfHostsIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		at := host{hostName, 443}
-		h.offers.note(at, offer{version: tls.VersionTLS11}, time.Hour)
+		h.offers.note(at, offer.Offer{Version: tls.VersionTLS11}, time.Hour)
 		h.logins.note(at, struct{}{}, 0)
 		o, known := h.offers.find(at)
 		_, other := h.offers.find(host{hostName, 444})
 		_, late := h.logins.find(at)
-		if o.version != tls.VersionTLS11 || !known || other || late {
+		if o.Version != tls.VersionTLS11 || !known || other || late {
 			t.Fatalf("%v, known %v, another port %v, after its time %v", o, known, other, late)
 		}
 	}

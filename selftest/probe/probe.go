@@ -136,26 +136,52 @@ func Start(ctx context.Context, netns string, command []string, p Plan) (Report,
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	var out, errout bytes.Buffer
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &limited{w: &errout, remaining: 4096}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true}
+	var caps []uintptr
 	if p.Raw {
-		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_RAW}
+		caps = []uintptr{unix.CAP_NET_RAW}
 	}
-	cmd.WaitDelay = time.Second
-	if err := startIn(netns, cmd); err != nil {
-		return Report{}, fmt.Errorf("the probing process cannot be started: %w", err)
-	}
-	if err := cmd.Wait(); err != nil {
-		return Report{}, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
+	out, err := Execute(ctx, Process{NetNS: netns, Command: command, Caps: caps, In: in})
+	if err != nil {
+		return Report{}, err
 	}
 	var r Report
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+	if err := json.Unmarshal(out, &r); err != nil {
 		return Report{}, fmt.Errorf("cannot parse the report of the probing process: %w", err)
 	}
 	return r, nil
+}
+
+// Process is a process that sends traffic for a test.
+type Process struct {
+	NetNS   string // path of its network namespace; "" for the caller's
+	Command []string
+	Env     []string
+	Caps    []uintptr // its only capabilities
+	In      []byte    // its standard input
+}
+
+// maxOutput bounds the output of a process in bytes.
+const maxOutput = 8 << 20
+
+// Execute runs a process as user nobody, without files, until it ends or ctx does, and returns its output.
+func Execute(ctx context.Context, p Process) ([]byte, error) {
+	var out, errout bytes.Buffer
+	cmd := exec.CommandContext(ctx, p.Command[0], p.Command[1:]...)
+	cmd.Env, cmd.Dir = append([]string{}, p.Env...), "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(p.In), &limited{w: &out, remaining: maxOutput}, &limited{w: &errout, remaining: 4096}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true, AmbientCaps: p.Caps}
+	cmd.WaitDelay = time.Second
+	start := cmd.Start
+	if p.NetNS != "" {
+		start = func() error { return startIn(p.NetNS, cmd) }
+	}
+	if err := start(); err != nil {
+		return nil, fmt.Errorf("the probing process cannot be started: %w", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return nil, fmt.Errorf("the probing process failed: %w (%s)", err, strings.TrimSpace(errout.String()))
+	}
+	return out.Bytes(), nil
 }
 
 // limited discards the bytes beyond its limit.
