@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"boxgate/doctor/cause"
 	"boxgate/doctor/probe"
@@ -20,13 +19,14 @@ type Diagnosis struct {
 	Refused []Refused `json:"refused,omitempty" doc:"addresses of the host that the gateway does not connect to"`
 	Now     Current   `json:"now" doc:"how the box's own connections to the host are treated"`
 	// Ways are [Direct], [Spliced], [Intercepted] and, if options may help, [Eased].
-	Ways     []Way          `json:"ways"`
+	Ways []Way `json:"ways"`
+	// Inside is the view of curl in the box itself, nil if the box has none, or was attached.
+	Inside   *Client        `json:"inside,omitempty" doc:"the view of curl in the box itself, under its own policy and rules"`
 	Options  []cause.Option `json:"options,omitempty" doc:"of the header rule, tried on the last way"`
 	Findings []Finding      `json:"findings"`
 	Verdict  Verdict        `json:"verdict" enum:"same better worse unreachable" doc:"intercepted compared to directly"`
 	Advice   []string       `json:"advice" doc:"what to do"`
-	NotSeen  []string       `json:"not_seen" doc:"what a diagnosis cannot see"`
-	Duration time.Duration  `json:"-"`
+	NotSeen  []Unseen       `json:"not_seen" doc:"what a diagnosis cannot see"`
 	Millis   int64          `json:"duration_ms"`
 	plain    bool
 }
@@ -62,7 +62,7 @@ type Attempt struct {
 
 // Client is the view of one client: strict is net/http and crypto/tls; lenient accepts old TLS and malformed responses.
 type Client struct {
-	Name    string            `json:"name" enum:"strict lenient"`
+	Name    string            `json:"name" enum:"strict lenient curl"`
 	Error   string            `json:"error,omitempty"`
 	TLS     string            `json:"tls,omitempty" doc:"version, cipher suite, group"`
 	ALPN    string            `json:"alpn,omitempty"`
@@ -139,17 +139,19 @@ func (d *Diagnosis) way(name string) Way {
 // options returns the options of header rules that may help.
 func (d *Diagnosis) options(causes []cause.ID) (out []cause.Option) {
 	for _, id := range causes {
-		if o := cause.Of(id).Option; o != "" && !slices.Contains(out, o) {
+		if o := cause.Of(id).Option; o != "" && !slices.Contains(out, o) && !slices.Contains(d.Now.Options, o) {
 			out = append(out, o)
 		}
 	}
 	return out
 }
 
-// fatal are the causes for which common clients, though not all, fail without the gateway as well.
-var fatal = []cause.ID{
-	cause.ClientCert, cause.OtherName, cause.Expired, cause.IncompleteChain, cause.Untrusted, cause.Purpose, cause.HandshakeFails, cause.NoAnswer,
-	cause.NotHTTP, cause.NoResponse, cause.CutBody,
+// others are the causes for which neither client of a diagnosis works directly, but clients with another TLS library do.
+var others = []cause.ID{cause.UnsupportedSuite, cause.UnsupportedGroup, cause.UnsupportedKey, cause.OldTLS, cause.CutHead}
+
+// othersWork reports whether clients may work although those of the diagnosis do not.
+func othersWork(ids []cause.ID) bool {
+	return slices.ContainsFunc(ids, func(id cause.ID) bool { return slices.Contains(others, id) })
 }
 
 // conclude compares the ways.
@@ -161,12 +163,15 @@ func (d *Diagnosis) conclude(direct probe.Report) {
 		d.Verdict = Unreachable
 	case d.plain:
 		d.Verdict = Same
-	case slices.ContainsFunc(ids, func(id cause.ID) bool { return slices.Contains(fatal, id) }) && !over.Works:
+	case !over.Works && !at.Works && !othersWork(ids):
 		d.Verdict = Same
 	case !over.Works:
 		d.Verdict = Worse
 	default:
 		ids = d.compare(at, over, ids)
+	}
+	if at.Works && !d.way(Spliced).Works {
+		ids = append(ids, cause.SplicedFails)
 	}
 	if d.Verdict == Worse && !slices.ContainsFunc(ids, func(id cause.ID) bool { return cause.Of(id).Remedy != "" || id == cause.Differs }) {
 		ids = append(ids, cause.Unknown)
@@ -179,7 +184,6 @@ func (d *Diagnosis) conclude(direct probe.Report) {
 	}
 	d.Advice = d.advice()
 	d.NotSeen = NotSeen
-	d.Millis = d.Duration.Milliseconds()
 }
 
 // compare sets the verdict of a host that works when intercepted.
@@ -193,14 +197,15 @@ func (d *Diagnosis) compare(at, over Way, ids []cause.ID) []cause.ID {
 	if !before.works() {
 		before = lenient
 	}
-	if strict.works() && lenient.works() && strict.Digest != lenient.Digest {
-		return append(ids, cause.Varies)
+	varies := slices.Contains(ids, cause.Varies)
+	if !varies && strict.works() && lenient.works() && strict.Digest != lenient.Digest {
+		ids, varies = append(ids, cause.Varies), true
 	}
 	if !over.client(probe.Strict).works() || !over.client(probe.Lenient).works() && lenient.works() {
 		d.Verdict = Worse
 		return ids
 	}
-	if after := over.client(probe.Strict); before.works() && (before.Status != after.Status || before.Digest != after.Digest) {
+	if after := over.client(probe.Strict); before.works() && (before.Status != after.Status || !varies && before.Digest != after.Digest) {
 		d.Verdict = Worse
 		return append(ids, cause.Differs)
 	}
@@ -211,6 +216,8 @@ func (d *Diagnosis) compare(at, over Way, ids []cause.ID) []cause.ID {
 func (d *Diagnosis) finding(c cause.Cause) Finding {
 	f := Finding{ID: c.ID, What: c.What}
 	switch {
+	case c.Option != "" && slices.Contains(d.Now.Options, c.Option):
+		f.Remedy = "the rule has " + string(c.Option)
 	case c.Remedy != "" && d.Verdict != Better:
 		f.Remedy = c.Remedy
 	case c.Aside != "":
@@ -261,10 +268,16 @@ func flags(options []cause.Option) (out []string) {
 	return out
 }
 
-// NotSeen lists what a diagnosis cannot see.
-var NotSeen = []string{
-	"clients with TLS of their own: only RSA or DHE key exchange, a server name or Host that ends in a dot, pinned certificates",
-	"requests other than one GET without credentials: uploads, WebSocket and other upgrades, logins, pipelining, half-closed connections",
-	"servers whose responses or timing depend on path, client or time, and connections that are silent for longer than --idle",
-	"certificates of resumed sessions, and renegotiation after a request for another path",
+// Unseen is something that a diagnosis cannot see.
+type Unseen struct {
+	ID   string `json:"id"`
+	What string `json:"what"`
+}
+
+// NotSeen lists all of it.
+var NotSeen = []Unseen{
+	{"client-tls", "clients with TLS of their own: only RSA or DHE key exchange, a server name that ends in a dot, pinned certificates"},
+	{"client-http", "requests other than one GET without credentials: a Host that ends in a dot, uploads, upgrades, logins, pipelining, half-closed connections"},
+	{"other-requests", "other paths, and servers that behave differently for each client or time"},
+	{"longer-idle", "connections that are silent for longer than --idle"},
 }

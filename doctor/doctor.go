@@ -16,6 +16,7 @@ import (
 
 	"boxgate/doctor/cause"
 	"boxgate/doctor/probe"
+	"boxgate/policy/name"
 	selftest "boxgate/selftest/probe"
 )
 
@@ -28,15 +29,17 @@ type Box struct {
 
 // Config configures [Diagnose]. All fields are required except Idle and those of Box.
 type Config struct {
-	Box       string // name or ID of the box that the diagnosis is for
-	Host      string
-	Port      uint16
-	Path      string
-	Addrs     []netip.Addr // addresses of the host that the policy allows
-	Refused   []Refused    // and those that it refuses
-	Roots     []byte       // trusted besides the host's roots, in PEM
-	Idle      time.Duration
-	Now       Current
+	Box     string // name or ID of the box that the diagnosis is for
+	Host    string
+	Port    uint16
+	Path    string
+	Addrs   []netip.Addr // addresses of the host that the policy allows
+	Refused []Refused    // and those that it refuses
+	Roots   []byte       // trusted besides the host's roots, in PEM
+	Idle    time.Duration
+	Now     Current
+	// Inside asks the host from the box itself, with a program that is there; nil: none.
+	Inside    func(ctx context.Context) *Client
 	Spliced   Box
 	Intercept Box
 	// Ease adds options to the rule of the intercepting box.
@@ -47,10 +50,11 @@ type Config struct {
 
 // Current is how the gateway treats the box's own connections to the host.
 type Current struct {
-	Verdict     string `json:"verdict" enum:"allow deny"`
-	Reason      string `json:"reason"`
-	Rule        string `json:"rule,omitempty"`
-	Intercepted bool   `json:"intercepted" doc:"a header rule or request rule covers the host and port"`
+	Verdict     string         `json:"verdict" enum:"allow deny"`
+	Reason      string         `json:"reason"`
+	Rule        string         `json:"rule,omitempty"`
+	Options     []cause.Option `json:"options,omitempty" doc:"of the box's rule for the host, which the intercepted way has too"`
+	Intercepted bool           `json:"intercepted" doc:"a header rule or request rule covers the host and port"`
 }
 
 // Refused is an address that the gateway does not connect to.
@@ -72,7 +76,7 @@ const (
 func Diagnose(ctx context.Context, c Config) (Diagnosis, error) {
 	d := Diagnosis{Box: c.Box, Host: c.Host, Port: c.Port, Path: c.Path, Now: c.Now, Refused: c.Refused}
 	start := time.Now()
-	direct, err := c.run(ctx, Box{Roots: c.Roots}, true, false)
+	direct, err := c.run(ctx, Box{Roots: c.Roots}, true, c.Port == name.HTTPPort)
 	if err != nil {
 		return d, err
 	}
@@ -83,6 +87,11 @@ func Diagnose(ctx context.Context, c Config) (Diagnosis, error) {
 	group.Go(func() (err error) { intercepted, err = c.run(both, c.Intercept, false, d.plain); return err })
 	if err := group.Wait(); err != nil {
 		return d, err
+	}
+	if c.Inside != nil {
+		if d.Inside = c.Inside(ctx); d.Inside != nil {
+			d.Inside.Error, d.Inside.Proto = shown(d.Inside.Error), shown(d.Inside.Proto)
+		}
 	}
 	d.add(Direct, direct)
 	d.add(Spliced, spliced)
@@ -99,7 +108,7 @@ func Diagnose(ctx context.Context, c Config) (Diagnosis, error) {
 		d.add(Eased, eased)
 	}
 	d.conclude(direct)
-	d.Duration = time.Since(start)
+	d.Millis = time.Since(start).Milliseconds()
 	return d, nil
 }
 

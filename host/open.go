@@ -229,7 +229,7 @@ func (o *opening) openRecords(context.Context) (err error) {
 		return err
 	}
 	o.doctor, err = doctor.New(doctor.Config{
-		Log: p.log, Addresses: p.addrs, Boxes: p.boxes, Life: o.lifecycle, Rules: o.policies, Authorities: o.authorities, Roots: p.addedRoots,
+		Log: p.log, Addresses: p.addrs, Boxes: p.boxes, Life: o.lifecycle, Rules: o.policies, Commands: o.usage, Authorities: o.authorities, Roots: p.addedRoots,
 	})
 	return err
 }

@@ -32,6 +32,9 @@ const (
 	CrossSigned      ID = "chain-cross-signed"
 	NotHTTP          ID = "not-http"
 	NoResponse       ID = "no-response"
+	LateResponse     ID = "response-late"
+	UnaskedUpgrade   ID = "upgrade-unasked"
+	Renegotiates     ID = "renegotiation"
 	CutHead          ID = "head-cut"
 	CutBody          ID = "body-cut"
 	BareNewlines     ID = "bare-newlines"
@@ -51,6 +54,7 @@ const (
 	PaddedChunks     ID = "chunk-padding"
 	Trailers         ID = "trailers"
 	ConnectionLogin  ID = "connection-login"
+	SplicedFails     ID = "spliced-fails"
 	Varies           ID = "content-varies"
 	Differs          ID = "content-differs"
 	Unknown          ID = "unknown"
@@ -104,6 +108,9 @@ var All = []Cause{
 	{ID: CrossSigned, What: "the server sends an intermediate certificate twice, by different issuers", Aside: "the gateway tries both; OpenSSL, and so curl, Node and Python, only the first. Remove the untrusted one on the server"},
 	{ID: NotHTTP, What: "the answer to a request is not HTTP", Remedy: "remove the rules of this host and port: only HTTP can be intercepted"},
 	{ID: NoResponse, What: "the server closes the connection without a response"},
+	{ID: LateResponse, What: "the whole response to a GET does not arrive within 6 seconds", Remedy: "diagnose another path (--path); the server may wait for more than a GET"},
+	{ID: UnaskedUpgrade, What: "the server answers a plain GET by 101 Switching Protocols (RFC 9110, 15.2.2)", Remedy: "diagnose another path (--path): a WebSocket client asks for the upgrade, which the gateway then allows"},
+	{ID: Renegotiates, What: "the server asks for another handshake after the request, as IIS does for client certificates", Remedy: "the gateway answers it once, in HTTP/1.1 and TLS 1.2, without a certificate. If it needs one, make the server ask in the first handshake and set client_certificate in the rule"},
 	{ID: CutHead, What: "the response ends in its head", Remedy: "repair the server"},
 	{ID: CutBody, What: "the response ends before its content does", Remedy: "repair the server"},
 	{ID: BareNewlines, What: "lines of the response's head end with LF alone (RFC 9112, 2.2)", Remedy: "repair the server, or set lenient in the rule", Option: Lenient},
@@ -123,6 +130,7 @@ var All = []Cause{
 	{ID: PaddedChunks, What: "chunk sizes are followed by blanks", Aside: "the gateway rewrites them; Go and Node fail without it, if an extension follows"},
 	{ID: Trailers, What: "the response has trailers", Aside: "Java 17 fails at trailers of HTTP/1.1"},
 	{ID: ConnectionLogin, What: "the server asks for NTLM or Negotiate, which log a connection in", Aside: "intercepted, they need HTTP/1.1: configure clients for it (curl: --http1.1), and do not set lenient"},
+	{ID: SplicedFails, What: "the host works directly, but not when spliced", Remedy: "see the error of the way, and proxy.upstream or the box's upstream_proxy"},
 	{ID: Varies, What: "the content is different for each request, and was not compared"},
 	{ID: Differs, What: "the response arrives changed when intercepted"},
 	{ID: Unknown, What: "the ways differ, and no known property of the server explains it", Remedy: "see the error of each way; without header and request rules the host is spliced"},

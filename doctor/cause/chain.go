@@ -60,7 +60,10 @@ func ofVerification(err error, chain []*x509.Certificate, now time.Time) ID {
 	switch {
 	case err == nil:
 		return ""
-	case slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return now.After(c.NotAfter) || now.Before(c.NotBefore) }):
+	case slices.ContainsFunc(chain, func(c *x509.Certificate) bool {
+		root := c != leaf && string(c.RawIssuer) == string(c.RawSubject) // trusted or not, whatever its time
+		return !root && (now.After(c.NotAfter) || now.Before(c.NotBefore))
+	}):
 		return Expired
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
 		return Purpose

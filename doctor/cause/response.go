@@ -55,6 +55,9 @@ func Parse(raw []byte, ended bool) Response {
 			raw = body
 			continue
 		}
+		if r.Status == 101 {
+			r.note(UnaskedUpgrade)
+		}
 		r.content(body, ended)
 		return r
 	}

@@ -47,8 +47,18 @@ func (r *prober) ask() {
 	default:
 		r.overTLS(&lenient, conn, asked)
 	}
-	r.report.Clients = append(r.report.Clients, r.strict(), lenient)
+	sessions := tls.NewLRUClientSessionCache(1)
+	strict := r.strict(sessions)
+	if strict.Error == "" && r.Addrs != nil { // directly: does the content depend on request or session?
+		if again := r.strict(sessions); again.Error == "" && again.Digest != strict.Digest {
+			r.note(cause.Varies)
+		}
+	}
+	r.report.Clients = append(r.report.Clients, strict, lenient)
 }
+
+// refusedByAll are the properties of certificates for which every client that verifies refuses them.
+var refusedByAll = []cause.ID{cause.OtherName, cause.Expired, cause.IncompleteChain, cause.Untrusted, cause.Purpose}
 
 // overTLS makes the request of the lenient client.
 func (r *prober) overTLS(c *Client, conn *tls.Conn, asked bool) {
@@ -69,6 +79,9 @@ func (r *prober) overTLS(c *Client, conn *tls.Conn, asked bool) {
 		return
 	}
 	r.exchange(c, conn)
+	if i := slices.IndexFunc(r.report.Causes, func(id cause.ID) bool { return slices.Contains(refusedByAll, id) }); i >= 0 && c.Error == "" {
+		c.Error = "refused by every client that verifies: " + cause.Of(r.report.Causes[i]).What
+	}
 	if asked && c.Status == 0 { // an alert of TLS 1.3 comes after the handshake
 		r.note(cause.ClientCert)
 		r.report.Causes = slices.DeleteFunc(r.report.Causes, func(id cause.ID) bool { return id == cause.NoResponse })
@@ -127,6 +140,9 @@ func (r *prober) exchange(c *Client, conn net.Conn) {
 			if err != nil && !res.Complete {
 				c.Error = clip(reasonOf(err))
 			}
+			if errors.Is(err, os.ErrDeadlineExceeded) && !res.Complete {
+				r.note(cause.LateResponse)
+			}
 			break
 		}
 	}
@@ -178,10 +194,18 @@ func (r *prober) idle(conn net.Conn) string {
 	return fmt.Sprintf("closed after %.1f s", time.Since(start).Seconds())
 }
 
+// refusedRenegotiation reports whether a connection ended because the server asked for another handshake. crypto/tls sends the alert
+// no_renegotiation then (RFC 5246, 7.2.2).
+func refusedRenegotiation(err error) bool {
+	const noRenegotiation tls.AlertError = 100
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "local error" && op.Err != nil && op.Err.Error() == noRenegotiation.Error()
+}
+
 // strict makes the request of the strict client.
-func (r *prober) strict() Client {
+func (r *prober) strict(sessions tls.ClientSessionCache) Client {
 	c := Client{Name: Strict}
-	config := &tls.Config{RootCAs: r.roots}
+	config := &tls.Config{RootCAs: r.roots, ClientSessionCache: sessions}
 	tr := &http.Transport{
 		TLSClientConfig: config, ForceAttemptHTTP2: true, DisableCompression: true, MaxResponseHeaderBytes: maxRead,
 		DialContext: func(context.Context, string, string) (net.Conn, error) { return r.dial() },
@@ -196,7 +220,9 @@ func (r *prober) strict() Client {
 	req.Header.Set("Accept", "*/*")
 	res, err := tr.RoundTrip(req)
 	if err != nil {
-		c.Error = clip(reasonOf(err))
+		if c.Error = clip(reasonOf(err)); refusedRenegotiation(err) {
+			r.note(cause.Renegotiates)
+		}
 		return c
 	}
 	defer res.Body.Close()

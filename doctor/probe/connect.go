@@ -22,8 +22,8 @@ import (
 // How long a process waits for an address, for a handshake or the next bytes, and in all.
 const (
 	connectPatience = 3 * time.Second
-	patience        = 8 * time.Second
-	allPatience     = 25 * time.Second
+	patience        = 6 * time.Second
+	allPatience     = 24 * time.Second
 )
 
 // maxAddrs bounds the addresses that are tried.

@@ -25,6 +25,7 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/rules"
 	"boxgate/host/state"
+	"boxgate/host/usage"
 	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/rule/legacytls"
@@ -41,6 +42,7 @@ type Config struct {
 	Boxes       *state.Table
 	Life        *box.Service
 	Rules       *rules.Service
+	Commands    *usage.Service
 	Authorities *box.Authorities
 	Roots       []byte `required:"false"` // trusted for servers besides the host's roots, in PEM
 }
@@ -123,7 +125,7 @@ func (r *run) diagnose(ctx context.Context) (doctor.Diagnosis, error) {
 	}
 	dns := netip.AddrPortFrom(r.Addresses.GatewayV4, dnsPort)
 	d, err := doctor.Diagnose(ctx, doctor.Config{
-		Box: string(r.of.ID), Host: r.req.Host.String(), Port: r.req.Port, Path: r.req.Path, Addrs: allowed, Refused: refused, Roots: r.Roots, Idle: r.req.Idle, Now: now.Current,
+		Box: string(r.of.ID), Host: r.req.Host.String(), Port: r.req.Port, Path: r.req.Path, Addrs: allowed, Refused: refused, Roots: r.Roots, Idle: r.req.Idle, Now: now.Current, Inside: r.inside,
 		Spliced: doctor.Box{NetNS: spliced.NetNS, Roots: r.Roots, DNS: dns}, Intercept: doctor.Box{NetNS: intercepting.NetNS, Roots: ca, DNS: dns},
 		Ease: func(ctx context.Context, options []cause.Option) error {
 			eased, err := r.headers(now.options, options)
@@ -164,6 +166,7 @@ func (r *run) current(ctx context.Context) (current, error) {
 		switch effect.Key() {
 		case legacytls.Upstream.Key(), legacytls.Clients.Key(), lenient.Kind{}.Key():
 			now.options[effect.Key()] = effect.Document()
+			now.Options = append(now.Options, cause.Option(effect.Key()))
 		}
 	}
 	return now, nil

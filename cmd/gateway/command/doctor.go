@@ -95,7 +95,10 @@ func printDiagnosis(w io.Writer, box string, d doctor.Diagnosis) error {
 	if d.Now.Verdict != "allow" {
 		state = "denied (" + d.Now.Reason + ")"
 	}
-	fmt.Fprintf(&out, "\nnow, in box %s: %s\n", box, state)
+	if d.Inside != nil {
+		state += "; curl in it: " + resultText(*d.Inside)
+	}
+	fmt.Fprintf(&out, "\nnow, box %s: %s\n", box, state)
 	for _, r := range d.Refused {
 		if r.Address.IsValid() {
 			fmt.Fprintf(&out, "not tried: %s (%s)\n", r.Address, r.Reason)
@@ -117,7 +120,7 @@ func printDiagnosis(w io.Writer, box string, d doctor.Diagnosis) error {
 	}
 	out.WriteString("not seen:\n")
 	for _, n := range d.NotSeen {
-		fmt.Fprintf(&out, "    %s\n", n)
+		fmt.Fprintf(&out, "    %s: %s\n", n.ID, n.What)
 	}
 	_, err := io.WriteString(w, out.String())
 	return err
