@@ -96,11 +96,11 @@ func (d *Diagnosis) add(name string, r probe.Report) {
 	}
 	for _, c := range r.Clients {
 		client := Client{
-			Name: c.Name, Error: shown(c.Error), ALPN: shown(c.ALPN), Proto: shown(c.Proto), Status: c.Status, Framing: c.Framing, Bytes: c.Bytes, Digest: c.Digest, Refusal: shown(c.Refusal),
-			TLS: strings.TrimSpace(c.Version + " " + c.Suite + " " + c.Group), Fields: map[string]string{},
+			Name: shown(c.Name), Error: shown(c.Error), ALPN: shown(c.ALPN), Proto: shown(c.Proto), Status: c.Status, Framing: shown(c.Framing), Bytes: c.Bytes, Digest: shown(c.Digest), Refusal: shown(c.Refusal),
+			TLS: shown(strings.TrimSpace(c.Version + " " + c.Suite + " " + c.Group)), Fields: map[string]string{},
 		}
 		for k, v := range c.Fields {
-			client.Fields[k] = shown(v)
+			client.Fields[shown(k)] = shown(v)
 		}
 		w.Clients = append(w.Clients, client)
 	}
@@ -144,6 +144,12 @@ func (d *Diagnosis) options(causes []cause.ID) (out []cause.Option) {
 		}
 	}
 	return out
+}
+
+// fails reports whether a client fails on a way that works directly, or all do.
+func (d *Diagnosis) fails(name string) bool {
+	w := d.way(name)
+	return !w.Works || slices.ContainsFunc(d.way(Direct).Clients, func(c Client) bool { return c.works() && !w.client(c.Name).works() })
 }
 
 // others are the causes for which neither client of a diagnosis works directly, but clients with another TLS library do.
@@ -198,10 +204,12 @@ func (d *Diagnosis) compare(at, over Way, ids []cause.ID) []cause.ID {
 		before = lenient
 	}
 	varies := slices.Contains(ids, cause.Varies)
-	if !varies && strict.works() && lenient.works() && strict.Digest != lenient.Digest {
-		ids, varies = append(ids, cause.Varies), true
+	for _, c := range at.Clients { // spliced, the same client gets the same bytes
+		if same := d.way(Spliced).client(c.Name); !varies && c.works() && same.works() && c.Digest != same.Digest {
+			ids, varies = append(ids, cause.Varies), true
+		}
 	}
-	if !over.client(probe.Strict).works() || !over.client(probe.Lenient).works() && lenient.works() {
+	if !over.client(probe.Strict).works() || d.fails(Intercepted) {
 		d.Verdict = Worse
 		return ids
 	}
@@ -247,7 +255,7 @@ func (d *Diagnosis) advice() (out []string) {
 			out[0] = "header rules do not apply here: the port has no TLS"
 		}
 	case Worse:
-		if d.way(Eased).Works {
+		if d.way(Eased).Works && !d.fails(Eased) {
 			out = append(out, fmt.Sprintf("tried, and it works: gateway headers set --box %s %s --%s, with the effects of your rule", d.Box, at, strings.Join(flags(d.Options), " --")))
 		}
 		out = append(out, fmt.Sprintf("if no rule is needed, spliced works: gateway headers rm --box %s %s", d.Box, at))

@@ -96,7 +96,7 @@ func Diagnose(ctx context.Context, c Config) (Diagnosis, error) {
 	d.add(Direct, direct)
 	d.add(Spliced, spliced)
 	d.add(Intercepted, intercepted)
-	if options := d.options(direct.Causes); len(options) > 0 && !d.way(Intercepted).Works && d.way(Direct).Reachable() {
+	if options := d.options(direct.Causes); len(options) > 0 && d.fails(Intercepted) && d.way(Direct).Reachable() {
 		if err := c.Ease(ctx, options); err != nil {
 			return d, err
 		}

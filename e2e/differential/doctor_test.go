@@ -46,7 +46,7 @@ var diagnoses = map[string]string{
 	"plain-url-rooted": "no-tls", "plain": "no-tls", "plain-length-twice": "no-tls length-repeated", "plain-chunk-padded": "no-tls chunk-padding", "plain-http10": "no-tls",
 	"plain-answers-at-the-end": "no-tls response-late", "plain-dead-first": "address-dead no-tls",
 
-	"lenient-trailers": "trailers", "lenient-http10-chunked": "http10-chunked", "lenient-chunked-twice": "chunked-twice", "lenient-length-and-chunked": "length-and-chunked",
+	"lenient-trailers": "trailers", "lenient-http10-chunked": "http10-chunked content-differs", "lenient-chunked-twice": "chunked-twice", "lenient-length-and-chunked": "length-and-chunked",
 	"lenient-folded-field": "folded-field", "lenient-blank-before-colon": "field-name", "lenient-bare-newlines": "bare-newlines",
 	"lenient-parenthesis-in-name": "field-name", "lenient-blank-in-name": "field-name", "lenient-at-in-name": "field-name", "lenient-fields-200": "fields-many",
 	"legacy-tls12-cbc-sha256": "suite-legacy", "legacy-tls12-cbc-sha384": "suite-unsupported", "legacy-tls12-rsa-exchange": "suite-legacy",
@@ -66,7 +66,7 @@ var unseen = map[string]string{
 const (
 	worse = "http10-chunked lengths-that-differ length-negative length-with-plus chunked-twice length-and-chunked folded-field bare-newlines blank-before-colon parenthesis-in-name " +
 		"blank-in-name at-in-name control-byte fields-130 fields-200 field-90k ends-in-head http2-fields-130 http2-fields-200 tls11 tls12-cbc-sha256 tls12-rsa-exchange tls12-cbc-sha384 " +
-		"tls12-dhe group-x448 group-ffdhe2048 key-rsa1024 key-rsa1024-above key-rsa-pss cert-common-name cert-negative-serial alpn-unknown websocket upgrade-unknown legacy-tls12-cbc-sha384"
+		"tls12-dhe group-x448 group-ffdhe2048 key-rsa1024 key-rsa1024-above key-rsa-pss cert-common-name cert-negative-serial alpn-unknown websocket upgrade-unknown legacy-tls12-cbc-sha384 lenient-http10-chunked"
 	eased = "http10-chunked chunked-twice length-and-chunked folded-field bare-newlines blank-before-colon parenthesis-in-name blank-in-name at-in-name fields-130 fields-200 " +
 		"http2-fields-130 http2-fields-200 tls12-cbc-sha256 tls12-rsa-exchange"
 )
