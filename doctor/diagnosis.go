@@ -12,7 +12,7 @@ import (
 
 // Diagnosis is the result.
 type Diagnosis struct {
-	Box     string    `json:"box" doc:"ID of the box"`
+	Box     string    `json:"box" doc:"name of the box, or its ID"`
 	Host    string    `json:"host"`
 	Port    uint16    `json:"port"`
 	Path    string    `json:"path"`
@@ -26,7 +26,7 @@ type Diagnosis struct {
 	Findings []Finding      `json:"findings"`
 	Verdict  Verdict        `json:"verdict" enum:"same better worse unreachable" doc:"intercepted compared to directly"`
 	Advice   []string       `json:"advice" doc:"what to do"`
-	NotSeen  []Unseen       `json:"not_seen" doc:"what a diagnosis cannot see"`
+	NotSeen  []Unseen       `json:"not_seen" doc:"differences that a diagnosis cannot see"`
 	Millis   int64          `json:"duration_ms"`
 	plain    bool
 }
@@ -42,7 +42,7 @@ const (
 	Unreachable Verdict = "unreachable"
 )
 
-// Way is what was seen on one way.
+// Way has the observations on one way.
 type Way struct {
 	Name     string    `json:"name"`
 	Works    bool      `json:"works" doc:"at least one client got a whole response of the server"`
@@ -88,7 +88,7 @@ func shown(text string) string {
 	return strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`)
 }
 
-// add adds what was seen on a way.
+// add adds the report of a way.
 func (d *Diagnosis) add(name string, r probe.Report) {
 	w := Way{Name: name, Lookup: shown(r.Lookup), Subject: shown(r.Subject), Offer: shown(r.Offer), Idle: shown(r.Idle)}
 	for _, a := range r.Attempts {
@@ -155,7 +155,7 @@ func (d *Diagnosis) fails(name string) bool {
 // others are the causes for which neither client of a diagnosis works directly, but clients with another TLS library do.
 var others = []cause.ID{cause.UnsupportedSuite, cause.UnsupportedGroup, cause.UnsupportedKey, cause.OldTLS, cause.CutHead}
 
-// othersWork reports whether clients may work although those of the diagnosis do not.
+// othersWork reports whether clients may work although both clients of the diagnosis fail.
 func othersWork(ids []cause.ID) bool {
 	return slices.ContainsFunc(ids, func(id cause.ID) bool { return slices.Contains(others, id) })
 }
@@ -234,7 +234,7 @@ func (d *Diagnosis) finding(c cause.Cause) Finding {
 	return f
 }
 
-// advice says what to do.
+// advice returns the next steps.
 func (d *Diagnosis) advice() (out []string) {
 	at := d.Host
 	if d.Port != 443 {

@@ -1,7 +1,7 @@
 // Package doctor explains why a host works directly, spliced or intercepted, and why not.
 //
 // [Diagnose] makes the same requests on each way, by processes in the network namespace of each ([boxgate/doctor/probe]), and
-// compares what they saw. The properties of servers that it knows are in [boxgate/doctor/cause].
+// compares their reports. The properties of servers that it knows are in [boxgate/doctor/cause].
 package doctor
 
 import (
@@ -27,14 +27,14 @@ type Box struct {
 	DNS   netip.AddrPort // resolver
 }
 
-// Config configures [Diagnose]. All fields are required except Idle and those of Box.
+// Config configures [Diagnose]. All fields are required except Idle and Inside.
 type Config struct {
-	Box     string // name or ID of the box that the diagnosis is for
+	Box     string // name of the box that the diagnosis is for, or its ID
 	Host    string
 	Port    uint16
 	Path    string
 	Addrs   []netip.Addr // addresses of the host that the policy allows
-	Refused []Refused    // and those that it refuses
+	Refused []Refused    // and the refused ones
 	Roots   []byte       // trusted besides the host's roots, in PEM
 	Idle    time.Duration
 	Now     Current

@@ -124,7 +124,7 @@ func TestBoxesOfOthersAreNotThere(t *testing.T) {
 	spelled := []string{other, "other", "..%2f" + other, "box1%2f..%2f" + other, "box1/../" + other, ".%2e/box/" + other, "%6fther", other + "%00", "box1%00" + other}
 	for _, key := range keys {
 		for _, rt := range f.api.routes {
-			if !strings.Contains(rt.Path, "{id}") || rt.ID == "reattachBox" || rt.ID == "detachBox" || rt.ID == "setSource" {
+			if !strings.Contains(rt.Path, "{id}") || rt.ID == "reattachBox" || rt.ID == "detachBox" || rt.ID == "diagnoseHost" || rt.ID == "setSource" {
 				continue
 			}
 			for _, box := range spelled {

@@ -75,9 +75,9 @@ type Cause struct {
 	What string // the property of the server
 	// Remedy is for hosts that need interception and fail because of the cause; "" if it does not make interception fail.
 	Remedy string
-	// Option makes interception work; "" if none does.
+	// Option makes interception work; may be empty.
 	Option Option
-	// Aside is for hosts that work when intercepted: which clients fail without the gateway or when spliced. "" if none does.
+	// Aside is for hosts that work when intercepted: which clients fail without the gateway or when spliced; may be empty.
 	Aside string
 }
 

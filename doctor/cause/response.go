@@ -11,13 +11,13 @@ import (
 type Response struct {
 	Causes   []ID
 	Proto    string // HTTP/1.1
-	Status   int    // 0: there was none
+	Status   int    // 0: no response
 	Fields   []Field
 	Content  []byte
 	Complete bool // the content is complete, by its framing or because the connection ended
 	Reusable bool // the connection could serve another request
 
-	length          int64 // -1: none
+	length          int64 // -1: not given
 	chunked, ending bool  // ending: Connection: close, or HTTP/1.0 without keep-alive
 }
 

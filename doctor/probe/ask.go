@@ -57,7 +57,7 @@ func (r *prober) ask() {
 	r.report.Clients = append(r.report.Clients, strict, lenient)
 }
 
-// refusedByAll are the properties of certificates for which every client that verifies refuses them.
+// refusedByAll are properties of certificates that every verifying client refuses.
 var refusedByAll = []cause.ID{cause.OtherName, cause.Expired, cause.IncompleteChain, cause.Untrusted, cause.Purpose}
 
 // overTLS makes the request of the lenient client.
@@ -72,7 +72,7 @@ func (r *prober) overTLS(c *Client, conn *tls.Conn, asked bool) {
 	}
 	r.note(cause.OfChain(r.chain, r.Host, r.roots, time.Now())...)
 	if len(r.chain) > 0 {
-		r.report.Subject = clip(fmt.Sprintf("%s, by %s", r.chain[0].Subject, r.chain[0].Issuer))
+		r.report.Subject = clip(fmt.Sprintf("%s, by %s", r.chain[0].Subject.CommonName, r.chain[0].Issuer.CommonName))
 	}
 	if state.NegotiatedProtocol == "h2" {
 		c.Error = "the server speaks HTTP/2 only"
@@ -88,7 +88,7 @@ func (r *prober) overTLS(c *Client, conn *tls.Conn, asked bool) {
 	}
 }
 
-// speaksPlain reports whether a server with which a handshake failed speaks something else.
+// speaksPlain reports whether a server speaks something else than TLS. failed is the error of the handshake.
 func (r *prober) speaksPlain(failed error) bool {
 	if record := (tls.RecordHeaderError{}); errors.As(failed, &record) {
 		return true

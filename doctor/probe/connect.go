@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"boxgate/doctor/cause"
@@ -93,8 +94,14 @@ func (r *prober) lookUp() bool {
 	return true
 }
 
-// connect tries every address once.
+// connect tries every address once. In a box it does not: the gateway accepts connections to every address of the name, and would log one
+// without a request as a denial.
 func (r *prober) connect() bool {
+	if r.Addrs == nil {
+		r.alive = r.addrs[0]
+		r.report.Attempts = []Attempt{{Addr: r.alive}}
+		return true
+	}
 	for _, a := range r.addrs {
 		attempt := Attempt{Addr: a}
 		c, err := r.dialAddr(a)
@@ -140,14 +147,17 @@ func (r *prober) dialAddr(a netip.Addr) (net.Conn, error) {
 // dial connects to the first address that accepts.
 func (r *prober) dial() (net.Conn, error) {
 	c, err := r.dialAddr(r.alive)
-	if err == nil {
-		err = c.SetDeadline(time.Now().Add(patience))
+	if err != nil {
+		if r.Addrs == nil && len(r.report.Attempts) > 0 {
+			r.report.Attempts[0].Error = clip(reasonOf(err))
+		}
+		return nil, err
 	}
-	return c, err
+	return c, c.SetDeadline(time.Now().Add(patience))
 }
 
-// attempts are configurations of the lenient client, from the usual one to the most lenient one, each with the cause for which the
-// previous ones fail.
+// attempts are configurations of the lenient client, from the usual one to the most lenient one, each with the cause of the
+// failure of the previous ones.
 var attempts = []struct {
 	why  cause.ID
 	edit func(*tls.Config)
@@ -166,7 +176,7 @@ var attempts = []struct {
 	}},
 }
 
-// handshake connects with the first of attempts that succeeds. ok is false if none does, with the error of the first.
+// handshake connects with the first of attempts that succeeds. If all fail, the error is that of the first.
 func (r *prober) handshake() (conn *tls.Conn, asked bool, err error) {
 	for _, a := range attempts {
 		raw, dialErr := r.dial()
@@ -201,7 +211,7 @@ func (r *prober) handshake() (conn *tls.Conn, asked bool, err error) {
 	return nil, asked, err
 }
 
-// scan asks a server with which no handshake succeeded for its offer and its certificates.
+// scan asks a server for its offer and its certificates after all handshakes have failed.
 func (r *prober) scan(why error) {
 	var o offer.Offer
 	r.hello(tls.VersionTLS13, o.Read)
@@ -256,7 +266,7 @@ func (r *prober) hello(newest uint16, read func(io.Reader)) {
 
 // describe records the parameters of a connection.
 func (c *Client) describe(s tls.ConnectionState) {
-	c.Version, c.Suite, c.ALPN = tls.VersionName(s.Version), offer.SuiteName(s.CipherSuite), s.NegotiatedProtocol
+	c.Version, c.Suite, c.ALPN = tls.VersionName(s.Version), strings.TrimPrefix(offer.SuiteName(s.CipherSuite), "TLS_"), s.NegotiatedProtocol
 	if s.CurveID != 0 {
 		c.Group = s.CurveID.String()
 	}

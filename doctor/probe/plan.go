@@ -1,5 +1,5 @@
 // Package probe is the process that asks a server for a diagnosis. It runs in the network namespace of the way that it tries,
-// as nobody, and holds no secrets. What it reports comes from the server: it is bounded here, and escaped by package doctor.
+// without privileges, and holds no secrets. Its report comes from the server: it is bounded here, and escaped by package doctor.
 package probe
 
 import (
@@ -20,7 +20,7 @@ type Plan struct {
 	Host string `json:"host"`
 	Port uint16 `json:"port"`
 	Path string `json:"path"`
-	// Addrs are the addresses to connect to. If there are none, DNS is asked for those of Host.
+	// Addrs are the addresses to connect to. If the list is empty, DNS is asked for the addresses of Host.
 	Addrs []netip.Addr   `json:"addrs,omitempty"`
 	DNS   netip.AddrPort `json:"dns,omitzero"`
 	// Roots are trusted, in PEM; System adds those of the host.
@@ -68,7 +68,7 @@ type Report struct {
 	Attempts []Attempt  `json:"attempts"`
 	Causes   []cause.ID `json:"causes"`
 	Offer    string     `json:"offer,omitempty"`   // parameters of TLS that no connection could use
-	Subject  string     `json:"subject,omitempty"` // of the certificate, with the issuer
+	Subject  string     `json:"subject,omitempty"` // common name of the certificate, with that of its issuer
 	Clients  []Client   `json:"clients"`
 	Plain    string     `json:"plain,omitempty"` // first bytes of a server without TLS
 	// Idle is how a connection ended after its response: kept, closed after some time, or closed with it; "" if it was not watched.

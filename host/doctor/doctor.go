@@ -125,7 +125,7 @@ func (r *run) diagnose(ctx context.Context) (doctor.Diagnosis, error) {
 	}
 	dns := netip.AddrPortFrom(r.Addresses.GatewayV4, dnsPort)
 	d, err := doctor.Diagnose(ctx, doctor.Config{
-		Box: string(r.of.ID), Host: r.req.Host.String(), Port: r.req.Port, Path: r.req.Path, Addrs: allowed, Refused: refused, Roots: r.Roots, Idle: r.req.Idle, Now: now.Current, Inside: r.inside,
+		Box: r.name(), Host: r.req.Host.String(), Port: r.req.Port, Path: r.req.Path, Addrs: allowed, Refused: refused, Roots: r.Roots, Idle: r.req.Idle, Now: now.Current, Inside: r.inside,
 		Spliced: doctor.Box{NetNS: spliced.NetNS, Roots: r.Roots, DNS: dns}, Intercept: doctor.Box{NetNS: intercepting.NetNS, Roots: ca, DNS: dns},
 		Ease: func(ctx context.Context, options []cause.Option) error {
 			eased, err := r.headers(now.options, options)
@@ -191,6 +191,14 @@ func (r *run) headers(own map[string]any, more []cause.Option) ([]policy.HeaderR
 		return nil, err
 	}
 	return policy.ParseHeaderRules(text, nil)
+}
+
+// name returns the name of the box, or its ID.
+func (r *run) name() string {
+	if v := r.of.Shown.Load(); v != nil && v.Name != "" {
+		return v.Name
+	}
+	return string(r.of.ID)
 }
 
 func (r *run) destination() string {

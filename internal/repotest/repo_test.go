@@ -108,11 +108,12 @@ launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit quota observe/replay policy/authority
 api/access: policy rule api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor
 api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
+api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
@@ -125,7 +126,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required
+api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
@@ -151,6 +152,9 @@ secrets/identity: policy secrets/assertion
 secrets/manager: policy secrets/remote
 secrets/oauth: policy internal/fault secrets/assertion secrets/remote
 secrets/remote: policy audit
+doctor: policy doctor/cause doctor/probe selftest/probe
+doctor/cause: proxy/offer
+doctor/probe: doctor/cause proxy/offer proxy/problem
 selftest: policy audit
 selftest/packet:
 selftest/probe: selftest/packet
@@ -191,6 +195,7 @@ host/sandboxns: policy api
 host/procwatch: policy host/sandboxns
 host/idle:
 host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store
+host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall

@@ -163,7 +163,7 @@ type Process struct {
 // maxOutput bounds the output of a process in bytes.
 const maxOutput = 8 << 20
 
-// Execute runs a process as user nobody, without files, until it ends or ctx does, and returns its output.
+// Execute runs a process as an unprivileged user, without files, until it ends or ctx does, and returns its output.
 func Execute(ctx context.Context, p Process) ([]byte, error) {
 	var out, errout bytes.Buffer
 	cmd := exec.CommandContext(ctx, p.Command[0], p.Command[1:]...)

@@ -106,6 +106,13 @@ func printDiagnosis(w io.Writer, box string, d doctor.Diagnosis) error {
 			fmt.Fprintf(&out, "not looked up: %s\n", r.Reason)
 		}
 	}
+	for _, way := range d.Ways {
+		for _, c := range way.Clients {
+			if _, detail, ok := strings.Cut(c.Refusal, ": "); ok {
+				fmt.Fprintf(&out, "refused, %s, %s: %s\n", way.Name, c.Name, detail)
+			}
+		}
+	}
 	if len(d.Findings) == 0 {
 		out.WriteString("no difference\n")
 	}
@@ -186,7 +193,8 @@ func attemptText(w doctor.Way, i int) string {
 func resultText(c doctor.Client) string {
 	switch {
 	case c.Refusal != "":
-		return "refused: " + c.Refusal
+		reason, _, _ := strings.Cut(c.Refusal, ":")
+		return "refused: " + reason
 	case c.Error != "":
 		return "fails: " + c.Error
 	case c.Status == 0:
