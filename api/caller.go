@@ -91,6 +91,26 @@ func CallerOf(ctx context.Context) Caller {
 	return c
 }
 
+// Call describes a request that changes something, for histories. The zero value is no request.
+type Call struct {
+	Remote string // address of the caller, or "unix" and the user at the other end of the socket
+	Route  string // method and path, with names of parameters instead of values
+}
+
+// callKey is the context key of the call.
+type callKey struct{}
+
+// WithCall returns a context that carries the description of a request.
+func WithCall(ctx context.Context, c Call) context.Context {
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+// CallOf returns the description of a request, or the zero value.
+func CallOf(ctx context.Context) Call {
+	c, _ := ctx.Value(callKey{}).(Call)
+	return c
+}
+
 // Key is an API key without its secret.
 type Key struct {
 	Caller

@@ -98,6 +98,7 @@ type services struct {
 	git         *usage.Git         // author of git commits made in boxes
 	scheduled   *schedule.Service  // scheduled commands
 	events      *records.Decisions // reads decisions
+	versions    *rules.Versions    // reads the history of policies
 	auditTrail  *records.Trail     // audit trail
 	keys        *keys.Service      // API keys and the store's key
 	sources     *keys.Secrets      // the operator's secrets
@@ -109,7 +110,7 @@ type services struct {
 func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
-		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
+		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
 		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
 	}

@@ -29,6 +29,7 @@ import (
 	"boxgate/internal/required"
 	"boxgate/observe"
 	"boxgate/policy"
+	"boxgate/store/history"
 )
 
 // Options configures a gateway.
@@ -147,6 +148,7 @@ func (o *opening) openRules(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
 	}
+	p.recordCeiling()
 	upstream, err := p.cfg.Proxy.Upstream.Compile()
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
@@ -168,6 +170,18 @@ func (o *opening) openRules(context.Context) error {
 	}
 	o.protection = rules.NewProtection(p.log, p.addrs, o.policies)
 	return nil
+}
+
+// recordCeiling records the operator's ceiling in the history of policies. A store that cannot be written does not
+// prevent the start.
+func (p *parts) recordCeiling() {
+	var ceiling *policy.Spec
+	if p.cfg.Policy.Ceiling.Spec.Mode != "" {
+		ceiling = &p.cfg.Policy.Ceiling.Spec
+	}
+	if err := p.store.History.SetCeiling(ceiling, history.Origin{Cause: history.Configured}); err != nil {
+		p.log.Warn("policy.ceiling is not in the history of policies", zap.Error(err))
+	}
 }
 
 // openUsage opens the services that run commands in boxes, and their idle and disk guards.
@@ -219,6 +233,7 @@ func (o *opening) openLife(context.Context) (err error) {
 func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
 	o.events = records.NewDecisions(p.audit, p.past, p.historyLines, p.observed)
+	o.versions = rules.NewVersions(p.store.History)
 	o.auditTrail = p.trail
 	o.sources = keys.NewSecrets(p.log, p.secrets, p.tokens)
 	o.selfTests, err = box.NewSelfTests(box.SelfTestsConfig{

@@ -277,6 +277,13 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })
 	}
+	run("history of policies", func() error {
+		keep := max(h.parts.cfg.Log.History.Age(), h.parts.cfg.Log.Observations.Age())
+		h.versions.Expire(ctx, keep, func(err error) {
+			h.parts.log.Warn("the history of the policies of deleted boxes could not be removed", zap.Error(err))
+		})
+		return nil
+	})
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }

@@ -22,7 +22,7 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	t.Parallel()
 	table := &state.Table{}
 	for _, id := range []policy.BoxID{"box1", "box2"} {
-		b := state.NewBox(store.Box{ID: id}, store.Policy{}, store.Headers{}, api.Hosted{})
+		b := state.NewBox(store.Box{ID: id}, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
 		b.Spent.Store(id == "box1")
 		compiled, err := policy.Compile(policy.Spec{Mode: policy.ModeDenyAll}, policy.Options{})
 		if err != nil {

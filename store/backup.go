@@ -51,12 +51,15 @@ type RestoreOptions struct {
 	Passphrase name.Secret // of the backup, if it has one
 	// KeepAPIKeys keeps the named API keys of the backup, including keys that were revoked since.
 	KeepAPIKeys bool
+	// By is the user who restores, for the history of policies; may be "".
+	By string
 }
 
 // Restore replaces the store of a stopped gateway by a backup. If the gateway runs the error is [ErrInUse]. The backup
 // is opened and verified next to the store, and replaces it in one step, so a failure leaves the store unchanged. The
 // operator's API key is replaced, and named keys are deleted unless KeepAPIKeys is set, because the backup may contain
-// keys that were revoked later. The replaced store stays as [ReplacedFile].
+// keys that were revoked later. The history of policies continues that of the replaced store, if that can be read with the
+// same key. The replaced store stays as [ReplacedFile].
 func Restore(o RestoreOptions) (VerifyReport, error) {
 	if err := private.EnsureDir(o.Dir); err != nil {
 		return VerifyReport{}, err
@@ -127,7 +130,12 @@ func prepareBackup(aside string, o RestoreOptions) (report VerifyReport, err err
 			return err
 		})
 	}
-	return report, errors.Join(err, db.Keys.Rotate(0))
+	if err := errors.Join(err, db.Keys.Rotate(0)); err != nil {
+		return report, err
+	}
+	kept, err := continueHistory(db, o.Dir, aside, o)
+	report.HistoryLost = !kept
+	return report, err
 }
 
 // replaceStore moves the store in aside over that in dir. The API key goes first, as the next one: the next start
@@ -146,6 +154,18 @@ func replaceStore(dir, aside string) error {
 		return err
 	}
 	return errors.Join(os.Rename(filepath.Join(aside, layout.FileDB), store), private.SyncDir(dir))
+}
+
+// privateCopy copies a file into a directory under the given name, making the directory, and reports whether the file exists.
+func privateCopy(from, dir, name string) (exists bool, err error) {
+	if err := private.EnsureDir(dir); err != nil {
+		return false, err
+	}
+	err = copyFile(from, filepath.Join(dir, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // copyFile copies a file so that only its owner can read it. If from is missing the error is [os.ErrNotExist].

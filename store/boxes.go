@@ -13,6 +13,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store/document"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -163,7 +164,7 @@ func (db Boxes) Update(b Box) error {
 }
 
 // Delete removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
-// header rules, CA, public URLs and schedules. A missing box is not an error, because deletions are repeated after a
+// header rules, CA, public URLs and schedules. Its history stays until [History.Expire]. A missing box is not an error, because deletions are repeated after a
 // crash.
 func (db Boxes) Delete(id policy.BoxID) error {
 	return db.update(func(tx *transaction) error {
@@ -184,8 +185,9 @@ func (db Boxes) Delete(id policy.BoxID) error {
 			errs = append(errs, tx.delete(bucket, []byte(id)))
 		}
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
-			errs = append(errs, tx.delete(layout.Staged, []byte(s.staged)))
+			errs = append(errs, settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged)))
 		}
+		errs = append(errs, endHistory(tx, id))
 		return errors.Join(append(errs, deleteSchedules(tx, id))...)
 	})
 }

@@ -13,13 +13,14 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/store/history"
 )
 
 func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
 	for what, err := range map[string]error{
-		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), "headers": db.Rules.SetHeaders("b1", nil, 1), "CA": db.Authorities.SetCA("b1", CA{}),
+		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}, history.Origin{}), "headers": db.Rules.SetHeaders("b1", nil, 1), "CA": db.Authorities.SetCA("b1", CA{}),
 		"URL": db.URLs.Set(URL{Box: "b1", Port: 80}, Claim{}), "update": db.Boxes.Update(Box{ID: "b1"}), "schedule": db.Schedules.Add(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.URLs.Delete("b1", 80),
 	} {
 		if !errors.Is(err, ErrNotFound) {
@@ -90,7 +91,7 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	fill := func(id policy.BoxID) {
 		allocate(t, db, Box{ID: id, Name: "name-" + string(id)})
 		if err := errors.Join(
-			db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}),
+			db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}, history.Origin{}), db.Rules.CommitPolicy(id), db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}, history.Origin{}),
 			db.Rules.SetHeaders(id, nil, 1), db.Authorities.SetCA(id, CA{}), db.URLs.Set(URL{Box: id, Port: 80}, Claim{}), db.URLs.Set(URL{Box: id, Port: 81}, Claim{}),
 			db.Schedules.Add(Schedule{ID: "s1", Box: id}, 2), db.Schedules.Add(Schedule{ID: "s2", Box: id}, 2),
 		); err != nil {
@@ -100,22 +101,22 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	fill("b1")
 	one := contents(t, db)
 	fill("b11") // whose ID is prefixed by the other's
-	if err := db.Boxes.Delete("b11"); err != nil {
-		t.Fatal(err)
+	forget := func(id policy.BoxID) {
+		t.Helper()
+		if err := errors.Join(db.Boxes.Delete(id), db.History.Expire(time.Now().Add(time.Hour))); err != nil {
+			t.Fatal(err)
+		}
 	}
+	forget("b11")
 	if got := contents(t, db); cmp.Diff(one, got) != "" {
 		t.Errorf("after deleting b11: %s", cmp.Diff(one, got))
 	}
 	fill("b11")
-	if err := db.Boxes.Delete("b1"); err != nil {
-		t.Fatal(err)
-	}
+	forget("b1")
 	if urls, err := db.URLs.List("b11"); err != nil || len(urls) != 2 {
 		t.Errorf("the URLs of another box: %v, %v", urls, err)
 	}
-	if err := db.Boxes.Delete("b11"); err != nil {
-		t.Fatal(err)
-	}
+	forget("b11")
 	if got := contents(t, db); cmp.Diff(empty, got) != "" {
 		t.Errorf("left: %s", cmp.Diff(empty, got))
 	}

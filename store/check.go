@@ -96,6 +96,9 @@ func (o Options) checkOpen(b *bolt.DB, path string) error {
 type VerifyReport struct {
 	Documents int      `json:"documents" doc:"number of documents"`
 	Problems  []string `json:"problems" doc:"documents that are unreadable or misplaced; empty if the store is intact"`
+
+	// HistoryLost is set by [Restore] if the history of policies since the backup could not be read from the replaced store.
+	HistoryLost bool `json:"history_lost,omitempty"`
 }
 
 // maxProblems bounds the problems in a report.
@@ -113,7 +116,7 @@ func (db *DB) Verify() (VerifyReport, error) {
 	r := VerifyReport{Problems: []string{}}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
 		boxes, follow := map[string]Box{}, policyFollowers{map[string]Policy{}, map[string]Policy{}}
-		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), newerReaders(db.seal, tx), indexReaders(boxes))
+		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), newerReaders(db.seal, tx), checkHistory(), indexReaders(boxes))
 		for _, each := range readers {
 			table, err := db.seal.Table(tx, each.bucket)
 			if err != nil {

@@ -17,6 +17,7 @@ import (
 	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 	"boxgate/store/pages"
 )
@@ -37,7 +38,7 @@ func fullStore(t *testing.T) string {
 			Env: map[string]name.Secret{"A": name.NewSecret("value")}})
 		spec := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.com"}}
 		if err := errors.Join(
-			db.Rules.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
+			db.Rules.StagePolicy(id, Policy{Spec: spec, Version: 1}, history.Origin{}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
 			db.Authorities.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key")}),
 			db.URLs.Set(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: name.NewSecret("url-key-" + string(id))}, Claim{}),
 		); err != nil {
@@ -46,11 +47,11 @@ func fullStore(t *testing.T) string {
 	}
 	if err := errors.Join(
 		db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.Authorities.SetInstallationCA(CA{CertPEM: []byte("cert")}),
-		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 2}), db.Environment.Change(setting("SHARED", "value")),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 2}, history.Origin{}), db.Environment.Change(setting("SHARED", "value")),
 		db.Schedules.Add(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
 		db.Usages.Save(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
 		db.Snapshots.Add(Snapshot{ID: "snap1", Box: "b1", Layers: []string{"layer1"}, Env: map[string]string{"A": "value"}}),
-		db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2), db.Close(),
+		db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "staged"), 2, history.Origin{}), db.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}

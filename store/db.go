@@ -58,6 +58,7 @@ type DB struct {
 	Boxes        Boxes
 	Usages       Usages
 	Rules        Rules
+	History      History
 	Authorities  Authorities
 	URLs         URLs
 	Schedules    Schedules
@@ -70,7 +71,7 @@ type DB struct {
 // newDB returns the parts of a file.
 func newDB(f *file) *DB {
 	return &DB{
-		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
+		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, History: History{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
 		Snapshots: Snapshots{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
 	}
 }
@@ -119,6 +120,9 @@ func Open(o Options) (*DB, error) {
 	}
 	if err := b.View(f.seal.Check); err != nil {
 		return nil, errors.Join(fmt.Errorf("the store %s: %w; %w", path, err, pages.ErrDamaged), b.Close())
+	}
+	if err := beginHistory(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("the store %s: the history of policies cannot begin: %w", path, err), b.Close())
 	}
 	return newDB(f), nil
 }

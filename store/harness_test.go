@@ -13,6 +13,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -113,7 +114,7 @@ func contents(t *testing.T, db *DB) map[string][]string {
 
 // SetHeaders stages and commits header rules of a box.
 func (db Rules) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
-	if err := db.StageHeaders(id, rules, version); err != nil {
+	if err := db.StageHeaders(id, rules, version, history.Origin{}); err != nil {
 		return err
 	}
 	return db.CommitHeaders(id)
@@ -121,7 +122,7 @@ func (db Rules) SetHeaders(id policy.BoxID, rules []policy.HeaderRule, version u
 
 // SetGlobalHeaders stages and commits header rules of every box.
 func (db Rules) SetGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	if err := db.StageGlobalHeaders(rules, version); err != nil {
+	if err := db.StageGlobalHeaders(rules, version, history.Origin{}); err != nil {
 		return err
 	}
 	return db.CommitGlobalHeaders()

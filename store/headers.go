@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"boxgate/policy"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -23,14 +24,23 @@ func (db Rules) Headers(id policy.BoxID) (Headers, error) { return db.getHeaders
 // GlobalHeaders returns the header rules of every box. If they were never set they are empty, with version 0.
 func (db Rules) GlobalHeaders() (Headers, error) { return db.getHeaders(layout.Global) }
 
+// LastHeadersVersion is [Rules.LastVersion] for the header rules of a box, or for the global ones with "".
+func (db Rules) LastHeadersVersion(id policy.BoxID) (uint64, error) {
+	owner := string(id)
+	if id == "" {
+		owner = layout.Global
+	}
+	return History{db.file}.LastVersion(headerSlot(owner).history)
+}
+
 // StageHeaders stores header rules of a box next to the committed ones, replacing rules staged before. They are not in
 // force until [Rules.CommitHeaders]. The version must be higher than the committed one, else the error is [ErrConflict].
-func (db Rules) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64) error {
+func (db Rules) StageHeaders(id policy.BoxID, rules []policy.HeaderRule, version uint64, by history.Origin) error {
 	return db.update(func(tx *transaction) error {
 		if err := requireBox(tx, id); err != nil {
 			return err
 		}
-		return stageHeaders(tx, string(id), rules, version)
+		return stageHeaders(tx, string(id), rules, version, by)
 	})
 }
 
@@ -41,8 +51,8 @@ func (db Rules) CommitHeaders(id policy.BoxID) error { return db.commit(headerSl
 func (db Rules) AbortHeaders(id policy.BoxID) error { return db.abort(headerSlot(string(id))) }
 
 // StageGlobalHeaders is [Rules.StageHeaders] for the header rules of every box.
-func (db Rules) StageGlobalHeaders(rules []policy.HeaderRule, version uint64) error {
-	return db.update(func(tx *transaction) error { return stageHeaders(tx, layout.Global, rules, version) })
+func (db Rules) StageGlobalHeaders(rules []policy.HeaderRule, version uint64, by history.Origin) error {
+	return db.update(func(tx *transaction) error { return stageHeaders(tx, layout.Global, rules, version, by) })
 }
 
 // CommitGlobalHeaders is [Rules.CommitHeaders] for the header rules of every box.
@@ -71,7 +81,7 @@ func readHeaders(tx *transaction, owner string) (headersRecord, error) {
 }
 
 // stageHeaders seals header rules for the place where they are staged.
-func stageHeaders(tx *transaction, owner string, rules []policy.HeaderRule, version uint64) error {
+func stageHeaders(tx *transaction, owner string, rules []policy.HeaderRule, version uint64, by history.Origin) error {
 	old, err := readHeaders(tx, owner)
 	if err != nil {
 		return err
@@ -83,7 +93,16 @@ func stageHeaders(tx *transaction, owner string, rules []policy.HeaderRule, vers
 	if err != nil {
 		return err
 	}
-	return tx.putSealed(layout.Staged, headerSlot(owner).staged, rec)
+	s := headerSlot(owner)
+	sealed, err := tx.sealJSON(layout.Staged, s.staged, rec)
+	if err != nil {
+		return err
+	}
+	v, text, err := headersVersion(rules, version, by)
+	if err != nil {
+		return err
+	}
+	return stage(tx, s, sealed, v, text)
 }
 
 // headersRecord is the stored form of header rules, before they are sealed: the document that

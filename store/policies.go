@@ -11,6 +11,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/store/document"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -48,21 +49,67 @@ func (db Rules) Policy(id policy.BoxID) (Policy, error) {
 	return p, err
 }
 
-// StagePolicy stores a policy next to the committed one, replacing one staged before. It is not applied until
-// [Rules.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
-func (db Rules) StagePolicy(id policy.BoxID, next Policy) error {
-	return db.update(func(tx *transaction) error { return stagePolicy(tx, id, next) })
+// LastVersion returns the highest version that the policy of a box ever had, 0 if it never had one. A version that was
+// rolled back counts too.
+func (db Rules) LastVersion(id policy.BoxID) (uint64, error) {
+	return History{db.file}.LastVersion(policySlot(id).history)
 }
 
-func stagePolicy(tx *transaction, id policy.BoxID, next Policy) error {
+// NoteEnded records as many further versions of the committed policy of a box as leases of it have ended without a stored
+// version: each may have been in force for a moment before the gateway ended. Call it at a start.
+func (db Rules) NoteEnded(id policy.BoxID, leases uint64) error {
+	return db.update(func(tx *transaction) error {
+		s := policySlot(id)
+		p, err := getPolicy(tx, s)
+		if err != nil {
+			return err
+		}
+		book, err := tx.book()
+		if err != nil {
+			return err
+		}
+		holder, err := holderOf(tx, string(id))
+		if err != nil {
+			return err
+		}
+		l, _, err := book.Find(s.history)
+		if err != nil {
+			return err
+		}
+		last := max(l.Last, p.Version)
+		for n := range leases {
+			p.Version = last + 1 + n
+			v, text, err := policyVersion(p, history.Origin{Cause: history.LeaseExpired})
+			if err == nil {
+				err = book.Stage(s.history, holder, v, text)
+			}
+			if err == nil {
+				err = book.Settle(s.history, v.Number, history.Interrupted, v.At)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// StagePolicy stores a policy next to the committed one, replacing one staged before. It is not applied until
+// [Rules.CommitPolicy]. The version must be higher than that of the committed policy and than all that the box ever had,
+// else the error is [ErrConflict]. by is recorded in the history of the box.
+func (db Rules) StagePolicy(id policy.BoxID, next Policy, by history.Origin) error {
+	return db.update(func(tx *transaction) error { return stagePolicy(tx, id, next, by) })
+}
+
+func stagePolicy(tx *transaction, id policy.BoxID, next Policy, by history.Origin) error {
 	if err := requireBox(tx, id); err != nil {
 		return err
 	}
-	return stageNewer(tx, policySlot(id), next)
+	return stageNewer(tx, policySlot(id), next, by)
 }
 
 // stageNewer stages a policy whose version is higher than that of the committed one.
-func stageNewer(tx *transaction, s slot, next Policy) error {
+func stageNewer(tx *transaction, s slot, next Policy, by history.Origin) error {
 	data, err := json.Marshal(next)
 	if err != nil {
 		return err
@@ -73,7 +120,11 @@ func stageNewer(tx *transaction, s slot, next Policy) error {
 	} else if err == nil && next.Version <= old.Version {
 		return fmt.Errorf("the %s already has version %d, which version %d cannot follow: %w", s.label, old.Version, next.Version, ErrConflict)
 	}
-	return tx.put(layout.Staged, []byte(s.staged), data)
+	v, text, err := policyVersion(next, by)
+	if err != nil {
+		return err
+	}
+	return stage(tx, s, data, v, text)
 }
 
 // CommitPolicy makes the staged policy of a box the committed one. The error is [ErrNotFound] without a staged one.
@@ -121,15 +172,15 @@ func (db Rules) NamedPolicies() (map[string]Policy, error) {
 
 // StageNamed stores a named policy and the policies of the boxes that follow it, in one transaction, next to the
 // committed ones. They are not applied until [Rules.CommitNamed]. Each version must be higher than the committed one's,
-// else the error is [ErrConflict].
-func (db Rules) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy) error {
+// else the error is [ErrConflict]. by is recorded in the histories of the boxes.
+func (db Rules) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy, by history.Origin) error {
 	return db.update(func(tx *transaction) error {
 		for id, p := range boxes {
-			if err := stagePolicy(tx, id, p); err != nil {
+			if err := stagePolicy(tx, id, p, by); err != nil {
 				return err
 			}
 		}
-		return stageNewer(tx, namedSlot(name), next)
+		return stageNewer(tx, namedSlot(name), next, by)
 	})
 }
 

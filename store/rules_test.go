@@ -20,6 +20,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/rule/header"
 	"boxgate/store/document"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -159,7 +160,7 @@ func TestAttackOlderProgramIgnoresPrecedence(t *testing.T) {
 		allocate(t, db, Box{ID: "b1"})
 		spec := custom("*", "ok.evil.test")
 		spec.DeniedDomains, spec.Precedence = []string{"*.evil.test"}, precedence
-		if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy("b1"), db.Close()); err != nil {
+		if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}, history.Origin{}), db.Rules.CommitPolicy("b1"), db.Close()); err != nil {
 			t.Fatal(err)
 		}
 		db = open(t, Options{Dir: dir})
@@ -186,14 +187,14 @@ func following(t *testing.T) (dir string, db *DB) {
 	t.Helper()
 	dir = newDir(t)
 	db = open(t, Options{Dir: dir})
-	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("old.example"), Version: 1}, nil), db.Rules.CommitNamed("web", nil)); err != nil {
+	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("old.example"), Version: 1}, nil, history.Origin{}), db.Rules.CommitNamed("web", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for id, p := range map[policy.BoxID]Policy{
 		"b1": {Spec: custom("old.example"), Version: 7, Named: "web"}, "b2": {Spec: custom("old.example"), Version: 1, Named: "web"}, "b3": {Spec: custom("own.example"), Version: 1},
 	} {
 		allocate(t, db, Box{ID: id, State: "idle"})
-		if err := errors.Join(db.Rules.StagePolicy(id, p), db.Rules.CommitPolicy(id)); err != nil {
+		if err := errors.Join(db.Rules.StagePolicy(id, p, history.Origin{}), db.Rules.CommitPolicy(id)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,20 +228,20 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	boxes := []policy.BoxID{"b1", "b2"}
 	before, after := []string{"old.example", "old.example", "old.example"}, []string{"new.example", "new.example", "new.example"}
 	for name, err := range map[string]error{
-		"one box has that version already": db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 1)),
-		"it has that version already":      db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 1}, next("new.example", 8, 2)),
+		"one box has that version already": db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 1), history.Origin{}),
+		"it has that version already":      db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 1}, next("new.example", 8, 2), history.Origin{}),
 	} {
 		if staged, _ := db.Rules.Staged(); !errors.Is(err, ErrConflict) || len(staged) > 0 {
 			t.Errorf("%s: %v, staged %v", name, err, staged)
 		}
 	}
-	stage := func() {
+	stage := func(version uint64) {
 		t.Helper()
-		if err := db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)); err != nil || !slices.Equal(saying(t, db), before) {
+		if err := db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", version, version-6), history.Origin{}); err != nil || !slices.Equal(saying(t, db), before) {
 			t.Fatalf("%v, %q", err, saying(t, db))
 		}
 	}
-	stage()
+	stage(8)
 	if err := errors.Join(db.Rules.AbortPolicy("b2")); err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	if left := contents(t, db)["staged"]; len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	stage()
+	stage(9) // 8 was rolled back
 	crashed := open(t, Options{Dir: copyState(t, dir)})
 	dropped, err := crashed.Rules.DropStaged()
 	if err != nil || len(dropped) != 3 || !slices.Contains(dropped, StagedChange{Named: "web"}) || !slices.Contains(dropped, StagedChange{Box: "b2"}) || !slices.Equal(saying(t, crashed), before) {
@@ -275,7 +276,7 @@ func TestNamedPoliciesAreInBackups(t *testing.T) {
 		t.Fatal(err)
 	}
 	from := backup(t, db)
-	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)), db.Rules.CommitNamed("web", []policy.BoxID{"b1", "b2"}), db.bolt.Close()); err != nil {
+	if err := errors.Join(db.Rules.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2), history.Origin{}), db.Rules.CommitNamed("web", []policy.BoxID{"b1", "b2"}), db.bolt.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := Restore(RestoreOptions{Dir: dir, From: from}); err != nil || len(r.Problems) > 0 {
@@ -297,8 +298,8 @@ func TestNamedPolicyInUse(t *testing.T) {
 	if err := db.Rules.DeleteNamed("web"); !errors.Is(err, ErrConflict) {
 		t.Errorf("two boxes follow it: %v", err)
 	}
-	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: custom("other.example"), Version: 8, Named: "web"}), db.Rules.CommitPolicy("b1"),
-		db.Rules.StagePolicy("b2", Policy{Spec: custom("old.example"), Version: 2, Named: "gone"}), db.Rules.CommitPolicy("b2")); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: custom("other.example"), Version: 8, Named: "web"}, history.Origin{}), db.Rules.CommitPolicy("b1"),
+		db.Rules.StagePolicy("b2", Policy{Spec: custom("old.example"), Version: 2, Named: "gone"}, history.Origin{}), db.Rules.CommitPolicy("b2")); err != nil {
 		t.Fatal(err)
 	}
 	r, err := db.Verify()
@@ -418,8 +419,8 @@ func stagedStore(t *testing.T) (dir string, db *DB) {
 	db = open(t, Options{Dir: dir})
 	allocate(t, db, Box{ID: "b1"})
 	if err := errors.Join(
-		db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "old"), 1), db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "new"), 2),
-		db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "old global"), 1), db.Rules.StageGlobalHeaders(rules(t, "api.example.com", "X-Key", "new global"), 2),
+		db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "old"), 1), db.Rules.StageHeaders("b1", rules(t, "api.example.com", "X-Key", "new"), 2, history.Origin{}),
+		db.Rules.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "old global"), 1), db.Rules.StageGlobalHeaders(rules(t, "api.example.com", "X-Key", "new global"), 2, history.Origin{}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -458,7 +459,7 @@ func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 1}), db.Rules.CommitPolicy("b1"), db.Rules.AbortPolicy("b1")); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 1}, history.Origin{}), db.Rules.CommitPolicy("b1"), db.Rules.AbortPolicy("b1")); err != nil {
 		t.Fatal(err)
 	}
 	if own, err := db.Rules.Headers("b1"); valueOf(t, own, err) != "old" {
@@ -494,13 +495,13 @@ func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), db.Boxes.Delete("b1"), db.Rules.AbortGlobalHeaders()); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}, history.Origin{}), db.Boxes.Delete("b1"), db.Rules.AbortGlobalHeaders()); err != nil {
 		t.Fatal(err)
 	}
 	if left := contents(t, db)["staged"]; len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	if err := db.Rules.StageHeaders("b1", nil, 3); !errors.Is(err, ErrNotFound) {
+	if err := db.Rules.StageHeaders("b1", nil, 3, history.Origin{}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("staged for a box that is gone: %v", err)
 	}
 }

@@ -2,10 +2,12 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 
 	"boxgate/policy"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -42,6 +44,9 @@ func commitSlot(tx *transaction, s slot) error {
 	if err := tx.put(s.bucket, []byte(s.owner), document); err != nil {
 		return err
 	}
+	if err := settle(tx, s, history.InForce); err != nil {
+		return err
+	}
 	return tx.delete(layout.Staged, []byte(s.staged))
 }
 
@@ -76,7 +81,7 @@ func (db Rules) abort(slots ...slot) error {
 	}
 	return db.update(func(tx *transaction) error {
 		for _, s := range slots {
-			if err := tx.delete(layout.Staged, []byte(s.staged)); err != nil {
+			if err := errors.Join(settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged))); err != nil {
 				return err
 			}
 		}
@@ -148,6 +153,19 @@ func changeAt(key string) StagedChange {
 	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
 }
 
+// slot returns the slot of the change.
+func (c StagedChange) slot() slot {
+	switch {
+	case c.Named != "":
+		return namedSlot(c.Named)
+	case c.Headers && c.Box == "":
+		return headerSlot(layout.Global)
+	case c.Headers:
+		return headerSlot(string(c.Box))
+	}
+	return policySlot(c.Box)
+}
+
 // DropStaged deletes everything that is staged and returns the dropped changes. Call it once after [Open], before the
 // first change, to roll back changes that a crash interrupted.
 func (db Rules) DropStaged() ([]StagedChange, error) {
@@ -158,10 +176,11 @@ func (db Rules) DropStaged() ([]StagedChange, error) {
 			return err
 		}
 		for _, key := range staged.Keys(nil) {
-			if err := staged.Delete(key); err != nil {
+			c := changeAt(string(key))
+			if err := errors.Join(settle(tx, c.slot(), history.Interrupted), staged.Delete(key)); err != nil {
 				return err
 			}
-			dropped = append(dropped, changeAt(string(key)))
+			dropped = append(dropped, c)
 		}
 		return nil
 	})
@@ -175,6 +194,8 @@ type slot struct {
 	owner  string // key in bucket
 	staged string // key among the staged documents
 	sealed bool   // encrypted for its place
+
+	history history.ID // its line of the history; zero: none
 }
 
 // stagedHeaders is the prefix of the keys of staged header rules. Keys of staged policies are the ID of a box, or
@@ -182,7 +203,7 @@ type slot struct {
 const stagedHeaders = "headers\x00"
 
 func policySlot(id policy.BoxID) slot {
-	return slot{label: "policy of box " + string(id), bucket: layout.Policies, owner: string(id), staged: string(id)}
+	return slot{label: "policy of box " + string(id), bucket: layout.Policies, owner: string(id), staged: string(id), history: history.ID{Owner: string(id), Kind: history.Policy}}
 }
 
 // namedSlot is the slot of a named policy.
@@ -193,5 +214,5 @@ func namedSlot(name string) slot {
 
 // headerSlot is the slot of the header rules of a box, or of all boxes ([layout.Global]).
 func headerSlot(owner string) slot {
-	return slot{label: "header rules of " + owner, bucket: layout.Headers, owner: owner, staged: stagedHeaders + owner, sealed: true}
+	return slot{label: "header rules of " + owner, bucket: layout.Headers, owner: owner, staged: stagedHeaders + owner, sealed: true, history: history.ID{Owner: owner, Kind: history.Headers}}
 }

@@ -22,6 +22,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -43,7 +44,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: name.NewSecret("url-secret")}
 	ca := CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key-secret")}
 	if err := errors.Join(
-		db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.Rules.CommitPolicy("b1"), db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
+		db.Rules.StagePolicy("b1", Policy{Spec: spec, Version: 1}, history.Origin{}), db.Rules.CommitPolicy("b1"), db.Rules.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
 		db.Rules.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.Authorities.SetCA("b1", ca), db.Authorities.SetInstallationCA(ca),
 		db.URLs.Set(url, Claim{}), db.Close(),
 	); err != nil {
@@ -127,8 +128,8 @@ func TestStagedPolicyIsDroppedAfterACrash(t *testing.T) {
 	allocate(t, db, Box{ID: "b2"})
 	old := policy.Spec{Mode: policy.ModeDenyAll}
 	if err := errors.Join(
-		db.Rules.StagePolicy("b1", Policy{Spec: old, Version: 1}), db.Rules.CommitPolicy("b1"),
-		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 2}), db.Rules.StagePolicy("b2", Policy{Spec: old, Version: 1}),
+		db.Rules.StagePolicy("b1", Policy{Spec: old, Version: 1}, history.Origin{}), db.Rules.CommitPolicy("b1"),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 2}, history.Origin{}), db.Rules.StagePolicy("b2", Policy{Spec: old, Version: 1}, history.Origin{}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -156,13 +157,14 @@ func TestVersionsOnlyGrow(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	if err := errors.Join(
-		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.Rules.AbortPolicy("b1"), db.Rules.AbortPolicy("b1"),
-		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.Rules.CommitPolicy("b1"), db.Rules.SetHeaders("b1", nil, 2),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 4}, history.Origin{}), db.Rules.AbortPolicy("b1"), db.Rules.AbortPolicy("b1"),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}, history.Origin{}), db.Rules.CommitPolicy("b1"),
+		db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 7}, history.Origin{}), db.Rules.AbortPolicy("b1"), db.Rules.SetHeaders("b1", nil, 2),
 	); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
-		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), "headers": db.Rules.SetHeaders("b1", nil, 2), "global headers": db.Rules.SetGlobalHeaders(nil, 0),
+		"policy": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}, history.Origin{}), "one that was rolled back": db.Rules.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 7}, history.Origin{}), "headers": db.Rules.SetHeaders("b1", nil, 2), "global headers": db.Rules.SetGlobalHeaders(nil, 0),
 	} {
 		if !errors.Is(err, ErrConflict) {
 			t.Errorf("%s with a version that is not higher: %v", what, err)
@@ -180,7 +182,7 @@ func TestConcurrentUse(t *testing.T) {
 			for j := range 5 {
 				id := policy.BoxID(fmt.Sprintf("b%dx%d", i, j))
 				_, err := db.Boxes.Allocate(Box{ID: id, Name: string(id)}, wide)
-				err = errors.Join(err, db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, nil, 1))
+				err = errors.Join(err, db.Rules.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}, history.Origin{}), db.Rules.CommitPolicy(id), db.Rules.SetHeaders(id, nil, 1))
 				if j%2 == 1 {
 					err = errors.Join(err, db.Boxes.Delete(id))
 				}

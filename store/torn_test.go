@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/store/history"
 	"boxgate/store/layout"
 )
 
@@ -24,7 +25,7 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	b := allocate(t, db, Box{ID: "b1", Name: "one"})
 	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"old.example.com"}}
 	write := func(version uint64) {
-		if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: version}); err != nil {
+		if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: version}, history.Origin{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := db.Rules.CommitPolicy(b.ID); err != nil {
@@ -37,7 +38,7 @@ func aroundAWrite(t *testing.T) (dir string, before, after []byte) {
 	for range 600 {
 		spec.AllowedDomains = append(spec.AllowedDomains, "filler.example.com")
 	}
-	if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: 2}); err != nil {
+	if err := db.Rules.StagePolicy(b.ID, Policy{Spec: spec, Version: 2}, history.Origin{}); err != nil {
 		t.Fatal(err)
 	}
 	if before, err = os.ReadFile(path); err != nil {

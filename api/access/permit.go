@@ -199,6 +199,8 @@ var grants = map[string]grant{
 	"explainDecision":      own | reads,
 	"replayPolicy":         own | reads,
 	"learnPolicy":          own | reads,
+	"listPolicyVersions":   own | reads,
+	"getPolicyVersion":     own | reads,
 
 	"diagnoseHost": admin | changes, // connects from the host
 

@@ -65,8 +65,9 @@ type Host struct {
 	Passphrase string             // of the last RotateStoreKey
 	Grace      time.Duration      // of the last RotateAPIKey
 
-	Addresses map[string][]netip.Addr // of the names that Resolve looks up
-	Decisions []audit.Event           // decisions passed to AddDecision
+	Addresses map[string][]netip.Addr               // of the names that Resolve looks up
+	Decisions []audit.Event                         // decisions passed to AddDecision
+	Versions  map[policy.BoxID][]api.PolicyDocument // the history of policies, the oldest first
 	follow    []chan audit.Event
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"boxgate/api"
@@ -138,6 +139,35 @@ func (h *Host) Observations(_ context.Context, id policy.BoxID) (observe.Summary
 		}
 	}
 	return s, nil
+}
+
+// PolicyVersions implements the Versions of [boxgate/api/egress] with the versions of the host's boxes.
+func (h *Host) PolicyVersions(_ context.Context, id policy.BoxID, q api.VersionQuery) (api.PolicyVersions, error) {
+	list := api.PolicyVersions{Box: id, Versions: []api.PolicyVersion{}}
+	for _, doc := range slices.Backward(h.Versions[id]) {
+		switch {
+		case q.Before != 0 && doc.Version >= q.Before, !q.At.IsZero() && doc.Since.After(q.At):
+		case len(list.Versions) == q.Most || !q.At.IsZero() && len(list.Versions) == 1:
+			list.More = q.At.IsZero()
+			return list, nil
+		default:
+			list.Versions = append(list.Versions, doc.PolicyVersion)
+		}
+	}
+	if h.Versions[id] == nil {
+		return list, api.ErrNotFound
+	}
+	return list, nil
+}
+
+// PolicyVersion implements the Versions of [boxgate/api/egress].
+func (h *Host) PolicyVersion(_ context.Context, id policy.BoxID, number uint64) (api.PolicyDocument, error) {
+	for _, doc := range h.Versions[id] {
+		if doc.Version == number {
+			return doc, nil
+		}
+	}
+	return api.PolicyDocument{}, api.Errorf(api.ErrNotFound, "version %d is not in the history", number)
 }
 
 // SearchEvents implements the Host of [boxgate/api/egress].

@@ -51,6 +51,7 @@ type Endpoints struct {
 	Boxes    rest.Finder
 	Host     Host
 	Rules    Rules
+	Versions Versions
 	Bodies   strict.Bodies
 	Stopping <-chan struct{} // closed when the server shuts down, which ends streams
 }
@@ -66,6 +67,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/{id}/egress/observations", ID: "listObservations", Summary: "The traffic of a box, summed up by destination, request and decision", Query: reflect.TypeFor[observationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.observations},
 		{Method: "GET", Path: "/v2/egress/observations", ID: "listPastObservations", Summary: "The traffic of a box by its ID, which may be that of a deleted box", Query: reflect.TypeFor[pastObservationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.pastObservations},
 		{Method: "GET", Path: "/v2/box/{id}/egress/learned", ID: "learnPolicy", Summary: "The least policy for the traffic of the box, with the evidence for each entry; the policy stays as it is", Query: reflect.TypeFor[learnQuery](), Response: reflect.TypeFor[learnedView](), Handle: e.learned},
+		{Method: "GET", Path: "/v2/box/{id}/egress/policy-history", ID: "listPolicyVersions", Summary: "The versions of a box's policy, the latest first: who set each, when and by what; also of a deleted box, by its ID", Query: reflect.TypeFor[versionsQuery](), Response: reflect.TypeFor[api.PolicyVersions](), Handle: e.versions},
+		{Method: "GET", Path: "/v2/box/{id}/egress/policy-history/{version}", ID: "getPolicyVersion", Summary: "One version of a box's policy, and everything that decided along with it", Response: reflect.TypeFor[api.PolicyDocument](), Handle: e.version},
 		{Method: "POST", Path: "/v2/box/{id}/egress/explain", ID: "explainDecision", Summary: "The decision of the active policy; nothing is sent to the destination", Request: reflect.TypeFor[explainBody](), Example: `{"host":"api.example.com","port":443,"protocol":"tcp"}`, Response: reflect.TypeFor[decisionView](), Handle: e.explain},
 	}
 }

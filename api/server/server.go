@@ -61,6 +61,7 @@ type Services struct {
 	Explain     egress.Rules
 	Settings    settings.Host
 	Decisions   egress.Host
+	Versions    egress.Versions
 	URLs        urls.Host
 	Schedules   schedules.Host
 	Webhooks    harness.Webhooks
@@ -285,7 +286,7 @@ func (a *API) packages() []endpoints {
 		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
-		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Bodies: bodies, Stopping: a.stopping}},
+		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Versions: a.Versions, Bodies: bodies, Stopping: a.stopping}},
 		{"doctor", "Diagnoses of hosts", &doctor.Endpoints{Boxes: a.Boxes, Host: a.Doctor, Bodies: bodies}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
 		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},

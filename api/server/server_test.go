@@ -61,6 +61,7 @@ type anything interface {
 	settings.Host
 	egress.Rules
 	egress.Host
+	egress.Versions
 	urls.Host
 	schedules.Host
 	harness.Webhooks
@@ -75,7 +76,7 @@ type anything interface {
 
 func services(h anything) Services {
 	return Services{
-		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h,
+		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
 		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
 	}
 }

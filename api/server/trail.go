@@ -44,12 +44,17 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 			a.answers.Fail(w, r, err)
 			return
 		}
-		own, ok := w.(*rest.Writer)
-		if a.Trail == nil || !ok || !access.Changes(rt.ID) {
+		if !access.Changes(rt.ID) {
 			serve.ServeHTTP(w, r)
 			return
 		}
 		entry := a.entryOf(r, rt.Pattern())
+		r = r.WithContext(api.WithCall(r.Context(), api.Call{Remote: entry.Remote, Route: entry.Route}))
+		own, ok := w.(*rest.Writer)
+		if a.Trail == nil || !ok {
+			serve.ServeHTTP(w, r)
+			return
+		}
 		entry.Kind, entry.Box = trail.Call, a.boxOf(r)
 		call, err := a.Trail.Append(entry)
 		if err != nil {

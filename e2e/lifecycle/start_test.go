@@ -12,6 +12,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/policy"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // guest is an attached box.
@@ -78,7 +79,7 @@ func TestBrokenBoxesDoNotHoldUpAStart(t *testing.T) {
 	}
 	mistaken := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"https://api.example.com/"}}
 	id := policy.BoxID(unreadable.id)
-	if err := errors.Join(db.Rules.StagePolicy(id, store.Policy{Spec: mistaken, Version: 2}), db.Rules.CommitPolicy(id), db.Close()); err != nil {
+	if err := errors.Join(db.Rules.StagePolicy(id, store.Policy{Spec: mistaken, Version: 2}, history.Origin{}), db.Rules.CommitPolicy(id), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 

@@ -155,7 +155,7 @@ func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from
 	case err != nil:
 		return nil, change.NotStored(l.log, "the box could not be stored, nothing was made", err)
 	}
-	return state.NewBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
+	return state.NewBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted, 0), nil
 }
 
 // hostnameOf returns the host name of a box.

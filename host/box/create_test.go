@@ -23,6 +23,7 @@ import (
 	"boxgate/policy/document"
 	quotas "boxgate/quota"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 var (
@@ -77,10 +78,10 @@ func boxesThatFollow(t *testing.T) *rig {
 		r, err := db.Boxes.Allocate(store.Box{ID: id, State: "idle", PlaceholderKey: store.NewKey()},
 			store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
 		p := store.Policy{Spec: denied, Version: 1, Named: named}
-		if err := errors.Join(err, db.Rules.StagePolicy(id, p), db.Rules.CommitPolicy(id)); err != nil {
+		if err := errors.Join(err, db.Rules.StagePolicy(id, p, history.Origin{}), db.Rules.CommitPolicy(id)); err != nil {
 			t.Fatal(err)
 		}
-		b := state.NewBox(r, p, store.Headers{}, api.Hosted{})
+		b := state.NewBox(r, p, store.Headers{}, api.Hosted{}, 0)
 		c, err := g.shared.Compile(b)
 		if err != nil {
 			t.Fatal(err)
@@ -163,7 +164,7 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
 		t.Error(err)
 	}
-	made := state.NewBox(store.Box{ID: "b4"}, store.Policy{Spec: denied, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})
+	made := state.NewBox(store.Box{ID: "b4"}, store.Policy{Spec: denied, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{}, 0)
 	if p := made.StoredPolicy(); p.Named != "web" || made.View().Policy.Named != "web" {
 		t.Errorf("%+v", p)
 	}

@@ -22,6 +22,7 @@ import (
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // URLs manages the public URLs of boxes.
@@ -172,9 +173,10 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 		return err
 	}
 	b := p.box
-	err := p.rules.StagePolicy(b.ID, b.StoredPolicy())
+	by := change.OriginOf(ctx, history.Created)
+	err := p.rules.StagePolicy(b.ID, b.StoredPolicy(), by)
 	if err == nil {
-		err = p.rules.StageHeaders(b.ID, b.Headers, b.HeadersVersion)
+		err = p.rules.StageHeaders(b.ID, b.Headers, b.HeadersVersion, by)
 	}
 	if err == nil {
 		err = fault.At(ctx, "create: policy staged")

@@ -207,7 +207,7 @@ func (l *Service) showUnrecovered(b *state.Box, err error) {
 func (l *Service) loadBox(r store.Box) (*state.Box, error) {
 	b, err := l.readBox(r)
 	if err != nil {
-		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
+		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{}, 0)
 	}
 	return b, err
 }
@@ -239,7 +239,11 @@ func (l *Service) readBox(r store.Box) (*state.Box, error) {
 		}
 	}
 	p.Leases = l.shared.RebaseLeases(p.Leases)
-	return state.NewBox(r, p, headers, hosted), nil
+	last, err := l.shared.LastVersion(l.rules, r.ID, p.Leases)
+	if err != nil {
+		return nil, err
+	}
+	return state.NewBox(r, p, headers, hosted, last), nil
 }
 
 // errCreationInterrupted is the cause for a box whose creation was interrupted by the end of the gateway.

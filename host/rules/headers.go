@@ -10,6 +10,7 @@ import (
 	"boxgate/host/change"
 	"boxgate/policy"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // Headers implements the Host of [boxgate/api/rules].
@@ -33,7 +34,11 @@ func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []polic
 	if ifMatch != nil && *ifMatch != b.HeadersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	was, version := b.Headers, b.HeadersVersion+1
+	last, err := p.store.LastHeadersVersion(id)
+	if err != nil {
+		return api.HeaderState{}, change.NotStored(p.log, "the header rules of box "+string(id)+" could not be stored, nothing was changed", err)
+	}
+	was, version := b.Headers, max(b.HeadersVersion, last)+1
 	in := p.shared.inputsOf(b)
 	in.headers = rules
 	next, err := in.compile()
@@ -42,7 +47,7 @@ func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []polic
 	}
 	err = change.Apply(ctx, p.log, change.Change{
 		What:    "the header rules of box " + string(id),
-		Stage:   func() error { return p.store.StageHeaders(id, rules, version) },
+		Stage:   func() error { return p.store.StageHeaders(id, rules, version, change.OriginOf(ctx, history.Replaced)) },
 		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, next) },
 		Commit: func() error {
 			if err := p.store.CommitHeaders(id); err != nil {
@@ -78,10 +83,16 @@ func (p *Service) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRul
 	if ifMatch != nil && *ifMatch != old.Version {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	next := store.Headers{Rules: rules, Version: old.Version + 1}
-	err := change.Apply(ctx, p.log, change.Change{
-		What:    "the header rules of all boxes",
-		Stage:   func() error { return p.store.StageGlobalHeaders(rules, next.Version) },
+	last, err := p.store.LastHeadersVersion("")
+	if err != nil {
+		return api.HeaderState{}, change.NotStored(p.log, "the header rules of all boxes could not be stored, nothing was changed", err)
+	}
+	next := store.Headers{Rules: rules, Version: max(old.Version, last) + 1}
+	err = change.Apply(ctx, p.log, change.Change{
+		What: "the header rules of all boxes",
+		Stage: func() error {
+			return p.store.StageGlobalHeaders(rules, next.Version, change.OriginOf(ctx, history.Replaced))
+		},
 		Enforce: func(ctx context.Context) error { return p.enforceGlobal(ctx, rules) },
 		Commit: func() error {
 			if err := p.store.CommitGlobalHeaders(); err != nil {

@@ -191,6 +191,18 @@ func (s *Shared) running(leases []store.Lease) []store.Lease {
 	return lease.Running(leases, s.now())
 }
 
+// LastVersion returns the highest version that the policy of a stored box ever had, at a start. Leases that ended just
+// before the gateway did may have been versions that are not stored: they are recorded first.
+func (s *Shared) LastVersion(rules store.Rules, id policy.BoxID, leases []store.Lease) (last uint64, err error) {
+	if ended := len(leases) - len(s.running(leases)); ended > 0 {
+		if err := rules.NoteEnded(id, uint64(ended)); err != nil {
+			last, errLast := rules.LastVersion(id)
+			return last + uint64(ended), errLast // the store may be full: the numbers are not reused at least
+		}
+	}
+	return rules.LastVersion(id)
+}
+
 // RebaseLeases returns stored leases rebased onto the clock of the current boot.
 func (s *Shared) RebaseLeases(leases []store.Lease) (out []store.Lease) {
 	for _, l := range leases {

@@ -21,6 +21,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // mostLeases is the maximum number of leases of a box.
@@ -29,7 +30,7 @@ const mostLeases = policy.MostBeside
 // AddLeases implements the Host of [boxgate/api/rules].
 func (p *Service) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
 	idle := map[api.LeaseEntry]string{}
-	state, err := p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
+	state, err := p.change(ctx, id, ifMatch, history.LeaseBegun, func(_ *state.Box, next *store.Policy) error {
 		now, by := p.shared.now(), api.CallerOf(ctx).Key
 		for i, text := range req.Entries {
 			why, err := idleOf(next.Spec, text, req.Allow)
@@ -69,7 +70,7 @@ func (p *Service) SetEnforcement(ctx context.Context, id policy.BoxID, audit tim
 	if role := api.CallerOf(ctx).Role; audit > 0 && !p.mayAudit(role) {
 		return api.PolicyState{}, api.Errorf(api.ErrForbidden, "policy.audit of the configuration does not let keys with the role %s audit a policy", role)
 	}
-	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
+	return p.change(ctx, id, ifMatch, history.LeaseBegun, func(_ *state.Box, next *store.Policy) error {
 		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return l.Audit })
 		if audit == 0 {
 			return nil
@@ -97,7 +98,7 @@ func (p *Service) mayAudit(role api.Role) bool {
 
 // EndLeases implements the Host of [boxgate/api/rules].
 func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
-	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
+	return p.change(ctx, id, ifMatch, history.LeaseEnded, func(_ *state.Box, next *store.Policy) error {
 		before := len(next.Leases)
 		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(leaseKey(l)) })
 		if len(next.Leases) == before {
@@ -201,7 +202,10 @@ func (p *Service) endLeases(b *state.Box) error {
 	defer cancel()
 	in := p.shared.inputsOf(b)
 	in.leases, in.version = running, b.LastVersion+1
-	b.LastVersion = in.version
+	if b.Unended.Version == b.LastVersion && slices.Equal(b.Unended.Leases, running) { // an earlier attempt may have applied it
+		in.version = b.LastVersion
+	}
+	b.LastVersion, b.Unended = in.version, store.Policy{Version: in.version, Leases: running}
 	next, err := in.compile()
 	if err == nil {
 		err = p.enforceEnd(ctx, b, next)
@@ -210,14 +214,51 @@ func (p *Service) endLeases(b *state.Box) error {
 		err = errors.Join(err, p.closeBox(b))
 	}
 	before := b.Leases
-	b.Leases, b.Version = running, in.version
-	if err := errors.Join(p.store.StagePolicy(b.ID, b.StoredPolicy()), p.store.CommitPolicy(b.ID)); err != nil {
+	b.Leases, b.Version, b.Unended = running, in.version, store.Policy{}
+	b.Unstored = append(b.Unstored, b.StoredPolicy())
+	if err := p.storeEnded(b); err != nil {
 		p.log.Warn("the end of temporary entries could not be stored; they have still ended", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 	b.Publish()
 	p.noteLeases(b, before)
 	p.recordEnds(b, before)
 	return err
+}
+
+// storeEnded stores the policies that came into force when leases ended, each as a version of its own. It is a no-op if all are
+// stored. The caller holds the lock of b.
+func (p *Service) storeEnded(b *state.Box) error {
+	for len(b.Unstored) > 0 {
+		ended := b.Unstored[0]
+		stored, err := p.store.Policy(b.ID)
+		if err != nil {
+			return err
+		}
+		if stored.Version < ended.Version { // else a failed commit had reached the disk
+			by := p.originOfEnd(stored.Leases, ended.Leases)
+			if err := errors.Join(p.store.StagePolicy(b.ID, ended, by), p.store.CommitPolicy(b.ID)); err != nil {
+				return err
+			}
+		}
+		b.Unstored = b.Unstored[1:]
+	}
+	return nil
+}
+
+// originOfEnd returns the origin of a policy whose leases have ended: the key that made them, unless several did.
+func (p *Service) originOfEnd(before, after []store.Lease) history.Origin {
+	by, keys := history.Origin{At: time.Now(), Cause: history.LeaseExpired}, map[string]bool{}
+	for _, l := range before {
+		if !slices.ContainsFunc(after, func(kept store.Lease) bool { return leaseKey(kept) == leaseKey(l) }) {
+			by.KeyID, keys[l.Key] = l.Key, true
+		}
+	}
+	if len(keys) != 1 {
+		by.KeyID = ""
+		return by
+	}
+	by.Key, by.Role = p.nameOfKey(by.KeyID)
+	return by
 }
 
 // recordEnds writes the expired temporary entries to the audit trail, under the key that made them. The caller holds the
@@ -325,15 +366,15 @@ func (p *Service) endLeasesHere(b *state.Box) (next time.Duration) {
 	if len(running) == len(b.Leases) || b.Policy.Load() == nil {
 		return next
 	}
-	in := p.shared.inputsOf(b)
-	in.leases, in.version = running, b.LastVersion+1
+	in := p.shared.inputsOf(b) // of the same version: only the process that owns the store gives out new ones
+	in.leases = running
 	compiled, err := in.compile()
 	if err != nil {
 		b.Policy.Store(nil)
 		p.net.Proxy.CloseBox(b.ID)
 		return next
 	}
-	b.Leases, b.Version, b.LastVersion = running, in.version, in.version
+	b.Leases = running
 	b.Policy.Store(compiled)
 	p.net.Proxy.Recheck(b.ID)
 	return next

@@ -422,7 +422,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 	if len(running) != 1 || running[0].Entry != "b.example.com" {
 		t.Fatalf("%+v", running)
 	}
-	b := state.NewBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{})
+	b := state.NewBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{}, 0)
 	c, err := g.shared.inputsOf(b).compile()
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // mostNamed is the maximum number of named policies.
@@ -244,6 +245,9 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 	var ids []policy.BoxID
 	stored := map[policy.BoxID]store.Policy{}
 	for _, b := range boxes {
+		if err := p.storeEnded(b); err != nil {
+			return nil, change.NotStored(p.log, "the named policy "+name+" could not be stored, nothing was changed", err)
+		}
 		f, err := p.compileFollower(b, next)
 		if err != nil {
 			return nil, err
@@ -255,8 +259,10 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 		defer p.before.PolicyAlone(f.ID)()
 	}
 	err = change.Apply(ctx, p.log, change.Change{
-		What:    "the named policy " + name,
-		Stage:   func() error { return p.store.StageNamed(name, next, stored) },
+		What: "the named policy " + name,
+		Stage: func() error {
+			return p.store.StageNamed(name, next, stored, change.OriginOf(ctx, history.NamedChanged))
+		},
 		Enforce: func(ctx context.Context) error { return p.enforceNamed(ctx, list) },
 		Commit: func() error {
 			if err := p.store.CommitNamed(name, ids); err != nil {

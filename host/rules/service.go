@@ -22,6 +22,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // Config configures a [Service].
@@ -108,7 +109,7 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 			return api.PolicyState{}, err
 		}
 	}
-	return p.changeLocked(ctx, b, ifMatch, editOf(set))
+	return p.changeLocked(ctx, b, ifMatch, history.Replaced, editOf(set))
 }
 
 // editOf returns the edit that replaces a policy.
@@ -121,18 +122,21 @@ func editOf(set api.PolicyChange) func(*state.Box, *store.Policy) error {
 }
 
 // change edits a copy of a box's policy and applies it. Leases that have ended are dropped before edit is called. The
-// version is incremented.
-func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+// version is incremented, and recorded in the history of the box with its cause and the caller.
+func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, cause history.Cause, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.PolicyState{}, err
 	}
 	defer b.Unlock()
-	return p.changeLocked(ctx, b, ifMatch, edit)
+	return p.changeLocked(ctx, b, ifMatch, cause, edit)
 }
 
 // changeLocked is change for a box that the caller has locked.
-func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, cause history.Cause, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+	if err := p.storeEnded(b); err != nil {
+		return api.PolicyState{}, change.NotStored(p.log, "the policy of box "+string(b.ID)+" could not be stored, nothing was changed", err)
+	}
 	was, before := p.stateOf(b), b.Leases
 	next, in, err := p.editedLocked(b, ifMatch, edit)
 	if err != nil {
@@ -146,7 +150,7 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 	defer p.before.PolicyAlone(b.ID)()
 	err = change.Apply(ctx, p.log, change.Change{
 		What:    "the policy of box " + string(b.ID),
-		Stage:   func() error { return p.store.StagePolicy(b.ID, next) },
+		Stage:   func() error { return p.store.StagePolicy(b.ID, next, change.OriginOf(ctx, cause)) },
 		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, compiled) },
 		Commit: func() error {
 			if err := p.store.CommitPolicy(b.ID); err != nil {
@@ -274,7 +278,7 @@ func (p *Service) tryStored(b *state.Box) error {
 	}
 	b.Spec, b.Named, b.Leases, b.Version = stored.Spec, stored.Named, leases, stored.Version
 	b.Headers, b.HeadersVersion = headers.Rules, headers.Version
-	b.LastVersion = max(b.LastVersion, stored.Version)
+	b.LastVersion, b.Unstored = max(b.LastVersion, stored.Version), nil
 	b.Publish()
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }

@@ -18,11 +18,13 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/enforce"
 	"boxgate/host/enforce/enforcetest"
+	"boxgate/host/lease"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/rule/header"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 var errFake = errors.New("fake failure")
@@ -44,6 +46,12 @@ func newGateway(t *testing.T) *gateway {
 // openGateway starts a gateway over a state directory.
 func openGateway(t *testing.T, dir string) *gateway {
 	t.Helper()
+	return openGatewayAt(t, dir, nil)
+}
+
+// openGatewayAt is openGateway with a clock for leases.
+func openGatewayAt(t *testing.T, dir string, clock func() lease.Now) *gateway {
+	t.Helper()
 	db, err := store.Open(store.Options{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +64,7 @@ func openGateway(t *testing.T, dir string) *gateway {
 	t.Cleanup(func() { _ = audited.Close() })
 	g := &gateway{t: t, dir: dir, db: db, kernel: &enforcetest.Kernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
-	g.Service = &Service{log: zap.NewNop(), store: db.Rules, records: db.Boxes, keys: db.Keys, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited, replaying: make(chan struct{}, 1)}
+	g.Service = &Service{log: zap.NewNop(), store: db.Rules, records: db.Boxes, keys: db.Keys, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil), clock: clock}, net: net, trail: audited, replaying: make(chan struct{}, 1)}
 	if _, err := db.Rules.DropStaged(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,10 +85,12 @@ func openGateway(t *testing.T, dir string) *gateway {
 func (g *gateway) recover(r store.Box) {
 	g.t.Helper()
 	p, err := g.store.Policy(r.ID)
+	p.Leases = g.shared.RebaseLeases(p.Leases)
 	headers, errHeaders := g.store.Headers(r.ID)
-	b := state.NewBox(r, p, headers, api.Hosted{})
+	last, errLast := g.shared.LastVersion(g.store, r.ID, p.Leases)
+	b := state.NewBox(r, p, headers, api.Hosted{}, last)
 	c, errCompile := g.shared.inputsOf(b).compile()
-	if err := errors.Join(err, errHeaders, errCompile); err != nil {
+	if err := errors.Join(err, errHeaders, errLast, errCompile); err != nil {
 		g.t.Fatal(err)
 	}
 	g.boxes.Add(b)
@@ -94,7 +104,7 @@ func (g *gateway) addBox(id policy.BoxID) {
 	g.t.Helper()
 	r, err := g.db.Boxes.Allocate(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.All())), 0), PlaceholderKey: store.NewKey()},
 		store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
-	if err := errors.Join(err, g.store.StagePolicy(id, store.Policy{Spec: denyAll, Version: 1}), g.store.CommitPolicy(id)); err != nil {
+	if err := errors.Join(err, g.store.StagePolicy(id, store.Policy{Spec: denyAll, Version: 1}, history.Origin{}), g.store.CommitPolicy(id)); err != nil {
 		g.t.Fatal(err)
 	}
 	g.recover(r)

@@ -44,10 +44,12 @@ type Box struct {
 	StateChange    chan struct{} // closed when the running change of state ends; nil: not changing
 	Record         store.Box
 	Spec           policy.Spec
-	Named          string        // the named policy that the box follows, whose copy is Spec; may be empty
-	Leases         []store.Lease // temporary entries in addition to Spec; ended ones are not compiled
-	Version        uint64        // of the applied policy
-	LastVersion    uint64        // the highest ever assigned: the version of a rolled back change is not reused
+	Named          string         // the named policy that the box follows, whose copy is Spec; may be empty
+	Leases         []store.Lease  // temporary entries in addition to Spec; ended ones are not compiled
+	Version        uint64         // of the applied policy
+	LastVersion    uint64         // the highest ever assigned: the version of a rolled back change is not reused
+	Unended        store.Policy   // without ended leases, and not applied yet because that failed; zero: none
+	Unstored       []store.Policy // in force without ended leases before the store could be written, the oldest first
 	Headers        []policy.HeaderRule
 	HeadersVersion uint64
 	Hosted         api.Hosted
@@ -71,11 +73,12 @@ func (b *Box) Unlock() { b.mu.Unlock() }
 // TryLock takes the lock of the box if it is free.
 func (b *Box) TryLock() bool { return b.mu.TryLock() }
 
-// NewBox returns the box of a stored record. Its policy is not applied yet.
-func NewBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *Box {
+// NewBox returns the box of a stored record. Its policy is not applied yet. last is the highest version that its policy ever had, also
+// if it was rolled back.
+func NewBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted, last uint64) *Box {
 	b := &Box{
 		Name: r.Name, CreatedAt: r.CreatedAt, Attached: r.Attached, env: r.Env, Layers: r.Layers, Record: r, Hosted: hosted, Status: api.Status(r.State), Problem: r.Error,
-		Spec: p.Spec, Named: p.Named, Leases: p.Leases, Version: p.Version, LastVersion: p.Version, Headers: headers.Rules, HeadersVersion: headers.Version,
+		Spec: p.Spec, Named: p.Named, Leases: p.Leases, Version: p.Version, LastVersion: max(last, p.Version), Headers: headers.Rules, HeadersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
 	if r.Attached != nil {

@@ -26,7 +26,7 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	table := &state.Table{}
-	b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{})
+	b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
 	table.Add(b)
 	b.Ended, b.Status = true, api.StatusError
 	u := &Service{records: db.Boxes, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Has)}

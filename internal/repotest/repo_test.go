@@ -140,6 +140,7 @@ api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 quota:
 store: policy rule/header audit
 store/document: store/layout
+store/history: store/document store/layout
 store/keyring: store/layout store/private
 store/layout:
 store/pages:
@@ -194,9 +195,9 @@ host/sandboxwatch: policy api host/sandboxns
 host/sandboxns: policy api
 host/procwatch: policy host/sandboxns
 host/idle:
-host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store
+host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store store/history
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
-host/change: policy api internal/fault store
+host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/webhook: policy
@@ -209,7 +210,7 @@ host/listen: config dns firewall host/netns host/handover host/nslock host/syste
 host/meter: policy store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
-host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe
+host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
@@ -218,7 +219,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store observe
+host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
@@ -231,7 +232,7 @@ cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

@@ -40,6 +40,10 @@ var (
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 	Usage     = []byte("usage")     // Usage as JSON
+
+	HistoryLines    = []byte("history_lines")    // ID or "@", NUL, kind → line of the history as JSON; NUL: the totals; see package history
+	HistoryVersions = []byte("history_versions") // key of the line, version big-endian → version as JSON
+	HistoryTexts    = []byte("history_texts")    // SHA-256 → text; SHA-256, "n": the number of versions that have it
 )
 
 // Keys of the bucket meta.
@@ -62,17 +66,17 @@ const Named = "@"
 const (
 	SchemaPlain  = 1
 	SchemaTagged = 2
-	SchemaNow    = 4
+	SchemaNow    = 5
 )
 
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers,
+	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers, HistoryLines, HistoryVersions, HistoryTexts,
 }
 
 // Added are the buckets that stores of schema 1 did not have.
-var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers}
+var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers, HistoryLines, HistoryVersions, HistoryTexts}
 
 // How the data key is encrypted.
 const (

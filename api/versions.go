@@ -1,0 +1,72 @@
+package api
+
+import (
+	"encoding/json"
+	"time"
+
+	"boxgate/policy"
+)
+
+// PolicyVersion tells who made one version of the policy of a box, when and by what, and when it was in force.
+type PolicyVersion struct {
+	Version uint64    `json:"version" doc:"as policy_version in decisions"`
+	MadeAt  time.Time `json:"made_at"`
+	Cause   string    `json:"cause" enum:"create set named_policy lease_begun lease_ended lease_expired configuration restore upgrade" doc:"what made it"`
+	KeyID   string    `json:"key_id,omitempty" doc:"ID of the API key; of expired leases: of the key that made them"`
+	Key     string    `json:"key,omitempty" doc:"its name at that time"`
+	Role    string    `json:"role,omitempty"`
+	Remote  string    `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user"`
+	Call    string    `json:"call,omitempty" doc:"method and route of the call"`
+	Result  string    `json:"result,omitempty" enum:"in_force rolled_back interrupted" doc:"rolled_back or interrupted: it may have decided for a moment; absent: not complete yet"`
+	Since   time.Time `json:"in_force_since,omitzero"`
+	Until   time.Time `json:"in_force_until,omitzero" doc:"absent: it is in force, or never was"`
+	Named   string    `json:"named,omitempty" doc:"the named policy that the box followed"`
+	Leases  int       `json:"leases,omitempty" doc:"number of temporary entries"`
+	Digest  string    `json:"digest" doc:"SHA-256 of the policy without temporary entries"`
+}
+
+// PolicyVersions is a part of the history of the policy of a box, the latest version first.
+type PolicyVersions struct {
+	Box       policy.BoxID    `json:"box"`
+	Versions  []PolicyVersion `json:"versions"`
+	More      bool            `json:"more" doc:"there are older versions: ask with before"`
+	Dropped   uint64          `json:"dropped" doc:"versions after the first that are missing, because the history is bounded"`
+	DeletedAt time.Time       `json:"deleted_at,omitzero" doc:"when the box was deleted"`
+}
+
+// VersionQuery selects versions of the history of a policy.
+type VersionQuery struct {
+	Before uint64    // only older versions; 0: all
+	Most   int       // at most so many, the latest; 0: all
+	At     time.Time // the one version that was in force then; zero: all
+}
+
+// PolicyDocument is one version of the policy of a box with its text, and with everything else that decided along with it.
+type PolicyDocument struct {
+	Box policy.BoxID `json:"box"`
+	PolicyVersion
+	Policy      json.RawMessage `json:"policy" doc:"the policy without temporary entries"`
+	Entries     []PastLease     `json:"entries,omitempty" doc:"temporary entries; each ended by itself at its time"`
+	HeaderRules []PastText      `json:"header_rules,omitempty" doc:"the header rules of the box while the version was in force, without secrets"`
+	GlobalRules []PastText      `json:"global_header_rules,omitempty" doc:"likewise those of all boxes"`
+	Ceilings    []PastText      `json:"ceilings,omitempty" doc:"likewise policy.ceiling of the configuration; null: none"`
+}
+
+// PastLease is a temporary entry of a version of a policy.
+type PastLease struct {
+	Action    string    `json:"action" enum:"allow deny"`
+	Entry     string    `json:"entry"`
+	StartedAt time.Time `json:"started_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	KeyID     string    `json:"key_id,omitempty" doc:"of the API key that made it"`
+}
+
+// PastText is a version of header rules or of the ceiling.
+type PastText struct {
+	Version uint64          `json:"version"`
+	Since   time.Time       `json:"since"`
+	KeyID   string          `json:"key_id,omitempty" doc:"ID of the API key that set it"`
+	Key     string          `json:"key,omitempty" doc:"its name"`
+	Remote  string          `json:"remote,omitempty"`
+	Text    json.RawMessage `json:"text"`
+}
