@@ -34,7 +34,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				return o.Call(cmd, "GET", api.BoxPath(args[0], "config/network-policy"), nil, cli.Indented)
 			},
 		},
-		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyAudit(o), newPolicyLearn(o), newPolicyDiff(o), newPolicyReplay(o), newPolicyLint(o), newPolicyEdit(o),
+		newPolicySet(o), newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyAudit(o), newPolicyLearn(o), newPolicyDiff(o), newPolicyReplay(o), newPolicyLint(o), newPolicyEdit(o), newPolicyHistory(o), newPolicyShow(o),
 		newPolicyExplain(o), newPolicyPresets(o), newPolicyNamed(o), newPolicyConvert(),
 	)
 	return cmd
@@ -542,6 +542,9 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 	var exitCode bool
 	cmd := &cobra.Command{
 		Use: "diff BOX POLICY", Short: "Show what `gateway policy set` would change: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
+		Long: `Shows what ` + "`gateway policy set`" + ` would change: ` + cli.BoxPolicyHelp + `.
+
+BOX@7 is version 7 of the policy of a box, on either side: ` + "`gateway policy diff web-1@7 web-1@9`" + ` shows what changed from 7 to 9.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := o.Client()
 			if err != nil {
@@ -551,7 +554,7 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			now, err := readPolicy(cmd.Context(), client, args[0])
+			now, err := policyOrVersion(cmd.Context(), client, args[0])
 			if err != nil {
 				return err
 			}
@@ -583,8 +586,21 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// policyOrNamed reads the policy in an argument, or the named policy that the argument refers to.
+// policyOrVersion fetches the policy of a box, or of the version in the argument.
+func policyOrVersion(ctx context.Context, client *api.Client, arg string) (policyState, error) {
+	which, versioned := parseBoxVersion(arg)
+	if !versioned {
+		return readPolicy(ctx, client, arg)
+	}
+	spec, err := readVersionSpec(ctx, client, which)
+	return policyState{spec: spec, version: json.Number(strconv.FormatUint(which.version, 10))}, err
+}
+
+// policyOrNamed reads the policy in an argument, or the named policy or the version of a box's policy that the argument refers to.
 func policyOrNamed(cmd *cobra.Command, client *api.Client, arg string) (policy.Spec, error) {
+	if which, versioned := parseBoxVersion(arg); versioned {
+		return readVersionSpec(cmd.Context(), client, which)
+	}
 	if strings.HasPrefix(arg, cli.NamedPrefix) {
 		return readNamed(cmd.Context(), client, arg)
 	}

@@ -103,7 +103,7 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 				return cli.FileError(err)
 			}
 			r, err := store.Restore(store.RestoreOptions{
-				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, Passphrase: name.NewSecret(os.Getenv(config.PassphraseVariable)),
+				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, By: localUser(), Passphrase: name.NewSecret(os.Getenv(config.PassphraseVariable)),
 			})
 			if err != nil {
 				return fmt.Errorf("nothing was changed: %w", err)
@@ -116,11 +116,23 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store was restored from the backup (%s). Start the gateway: it writes a new API key to %s. The previous store is %s.\n",
 				cli.Count(r.Documents, "document", "documents"), filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.ReplacedFile))
+			if err == nil && r.HistoryLost {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), "The history of policies since the backup could not be read from the previous store; the next versions have much higher numbers.")
+			}
 			return err
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep-api-keys", false, "keep the named API keys of the backup, even if they were revoked since")
 	return cmd
+}
+
+// localUser returns the user of the command, and the user who became root by sudo.
+func localUser() string {
+	user := "unix, " + api.Peer{UID: os.Getuid()}.String()
+	if by := os.Getenv("SUDO_USER"); by != "" && os.Getuid() == 0 {
+		user += ", sudo by " + by
+	}
+	return user
 }
 
 func newStoreVerifyCommand(o *cli.Options) *cobra.Command {

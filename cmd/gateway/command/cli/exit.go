@@ -125,11 +125,14 @@ func reportOf(err error, text string, status int) report {
 	return r
 }
 
-// UnknownCommand returns the error for an unknown subcommand of cmd, with suggestions.
+// UnknownCommand returns the error for an unknown subcommand of cmd, and suggests those with the fewest different letters.
 func UnknownCommand(cmd *cobra.Command, word string) error {
-	cmd.SuggestionsMinimumDistance = 2
+	var near []string
+	for cmd.SuggestionsMinimumDistance = 1; len(near) == 0 && cmd.SuggestionsMinimumDistance <= 2; cmd.SuggestionsMinimumDistance++ {
+		near = cmd.SuggestionsFor(word)
+	}
 	text := fmt.Sprintf("unknown command %q for %q", word, cmd.CommandPath())
-	if near := cmd.SuggestionsFor(word); len(near) > 0 {
+	if len(near) > 0 {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return Usagef("%s", text)

@@ -1,0 +1,291 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
+	"boxgate/policy/dialect"
+)
+
+const policyHistoryHelp = `List the versions of a box's policy, the latest first: who set each, when and by what, and when it was in force.
+
+The numbers are those of "policy_version" in decisions. BOX is the name or the ID of a box; of a deleted box, its ID. A version that was
+rolled back or interrupted may have decided for a moment.`
+
+// newPolicyHistory is `gateway policy history`.
+func newPolicyHistory(o *cli.Options) *cobra.Command {
+	var limit int
+	cmd := &cobra.Command{
+		Use: "history BOX", Short: "List the versions of a box's policy: who set each, when and by what", Long: policyHistoryHelp, Args: cli.ExactArgs(1),
+		Example: "  gateway policy history web-1\n  gateway policy show web-1@7\n  gateway policy diff web-1@7 web-1@9",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if limit < 1 {
+				return cli.Usagef("--limit must be at least 1")
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			list, err := readVersions(cmd.Context(), client, args[0], limit)
+			if err != nil {
+				return err
+			}
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), list)
+			}
+			return printVersions(cmd.OutOrStdout(), list)
+		},
+	}
+	cmd.Flags().IntVar(&limit, "limit", 100, "at most so many versions, the latest")
+	return cmd
+}
+
+// readVersions fetches the latest versions of the policy of a box, page by page.
+func readVersions(ctx context.Context, client *api.Client, box string, most int) (list api.PolicyVersions, err error) {
+	query := url.Values{}
+	for {
+		query.Set("limit", strconv.Itoa(min(most-len(list.Versions), 500)))
+		var page api.PolicyVersions
+		if err := client.Get(ctx, api.BoxPath(box, "egress/policy-history")+"?"+query.Encode(), &page); err != nil {
+			return list, err
+		}
+		page.Versions = append(list.Versions, page.Versions...)
+		if list = page; !list.More || len(list.Versions) >= most || len(list.Versions) == 0 {
+			return list, nil
+		}
+		query.Set("before", strconv.FormatUint(list.Versions[len(list.Versions)-1].Version, 10))
+	}
+}
+
+func printVersions(w io.Writer, list api.PolicyVersions) error {
+	rows := [][]string{{"VERSION", "IN FORCE SINCE", "BY", "WHO", "FROM", "FOLLOWS"}}
+	for _, v := range list.Versions {
+		since := strings.ReplaceAll(v.Result, "_", " ")
+		if !v.Since.IsZero() {
+			since = v.Since.Local().Format(time.DateTime)
+		}
+		rows = append(rows, []string{
+			strconv.FormatUint(v.Version, 10), textOrDash(since), causeText(v.Cause), textOrDash(whoText(v.Key, v.KeyID)), textOrDash(audit.Escape(v.Remote, 60)), textOrDash(audit.Escape(v.Named, 64)),
+		})
+	}
+	if err := cli.Table(w, rows...); err != nil {
+		return err
+	}
+	if list.Dropped > 0 {
+		fmt.Fprintf(w, "%s after the first missing: the history is bounded.\n", cli.Count(int(list.Dropped), "version is", "versions are"))
+	}
+	if list.More {
+		fmt.Fprintln(w, "There are older versions: --limit shows more.")
+	}
+	if !list.DeletedAt.IsZero() {
+		fmt.Fprintf(w, "The box was deleted at %s.\n", list.DeletedAt.Local().Format(time.DateTime))
+	}
+	return nil
+}
+
+// causeText is the cause of a version for people.
+func causeText(cause string) string { return strings.ReplaceAll(cause, "_", " ") }
+
+// whoText is the name of an API key, or its ID if it has none.
+func whoText(key, id string) string { return audit.Escape(cmp.Or(key, id), 64) }
+
+// boxVersion is an argument such as web-1@7.
+type boxVersion struct {
+	box     string
+	version uint64 // 0: the current one
+}
+
+// parseBoxVersion parses an argument that names a box, and may name a version of its policy. It reports whether it names a
+// version.
+func parseBoxVersion(arg string) (v boxVersion, versioned bool) {
+	box, number, found := strings.Cut(arg, "@")
+	if !found || box == "" {
+		return boxVersion{box: arg}, false
+	}
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || n == 0 || number != strconv.FormatUint(n, 10) {
+		return boxVersion{box: arg}, false
+	}
+	return boxVersion{box, n}, true
+}
+
+// timeLayouts are the forms of --at besides those that the API takes. They are in local time.
+var timeLayouts = []string{"2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02T15:04:05", time.DateTime, time.DateOnly}
+
+// parseAt parses the value of --at.
+func parseAt(text string) (time.Time, error) {
+	for _, layout := range timeLayouts {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			return t, nil
+		}
+	}
+	t, err := api.ParseSince(text, time.Now())
+	if err != nil {
+		return t, cli.Usagef("--at must be a time (2026-01-02T15:04, 2026-01-02T15:04:05Z), a date or a duration back from now (10m, 7d)")
+	}
+	return t, nil
+}
+
+const policyShowHelp = `Show one version of a box's policy, as it was set, and what decided along with it: temporary entries, header rules without their
+values, and the ceiling.
+
+BOX@7 is the version that decisions call "policy_version": 7. --at shows the version that was in force at a time.`
+
+// newPolicyShow is `gateway policy show`.
+func newPolicyShow(o *cli.Options) *cobra.Command {
+	var at string
+	cmd := &cobra.Command{
+		Use: "show BOX[@VERSION]", Short: "Show one version of a box's policy, who set it, and what decided along with it", Long: policyShowHelp, Args: cli.ExactArgs(1),
+		Example: "  gateway policy show web-1@7\n  gateway policy show web-1 --at 2026-11-29T10:00",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			which, versioned := parseBoxVersion(args[0])
+			if at != "" && versioned {
+				return cli.Usagef("give a version or --at, not both")
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			when := time.Now()
+			if at != "" {
+				if when, err = parseAt(at); err != nil {
+					return err
+				}
+			}
+			if !versioned {
+				if which.version, err = versionAt(cmd.Context(), client, which.box, when); err != nil {
+					return err
+				}
+			}
+			doc, err := readVersion(cmd.Context(), client, which)
+			if err != nil {
+				return err
+			}
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), doc)
+			}
+			return printVersion(cmd.OutOrStdout(), which.box, doc)
+		},
+	}
+	cmd.Flags().StringVar(&at, "at", "", "the version in force at a time (2026-01-02T15:04), a date, or a duration back from now (10m, 7d)")
+	return cmd
+}
+
+// versionAt returns the number of the version that was in force at a time.
+func versionAt(ctx context.Context, client *api.Client, box string, at time.Time) (uint64, error) {
+	query := url.Values{"at": {at.UTC().Format(time.RFC3339)}}
+	var list api.PolicyVersions
+	if err := client.Get(ctx, api.BoxPath(box, "egress/policy-history")+"?"+query.Encode(), &list); err != nil {
+		return 0, err
+	}
+	if len(list.Versions) == 0 {
+		return 0, fmt.Errorf("the history of the policy of %s has no version that was in force at %s; see `gateway policy history %s`", box, at.Local().Format(time.DateTime), box)
+	}
+	return list.Versions[0].Version, nil
+}
+
+// readVersion fetches one version of a policy.
+func readVersion(ctx context.Context, client *api.Client, which boxVersion) (doc api.PolicyDocument, err error) {
+	err = client.Get(ctx, api.BoxPath(which.box, "egress/policy-history/"+strconv.FormatUint(which.version, 10)), &doc)
+	return doc, err
+}
+
+// readVersionSpec fetches the policy of one version.
+func readVersionSpec(ctx context.Context, client *api.Client, which boxVersion) (policy.Spec, error) {
+	doc, err := readVersion(ctx, client, which)
+	if err != nil {
+		return policy.Spec{}, err
+	}
+	spec, err := dialect.ParseSpec(doc.Policy)
+	if err != nil {
+		return spec, fmt.Errorf("this program does not understand all of version %d; use the version that the gateway has: %w", which.version, err)
+	}
+	return spec, nil
+}
+
+// printVersion prints who made a version, its policy, and what decided along with it.
+func printVersion(w io.Writer, box string, doc api.PolicyDocument) error {
+	fmt.Fprintf(w, "Version %d of the policy of %s: %s\n", doc.Version, audit.Escape(box, 64), forceText(doc.PolicyVersion))
+	by := []string{causeText(doc.Cause)}
+	if who := whoText(doc.Key, doc.KeyID); who != "" {
+		by = append(by, "by "+who)
+	}
+	if doc.Role != "" {
+		by = append(by, "("+audit.Escape(doc.Role, 32)+")")
+	}
+	if doc.Remote != "" {
+		by = append(by, "from "+audit.Escape(doc.Remote, 60))
+	}
+	if doc.Named != "" {
+		by = append(by, "following "+audit.Escape(doc.Named, 64))
+	}
+	fmt.Fprintf(w, "%s, at %s\n", strings.Join(by, " "), doc.MadeAt.Local().Format(time.DateTime))
+	if err := cli.Indented(w, doc.Policy); err != nil {
+		return err
+	}
+	for _, e := range doc.Entries {
+		fmt.Fprintf(w, "temporary: %s %s until %s\n", audit.Escape(e.Action, 16), audit.Escape(e.Entry, 300), e.ExpiresAt.Local().Format(time.DateTime))
+	}
+	for _, beside := range []struct {
+		what string
+		list []api.PastText
+	}{{"header rules", doc.HeaderRules}, {"header rules of all boxes", doc.GlobalRules}, {"ceiling", doc.Ceilings}} {
+		for _, t := range beside.list {
+			if text := besideText(t.Text); text != "" {
+				fmt.Fprintf(w, "%s, since %s: %s\n", beside.what, t.Since.Local().Format(time.DateTime), text)
+			}
+		}
+	}
+	return nil
+}
+
+// forceText tells when a version was in force.
+func forceText(v api.PolicyVersion) string {
+	switch {
+	case v.Since.IsZero():
+		return cmp.Or(strings.ReplaceAll(v.Result, "_", " "), "not in force yet")
+	case v.Until.IsZero():
+		return "in force since " + v.Since.Local().Format(time.DateTime)
+	}
+	return "in force from " + v.Since.Local().Format(time.DateTime) + " to " + v.Until.Local().Format(time.DateTime)
+}
+
+// besideText is a line about header rules, the hosts with the kinds of their rules, or else the text itself. It is empty
+// for none.
+func besideText(text json.RawMessage) string {
+	var rules []struct {
+		Host    string
+		Deny    bool
+		Effects map[string]any
+	}
+	if json.Unmarshal(text, &rules) != nil {
+		return audit.Escape(string(text), 2000)
+	}
+	var hosts []string
+	for _, r := range rules {
+		var kinds []string
+		for kind := range r.Effects {
+			kinds = append(kinds, kind)
+		}
+		slices.Sort(kinds)
+		if r.Deny {
+			kinds = append(kinds, "deny")
+		}
+		hosts = append(hosts, audit.Escape(r.Host, 300)+" ("+audit.Escape(strings.Join(kinds, ", "), 100)+")")
+	}
+	return strings.Join(hosts, ", ")
+}
