@@ -45,11 +45,11 @@ type VersionQuery struct {
 type PolicyDocument struct {
 	Box policy.BoxID `json:"box"`
 	PolicyVersion
-	Policy      json.RawMessage `json:"policy" doc:"the policy without temporary entries"`
-	Entries     []PastLease     `json:"entries,omitempty" doc:"temporary entries; each ended by itself at its time"`
-	HeaderRules []PastText      `json:"header_rules,omitempty" doc:"the header rules of the box while the version was in force, without secrets"`
-	GlobalRules []PastText      `json:"global_header_rules,omitempty" doc:"likewise those of all boxes"`
-	Ceilings    []PastText      `json:"ceilings,omitempty" doc:"likewise policy.ceiling of the configuration; null: none"`
+	Policy      policy.Spec   `json:"policy" doc:"the policy without temporary entries"`
+	Entries     []PastLease   `json:"entries,omitempty" doc:"temporary entries; each ended by itself at its time"`
+	HeaderRules []PastRules   `json:"header_rules,omitempty" doc:"the header rules of the box while the version was in force, without secrets"`
+	GlobalRules []PastRules   `json:"global_header_rules,omitempty" doc:"likewise those of all boxes"`
+	Ceilings    []PastCeiling `json:"ceilings,omitempty" doc:"likewise policy.ceiling of the configuration"`
 }
 
 // PastLease is a temporary entry of a version of a policy.
@@ -61,12 +61,34 @@ type PastLease struct {
 	KeyID     string    `json:"key_id,omitempty" doc:"of the API key that made it"`
 }
 
-// PastText is a version of header rules or of the ceiling.
-type PastText struct {
-	Version uint64          `json:"version"`
-	Since   time.Time       `json:"since"`
-	KeyID   string          `json:"key_id,omitempty" doc:"ID of the API key that set it"`
-	Key     string          `json:"key,omitempty" doc:"its name"`
-	Remote  string          `json:"remote,omitempty"`
-	Text    json.RawMessage `json:"text"`
+// PastRules are a version of header rules.
+type PastRules struct {
+	Version uint64     `json:"version"`
+	Since   time.Time  `json:"since"`
+	KeyID   string     `json:"key_id,omitempty" doc:"ID of the API key that set them"`
+	Key     string     `json:"key,omitempty" doc:"its name"`
+	Remote  string     `json:"remote,omitempty"`
+	Rules   []PastRule `json:"rules"`
+}
+
+// PastRule is a header rule without secrets, and without the requests that it matches.
+type PastRule struct {
+	Host    string   `json:"host"`
+	Deny    bool     `json:"deny,omitempty"`
+	Scrub   bool     `json:"scrub,omitempty"`
+	Secrets []string `json:"secrets,omitempty" doc:"names of secrets of the configuration"`
+	Effects Effects  `json:"effects,omitzero"`
+}
+
+// Effects are the effects of a header rule by kind, without secrets.
+type Effects struct{ json.RawMessage }
+
+// FreeForm marks the type for the description of the API: the members differ between kinds.
+func (Effects) FreeForm() {}
+
+// PastCeiling is a version of the ceiling.
+type PastCeiling struct {
+	Version uint64       `json:"version"`
+	Since   time.Time    `json:"since"`
+	Policy  *policy.Spec `json:"policy" doc:"null: no ceiling"`
 }

@@ -103,9 +103,10 @@ func requestBody(rt rest.Route, s *schemas) object {
 
 // pathDocs describes the variables in paths.
 var pathDocs = map[string]string{
-	"id":   "ID or name of a box",
-	"port": "a port of the box",
-	"run":  "ID of a run",
+	"id":      "ID or name of a box",
+	"port":    "a port of the box",
+	"run":     "ID of a run",
+	"version": "number of a version of the policy, as policy_version in decisions",
 
 	"snapshot": "ID of a snapshot",
 	"name":     "name of a secret of the configuration",

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -78,7 +79,10 @@ func (h *Versions) PolicyVersion(ctx context.Context, id policy.BoxID, number ui
 	if err != nil {
 		return api.PolicyDocument{}, err
 	}
-	doc := api.PolicyDocument{Box: id, Policy: text}
+	doc := api.PolicyDocument{Box: id}
+	if err := json.Unmarshal(text, &doc.Policy); err != nil {
+		return api.PolicyDocument{}, err
+	}
 	at := slices.IndexFunc(all.Versions, func(v api.PolicyVersion) bool { return v.Version == number })
 	if at < 0 { // removed since
 		return api.PolicyDocument{}, h.missing(id, number, store.ErrNotFound)
@@ -95,28 +99,34 @@ func (h *Versions) PolicyVersion(ctx context.Context, id policy.BoxID, number ui
 	if since.IsZero() { // it was in force for a moment at most
 		since, until = v.At, v.At
 	}
-	for _, beside := range []struct {
-		id   history.ID
-		into *[]api.PastText
-	}{
-		{history.ID{Owner: string(id), Kind: history.Headers}, &doc.HeaderRules},
-		{history.ID{Owner: history.Everyone, Kind: history.Headers}, &doc.GlobalRules},
-		{history.ID{Owner: history.Everyone, Kind: history.Ceiling}, &doc.Ceilings},
-	} {
-		if *beside.into, err = h.during(beside.id, since, until); err != nil {
-			return api.PolicyDocument{}, err
-		}
-	}
-	return doc, nil
+	err = errors.Join(
+		h.rulesDuring(history.ID{Owner: string(id), Kind: history.Headers}, since, until, &doc.HeaderRules),
+		h.rulesDuring(history.ID{Owner: history.Everyone, Kind: history.Headers}, since, until, &doc.GlobalRules),
+		h.ceilingsDuring(since, until, &doc.Ceilings),
+	)
+	return doc, err
 }
 
-// during returns the versions of a line that were in force between two times.
-func (h *Versions) during(id history.ID, since, until time.Time) (out []api.PastText, err error) {
+// rulesDuring appends the header rules of a line that were in force between two times.
+func (h *Versions) rulesDuring(id history.ID, since, until time.Time, into *[]api.PastRules) error {
 	list, texts, err := h.store.During(id, since, until, mostBeside)
 	for i, v := range list {
-		out = append(out, api.PastText{Version: v.Number, Since: v.Since, KeyID: v.KeyID, Key: v.Key, Remote: v.Remote, Text: texts[i]})
+		rules := api.PastRules{Version: v.Number, Since: v.Since, KeyID: v.KeyID, Key: v.Key, Remote: v.Remote}
+		err = errors.Join(err, json.Unmarshal(texts[i], &rules.Rules))
+		*into = append(*into, rules)
 	}
-	return out, err
+	return err
+}
+
+// ceilingsDuring appends the ceilings that were in force between two times.
+func (h *Versions) ceilingsDuring(since, until time.Time, into *[]api.PastCeiling) error {
+	list, texts, err := h.store.During(history.ID{Owner: history.Everyone, Kind: history.Ceiling}, since, until, mostBeside)
+	for i, v := range list {
+		ceiling := api.PastCeiling{Version: v.Number, Since: v.Since}
+		err = errors.Join(err, json.Unmarshal(texts[i], &ceiling.Policy))
+		*into = append(*into, ceiling)
+	}
+	return err
 }
 
 // missing returns the error for a version that the history does not have, with the reason.

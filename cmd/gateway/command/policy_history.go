@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -109,6 +110,11 @@ type boxVersion struct {
 	version uint64 // 0: the current one
 }
 
+// path is the API path of the version.
+func (v boxVersion) path() string {
+	return api.BoxPath(v.box, "egress/policy-history/"+strconv.FormatUint(v.version, 10))
+}
+
 // parseBoxVersion parses an argument that names a box, and may name a version of its policy. It reports whether it names a
 // version.
 func parseBoxVersion(arg string) (v boxVersion, versioned bool) {
@@ -200,17 +206,17 @@ func versionAt(ctx context.Context, client *api.Client, box string, at time.Time
 
 // readVersion fetches one version of a policy.
 func readVersion(ctx context.Context, client *api.Client, which boxVersion) (doc api.PolicyDocument, err error) {
-	err = client.Get(ctx, api.BoxPath(which.box, "egress/policy-history/"+strconv.FormatUint(which.version, 10)), &doc)
+	err = client.Get(ctx, which.path(), &doc)
 	return doc, err
 }
 
 // readVersionSpec fetches the policy of one version.
 func readVersionSpec(ctx context.Context, client *api.Client, which boxVersion) (policy.Spec, error) {
-	doc, err := readVersion(ctx, client, which)
-	if err != nil {
+	var doc struct{ Policy json.RawMessage }
+	if err := client.Get(ctx, which.path(), &doc); err != nil {
 		return policy.Spec{}, err
 	}
-	spec, err := dialect.ParseSpec(doc.Policy)
+	spec, err := dialect.ParseSpec(doc.Policy) // strict, as in readPolicy
 	if err != nil {
 		return spec, fmt.Errorf("this program does not understand all of version %d; use the version that the gateway has: %w", which.version, err)
 	}
@@ -234,23 +240,43 @@ func printVersion(w io.Writer, box string, doc api.PolicyDocument) error {
 		by = append(by, "following "+audit.Escape(doc.Named, 64))
 	}
 	fmt.Fprintf(w, "%s, at %s\n", strings.Join(by, " "), doc.MadeAt.Local().Format(time.DateTime))
-	if err := cli.Indented(w, doc.Policy); err != nil {
+	text, err := json.Marshal(doc.Policy)
+	if err != nil {
+		return err
+	}
+	if err := cli.Indented(w, text); err != nil {
 		return err
 	}
 	for _, e := range doc.Entries {
 		fmt.Fprintf(w, "temporary: %s %s until %s\n", audit.Escape(e.Action, 16), audit.Escape(e.Entry, 300), e.ExpiresAt.Local().Format(time.DateTime))
 	}
-	for _, beside := range []struct {
-		what string
-		list []api.PastText
-	}{{"header rules", doc.HeaderRules}, {"header rules of all boxes", doc.GlobalRules}, {"ceiling", doc.Ceilings}} {
-		for _, t := range beside.list {
-			if text := besideText(t.Text); text != "" {
-				fmt.Fprintf(w, "%s, since %s: %s\n", beside.what, t.Since.Local().Format(time.DateTime), text)
-			}
+	printRules(w, "header rules", doc.HeaderRules)
+	printRules(w, "header rules of all boxes", doc.GlobalRules)
+	for _, c := range doc.Ceilings {
+		text, err := json.Marshal(c.Policy)
+		if err != nil {
+			return err
 		}
+		fmt.Fprintf(w, "ceiling, since %s: %s\n", c.Since.Local().Format(time.DateTime), audit.Escape(string(text), 2000))
 	}
 	return nil
+}
+
+// printRules prints a line for each version of header rules: the hosts with the kinds of their rules.
+func printRules(w io.Writer, what string, list []api.PastRules) {
+	for _, version := range list {
+		var hosts []string
+		for _, r := range version.Rules {
+			kinds := map[string]json.RawMessage{}
+			_ = json.Unmarshal(r.Effects.RawMessage, &kinds) // empty for a rule that denies
+			names := slices.Sorted(maps.Keys(kinds))
+			if r.Deny {
+				names = append(names, "deny")
+			}
+			hosts = append(hosts, audit.Escape(r.Host, 300)+" ("+audit.Escape(strings.Join(names, ", "), 100)+")")
+		}
+		fmt.Fprintf(w, "%s, since %s: %s\n", what, version.Since.Local().Format(time.DateTime), cmp.Or(strings.Join(hosts, ", "), "none"))
+	}
 }
 
 // forceText tells when a version was in force.
@@ -262,30 +288,4 @@ func forceText(v api.PolicyVersion) string {
 		return "in force since " + v.Since.Local().Format(time.DateTime)
 	}
 	return "in force from " + v.Since.Local().Format(time.DateTime) + " to " + v.Until.Local().Format(time.DateTime)
-}
-
-// besideText is a line about header rules, the hosts with the kinds of their rules, or else the text itself. It is empty
-// for none.
-func besideText(text json.RawMessage) string {
-	var rules []struct {
-		Host    string
-		Deny    bool
-		Effects map[string]any
-	}
-	if json.Unmarshal(text, &rules) != nil {
-		return audit.Escape(string(text), 2000)
-	}
-	var hosts []string
-	for _, r := range rules {
-		var kinds []string
-		for kind := range r.Effects {
-			kinds = append(kinds, kind)
-		}
-		slices.Sort(kinds)
-		if r.Deny {
-			kinds = append(kinds, "deny")
-		}
-		hosts = append(hosts, audit.Escape(r.Host, 300)+" ("+audit.Escape(strings.Join(kinds, ", "), 100)+")")
-	}
-	return strings.Join(hosts, ", ")
 }

@@ -21,12 +21,12 @@ func TestPolicyHistory(t *testing.T) {
 	}
 	id := demo.ID
 	host.Versions = map[policy.BoxID][]api.PolicyDocument{id: {
-		{Box: id, Policy: json.RawMessage(`{"mode":"deny-all"}`), PolicyVersion: api.PolicyVersion{Version: 6, MadeAt: noon, Cause: "create", Result: "in_force", Since: noon, Until: noon.Add(time.Hour)}},
-		{Box: id, Policy: json.RawMessage(`{"mode":"custom","allowed_domains":["a.example"]}`), PolicyVersion: api.PolicyVersion{
+		{Box: id, Policy: policy.Spec{Mode: policy.ModeDenyAll}, PolicyVersion: api.PolicyVersion{Version: 6, MadeAt: noon, Cause: "create", Result: "in_force", Since: noon, Until: noon.Add(time.Hour)}},
+		{Box: id, Policy: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example"}}, PolicyVersion: api.PolicyVersion{
 			Version: 7, MadeAt: noon.Add(time.Hour), Cause: "set", Key: "dep\x1b[2Jloy", Role: "admin", Remote: "192.0.2.7", Result: "in_force", Since: noon.Add(time.Hour),
 		}, Entries: []api.PastLease{{Action: "allow", Entry: "b.example", ExpiresAt: noon.Add(2 * time.Hour)}},
-			HeaderRules: []api.PastText{{Version: 2, Since: noon, Text: json.RawMessage(`[{"host":"c.example","effects":{"headers":["X-Key"]}}]`)}},
-			Ceilings:    []api.PastText{{Version: 1, Since: noon, Text: json.RawMessage(`{"mode":"allow-all"}`)}}},
+			HeaderRules: []api.PastRules{{Version: 2, Since: noon, Rules: []api.PastRule{{Host: "c.example", Effects: api.Effects{RawMessage: json.RawMessage(`{"headers":["X-Key"]}`)}}}}},
+			Ceilings:    []api.PastCeiling{{Version: 1, Since: noon, Policy: &policy.Spec{Mode: policy.ModeAllowAll}}}},
 	}}
 	for command, want := range map[string][]string{
 		"policy history demo":                    {"VERSION", "7", "2026-06-01 13:00:00", "set", `dep\x1b[2Jloy`, "192.0.2.7", "6", "create"},
