@@ -28,7 +28,7 @@ type fixture struct {
 func serve(t *testing.T) (*fixture, policy.BoxID) {
 	t.Helper()
 	f := &fixture{host: apitest.NewHost(t), stopping: make(chan struct{})}
-	f.Served = apitest.Serve(t, f.host, (&egress.Endpoints{Boxes: f.host, Host: f.host, Rules: f.host, Bodies: apitest.Bodies, Stopping: f.stopping}).Routes())
+	f.Served = apitest.Serve(t, f.host, (&egress.Endpoints{Boxes: f.host, Host: f.host, Rules: f.host, Versions: f.host, Bodies: apitest.Bodies, Stopping: f.stopping}).Routes())
 	return f, policy.BoxID(f.host.Add(t, api.CreateRequest{Name: "web"}))
 }
 

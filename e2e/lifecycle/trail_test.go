@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -59,10 +60,39 @@ func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 	for i, v := range versions {
 		leadsTo(w, made.ID, uint64(i+1), v.key, v.has)
 	}
+	expectHistory(w, made.ID, []string{
+		`create ci first.example.com`, `set ci api.example.com`, `lease_begun ci api.example.com with www.example.com`, `lease_expired ci api.example.com`, `set ci api.example.com following web`,
+		`named_policy operator api.example.com,www.example.com following web`,
+	})
 	snapshot := takeSnapshot(w, made.ID, "s").ID
 	var again struct{ ID string }
 	do(ci, http.MethodPost, "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot}, &again)
 	leadsTo(w, again.ID, 1, "ci", `"allowed_domains":{"added":["api.example.com","www.example.com"]},"named":["","web"]`)
+}
+
+// expectHistory expects the versions of a box's policy, the oldest first, each with its cause, its key and its text.
+func expectHistory(w *harness.World, box string, want []string) {
+	w.T.Helper()
+	for n, text := range want {
+		var doc api.PolicyDocument
+		out := w.Run(0, nil, "", "policy", "show", fmt.Sprintf("%s@%d", box, n+1), "--json")
+		if err := json.Unmarshal([]byte(out), &doc); err != nil {
+			w.T.Fatal(err)
+		}
+		got := doc.Cause + " " + doc.Key + " " + strings.Join(doc.Policy.AllowedDomains, ",")
+		for _, e := range doc.Entries {
+			got += " with " + e.Entry
+		}
+		if doc.Named != "" {
+			got += " following " + doc.Named
+		}
+		if got != text || doc.Result != "in_force" || doc.Cause != "lease_expired" && !strings.HasPrefix(doc.Remote, "unix") {
+			w.T.Errorf("version %d: %q, want %q: %s", n+1, got, text, out)
+		}
+	}
+	if out := w.Run(0, nil, "", "policy", "history", box); strings.Count(out, "\n") != len(want)+1 {
+		w.T.Errorf("%s", out)
+	}
 }
 
 // leadsTo expects one entry of the audit trail that explains a version of a box's policy.
