@@ -78,7 +78,7 @@ const pingEvery = 15 * time.Second
 
 // eventsQuery selects decisions.
 type eventsQuery struct {
-	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"10m"`
+	Since  string `json:"since,omitempty" doc:"a time, a date (UTC), Unix seconds, or a duration back from now" example:"10m"`
 	Follow bool   `json:"follow,omitempty" doc:"continue with new decisions"`
 	Denied bool   `json:"denied,omitempty" doc:"only denials"`
 	After  string `json:"after,omitempty" doc:"the header Boxgate-Run of an earlier response, a dash, and the seq of the last decision received" example:"k3f9x2-1234"`
@@ -192,12 +192,11 @@ func eventFilter(r *http.Request, box policy.BoxID) (api.EventFilter, bool, erro
 		return f, false, err
 	}
 	f.Denied = query.Denied
-	if query.Since != "" {
-		var err error
-		if f.Since, err = api.ParseSince(query.Since, time.Now()); err != nil {
-			return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
-		}
+	window, err := rest.Window(query.Since, "")
+	if err != nil {
+		return f, false, err
 	}
+	f.Since = window.Since
 	return f, query.Follow, nil
 }
 

@@ -38,7 +38,7 @@ func (e *Endpoints) learned(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	since, err := parseSince(q.Since)
+	window, err := rest.Window(q.Since, "")
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -48,7 +48,7 @@ func (e *Endpoints) learned(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	}
 	var seen []learn.Seen
 	for i := range s.Observations {
-		if o := &s.Observations[i]; !o.Last.Before(since) {
+		if o := &s.Observations[i]; !o.Last.Before(window.Since) {
 			seen = append(seen, seenIn(o)...)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"time"
 
-	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/observe"
@@ -13,7 +12,7 @@ import (
 
 // observationsQuery selects observations.
 type observationsQuery struct {
-	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now; only what was seen at or after it" example:"48h"`
+	Since  string `json:"since,omitempty" doc:"a time, a date (UTC), Unix seconds, or a duration back from now; only what was seen at or after it" example:"48h"`
 	Denied bool   `json:"denied,omitempty" doc:"only denials"`
 }
 
@@ -62,7 +61,7 @@ func (e *Endpoints) pastObservations(_ http.ResponseWriter, r *http.Request) (re
 
 // observed returns the selected observations of a box.
 func (e *Endpoints) observed(r *http.Request, q *observationsQuery, box policy.BoxID) (rest.Reply, error) {
-	since, err := parseSince(q.Since)
+	window, err := rest.Window(q.Since, "")
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -75,21 +74,9 @@ func (e *Endpoints) observed(r *http.Request, q *observationsQuery, box policy.B
 		view.Since = &s.Since
 	}
 	for _, o := range s.Observations {
-		if !o.Last.Before(since) && (!q.Denied || o.Verdict != policy.Allow) {
+		if !o.Last.Before(window.Since) && (!q.Denied || o.Verdict != policy.Allow) {
 			view.Observations = append(view.Observations, o)
 		}
 	}
 	return rest.Reply{Body: view}, nil
-}
-
-// parseSince reads a beginning; the zero time for "".
-func parseSince(text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	since, err := api.ParseSince(text, time.Now())
-	if err != nil {
-		return time.Time{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
-	}
-	return since, nil
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"boxgate/api"
-	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/audit"
@@ -15,7 +14,7 @@ import (
 
 // searchQuery selects decisions on disk.
 type searchQuery struct {
-	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"48h"`
+	Since  string `json:"since,omitempty" doc:"a time, a date (UTC), Unix seconds, or a duration back from now" example:"48h"`
 	Until  string `json:"until,omitempty" doc:"like since; only decisions before it" example:"24h"`
 	Host   string `json:"host,omitempty" doc:"a name, *.name for all below it, or an address" example:"*.example.com"`
 	Reason string `json:"reason,omitempty" doc:"one of the reasons" example:"not_allowed"`
@@ -29,21 +28,8 @@ type searchAllQuery struct {
 }
 
 func (q *searchQuery) filter() (api.EventSearch, error) {
-	f := api.EventSearch{Host: q.Host, Reason: name.Reason(q.Reason), Denied: q.Denied}
-	for name, at := range map[string]struct {
-		text string
-		into *time.Time
-	}{"since": {q.Since, &f.Since}, "until": {q.Until, &f.Until}} {
-		if at.text == "" {
-			continue
-		}
-		t, err := api.ParseSince(at.text, time.Now())
-		if err != nil {
-			return f, problem.Refuse(http.StatusUnprocessableEntity, `query parameter %q must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`, name)
-		}
-		*at.into = t
-	}
-	return f, nil
+	window, err := rest.Window(q.Since, q.Until)
+	return api.EventSearch{Since: window.Since, Until: window.Until, Host: q.Host, Reason: name.Reason(q.Reason), Denied: q.Denied}, err
 }
 
 func (e *Endpoints) searchBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

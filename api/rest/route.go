@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/problem"
@@ -158,6 +159,16 @@ func Query(r *http.Request, v any) error {
 		}
 	}
 	return nil
+}
+
+// Window parses the query parameters since and until, whose dates are days in UTC. A window that can contain nothing is
+// refused.
+func Window(since, until string) (api.Window, error) {
+	w, err := api.ParseWindow(since, until, [2]string{`query parameter "since"`, `query parameter "until"`}, time.Now().UTC())
+	if err != nil {
+		return w, problem.Refuse(http.StatusUnprocessableEntity, "%v", err)
+	}
+	return w, nil
 }
 
 // setParameter parses text into a field. If that fails, it returns a description of valid values.

@@ -6,9 +6,7 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"time"
 
-	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
@@ -34,7 +32,8 @@ type Endpoints struct {
 
 // query selects entries.
 type query struct {
-	Since         string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"24h"`
+	Since         string `json:"since,omitempty" doc:"a time, a date (UTC), Unix seconds, or a duration back from now" example:"24h"`
+	Until         string `json:"until,omitempty" doc:"like since; only entries before it" example:"2026-11-02"`
 	Key           string `json:"key,omitempty" doc:"only calls with this API key, by its ID or name"`
 	Box           string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of an existing box"`
 	PolicyVersion int64  `json:"policy_version,omitempty" doc:"with box: only the change that led to this version of its policy, as numbered in decisions"`
@@ -80,11 +79,13 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 			f.Box = box.ID
 		}
 	}
-	if q.Since != "" {
-		var err error
-		if f.Since, err = api.ParseSince(q.Since, time.Now()); err != nil {
-			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (24h, 7d)`)
-		}
+	window, err := rest.Window(q.Since, q.Until)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	f.Since, f.Until = window.Since, window.Until
+	if q.Follow && q.Until != "" {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "until" is for entries that exist; leave out "follow"`)
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -99,7 +100,7 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	w.Header().Set("Content-Type", stream.NDJSON)
 	w.WriteHeader(http.StatusOK)
 	_ = rc.Flush()
-	err := e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
+	err = e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
 		_, err := out.Write(append(line, '\n'))
 		if err == nil && q.Follow {
 			err = rc.Flush()

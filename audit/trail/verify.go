@@ -92,6 +92,7 @@ func Verify(dir string, known Head) (Report, error) {
 // Filter selects entries. The zero value selects all.
 type Filter struct {
 	Since time.Time    // at or after this time; zero: no limit
+	Until time.Time    // before this time; zero: no limit
 	Key   string       // ID or name of the API key; "" for all
 	Box   policy.BoxID // "" for all
 	// PolicyVersion selects the entry of the change that gave the box this version of its policy. 0: any.
@@ -102,7 +103,7 @@ func (f Filter) matches(e Entry) bool {
 	if e.Kind == Kept {
 		e = e.Origin()
 	}
-	return !e.Time.Before(f.Since) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box) &&
+	return !e.Time.Before(f.Since) && (f.Until.IsZero() || e.Time.Before(f.Until)) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box) &&
 		(f.PolicyVersion == 0 || f.PolicyVersion == e.PolicyVersion)
 }
 

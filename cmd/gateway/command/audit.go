@@ -17,18 +17,18 @@ import (
 
 // newAuditCommand is `gateway audit`.
 func newAuditCommand(o *cli.Options) *cobra.Command {
-	var since time.Duration
+	var window cli.Window
 	var key, box string
 	var version uint64
 	var follow bool
 	cmd := &cobra.Command{
-		Use:   "audit [--since 24h] [--key KEY] [--box B [--policy-version N]] [-f]",
+		Use:   "audit [--since T] [--until T] [--key KEY] [--box B [--policy-version N]] [-f]",
 		Short: "Print the audit trail of the API: changes and refused calls, with their keys; --json prints it as stored",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{}
-			if cmd.Flags().Changed("since") {
-				query.Set("since", time.Now().Add(-since).Format(time.RFC3339))
+			if err := window.Set(query); err != nil {
+				return err
 			}
 			for name, value := range map[string]string{"key": key, "box": box} {
 				if value != "" {
@@ -39,6 +39,9 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 				query.Set("policy_version", strconv.FormatUint(version, 10))
 			}
 			if follow {
+				if query.Has("until") {
+					return cli.Usagef("--until is for entries that exist; leave out -f")
+				}
 				query.Set("follow", "true")
 			}
 			client, err := o.Client()
@@ -51,7 +54,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 24h or 7d (default: at the oldest entry)")
+	window.AddFlags(f, " (default: at the oldest entry)")
 	f.StringVar(&key, "key", "", "only calls with this API key, by its name or ID")
 	f.StringVar(&box, "box", "", "only calls about this box, by its ID or name")
 	f.Uint64Var(&version, "policy-version", 0, "only the change that led to this version of the box's policy, as numbered in decisions")

@@ -32,7 +32,7 @@ import (
 // logFlags holds the flags of `gateway log` that select decisions.
 type logFlags struct {
 	box, host, label string
-	since, until     time.Duration
+	window           cli.Window
 	summary, verbose bool
 }
 
@@ -40,7 +40,7 @@ type logFlags struct {
 func newLogCommand(o *cli.Options) *cobra.Command {
 	r, flags := &logReader{o: o}, &logFlags{}
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H] [--summary] [--verbose]",
+		Use:   "log [-f] [--box B | --label L] [--denied] [--reason R] [--since T] [--until T] [--host H] [--summary] [--verbose]",
 		Short: "Print decisions, with -f also new ones",
 		Long: `Prints decisions, with -f also new ones. One request is one line: a look-up is printed only if no connection to the name
 follows, unless --verbose or --json is given. FAIL is a server that did not answer, or not properly; none, a name that does not exist.`,
@@ -74,8 +74,7 @@ follows, unless --verbose or --json is given. FAIL is a server that did not answ
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&flags.box, "box", "", "ID or name of a box (default: every box)")
 	f.StringVar(&flags.label, "label", "", "only boxes that have this label now")
-	cli.Duration(f, &flags.since, "since", 0, "how far back to begin in the decisions on disk, such as 10m or 7d (default: all decisions in memory)")
-	cli.Duration(f, &flags.until, "until", 0, "how far back to end, such as 1d")
+	flags.window.AddFlags(f, " in the decisions on disk (default: all decisions in memory)")
 	f.StringVar(&flags.host, "host", "", "only decisions about this name, *.NAME for all names below it, or address")
 	cli.Duration(f, &r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
@@ -106,10 +105,8 @@ func (r *logReader) prepare(cmd *cobra.Command, flags *logFlags) error {
 	if r.denied {
 		r.query.Set("denied", "true")
 	}
-	for name, back := range map[string]time.Duration{"since": flags.since, "until": flags.until} {
-		if cmd.Flags().Changed(name) {
-			r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
-		}
+	if err := flags.window.Set(r.query); err != nil {
+		return err
 	}
 	if r.following && (r.query.Has("until") || flags.host != "") {
 		return cli.Usagef("--until and --host are for decisions that were made; leave out -f")
@@ -217,7 +214,7 @@ func (r *logReader) readHistory(ctx context.Context, since string) error {
 	}
 	r.client = client
 	begin := func(whole time.Time) {
-		from, _ := time.Parse(time.RFC3339, since)
+		from, _ := time.Parse(time.RFC3339Nano, since)
 		if whole.After(from) {
 			fmt.Fprintf(r.cmd.ErrOrStderr(), "gateway: the history is whole from %s on; earlier decisions may be missing\n", whole.Local().Format(time.RFC3339))
 		}

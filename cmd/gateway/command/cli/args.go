@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -239,6 +240,33 @@ func content(arg string, stdin io.Reader) ([]byte, error) {
 func Duration(f *pflag.FlagSet, d *time.Duration, name string, preset time.Duration, usage string) {
 	*d = preset
 	f.Var((*duration)(d), name, usage)
+}
+
+// Window holds the flags --since and --until, which select records of the gateway.
+type Window struct{ since, until string }
+
+// Times describes the texts that the flags of a [Window] accept.
+const Times = "2026-11-01 (a day here), 2026-11-01T15:04:05Z, or how long ago, such as 10m or 7d"
+
+// AddFlags defines the flags. purpose completes "where to begin".
+func (w *Window) AddFlags(f *pflag.FlagSet, purpose string) {
+	f.StringVar(&w.since, "since", "", "where to begin"+purpose+": "+Times)
+	f.StringVar(&w.until, "until", "", "where to end, in the same forms")
+}
+
+// Set adds the limits to the query of a request. Times without a zone are those of this machine. A window that can contain
+// nothing is a usage error.
+func (w *Window) Set(query url.Values) error {
+	parsed, err := api.ParseWindow(w.since, w.until, [2]string{"--since", "--until"}, time.Now())
+	if err != nil {
+		return Usagef("%v", err)
+	}
+	for name, at := range map[string]time.Time{"since": parsed.Since, "until": parsed.Until} {
+		if !at.IsZero() {
+			query.Set(name, at.Format(time.RFC3339Nano))
+		}
+	}
+	return nil
 }
 
 type duration time.Duration
