@@ -92,6 +92,7 @@ func appendFields(b []byte, e *Event) []byte {
 		b = append(b, `"selftest":true,`...)
 	}
 	b = appendNames(b, `"headers":[`, e.Headers)
+	b = appendNames(b, `"secrets":[`, e.Secrets)
 	b[len(b)-1] = '}' // replaces the comma after the last field
 	return b
 }
@@ -322,7 +323,7 @@ func (e *Event) escapeTexts() (verbatim bool) {
 	e.Via = escapeWord(e.Via, maxText)
 	e.Secret = escapeWord(e.Secret, maxText)
 	e.Error = Escape(e.Error, maxText)
-	e.Headers = safeHeaders(e.Headers)
+	e.Headers, e.Secrets = safeNames(e.Headers), safeNames(e.Secrets)
 	return false
 }
 
@@ -334,9 +335,9 @@ func unzoned(a netip.Addr) netip.Addr {
 	return a
 }
 
-// safeHeaders returns names itself if it is safe, as it nearly always is, else an escaped copy: the slice belongs to
+// safeNames returns names itself if it is safe, as it nearly always is, else an escaped copy: the slice belongs to
 // the caller.
-func safeHeaders(names []string) []string {
+func safeNames(names []string) []string {
 	safe := len(names) <= maxHeaders
 	for i := 0; safe && i < len(names); i++ {
 		safe = len(names[i]) <= maxName && isPlain(names[i], '!')
@@ -360,7 +361,7 @@ func (e *Event) isVerbatim() bool {
 		isVerbatim(e.Conn, maxText, '!') && isVerbatim(e.Name, maxName, '!') && isVerbatim(e.Path, maxPath, '!') &&
 		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.RCode, maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
 		isVerbatim(e.Messages, maxText, ' ') && isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Via, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
-		isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers)
+		isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers) && areVerbatim(e.Secrets)
 }
 
 func areVerbatim(names []string) bool {
@@ -431,11 +432,16 @@ func (e *Event) jsonEscaped() *Event {
 	q.Method, q.Rule, q.Error = jsonEscaped(e.Method), jsonEscaped(e.Rule), jsonEscaped(e.Error)
 	q.BoxName, q.Messages = jsonEscaped(e.BoxName), jsonEscaped(e.Messages)
 	q.Login, q.Secret, q.Via = jsonEscaped(e.Login), jsonEscaped(e.Secret), jsonEscaped(e.Via)
-	q.Headers = make([]string, len(e.Headers))
-	for i, name := range e.Headers {
-		q.Headers[i] = jsonEscaped(name)
-	}
+	q.Headers, q.Secrets = jsonEscapedAll(e.Headers), jsonEscapedAll(e.Secrets)
 	return &q
+}
+
+func jsonEscapedAll(list []string) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = jsonEscaped(s)
+	}
+	return out
 }
 
 func jsonEscaped(s string) string {

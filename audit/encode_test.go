@@ -50,11 +50,11 @@ func TestLogLineIsAsDocumented(t *testing.T) {
 	t.Parallel()
 	e := full()
 	e.Name, e.Method, e.Path, e.Rule, e.Headers, e.Error, e.Conn = "api.example.com", "GET", `/a"b\c`, "*.example.com", []string{"Authorization", "X-Key"}, "", "c1"
-	e.Messages = "tools/call delete"
+	e.Messages, e.Secrets = "tools/call delete", []string{"openai", `a"b`}
 	e.Seq, e.Claimed = 9, netip.MustParseAddr("2001:db8::1")
 	fields := `"seq":9,"box":"b1","stage":"http","protocol":"tcp","name":"api.example.com","addr":"198.51.100.7","claimed_addr":"2001:db8::1","port":443,` +
 		`"method":"GET","path":"/a\"b\\c","messages":"tools/call delete","verdict":"deny","action":"refuse","reason":"not_allowed","rule":"*.example.com","policy_version":7,"count":4,` +
-		`"bytes_in":1,"bytes_out":2,"duration_ns":3000000,"status":403,"phase":"open","conn":"c1","headers":["Authorization","X-Key"]}` + "\n"
+		`"bytes_in":1,"bytes_out":2,"duration_ns":3000000,"status":403,"phase":"open","conn":"c1","headers":["Authorization","X-Key"],"secrets":["openai","a\"b"]}` + "\n"
 	if got, want := lineOf(&e, false), `{"level":"info","time":"2026-03-01T12:00:00Z","msg":"decision",`+fields; got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}

@@ -64,15 +64,19 @@ type Event struct {
 	Reason     name.Reason    `json:"reason"`
 	Rule       string         `json:"rule,omitempty"`
 	Version    uint64         `json:"policy_version,omitempty"`
-	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
-	Login      string         `json:"login,omitempty"`     // where the gateway logged in, and as whom
-	Via        string         `json:"via,omitempty"`       // URL of the upstream proxy used, without credentials
-	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, or of the client certificate; never the value
-	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
-	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box
-	Duration   time.Duration  `json:"duration_ns,omitempty"`
-	Status     int            `json:"status,omitempty"` // HTTP status given to the client
-	Count      uint64         `json:"count,omitempty"`  // number of decisions in this event, if more than one
+	Headers    []string       `json:"headers,omitempty"` // names of the headers set, never values
+	Login      string         `json:"login,omitempty"`   // where the gateway logged in, and as whom
+	Via        string         `json:"via,omitempty"`     // URL of the upstream proxy used, without credentials
+	Secret     string         `json:"secret,omitempty"`  // name of the secret that it logged in with, or of the client certificate; never the value
+	// Secrets names the secrets of the configuration that were used for the traffic: in the request, for its signature, for
+	// a client certificate, or for a login at the server or at the upstream proxy. Of an event that denies, they may have been sent
+	// before. Never values. Owners do not modify the list after recording.
+	Secrets  []string      `json:"secrets,omitempty"`
+	BytesIn  int64         `json:"bytes_in,omitempty"`  // towards the box
+	BytesOut int64         `json:"bytes_out,omitempty"` // from the box
+	Duration time.Duration `json:"duration_ns,omitempty"`
+	Status   int           `json:"status,omitempty"` // HTTP status given to the client
+	Count    uint64        `json:"count,omitempty"`  // number of decisions in this event, if more than one
 	// Destinations is roughly the number of distinct destinations that the event covers without naming them.
 	Destinations uint64 `json:"destinations,omitempty"`
 	Phase        Phase  `json:"phase,omitempty"` // empty: the whole decision

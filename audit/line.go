@@ -106,7 +106,10 @@ func extras(e Event) []string {
 	if e.Via != "" {
 		add("via", quote(e.Via))
 	}
-	if e.Secret != "" {
+	switch {
+	case len(e.Secrets) > 0:
+		add("secret", strings.Join(e.Secrets, ","))
+	case e.Secret != "":
 		add("secret", e.Secret)
 	}
 	return append(out, measures(e)...)

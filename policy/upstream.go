@@ -59,6 +59,14 @@ type UpstreamProxy struct {
 	key       string
 }
 
+// Secrets returns the names of the secrets of the configuration that the proxy's login needs. p may be nil.
+func (p *UpstreamProxy) Secrets() []string {
+	if p == nil || p.Login == nil {
+		return nil
+	}
+	return p.Login.Sources()
+}
+
 const maxProxyURL = 2048
 
 // ParseUpstream reads the URL of an upstream proxy, which must have neither credentials nor a path. The error completes a

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -139,7 +140,7 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
-	c.event.Via = rt.Upstream.URL()
+	c.event.Via, c.event.Secrets = rt.Upstream.URL(), slices.Concat(b.login.Sources(), rt.Upstream.Secrets())
 	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), rule.LoginSource(b.login)
 	switch login := b.login.(type) {
 	case *postgresrule.Login:
@@ -333,7 +334,7 @@ func (c *conn) askSSH(a ssh.Request) (ended func(ssh.Outcome), ok bool) {
 	e := &audit.Event{
 		Time: time.Now(), Box: c.box.ID, Stage: policy.StageConn, Protocol: policy.TCP, Name: c.event.Name, Addr: c.event.Addr, Port: c.port,
 		Method: a.Verb, Path: a.What, Verdict: a.Decision.Verdict, Action: audit.ActionBroker, Version: c.event.Version,
-		Reason: cmp.Or(a.Decision.Reason, c.event.Reason), Rule: cmp.Or(a.Decision.Rule, c.event.Rule), Login: c.event.Login, Secret: c.event.Secret,
+		Reason: cmp.Or(a.Decision.Reason, c.event.Reason), Rule: cmp.Or(a.Decision.Rule, c.event.Rule), Login: c.event.Login, Secret: c.event.Secret, Secrets: c.event.Secrets,
 	}
 	if !c.usage.Requests.Allow() {
 		e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, name.ReasonLimit

@@ -34,7 +34,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.visit(f, rt.Request.Name)
 		return
 	}
-	c.event.Via = rt.Upstream.URL()
+	c.event.Via, c.event.Secrets = rt.Upstream.URL(), rt.Upstream.Secrets()
 	deadline := time.Now().Add(c.p.cfg.DialTimeout)
 	to := c.target(rt)
 	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)

@@ -119,6 +119,17 @@ func (a *attributes) text(key, value string) {
 	}
 }
 
+func (a *attributes) texts(key string, values []string) {
+	if len(values) == 0 {
+		return
+	}
+	all := list{}
+	for _, value := range values {
+		all.Value.Values = append(all.Value.Values, text{value})
+	}
+	*a = append(*a, attribute{key, all})
+}
+
 func (a *attributes) number(key string, value int64) {
 	if value != 0 {
 		*a = append(*a, attribute{key, integer{strconv.FormatInt(value, 10)}})
@@ -189,16 +200,11 @@ func (a *attributes) addOwn(e *audit.Event) {
 	a.text("boxgate.reason", string(e.Reason))
 	a.text("boxgate.rule", e.Rule)
 	a.number("boxgate.policy_version", int64(e.Version))
-	if len(e.Headers) > 0 {
-		names := list{}
-		for _, name := range e.Headers {
-			names.Value.Values = append(names.Value.Values, text{name})
-		}
-		*a = append(*a, attribute{"boxgate.headers", names})
-	}
+	a.texts("boxgate.headers", e.Headers)
 	a.text("boxgate.login", e.Login)
 	a.text("boxgate.via", e.Via)
 	a.text("boxgate.secret", e.Secret)
+	a.texts("boxgate.secrets", e.Secrets)
 	a.number("boxgate.bytes_in", e.BytesIn)
 	a.number("boxgate.bytes_out", e.BytesOut)
 	a.number("boxgate.duration_ns", int64(e.Duration))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -88,6 +89,7 @@ type Exchange struct {
 	opening *audit.Opening
 	named   named
 	repairs h1.Repairs // of the response
+	sent    bool       // to a server, at least in part
 }
 
 // Begin opens the event before the first check. Unless another outcome is recorded, it is a denial.
@@ -108,6 +110,7 @@ func (x *Exchange) Begin(s *Session) {
 // Under records that the allowed request is being sent to an upstream address. Long requests are recorded at this point as
 // well as at their end.
 func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
+	x.sent = true
 	Dialled(&x.Event, at, asked.Addr)
 	x.opening.Begin(x.s.Core.Audit, &x.Event)
 }
@@ -148,6 +151,7 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 		e.Via = r.Via.way.Upstream.URL()
 	}
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
+	e.Secrets = usedSecrets(r)
 	if r.identity != nil {
 		e.Secret = r.header.OnConnections().Identity.CertificateSource()
 	}
@@ -155,6 +159,20 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 	if x.s.Secure {
 		e.Action = audit.ActionIntercept
 	}
+}
+
+// usedSecrets returns the secrets of the configuration for an allowed request. Without an upstream proxy the list is that of the rule,
+// which does not change.
+func usedSecrets(r *Decision) []string {
+	proxy := r.way.Upstream
+	if r.Via != nil {
+		proxy = r.Via.way.Upstream
+	}
+	own := proxy.Secrets()
+	if len(own) == 0 {
+		return r.sources
+	}
+	return slices.Concat(r.sources, own)
 }
 
 // Rewritten records the changes and additions to the request since it was judged.
@@ -173,6 +191,9 @@ func (x *Exchange) Refused(p *problem.Problem) {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
 	e.Reason, e.Rule, e.Status = p.Reason, p.Rule, p.Status
+	if !x.sent {
+		e.Secrets = nil
+	}
 }
 
 // Failed records the error of an exchange that had already begun.

@@ -3,12 +3,15 @@ package exchange_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy"
@@ -60,6 +63,39 @@ func TestSecretSources(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// TestEventsNameTheSecretsUsed: the event of a request names the secrets of the configuration that it was sent with, those of
+// placeholders only if the request has them, and none if it was refused before it was sent. It contains no value.
+func TestEventsNameTheSecretsUsed(t *testing.T) {
+	t.Parallel()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		n := 0
+		event := func(rules string, header http.Header) audit.Event {
+			l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {`+rules+`}}`)
+			proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", header)
+			n++
+			return l.Events.Wait(t, n)[n-1]
+		}
+		placeholder := http.Header{"X-Token": {proxytest.TokenFor("KEY")}}
+		for _, c := range []struct {
+			rules  string
+			header http.Header
+			want   []string
+		}{
+			{`"headers": {"Authorization": {"secret": "s", "prefix": "Bearer "}}`, nil, []string{"s"}},
+			{`"headers": {"Authorization": "literal"}`, nil, nil},
+			{`"placeholders": {"KEY": {"secret": "s"}}`, placeholder, []string{"s"}},
+			{`"placeholders": {"KEY": {"secret": "s"}}`, nil, nil},
+			{`"headers": {"X-Key": {"secret": "broken"}}`, nil, nil},
+		} {
+			e := event(c.rules, c.header)
+			if line, err := json.Marshal(e); !slices.Equal(e.Secrets, c.want) || err != nil || strings.Contains(string(line), "from-source") {
+				t.Errorf("%s: %s, want the secrets %q", c.rules, line, c.want)
+			}
+		}
+		up.Take()
 	})
 }
 
