@@ -19,10 +19,11 @@ const (
 	RoleCreator Role = "box-creator" // creates boxes, and has full access to those it created
 	RoleReader  Role = "read-only"   // sees all boxes, their rules and their activity; no secret, no file, no command
 	RoleBox     Role = "one-box"     // has full access to one box and sees no other
+	RoleAuditor Role = "auditor"     // reads the records about all boxes: decisions, audit trail, reports; nothing else
 )
 
 // Roles lists the roles that a key can have.
-var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox}
+var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox, RoleAuditor}
 
 // KeyHeader is the request header with the API key. A bearer token works as well.
 const KeyHeader = "X-Box-Api-Key"
@@ -47,7 +48,7 @@ func (c Caller) Holder() quota.Holder {
 // Sees reports whether the key may see a box.
 func (c Caller) Sees(b Box) bool {
 	switch c.Role {
-	case RoleAdmin, RoleReader:
+	case RoleAdmin, RoleReader, RoleAuditor:
 		return true
 	case RoleCreator:
 		return c.Key != "" && b.CreatedBy == c.Key

@@ -3,6 +3,7 @@ package secrets
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"boxgate/policy/name"
@@ -100,6 +101,20 @@ func (s *Secrets) revoked(name string) {
 			h.Revoke(n)
 		}
 	}
+}
+
+// Derived returns the names of the secrets that are made with a secret, directly or indirectly, sorted.
+func (s *Secrets) Derived(n string) (names []string) {
+	if s == nil {
+		return nil
+	}
+	for other, e := range s.entries {
+		if s.dependsOn(e, n) {
+			names = append(names, other)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // dependsOn reports whether a secret is derived from another one, directly or indirectly. There are no cycles.

@@ -34,7 +34,7 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
 	}
 	id := r.PathValue("id")
-	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader {
+	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader || caller.Role == api.RoleAuditor {
 		return nil
 	}
 	box, err := boxes.Box(r.Context(), id)
@@ -107,6 +107,8 @@ const (
 	outlives
 	// runs: the endpoint runs a command in a box, which counts against the quota of the key.
 	runs
+	// audits: auditor keys. The endpoint must return records only, without secrets, and execute no code.
+	audits
 
 	admin grant = 0 // admin keys only
 )
@@ -114,7 +116,7 @@ const (
 // grants lists every endpoint that requires a key, by the ID of its route. Endpoints missing here are refused for every
 // key; a test of api/server checks that the table is complete.
 var grants = map[string]grant{
-	"getDescription": own | reads,
+	"getDescription": own | reads | audits,
 
 	"createBox":             creates | changes,
 	"createBoxFromSnapshot": creates | changes, // from a snapshot that the key sees
@@ -190,12 +192,12 @@ var grants = map[string]grant{
 	"setNamedPolicy":    admin | changes, // affects every box that follows it, whoever created the box
 	"deleteNamedPolicy": admin | changes,
 
-	"listBoxDecisions":     own | reads,
-	"listObservations":     own | reads,
-	"listDecisions":        admin | reads,
-	"listPastObservations": admin | reads,
-	"searchBoxDecisions":   own | reads,
-	"searchDecisions":      admin | reads,
+	"listBoxDecisions":     own | reads | audits,
+	"listObservations":     own | reads | audits,
+	"listDecisions":        admin | reads | audits,
+	"listPastObservations": admin | reads | audits,
+	"searchBoxDecisions":   own | reads | audits,
+	"searchDecisions":      admin | reads | audits,
 	"explainDecision":      own | reads,
 	"replayPolicy":         own | reads,
 	"learnPolicy":          own | reads,
@@ -248,8 +250,10 @@ var grants = map[string]grant{
 	"verifyStore":    admin,
 	"rotateApiKey":   admin | changes,
 
-	"listTrail":   admin,
-	"verifyTrail": admin,
+	"listTrail":      admin | audits,
+	"verifyTrail":    admin | audits,
+	"getReport":      admin | audits,
+	"listSecretUses": admin | audits,
 
 	"createApiKey":  admin | changes,
 	"listApiKeys":   admin,
@@ -269,6 +273,8 @@ func (g grant) permits(role api.Role) bool {
 		return g&own != 0
 	case api.RoleReader:
 		return g&reads != 0 && g&changes == 0
+	case api.RoleAuditor:
+		return g&audits != 0 && g&changes == 0
 	}
 	return false
 }

@@ -461,6 +461,12 @@ func (h *Host) RefreshSecret(ctx context.Context, name string) (api.SecretStatus
 	return list[0], nil
 }
 
+// DerivedSecrets implements the Secrets of [boxgate/api/gateway].
+func (h *Host) DerivedSecrets(name string) ([]string, bool) {
+	list, err := h.Secrets(context.Background())
+	return nil, err == nil && name == list[0].Name
+}
+
 // URLs implements the Host of [boxgate/api/urls].
 func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	b, leave, err := h.box(id)

@@ -56,6 +56,9 @@ type Secrets interface {
 	// RefreshSecret discards the value of a secret, cuts the connections that carry it, and reads it again; the state
 	// shows whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
 	RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error)
+	// DerivedSecrets returns the names of the secrets that are made with a secret, sorted. known reports whether the
+	// configuration has the secret.
+	DerivedSecrets(name string) (derived []string, known bool)
 	// IdentityKeys returns the public keys of the identity tokens in forwarded requests, as a JSON Web Key Set.
 	IdentityKeys(ctx context.Context) (json.RawMessage, error)
 }

@@ -67,7 +67,7 @@ var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 // createKeyBody describes a key to create.
 type createKeyBody struct {
 	Name      string   `json:"name" doc:"1 to 63 letters, digits, '.', '_' or '-'; unique among the keys"`
-	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box"`
+	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box auditor"`
 	Box       string   `json:"box,omitempty" doc:"only with one-box: ID or name of the box. The key is for this box, not for a later one with the same name"`
 	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
 
@@ -88,7 +88,7 @@ type replaceKeyBody struct {
 type apiKeyView struct {
 	ID        string       `json:"id" example:"key_0123456789abcdef"`
 	Name      string       `json:"name"`
-	Role      api.Role     `json:"role" enum:"admin box-creator read-only one-box"`
+	Role      api.Role     `json:"role" enum:"admin box-creator read-only one-box auditor"`
 	BoxID     policy.BoxID `json:"box_id,omitempty" doc:"ID of the box of a key with the role one-box"`
 	CreatedAt string       `json:"created_at"`
 	ExpiresAt string       `json:"expires_at,omitempty"`
@@ -178,7 +178,7 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		p.Add("/name", "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
 	}
 	if !slices.Contains(api.Roles, body.Role) {
-		p.Add("/role", "must be admin, box-creator, read-only or one-box")
+		p.Add("/role", "must be admin, box-creator, read-only, one-box or auditor")
 	}
 	if (body.Role == api.RoleBox) != (body.Box != "") {
 		p.Add("/box", "names the box of a key with the role one-box, which needs one; no other role has one")

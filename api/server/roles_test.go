@@ -61,6 +61,10 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
 			listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy`), rt.ID)
 	},
+	api.RoleAuditor: func(rt rest.Route) bool {
+		return slices.Contains(strings.Fields(`getDescription listBoxDecisions listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions listTrail verifyTrail
+			getReport listSecretUses`), rt.ID)
+	},
 	api.RoleBox: func(rt rest.Route) bool {
 		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa"}, rt.ID) {
 			return true

@@ -264,6 +264,11 @@ func (s *Secrets) Secrets(context.Context) ([]api.SecretStatus, error) {
 	return out, nil
 }
 
+// DerivedSecrets implements the Secrets of [boxgate/api/gateway].
+func (s *Secrets) DerivedSecrets(n string) (derived []string, known bool) {
+	return s.secrets.Derived(n), s.secrets.Has(n)
+}
+
 // RefreshSecret implements the Secrets of [boxgate/api/gateway]. A failure of the source is part of the returned status,
 // not an error.
 func (s *Secrets) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {

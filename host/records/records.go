@@ -35,7 +35,7 @@ func (e *Decisions) Observations(ctx context.Context, id policy.BoxID) (s observ
 	if e.observed == nil {
 		return s, api.Errorf(api.ErrConflict, "this gateway keeps no observations; log.observations.size gives it some")
 	}
-	err = e.searches.run(ctx, api.CallerOf(ctx).Holder(), nil, func(func(audit.Event) error) (err error) {
+	err = runSearch(ctx, e.searches, api.CallerOf(ctx).Holder(), nil, func(func(audit.Event) error) (err error) {
 		s, err = e.observed.Of(id)
 		return err
 	})
@@ -48,7 +48,7 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
 	which := archive.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
-	return e.searches.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
+	return runSearch(ctx, e.searches, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
 		_ = e.pastLines.Sync() // include the latest decisions; a failed write loses them
 		begin(e.past.CompleteSince(f.Box))
 		return e.past.Search(ctx, which, found)
@@ -67,7 +67,7 @@ func (e *Decisions) FollowEvents(ctx context.Context, f api.EventFilter) (api.Ev
 	return e.audit.Subscribe(ctx, audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
 }
 
-// searches serialises searches of the history, which read all of it: one at a time for all keys that are not
+// searches serialises searches of the history or the trail, which read all of it: one at a time for all keys that are not
 // admin keys, and also one at a time for each key. Admin keys do not wait. A search gives up its turn while it passes on
 // a result, so that a slow client does not block the others. Create it with [newSearches]. Safe for concurrent use.
 type searches struct {
@@ -87,8 +87,8 @@ func newSearches() *searches {
 	return &searches{turn: make(chan struct{}, 1), keys: map[string]*keySearches{}}
 }
 
-// run waits for the caller's turn, then calls search with a function that passes results to found.
-func (s *searches) run(ctx context.Context, h quotas.Holder, found func(audit.Event) error, search func(func(audit.Event) error) error) error {
+// runSearch waits for the caller's turn, then calls search with a function that passes results to found.
+func runSearch[T any](ctx context.Context, s *searches, h quotas.Holder, found func(T) error, search func(func(T) error) error) error {
 	if h.Operator {
 		return search(found)
 	}
@@ -106,10 +106,10 @@ func (s *searches) run(ctx context.Context, h quotas.Holder, found func(audit.Ev
 			<-s.turn
 		}
 	}()
-	return search(func(e audit.Event) error {
+	return search(func(result T) error {
 		<-s.turn
 		having = false
-		if err := found(e); err != nil {
+		if err := found(result); err != nil {
 			return err
 		}
 		if err := acquireTurn(ctx, s.turn); err != nil {

@@ -21,7 +21,7 @@ func TestSearchesHaveTurns(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		began := false
 		go cancel() // a search that need not wait begins anyway, or is retried
-		err := s.run(ctx, key(id), nil, func(func(audit.Event) error) error { began = true; return nil })
+		err := runSearch(ctx, s, key(id), nil, func(func(audit.Event) error) error { began = true; return nil })
 		if began == (err != nil) {
 			t.Errorf("%s: %v %v", id, began, err)
 		}
@@ -35,7 +35,7 @@ func TestSearchesHaveTurns(t *testing.T) {
 		}
 		return false
 	}
-	err := s.run(t.Context(), key("a"), func(audit.Event) error {
+	err := runSearch(t.Context(), s, key("a"), func(audit.Event) error {
 		if free("a") || !free("b") || !free("operator") {
 			t.Error("while what was found is handed over: only the same key waits")
 		}

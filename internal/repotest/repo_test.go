@@ -126,7 +126,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required
+api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
@@ -136,6 +136,7 @@ api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay p
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
+api/report: policy audit api api/problem api/rest internal/buildinfo
 api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 quota:
 store: policy rule/header audit
