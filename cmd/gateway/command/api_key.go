@@ -57,7 +57,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if body.Name == "" || body.Role == "" {
-				return cli.Usagef("--name and --role are required; the roles are admin, box-creator, read-only and one-box")
+				return cli.Usagef("--name and --role are required; the roles are admin, box-creator, read-only, one-box and auditor")
 			}
 			if cmd.Flags().Changed("expires") {
 				body.ExpiresIn = expires.String()
@@ -72,7 +72,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 	cli.MapFields(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
 	f := cmd.Flags()
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
-	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
+	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only, one-box or auditor")
 	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
 	f.StringArrayVar(&quotas, "quota", nil, "a quota for this key, such as commands=32 or memory=64MiB; may be repeated")
 	cli.Duration(f, &expires, "expires", 0, "how long the key remains valid, such as 90d or 12h (default: until it is revoked)")

@@ -152,7 +152,7 @@ var mistakesOfRules = []helped{
 	{"url rm demo 99", "no public URL", "gateway url list demo"},
 	{"url sign nope 99", `no box has the ID or name "nope"`, "gateway box list"},
 	{"url craete demo 80", "did you mean create?", "craete => create"},
-	{"api-key create --name ci --role king", "--role: must be admin, box-creator, read-only or one-box", "gateway api-key create --help"},
+	{"api-key create --name ci --role king", "--role: must be admin, box-creator, read-only, one-box or auditor", "gateway api-key create --help"},
 	{"api-key create --name ci --role read-only --expires 99999d", "--expires: must be a duration from 0s to 3660d", "gateway api-key create --help"},
 	{"api-key create --name ci --role one-box", "--box: names the box", "gateway box list"},
 	{"api-key create --name ci --role read-only --quota nope=1", "the names are connections", "gateway api-key create --help"},
