@@ -97,13 +97,15 @@ type Flow struct {
 	Rule     string          `json:"rule,omitempty"`
 	Version  uint64          `json:"policy_version,omitempty"`
 	Via      string          `json:"via,omitempty" doc:"upstream proxy"`
-	Count    uint64          `json:"count" doc:"connections or requests"`
-	BytesOut int64           `json:"bytes_out,omitempty"`
-	BytesIn  int64           `json:"bytes_in,omitempty"`
-	Headers  []string        `json:"headers,omitempty" doc:"names of headers that the gateway set"`
-	Secrets  []string        `json:"secrets,omitempty" doc:"names of the secrets of the configuration that were used"`
-	First    time.Time       `json:"first"`
-	Last     time.Time       `json:"last"`
+	Count    uint64          `json:"count" doc:"requests, or connections whose requests the gateway does not read"`
+	// Connections is the number of connections that carried the requests.
+	Connections uint64    `json:"connections,omitempty" doc:"that carried the requests"`
+	BytesOut    int64     `json:"bytes_out,omitempty" doc:"on the connections; if only requests are known, of their bodies"`
+	BytesIn     int64     `json:"bytes_in,omitempty"`
+	Headers     []string  `json:"headers,omitempty" doc:"names of headers that the gateway set"`
+	Secrets     []string  `json:"secrets,omitempty" doc:"names of the secrets of the configuration that were used"`
+	First       time.Time `json:"first"`
+	Last        time.Time `json:"last"`
 }
 
 // Use sums up the uses of a secret by one box at one destination.

@@ -28,9 +28,61 @@ type Builder struct {
 // box collects the part of a report about one box.
 type box struct {
 	Box
-	flows    map[flowKey]*Flow
+	flows    map[flowKey]*row
 	uses     map[useKey]*Use
 	versions map[uint64]*Version
+	carried  amount // of connections that carry requests which are decided one by one
+	bodies   amount // of these requests
+}
+
+// amount is a number of bytes from and to a box.
+type amount struct{ out, in int64 }
+
+func (a *amount) add(e *audit.Event) {
+	a.out += e.BytesOut
+	a.in += e.BytesIn
+}
+
+// most returns the larger numbers of two.
+func (a amount) most(b amount) amount { return amount{max(a.out, b.out), max(a.in, b.in)} }
+
+// carries reports whether an event is about an allowed connection whose requests have events of their own. Its bytes include theirs.
+func carries(e *audit.Event) bool {
+	return e.Stage == policy.StageConn && e.Verdict == policy.Allow && (e.Action == audit.ActionIntercept || e.Action == audit.ActionForward)
+}
+
+// row is a row of flows that is not finished.
+type row struct {
+	Flow
+	carried, bodies amount
+	requests        bool // some events were requests
+}
+
+func (r *row) add(e *audit.Event, n uint64) {
+	switch {
+	case carries(e):
+		r.carried.add(e)
+		r.Connections += decisions(e)
+	case e.Stage == policy.StageHTTP:
+		r.bodies.add(e)
+		r.Count += n
+		r.requests = true
+	default:
+		r.BytesIn += e.BytesIn
+		r.BytesOut += e.BytesOut
+		r.Count += n
+	}
+	seen(&r.First, &r.Last, e.Time)
+	add(&r.Headers, e.Headers, maxNames)
+	add(&r.Secrets, used(e), maxNames)
+}
+
+// flow returns the finished row.
+func (r *row) flow() Flow {
+	f, carried := r.Flow, r.carried.most(r.bodies)
+	f.BytesOut += carried.out
+	f.BytesIn += carried.in
+	return f
 }
 
 // table is the table of a report that a flow is in.
@@ -106,6 +158,9 @@ func (b *Builder) Decision(e *audit.Event) {
 		x.Name = e.BoxName
 	}
 	n := decisions(e)
+	if carries(e) {
+		n = 0 // its requests count
+	}
 	x.count(e, n)
 	b.flow(x, e, n)
 	b.version(x, e, n)
@@ -120,7 +175,7 @@ func (b *Builder) Decision(e *audit.Event) {
 func (b *Builder) box(id policy.BoxID) *box {
 	x := b.boxes[id]
 	if x == nil && b.row() {
-		x = &box{Box: Box{ID: id}, flows: map[flowKey]*Flow{}, uses: map[useKey]*Use{}, versions: map[uint64]*Version{}}
+		x = &box{Box: Box{ID: id}, flows: map[flowKey]*row{}, uses: map[useKey]*Use{}, versions: map[uint64]*Version{}}
 		b.boxes[id] = x
 	}
 	return x
@@ -145,8 +200,15 @@ func decisions(e *audit.Event) uint64 {
 
 // count adds an event to the totals of a box.
 func (x *box) count(e *audit.Event, n uint64) {
-	x.BytesOut += e.BytesOut
-	x.BytesIn += e.BytesIn
+	switch {
+	case carries(e):
+		x.carried.add(e)
+	case e.Stage == policy.StageHTTP:
+		x.bodies.add(e)
+	default:
+		x.BytesOut += e.BytesOut
+		x.BytesIn += e.BytesIn
+	}
 	switch {
 	case e.Verdict != policy.Allow && e.Reason.IsFailure():
 		x.Failed += n
@@ -180,18 +242,13 @@ func (b *Builder) flow(x *box, e *audit.Event, n uint64) {
 			b.omitted++
 			return
 		}
-		f = &Flow{
+		f = &row{Flow: Flow{
 			Host: key.host, Port: key.port, Protocol: key.protocol, Lookup: key.lookup, Action: string(e.Action), Reason: e.Reason,
 			Failure: e.Verdict != policy.Allow && e.Reason.IsFailure(), Rule: e.Rule, Version: e.Version, Via: e.Via, First: e.Time, Last: e.Time,
-		}
+		}}
 		x.flows[key] = f
 	}
-	f.Count += n
-	f.BytesIn += e.BytesIn
-	f.BytesOut += e.BytesOut
-	seen(&f.First, &f.Last, e.Time)
-	add(&f.Headers, e.Headers, maxNames)
-	add(&f.Secrets, used(e), maxNames)
+	f.add(e, n)
 }
 
 // hostOf returns the name of a destination, else its address.
@@ -269,6 +326,10 @@ func add(to *[]string, from []string, most int) {
 
 // finish returns the part about the box, sorted.
 func (x *box) finish() Box {
+	total := x.carried.most(x.bodies)
+	x.BytesOut += total.out
+	x.BytesIn += total.in
+	x.joinCarriers()
 	connected := map[string]bool{} // names with connections, by verdict
 	for key := range x.flows {
 		if !key.lookup {
@@ -279,11 +340,11 @@ func (x *box) finish() Box {
 		switch {
 		case key.lookup && connected[key.host+"/"+string('0'+rune(key.in))]: // the connection tells more
 		case key.in == refused:
-			x.Refused = append(x.Refused, *f)
+			x.Refused = append(x.Refused, f.flow())
 		case key.in == visits:
-			x.Visits = append(x.Visits, *f)
+			x.Visits = append(x.Visits, f.flow())
 		default:
-			x.Egress = append(x.Egress, *f)
+			x.Egress = append(x.Egress, f.flow())
 		}
 	}
 	byBytes := func(a, b Flow) int { return cmp.Or(cmp.Compare(b.BytesOut, a.BytesOut), compareFlows(a, b)) }
@@ -296,6 +357,33 @@ func (x *box) finish() Box {
 	}
 	slices.SortFunc(x.Policies, func(a, b Version) int { return cmp.Compare(a.Version, b.Version) })
 	return x.Box
+}
+
+// joinCarriers adds rows of connections only to the row of the most requests of the same destination and version, whose decisions may
+// have another rule.
+func (x *box) joinCarriers() {
+	type place struct {
+		host    string
+		port    uint16
+		version uint64
+	}
+	requests := map[place]*row{}
+	at := func(key flowKey) place { return place{key.host, key.port, key.version} }
+	for key, r := range x.flows {
+		if best := requests[at(key)]; r.requests && key.in == egress && (best == nil || r.Count > best.Count) {
+			requests[at(key)] = r
+		}
+	}
+	for key, r := range x.flows {
+		best := requests[at(key)]
+		if r.requests || r.Connections == 0 || key.in != egress || best == nil || best == r {
+			continue
+		}
+		best.carried.out += r.carried.out
+		best.carried.in += r.carried.in
+		best.Connections += r.Connections
+		delete(x.flows, key)
+	}
 }
 
 func compareFlows(a, b Flow) int {
