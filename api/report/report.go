@@ -51,21 +51,28 @@ type Secrets interface {
 	DerivedSecrets(name string) (derived []string, known bool)
 }
 
+// Policies gives access to the history of the policies of boxes.
+type Policies interface {
+	// PolicyText returns a version of the policy of a box as a JSON object, or nil if the gateway does not have it.
+	PolicyText(ctx context.Context, id policy.BoxID, version uint64) json.RawMessage
+}
+
 // Endpoints serves reports. Create it with [New].
 type Endpoints struct {
 	boxes     Boxes
 	decisions Decisions
 	trail     Trail
 	secrets   Secrets
+	policies  Policies      // nil: there is no history of policies
 	slots     chan struct{} // reports being made
 }
 
 // maxReports bounds the reports that are made at the same time, and so their memory.
 const maxReports = 2
 
-// New returns the endpoints.
-func New(boxes Boxes, decisions Decisions, trail Trail, secrets Secrets) *Endpoints {
-	return &Endpoints{boxes, decisions, trail, secrets, make(chan struct{}, maxReports)}
+// New returns the endpoints. policies is nil without a history of policies.
+func New(boxes Boxes, decisions Decisions, trail Trail, secrets Secrets, policies Policies) *Endpoints {
+	return &Endpoints{boxes, decisions, trail, secrets, policies, make(chan struct{}, maxReports)}
 }
 
 // reportQuery selects the records of a report.
@@ -124,6 +131,11 @@ func (e *Endpoints) report(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	builder := report.New(query)
 	if err := e.collect(r.Context(), builder, query, &facts); err != nil {
 		return rest.Reply{}, err
+	}
+	if e.policies != nil {
+		facts.Text = func(id policy.BoxID, version uint64) json.RawMessage {
+			return e.policies.PolicyText(r.Context(), id, version)
+		}
 	}
 	return rest.Reply{Body: builder.Report(facts)}, nil
 }

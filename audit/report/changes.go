@@ -195,12 +195,10 @@ func changeOf(e trail.Entry) Change {
 func approvalOf(e trail.Entry) (Approval, bool) {
 	var what struct {
 		Approval *struct {
-			Host   string `json:"host"`
-			Port   uint16 `json:"port"`
+			Entry  string `json:"entry"`
 			Asked  string `json:"asked"`
 			Answer string `json:"answer"`
 			Reason string `json:"reason"`
-			Until  string `json:"until"`
 		} `json:"approval"`
 	}
 	if json.Unmarshal(e.Change.RawMessage, &what) != nil || what.Approval == nil {
@@ -208,8 +206,7 @@ func approvalOf(e trail.Entry) (Approval, bool) {
 	}
 	a := what.Approval
 	return Approval{
-		Seq: e.Seq, Time: e.Time, By: whoOf(e), Host: a.Host, Port: a.Port, Asked: a.Asked, Answer: a.Answer, Reason: a.Reason, Until: a.Until,
-		Version: e.PolicyVersion,
+		Seq: e.Seq, Time: e.Time, By: whoOf(e), Entry: a.Entry, Asked: a.Asked, Answer: a.Answer, Reason: a.Reason, Version: e.PolicyVersion,
 	}, true
 }
 
@@ -254,7 +251,9 @@ func describeMember(path string, value any, line func(string)) {
 			return
 		}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			describeMember(path+" "+key, v[key], line)
+			if !isCount(key) {
+				describeMember(path+" "+key, v[key], line)
+			}
 		}
 	case []any:
 		if len(v) == 2 && isScalar(v[0]) && isScalar(v[1]) && isPair(path) {
@@ -266,6 +265,9 @@ func describeMember(path string, value any, line func(string)) {
 		line(path + ": " + scalar(v))
 	}
 }
+
+// isCount reports whether a member only repeats or counts what others have, such as the version, which a [Change] has.
+func isCount(key string) bool { return key == "version" || key == "count" || key == "hosts" }
 
 // isPair reports whether a list of two texts at a path is the state before and after.
 func isPair(path string) bool {
@@ -333,6 +335,9 @@ type Facts struct {
 	CompleteSince time.Time               // since when no decision is missing in the log
 	Trail         Integrity
 	Asked         string // the box as the caller named it
+	// Text returns a version of the policy of a box, or nil if the gateway does not have it. It is called for at most [maxTexts]
+	// versions. nil: there are no texts.
+	Text func(box policy.BoxID, version uint64) json.RawMessage
 }
 
 // Report returns the report. The builder cannot be used afterwards.
@@ -352,9 +357,28 @@ func (b *Builder) Report(f Facts) Report {
 	for _, x := range b.boxes {
 		r.Boxes = append(r.Boxes, x.finish())
 	}
+	addTexts(r.Boxes, f.Text)
 	slices.SortFunc(r.Boxes, func(a, b Box) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	r.Decisions = b.coverage(f)
 	return r
+}
+
+// maxTexts bounds the policies in a report.
+const maxTexts = 1000
+
+// addTexts adds the policies in full.
+func addTexts(boxes []Box, find func(policy.BoxID, uint64) json.RawMessage) {
+	left := maxTexts
+	for i := range boxes {
+		for j := range boxes[i].Policies {
+			if v := &boxes[i].Policies[j]; find != nil && left > 0 {
+				left--
+				if text := find(boxes[i].ID, v.Version); text != nil {
+					v.Text = &Text{text}
+				}
+			}
+		}
+	}
 }
 
 // coverage returns which decisions the report is made from.

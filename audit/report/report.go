@@ -9,6 +9,7 @@
 package report
 
 import (
+	"encoding/json"
 	"time"
 
 	"boxgate/policy"
@@ -138,7 +139,15 @@ type Version struct {
 	Last      time.Time `json:"last,omitzero"`
 	// Change is the entry of the trail that made it; nil if the trail no longer has it.
 	Change *Change `json:"change,omitempty"`
+	// Text is the policy in full; nil if the gateway no longer has it.
+	Text *Text `json:"policy,omitempty" doc:"the policy in full; absent: the gateway no longer has it"`
 }
+
+// Text is a policy as a JSON object.
+type Text struct{ json.RawMessage }
+
+// FreeForm marks it as an arbitrary object in the description of the API.
+func (Text) FreeForm() {}
 
 // Who is the caller of the API, or the owner of an entry.
 type Who struct {
@@ -176,12 +185,10 @@ type Approval struct {
 	Seq     uint64    `json:"seq" doc:"number of the entry in the audit trail"`
 	Time    time.Time `json:"time"`
 	By      Who       `json:"by"`
-	Host    string    `json:"host,omitempty"`
-	Port    uint16    `json:"port,omitempty"`
+	Entry   string    `json:"entry,omitempty" doc:"the entry of a policy that was asked for"`
 	Asked   string    `json:"asked,omitempty" doc:"reason of the box: untrusted text"`
 	Answer  string    `json:"answer" doc:"once, always, denied or needs_human"`
 	Reason  string    `json:"reason,omitempty" doc:"reason of the answer"`
-	Until   string    `json:"until,omitempty" doc:"end of access that was approved for a time"`
 	Version uint64    `json:"policy_version,omitempty" doc:"version of the policy with it"`
 }
 
@@ -214,6 +221,9 @@ func (Flow) SchemaName() string { return "reportFlow" }
 
 // SchemaName returns the name of the type in the OpenAPI document.
 func (Use) SchemaName() string { return "secretUse" }
+
+// SchemaName returns the name of the type in the OpenAPI document.
+func (Text) SchemaName() string { return "reportPolicy" }
 
 // SchemaName returns the name of the type in the OpenAPI document.
 func (Version) SchemaName() string { return "reportVersion" }

@@ -82,13 +82,10 @@ func writeBox(b *report.Box, write func(line)) {
 		write(l)
 	}
 	for _, a := range b.Approvals {
-		l := traffic("approval", id, name, a.Host, a.Port, "", a.Time, a.Time)
+		l := traffic("approval", id, name, a.Entry, 0, "", a.Time, a.Time)
 		l.by(a.By)
 		l["reason"], l["policy_version"], l["seq"] = a.Answer, number0(a.Version), number0(a.Seq)
 		l["detail"] = "asked: " + a.Asked + "; answer: " + a.Reason
-		if a.Until != "" {
-			l["detail"] += "; until " + a.Until
-		}
 		write(l)
 	}
 	for _, c := range b.Changes {

@@ -3,10 +3,12 @@
 package auditpage
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	_ "embed" // the template and its style sheet
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
@@ -36,7 +38,7 @@ const maxShown = 250
 var page = template.Must(template.New("report").Funcs(template.FuncMap{
 	"text": text, "bytes": bytesText, "number": number, "time": timeText, "day": day, "times": times, "host": host, "how": how,
 	"reason": reason, "who": who, "join": join, "share": share, "head": head, "more": more, "title": title, "span": span,
-	"secrets": secrets, "others": others, "outcome": outcome,
+	"secrets": secrets, "others": others, "outcome": outcome, "pretty": pretty,
 }).Parse(source))
 
 // view is what the template shows.
@@ -234,6 +236,19 @@ func others(b report.Box) (list []report.Change) {
 		}
 	}
 	return list
+}
+
+// pretty formats a policy in full.
+func pretty(t *report.Text) string {
+	var out bytes.Buffer
+	if t == nil || json.Indent(&out, t.RawMessage, "", "  ") != nil {
+		return ""
+	}
+	lines := strings.Split(out.String(), "\n")
+	for i := range lines {
+		lines[i] = text(lines[i])
+	}
+	return strings.Join(lines, "\n")
 }
 
 // outcome describes a status of the API.
