@@ -20,7 +20,7 @@ type changes struct {
 	all     []Change              // in the window
 	calls   map[callKey]*Call
 	pending map[uint64]trail.Entry // calls in the window without an answer so far
-	made    map[versionKey]*Change // what made the versions with decisions
+	made    map[versionKey]*Change // the entries that made the versions with decisions
 	answers []boxApproval
 	removed []trail.Entry // reports of removed entries
 }
@@ -99,7 +99,7 @@ func (b *Builder) Entry(e trail.Entry) {
 }
 
 // concerns reports whether an entry is about a box of the query. Of the entries about no box, a query for a box or a secret
-// selects those that may affect it.
+// selects the ones that may affect it.
 func (b *Builder) concerns(e trail.Entry) bool {
 	q := &b.query
 	switch {
@@ -266,7 +266,7 @@ func describeMember(path string, value any, line func(string)) {
 	}
 }
 
-// isCount reports whether a member only repeats or counts what others have, such as the version, which a [Change] has.
+// isCount reports whether a member only repeats or counts others, or is a field of the [Change], such as the version.
 func isCount(key string) bool { return key == "version" || key == "count" || key == "hosts" }
 
 // isPair reports whether a list of two texts at a path is the state before and after.
@@ -327,7 +327,7 @@ func scalar(v any) string {
 
 func orNone(v any) string { return cmp.Or(scalar(v), "none") }
 
-// Facts are what a report contains besides the records that its builder received.
+// Facts are the contents of a report besides the records that its builder received.
 type Facts struct {
 	Gateway       string                  // version of the gateway
 	Now           time.Time               // when the report is made

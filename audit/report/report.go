@@ -1,9 +1,8 @@
-// Package report answers the questions of an auditor from the records of the gateway: what left which box, how much, under
-// which version of its policy, who changed or approved that version and why, which secret was used where, and what was
-// refused.
+// Package report answers the questions of an auditor from the records of the gateway: the traffic that left each box, with its
+// amount and the version of the policy; who changed or approved that version, and why; the uses of secrets; and refusals.
 //
 // A [Builder] receives the decisions of a window, then the entries of the audit trail, and sums both up. It holds sums, never
-// requests, and their number is bounded ([MaxRows]): what exceeds the bound is counted, and the report says so. All texts
+// requests, and their number is bounded ([MaxRows]): rows beyond it are counted, and the count is part of the report. All texts
 // come from the records, which contain no value of a secret; names and paths are texts of the boxes, and reasons of approvals
 // are texts of boxes and people. A program that shows them must escape them.
 package report
@@ -43,7 +42,7 @@ type Report struct {
 	Box         string    `json:"box,omitempty" doc:"the box asked about; absent: all"`
 	Decisions   Coverage  `json:"decisions"`
 	Trail       Integrity `json:"trail"`
-	// Notes says what the report cannot contain, such as decisions that were lost.
+	// Notes are the limits of the report, such as lost decisions.
 	Notes   []string `json:"notes,omitempty" doc:"limits of this report, as sentences"`
 	Boxes   []Box    `json:"boxes" doc:"with traffic or changes in the window, or existing; by name"`
 	Changes []Change `json:"changes,omitempty" doc:"changes that are not about one box, oldest first"`
@@ -76,8 +75,8 @@ type Box struct {
 	Lookups   uint64       `json:"lookups" doc:"allowed look-ups of names"`
 	BytesOut  int64        `json:"bytes_out" doc:"from the box, of traffic that ended in the window"`
 	BytesIn   int64        `json:"bytes_in"`
-	Egress    []Flow       `json:"egress,omitempty" doc:"what left the box, the largest first"`
-	Refused   []Flow       `json:"refused,omitempty" doc:"what was refused or failed, the most frequent first"`
+	Egress    []Flow       `json:"egress,omitempty" doc:"traffic that left the box, the largest first"`
+	Refused   []Flow       `json:"refused,omitempty" doc:"refused and failed traffic, the most frequent first"`
 	Visits    []Flow       `json:"visits,omitempty" doc:"visits of its public URLs"`
 	Secrets   []Use        `json:"secrets,omitempty" doc:"where which secret of the configuration was used"`
 	Policies  []Version    `json:"policies,omitempty" doc:"the versions of its policy that decided, or were made, in the window"`
@@ -166,7 +165,7 @@ type Change struct {
 	Status  int          `json:"status,omitempty" doc:"of the answer; 400 and above: it was not carried out"`
 	Box     policy.BoxID `json:"box,omitempty"`
 	Version uint64       `json:"policy_version,omitempty" doc:"version of the policy after it"`
-	What    []string     `json:"what,omitempty" doc:"what was changed, without values of secrets"`
+	What    []string     `json:"what,omitempty" doc:"the changes, without values of secrets"`
 	Note    string       `json:"note,omitempty"`
 }
 

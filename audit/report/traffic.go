@@ -143,7 +143,7 @@ func used(e *audit.Event) []string {
 	return e.Secrets
 }
 
-// Decision adds a decision. Others than those of the query are ignored.
+// Decision adds a decision. Decisions that the query does not select are ignored.
 func (b *Builder) Decision(e *audit.Event) {
 	if !b.selects(e) {
 		return
@@ -233,7 +233,7 @@ func (b *Builder) flow(x *box, e *audit.Event, n uint64) {
 	case e.Stage == policy.StageURL:
 		key.in = visits
 	}
-	if key.lookup { // port and protocol are those of the DNS server
+	if key.lookup { // port and protocol belong to the DNS server
 		key.port, key.protocol = 0, ""
 	}
 	f := x.flows[key]

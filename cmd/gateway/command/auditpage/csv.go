@@ -145,7 +145,7 @@ func (l line) by(w report.Who) {
 
 func at(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// number0 formats a number, zero as nothing.
+// number0 formats a number, zero as an empty text.
 func number0[T ~int | ~int64 | ~uint64](n T) string {
 	if n == 0 {
 		return ""

@@ -1,4 +1,4 @@
-// Package auditpage renders reports for auditors: as one HTML page that needs nothing else, and as CSV. Reports contain texts
+// Package auditpage renders reports for auditors: as one HTML page that is complete in itself, and as CSV. Reports contain texts
 // of boxes, which are escaped here for both.
 package auditpage
 
@@ -51,7 +51,7 @@ type view struct {
 	SecretCount, ChangeCount, ApprovalCount int
 }
 
-// WriteHTML writes a report as one page. The page loads nothing and runs nothing: its own policy forbids both.
+// WriteHTML writes a report as one page. The page loads no resource and runs no script: its own policy forbids both.
 func WriteHTML(w io.Writer, r report.Report) error {
 	hash := sha256.Sum256([]byte(style))
 	v := view{
@@ -187,7 +187,7 @@ func share(part, whole int64) string {
 	return "w" + strconv.FormatInt(min(max(part*25/whole, 1), 25), 10)
 }
 
-// head returns the rows of a table that are shown, or nil if there are none.
+// head returns the rows of a table that are shown, or nil if the table is empty.
 func head(list any) any {
 	v := reflect.ValueOf(list)
 	if v.Len() == 0 {

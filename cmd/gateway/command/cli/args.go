@@ -254,8 +254,8 @@ func (w *Window) AddFlags(f *pflag.FlagSet, purpose string) {
 	f.StringVar(&w.until, "until", "", "where to end, in the same forms")
 }
 
-// Set adds the limits to the query of a request. Times without a zone are those of this machine. A window that can contain
-// nothing is a usage error.
+// Set adds the limits to the query of a request. Times without a zone are those of this machine. A window that must be
+// empty is a usage error.
 func (w *Window) Set(query url.Values) error {
 	parsed, err := api.ParseWindow(w.since, w.until, [2]string{"--since", "--until"}, time.Now())
 	if err != nil {
