@@ -201,8 +201,8 @@ var grants = map[string]grant{
 	"explainDecision":      own | reads,
 	"replayPolicy":         own | reads,
 	"learnPolicy":          own | reads,
-	"listPolicyVersions":   own | reads,
-	"getPolicyVersion":     own | reads,
+	"listPolicyVersions":   own | reads | audits,
+	"getPolicyVersion":     own | reads | audits,
 
 	"diagnoseHost": admin | changes, // connects from the host
 

@@ -53,8 +53,9 @@ type Secrets interface {
 
 // Policies gives access to the history of the policies of boxes.
 type Policies interface {
-	// PolicyText returns a version of the policy of a box as a JSON object, or nil if the gateway does not have it.
-	PolicyText(ctx context.Context, id policy.BoxID, version uint64) json.RawMessage
+	// PolicyVersion returns one version with its text. The error for a version that the history does not have names the
+	// reason.
+	PolicyVersion(ctx context.Context, id policy.BoxID, number uint64) (api.PolicyDocument, error)
 }
 
 // Endpoints serves reports. Create it with [New].
@@ -63,14 +64,14 @@ type Endpoints struct {
 	decisions Decisions
 	trail     Trail
 	secrets   Secrets
-	policies  Policies      // nil: there is no history of policies
+	policies  Policies
 	slots     chan struct{} // reports being made
 }
 
 // maxReports bounds the reports that are made at the same time, and so their memory.
 const maxReports = 2
 
-// New returns the endpoints. policies is nil without a history of policies.
+// New returns the endpoints.
 func New(boxes Boxes, decisions Decisions, trail Trail, secrets Secrets, policies Policies) *Endpoints {
 	return &Endpoints{boxes, decisions, trail, secrets, policies, make(chan struct{}, maxReports)}
 }
@@ -132,12 +133,25 @@ func (e *Endpoints) report(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := e.collect(r.Context(), builder, query, &facts); err != nil {
 		return rest.Reply{}, err
 	}
-	if e.policies != nil {
-		facts.Text = func(id policy.BoxID, version uint64) json.RawMessage {
-			return e.policies.PolicyText(r.Context(), id, version)
-		}
-	}
+	facts.Text = func(id policy.BoxID, version uint64) json.RawMessage { return e.text(r.Context(), id, version) }
 	return rest.Reply{Body: builder.Report(facts)}, nil
+}
+
+// text returns a version of the policy of a box in full with its temporary entries, or nil if the gateway does not have it.
+func (e *Endpoints) text(ctx context.Context, id policy.BoxID, version uint64) json.RawMessage {
+	document, err := e.policies.PolicyVersion(ctx, id, version)
+	if err != nil {
+		return nil // the report has the change, and shows that the text is missing
+	}
+	full := struct {
+		Policy  json.RawMessage `json:"policy"`
+		Entries []api.PastLease `json:"entries,omitempty"`
+	}{document.Policy, document.Entries}
+	text, err := json.Marshal(full)
+	if err != nil {
+		return nil
+	}
+	return text
 }
 
 // names returns the names of the existing boxes.

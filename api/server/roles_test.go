@@ -63,7 +63,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxDecisions listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions listTrail verifyTrail
-			getReport listSecretUses`), rt.ID)
+			getReport listSecretUses listPolicyVersions getPolicyVersion`), rt.ID)
 	},
 	api.RoleBox: func(rt rest.Route) bool {
 		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa"}, rt.ID) {

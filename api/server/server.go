@@ -295,7 +295,7 @@ func (a *API) packages() []endpoints {
 		{"settings", "Other settings of boxes", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, History: past, Bodies: bodies}},
 		{"keys", "API keys", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
 		{"audit", "The audit trail", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
-		{"reports", "Reports for auditors", report.New(a.Boxes, a.Decisions, a.TrailReader, a.Secrets, nil)},
+		{"reports", "Reports for auditors", report.New(a.Boxes, a.Decisions, a.TrailReader, a.Secrets, a.Versions)},
 		{"gateway", "The gateway itself", &gateway.Endpoints{
 			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Bodies: bodies, Started: a.started,
 		}},

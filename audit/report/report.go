@@ -139,7 +139,7 @@ type Version struct {
 	// Change is the entry of the trail that made it; nil if the trail no longer has it.
 	Change *Change `json:"change,omitempty"`
 	// Text is the policy in full; nil if the gateway no longer has it.
-	Text *Text `json:"policy,omitempty" doc:"the policy in full; absent: the gateway no longer has it"`
+	Text *Text `json:"text,omitempty" doc:"the policy in full and its temporary entries (entries); absent: the gateway no longer has it"`
 }
 
 // Text is a policy as a JSON object.

@@ -150,7 +150,7 @@ func TestAnAuditorsQuestionsAreAnsweredByTheReport(t *testing.T) {
 		if b.Exists || f.Reason != "deny_all" || f.Count == 0 || b.BytesOut != 0 || len(b.Egress) != 0 || b.Denied == 0 {
 			t.Errorf("%+v in %+v", f, b)
 		}
-		if alone := d.report("--since", "1h", "--box", "quiet"); len(alone.Boxes) != 1 || alone.Boxes[0].ID != b.ID || len(alone.Boxes[0].Policies) != 1 {
+		if alone := d.report("--since", "1h", "--box", "quiet"); len(alone.Boxes) != 1 || alone.Boxes[0].ID != b.ID || len(alone.Boxes[0].Policies) != 1 || alone.Boxes[0].Policies[0].Text == nil {
 			t.Errorf("the deleted box alone: %+v", alone.Boxes)
 		}
 	})
@@ -168,7 +168,7 @@ func (d *workday) assertNamedChange(b report.Box) {
 		d.T.Errorf("before %+v, after %+v", before, after)
 	}
 	i := slices.IndexFunc(b.Policies, func(v report.Version) bool { return v.Version == after.Version })
-	if i < 0 || b.Policies[i].Change == nil || b.Policies[i].Change.By.Key != "carol" || !strings.Contains(strings.Join(b.Policies[i].Change.What, " "), "added git.example.com") {
+	if i < 0 || b.Policies[i].Change == nil || b.Policies[i].Text == nil || !strings.Contains(string(b.Policies[i].Text.RawMessage), `"allowed_domains":["api.example.com","git.example.com"]`) || b.Policies[i].Change.By.Key != "carol" || !strings.Contains(strings.Join(b.Policies[i].Change.What, " "), "added git.example.com") {
 		d.T.Errorf("version %d: %+v", after.Version, b.Policies)
 	}
 }
@@ -184,7 +184,7 @@ func (d *workday) assertLeases(r report.Report) {
 			what = append(what, strings.Join(v.Change.What, " "))
 		}
 	}
-	if f.Version == 0 || len(what) != 2 || !strings.Contains(what[0], "leases: added allow git.example.com until") || !strings.Contains(what[1], "leases: removed allow git.example.com until") {
+	if f.Version == 0 || len(what) != 2 || !strings.Contains(what[0], "leases: added allow git.example.com until") || b.Policies[1].Text == nil || !strings.Contains(string(b.Policies[1].Text.RawMessage), `"entry":"git.example.com"`) || !strings.Contains(what[1], "leases: removed allow git.example.com until") {
 		d.T.Errorf("%+v, changes %q", f, what)
 	}
 	batch := d.boxOf(r, "batch")
