@@ -144,7 +144,7 @@ func (e *Endpoints) text(ctx context.Context, id policy.BoxID, version uint64) j
 		return nil // the report has the change, and shows that the text is missing
 	}
 	full := struct {
-		Policy  json.RawMessage `json:"policy"`
+		Policy  any             `json:"policy"`
 		Entries []api.PastLease `json:"entries,omitempty"`
 	}{document.Policy, document.Entries}
 	text, err := json.Marshal(full)
