@@ -343,3 +343,22 @@ func TestNamedPolicyInTheTrail(t *testing.T) {
 		}
 	}
 }
+
+// TestImpossibleTimesAreRefused: every endpoint that reads records refuses a time that must be empty, and takes dates.
+func TestImpossibleTimesAreRefused(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	for _, path := range []string{"/v2/egress/history", "/v2/box/box1/egress/history", "/v2/audit", "/v2/audit/report", "/v2/secrets/openai/uses"} {
+		for query, why := range map[string]string{
+			"since=1h&until=2h": "is not after", "since=2026-01-02&until=2026-01-02": "is not after", "since=2999-01-01": "is in the future", "since=soon": "is not a time",
+		} {
+			if got := f.Call(t, "GET", path+"?"+query, ""); got.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(got.Text, why) {
+				t.Errorf("%s?%s: %s %s", path, query, got.Status, got.Text)
+			}
+		}
+		if got := f.Call(t, "GET", path+"?since=2026-01-01&until=2026-01-02T03:04:05Z", ""); got.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
+		}
+	}
+}

@@ -1,5 +1,5 @@
-// Package trail serves the audit trail of the API: its entries, and the check of its integrity. Only admin keys may read
-// it.
+// Package trail serves the audit trail of the API: its entries, and the check of its integrity. Only admin and auditor keys
+// may read it.
 package trail
 
 import (
