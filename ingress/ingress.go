@@ -66,7 +66,7 @@ func New(cfg Config) (*Ingress, error) {
 	g.places.most = cfg.Requests
 	g.upstreams.open(max(1, cfg.Requests/6))
 	g.inside.most = max(1, cfg.Requests/4)
-	g.http2, g.http2Places.most = h2c.NewPool(cfg.DialTimeout, max(1, cfg.Requests/6), func(to incarnation, _ any) { g.panickedIn(to.box) }), http2Streams
+	g.http2, g.http2Places.most = h2c.NewPool(cfg.DialTimeout, max(1, cfg.Requests/6), boxOf, func(to incarnation, _ any) { g.panickedIn(to.box) }), http2Streams
 	g.tallies.failures, g.tallies.window = cfg.FailedCredentials, time.Minute
 	g.tallies.refill, g.tallies.burst = rate.Limit(cfg.RequestRate), 2*cfg.RequestRate
 	g.draining, g.drain = context.WithCancel(context.Background())

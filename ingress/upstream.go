@@ -117,7 +117,12 @@ type upstreams struct {
 type place = pool.Place[incarnation, struct{}]
 
 // open prepares to keep at most that many idle connections.
-func (p *upstreams) open(most int) { p.Idle, p.IdleEach, p.IdleTime = most, idleMax, idleTime }
+func (p *upstreams) open(most int) {
+	p.Idle, p.IdleEach, p.IdleTime, p.Owner = most, idleMax, idleTime, boxOf
+}
+
+// boxOf returns the box that owns connections of a key in a pool.
+func boxOf(key incarnation) string { return string(key.box) }
 
 // get returns the most recently used idle connection to a target, or nil. The box may have sent data on it since.
 func (p *upstreams) get(t Target) *upstream {

@@ -72,7 +72,7 @@ func TestAFailedAttemptIsEverybodys(t *testing.T) {
 // TestAnAttemptEnds has an application that never accepts: a request waits no longer than the time limit.
 func TestAnAttemptEnds(t *testing.T) {
 	t.Parallel()
-	p := NewPool[string](time.Millisecond, 4, nil)
+	p := NewPool[string](time.Millisecond, 4, nil, nil)
 	ended := make(chan struct{})
 	_, err := p.Open(t.Context(), "port", false, func(ctx context.Context) (net.Conn, error) {
 		defer close(ended)

@@ -63,7 +63,7 @@ func (a *app) count() int {
 // stays is the gone function of a visitor who keeps waiting.
 func stays() error { return nil }
 
-func newPool() *Pool[string] { return NewPool[string](time.Minute, 4, nil) }
+func newPool() *Pool[string] { return NewPool[string](time.Minute, 4, nil, nil) }
 
 // ask sends a request and returns the response.
 func ask(t *testing.T, p *Pool[string], a *app, find bool) (net.Conn, *http.Response) {
@@ -113,7 +113,7 @@ func TestRequestsShareAConnection(t *testing.T) {
 func TestIdleConnectionsAreFew(t *testing.T) {
 	t.Parallel()
 	a := newApp(t, func(w http.ResponseWriter, _ *http.Request) {})
-	p := NewPool[string](time.Minute, 1, nil)
+	p := NewPool[string](time.Minute, 1, nil, nil)
 	for _, key := range []string{"a", "b", "c"} {
 		c, err := p.Open(t.Context(), key, false, a.dial, stays)
 		if err != nil {

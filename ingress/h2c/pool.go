@@ -36,10 +36,11 @@ type Pool[K comparable] struct {
 }
 
 // NewPool returns a pool that keeps at most idle connections without a request. dialTimeout is for connecting; probing for HTTP/2 may
-// take probeTime more. panicked, if not nil, is called for panics while connecting, on their stack.
-func NewPool[K comparable](dialTimeout time.Duration, idle int, panicked func(K, any)) *Pool[K] {
+// take probeTime more. owner returns the box of a key; it may be nil, see [pool.Pool]. panicked, if not nil, is called for panics while
+// connecting, on their stack.
+func NewPool[K comparable](dialTimeout time.Duration, idle int, owner func(K) string, panicked func(K, any)) *Pool[K] {
 	p := &Pool[K]{dialTimeout: dialTimeout}
-	p.conns.Panicked = panicked
+	p.conns.Owner, p.conns.Panicked = owner, panicked
 	p.conns.Idle, p.conns.IdleEach, p.conns.IdleTime, p.conns.Plain = idle, idleEach, idleTime, otherTime
 	p.conns.Retry = func(err error) bool { return errors.Is(err, ErrOther) } // only the other request needed the probe
 	return p

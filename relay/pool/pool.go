@@ -43,10 +43,13 @@ type Limits interface {
 // Pool keeps connections by key. At a limit, the connection that has been idle longest is closed. Set the fields before the first use.
 // Safe for concurrent use.
 type Pool[K comparable, J any] struct {
-	Limits    Limits        // nil: no limits on open connections
-	Idle      int           // maximum number of idle connections
-	IdleEach  int           // the same for one key; 0: no limit
-	IdleTime  time.Duration // how long connections are kept idle
+	Limits   Limits        // nil: no limits on open connections
+	Idle     int           // maximum number of idle connections
+	IdleEach int           // the same for one key; 0: no limit
+	IdleTime time.Duration // how long connections are kept idle
+	// Owner returns the owner of a key. Beyond Idle, connections of owners with more than an equal share give way. nil: the connection
+	// that has been idle longest gives way.
+	Owner     func(K) string
 	Plain     time.Duration // how long the pool remembers that a server speaks HTTP/1.1 only; 0: for ever
 	PlainMost int           // how many such servers it remembers at least, in addition to those with connections; 0: no limit
 	// Retry reports whether a request makes another attempt after one that another request began has failed; nil: it never does.
@@ -62,6 +65,7 @@ type Pool[K comparable, J any] struct {
 	oldest  *Place[K, J] // of the list of idle connections, longest idle first
 	newest  *Place[K, J]
 	idle    int            // length of the list
+	owned   map[string]int // the same by owner, if there is an Owner
 	dropped []*Place[K, J] // to be closed by unlock
 	sweep   *time.Timer    // runs while there are idle connections
 	closed  bool
@@ -298,7 +302,7 @@ func (p *Pool[K, J]) restLocked(pl *Place[K, J]) {
 		p.oldest = pl
 	}
 	p.newest = pl
-	p.idle++
+	p.countIdleLocked(pl, 1)
 	if pl.shared == nil {
 		pl.port.idle = append(pl.port.idle, pl)
 	}
@@ -306,10 +310,42 @@ func (p *Pool[K, J]) restLocked(pl *Place[K, J]) {
 		p.chargeLocked(pl, min(pl.cost, pl.conn.Cost(true)))
 	}
 	if p.idle > p.Idle {
-		p.dropOldestLocked()
+		p.dropExcessLocked(pl)
 	}
 	if p.sweep == nil {
 		p.sweep = time.AfterFunc(p.IdleTime, p.closeOld)
+	}
+}
+
+// countIdleLocked counts a connection that was put into the list or removed from it.
+func (p *Pool[K, J]) countIdleLocked(pl *Place[K, J], n int) {
+	p.idle += n
+	if p.Owner == nil {
+		return
+	}
+	owner := p.Owner(pl.key)
+	if p.owned == nil {
+		p.owned = map[string]int{}
+	}
+	if p.owned[owner] += n; p.owned[owner] == 0 {
+		delete(p.owned, owner)
+	}
+}
+
+// dropExcessLocked drops the idle connection that gives way to the latest: the oldest of its owner if that has more than an equal share,
+// else the oldest of another one that has.
+func (p *Pool[K, J]) dropExcessLocked(latest *Place[K, J]) {
+	if p.Owner == nil {
+		p.dropOldestLocked()
+		return
+	}
+	share, own := p.Idle/len(p.owned), p.Owner(latest.key)
+	over := p.owned[own] > share
+	for pl := p.oldest; pl != nil; pl = pl.follow {
+		if owner := p.Owner(pl.key); over && owner == own || !over && p.owned[owner] > share {
+			p.dropLocked(pl)
+			return
+		}
 	}
 }
 
@@ -340,7 +376,7 @@ func (p *Pool[K, J]) wakeLocked(pl *Place[K, J]) {
 		p.newest = pl.previous
 	}
 	pl.isIdle, pl.previous, pl.follow = false, nil, nil
-	p.idle--
+	p.countIdleLocked(pl, -1)
 	list := pl.port.idle
 	if last := len(list) - 1; last >= 0 && list[last] == pl {
 		list[last] = nil

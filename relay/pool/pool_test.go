@@ -406,3 +406,38 @@ func TestPanicOfAnAttempt(t *testing.T) {
 }
 
 func explode() (Conn[int], error) { panic("fake") }
+
+// TestAttackOwnerOfManyIdleConnections: beyond the limit, connections of owners with more than an equal share give way, so that one owner
+// displaces none of another with few.
+func TestAttackOwnerOfManyIdleConnections(t *testing.T) {
+	t.Parallel()
+	p := newPool(nil)
+	p.Idle, p.Owner = 6, func(key string) string { return key[:1] }
+	rest := func(key string) *one {
+		c := use(t, p, key)
+		c.place.Rest()
+		return c
+	}
+	few := []*one{rest("b1"), rest("b2")}
+	var many []*one
+	for i := range 20 {
+		many = append(many, rest(fmt.Sprint("a", i)))
+	}
+	kept := 0
+	for _, c := range many {
+		if !c.closed {
+			kept++
+		}
+	}
+	if few[0].closed || few[1].closed || kept != 4 || many[19].closed || p.Stats().Idle != 6 {
+		t.Errorf("closed %t, %t; %d of the other owner are kept", few[0].closed, few[1].closed, kept)
+	}
+	few = append(few, rest("c1")) // the owner of many makes room
+	if few[0].closed || few[1].closed || few[2].closed || p.Stats().Idle != 6 || p.owned["a"] != 3 {
+		t.Errorf("owners: %v", p.owned)
+	}
+	p.Close()
+	if len(p.owned) != 0 {
+		t.Errorf("owners of a closed pool: %v", p.owned)
+	}
+}
