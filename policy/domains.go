@@ -272,7 +272,7 @@ func (d *domains) allowsAbove(p name.Pattern) (allows bool) {
 }
 
 // below answers [domains.allowsBelow] in logarithmic time, for many patterns. It has the names of the allowed patterns by port
-// (0: every port), and those of all ports, each list sorted, and each name written backwards.
+// (0: every port), and in one list, each sorted, and each name written backwards.
 type below struct {
 	byPort map[uint16][]string
 	all    []string
