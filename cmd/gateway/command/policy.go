@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/authority"
 	"boxgate/policy/dialect"
 	"boxgate/policy/name"
 	"boxgate/policy/preset"
@@ -559,9 +561,12 @@ BOX@7 is version 7 of the policy of a box, on either side: ` + "`gateway policy 
 				return err
 			}
 			diff := amend.Diff(now.spec, next)
-			gain, why, err := authorityOf(cmd.Context(), client, args[0], next)
-			if err != nil {
-				return err
+			var gain authority.Difference
+			why := "" // the reason why it is unknown
+			if !sameText(now.spec, next) {
+				if gain, why, err = authorityOf(cmd.Context(), client, args[0], next); err != nil {
+					return err
+				}
 			}
 			if why != "" {
 				fmt.Fprintf(cmd.ErrOrStderr(), "the difference in authority is not known: %s\n", why)
@@ -594,6 +599,13 @@ func policyOrVersion(ctx context.Context, client *api.Client, arg string) (polic
 	}
 	spec, err := readVersionSpec(ctx, client, which)
 	return policyState{spec: spec, version: json.Number(strconv.FormatUint(which.version, 10))}, err
+}
+
+// sameText reports whether two policies are written alike.
+func sameText(a, b policy.Spec) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
 // policyOrNamed reads the policy in an argument, or the named policy or the version of a box's policy that the argument refers to.

@@ -188,10 +188,13 @@ func authorityOf(ctx context.Context, client *api.Client, box string, next polic
 	var r spec.Replay
 	err = client.Do(ctx, "POST", api.BoxPath(box, "egress/replay")+"?since=0s", next, &r)
 	var refused *api.ResponseError
-	if errors.As(err, &refused) {
-		return d, refused.Error(), nil
+	switch {
+	case !errors.As(err, &refused):
+		return r.Authority, "", err
+	case refused.Status == http.StatusNotFound || refused.Status == http.StatusMethodNotAllowed: // an older gateway
+		return d, "", nil
 	}
-	return r.Authority, "", err
+	return d, refused.Error(), nil
 }
 
 // printAuthority prints a difference in authority, if there is any.
