@@ -44,3 +44,24 @@ func TestDurationTakesDays(t *testing.T) {
 		}
 	}
 }
+
+// TestPolicyInYAML: files and standard input may have policies in YAML, such as the output of `gateway policy learn`. A mistake in JSON
+// stays a mistake, and inline text is JSON.
+func TestPolicyInYAML(t *testing.T) {
+	t.Parallel()
+	const text = "# a comment\nmode: custom\nallowed_domains:\n  - \"a.test:443\"  # 3 times\nrules:\n  - {\"hosts\":[\"a.test\"],\"action\":\"deny\"}\n"
+	got, err := PolicyArgument("-", BoxPolicyHelp, strings.NewReader(text))
+	if err != nil || string(got) != `{"allowed_domains":["a.test:443"],"mode":"custom","rules":[{"action":"deny","hosts":["a.test"]}]}` {
+		t.Errorf("%s, %v", got, err)
+	}
+	for arg, stdin := range map[string]string{text: "", "-": "{\"mode\": \"deny-all\",}", "- ": "mode: deny-all"} {
+		if got, err := PolicyArgument(arg, BoxPolicyHelp, strings.NewReader(stdin)); err == nil {
+			t.Errorf("%q %q: %s", arg, stdin, got)
+		}
+	}
+	for _, stdin := range []string{"mode: deny-all\nmode: allow-all\n", "allowed_domains: []\n", "- mode: deny-all\n", "mode: &a [*a]\n"} {
+		if got, err := PolicyArgument("-", BoxPolicyHelp, strings.NewReader(stdin)); err == nil {
+			t.Errorf("%q: %s", stdin, got)
+		}
+	}
+}
