@@ -317,3 +317,30 @@ func TestPastObservations(t *testing.T) {
 		}
 	}
 }
+
+// TestLearned: the proposal is for allowed connections of the box since a time, and says that it is incomplete.
+func TestLearned(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	for _, e := range []audit.Event{
+		apitest.Decision(id, 100, "first.example", policy.Allow), apitest.Decision(id, 200, "second.example", policy.Deny),
+		apitest.Decision("other", 300, "third.example", policy.Allow),
+	} {
+		e.Port = 443
+		f.host.AddDecision(e)
+	}
+	for query, want := range map[string]string{"": `"allowed_domains":["first.example:443"]`, "?since=150": `"policy":{"mode":"deny-all"}`} {
+		got := f.Call(t, "GET", "/v2/box/box1/egress/learned"+query, "")
+		for _, want := range []string{want, `"audited":false`, `"overflow":2`, `"lost":1`} {
+			if got.StatusCode != 200 || !strings.Contains(got.Text, want) {
+				t.Errorf("%q: %s, without %s", query, got.Text, want)
+			}
+		}
+	}
+	if got := f.Call(t, "GET", "/v2/box/box1/egress/learned?since=yesterday", ""); got.StatusCode != 422 {
+		t.Error(got.Status)
+	}
+	if got := f.Call(t, "GET", "/v2/box/nope/egress/learned", ""); got.StatusCode != 404 {
+		t.Error(got.Status)
+	}
+}

@@ -107,6 +107,13 @@ func TestAttackSecretUnderAnAudit(t *testing.T) {
 		}
 	}
 	r := w.Raid(box)
+	for _, port := range []uint16{443, 853} { // QUIC, and DNS over QUIC
+		for _, a := range harness.AttackerAt(74) {
+			if got, other := r.Try("udp", netip.AddrPortFrom(a, port)), r.Try("udp", netip.AddrPortFrom(a, 7780)); got == other {
+				t.Errorf("UDP to %v port %d: %q, like another port", a, port, got)
+			}
+		}
+	}
 	for _, to := range []string{"169.254.169.254:80", "10.0.0.5:443", "10.200.0.1:8600", "127.0.0.1:8600"} {
 		if got := r.Try("tcp", netip.MustParseAddrPort(to)); got == "connected" || got == "" {
 			t.Errorf("%s: %q", to, got)
