@@ -66,12 +66,22 @@ func (c Caller) SeesSnapshot(s Snapshot) bool {
 // Peer is the user at the other end of a Unix socket.
 type Peer struct {
 	UID   int
+	Login int  // of root: the user who logged in on the host and became root, as by sudo; 0: unknown
 	Admin bool // needs no key, by admin.group of the configuration
 }
 
-// String returns the user's ID and name.
+// String returns the user's ID and name, and those of the user who logged in.
 func (p Peer) String() string {
-	uid := strconv.Itoa(p.UID)
+	text := userText(p.UID)
+	if p.Login != 0 && p.Login != p.UID {
+		text += ", login of " + userText(p.Login)
+	}
+	return text
+}
+
+// userText returns the ID and the name of a user of the host.
+func userText(id int) string {
+	uid := strconv.Itoa(id)
 	if u, err := user.LookupId(uid); err == nil {
 		return "uid " + uid + " (" + u.Username + ")"
 	}

@@ -15,7 +15,7 @@ type PolicyVersion struct {
 	KeyID   string    `json:"key_id,omitempty" doc:"ID of the API key; of expired leases: of the key that made them"`
 	Key     string    `json:"key,omitempty" doc:"its name at that time"`
 	Role    string    `json:"role,omitempty"`
-	Remote  string    `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user"`
+	Remote  string    `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user, and of the user who logged in and became root"`
 	Call    string    `json:"call,omitempty" doc:"method and route of the call"`
 	Result  string    `json:"result,omitempty" enum:"in_force rolled_back interrupted" doc:"rolled_back or interrupted: it may have decided for a moment; absent: not complete yet"`
 	Since   time.Time `json:"in_force_since,omitzero"`

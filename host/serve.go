@@ -226,7 +226,7 @@ func (h *Host) httpServers(admin *server.API) (s, metrics *http.Server, err erro
 // can read the key, and requests that another process of the gateway forwards come from root.
 func (h *Host) peerOf(r *http.Request) (api.Peer, bool) {
 	c, ok := authlimit.CredentialsOf(r.Context())
-	return api.Peer{UID: c.UID, Admin: ok && c.UID != 0 && c.UID != os.Geteuid() && c.IsMember(h.adminGroup)}, ok
+	return api.Peer{UID: c.UID, Login: c.Login, Admin: ok && c.UID != 0 && c.UID != os.Geteuid() && c.IsMember(h.adminGroup)}, ok
 }
 
 // finish waits for running requests until drain is done, and closes the listeners.

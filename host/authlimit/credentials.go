@@ -1,10 +1,15 @@
 package authlimit
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"math"
 	"net"
+	"os"
 	"slices"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +18,7 @@ import (
 // Credentials are the user and groups of the process that connected to a Unix socket, at that time.
 type Credentials struct {
 	UID    int
+	Login  int      // of root: the user who logged in on the host and became root, as by sudo; 0: unknown
 	groups []uint32 // the process's group and its supplementary groups
 }
 
@@ -48,10 +54,36 @@ func credentialsOf(u *net.UnixConn) (c Credentials, err error) {
 			return
 		}
 		c.UID = int(peer.Uid)
+		if c.UID == 0 {
+			c.Login = loginOf(fd, peer.Pid)
+		}
 		c.groups, err = peerGroups(fd)
 		c.groups = append(c.groups, peer.Gid)
 	})
 	return c, errors.Join(ctlErr, err)
+}
+
+// loginOf returns the user who logged in, of the process at the other end of a Unix socket, or 0. The kernel sets that user at the login,
+// and sudo does not change it. A kernel without SO_PEERPIDFD (before Linux 6.5) does not tell a process from a later one with the
+// same ID, so there it is unknown.
+func loginOf(socket uintptr, pid int32) int {
+	pidfd, err := unix.GetsockoptInt(int(socket), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(pidfd)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", pid))
+	if err != nil {
+		return 0
+	}
+	uid, err := strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 32)
+	if err != nil || uid == math.MaxUint32 { // nobody has logged in
+		return 0
+	}
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0); err != nil || n != 0 { // it has ended: the file may be another's
+		return 0
+	}
+	return int(uid)
 }
 
 // peerGroups reads the supplementary groups of the other end of a Unix socket (SO_PEERGROUPS, Linux 4.13).
