@@ -105,7 +105,7 @@ func (l *Launcher) Create(ctx context.Context, spec Spec) (err error) {
 	if err := l.launch(ctx, spec, img, r, writeNewRoot); err != nil {
 		return err
 	}
-	r.Created = true
+	r.Created, r.Roots = true, fingerprint(spec.Roots)
 	return l.saveRecord(r)
 }
 

@@ -96,7 +96,7 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := l.openFiles(ctx, r)
+	s, err := l.openFiles(ctx, r, rootfs.UID)
 	if err != nil {
 		done()
 		return nil, nil, err
@@ -107,7 +107,8 @@ func (l *Launcher) OpenFiles(ctx context.Context, id policy.BoxID) (*boxfs.Sessi
 	}, nil
 }
 
-func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, error) {
+// openFiles opens a session as a user of the box.
+func (l *Launcher) openFiles(ctx context.Context, r record, user int) (*boxfs.Session, error) {
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
@@ -126,6 +127,6 @@ func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, err
 		return nil, fmt.Errorf("box %s: %w", r.ID, err)
 	}
 	defer root.Close()
-	user := r.ids().Host(rootfs.UID)
-	return boxfs.Open(ctx, boxfs.Config{Root: root, UID: user, GID: user, Join: l.cgroup(r.ID).Join})
+	own := r.ids().Host(user)
+	return boxfs.Open(ctx, boxfs.Config{Root: root, UID: own, GID: own, Join: l.cgroup(r.ID).Join})
 }

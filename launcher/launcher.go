@@ -392,6 +392,7 @@ type record struct {
 	Base     []string          `json:"base,omitempty"`    // of the image
 	IDIndex  int               `json:"id_index"`          // number of its range of user IDs
 	Project  uint32            `json:"project,omitempty"` // the disk's quota project; 0: no quota
+	Roots    string            `json:"roots,omitempty"`   // those that the box was given, as by fingerprint; "": none
 	Created  bool              `json:"created,omitempty"` // false: an unfinished box, to be removed after a restart
 }
 

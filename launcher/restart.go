@@ -77,19 +77,28 @@ func (l *Launcher) Restart(ctx context.Context, spec Spec) (err error) {
 			return err
 		}
 	}
-	return l.launch(ctx, spec, img, r, l.writeRestartedRoot)
+	trusts := false
+	err = l.launch(ctx, spec, img, r, func(root *rootfs.Root, spec Spec) (err error) {
+		trusts, err = l.writeRestartedRoot(root, spec)
+		return err
+	})
+	if err == nil && trusts {
+		l.noteRoots(r, spec.Roots)
+	}
+	return err
 }
 
-// writeRestartedRoot changes only the files that the box needs to start, and its certificates; the rest of the root stays as the
-// box left it.
-func (l *Launcher) writeRestartedRoot(root *rootfs.Root, spec Spec) error {
+// writeRestartedRoot changes only the files that the box needs to start, and its certificates, which it reports; the rest of the root
+// stays as the box left it.
+func (l *Launcher) writeRestartedRoot(root *rootfs.Root, spec Spec) (trusts bool, err error) {
 	if err := root.PrepareRestart(); err != nil || len(spec.Roots) == 0 {
-		return err
+		return false, err
 	}
 	if err := root.Trust(spec.CA, spec.Roots); err != nil {
 		l.log.Warn("a box does not get the configured root certificates", zap.String("box", string(spec.ID)), zap.Error(err))
+		return false, nil
 	}
-	return nil
+	return true, nil
 }
 
 // createdRecord returns the record of a box whose creation was completed.

@@ -90,7 +90,7 @@ ingress/h2c: relay/h1 relay/h2/upstream relay/pool
 ingress: policy audit internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
-launcher/boxfs/worker: launcher/files
+launcher/boxfs/worker: launcher/files launcher/rootfs
 launcher/cgroup: launcher/oci
 launcher/container: launcher/namespace
 launcher/disk:

@@ -20,6 +20,9 @@ import (
 type Root struct {
 	root *os.Root
 	ids  namespace.IDs
+	// accept refuses open files of a running box, before they are read or written; nil: accepts all, and the root is not that of
+	// a running box.
+	accept func(*os.File) error
 }
 
 // Open opens the root at a mount point; Close it before unmounting.
@@ -28,7 +31,17 @@ func Open(at string, ids namespace.IDs) (*Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Root{root, ids}, nil
+	return &Root{root: root, ids: ids}, nil
+}
+
+// OpenRunning opens the root directory of this process, which must be that of a running box, as the box's root, which this
+// process must be. accept is called for each file before it is read or written.
+func OpenRunning(accept func(*os.File) error) (*Root, error) {
+	b, err := Open("/", namespace.IDsFrom(os.Getuid()))
+	if err == nil {
+		b.accept = accept
+	}
+	return b, err
 }
 
 // Close releases the mount point.
@@ -78,6 +91,12 @@ func (b *Root) openFile(p string, flags int, mode fs.FileMode) (*os.File, error)
 	}
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
 		return nil, errors.Join(notAFile(p), f.Close())
+	}
+	if b.accept != nil {
+		if err := b.accept(f); err != nil {
+			f.Close()
+			return nil, err
+		}
 	}
 	return f, nil
 }
@@ -167,7 +186,7 @@ func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
 }
 
 // exchange is writeAt with a new file that takes the place of the old one, so that readers see either. Where that is impossible,
-// because the file is a mount point or the disk is full, it is overwritten.
+// because the file is a mount point, it is overwritten. If the disk is full, the old one stays.
 func (b *Root) exchange(p string, data []byte, mode fs.FileMode) error {
 	if err := b.parents(p); err != nil {
 		return err
@@ -185,8 +204,8 @@ func (b *Root) exchange(p string, data []byte, mode fs.FileMode) error {
 			_ = b.root.Remove(next)
 		}
 	}
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return err
 	}
 	return b.writeAt(p, data, mode)
 }

@@ -69,18 +69,51 @@ func (b *Root) trust(ca, roots []byte) error {
 	if len(certs) == 0 {
 		return nil
 	}
+	if len(own) > 0 {
+		if err := b.writeKnownHosts(own); err != nil {
+			return err
+		}
+	}
+	return b.trustElsewhere(certs, bundle)
+}
+
+// trustElsewhere adds certificates to all stores but the bundle, which has them already.
+func (b *Root) trustElsewhere(certs []*x509.Certificate, bundle []byte) error {
 	if err := b.extendOthers(certs); err != nil {
 		return err
 	}
 	if err := b.writeAnchors(certs); err != nil {
 		return err
 	}
-	if len(own) > 0 {
-		if err := b.writeKnownHosts(own); err != nil {
-			return err
-		}
-	}
 	return b.trustJava(bundle)
+}
+
+// ErrCARemoved is returned by [Root.Renew] for a box that has removed its CA from its bundle.
+var ErrCARemoved = errors.New("the box has removed the CA from " + BundlePath)
+
+// Renew adds further roots to the stores of a box whose programs are running and may be reading them, or changing them: each file is
+// exchanged as a whole, and settings of the box are not touched. ca is the CA that the box was created with; a box without it gets
+// no roots.
+func (b *Root) Renew(ca, roots []byte) error {
+	trusts, err := b.Trusts(ca)
+	if err == nil && !trusts {
+		err = ErrCARemoved
+	}
+	if err != nil {
+		return err
+	}
+	certs, err := parseCA(slices.Concat(ca, roots))
+	if err != nil {
+		return err
+	}
+	bundle, err := b.bundle(certs)
+	if err != nil {
+		return err
+	}
+	if err := b.writeBundle(bundle); err != nil {
+		return err
+	}
+	return b.trustElsewhere(certs, bundle)
 }
 
 // Trusts reports whether the bundle of a root file system contains all certificates of a CA.
@@ -97,13 +130,7 @@ func (b *Root) Trusts(ca []byte) (bool, error) {
 }
 
 // writeBundle replaces the bundle at once: programs of a running container read the old or the new one.
-func (b *Root) writeBundle(bundle []byte) error {
-	p, err := files.Resolve(b.root, BundlePath)
-	if err != nil {
-		return err
-	}
-	return b.exchange(p, bundle, 0o644)
-}
+func (b *Root) writeBundle(bundle []byte) error { return b.exchangeNamed(BundlePath, bundle) }
 
 // parseCA parses CA certificates; anything else in the PEM is refused, above all a private key.
 func parseCA(data []byte) ([]*x509.Certificate, error) {
@@ -135,6 +162,9 @@ func (b *Root) bundle(certs []*x509.Certificate) ([]byte, error) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
+	}
+	if b.accept != nil { // this host's files are out of reach
+		return nil, ErrCARemoved
 	}
 	roots, err := PublicRoots()
 	if err != nil {
@@ -200,49 +230,88 @@ func (b *Root) addFile(found []string, name string, except ...string) ([]string,
 // certificates, with a link named after the hash of the subject.
 func (b *Root) writeAnchors(certs []*x509.Certificate) error {
 	all := appendCerts(nil, certs)
-	if err := b.write(anchorPath, all, 0o644); err != nil {
+	if err := b.exchangeNamed(anchorPath, all); err != nil {
 		return err
 	}
 	for _, dir := range otherAnchors {
 		if b.isDir(dir) {
-			if err := b.write(path.Join(dir, "boxgate.pem"), all, 0o644); err != nil {
+			if err := b.exchangeNamed(path.Join(dir, "boxgate.pem"), all); err != nil {
 				return err
 			}
 		}
 	}
 	dir := path.Dir(BundlePath)
-	if err := b.dropHashNames(dir); err != nil {
-		return err
-	}
+	hashes := map[string]string{} // of the subjects, by file
 	for i, c := range certs {
 		name := fmt.Sprintf("boxgate-%d.pem", i)
-		if err := b.replace(path.Join(dir, name), appendCerts(nil, certs[i:i+1]), 0o644); err != nil {
+		if err := b.exchangePlain(path.Join(dir, name), appendCerts(nil, certs[i:i+1])); err != nil {
 			return err
 		}
 		hash, err := subjectHash(c.RawSubject)
 		if err != nil {
 			return err
 		}
-		if err := b.symlink(name, b.freeHashName(dir, hash)); err != nil {
+		hashes[name] = fmt.Sprintf("%08x", hash)
+	}
+	linked, err := b.dropHashNames(dir, hashes)
+	if err != nil {
+		return err
+	}
+	for i := range certs {
+		name := fmt.Sprintf("boxgate-%d.pem", i)
+		if linked[name] {
+			continue
+		}
+		if err := b.symlink(name, b.freeHashName(dir, hashes[name])); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// dropHashNames removes the links to the CA of an earlier box with these files.
-func (b *Root) dropHashNames(dir string) error {
-	p, err := files.Resolve(b.root, dir)
+// exchangeNamed is exchange for a name, whose links are followed.
+func (b *Root) exchangeNamed(name string, data []byte) error {
+	p, err := files.Resolve(b.root, name)
 	if err != nil {
 		return err
 	}
+	return b.exchange(p, data, 0o644)
+}
+
+// exchangePlain is exchange for a name that may be a link, which is replaced.
+func (b *Root) exchangePlain(name string, data []byte) error {
+	p, err := files.ResolveParent(b.root, name)
+	if err != nil {
+		return err
+	}
+	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
+		if err := b.root.Remove(p); err != nil {
+			return err
+		}
+	}
+	return b.exchange(p, data, 0o644)
+}
+
+// dropHashNames removes the links to certificates of an earlier box with these files, or of earlier roots. A link that is right, by
+// the hash of its target, stays; the targets of these are returned.
+func (b *Root) dropHashNames(dir string, hashes map[string]string) (linked map[string]bool, err error) {
+	p, err := files.Resolve(b.root, dir)
+	if err != nil {
+		return nil, err
+	}
 	var ours []string
+	linked = map[string]bool{}
 	err = b.eachIn(p, func(name string) error {
 		if !hashName.MatchString(name) {
 			return nil
 		}
 		link := path.Join(p, name)
-		if target, err := b.root.Readlink(link); err == nil && anchorName.MatchString(target) {
+		target, err := b.root.Readlink(link)
+		switch {
+		case err != nil || !anchorName.MatchString(target):
+		case hashes[target] == name[:8] && !linked[target]:
+			linked[target] = true
+		default:
 			if ours = append(ours, link); len(ours) > maxHashNames {
 				return fmt.Errorf("%s has too many links to certificates of boxes", dir)
 			}
@@ -252,7 +321,7 @@ func (b *Root) dropHashNames(dir string) error {
 	for _, link := range ours {
 		err = errors.Join(err, b.root.Remove(link))
 	}
-	return err
+	return linked, err
 }
 
 // maxHashNames is the maximum number of links to certificates of boxes.
@@ -296,9 +365,9 @@ func (b *Root) eachIn(dir string, do func(name string) error) error {
 var anchorName = regexp.MustCompile(`^boxgate-[0-9]+\.pem$`)
 
 // freeHashName returns {hash}.N for the first N not taken: subjects may share a hash.
-func (b *Root) freeHashName(dir string, hash uint32) string {
+func (b *Root) freeHashName(dir, hash string) string {
 	for n := 0; ; n++ {
-		name := path.Join(dir, fmt.Sprintf("%08x.%d", hash, n))
+		name := path.Join(dir, fmt.Sprintf("%s.%d", hash, n))
 		p, err := files.ResolveParent(b.root, name)
 		if err != nil {
 			return name
@@ -469,7 +538,7 @@ func (b *Root) trustJava(bundle []byte) error {
 	}
 	store := javaKeyStore(bundle, time.Now())
 	for _, p := range stores {
-		if err := b.writeAt(p, store, 0o644); err != nil {
+		if err := b.exchange(p, store, 0o644); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/files"
+	"boxgate/launcher/rootfs"
 )
 
 // errNotRegular refuses files that could block a reader or be changed by reading: pipes, sockets, devices.
@@ -396,4 +397,13 @@ func entriesOf(path string) ([]fs.DirEntry, error) {
 	entries, err := dir.ReadDir(-1)
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, err
+}
+
+// renew adds roots to the certificates of the box.
+func renew(ca, roots []byte) error {
+	root, err := rootfs.OpenRunning(holdsFiles)
+	if err != nil {
+		return err
+	}
+	return errors.Join(root.Renew(ca, roots), root.Close())
 }

@@ -161,6 +161,8 @@ func (s *server) handle(req Request) error {
 		return s.answer(Answer{}, unix.Rename(path, string(req.To)))
 	case OpRemove:
 		return s.answer(Answer{}, remove(path, req.Recursive))
+	case OpRenew:
+		return s.answer(Answer{}, renew(req.CA, req.Roots))
 	}
 	return fmt.Errorf("operation %q is unknown", req.Op)
 }
@@ -195,6 +197,7 @@ const (
 	OpRemove  = "remove"
 	OpPack    = "pack"   // answers, then a tar archive as content, then an Answer with the number of skipped files
 	OpUnpack  = "unpack" // a tar archive follows the request as content
+	OpRenew   = "renew"  // adds Roots to the certificates of the box; the worker must be the box's root
 )
 
 // Request is one operation. Paths are bytes, because file names need not be UTF-8, and absolute.
@@ -209,6 +212,8 @@ type Request struct {
 	Most      int    `json:",omitempty"` // of OpList: maximum number of entries
 	Offset    int64  `json:",omitempty"` // of OpRead
 	Length    int64  `json:",omitempty"` // of OpRead: maximum number of bytes
+	CA        []byte `json:",omitempty"` // of OpRenew: the CA of the box, in PEM
+	Roots     []byte `json:",omitempty"` // of OpRenew: PEM
 }
 
 // Answer is the result of a request.
