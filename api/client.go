@@ -28,6 +28,7 @@ type Client struct {
 	base   string
 	key    string
 	http   *http.Client
+	onWait func() (end func()) // see OnWait; may be nil
 }
 
 // NewClient makes a client for the API at target: the path of a unix socket, or an http or https URL.
@@ -44,6 +45,9 @@ func NewClient(target, key string) *Client {
 	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return c
 }
+
+// OnWait sets a function that Do calls before it waits for an answer. Do calls end afterwards. Call OnWait before the first request.
+func (c *Client) OnWait(begin func() (end func())) { c.onWait = begin }
 
 // BoxesPath returns the path of the list of boxes: all of them, or those with a label.
 func BoxesPath(label string) string {
@@ -73,6 +77,9 @@ func (e *ResponseError) Error() string { return e.Message }
 // Do sends in as JSON (nil: no body) and decodes the response into out (nil: ignored; *[]byte: undecoded). An error
 // response is returned as a *[ResponseError].
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
+	if c.onWait != nil {
+		defer c.onWait()()
+	}
 	resp, err := c.send(ctx, method, path, in, nil)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/nslock"
+	"boxgate/host/usage"
 )
 
 // AskControl sends a command to the gateway of this network namespace, and decodes its answer into out.
@@ -47,6 +48,12 @@ func AskControl(ctx context.Context, word string, out any) error {
 	return nil
 }
 
+// RenewedRoots is the result of [Host.RenewRoots].
+type RenewedRoots = usage.Renewed
+
+// RenewRoots adds the configured roots to the certificates of the running launched boxes; see [usage.Service.RenewRoots].
+func (h *Host) RenewRoots(ctx context.Context) RenewedRoots { return h.usage.RenewRoots(ctx) }
+
 // isRoot reports whether the peer's process belongs to root.
 func isRoot(c net.Conn) bool {
 	u, ok := c.(*net.UnixConn)
@@ -62,7 +69,7 @@ func isRoot(c net.Conn) bool {
 	return ctlErr == nil && err == nil && peer.Uid == 0
 }
 
-// serveControl serves `gateway reload` and `gateway upgrade` on the control socket of the network namespace, for root
+// serveControl serves `gateway reload`, its request for roots, and `gateway upgrade` on the control socket of the network namespace, for root
 // only.
 func (h *Host) serveControl(ctx context.Context) error {
 	ln := h.parts.listeners.Namespace

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"boxgate/audit"
 	"boxgate/certs"
@@ -18,7 +19,9 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/share"
 	"boxgate/host/urls"
+	"boxgate/launcher"
 	"boxgate/policy/name"
+	"boxgate/preflight"
 	"boxgate/proxy"
 )
 
@@ -146,6 +149,30 @@ func rootsWith(key string, files []string) (*x509.CertPool, error) {
 	}
 	return roots, nil
 }
+
+// CheckRoots warns of running launched boxes that lack roots of proxy.upstream_ca_files.
+func CheckRoots(cfg config.Config) error {
+	roots, err := AddedRoots(cfg.Proxy.UpstreamCAFiles)
+	if err != nil || !cfg.Launcher.Enabled {
+		return nil //nolint:nilerr // reported by NeedRoots
+	}
+	old, err := launcher.WithOldRoots(launcher.Config{StateDir: cfg.StateDir, RunDir: cfg.Launcher.RunDir}, roots)
+	if err != nil || len(old) == 0 {
+		return err
+	}
+	shown := make([]string, 0, maxOldRoots+1)
+	for _, id := range old[:min(len(old), maxOldRoots)] {
+		shown = append(shown, string(id))
+	}
+	if more := len(old) - len(shown); more > 0 {
+		shown = append(shown, fmt.Sprintf("and %d more", more))
+	}
+	return preflight.Warnf("%s: not all of them are trusted in boxes that run or are paused: %s; `gateway reload` adds them to running ones, a paused one "+
+		"gets them when it is resumed, and any box at its next start", upstreamKey, strings.Join(shown, ", "))
+}
+
+// maxOldRoots is how many boxes CheckRoots names.
+const maxOldRoots = 10
 
 // AddedRoots returns the certificates in files as PEM, without any other blocks.
 func AddedRoots(files []string) ([]byte, error) {

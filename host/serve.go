@@ -266,6 +266,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("unused memory", func() error { share.ReturnUnused(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.StartKept(ctx) })
 	run("idle boxes", func() error { return h.idle.Run(ctx) })
+	run("roots of boxes", func() error { h.usage.RenewRoots(ctx); return nil })
 	run("audit trail", func() error { h.parts.trail.KeepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })

@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// renewTimeout bounds the time in which a box gets new roots: its own processes may slow its file system down.
+// renewTimeout bounds how long a box may take to get new roots: its own processes may slow its file system down.
 const renewTimeout = 10 * time.Second
 
 // fingerprint identifies a set of roots, given in PEM. It is "" for none.
@@ -31,7 +31,7 @@ func fingerprint(roots []byte) string {
 
 // RenewRoots adds roots, given in PEM, to the certificates of a running box, unless the box was given exactly these before. ca is
 // that of [Spec]. Roots that were given earlier stay. It works as the box's root, in the box's control group and with its disk limit;
-// a program of the box that reads its certificates meanwhile finds the old or the new ones. It returns [ErrNoFiles] for boxes whose
+// a program that reads the certificates finds the old or the new ones. It returns [ErrNoFiles] for boxes whose
 // files are invisible to the host. The box must not be paused before it returns; it takes at most renewTimeout.
 func (l *Launcher) RenewRoots(ctx context.Context, id policy.BoxID, ca, roots []byte) error {
 	r, err := l.loadRecord(id)

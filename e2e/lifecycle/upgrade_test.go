@@ -80,6 +80,10 @@ type replaced struct {
 	PID      int
 	Error    string
 	Changes  []config.Difference
+	Roots    struct {
+		Trusting int
+		Failed   []struct{ ID string }
+	}
 }
 
 // replace runs `gateway upgrade` or `gateway reload` in the gateway's namespace.

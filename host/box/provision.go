@@ -304,6 +304,15 @@ func (p *provisioning) launchSpec() launcher.Spec {
 	}
 }
 
+// RenewRoots adds the configured roots to the certificates of a running launched box, unless it was given them before.
+func (l *Provisioner) RenewRoots(ctx context.Context, id policy.BoxID) error {
+	ca, err := l.minter.Authority(id)
+	if err != nil {
+		return err
+	}
+	return l.sandboxes.RenewRoots(ctx, id, ca.CertificatePEM(), l.roots)
+}
+
 // Authorities holds the CAs of the boxes, and that of the installation.
 type Authorities struct {
 	store  store.Authorities

@@ -27,6 +27,8 @@ type Starter interface {
 	// Restart starts a box again with its files. After an error the box is left without processes. The caller holds the
 	// lock of b, and has begun a change of its state.
 	Restart(ctx context.Context, b *state.Box) error
+	// RenewRoots adds the configured roots to the certificates of a running box, unless it was given them before.
+	RenewRoots(ctx context.Context, id policy.BoxID) error
 }
 
 // Config configures a [Service].
@@ -52,6 +54,7 @@ type Service struct {
 	history   *history.History
 	space     func(n int64) error
 	watcher   procwatch.Watcher
+	renewing  sync.Mutex         // serialises calls of RenewRoots
 	ends      prometheus.Counter // boxes whose first process has ended
 }
 
@@ -246,7 +249,13 @@ func (u *Service) resume(ctx context.Context, b *state.Box) error {
 	if b.Ended || !b.Connected() {
 		err = u.startAgain(ctx, b)
 	} else {
-		err = u.contain(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
+		err = u.contain(b, func() error {
+			if err := u.sandboxes.Resume(ctx, b.ID); err != nil {
+				return err
+			}
+			_ = u.renewRoots(ctx, b) // logged; the box works without them
+			return nil
+		})
 	}
 	if b.Deleting {
 		return api.ErrNotFound

@@ -13,6 +13,7 @@ import (
 	"boxgate/api/history"
 	"boxgate/host/state"
 	"boxgate/launcher"
+	"boxgate/policy"
 	"boxgate/store"
 )
 
@@ -48,3 +49,5 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 type starter func(*state.Box) error
 
 func (s starter) Restart(_ context.Context, b *state.Box) error { return s(b) }
+
+func (s starter) RenewRoots(context.Context, policy.BoxID) error { return nil }

@@ -95,6 +95,45 @@ func TestBundleIsExchanged(t *testing.T) {
 	}
 }
 
+// TestRootOfARunningBox: files that are not the box's are neither read nor written, as a link that the box changes meanwhile may lead to
+// one. Nothing of this process's own roots is added to a box without a bundle.
+func TestRootOfARunningBox(t *testing.T) {
+	t.Parallel()
+	at := t.TempDir()
+	for name, content := range map[string]string{"own": "own", "foreign": "foreign"} {
+		if err := os.WriteFile(filepath.Join(at, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := Open(at, namespace.IDsFrom(os.Getuid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	refused := errors.New("refused")
+	root.accept = func(f *os.File) error {
+		if filepath.Base(f.Name()) == "foreign" {
+			return refused
+		}
+		return nil
+	}
+	if data, err := root.read("own"); err != nil || string(data) != "own" {
+		t.Errorf("%q %v", data, err)
+	}
+	if data, err := root.read("foreign"); !errors.Is(err, refused) {
+		t.Errorf("%q %v", data, err)
+	}
+	if err := root.writeAt("foreign", []byte("x"), 0o600); !errors.Is(err, refused) {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(at, "foreign")); err != nil || string(data) != "foreign" {
+		t.Errorf("%q %v", data, err)
+	}
+	if bundle, err := root.bundle(nil); !errors.Is(err, ErrCARemoved) {
+		t.Errorf("%d bytes, %v", len(bundle), err)
+	}
+}
+
 // Only the CA of a box is removed from a bundle, whatever the bundle's line endings.
 func TestWithoutBoxes(t *testing.T) {
 	t.Parallel()

@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/terminal"
 )
 
 // boxCreate holds the flags of `gateway box create`.
@@ -39,11 +38,11 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 			if c.snapshot != "" {
 				path, body["snapshot_id"] = path+"/from-snapshot", c.snapshot
 			}
-			client, err := o.Client()
+			client, err := o.QuietClient()
 			if err != nil {
 				return err
 			}
-			stop := showImageProgress(cmd.Context(), client, c.name, cmd.ErrOrStderr())
+			stop := showBoxProgress(cmd.Context(), client, c.name, cmd.ErrOrStderr())
 			var answer json.RawMessage
 			err = client.Do(cmd.Context(), "POST", path, body, &answer)
 			stop()
@@ -157,12 +156,8 @@ func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
 	return nil
 }
 
-const (
-	// progressPoll is how often the progress of a new box is requested.
-	progressPoll = time.Second
-	// progressLines is the time between two lines of progress if the output is not a terminal.
-	progressLines = 4 * time.Second
-)
+// progressPoll is how often the progress of a new box is requested.
+const progressPoll = time.Second
 
 // creatingBox holds the fields of a box that show its progress.
 type creatingBox struct {
@@ -170,55 +165,48 @@ type creatingBox struct {
 	CreatedAt              int64 `json:"created_at"`
 }
 
-// imageProgress shows the preparation of the image of a new box, which can take minutes.
-type imageProgress struct {
-	client  *api.Client
-	name    string // of the box; empty: the newest box that is being created
-	out     io.Writer
-	started time.Time
-	line    time.Time // of the last line
+// boxProgress follows the creation of a new box: the preparation of its image can take minutes.
+type boxProgress struct {
+	client *api.Client
+	name   string                 // of the box; empty: the newest box that is being created
+	image  atomic.Pointer[string] // progress of the image; nil: it is not being prepared
 }
 
-// showImageProgress prints the progress of the image until stop is called. It prints nothing if the image is present.
-func showImageProgress(ctx context.Context, client *api.Client, name string, out io.Writer) (stop func()) {
+// showBoxProgress shows the progress of a new box until stop is called.
+func showBoxProgress(ctx context.Context, client *api.Client, name string, out io.Writer) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &imageProgress{client: client, name: name, out: out, started: time.Now()}
+	p := &boxProgress{client: client, name: name}
 	var running sync.WaitGroup
-	running.Go(func() { p.run(ctx) })
-	return func() { cancel(); running.Wait() }
+	running.Go(func() { p.poll(ctx) })
+	end := cli.NewProgress(out, p.text).Begin()
+	return func() { cancel(); running.Wait(); end() }
 }
 
-func (p *imageProgress) run(ctx context.Context) {
-	f, _ := p.out.(*os.File)
-	onTerminal := f != nil && terminal.IsOne(f)
+// poll requests the progress until ctx ends. A slow gateway delays it, but not the text.
+func (p *boxProgress) poll(ctx context.Context) {
 	tick := time.NewTicker(progressPoll)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			if onTerminal && !p.line.IsZero() {
-				fmt.Fprint(p.out, "\r\033[K")
-			}
 			return
-		case now := <-tick.C:
-			progress := p.current(ctx)
-			if progress == "" || !onTerminal && now.Sub(p.line) < progressLines {
-				continue
-			}
-			p.line = now
-			text := fmt.Sprintf("preparing the image, %.0f s: %.60s", now.Sub(p.started).Seconds(), progress)
-			if onTerminal {
-				fmt.Fprint(p.out, "\r\033[K"+text)
-			} else {
-				fmt.Fprintln(p.out, text)
-			}
+		case <-tick.C:
+			now := p.current(ctx)
+			p.image.Store(&now)
 		}
 	}
 }
 
+func (p *boxProgress) text() string {
+	if now := p.image.Load(); now != nil && *now != "" {
+		return fmt.Sprintf("preparing the image: %.60s", *now)
+	}
+	return "creating the box"
+}
+
 // current returns the progress of the box. It is empty if the image is not being prepared, or if the gateway does not
 // answer: the request that creates the box reports errors.
-func (p *imageProgress) current(ctx context.Context) string {
+func (p *boxProgress) current(ctx context.Context) string {
 	var boxes []creatingBox
 	if p.name != "" {
 		boxes = make([]creatingBox, 1)

@@ -100,6 +100,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 		finding("free space", preflight.CheckFree("state_dir", cfg.StateDir, uint64(cfg.Launcher.Reserve))),
 		finding("other images", preflight.CheckImages(cfg)),
 		finding("other firewall rules", checkOtherRules()),
+		finding("roots in boxes", checkRoots(cfg)),
 		finding("AppArmor", checkAppArmor(cfg)),
 		finding("source addresses", checkSources(cfg)),
 		finding("secrets", checkSecrets(ctx, cfg)),
@@ -234,6 +235,14 @@ func checkOtherRules() error {
 		return nil //nolint:nilerr // reported by NeedRoot
 	}
 	return firewall.CheckOtherRules()
+}
+
+// checkRoots warns of running boxes that lack configured roots.
+func checkRoots(cfg config.Config) error {
+	if preflight.NeedRoot() != nil {
+		return nil //nolint:nilerr // reported by NeedRoot
+	}
+	return host.CheckRoots(cfg)
 }
 
 // checkAppArmor warns of profiles that hinder the gateway or its boxes.

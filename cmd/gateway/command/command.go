@@ -151,7 +151,7 @@ func boxLabels(cmd *cobra.Command, o *cli.Options) ([]string, cobra.ShellCompDir
 
 // fetchBoxes fetches the boxes for a completion. It returns none if the gateway does not answer in time.
 func fetchBoxes(cmd *cobra.Command, o *cli.Options) []boxAnswer {
-	client, err := o.Client()
+	client, err := o.QuietClient()
 	if err != nil {
 		return nil
 	}

@@ -343,6 +343,12 @@ func (r *replacer) control(ctx context.Context, word string) (any, error) {
 		return r.reload(ctx)
 	case "upgrade":
 		return r.upgrade(ctx)
+	case rootsWord:
+		h := r.host.Load()
+		if h == nil {
+			return nil, errors.New("the gateway is starting; try again")
+		}
+		return h.RenewRoots(ctx), nil
 	}
 	return nil, fmt.Errorf("this gateway does not know the request %q; it is older than your command", word)
 }
@@ -485,42 +491,90 @@ func replaceCommand(o *cli.Options, word, short, long string) *cobra.Command {
 	return &cobra.Command{
 		Use: word, Short: short, Long: long, Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var done reloadResult
-			if err := host.AskControl(cmd.Context(), word, &done); err != nil {
+			done, renewed, err := replaceAndRenew(cmd, o, word)
+			if err != nil {
 				return err
 			}
-			renew := done.Replaced && slices.ContainsFunc(done.Changes, func(d config.Difference) bool { return d.Key == rootsKey })
 			if o.JSON {
-				err := cli.WriteJSON(cmd.OutOrStdout(), done)
-				if renew {
-					renewRoots(cmd, o, io.Discard)
-				}
-				return err
+				return cli.WriteJSON(cmd.OutOrStdout(), struct {
+					reloadResult
+					Roots *host.RenewedRoots `json:"roots,omitempty"`
+				}{done, renewed})
 			}
-			for _, c := range done.Changes {
-				fmt.Fprintln(cmd.OutOrStdout(), c)
-			}
-			message := "the configuration has not changed"
-			if done.Replaced {
-				message = "another process serves; the one before drains its connections"
-			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), message)
-			if renew {
-				renewRoots(cmd, o, cmd.OutOrStdout())
-			}
-			return err
+			return nil
 		},
 	}
 }
 
-const rootsKey = "proxy.upstream_ca_files"
+// replaceAndRenew asks for a reload or an upgrade, prints the result unless as JSON, and then has the running boxes given new roots.
+// The result for launched boxes is nil if that was not asked for.
+func replaceAndRenew(cmd *cobra.Command, o *cli.Options, word string) (done reloadResult, renewed *host.RenewedRoots, err error) {
+	out := cmd.OutOrStdout()
+	if o.JSON {
+		out = io.Discard
+	}
+	if err := ask(cmd, o, "waiting for the gateway to be replaced", word, &done); err != nil {
+		return done, nil, err
+	}
+	for _, c := range done.Changes {
+		fmt.Fprintln(out, c)
+	}
+	message := "the configuration has not changed"
+	if done.Replaced {
+		message = "another process serves; the one before drains its connections"
+	}
+	fmt.Fprintln(out, message)
+	changed := slices.ContainsFunc(done.Changes, func(d config.Difference) bool { return d.Key == rootsKey })
+	if changed && done.Replaced {
+		renewContainers(cmd, o, out)
+	}
+	renewed = renewLaunched(cmd, o, out, changed)
+	return done, renewed, nil
+}
 
-// renewRoots adds new roots to the attached containers in which the CA of their box is installed, and warns of each container
+// ask sends a request on the control socket and shows that it waits.
+func ask(cmd *cobra.Command, o *cli.Options, waiting, word string, answer any) error {
+	if !o.JSON {
+		defer cli.ShowProgress(cmd.ErrOrStderr(), waiting)()
+	}
+	return host.AskControl(cmd.Context(), word, answer)
+}
+
+const (
+	rootsKey = "proxy.upstream_ca_files"
+	// rootsWord is the request that gives configured roots to running launched boxes.
+	rootsWord = "roots"
+)
+
+// renewLaunched has the configured roots given to running launched boxes that lack them, and warns of each that does not get them. The
+// reload itself has succeeded.
+func renewLaunched(cmd *cobra.Command, o *cli.Options, out io.Writer, changed bool) *host.RenewedRoots {
+	var renewed host.RenewedRoots
+	if err := ask(cmd, o, "waiting for boxes to trust "+rootsKey, rootsWord, &renewed); err != nil {
+		if changed && !o.JSON { // otherwise it may be an older gateway, before its upgrade
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: running boxes may not trust all of %s: %v; `gateway check` lists them\n", rootsKey, err)
+		}
+		return nil
+	}
+	if o.JSON { // the result has the failures
+		return &renewed
+	}
+	for _, failed := range renewed.Failed {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s does not trust all of %s before its next start: %q; `gateway reload` tries again\n",
+			cmp.Or(failed.Name, string(failed.ID)), rootsKey, failed.Error)
+	}
+	if changed && renewed.Trusting > 0 {
+		fmt.Fprintf(out, "new programs in %s trust %s\n", cli.Count(uint64(renewed.Trusting), "running box", "running boxes"), rootsKey)
+	}
+	return &renewed
+}
+
+// renewContainers adds new roots to the attached containers in which the CA of their box is installed, and warns of each container
 // that does not get them. The reload itself has succeeded.
-func renewRoots(cmd *cobra.Command, o *cli.Options, out io.Writer) {
+func renewContainers(cmd *cobra.Command, o *cli.Options, out io.Writer) {
 	var boxes []struct {
-		ID, Name, Status string
-		Attached         *api.Attached
+		ID, Name string
+		Attached *api.Attached
 	}
 	client, err := o.Client()
 	if err == nil {
@@ -530,27 +584,20 @@ func renewRoots(cmd *cobra.Command, o *cli.Options, out io.Writer) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: containers do not trust all of %s: %v; try `gateway box install-ca BOX`\n", rootsKey, err)
 		return
 	}
-	launched := 0
 	for _, box := range boxes {
-		shown := cmp.Or(box.Name, box.ID)
-		switch {
-		case box.Attached == nil && box.Status != string(api.StatusPaused):
-			launched++
-		case box.Attached == nil || box.Attached.Container == "":
-		default:
-			g, err := dockerGateway(o)
-			renewed := false
-			if err == nil {
-				renewed, err = g.RenewCA(cmd.Context(), box.ID, box.Attached.Container)
-			}
-			if err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s does not trust all of %s: %v; try `gateway box install-ca %[1]s`\n", shown, rootsKey, err)
-			} else if renewed {
-				fmt.Fprintf(out, "%s: new programs in the container trust %s\n", shown, rootsKey)
-			}
+		if box.Attached == nil || box.Attached.Container == "" {
+			continue
 		}
-	}
-	if launched > 0 {
-		fmt.Fprintf(out, "%s: %s from the next start on\n", rootsKey, cli.Count(uint64(launched), "running box trusts them", "running boxes trust them"))
+		shown := cmp.Or(box.Name, box.ID)
+		g, err := dockerGateway(o)
+		renewed := false
+		if err == nil {
+			renewed, err = g.RenewCA(cmd.Context(), box.ID, box.Attached.Container)
+		}
+		if err != nil {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s does not trust all of %s: %v; try `gateway box install-ca %[1]s`\n", shown, rootsKey, err)
+		} else if renewed {
+			fmt.Fprintf(out, "%s: new programs in the container trust %s\n", shown, rootsKey)
+		}
 	}
 }

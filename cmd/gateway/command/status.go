@@ -311,7 +311,7 @@ For scripts, --once observes two seconds and prints one table, or one JSON docum
 			if !once && (!terminal.IsOne(os.Stdin) || !terminal.IsOne(os.Stdout)) {
 				return cli.Usagef("gateway top needs a terminal; elsewhere use `gateway top --once`, with --json for scripts")
 			}
-			client, err := o.Client()
+			client, err := o.QuietClient()
 			if err != nil {
 				return err
 			}

@@ -27,6 +27,8 @@ type Options struct {
 	ConfigFile string // as given; File returns the one to read
 	Admin      string // a socket path or a URL; empty for that of the configuration
 	JSON       bool
+
+	waiting *Progress // of requests to the gateway; nil before the first one
 }
 
 // Register adds the flags to root. Their defaults come from the environment.
@@ -66,8 +68,21 @@ func (o *Options) loadForClient() (config.Config, error) {
 
 // Client returns a client of the running gateway's admin API. The address is that of --admin or BOXGATE_ADMIN, or else
 // the configured socket. The key is that of BOXGATE_API_KEY, or else the one written at the gateway's first start. Users
-// who cannot read that, but may open the socket, have no key: members of admin.group do not need it.
+// who cannot read that, but may open the socket, have no key: members of admin.group do not need it. While [api.Client.Do] waits for
+// an answer, a line on stderr shows it, unless --json is given.
 func (o *Options) Client() (*api.Client, error) {
+	client, err := o.QuietClient()
+	if err == nil && !o.JSON {
+		if o.waiting == nil {
+			o.waiting = NewProgress(os.Stderr, func() string { return "waiting for the gateway" })
+		}
+		client.OnWait(o.waiting.Begin)
+	}
+	return client, err
+}
+
+// QuietClient is Client for commands that write on the whole terminal, or show their progress themselves.
+func (o *Options) QuietClient() (*api.Client, error) {
 	cfg, err := o.loadForClient()
 	if err != nil {
 		return nil, err
