@@ -85,6 +85,7 @@ var replaced = []struct {
 	{regexp.MustCompile(`"created_at":\d+`), `"created_at":…`},
 	{regexp.MustCompile(`(192\.0\.2\.\d+):\d+`), "$1:…"},
 	{regexp.MustCompile(`\b\d+ ms\b`), "a few ms"},
+	{regexp.MustCompile(`(\S)   +`), "$1  "}, // columns of the log, in a single line
 }
 
 func steady(line string) string {
@@ -111,7 +112,7 @@ func (f frame) visibleLines() []string {
 }
 
 const style = `
-    text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre; fill: #1f2328; }
+    text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace; white-space: pre; fill: #1f2328; }
     .back { fill: #f6f8fa; stroke: #d1d9e0; } .title { font-weight: 600; } .about { fill: #59636e; } .typed { fill: #0969da; } .deny { fill: #d1242f; } .allow { fill: #1a7f37; }
     @media (prefers-color-scheme: dark) {
       text { fill: #f0f6fc; } .back { fill: #0d1117; stroke: #3d444d; } .about { fill: #9198a1; } .typed { fill: #4493f8; } .deny { fill: #f85149; } .allow { fill: #3fb950; }
@@ -121,40 +122,40 @@ const style = `
 // stills are the indices of the steps in the still picture: a secret is injected, a host is refused, and the policy opened.
 var stills = []int{2, 4, 6}
 
-// still returns the essence of a step: its first command, and the last lines of its output with words.
+// still returns the essence of a step: its first one or two commands, and the last two lines of their output with words.
 func (f frame) still() []string {
-	const last = 2
-	var typed string
-	var output []string
+	var groups [][]string // a command and its output
 	for _, line := range f.visibleLines() {
-		if strings.HasPrefix(line, "$ ") {
-			if typed == "" {
-				typed = line
-			}
-			continue
-		}
-		if typed != "" && strings.ContainsFunc(line, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
-			output = append(output, line)
+		switch {
+		case strings.HasPrefix(line, "$ "):
+			groups = append(groups, []string{line})
+		case len(groups) > 0 && strings.ContainsFunc(line, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }):
+			groups[len(groups)-1] = append(groups[len(groups)-1], strings.TrimSpace(line))
 		}
 	}
-	return append([]string{typed}, output[max(0, len(output)-last):]...)
+	groups = groups[:min(len(groups), 2)]
+	var lines []string
+	for _, g := range groups {
+		output := g[1:]
+		lines = append(append(lines, g[0]), output[max(0, len(output)-2/len(groups)):]...)
+	}
+	return lines
 }
 
 // drawStill draws the still picture, which the animation hides.
 func drawStill(b *strings.Builder, frames []frame, left, top, lineHeight int) {
 	b.WriteString("  <g class=\"still\">\n")
-	y := top
-	for _, i := range stills {
+	for n, i := range stills {
 		if i >= len(frames) {
 			break
 		}
+		y := top + n*lineHeight*(rows+2)/len(stills)
 		fmt.Fprintf(b, "    <text class=\"title\" x=\"%d\" y=\"%d\">%s</text>\n", left, y, html.EscapeString(frames[i].title))
 		y += 4
 		for _, line := range frames[i].still() {
 			y += lineHeight
 			fmt.Fprintf(b, "    <text class=\"%s\" x=\"%d\" y=\"%d\">%s</text>\n", classOf(1, line), left, y, html.EscapeString(line))
 		}
-		y += lineHeight + lineHeight/2
 	}
 	b.WriteString("  </g>\n")
 }

@@ -84,7 +84,7 @@ func TestPictureWithoutAnimation(t *testing.T) {
 	text := string(picture)
 	_, still, _ := strings.Cut(text, `<g class="still">`)
 	still, _, _ = strings.Cut(still, "</g>")
-	for class, want := range map[string]int{"title": 3, "typed": 3, "deny": 1, "allow": 1} {
+	for class, want := range map[string]int{"title": 3, "typed": 4, "deny": 1, "allow": 1} {
 		if n := strings.Count(still, `class="`+class+`"`); n != want {
 			t.Errorf("%d lines %s in the still picture, want %d:\n%s", n, class, want, still)
 		}

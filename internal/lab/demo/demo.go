@@ -182,9 +182,14 @@ func (d *tour) gateway(ctx context.Context, args ...string) (result, error) {
 	return d.sh(ctx, "gateway "+quoteAll(args), d.lab.Command(ctx, args...), nil)
 }
 
-// inBox runs a shell line in the box by `gateway box exec` and shows it.
-func (d *tour) inBox(ctx context.Context, line string) (result, error) {
-	return d.gateway(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
+// inBox runs a command in the box by `gateway box exec` and shows it.
+func (d *tour) inBox(ctx context.Context, command ...string) (result, error) {
+	return d.gateway(ctx, append([]string{"box", "exec", "demo", "--"}, command...)...)
+}
+
+// shellInBox runs a shell line in the box by `gateway box exec` and shows it.
+func (d *tour) shellInBox(ctx context.Context, line string) (result, error) {
+	return d.inBox(ctx, "sh", "-c", line)
 }
 
 // decision waits for the log line of a decision that contains all the given parts, and shows it.

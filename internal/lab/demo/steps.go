@@ -41,7 +41,7 @@ func demoSteps() []step {
 			"allowed_cidrs holds 169.254.169.254/32. Protected ranges win over every policy.",
 			(*tour).showMetadata},
 		{"The policy is opened while the box runs, and the same command works",
-			"`gateway policy set` answers when the new policy is in force everywhere.",
+			"`gateway policy allow` returns when the new policy is in force everywhere. (-k: the host's certificate is self-signed.)",
 			(*tour).showOpened},
 		{"An open connection is cut when the policy closes",
 			"The box reads an endless stream from evil.example.net; then the policy closes.",
@@ -121,7 +121,7 @@ func (d *tour) launchBox(ctx context.Context) error {
 }
 
 func (d *tour) showInjection(ctx context.Context) error {
-	r, err := d.inBox(ctx, "curl -sS https://api.example.com/echo")
+	r, err := d.inBox(ctx, "curl", "-sS", "https://api.example.com/echo")
 	if err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (d *tour) showInjection(ctx context.Context) error {
 }
 
 func (d *tour) searchBox(ctx context.Context) error {
-	r, err := d.inBox(ctx, lab.SearchLine(d.secret))
+	r, err := d.shellInBox(ctx, lab.SearchLine(d.secret))
 	if err != nil {
 		return err
 	}
@@ -151,11 +151,11 @@ func (d *tour) searchBox(ctx context.Context) error {
 	return nil
 }
 
-// evilLine is the command that is first refused, then works, and is finally cut.
-const evilLine = "curl -sS -o /dev/null -w '%{http_code}\\n' https://evil.example.net/"
+// evilFetch is the command that is first refused, and then works.
+var evilFetch = []string{"curl", "-sS", "-o", "/dev/null", "-w", `%{http_code}\n`, "https://evil.example.net/"}
 
 func (d *tour) showDenied(ctx context.Context) error {
-	r, err := d.inBox(ctx, evilLine)
+	r, err := d.inBox(ctx, evilFetch...)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (d *tour) showDenied(ctx context.Context) error {
 }
 
 func (d *tour) showMetadata(ctx context.Context) error {
-	r, err := d.inBox(ctx, "curl -sS -m 5 http://169.254.169.254/latest/meta-data/")
+	r, err := d.inBox(ctx, "curl", "-sS", "-m", "5", "http://169.254.169.254/latest/meta-data/")
 	if err != nil {
 		return err
 	}
@@ -185,16 +185,15 @@ func (d *tour) showMetadata(ctx context.Context) error {
 }
 
 func (d *tour) showOpened(ctx context.Context) error {
-	r, err := d.gateway(ctx, "policy", "set", "demo",
-		`{"mode":"custom","allowed_domains":["api.example.com","evil.example.net"]}`)
+	r, err := d.gateway(ctx, "policy", "allow", "demo", "evil.example.net:443")
 	if err != nil {
 		return err
 	}
-	if err := r.expect(0, `evil\.example\.net`); err != nil {
+	if err := r.expect(0, `evil\.example\.net:443: allowed`); err != nil {
 		return err
 	}
 	// evil.example.net has a self-signed certificate, so the box is configured to accept it.
-	if r, err = d.inBox(ctx, strings.Replace(evilLine, "curl", "curl -k", 1)); err != nil {
+	if r, err = d.inBox(ctx, append([]string{"curl", "-k"}, evilFetch[1:]...)...); err != nil {
 		return err
 	}
 	return r.expect(0, `200`)
@@ -219,7 +218,7 @@ func (d *tour) showCut(ctx context.Context) error {
 		return fmt.Errorf("the stream did not begin: %w (%s)", err, out.String())
 	}
 	d.narrate("the stream runs: " + strings.SplitN(strings.TrimSpace(out.String()), "\n", 2)[0])
-	if _, err := d.gateway(ctx, "policy", "set", "demo", demoPolicy); err != nil {
+	if _, err := d.gateway(ctx, "policy", "deny", "demo", "evil.example.net"); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -238,7 +237,7 @@ func (d *tour) showCut(ctx context.Context) error {
 }
 
 func (d *tour) showURL(ctx context.Context) error {
-	if r, err := d.inBox(ctx, "echo 'hello from the box' > index.html; "+
+	if r, err := d.shellInBox(ctx, "echo 'hello from the box' > index.html; "+
 		"setsid busybox httpd -f -p 8000 >/dev/null 2>&1 & "+
 		"until curl -s -o /dev/null http://127.0.0.1:8000/; do sleep 0.05; done"); err != nil || r.code != 0 {
 		return errors.Join(err, r.expect(0, ``))
