@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -83,7 +85,8 @@ func unknownKeys(tree map[string]any, t reflect.Type, prefix string) []error {
 		known[yamlKey(f)] = f.Type
 	}
 	var errs []error
-	for key, value := range tree {
+	for _, key := range slices.Sorted(maps.Keys(tree)) {
+		value := tree[key]
 		field, ok := known[key]
 		if !ok {
 			errs = append(errs, fmt.Errorf("unknown key %q; did you mean %q?", prefix+key, prefix+nearest(key, known)))

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -31,7 +32,10 @@ func AskControl(ctx context.Context, word string, out any) error {
 	}
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
-		return errors.New("no gateway runs in this network namespace, or it cannot be asked by you: run the command as root where the gateway runs")
+		if os.Geteuid() != 0 {
+			return errors.New("only root can ask the gateway for this: run the command with sudo")
+		}
+		return errors.New("no gateway runs in this network namespace. Is it running? `systemctl status boxgate`, or start it with `gateway serve`")
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()

@@ -66,7 +66,7 @@ func (l *Service) DetachBox(ctx context.Context, id policy.BoxID) error {
 		return err
 	}
 	if b.Attached == nil {
-		return api.Errorf(api.ErrConflict, "box %s was launched here: delete it", id)
+		return api.Errorf(api.ErrConflict, "box %s was launched here, and is not attached: `gateway box rm %s` deletes it", id, id)
 	}
 	return l.DeleteBox(ctx, id)
 }

@@ -163,7 +163,7 @@ func (k *Service) findKey(idOrName string) (store.APIKey, error) {
 		i = slices.IndexFunc(all, func(a store.APIKey) bool { return a.Name == idOrName })
 	}
 	if i < 0 { // not quoted in the error: it may be a key
-		return store.APIKey{}, api.Errorf(api.ErrNotFound, "there is no API key with this ID or name; api-key list has them")
+		return store.APIKey{}, api.Errorf(api.ErrNotFound, "there is no API key with this ID or name")
 	}
 	return all[i], nil
 }

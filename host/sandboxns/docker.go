@@ -12,6 +12,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -71,7 +72,10 @@ func askDocker(ctx context.Context, path string) (io.ReadCloser, error) {
 	}
 	res, err := transport.RoundTrip(req)
 	if err != nil {
-		return nil, fmt.Errorf("no answer from Docker: %w", err)
+		if number, ok := errors.AsType[syscall.Errno](err); ok { // without the system call
+			err = number
+		}
+		return nil, fmt.Errorf("no answer from Docker at %s: is it running? (%w)", dockerSocket(), err)
 	}
 	if res.StatusCode == http.StatusOK {
 		return res.Body, nil

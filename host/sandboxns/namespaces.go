@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"regexp"
 	"slices"
@@ -32,12 +33,18 @@ type Found struct {
 func Open(ctx context.Context, a api.Attached, check func(path string) error) (Found, error) {
 	pointer, open := "/netns", func() (Found, error) {
 		ns, err := openNetNS(a.Ref)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("there is no file %s; `ip netns list` lists the namespaces below /run/netns", a.Ref)
+		}
 		return Found{NS: ns}, err
 	}
 	switch a.Kind {
 	case api.AttachPID:
 		pointer, open = "/pid", func() (Found, error) {
 			ns, err := openNetNS(netNSOf(a.PID))
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("there is no process %d in the gateway's PID namespace", a.PID)
+			}
 			return Found{NS: ns}, err
 		}
 	case api.AttachDocker:
@@ -108,8 +115,8 @@ func openNetNS(path string) (*os.File, error) {
 	}
 	defer place.Close()
 	notOne := fmt.Errorf("%s is not a network namespace", path)
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(place.Fd()), &fs); err != nil || fs.Type != unix.NSFS_MAGIC {
+	var at unix.Statfs_t
+	if err := unix.Fstatfs(int(place.Fd()), &at); err != nil || at.Type != unix.NSFS_MAGIC {
 		return nil, notOne
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", place.Fd()))

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/api"
 )
 
 // A path to attach is opened only after it was found to be a network namespace: opening a device can have side effects,
@@ -37,4 +40,24 @@ func TestAttackAttachedPathIsNotOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
+}
+
+// TestMissingSandboxesAreNamed: the errors for sandboxes that do not exist name the file, the process and Docker's socket, without the
+// names of system calls.
+func TestMissingSandboxesAreNamed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "none")
+	t.Setenv("DOCKER_HOST", "unix://"+missing)
+	for want, a := range map[string]api.Attached{
+		"there is no file " + missing + ";":                            {Kind: api.AttachNetNS, Ref: missing},
+		"there is no process 4194305 in":                               {Kind: api.AttachPID, PID: 1<<22 + 1},
+		"no answer from Docker at " + missing + ": is it running? (no": {Kind: api.AttachDocker, Ref: "guest"},
+	} {
+		found, err := Open(t.Context(), a, func(string) error { return nil })
+		if err == nil {
+			found.NS.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "open /") || strings.Contains(err.Error(), "dial") {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 //go:embed data/*.json
@@ -39,7 +40,11 @@ func Names() []string {
 // Find returns a preset by its name. The error lists the presets.
 func Find(name string) (Preset, error) {
 	if !slices.Contains(Names(), name) {
-		return Preset{}, fmt.Errorf("there is no preset %q; the presets are %s", name, strings.Join(Names(), ", "))
+		hint := ""
+		if near := Nearest(name); near != "" {
+			hint = " (did you mean " + near + "?)"
+		}
+		return Preset{}, fmt.Errorf("there is no preset %q%s; the presets are %s", name, hint, strings.Join(Names(), ", "))
 	}
 	data, err := files.ReadFile("data/" + name + ".json")
 	if err != nil {
@@ -49,6 +54,18 @@ func Find(name string) (Preset, error) {
 	err = json.Unmarshal(data, &p)
 	p.Name = name
 	return p, err
+}
+
+// Nearest returns the preset whose name resembles a word, or "". Words of three letters resemble too many.
+func Nearest(word string) string {
+	if len(word) <= 3 {
+		return ""
+	}
+	known := map[string]bool{}
+	for _, name := range Names() {
+		known[name] = true
+	}
+	return document.Nearest(word, known)
 }
 
 // Hosts returns the hosts of presets, whose names are separated by commas, each host once.

@@ -316,12 +316,11 @@ func newBoxRemove(o *cli.Options) *cobra.Command {
 			case len(boxes) == 0:
 				return cli.MinArgs(1)(cmd, boxes)
 			}
+			var errs []error
 			for _, box := range boxes {
-				if err := r.remove(cmd, box); err != nil {
-					return err
-				}
+				errs = append(errs, r.remove(cmd, box))
 			}
-			return nil
+			return errors.Join(errs...)
 		},
 	}
 	cmd.Flags().BoolVar(&r.all, "all", false, "remove every box, after asking")

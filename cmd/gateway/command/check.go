@@ -128,7 +128,7 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 			continue
 		}
 		for _, finding := range preflight.Errors(f.Err) {
-			why := strings.ReplaceAll(finding.Error(), "\n", "; ")
+			why := strings.TrimPrefix(strings.ReplaceAll(finding.Error(), "\n", "; "), f.What+": ")
 			if errors.As(finding, new(preflight.Warning)) {
 				rows = append(rows, []string{"warning", f.What, why})
 				list = append(list, map[string]any{"what": f.What, "ok": true, "error": "", "warning": why})

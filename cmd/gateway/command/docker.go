@@ -36,7 +36,10 @@ func newDockerCommand(o *cli.Options) *cobra.Command {
 }
 
 func dockerRun(cmd *cobra.Command, o *cli.Options, args []string) error {
-	if len(args) == 0 || args[0] == "--help" || len(args) == 1 && args[0] == "-h" { // -h with arguments is Docker's --hostname
+	if len(args) == 0 {
+		return cli.Usagef("IMAGE is missing: `gateway docker run IMAGE [COMMAND...]`")
+	}
+	if args[0] == "--help" || len(args) == 1 && args[0] == "-h" { // -h with arguments is Docker's --hostname
 		return cmd.Help()
 	}
 	o.JSON = o.JSON || wantsJSON(args)

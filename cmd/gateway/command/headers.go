@@ -307,7 +307,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 		return
 	}
 	at := document.Pointer("/attach_headers", host)
-	sent := map[string]string{at + "/scrub": "--scrub"}
+	sent := map[string]string{at: "HOST", at + "/scrub": "--scrub"}
 	swapped := map[string]func() string{} // pointer to a secret → hint with the correct syntax
 	for _, f := range r.flags {
 		if f.Names == "" {

@@ -30,6 +30,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/policy/dialect"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/policy/preset"
 )
@@ -74,11 +75,13 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 	return cmd
 }
 
-// amendEntries parses the destinations of a command line.
+// amendEntries parses the destinations of a command line, which may also be lists separated by commas. The error contains every
+// mistake.
 func amendEntries(args []string) ([]amend.Entry, error) {
 	var entries []amend.Entry
+	var flaws document.InvalidError
 	for _, arg := range args {
-		hosts := []string{arg}
+		hosts := strings.Split(arg, ",")
 		if names, ok := strings.CutPrefix(arg, cli.PresetPrefix); ok {
 			var err error
 			if hosts, err = preset.Hosts(names); err != nil {
@@ -86,12 +89,16 @@ func amendEntries(args []string) ([]amend.Entry, error) {
 			}
 		}
 		for _, host := range hosts {
-			e, err := amend.ParseEntry(host)
+			e, err := amend.ParseEntry(strings.TrimSpace(host))
 			if err != nil {
-				return nil, cli.UsageError(err)
+				flaws.Problems = append(flaws.Problems, document.Problem{Message: err.Error()})
+				continue
 			}
 			entries = append(entries, e)
 		}
+	}
+	if len(flaws.Problems) > 0 {
+		return nil, cli.UsageError(&flaws)
 	}
 	return entries, nil
 }

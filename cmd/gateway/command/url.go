@@ -46,7 +46,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
 			if err != nil || port == 0 {
-				return cli.Usagef("%q is not a port", args[1])
+				return cli.Usagef("%q is not a port: give a number from 1 to 65535", args[1])
 			}
 			body := map[string]any{"port": port, "bearer_token": bearer, "basic_auth": basic}
 			if len(hostnames) > 0 {

@@ -19,6 +19,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/policy/document"
+	"boxgate/policy/name"
 	"boxgate/policy/preset"
 )
 
@@ -107,6 +108,13 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 	if near := nearPolicy(arg); near != "" {
 		return nil, Usagef("%q is no policy; did you mean %s? A policy is %s", arg, near, forms)
 	}
+	if hosts := listedHosts(arg); len(hosts) > 0 {
+		doc, err := json.Marshal(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: hosts})
+		if err != nil {
+			return nil, err
+		}
+		return nil, Usagef("%q lists hosts, and is no policy; did you mean '%s'? A policy is %s", arg, doc, forms)
+	}
 	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
 }
 
@@ -162,6 +170,22 @@ func presetPolicy(list string) (policy.Spec, error) {
 	return spec, nil
 }
 
+// listedHosts returns the host names of a list of hosts or URLs, separated by commas, or nil if arg is not such a list.
+func listedHosts(arg string) (hosts []string) {
+	for item := range strings.SplitSeq(arg, ",") {
+		item = strings.TrimSpace(item)
+		if u, err := url.Parse(item); err == nil && u.Scheme != "" && u.Host != "" {
+			item = u.Host
+		}
+		p, err := name.ParsePattern(item)
+		if err != nil || !strings.Contains(p.String(), ".") {
+			return nil
+		}
+		hosts = append(hosts, item)
+	}
+	return hosts
+}
+
 // nearPolicy returns a probable correction of a word that is not a policy, or "".
 func nearPolicy(arg string) string {
 	if arg == "" || arg == "-" || strings.ContainsAny(arg, "@{}[]\"\n") {
@@ -176,6 +200,9 @@ func nearPolicy(arg string) string {
 	if near := document.Nearest(arg, map[string]bool{"allow-all": true, "deny-all": true}); near != "" {
 		return near
 	}
+	if near := preset.Nearest(arg); near != "" {
+		return PresetPrefix + near
+	}
 	if i := strings.IndexAny(arg, ":="); i > 0 {
 		if near := document.Nearest(arg[:i], map[string]bool{"preset": true, "named": true}); near != "" {
 			return near + ":" + arg[i+1:]
@@ -186,6 +213,9 @@ func nearPolicy(arg string) string {
 	}
 	return ""
 }
+
+// maxShownWord is the longest word that an error repeats: a longer one is hardly a slip.
+const maxShownWord = 60
 
 // notJSON describes the first syntax error of a document, with its line and column.
 func notJSON(arg string, data []byte) string {
@@ -199,7 +229,10 @@ func notJSON(arg string, data []byte) string {
 	}
 	before := data[:min(max(flaw.Offset-1, 0), int64(len(data)))]
 	line := bytes.Count(before, []byte("\n")) + 1
-	if line == 1 && !bytes.ContainsAny(before, "{[") {
+	if line == 1 && !bytes.ContainsAny(data[:min(flaw.Offset, int64(len(data)))], "{[") {
+		if what == "this" && arg != "-" && len(arg) <= maxShownWord && !strings.ContainsFunc(arg, name.IsBlank) {
+			return fmt.Sprintf("%q is no policy", arg)
+		}
 		return what + " is not JSON"
 	}
 	return fmt.Sprintf("%s is not JSON: line %d, column %d", what, line, len(before)-bytes.LastIndexByte(before, '\n'))

@@ -72,6 +72,11 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err != nil {
 		return 0, nil, err
 	}
+	for _, w := range box.Warnings {
+		if strings.HasPrefix(w.Pointer, "/allowed_") { // an entry without effect
+			fmt.Fprintf(o.Errout, "gateway: warning: %s\n", w.Message)
+		}
+	}
 	spec, err := processSpec(ctx, o, g, box)
 	if err != nil {
 		return 0, nil, err
