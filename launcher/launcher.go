@@ -171,7 +171,7 @@ func RequireNoBoxes(stateDir string) error {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("launcher.enabled is false, but %d box(es) were launched on this host: set it to true, delete them, and set it to false again", len(entries))
+		return fmt.Errorf("launcher.enabled is false, but boxes were launched on this host (%d): set it to true, delete them, and set it to false again", len(entries))
 	}
 	return nil
 }

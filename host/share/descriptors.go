@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -120,16 +121,24 @@ func sharesOf(cfg config.Config, d Descriptors, boxes int) error {
 	boxes = max(boxes, 1)
 	var errs []error
 	if want := boxes * cfg.Limits.Connections; want > d.conns {
-		errs = append(errs, preflight.Warnf("limits.connections lets %d box(es) open %d connections, and there are descriptors for "+
+		errs = append(errs, preflight.Warnf("limits.connections lets %s open %d connections, and there are descriptors for "+
 			"%d of all together: a box may get fewer; lower it to %d, or raise the limit of open files (%d; LimitNOFILE of "+
-			"the service)", boxes, want, d.conns, d.conns/boxes, d.all))
+			"the service)", counted(boxes), want, d.conns, d.conns/boxes, d.all))
 	}
 	if want := boxes * cfg.Limits.Upstreams; want > d.upstreams {
-		errs = append(errs, preflight.Warnf("limits.upstreams lets %d box(es) open %d connections to servers, and there are "+
+		errs = append(errs, preflight.Warnf("limits.upstreams lets %s open %d connections to servers, and there are "+
 			"descriptors for %d of all together: a box may get fewer; lower it to %d, or raise the limit of open files (%d)",
-			boxes, want, d.upstreams, d.upstreams/boxes, d.all))
+			counted(boxes), want, d.upstreams, d.upstreams/boxes, d.all))
 	}
 	return errors.Join(errs...)
+}
+
+// counted returns a number of boxes as text.
+func counted(boxes int) string {
+	if boxes == 1 {
+		return "1 box"
+	}
+	return strconv.Itoa(boxes) + " boxes"
 }
 
 // boxesOnDisk returns the number of launched boxes. Attached boxes have no directory.

@@ -143,8 +143,8 @@ func memoryFindings(l config.Limits, host int64, boxes int) error {
 			"may find too little; lower it, or give the host or the gateway's cgroup more", l.ProcessMemory, config.Size(host)))
 	}
 	if boxes = max(boxes, 1); int64(l.Memory) > m.boxes/int64(boxes) {
-		errs = append(errs, preflight.Warnf("limits.memory lets each of %d box(es) make the gateway hold %v, and there are %v for all "+
-			"together: a box may get less; lower it, or raise limits.process_memory (%v)", boxes, l.Memory, config.Size(m.boxes), config.Size(m.all)))
+		errs = append(errs, preflight.Warnf("limits.memory lets each of %s make the gateway hold %v, and there are %v for all "+
+			"together: a box may get less; lower it, or raise limits.process_memory (%v)", counted(boxes), l.Memory, config.Size(m.boxes), config.Size(m.all)))
 	}
 	return errors.Join(errs...)
 }

@@ -91,7 +91,7 @@ func TestCheckWarnsOfMemory(t *testing.T) {
 	err := memoryFindings(l, 6<<30, 100)
 	lacks := preflight.Errors(err)
 	if len(lacks) != 2 || !strings.Contains(err.Error(), "limits.process_memory is 8GiB, and a gateway on this host should have 6GiB") ||
-		!strings.Contains(err.Error(), "limits.memory lets each of 100 box(es) make the gateway hold 256MiB, and there are 4GiB") {
+		!strings.Contains(err.Error(), "limits.memory lets each of 100 boxes make the gateway hold 256MiB, and there are 4GiB") {
 		t.Fatalf("%v", err)
 	}
 	for _, lack := range lacks {

@@ -116,7 +116,7 @@ func TestCheckWarnsOfLimitsBeyondTheDescriptors(t *testing.T) {
 		t.Errorf("100 boxes with the defaults: %v", err)
 	}
 	err := sharesOf(cfg, d, 1000)
-	if lacks := preflight.Errors(err); err == nil || len(lacks) != 2 || !strings.Contains(err.Error(), "limits.connections lets 1000 box(es) open 2048000 connections") {
+	if lacks := preflight.Errors(err); err == nil || len(lacks) != 2 || !strings.Contains(err.Error(), "limits.connections lets 1000 boxes open 2048000 connections") {
 		t.Errorf("1000 boxes: %v", err)
 	}
 	for _, lack := range preflight.Errors(err) {

@@ -146,7 +146,7 @@ func printFindings(cmd *cobra.Command, asJSON bool, findings []preflight.Finding
 		err = cli.PaintedTable(cmd.OutOrStdout(), []string{"ok", "warning", "FAILED"}, rows...)
 	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d check(s) failed", failed)
+		err = fmt.Errorf("%s failed, of %d", cli.Count(failed, "check", "checks"), len(findings))
 	}
 	return err
 }
