@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 

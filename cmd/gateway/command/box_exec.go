@@ -207,6 +207,7 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 			c := boxCopy{cmd: cmd, client: client, recursive: recursive, json: o.JSON}
 			fromBox, from, out := cutBox(args[0])
 			toBox, to, in := cutBox(args[1])
+			defer o.Waiting("copying")()
 			switch {
 			case out && !in:
 				return c.copyOut(fromBox, from, args[1])

@@ -75,7 +75,10 @@ func newCheckCommand(o *cli.Options) *cobra.Command {
 		Short: "Validate the configuration and the host, with a fix for each problem",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printFindings(cmd, o.JSON, allFindings(cmd.Context(), o))
+			end := o.Waiting("checking")
+			findings := allFindings(cmd.Context(), o)
+			end()
+			return printFindings(cmd, o.JSON, findings)
 		},
 	}
 }

@@ -534,9 +534,7 @@ func replaceAndRenew(cmd *cobra.Command, o *cli.Options, word string) (done relo
 
 // ask sends a request on the control socket and shows that it waits.
 func ask(cmd *cobra.Command, o *cli.Options, waiting, word string, answer any) error {
-	if !o.JSON {
-		defer cli.ShowProgress(cmd.ErrOrStderr(), waiting)()
-	}
+	defer o.Waiting(waiting)()
 	return host.AskControl(cmd.Context(), word, answer)
 }
 

@@ -27,7 +27,9 @@ func newStoreBackupCommand(o *cli.Options) *cobra.Command {
 		Short: "Write a copy of the store to a new file; also keep the key file or the passphrase, in another place",
 		Args:  cli.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			end := o.Waiting("copying the store")
 			n, err := writeNew(args[0], func(w io.Writer) (int64, error) { return backupTo(cmd, o, w) })
+			end()
 			if err != nil {
 				return err
 			}
@@ -102,9 +104,11 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 			if _, err := os.Stat(args[0]); err != nil {
 				return cli.FileError(err)
 			}
+			end := o.Waiting("checking and restoring the backup")
 			r, err := store.Restore(store.RestoreOptions{
 				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, By: localUser(), Passphrase: name.NewSecret(os.Getenv(config.PassphraseVariable)),
 			})
+			end()
 			if err != nil {
 				return fmt.Errorf("nothing was changed: %w", err)
 			}
@@ -155,11 +159,13 @@ func newStoreVerifyCommand(o *cli.Options) *cobra.Command {
 			}
 			err = store.ErrInUse
 			if o.Admin == "" {
+				end := o.Waiting("reading the store")
 				err = onClosedStore(cfg, name.Secret{}, func(db *store.DB) error {
 					found, err := db.Verify()
 					r = api.StoreReport{Documents: found.Documents, Problems: found.Problems}
 					return err
 				})
+				end()
 			}
 			switch {
 			case errors.Is(err, store.ErrInUse):
@@ -264,7 +270,9 @@ func changeKeys(cmd *cobra.Command, o *cli.Options, c keyChange) error {
 		return err
 	}
 	if o.Admin == "" {
+		end := o.Waiting("encrypting the store")
 		err := c.direct(cfg)
+		end()
 		if err == nil {
 			return c.answer(cmd, o, cfg)
 		}

@@ -50,7 +50,9 @@ func newSupportCommand(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), time.Minute)
 			defer cancel()
+			end := o.Waiting("collecting")
 			files := supportFiles(ctx, o)
+			end()
 			if o.JSON {
 				all := map[string]json.RawMessage{}
 				for _, f := range files {

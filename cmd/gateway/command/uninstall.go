@@ -46,6 +46,7 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 			if err := confirmUninstall(cmd, yes); err != nil {
 				return err
 			}
+			defer o.Waiting("removing")()
 			return plan.Run(cmd.Context())
 		},
 	}

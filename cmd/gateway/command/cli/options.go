@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,8 @@ type Options struct {
 	Admin      string // a socket path or a URL; empty for that of the configuration
 	JSON       bool
 
-	waiting *Progress // of requests to the gateway; nil before the first one
+	waiting *Progress              // nil before the first call of Waiting
+	step    atomic.Pointer[string] // text of waiting
 }
 
 // Register adds the flags to root. Their defaults come from the environment.
@@ -72,13 +74,23 @@ func (o *Options) loadForClient() (config.Config, error) {
 // an answer, a line on stderr shows it, unless --json is given.
 func (o *Options) Client() (*api.Client, error) {
 	client, err := o.QuietClient()
-	if err == nil && !o.JSON {
-		if o.waiting == nil {
-			o.waiting = NewProgress(os.Stderr, func() string { return "waiting for the gateway" })
-		}
-		client.OnWait(o.waiting.Begin)
+	if err == nil {
+		client.OnWait(func() (end func()) { return o.Waiting("waiting for the gateway") })
 	}
 	return client, err
+}
+
+// Waiting shows on stderr, after some seconds, that the command is waiting, unless --json is given. The caller must call end before
+// it prints. Not safe for concurrent use.
+func (o *Options) Waiting(step string) (end func()) {
+	if o.JSON {
+		return func() {}
+	}
+	if o.waiting == nil {
+		o.waiting = NewProgress(os.Stderr, func() string { return *o.step.Load() })
+	}
+	o.step.Store(&step)
+	return o.waiting.Begin()
 }
 
 // QuietClient is Client for commands that write on the whole terminal, or show their progress themselves.

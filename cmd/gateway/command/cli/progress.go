@@ -39,11 +39,6 @@ func NewProgress(out io.Writer, text func() string) *Progress {
 	return &Progress{out: out, terminal: ok && term.IsTerminal(int(f.Fd())), text: text, quiet: quietTime}
 }
 
-// ShowProgress writes text, as a [Progress], until end is called.
-func ShowProgress(out io.Writer, text string) (end func()) {
-	return NewProgress(out, func() string { return text }).Begin()
-}
-
 // Begin begins to wait. The caller must call end, before it writes anything itself.
 func (p *Progress) Begin() (end func()) {
 	p.mu.Lock()

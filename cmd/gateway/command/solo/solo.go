@@ -72,11 +72,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	for _, w := range box.Warnings {
-		if strings.HasPrefix(w.Pointer, "/allowed_") { // an entry without effect
-			fmt.Fprintf(o.Errout, "gateway: warning: %s\n", w.Message)
-		}
-	}
+	printIneffective(o.Errout, box)
 	spec, err := processSpec(ctx, o, g, box)
 	if err != nil {
 		return 0, nil, err
@@ -109,6 +105,15 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	stop()
 	<-ended
 	return status, done, err
+}
+
+// printIneffective warns of allowed destinations that no policy opens.
+func printIneffective(errout io.Writer, box api.Box) {
+	for _, w := range box.Warnings {
+		if strings.HasPrefix(w.Pointer, "/allowed_") {
+			fmt.Fprintf(errout, "gateway: warning: %s\n", w.Message)
+		}
+	}
 }
 
 // closeProcess kills processes that the command left behind. One that was killed but cannot exit does not change the
