@@ -23,6 +23,17 @@ func TestRunReachesWhatThePolicyAllows(t *testing.T) {
 	t.Log(r.errout)
 }
 
+// TestRunWarnsOfAllowedAddress: an allowed address that no policy opens is named, except in a report as JSON.
+func TestRunWarnsOfAllowedAddress(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.run("--allow", "10.0.0.1", "--", "true")
+	contains(t, "what was said", r.errout, `gateway: warning: "10.0.0.1" is in a protected range, which no policy opens`)
+	if r := w.run("--json", "--allow", "10.0.0.1", "--", "true"); r.status != 0 || !json.Valid([]byte(r.errout)) {
+		t.Errorf("exit %d: %s", r.status, r.errout)
+	}
+}
+
 // TestRunEndsRefusedInstall: a refused npm install stops at a 403 instead of retrying for minutes. --allow and --json: the
 // allowed host is reached, and the report lists the refused one.
 func TestRunEndsRefusedInstall(t *testing.T) {

@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	printIneffective(o.Errout, box)
+	printIneffective(o, box)
 	spec, err := processSpec(ctx, o, g, box)
 	if err != nil {
 		return 0, nil, err
@@ -108,10 +108,10 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 }
 
 // printIneffective warns of allowed destinations that no policy opens.
-func printIneffective(errout io.Writer, box api.Box) {
+func printIneffective(o Options, box api.Box) {
 	for _, w := range box.Warnings {
-		if strings.HasPrefix(w.Pointer, "/allowed_") {
-			fmt.Fprintf(errout, "gateway: warning: %s\n", w.Message)
+		if strings.HasPrefix(w.Pointer, "/allowed_") && !o.Quiet {
+			fmt.Fprintf(o.Errout, "gateway: warning: %s\n", w.Message)
 		}
 	}
 }
