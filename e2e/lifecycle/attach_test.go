@@ -120,8 +120,8 @@ func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 		"a launched box":          {"--pid", strconv.Itoa(w.InitOf(own)), "namespace of box"},
 		"another namespace":       {"--netns", "/proc/" + strconv.Itoa(f.PID) + "/ns/mnt", "not a network namespace"},
 		"a file":                  {"--netns", "/etc/hostname", "not a network namespace"},
-		"nothing":                 {"--netns", "/run/netns/no-such-namespace", "no such file"},
-		"no such process":         {"--pid", "4194304", "no such file"},
+		"nothing":                 {"--netns", "/run/netns/no-such-namespace", "there is no file"},
+		"no such process":         {"--pid", "4194304", "there is no process"},
 		"a relative path":         {"--netns", "run/netns/x", "absolute"},
 		"a container's odd name":  {"--container", "../../version", "not the ID"},
 	} {

@@ -209,7 +209,7 @@ func TestProcessThatEndedIsGone(t *testing.T) {
 		return err == nil && its == want
 	})
 	f.End()
-	if out, code := w.GatewayCommand("box", "reattach", "agent"); code != 1 || !strings.Contains(out, "no such file") {
+	if out, code := w.GatewayCommand("box", "reattach", "agent"); code != 1 || !strings.Contains(out, "there is no process") {
 		t.Errorf("reattached to a process that has ended: %d %s", code, out)
 	}
 	if status, problem := w.BoxStatus(box.ID); status != "idle" {
