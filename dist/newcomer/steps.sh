@@ -36,7 +36,7 @@ run() {
 
 # The first example of README.md, with a host of ours.
 sdk() {
-  mkdir -p /root/agent && cd /root/agent && npm install --no-progress @upstash/box ${NEWCOMER_NODE:-} && example >agent.mjs &&
+  mkdir -p /root/agent && cd /root/agent && npm install --no-progress --loglevel=http @upstash/box ${NEWCOMER_NODE:-} && example >agent.mjs &&
     UPSTASH_BOX_BASE_URL=http://127.0.0.1:8600 UPSTASH_BOX_API_KEY=$(cat /var/lib/boxgate/api-key) GITHUB_TOKEN=none \
       PATH="/root/agent/node_modules/.bin:$PATH" node agent.mjs
 }
