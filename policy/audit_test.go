@@ -108,7 +108,8 @@ func FuzzAuditedRoutes(f *testing.F) {
 			if got.Action == Broker || got.Action == Intercept && ceiling == nil {
 				t.Fatalf("%+v: an audited route %+v", in.spec, got)
 			}
-			if known := got.Settle(e); known.Enforced {
+			known := e
+			if got.Settle(&known); known.Enforced {
 				t.Fatalf("%+v: a route without credentials is bound to the policy", got)
 			}
 			to := Request{Stage: StageDial, Name: got.Request.Name, Addr: e.Dialled, Port: req.Port, Protocol: TCP}
@@ -211,7 +212,9 @@ func TestAuditedRequests(t *testing.T) {
 		if rt.Action != step.action || rt.Audited != step.audited || rt.Decision.Reason != step.reason || step.audited && !strings.HasPrefix(rt.Decision.Rule, step.rule) {
 			t.Errorf("%s %s: %+v", step.method, step.host, rt)
 		}
-		if enforced := rt.Settle(Evidence{Opening: OpeningSecure}).Enforced; enforced != (step.action == Forward && !step.audited) {
+		known := Evidence{Opening: OpeningSecure}
+		rt.Settle(&known)
+		if enforced := known.Enforced; enforced != (step.action == Forward && !step.audited) {
 			t.Errorf("%s %s: bound to the policy: %v", step.method, step.host, enforced)
 		}
 		r.Stage = StageHTTP

@@ -164,7 +164,7 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 // usedSecrets returns the secrets of the configuration for an allowed request. Without an upstream proxy the list is that of the rule,
 // which does not change.
 func usedSecrets(r *Decision) []string {
-	proxy := r.way.Upstream
+	proxy := r.to.Upstream
 	if r.Via != nil {
 		proxy = r.Via.way.Upstream
 	}

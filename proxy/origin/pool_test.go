@@ -148,8 +148,10 @@ func TestAuditedConnectionsAreNotShared(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rt, _ := route.Now(c, asked, policy.Evidence{Opening: policy.OpeningSecure})
-		k := To(rt, true).key()
+		rt := route.Routed{Asked: asked, Known: policy.Evidence{Opening: policy.OpeningSecure}}
+		rt.UpdateNow(c)
+		to := To(rt, true)
+		k := to.key()
 		keys[audited] = k
 		dial := asked
 		dial.Stage, dial.Addr = policy.StageDial, netip.MustParseAddr("8.8.8.8")
