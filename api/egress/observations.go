@@ -43,7 +43,7 @@ func (e *Endpoints) observations(_ http.ResponseWriter, r *http.Request) (rest.R
 	return e.observed(r, &q, box.ID)
 }
 
-// pastObservations returns the traffic of a box that may have been deleted. A box that is not known has none.
+// pastObservations returns the traffic of a box that may have been deleted. The list of an unknown box is empty.
 func (e *Endpoints) pastObservations(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	var q pastObservationsQuery
 	if err := rest.Query(r, &q); err != nil {

@@ -189,7 +189,7 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 }
 
 // endLeases applies the policy of a box without its ended leases, or closes the box if that policy does not compile or
-// cannot be applied: the one in force allows what has ended.
+// cannot be applied: the one in force still has the entries that have ended.
 //
 // It does not use [change.Apply]: a lease ends even if that cannot be stored, and a rollback must not bring it back. The
 // next start drops it too, since its end time is stored. The caller holds the lock of b.
@@ -304,8 +304,8 @@ func withKey(l store.Lease, key string) store.Lease {
 	return l
 }
 
-// enforceEnd applies a policy without ended leases, and tries once more on failure, because rolling back would reopen what
-// has ended. If the kernel rejects it, the box is closed.
+// enforceEnd applies a policy without ended leases, and tries once more on failure, because rolling back would bring the
+// ended leases back. If the kernel rejects it, the box is closed.
 func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	err := p.net.Enforce(ctx, &b.Box, next)
 	if err == nil || errors.Is(err, enforce.ErrClosed) {
