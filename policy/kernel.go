@@ -117,16 +117,19 @@ func (p *KernelPlan) Fate(a netip.Addr, port uint16, protocol Protocol) Fate {
 	switch {
 	case covers(p.Protected, at), covers(p.Denied, at):
 		return Refused
-	case covers(p.Allowed, at), p.DefaultAllow:
-		switch {
-		case protocol == TCP && p.SteerAllowed.Contains(port):
+	case protocol == UDP && p.RejectUDP.Contains(port):
+		return Refused
+	case covers(p.Allowed, at):
+		if protocol == TCP && p.SteerAllowed.Contains(port) {
 			return Steered
-		case protocol == UDP && p.RejectUDP.Contains(port):
-			return Refused
 		}
 		return Forwarded
+	case protocol == UDP && p.RejectOther.Contains(port):
+		return Refused
 	case protocol == TCP && p.SteerOther.Contains(port):
 		return Steered
+	case p.DefaultAllow:
+		return Forwarded
 	}
 	return Refused
 }

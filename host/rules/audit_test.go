@@ -99,6 +99,7 @@ func TestAuditByRole(t *testing.T) {
 			t.Errorf("policy.audit %q: %v", least, err)
 		}
 	}
+	g.auditBy = "admin"
 	for _, lasts := range []time.Duration{api.MaxAudit + time.Second, -time.Second} {
 		if _, err := g.SetEnforcement(by(t, api.RoleAdmin), "b1", lasts, nil); err == nil {
 			t.Errorf("an audit of %v", lasts)
