@@ -20,10 +20,12 @@ const (
 	RoleReader  Role = "read-only"   // sees all boxes, their rules and their activity; no secret, no file, no command
 	RoleBox     Role = "one-box"     // has full access to one box and sees no other
 	RoleAuditor Role = "auditor"     // reads the records about all boxes: decisions, audit trail, reports; nothing else
+	// RoleApprover sees the requests of all boxes for access, and answers them; it may call no other endpoint.
+	RoleApprover Role = "approver"
 )
 
 // Roles lists the roles that a key can have.
-var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox, RoleAuditor}
+var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox, RoleAuditor, RoleApprover}
 
 // KeyHeader is the request header with the API key. A bearer token works as well.
 const KeyHeader = "X-Box-Api-Key"
@@ -48,7 +50,7 @@ func (c Caller) Holder() quota.Holder {
 // Sees reports whether the key may see a box.
 func (c Caller) Sees(b Box) bool {
 	switch c.Role {
-	case RoleAdmin, RoleReader, RoleAuditor:
+	case RoleAdmin, RoleReader, RoleAuditor, RoleApprover:
 		return true
 	case RoleCreator:
 		return c.Key != "" && b.CreatedBy == c.Key

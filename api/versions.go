@@ -11,7 +11,7 @@ import (
 type PolicyVersion struct {
 	Version uint64    `json:"version" doc:"as policy_version in decisions"`
 	MadeAt  time.Time `json:"made_at"`
-	Cause   string    `json:"cause" enum:"create set named_policy lease_begun lease_ended lease_expired configuration restore upgrade" doc:"what made it"`
+	Cause   string    `json:"cause" enum:"create set approved named_policy lease_begun lease_ended lease_expired configuration restore upgrade" doc:"what made it"`
 	KeyID   string    `json:"key_id,omitempty" doc:"ID of the API key; of expired leases: of the key that made them"`
 	Key     string    `json:"key,omitempty" doc:"its name at that time"`
 	Role    string    `json:"role,omitempty"`

@@ -28,20 +28,21 @@ import (
 // Config is the configuration file. Every key has a default, and most can be set by an environment variable: BOXGATE_
 // and the key's path in capitals (BOXGATE_DNS_UPSTREAMS). docs/configuration.md explains each key.
 type Config struct {
-	StateDir string   `yaml:"state_dir"`
-	Store    Store    `yaml:"store"`
-	Admin    Admin    `yaml:"admin"`
-	Network  Network  `yaml:"network"`
-	DNS      DNS      `yaml:"dns"`
-	Proxy    Proxy    `yaml:"proxy"`
-	Limits   Limits   `yaml:"limits"`
-	Quotas   Quotas   `yaml:"quotas"`
-	Ingress  Ingress  `yaml:"ingress"`
-	Launcher Launcher `yaml:"launcher"`
-	Policy   Policies `yaml:"policy"`
-	Secrets  Secrets  `yaml:"secrets,omitempty"`
-	Metrics  Metrics  `yaml:"metrics"`
-	Log      Log      `yaml:"log"`
+	StateDir  string    `yaml:"state_dir"`
+	Store     Store     `yaml:"store"`
+	Admin     Admin     `yaml:"admin"`
+	Network   Network   `yaml:"network"`
+	DNS       DNS       `yaml:"dns"`
+	Proxy     Proxy     `yaml:"proxy"`
+	Limits    Limits    `yaml:"limits"`
+	Quotas    Quotas    `yaml:"quotas"`
+	Ingress   Ingress   `yaml:"ingress"`
+	Launcher  Launcher  `yaml:"launcher"`
+	Policy    Policies  `yaml:"policy"`
+	Secrets   Secrets   `yaml:"secrets,omitempty"`
+	Approvals Approvals `yaml:"approvals"`
+	Metrics   Metrics   `yaml:"metrics"`
+	Log       Log       `yaml:"log"`
 	// Drain is how long a replaced process lets open connections continue.
 	Drain time.Duration `yaml:"drain"`
 }
@@ -506,6 +507,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 		fail("ingress.oidc", "needs ingress.https")
 	}
 	c.Ingress.Limits.check(fail)
+	c.Approvals.check(c.Policy.Ceiling, c.Secrets, fail)
 	for key, path := range map[string]string{
 		"admin.socket": c.Admin.Socket, "launcher.run_dir": c.Launcher.RunDir, "launcher.image_dir": c.Launcher.ImageDir,
 	} {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -137,4 +138,41 @@ func formatProblem(p document.Problem) string {
 // parsesItself reports whether a type parses its own part of the file and its own variables.
 func parsesItself(t reflect.Type) bool {
 	return t == reflect.TypeFor[Secrets]() || t == reflect.TypeFor[PolicyDocument]()
+}
+
+// Approvals lets boxes ask for access that their policies deny.
+type Approvals struct {
+	// Enabled is false if no box can ask.
+	Enabled bool `yaml:"enabled"`
+	// EveryBox lets all boxes ask that have no setting of their own.
+	EveryBox bool `yaml:"every_box"`
+	// FourEyes refuses answers by the API key that created the box, and by keys for that box alone.
+	FourEyes bool `yaml:"four_eyes"`
+	// Automatic approves each request that the ceiling permits, for a time.
+	Automatic bool     `yaml:"automatic"`
+	Reviewer  Reviewer `yaml:"reviewer"`
+}
+
+// Reviewer is a server that answers requests of boxes before a person does.
+type Reviewer struct {
+	URL string `yaml:"url"`
+	// Secret is the name of the secret with the signing keys.
+	Secret string `yaml:"secret"`
+}
+
+// check reports mistakes. An automatic approval is bounded by the ceiling only.
+func (a *Approvals) check(ceiling PolicyDocument, secrets Secrets, fail func(key, format string, args ...any)) {
+	if a.Automatic && ceiling.Spec.Mode == "" {
+		fail("approvals.automatic", "needs policy.ceiling, which limits what is approved automatically")
+	}
+	if a.Automatic && a.FourEyes {
+		fail("approvals.automatic", "does not go with approvals.four_eyes")
+	}
+	u, err := url.Parse(a.Reviewer.URL)
+	if a.Reviewer.URL != "" && (err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.Fragment != "") {
+		fail("approvals.reviewer.url", "%q is not an https URL without user information and fragment", a.Reviewer.URL)
+	}
+	if _, known := secrets.Sources[a.Reviewer.Secret]; a.Reviewer.URL != "" && !known {
+		fail("approvals.reviewer.secret", "is not the name of an entry of secrets; add one with the signing keys, such as secrets: {reviewer: {file: /etc/boxgate/reviewer}}, and use its name")
+	}
 }

@@ -226,6 +226,12 @@ func (s *Server) url(q query, ev *audit.Event) reply {
 	return reply{answer: s.sinkAnswer(q)}
 }
 
+// inside answers a query for the gateway's endpoint for boxes, which is allowed by every policy, with the sink.
+func (s *Server) inside(pol *policy.Compiled, q query, ev *audit.Event) reply {
+	setDecision(ev, policy.Decision{Verdict: policy.Allow, Reason: name.ReasonGateway, Version: pol.Version()})
+	return s.url(q, ev)
+}
+
 // sinkAnswer returns the sink's address of the requested type, or nil for types other than A and AAAA.
 func (s *Server) sinkAnswer(q query) []mdns.RR {
 	hdr := mdns.RR_Header{Name: q.name, Rrtype: q.qtype, Class: mdns.ClassINET, Ttl: sinkTTL}

@@ -44,13 +44,16 @@ type Config struct {
 	SinkV4, SinkV6 netip.Addr // answered for denied names and for names of public URLs
 	// IsURL reports whether a name currently is a public URL of this gateway, which is answered with the sink. nil: no
 	// name is.
-	IsURL  func(name.Name) bool
-	Audit  Recorder
-	Log    *zap.Logger    // nil: no log
-	Dial   Dial           // nil: net.Dialer
-	Roots  *x509.CertPool // roots for tls:// upstreams; nil: the system's
-	Limits Limits
-	Memory *memory.Budget // shared by the boxes; nil: 64 MiB
+	IsURL func(name.Name) bool
+	// IsInside reports whether a name is the gateway's endpoint for a box. It is answered with the sink under every policy. nil: no
+	// name is.
+	IsInside func(*policy.Box, name.Name) bool
+	Audit    Recorder
+	Log      *zap.Logger    // nil: no log
+	Dial     Dial           // nil: net.Dialer
+	Roots    *x509.CertPool // roots for tls:// upstreams; nil: the system's
+	Limits   Limits
+	Memory   *memory.Budget // shared by the boxes; nil: 64 MiB
 
 	// MinGrant is the minimum life of a [Grant], whatever the TTL of the answer.
 	MinGrant time.Duration

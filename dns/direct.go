@@ -93,6 +93,9 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 		return a, false
 	}
 	a.box, a.policy = v.box, v.box.Policy.Load()
+	if s.isInside(a.box, a.host) {
+		return a, false
+	}
 	a.verdict = a.policy.Decide(policy.Request{Stage: policy.StageDNS, Box: a.box.ID, Name: a.host})
 	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
 		return a, a.sinkSize() < a.maxSize(transport)

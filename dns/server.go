@@ -23,6 +23,7 @@ type Server struct {
 	sinkV4   netip.Addr
 	sinkV6   netip.Addr
 	isURL    func(name.Name) bool
+	isInside func(*policy.Box, name.Name) bool
 	minGrant time.Duration // minimum duration of a grant
 	audit    Recorder
 	log      *zap.Logger
@@ -85,6 +86,9 @@ func newServer(c Config, up exchanger) *Server {
 	if c.IsURL == nil {
 		c.IsURL = func(name.Name) bool { return false }
 	}
+	if c.IsInside == nil {
+		c.IsInside = func(*policy.Box, name.Name) bool { return false }
+	}
 	retiring, retire := context.WithCancel(context.Background())
 	return &Server{
 		retiring: retiring, retire: retire,
@@ -93,6 +97,7 @@ func newServer(c Config, up exchanger) *Server {
 		sinkV4:   c.SinkV4,
 		sinkV6:   c.SinkV6,
 		isURL:    c.IsURL,
+		isInside: c.IsInside,
 		minGrant: c.MinGrant,
 		audit:    c.Audit,
 		log:      c.Log,
@@ -167,6 +172,9 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	name, d := decideName(pol, box.ID, q.name)
 	if !name.IsZero() {
 		ev.Name = name.String()
+	}
+	if pol != nil && s.isInside(box, name) {
+		return s.inside(pol, q, ev)
 	}
 	setDecision(ev, d)
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {

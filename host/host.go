@@ -26,6 +26,7 @@ import (
 	"boxgate/config"
 	"boxgate/dns"
 	"boxgate/firewall"
+	"boxgate/host/approvals"
 	"boxgate/host/authlimit"
 	"boxgate/host/box"
 	"boxgate/host/boxdial"
@@ -104,6 +105,7 @@ type services struct {
 	sources     *keys.Secrets      // the operator's secrets
 	selfTests   *box.SelfTests     // attacks boxes from inside
 	doctor      *doctor.Service    // diagnoses hosts
+	approvals   *approvals.Service // requests of boxes for access
 }
 
 // Services returns the services that answer API calls.
@@ -112,7 +114,7 @@ func (h *Host) Services() server.Services {
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
 		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Keys: h.keys, TrailReader: h.auditTrail,
-		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
+		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals,
 	}
 }
 
@@ -144,6 +146,7 @@ type parts struct {
 	domains    *urls.Domains
 	orders     *urls.Orders
 	ownURLs    *urls.OwnURLs
+	inside     *inside // endpoint for boxes
 	reach      *boxdial.Boxes
 	visits     *usage.Visits
 	minter     *certs.Minter

@@ -86,7 +86,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
-		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.complete,
+		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
@@ -191,7 +191,7 @@ func (o *opening) openUsage(context.Context) error {
 	o.authorities = box.NewAuthorities(p.store.Authorities, p.minter, p.urlCA)
 	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
 		Log: p.log, Records: p.store.Boxes, Rules: p.store.Rules, Installation: p.store.Installation, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
-		Reach: p.reach, Roots: p.addedRoots, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Reach: p.reach, Roots: p.addedRoots, Agents: p.introduction(), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
 		return err

@@ -7,19 +7,25 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"boxgate/audit"
+	"boxgate/boundary"
+	"boxgate/boundary/endpoint"
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/dns"
+	"boxgate/host/approvals"
 	"boxgate/host/enforce"
 	"boxgate/host/share"
 	"boxgate/host/urls"
 	"boxgate/launcher"
+	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/preflight"
 	"boxgate/proxy"
@@ -52,9 +58,10 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.urlTable = urls.NewTable(signIn.Hostname())
 	p.ownURLs = urls.NewOwnURLs(domain, p.listeners.PortOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
+	p.inside = &inside{}
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		IsURL: p.ownURLs.Named, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+		IsURL: p.ownURLs.Named, IsInside: p.inside.Serves, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
@@ -73,6 +80,7 @@ func (p *parts) openEgress(context.Context) error {
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 		Host:     p.minter.HostDomains,
 		URLs:     p.ownURLs,
+		Inside:   p.inside,
 		DenyPage: p.cfg.Proxy.Deny == "page", IdleTimeout: p.cfg.Proxy.IdleTimeout,
 		Secrets: p.secrets, Tokens: p.tokens, Memory: p.memory,
 	}
@@ -83,6 +91,50 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.secrets.SetHolders(p.proxy)
 	return nil
+}
+
+// inside is the endpoint for boxes, which is opened after the DNS server and the proxy. Until then no box has it.
+type inside struct {
+	opened atomic.Pointer[endpoint.Endpoint]
+}
+
+// Serves reports whether the requests of a box to a host are for the endpoint.
+func (i *inside) Serves(box *policy.Box, host name.Name) bool {
+	if host != boundary.Name {
+		return false
+	}
+	e := i.opened.Load()
+	return e != nil && e.Serves(box, host)
+}
+
+// ServeBox answers a request of a box.
+func (i *inside) ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Request) {
+	i.opened.Load().ServeBox(box, w, r)
+}
+
+// openApprovals opens the requests of boxes for access, and the endpoint where boxes make them.
+func (o *opening) openApprovals(context.Context) (err error) {
+	p, c := o.parts, o.parts.cfg.Approvals
+	settings := approvals.Config{
+		Log: p.log, Store: p.store.Approvals, Records: p.store.Boxes, Boxes: p.boxes, Rules: o.policies, Trail: p.trail.Log(),
+		Enabled: c.Enabled, EveryBox: c.EveryBox, FourEyes: c.FourEyes, Automatic: c.Automatic,
+	}
+	if c.Reviewer.URL != "" {
+		settings.Reviewer = approvals.NewWebhook(c.Reviewer.URL, func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.Reviewer.Secret) }, p.roots)
+	}
+	if o.approvals, err = approvals.New(settings); err != nil || !c.Enabled {
+		return err
+	}
+	p.inside.opened.Store(endpoint.New(&approvals.Inside{Service: o.approvals, Decisions: o.events, Authorities: o.authorities, Headers: o.policies.HeaderPatterns}))
+	return nil
+}
+
+// introduction returns the introduction for agents in boxes, which describes the endpoint; nil if not every box has it.
+func (p *parts) introduction() []byte {
+	if !p.cfg.Approvals.Enabled || !p.cfg.Approvals.EveryBox {
+		return nil
+	}
+	return []byte(boundary.Agents)
 }
 
 // dnsUpstreams returns the configured upstreams, or else the servers of the host's resolv.conf.

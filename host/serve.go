@@ -274,6 +274,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 		h.disk.Run(ctx)
 		return nil
 	})
+	run("reviews of requests for access", func() error { return h.approvals.Serve(ctx) })
 	run("quotas", func() error { h.quota.Run(ctx); return nil })
 	if o := h.parts.observed; o != nil {
 		run("observations", func() error { o.Run(ctx); return nil })

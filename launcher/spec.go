@@ -54,6 +54,7 @@ type Spec struct {
 	Roots    []byte            // PEM certificates trusted by the box like public roots; may be empty
 	Git      GitIdentity       // written to git's system configuration
 	DNS      []netip.Addr      // written to /etc/resolv.conf; empty: the box has no resolver
+	Agents   []byte            // introduction for agents, written to /etc/boxgate/AGENTS.md; may be empty
 }
 
 // GitIdentity is the author of commits in a box. With the zero value, git uses its own defaults.

@@ -182,6 +182,11 @@ func (c *conn) proceed(f peek.First, err error) {
 		return
 	}
 	fault.Mark(c.ctx, "proxy: first bytes read")
+	if c.p.core.IsInside(c.box, f.Name) { // served over plain HTTP only, and never resolved
+		c.event.Name = f.Name.String()
+		c.refuse(f.Kind, name.ReasonHostPort)
+		return
+	}
 	rt := c.decide(f)
 	if (rt.Action == policy.Intercept || rt.Action == policy.Broker) && c.p.belongsToHost(rt.Request.Name) {
 		rt.Route = refusedRoute(rt.Route, name.ReasonHostPort)
@@ -519,6 +524,7 @@ func (c *conn) denyPage(f peek.First, rt policy.Route) {
 		return
 	}
 	answer := problem.Of(rt.Err())
+	c.p.core.Advise(c.box, &answer, answer.Host, c.port)
 	c.event.Status = answer.Status
 	_ = problem.Write(client, answer) // the client may have disconnected
 	_ = client.CloseWrite()

@@ -127,6 +127,7 @@ func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
+	c.p.core.Advise(c.box, answer, answer.Host, c.port)
 	_ = problem.Write(c.tcp, *answer) // the client may have disconnected
 	c.linger = true
 }
@@ -195,6 +196,9 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 		}
 	} else if c.bound, err = name.Parse(host); err != nil {
 		return exchange.BadRequest("CONNECT needs a host name or an address.")
+	}
+	if c.p.core.IsInside(c.box, c.bound) {
+		return exchange.BadRequest("The endpoint of the gateway is served over plain HTTP: send the request itself to the proxy, in absolute form.")
 	}
 	asked, known := c.connRequest(c.bound), policy.Evidence{Opening: policy.OpeningConnect}
 	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, asked, known)

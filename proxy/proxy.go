@@ -82,6 +82,7 @@ type Config struct {
 	URLs     URLs             // nil: boxes cannot open the public URLs
 	Host     []name.Name      // domains of the gateway's host, including its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
+	Inside   exchange.Inside  // endpoint of the gateway for boxes; nil: none
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	// OriginalDst returns the original destination of a transparently accepted connection. nil: its local address, for
@@ -180,7 +181,7 @@ func New(cfg Config) (*Proxy, error) {
 	})
 	p.core = exchange.Core{
 		Router: router, Tunnels: tunnel.NewPool(p.cfg.IdleTimeout, p.cfg.MaxPipes, p.cfg.Log), Audit: p.cfg.Audit,
-		Secrets: p.cfg.Secrets, Tokens: p.cfg.Tokens, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams,
+		Secrets: p.cfg.Secrets, Tokens: p.cfg.Tokens, Log: p.cfg.Log, MaxStreams: p.cfg.MaxStreams, Inside: p.cfg.Inside,
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,

@@ -47,6 +47,7 @@ type Box struct {
 	Source       policy.Source `json:"source,omitzero"`      // source address of its connections
 	Limits       BoxLimits     `json:"limits,omitzero"`      // its own limits
 	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
+	Asks         *bool         `json:"asks,omitempty"`       // whether it may ask for approvals; nil: as configured
 
 	// Extra has the fields of the hosted product, stored and returned unchanged. It is sealed, because programs put
 	// tokens there.
@@ -164,7 +165,7 @@ func (db Boxes) Update(b Box) error {
 }
 
 // Delete removes a box and everything that belongs to it in one transaction: addresses, name, secrets, policies,
-// header rules, CA, public URLs and schedules. Its history stays until [History.Expire]. A missing box is not an error, because deletions are repeated after a
+// header rules, CA, public URLs, schedules and approvals. Its history stays until [History.Expire]. A missing box is not an error, because deletions are repeated after a
 // crash.
 func (db Boxes) Delete(id policy.BoxID) error {
 	return db.update(func(tx *transaction) error {
@@ -188,7 +189,7 @@ func (db Boxes) Delete(id policy.BoxID) error {
 			errs = append(errs, settle(tx, s, history.RolledBack), tx.delete(layout.Staged, []byte(s.staged)))
 		}
 		errs = append(errs, endHistory(tx, id))
-		return errors.Join(append(errs, deleteSchedules(tx, id))...)
+		return errors.Join(append(errs, deleteSchedules(tx, id), deleteApprovals(tx, id))...)
 	})
 }
 

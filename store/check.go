@@ -161,6 +161,11 @@ func newerReaders(s *document.Sealer, tx *bolt.Tx) []bucketReader {
 			}
 			return checkKey(string(key), snapshot.ID)
 		}},
+		{layout.Approvals, func(key, value []byte) error {
+			var a Approval
+			err := s.OpenJSON(tx, layout.Approvals, string(key), value, &a)
+			return errors.Join(err, checkKey(string(key), string(approvalKey(a.Box, a.ID))))
+		}},
 		{layout.Layers, func([]byte, []byte) error { return nil }}, // the key contains everything
 	}
 }

@@ -63,6 +63,7 @@ type DB struct {
 	URLs         URLs
 	Schedules    Schedules
 	Snapshots    Snapshots
+	Approvals    Approvals
 	Keys         Keys
 	Environment  Environment
 	Installation Installation
@@ -72,7 +73,7 @@ type DB struct {
 func newDB(f *file) *DB {
 	return &DB{
 		file: f, Boxes: Boxes{f}, Usages: Usages{f}, Rules: Rules{f}, History: History{f}, Authorities: Authorities{f}, URLs: URLs{f}, Schedules: Schedules{f},
-		Snapshots: Snapshots{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
+		Snapshots: Snapshots{f}, Approvals: Approvals{f}, Keys: Keys{f}, Environment: Environment{f}, Installation: Installation{f},
 	}
 }
 

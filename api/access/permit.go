@@ -34,7 +34,7 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
 	}
 	id := r.PathValue("id")
-	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader || caller.Role == api.RoleAuditor {
+	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader || caller.Role == api.RoleAuditor || caller.Role == api.RoleApprover {
 		return nil
 	}
 	box, err := boxes.Box(r.Context(), id)
@@ -92,7 +92,7 @@ func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 
 // grant contains the roles, besides admin, that may call an endpoint, and properties of the endpoint. The zero value
 // grants no access.
-type grant uint8
+type grant uint16
 
 const (
 	// own: box-creator and one-box keys, for the boxes that they see.
@@ -109,6 +109,8 @@ const (
 	runs
 	// audits: auditor keys. The endpoint must return records only, without secrets, and execute no code.
 	audits
+	// approves: approver keys, which may call no other endpoint.
+	approves
 
 	admin grant = 0 // admin keys only
 )
@@ -206,6 +208,13 @@ var grants = map[string]grant{
 
 	"diagnoseHost": admin | changes, // connects from the host
 
+	"listApprovals":    own | reads | approves, // lists the requests of the boxes that the key sees
+	"listBoxApprovals": own | reads | approves,
+	"getApproval":      own | reads | approves,
+	"answerApproval":   own | approves | changes, // refused to the box's own keys with approvals.four_eyes
+	"getAsking":        own | reads,
+	"setAsking":        own | changes,
+
 	"createUrl": own | changes,
 	"listUrls":  own | reads,
 	"deleteUrl": own | changes,
@@ -275,6 +284,8 @@ func (g grant) permits(role api.Role) bool {
 		return g&reads != 0 && g&changes == 0
 	case api.RoleAuditor:
 		return g&audits != 0 && g&changes == 0
+	case api.RoleApprover:
+		return g&approves != 0
 	}
 	return false
 }

@@ -69,6 +69,7 @@ type Host struct {
 	Decisions []audit.Event                         // decisions passed to AddDecision
 	Versions  map[policy.BoxID][]api.PolicyDocument // the history of policies, the oldest first
 	follow    []chan audit.Event
+	approvals []api.Approval
 }
 
 // Box is a box of a [Host].
@@ -78,6 +79,7 @@ type Box struct {
 	URLs  map[uint16]api.URL
 
 	schedules []schedules.Schedule
+	asks      bool // may ask for access
 }
 
 // NewBox returns a box without rules and public URLs.

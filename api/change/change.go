@@ -188,6 +188,22 @@ func OfPolicy(id policy.BoxID, is api.PolicyState) *rest.Change {
 	return &rest.Change{Box: id, PolicyVersion: is.Version, What: map[string]any{"policy": Policy(was, is, Whole)}}
 }
 
+// OfApproval describes the answer to a request of a box for access, and the change of the policy that it made, if any.
+func OfApproval(a api.Approval, given api.ApprovalAnswer, is *api.PolicyState) *rest.Change {
+	what := map[string]any{"approval": map[string]any{
+		"id": a.ID, "entry": a.Entry, "answer": given.Answer, "reason": given.Reason, "asked": a.Reason, "candidate": given.Digest,
+	}}
+	c := &rest.Change{Box: a.Box, What: what}
+	if is != nil {
+		var was api.PolicyState
+		if is.Was != nil {
+			was = *is.Was
+		}
+		c.PolicyVersion, what["policy"] = is.Version, Policy(was, *is, Whole)
+	}
+	return c
+}
+
 // OfNamed describes a change of a named policy, and of the policies of the boxes that follow it.
 func OfNamed(is api.NamedPolicy) *rest.Change {
 	c := &rest.Change{What: map[string]any{"named_policy": map[string]any{

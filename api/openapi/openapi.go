@@ -113,6 +113,7 @@ var pathDocs = map[string]string{
 
 	"api_key":    "ID or name of an API key",
 	"schedule":   "ID of a schedule",
+	"approval":   "ID of a request for access",
 	"key":        "name of an environment variable",
 	"label":      "a label of the box",
 	"owner":      "owner of the skill's repository",

@@ -59,20 +59,24 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
-			listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy`), rt.ID)
+			listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy
+			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxDecisions listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions listTrail verifyTrail
 			getReport listSecretUses listPolicyVersions getPolicyVersion`), rt.ID)
 	},
 	api.RoleBox: func(rt rest.Route) bool {
-		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa"}, rt.ID) {
+		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa", "listApprovals"}, rt.ID) {
 			return true
 		}
 		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "diagnoseHost" && rt.ID != "setSource"
 	},
 	api.RoleCreator: func(rt rest.Route) bool {
 		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listSnapshots", "deleteSnapshots", "listNamedPolicies", "getNamedPolicy"}, rt.ID)
+	},
+	api.RoleApprover: func(rt rest.Route) bool {
+		return slices.Contains([]string{"listApprovals", "listBoxApprovals", "getApproval", "answerApproval"}, rt.ID)
 	},
 	"":      func(rest.Route) bool { return false },
 	"owner": func(rest.Route) bool { return false },
@@ -114,7 +118,7 @@ func TestRolesByEveryRoute(t *testing.T) {
 
 func pathTo(rt rest.Route, box string) string {
 	return strings.NewReplacer("{id}", box, "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none", "{api_key}", "none",
-		"{owner}", "o", "{repository}", "r", "{skill}", "s", "{snapshot}", "none", "{name}", "none").Replace(rt.Path)
+		"{owner}", "o", "{repository}", "r", "{skill}", "s", "{snapshot}", "none", "{name}", "none", "{approval}", "none").Replace(rt.Path)
 }
 
 // TestBoxesOfOthersAreNotThere: one-box and box-creator keys see no other boxes through any endpoint, neither by ID nor

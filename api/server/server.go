@@ -19,6 +19,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/approvals"
 	"boxgate/api/boxes"
 	"boxgate/api/capture"
 	"boxgate/api/doctor"
@@ -75,6 +76,7 @@ type Services struct {
 	Store       gateway.Store
 	Secrets     gateway.Secrets
 	Authorities gateway.Authorities
+	Approvals   approvals.Host
 }
 
 // Config configures [New]. The services and FindKey are required.
@@ -288,6 +290,7 @@ func (a *API) packages() []endpoints {
 		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Versions: a.Versions, Bodies: bodies, Stopping: a.stopping}},
+		{"approvals", "Requests of boxes for access, and the answers to them", &approvals.Endpoints{Boxes: a.Boxes, Host: a.Approvals, History: past, Bodies: bodies}},
 		{"doctor", "Diagnoses of hosts", &doctor.Endpoints{Boxes: a.Boxes, Host: a.Doctor, Bodies: bodies}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
 		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},

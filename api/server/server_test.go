@@ -16,6 +16,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/apitest"
+	"boxgate/api/approvals"
 	"boxgate/api/boxes"
 	"boxgate/api/doctor"
 	"boxgate/api/egress"
@@ -72,12 +73,13 @@ type anything interface {
 	gateway.Store
 	gateway.Secrets
 	gateway.Authorities
+	approvals.Host
 }
 
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h,
 	}
 }
 
@@ -441,7 +443,7 @@ var doors = map[string][]string{
 		"setPolicy", "addLeases", "endLeases", "setEnforcement", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
 		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
-		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey",
+		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey", "answerApproval", "setAsking",
 	},
 }
 

@@ -55,6 +55,12 @@ func (w webhook) sign(ctx context.Context, h http.Header, id string, body []byte
 	if err != nil {
 		return err
 	}
+	return SignWebhook(h, secret, id, body)
+}
+
+// SignWebhook signs a webhook with each of the keys in a secret, according to Standard Webhooks 1.0.0. id identifies the message;
+// it is the same for each attempt.
+func SignWebhook(h http.Header, secret name.Secret, id string, body []byte) error {
 	keys, err := signingKeys(secret)
 	if err != nil {
 		return err

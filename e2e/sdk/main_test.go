@@ -54,6 +54,7 @@ func newWorld(t *testing.T) (w *harness.World, key string) {
 	t.Helper()
 	w = harness.NewWorld(t, func(c *config.Config) {
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Ingress.Domain = "", "127.0.0.1:80", "localhost"
+		c.Approvals.Enabled = true
 		c.Secrets.Sources = map[string]secrets.Source{"openai": {Command: []string{"echo", "sk-of-the-examples"}}}
 	})
 	return w, strings.TrimSpace(w.KeyFile("api-key"))

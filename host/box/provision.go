@@ -47,6 +47,7 @@ type ProvisionerConfig struct {
 	URLs         URLs
 	Reach        *boxdial.Boxes
 	Roots        []byte       // additional CA certificates that launched boxes trust, in PEM
+	Agents       []byte       `required:"false"` // introduction for agents in launched boxes; empty: none
 	DNS          []netip.Addr // resolvers of boxes
 }
 
@@ -64,6 +65,7 @@ type Provisioner struct {
 	urls         URLs
 	reach        *boxdial.Boxes
 	roots        []byte
+	agents       []byte
 	dns          []netip.Addr
 }
 
@@ -74,7 +76,7 @@ func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 	}
 	return &Provisioner{
 		log: c.Log, records: c.Records, rules: c.Rules, installation: c.Installation, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
-		reach: c.Reach, roots: c.Roots, dns: c.DNS,
+		reach: c.Reach, roots: c.Roots, agents: c.Agents, dns: c.DNS,
 	}, nil
 }
 
@@ -300,7 +302,7 @@ func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.Record
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
-		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns,
+		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns, Agents: p.agents,
 	}
 }
 

@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -22,6 +23,21 @@ func (p *Service) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, 
 	b.Lock()
 	defer b.Unlock()
 	return b.HeaderState(), nil
+}
+
+// HeaderPatterns returns the patterns of the header rules that apply to a box, its own and the global ones, without duplicates.
+func (p *Service) HeaderPatterns(id policy.BoxID) ([]string, error) {
+	b, err := p.boxes.Lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Unlock()
+	var patterns []string
+	for _, h := range p.shared.inputsOf(b).rules() {
+		patterns = append(patterns, h.Pattern.String())
+	}
+	slices.Sort(patterns)
+	return slices.Compact(patterns), nil
 }
 
 // SetHeaders implements the Host of [boxgate/api/rules].

@@ -39,11 +39,9 @@ func (p *Service) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseR
 			}
 			key := api.LeaseEntry{Allow: req.Allow, Entry: text}
 			idle[key] = why
-			next.Leases = append(slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return leaseKey(l) == key }),
-				withKey(lease.New(req.Allow, text, req.Lasts, now), by))
-		}
-		if len(next.Leases) > mostLeases {
-			return api.Errorf(api.ErrConflict, "a box has at most %d temporary entries; end some, or wait until they end", mostLeases)
+			if err := addLease(next, withKey(lease.New(req.Allow, text, req.Lasts, now), by)); err != nil {
+				return err
+			}
 		}
 		return nil
 	})

@@ -35,10 +35,11 @@ type Box struct {
 	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
 	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
 
-	EndingLeases  atomic.Bool // leases are being ended
-	Waking        atomic.Bool // a visitor's data is waking the box
-	Spent         atomic.Bool // the box has used up its quota and is cut off
-	ChangingSpent atomic.Bool // Spent is being changed
+	EndingLeases  atomic.Bool          // leases are being ended
+	Waking        atomic.Bool          // a visitor's data is waking the box
+	Spent         atomic.Bool          // the box has used up its quota and is cut off
+	Asks          atomic.Pointer[bool] // whether the box may ask for approvals; nil: as configured
+	ChangingSpent atomic.Bool          // Spent is being changed
 
 	mu             sync.Mutex    // serialises changes; held for the whole change
 	StateChange    chan struct{} // closed when the running change of state ends; nil: not changing
@@ -185,6 +186,7 @@ func (b *Box) Publish() {
 	}
 	inForce := b.StoredPolicy()
 	b.Applied.Store(&inForce)
+	b.Asks.Store(b.Record.Asks)
 	b.Shown.Store(&api.Box{
 		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, Ephemeral: b.Record.Ephemeral,

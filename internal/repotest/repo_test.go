@@ -50,6 +50,9 @@ rule/upstream: policy/name policy/document policy rule
 observe: policy audit store/pages
 observe/lint: policy audit observe
 observe/replay: policy audit observe
+boundary: policy
+boundary/endpoint: policy audit api api/problem api/strict boundary
+boundary/mcp: boundary
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -61,13 +64,13 @@ firewall/nft: policy internal/fault firewall/namespace firewall/network
 firewall/report: policy audit firewall/flow firewall/namespace firewall/network firewall/nft
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
-dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit
+dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit boundary
 dns/outbound:
-proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay
+proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay boundary
 proxy/recovery: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
+proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
 proxy/header: policy rule relay/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
 proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/offer:
@@ -109,6 +112,7 @@ launcher/trash: launcher/files
 api: policy audit quota observe/replay policy/authority
 api/access: policy rule api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor
+api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
@@ -126,7 +130,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report
+api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
@@ -204,6 +208,7 @@ host/enforce/enforcetest: policy firewall
 host/webhook: policy
 host/handover: policy
 host/handover/handovertest: policy host/handover
+host/approvals: policy api api/change audit boundary host/change host/state internal/fault internal/ratelimit internal/required store
 host/authlimit: internal/socket quota
 host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store
 host/lease: internal/fault store
@@ -220,13 +225,13 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe
+host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

@@ -35,6 +35,7 @@ type Identity struct {
 	Git      GitIdentity
 	CA       []byte // PEM certificates trusted in addition to the public roots; may be empty
 	Roots    []byte // PEM certificates trusted like public roots; may be empty
+	Agents   []byte // introduction for agents; may be empty
 	Restored bool   // the root has the files of another box, whose CA must be removed
 }
 
@@ -51,12 +52,24 @@ func (b *Root) PrepareNew(is Identity) error {
 		{"its names", func() error { return b.writeNames(is) }},
 		{"its git identity", func() error { return b.writeGit(is.Git) }},
 		{"its certificates", func() error { return b.trust(is.CA, is.Roots) }},
+		{"its introduction for agents", func() error { return b.writeAgents(is.Agents) }},
 	} {
 		if err := step.do(); err != nil {
 			return fmt.Errorf("cannot write %s: %w", step.what, err)
 		}
 	}
 	return nil
+}
+
+// AgentsPath is the path of the introduction for agents.
+const AgentsPath = "/etc/boxgate/AGENTS.md"
+
+// writeAgents writes the introduction for agents, if there is one.
+func (b *Root) writeAgents(text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	return b.replace(AgentsPath, text, 0o644)
 }
 
 // mountPoints are the directories that the runtime mounts on. An image may lack them.

@@ -13,6 +13,7 @@ const (
 	ReasonRequestRule   Reason = "request_rule"   // a request rule decided (either verdict)
 	ReasonURL           Reason = "url"            // a public URL with a valid credential, or without authentication
 	ReasonWouldDeny     Reason = "would_deny"     // the policy denies it, but is only audited
+	ReasonGateway       Reason = "gateway"        // the gateway itself answers the box, at policy.boxgate.internal
 	ReasonUnnamed       Reason = "unnamed"        // connections that were allowed and counted, but not logged separately
 )
 
@@ -76,7 +77,7 @@ func (r Reason) IsFailure() bool {
 // Reasons returns the whole set, in the order of the constants above.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonWouldDeny, ReasonUnnamed,
+		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonGateway, ReasonWouldDeny, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
 		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota, ReasonSourceAddress,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"boxgate/boundary"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/policy/content"
@@ -51,6 +52,7 @@ type Head interface {
 // to its address, with the headers in Set.
 type Decision struct {
 	Refused    *problem.Problem
+	Inside     bool             // the gateway answers the request itself: see [Core.Inside]
 	Request    policy.Request   // as evaluated by the policy
 	to         origin.Target    // its route, also for rechecks
 	Policy     *policy.Compiled // the policy that decided
@@ -97,6 +99,11 @@ func (s *Session) judge(ctx context.Context, m *Message, r *Decision, wait bool)
 		return true
 	}
 	fault.Mark(ctx, "proxy: request read")
+	if !s.Secure && s.isInside(&r.Request) {
+		r.Inside, r.Reason = true, name.ReasonGateway
+		r.Policy = s.Box.Policy.Load()
+		return true
+	}
 	r.Policy = s.Box.Policy.Load()
 	if needs := r.Policy.Needs(r.Request.Name, r.Request.Port); needs != nil && m.Head != nil {
 		r.Request.Fields = &match.Fields{Needs: needs, List: m.Head.Forwarded(needs)}
@@ -132,6 +139,12 @@ func (r *Decision) begin(s *Session, m *Message) {
 	if m.Websocket { // the upstream gets an HTTP/1.1 upgrade
 		q.Method = "GET"
 	}
+}
+
+// isInside reports whether a request over plain HTTP is for the endpoint of the gateway: it names that host and port, and its
+// connection went to no other address.
+func (s *Session) isInside(r *policy.Request) bool {
+	return r.Port == boundary.Port && !s.Orig.Addr().IsValid() && s.Core.IsInside(s.Box, r.Name)
 }
 
 // pickHeaders finds the header rule for an allowed request. It returns false, and refuses the request, if a rule refuses it

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit"
+	"boxgate/boundary"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/live"
@@ -65,7 +66,28 @@ type Core struct {
 	Revoked    Revocations
 	identities identities
 	Clock      func() time.Time // nil: the system's
+	Inside     Inside           // nil: boxes have no endpoint
 	MaxStreams int              // requests of a box over HTTP/2 in progress at a time
+}
+
+// Inside is the endpoint of the gateway for boxes. Safe for concurrent use.
+type Inside interface {
+	// Serves reports whether the requests of a box to a host are for the endpoint.
+	Serves(box *policy.Box, host name.Name) bool
+	// ServeBox answers a request of a box. The context of the request ends with its connection.
+	ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Request)
+}
+
+// IsInside reports whether the requests of a box to a host are for the endpoint of the gateway.
+func (k *Core) IsInside(box *policy.Box, host name.Name) bool {
+	return k.Inside != nil && host == boundary.Name && k.Inside.Serves(box, host)
+}
+
+// Advise adds the steps that a program in a box can take to a problem, if the box has the endpoint that they refer to.
+func (k *Core) Advise(box *policy.Box, p *problem.Problem, host string, port uint16) {
+	if k.IsInside(box, boundary.Name) && p.NextSteps == nil {
+		p.NextSteps = boundary.NextSteps(p.Reason, host, port)
+	}
 }
 
 // NewSession returns a session for one client connection of a box. The caller sets its destination and whether it is

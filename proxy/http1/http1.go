@@ -294,6 +294,9 @@ func (h *conn) serveOne() error {
 		h.body.close()
 		return err
 	}
+	if h.decision.Inside {
+		return h.serveInside()
+	}
 	defer h.flight.clear()
 	return h.forward()
 }
@@ -317,6 +320,9 @@ func (h *conn) judge() (allowed bool, err error) {
 		if p := h.decision.Refused; p != nil {
 			h.flight.clear()
 			return false, h.refuse(p)
+		}
+		if h.decision.Inside {
+			return true, nil
 		}
 		h.flight.set(h.s, &h.decision, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.decision.Policy {
@@ -476,11 +482,24 @@ func (h *conn) refuseBody(err error) error {
 	return h.refuse(exchange.BadRequest("The request is refused: " + err.Error() + "."))
 }
 
+// advise adds the next steps to a problem.
+func (h *conn) advise(p *problem.Problem) {
+	if h.work == nil {
+		return
+	}
+	host := p.Host
+	if host == "" {
+		host = h.x.Event.Name
+	}
+	h.s.Core.Advise(h.s.Box, p, host, h.x.Event.Port)
+}
+
 func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
 	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}}
 	if p.Status == http.StatusTooManyRequests {
 		fields = append(fields, [2]string{"Retry-After", exchange.RetryAfter})
 	}
+	h.advise(p)
 	_, err := h.Reply(&relay.Reply{Status: p.Status, Fields: fields, Body: p.Body(), Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
 	return err
 }

@@ -422,6 +422,7 @@ func (st *stream) judgeHead() {
 // refuse answers with a problem.
 func (st *stream) refuse(p *problem.Problem, more ...hpack.HeaderField) {
 	st.x.Refused(p)
+	st.s.Core.Advise(st.s.Box, p, p.Host, st.x.Event.Port)
 	body := p.Body()
 	fields := append(more, hpack.HeaderField{Name: "content-type", Value: "application/problem+json"},
 		hpack.HeaderField{Name: "cache-control", Value: "no-store"})

@@ -26,6 +26,8 @@ type Problem struct {
 	Host   string      `json:"host,omitempty"`
 	Reason name.Reason `json:"reason"`
 	Rule   string      `json:"rule,omitempty"`
+	// NextSteps are steps that a program in the box can take, in order.
+	NextSteps []string `json:"next_steps,omitempty"`
 }
 
 // Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, and 503 if the box

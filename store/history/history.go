@@ -54,6 +54,7 @@ type Cause string
 const (
 	Created      Cause = "create"        // with the box
 	Replaced     Cause = "set"           // by a caller of the API
+	Approved     Cause = "approved"      // an entry was added for good, by an answer to a request of the box
 	NamedChanged Cause = "named_policy"  // the named policy that the box follows was changed
 	LeaseBegun   Cause = "lease_begun"   // temporary entries were added
 	LeaseEnded   Cause = "lease_ended"   // temporary entries were ended by a caller of the API

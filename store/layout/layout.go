@@ -40,6 +40,7 @@ var (
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule
 	Usage     = []byte("usage")     // Usage as JSON
+	Approvals = []byte("approvals") // sealed; ID of the box, NUL, ID of the approval → Approval
 
 	HistoryLines    = []byte("history_lines")    // ID or "@", NUL, kind → line of the history as JSON; NUL: the totals; see package history
 	HistoryVersions = []byte("history_versions") // key of the line, version big-endian → version as JSON
@@ -72,11 +73,11 @@ const (
 // Documents are the buckets whose documents have tags: all except meta.
 var Documents = [][]byte{
 	Boxes, Names, Indexes, Addrs, Secrets, Policies, Staged, Headers, CAs,
-	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers, HistoryLines, HistoryVersions, HistoryTexts,
+	URLs, APIKeys, Settings, Schedules, Usage, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts,
 }
 
 // Added are the buckets that stores of schema 1 did not have.
-var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers, HistoryLines, HistoryVersions, HistoryTexts}
+var Added = [][]byte{Settings, Schedules, Usage, Snapshots, Layers, Approvals, HistoryLines, HistoryVersions, HistoryTexts}
 
 // How the data key is encrypted.
 const (

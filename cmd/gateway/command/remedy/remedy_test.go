@@ -15,7 +15,7 @@ import (
 
 // allowing lists the reasons that never deny.
 var allowing = []name.Reason{
-	name.ReasonAllowAll, name.ReasonAllowedCIDR, name.ReasonAllowedDomain, name.ReasonNotDenied, name.ReasonURL, name.ReasonWouldDeny, name.ReasonUnnamed,
+	name.ReasonAllowAll, name.ReasonAllowedCIDR, name.ReasonAllowedDomain, name.ReasonNotDenied, name.ReasonURL, name.ReasonGateway, name.ReasonWouldDeny, name.ReasonUnnamed,
 }
 
 // TestEveryDenialHasARemedy: exactly the reasons that deny have a remedy.

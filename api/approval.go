@@ -1,0 +1,93 @@
+package api
+
+import (
+	"time"
+
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// ApprovalState is the state of a box's request for access.
+type ApprovalState string
+
+// The states.
+const (
+	ApprovalOpen   ApprovalState = "open"
+	ApprovalOnce   ApprovalState = "once"   // approved for a time
+	ApprovalAlways ApprovalState = "always" // approved by a change of the policy
+	ApprovalDenied ApprovalState = "denied"
+)
+
+// ApprovalNeedsHuman is the answer of a reviewer that leaves a request to a person: it stays open.
+const ApprovalNeedsHuman = "needs_human"
+
+// Enum lists the states for the description of the API.
+func (ApprovalState) Enum() []string {
+	return []string{string(ApprovalOpen), string(ApprovalOnce), string(ApprovalAlways), string(ApprovalDenied)}
+}
+
+// Approval is a request of a box for access to a destination that its policy denies, and the answer to it.
+type Approval struct {
+	ID        string
+	Box       policy.BoxID
+	Host      string // a name, or an address
+	Port      uint16 // 0 with an address
+	Entry     string // the entry of a policy that allows it
+	Reason    string // text of the box
+	Lasts     time.Duration
+	State     ApprovalState
+	Answer    string // reason of the answer
+	Key, By   string // ID and name of the API key that answered
+	Human     string // why a reviewer left it to a person
+	Until     time.Time
+	Version   uint64 // of the policy with the approved access
+	CreatedAt time.Time
+	ExpiresAt time.Time
+	ClosedAt  time.Time // zero: open
+	// Candidate is the effect of an approval under the current policy. nil: the request is not open, or Obstacle says why it
+	// cannot be approved now.
+	Candidate *Candidate
+	Obstacle  string
+}
+
+// Candidate is the effect that an approval of a request would have under the current policy of its box.
+type Candidate struct {
+	// Digest identifies the box, the destination and the effect: it changes if the policy changes so that the effect differs.
+	Digest string `json:"digest"`
+	// Opens describes the access.
+	Opens string `json:"opens"`
+	// Denied is the current decision about the destination.
+	Denied name.Reason `json:"denied"`
+	// Mode is the mode of the policy.
+	Mode policy.Mode `json:"mode"`
+	// Headers are patterns of the header rules, by which the gateway adds credentials, that cover the destination.
+	Headers []string `json:"headers,omitempty"`
+	// Rules is the number of request rules for hosts that include the destination; they continue to apply.
+	Rules int `json:"rules,omitempty"`
+	// NotAlways is the reason why it can be approved only for a time; "" if it can be approved for good.
+	NotAlways string `json:"not_always,omitempty"`
+}
+
+// ApprovalAnswer is an answer to a request for access.
+type ApprovalAnswer struct {
+	Answer string        // a state other than open, or [ApprovalNeedsHuman]
+	Lasts  time.Duration // with ApprovalOnce
+	Reason string
+	Digest string // of the candidate that was approved
+}
+
+// Grant is approved access to a destination.
+type Grant struct {
+	Host   string
+	Port   uint16
+	Digest string        // of the candidate
+	Lasts  time.Duration // 0: for good
+}
+
+// ApprovalRequest is a request for access as a box makes it.
+type ApprovalRequest struct {
+	Host   string
+	Port   uint16        // 0: 443 for a name
+	Lasts  time.Duration // 0: the default
+	Reason string
+}

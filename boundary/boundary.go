@@ -1,0 +1,117 @@
+// Package boundary has the texts that describe its boundary to a box: the name of the endpoint that the gateway serves to boxes,
+// the steps that a program in a box can take after a denial, and an introduction for agents.
+package boundary
+
+import (
+	"encoding/json"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// Host is the name of the endpoint that the gateway serves to boxes, over HTTP on port 80. The top-level domain "internal" is
+// reserved for private use (ICANN, 29 July 2024), so the name cannot be a server's on the internet.
+const Host = "policy.boxgate.internal"
+
+// Port is the only port of the endpoint.
+const Port = 80
+
+// URL is the address of the endpoint, without a slash at the end.
+const URL = "http://" + Host
+
+// Name is [Host] in canonical form.
+var Name = parsed()
+
+func parsed() name.Name {
+	n, err := name.Parse(Host)
+	if err != nil {
+		panic(err) // a constant
+	}
+	return n
+}
+
+// CanAsk reports whether an approval may open a destination that was denied for a reason. Entries that deny, protected ranges
+// and faults of the request are not open to approval.
+func CanAsk(why name.Reason) bool { return why == name.ReasonNotAllowed || why == name.ReasonDenyAll }
+
+// NextSteps returns the steps that a program in a box can take after a denial, in order. host is a name or an address, and port
+// its port, 0 if unknown. It returns nil for reasons without advice.
+func NextSteps(why name.Reason, host string, port uint16) []string {
+	switch {
+	case CanAsk(why) && host != "":
+		body := map[string]any{"host": host, "reason": "WHY YOU NEED IT"}
+		if port != 0 {
+			body["port"] = port
+		}
+		text, err := json.Marshal(body)
+		if err != nil {
+			return nil
+		}
+		return []string{
+			"Check whether the task can be done without this destination.",
+			"If not, ask for access: POST " + string(text) + " as application/json to " + URL + "/v1/requests",
+			"Wait for the answer: GET the wait_url of the response, again while its state is open",
+			"If the state is once or always, repeat the denied request. If it is denied, do not repeat it: work without the destination, or report that it is missing.",
+		}
+	case CanAsk(why):
+		return []string{"Find the name of the destination, and ask for access to it at " + URL + "/v1/requests"}
+	}
+	switch why {
+	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR, name.ReasonProtectedRange, name.ReasonHeaderRule, name.ReasonRequestRule:
+		return []string{"Do not repeat the request: the policy refuses it, and an approval cannot open it. GET " + URL + "/v1/policy shows the policy."}
+	case name.ReasonLimit:
+		return []string{"Wait, then repeat the request: the box has reached a limit."}
+	case name.ReasonQuota:
+		return []string{"Stop sending: the box has used up its traffic quota."}
+	}
+	return nil
+}
+
+// Policy is the policy of a box, as the box sees it.
+type Policy struct {
+	Spec    policy.Spec `json:"policy"`
+	Version uint64      `json:"version"`
+	// Temporary lists entries that are allowed or denied for a time in addition to the policy.
+	Temporary []Temporary `json:"temporary"`
+	// Credentials lists patterns of hosts whose requests get credentials from the gateway.
+	Credentials []string `json:"credentials_added_for"`
+}
+
+// Temporary is an entry with an end.
+type Temporary struct {
+	Action    string    `json:"action"`
+	Entry     string    `json:"entry"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// Agents is an introduction for agents that work in a box with the endpoint.
+const Agents = `# The network of this sandbox
+
+A gateway outside this sandbox decides about each connection and request. The following is about the network only.
+
+- A denied request fails quickly: HTTP 403 with a JSON body that has "reason" and "next_steps", a TLS error (access denied), or
+  a reset connection. Repeating it does not help. Do not look for a way around it.
+- Credentials of some services are added to your requests outside the sandbox. You need no key for them; the policy lists them
+  as "credentials_added_for".
+- Ask before you work around: a person or a program can approve a destination for a time.
+
+Everything is at ` + URL + `, over plain HTTP, without a key:
+
+| request | result |
+|---|---|
+| GET /v1/policy | what this sandbox may reach |
+| GET /v1/denials | what was denied lately, why, and the next steps |
+| POST /v1/requests | ask for a destination: {"host": "api.example.com", "port": 443, "reason": "why you need it"} |
+| GET /v1/requests | your requests and their answers |
+| GET /v1/requests/{id}/wait | wait up to a minute for the answer; repeat while "state" is "open" |
+| GET /v1/ca | the certificate authority that this sandbox must trust, as PEM |
+
+Example:
+
+    curl -sS ` + URL + `/v1/requests -H 'Content-Type: application/json' \
+      -d '{"host": "api.example.com", "port": 443, "reason": "the tests download their fixtures from it"}'
+
+"state" becomes "once" (access until "until"), "always" or "denied". With "needs_human" set, a person has to answer: go on with
+other work. At most 16 requests can be open. Write the reason for a person who does not know your task.
+`

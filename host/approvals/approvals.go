@@ -1,0 +1,378 @@
+// Package approvals lets boxes ask for access that their policies deny, and lets others answer.
+//
+// A request names one destination and a reason. It changes no policy: only an answer does, by the same steps as any other change,
+// and only if the change has the effect that the author of the answer was shown. Requests are stored with the box,
+// end with it, and are forgotten after [Lifetime].
+package approvals
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/audit/trail"
+	"boxgate/host/change"
+	"boxgate/host/state"
+	"boxgate/internal/fault"
+	"boxgate/internal/ratelimit"
+	"boxgate/internal/required"
+	"boxgate/policy"
+	"boxgate/policy/name"
+	"boxgate/store"
+)
+
+// Limits of one box.
+const (
+	MostOpen   = 16                  // open requests
+	MostKept   = 128                 // requests within Lifetime, answered ones included
+	Lifetime   = 24 * time.Hour      // of a request, since the box asked
+	MostReason = 1000                // bytes of a reason
+	MostWaits  = MostOpen            // responses that wait for an answer
+	perSecond  = 10                  // requests to the endpoint, sustained
+	burst      = 40                  // requests to the endpoint at a time
+	settled    = time.Hour           // time during which a denial also answers the same request
+	mostAnswer = 30 * 24 * time.Hour // of access for a time
+)
+
+// DefaultLasts is the duration of access if neither the request nor the answer has one.
+const DefaultLasts = time.Hour
+
+// Rules evaluates and changes policies. It is implemented by the service of package rules.
+type Rules interface {
+	// Policy returns the current policy of a box.
+	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
+	// Candidate returns the entry that gives a box access to a destination, and the effect that this would have. The error is an
+	// [api.ErrConflict] if the destination is allowed already, and an [api.ErrForbidden] if an approval cannot open it.
+	Candidate(ctx context.Context, id policy.BoxID, host string, port uint16) (entry string, c api.Candidate, err error)
+	// Grant gives a box access, if that has the effect with the digest. Otherwise the error is an [api.ErrConflict].
+	Grant(ctx context.Context, id policy.BoxID, g api.Grant) (api.PolicyState, error)
+}
+
+// Trail records answers that no API call has given.
+type Trail interface {
+	// Append returns the number of an entry once it is on disk.
+	Append(e trail.Entry) (uint64, error)
+}
+
+// Config configures a [Service].
+type Config struct {
+	Log   *zap.Logger
+	Store store.Approvals
+	// Records are the records of boxes, which keep whether a box may ask.
+	Records store.Boxes
+	Boxes   *state.Table
+	Rules   Rules
+	Trail   Trail
+	// Enabled is false if no box may ask, whatever its own setting.
+	Enabled bool
+	// EveryBox is the setting of boxes that have none of their own.
+	EveryBox bool
+	// FourEyes refuses answers by the API key that created the box, and by keys for the box alone.
+	FourEyes bool
+	// Automatic approves each request that the ceiling permits, for a time.
+	Automatic bool
+	// Reviewer answers before a person does. nil: there is none.
+	Reviewer Reviewer `required:"false"`
+}
+
+// Service keeps the requests of boxes and their answers. Safe for concurrent use.
+type Service struct {
+	Config
+
+	queue chan store.Approval // for the reviewer
+
+	mu    sync.Mutex
+	boxes map[policy.BoxID]*asker
+}
+
+// asker is the state of a box in memory.
+type asker struct {
+	turn  sync.Mutex // serialises requests and answers
+	limit *ratelimit.Limiter
+
+	mu      sync.Mutex
+	waits   int
+	changed chan struct{} // closed at the next change of a request
+}
+
+// New returns a service.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Service{Config: c, queue: make(chan store.Approval, mostQueued), boxes: map[policy.BoxID]*asker{}}, nil
+}
+
+// of returns the state of a box, and drops the states of deleted boxes.
+func (s *Service) of(id policy.BoxID) *asker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.boxes[id]
+	if a == nil {
+		for other := range s.boxes {
+			if !s.Boxes.Has(other) {
+				delete(s.boxes, other)
+			}
+		}
+		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), changed: make(chan struct{})}
+		s.boxes[id] = a
+	}
+	return a
+}
+
+// notify wakes the waiting responses.
+func (a *asker) notify() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// Asks reports whether a box may use the endpoint.
+func (s *Service) Asks(id policy.BoxID) bool {
+	if !s.Enabled {
+		return false
+	}
+	b, err := s.Boxes.Find(id)
+	if err != nil {
+		return false
+	}
+	if own := b.Asks.Load(); own != nil {
+		return *own
+	}
+	return s.EveryBox
+}
+
+// SetAsks changes whether a box may use the endpoint. nil: as configured.
+func (s *Service) SetAsks(_ context.Context, id policy.BoxID, on *bool) (bool, error) {
+	if on != nil && *on && !s.Enabled {
+		return false, api.Errorf(api.ErrConflict, "this gateway serves no approvals; approvals.enabled in its configuration turns them on")
+	}
+	b, err := s.Boxes.Lock(id)
+	if err != nil {
+		return false, err
+	}
+	defer b.Unlock()
+	record := b.Record
+	record.Asks, record.UpdatedAt = on, fault.Now()
+	if err := s.Records.Update(record); err != nil {
+		return false, err
+	}
+	b.Record = record
+	b.Publish()
+	return s.Asks(id), nil
+}
+
+// Allow counts a request of a box to the endpoint, and reports whether it is within the rate.
+func (s *Service) Allow(id policy.BoxID) bool { return s.of(id).limit.Allow() }
+
+// Approvals returns the requests of a box, or of all boxes if id is "", oldest first.
+func (s *Service) Approvals(ctx context.Context, id policy.BoxID) ([]api.Approval, error) {
+	stored, err := s.Store.List(id)
+	if err != nil {
+		return nil, err
+	}
+	list := []api.Approval{}
+	for _, a := range stored {
+		if isAlive(a) && s.Boxes.Has(a.Box) {
+			list = append(list, s.view(ctx, a))
+		}
+	}
+	return list, nil
+}
+
+// Approval returns a request of a box.
+func (s *Service) Approval(ctx context.Context, id policy.BoxID, approval string) (api.Approval, error) {
+	a, err := s.find(id, approval)
+	if err != nil {
+		return api.Approval{}, err
+	}
+	return s.view(ctx, a), nil
+}
+
+func (s *Service) find(id policy.BoxID, approval string) (store.Approval, error) {
+	list, err := s.Store.List(id)
+	if err != nil {
+		return store.Approval{}, err
+	}
+	i := slices.IndexFunc(list, func(a store.Approval) bool { return a.ID == approval && isAlive(a) })
+	if i < 0 {
+		return store.Approval{}, errUnknown
+	}
+	return list[i], nil
+}
+
+var errUnknown = api.Errorf(api.ErrNotFound, "there is no such request; it may have expired")
+
+func isAlive(a store.Approval) bool { return fault.Now().Before(a.ExpiresAt) }
+
+// view returns a request as the API shows it, with the current effect of an approval.
+func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
+	v := api.Approval{
+		ID: a.ID, Box: a.Box, Host: a.Host, Port: a.Port, Entry: a.Entry, Reason: a.Reason, Lasts: a.Lasts, State: api.ApprovalState(a.State), Answer: a.Answer,
+		Key: a.Key, By: a.KeyName, Human: a.Human, Until: a.Until, Version: a.Version, CreatedAt: a.CreatedAt, ExpiresAt: a.ExpiresAt, ClosedAt: a.ClosedAt,
+	}
+	if v.State != api.ApprovalOpen {
+		return v
+	}
+	_, c, err := s.Rules.Candidate(ctx, a.Box, a.Host, a.Port)
+	if err != nil {
+		v.Obstacle = err.Error()
+		return v
+	}
+	v.Candidate = &c
+	return v
+}
+
+// Ask stores a request of a box. created is false if the box has made the same request before: it is open, or was denied within
+// the last hour, and is returned again.
+func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalRequest) (_ api.Approval, created bool, err error) {
+	if err := checkText("/reason", r.Reason); err != nil {
+		return api.Approval{}, false, err
+	}
+	if r.Lasts < 0 || r.Lasts > mostAnswer {
+		return api.Approval{}, false, change.InvalidAt("/expires_in", "must be between 1 second and 30 days")
+	}
+	if _, err := name.Parse(r.Host); err == nil && r.Port == 0 {
+		r.Port = name.HTTPSPort
+	}
+	a := s.of(id)
+	a.turn.Lock()
+	defer a.turn.Unlock()
+	entry, candidate, err := s.Rules.Candidate(ctx, id, r.Host, r.Port)
+	if err != nil {
+		return api.Approval{}, false, err
+	}
+	list, err := s.Store.List(id)
+	if err != nil {
+		return api.Approval{}, false, err
+	}
+	same, forget, err := admit(list, entry)
+	if err != nil {
+		return api.Approval{}, false, err
+	}
+	if same != nil {
+		return s.view(ctx, *same), false, nil
+	}
+	now := fault.Now().UTC().Round(0)
+	asked := store.Approval{
+		ID: newID(), Box: id, Host: hostOf(entry, r.Port), Port: r.Port, Entry: entry, Reason: r.Reason, Lasts: r.Lasts, State: string(api.ApprovalOpen), CreatedAt: now, ExpiresAt: now.Add(Lifetime),
+	}
+	if err := s.Store.Add(asked, forget); err != nil {
+		return api.Approval{}, false, err
+	}
+	s.Log.Info("a box asks for access", zap.String("box", string(id)), zap.String("approval", asked.ID), zap.String("entry", entry), zap.String("candidate", candidate.Digest))
+	asked = s.review(ctx, asked, candidate)
+	return s.view(ctx, asked), true, nil
+}
+
+// hostOf returns the host of an entry.
+func hostOf(entry string, port uint16) string {
+	if port == 0 {
+		return entry
+	}
+	return entry[:strings.LastIndexByte(entry, ':')]
+}
+
+// admit finds the same request among those of a box, or decides whether the box may make another. forget are expired requests.
+func admit(list []store.Approval, entry string) (same *store.Approval, forget []string, err error) {
+	open, kept := 0, 0
+	for i, a := range list {
+		if !isAlive(a) {
+			forget = append(forget, a.ID)
+			continue
+		}
+		kept++
+		switch isOpen := a.State == string(api.ApprovalOpen); {
+		case a.Entry == entry && (isOpen || a.State == string(api.ApprovalDenied) && fault.Now().Sub(a.ClosedAt) < settled):
+			same = &list[i]
+		case isOpen:
+			open++
+		}
+	}
+	switch {
+	case same != nil:
+	case open >= MostOpen:
+		return nil, nil, api.Errorf(api.ErrLimit, "a box has at most %d open requests; wait for an answer to one of them", MostOpen)
+	case kept >= MostKept:
+		return nil, nil, api.Errorf(api.ErrLimit, "a box makes at most %d requests in %v", MostKept, Lifetime)
+	}
+	return same, forget, nil
+}
+
+// newID returns the ID of a request: unique among all boxes, as an answer names it.
+func newID() string { return strings.ToLower(rand.Text()[:12]) }
+
+// checkText refuses a text that is empty, too long, or contains control characters other than line breaks and tabs.
+func checkText(pointer, text string) error {
+	switch {
+	case strings.TrimSpace(text) == "":
+		return change.InvalidAt(pointer, "is missing")
+	case len(text) > MostReason:
+		return change.InvalidAt(pointer, "has more than 1,000 bytes")
+	case !utf8.ValidString(text):
+		return change.InvalidAt(pointer, "must be UTF-8")
+	case strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' }):
+		return change.InvalidAt(pointer, "contains control characters")
+	}
+	return nil
+}
+
+// Wait returns a request of a box once it is answered, or as it is when ctx ends.
+func (s *Service) Wait(ctx context.Context, id policy.BoxID, approval string) (api.Approval, error) {
+	a := s.of(id)
+	if !a.enter() {
+		return api.Approval{}, api.Errorf(api.ErrLimit, "the box has %d responses that wait; end one, or wait for several requests one after the other", MostWaits)
+	}
+	defer a.leave()
+	for {
+		changed := a.next()
+		found, err := s.find(id, approval)
+		if err != nil {
+			return api.Approval{}, err
+		}
+		if found.State != string(api.ApprovalOpen) {
+			return s.view(ctx, found), nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return s.view(context.WithoutCancel(ctx), found), nil
+		}
+	}
+}
+
+func (a *asker) enter() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.waits >= MostWaits {
+		return false
+	}
+	a.waits++
+	return true
+}
+
+func (a *asker) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.waits--
+}
+
+// next returns a channel that is closed at the next change.
+func (a *asker) next() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.changed
+}
+
+// errAnswered refuses a second answer.
+var errAnswered = errors.New("it has been answered")
