@@ -1,0 +1,308 @@
+package approvals
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/audit/trail"
+	"boxgate/host/state"
+	"boxgate/policy"
+	"boxgate/policy/name"
+	"boxgate/store"
+)
+
+// fakeRules opens everything whose digest is right.
+type fakeRules struct {
+	mu     sync.Mutex
+	grants []api.Grant
+	by     []string
+	fail   error
+}
+
+func (r *fakeRules) Policy(context.Context, policy.BoxID) (api.PolicyState, error) {
+	return api.PolicyState{}, nil
+}
+
+func (r *fakeRules) Candidate(_ context.Context, _ policy.BoxID, host string, port uint16) (string, api.Candidate, error) {
+	return fmt.Sprintf("%s:%d", host, port), api.Candidate{Digest: "d-" + host}, r.fail
+}
+
+func (r *fakeRules) Grant(ctx context.Context, _ policy.BoxID, g api.Grant) (api.PolicyState, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if g.Digest != "d-"+g.Host {
+		return api.PolicyState{}, api.ErrConflict
+	}
+	r.grants, r.by = append(r.grants, g), append(r.by, api.CallerOf(ctx).Name)
+	return api.PolicyState{Version: 2}, nil
+}
+
+// fakeTrail keeps entries in memory.
+type fakeTrail struct {
+	mu      sync.Mutex
+	entries []trail.Entry
+}
+
+func (t *fakeTrail) Append(e trail.Entry) (uint64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.entries = append(t.entries, e)
+	return uint64(len(t.entries)), nil
+}
+
+// rig is a service over a real store with the boxes b1, made by the key key_1, and b2.
+type rig struct {
+	*Service
+	rules *fakeRules
+	trail *fakeTrail
+	db    *store.DB
+}
+
+func newRig(t *testing.T, change func(*Config)) *rig {
+	t.Helper()
+	db, err := store.Open(store.Options{Dir: t.TempDir() + "/state"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	boxes := &state.Table{}
+	for id, by := range map[policy.BoxID]string{"b1": "key_1", "b2": ""} {
+		r, err := db.Boxes.Allocate(store.Box{ID: id, State: "creating", CreatedBy: by, PlaceholderKey: store.NewKey()}, store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		boxes.Add(state.NewBox(r, store.Policy{}, store.Headers{}, api.Hosted{}, 0))
+	}
+	g := &rig{rules: &fakeRules{}, trail: &fakeTrail{}, db: db}
+	c := Config{Log: zap.NewNop(), Store: db.Approvals, Records: db.Boxes, Boxes: boxes, Rules: g.rules, Trail: g.trail, Enabled: true, EveryBox: true}
+	if change != nil {
+		change(&c)
+	}
+	if g.Service, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// ask makes a request of b1 that must be stored.
+func (g *rig) ask(t *testing.T, host string) api.Approval {
+	t.Helper()
+	a, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: host, Reason: "x"})
+	if err != nil || !created {
+		t.Fatal(created, err)
+	}
+	return a
+}
+
+// TestRequestsOfABox: a box has 16 open requests at most and 128 in all, sees no other box's, and the same request is stored once.
+func TestRequestsOfABox(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	first := g.ask(t, "h0.example")
+	if first.Port != 443 || first.Entry != "h0.example:443" || first.State != api.ApprovalOpen {
+		t.Errorf("%+v", first)
+	}
+	if again, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "h0.example", Reason: "y"}); err != nil || created || again.ID != first.ID {
+		t.Error("stored twice:", created, err)
+	}
+	for _, text := range []string{"", " \n", strings.Repeat("x", MostReason+1), "\x1b[2J", "\xff", "a\u0085b"} {
+		if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "other.example", Reason: text}); err == nil {
+			t.Errorf("the reason %q was accepted", text)
+		}
+	}
+	for i := 1; i < MostOpen; i++ {
+		g.ask(t, fmt.Sprintf("h%d.example", i))
+	}
+	if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "more.example", Reason: "x"}); !errors.Is(err, api.ErrLimit) {
+		t.Error("more open requests than allowed:", err)
+	}
+	if _, created, err := g.Ask(t.Context(), "b2", api.ApprovalRequest{Host: "more.example", Reason: "x"}); err != nil || !created {
+		t.Error("another box:", err)
+	}
+	if list, err := g.Approvals(t.Context(), "b2"); err != nil || len(list) != 1 {
+		t.Error(list, err)
+	}
+	if _, err := g.Approval(t.Context(), "b2", first.ID); !errors.Is(err, api.ErrNotFound) {
+		t.Error("another box's request:", err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := g.Wait(over, "b2", first.ID); !errors.Is(err, api.ErrNotFound) {
+		t.Error("another box's request:", err)
+	}
+	// Answered requests count until they expire.
+	for asked := MostOpen; ; asked++ {
+		list, err := g.Approvals(t.Context(), "b1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range list {
+			if a.State != api.ApprovalOpen {
+				continue
+			}
+			if _, _, err := g.AnswerApproval(t.Context(), "b1", a.ID, api.ApprovalAnswer{Answer: "denied", Reason: "no"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, _, err = g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: fmt.Sprintf("h%d.example", asked), Reason: "x"})
+		if errors.Is(err, api.ErrLimit) && asked == MostKept {
+			break
+		}
+		if err != nil || asked >= MostKept {
+			t.Fatal(asked, err)
+		}
+	}
+	if err := g.db.Boxes.Delete("b1"); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := g.Store.List("b1"); err != nil || len(list) != 0 {
+		t.Error("requests of a deleted box stay:", len(list), err)
+	}
+	if report, err := g.db.Verify(); err != nil || len(report.Problems) > 0 {
+		t.Error(report, err)
+	}
+}
+
+// TestAnswers: who may answer, which answers have an effect, and that a waiting box gets the answer.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *Config) { c.FourEyes = true })
+	as := func(key string, role api.Role) context.Context {
+		return api.WithCaller(t.Context(), api.Caller{Key: key, Name: "name of " + key, Role: role, Box: "b1"})
+	}
+	a := g.ask(t, "a.example")
+	yes := api.ApprovalAnswer{Answer: "once", Reason: "fine", Digest: "d-a.example", Lasts: time.Minute}
+	for _, ctx := range []context.Context{as("key_1", api.RoleCreator), as("key_2", api.RoleBox)} {
+		if _, _, err := g.AnswerApproval(ctx, "b1", a.ID, yes); !errors.Is(err, api.ErrForbidden) {
+			t.Error("one pair of eyes:", err)
+		}
+	}
+	other := as("key_3", api.RoleApprover)
+	for _, wrong := range []api.ApprovalAnswer{
+		{Answer: "once", Reason: "fine", Digest: "old"}, {Answer: "once", Digest: "d-a.example"}, {Answer: "open", Reason: "x"}, {Answer: "", Reason: "x"},
+		{Answer: "once", Reason: "x", Digest: "d-a.example", Lasts: mostAnswer + 1},
+	} {
+		if _, _, err := g.AnswerApproval(other, "b1", a.ID, wrong); err == nil {
+			t.Errorf("%+v was accepted", wrong)
+		}
+	}
+	if len(g.rules.grants) != 0 {
+		t.Error("granted:", g.rules.grants)
+	}
+	if got, _, err := g.AnswerApproval(other, "b1", a.ID, api.ApprovalAnswer{Answer: api.ApprovalNeedsHuman, Reason: "ask the owner"}); err != nil || got.State != api.ApprovalOpen || got.Human != "ask the owner" {
+		t.Error(got, err)
+	}
+	waited := make(chan api.Approval, 1)
+	go func() {
+		got, err := g.Wait(t.Context(), "b1", a.ID)
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- got
+	}()
+	if got, _, err := g.AnswerApproval(other, "b1", a.ID, yes); err != nil || got.By != "name of key_3" || got.Until.IsZero() {
+		t.Error(got, err)
+	}
+	if got := <-waited; got.State != api.ApprovalOnce || got.Answer != "fine" {
+		t.Error("the box that waits:", got)
+	}
+	if _, _, err := g.AnswerApproval(other, "b1", a.ID, yes); !errors.Is(err, api.ErrConflict) {
+		t.Error("answered twice:", err)
+	}
+	if len(g.rules.grants) != 1 || g.rules.grants[0] != (api.Grant{Host: "a.example", Port: 443, Digest: "d-a.example", Lasts: time.Minute}) {
+		t.Error(g.rules.grants)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := g.Wait(ctx, "b1", g.ask(t, "b.example").ID); err != nil || got.State != api.ApprovalOpen {
+		t.Error(got, err)
+	}
+}
+
+// TestReviewer: a reviewer gets signed requests and answers them; an answer that is not one, or is for another candidate, leaves the
+// request to people.
+func TestReviewer(t *testing.T) {
+	t.Parallel()
+	key := "whsec_" + base64.StdEncoding.EncodeToString([]byte("0123456789abcdef01234567"))
+	answers := map[string]string{
+		"yes.example": `{"answer":"once","reason":"fine","candidate":"d-yes.example","expires_in":60}`, "no.example": `{"answer":"denied","reason":"no"}`,
+		"other.example": `{"answer":"once","reason":"fine","candidate":"d-yes.example"}`, "person.example": `{"answer":"needs_human","reason":"unsure"}`, "none.example": `nonsense`,
+	}
+	var mu sync.Mutex
+	reviewed := map[string]int{}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		var got webhookBody
+		if err := json.Unmarshal(body, &got); err != nil || got.Type != "boxgate.approval" || !strings.HasPrefix(r.Header.Get("Webhook-Signature"), "v1,") || r.Header.Get("Webhook-Id") != got.Data.ID {
+			t.Errorf("%v: %s %v", err, body, r.Header)
+		}
+		host := strings.TrimSuffix(got.Data.Entry, ":443")
+		mu.Lock()
+		reviewed[host]++
+		mu.Unlock()
+		_, _ = io.WriteString(w, answers[host])
+	}))
+	t.Cleanup(server.Close)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	g := newRig(t, func(c *Config) {
+		c.Reviewer = NewWebhook(server.URL, func(context.Context) (name.Secret, error) { return name.NewSecret(key), nil }, roots)
+	})
+	ids := map[string]string{}
+	for host := range answers {
+		ids[host] = g.ask(t, host).ID
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- g.Serve(ctx) }()
+	for host, want := range map[string]api.ApprovalState{"yes.example": api.ApprovalOnce, "no.example": api.ApprovalDenied} {
+		if got, err := g.Wait(t.Context(), "b1", ids[host]); err != nil || got.State != want || got.By != byReviewer {
+			t.Error(host, got, err)
+		}
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-tick.C {
+		person, err := g.Approval(t.Context(), "b1", ids["person.example"])
+		mu.Lock()
+		all := len(reviewed)
+		mu.Unlock()
+		if err != nil || person.Human == "unsure" && all == len(answers) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(person, all)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for _, host := range []string{"other.example", "person.example", "none.example"} {
+		if got, err := g.Approval(t.Context(), "b1", ids[host]); err != nil || got.State != api.ApprovalOpen {
+			t.Error(host, got, err)
+		}
+	}
+	if len(g.rules.grants) != 1 {
+		t.Error(g.rules.grants)
+	}
+	if len(g.trail.entries) != 3 || g.trail.entries[0].Key != byReviewer { // yes, no, and needs_human
+		t.Error(g.trail.entries)
+	}
+}
