@@ -62,7 +62,7 @@ func (e *Endpoints) learned(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 
 // seenIn returns the reached destinations of an observation. A look-up alone reaches none.
 func seenIn(o *observe.Observation) []learn.Seen {
-	if o.Verdict != policy.Allow || o.Count == 0 || o.Reason == name.ReasonUnnamed {
+	if o.Verdict != policy.Allow || o.Count == 0 || o.Reason == name.ReasonUnnamed || o.Reason == name.ReasonGateway {
 		return nil
 	}
 	if o.Stage != policy.StageConn && o.Stage != policy.StageHTTP && o.Stage != policy.StageKernel {

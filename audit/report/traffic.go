@@ -7,6 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -156,6 +157,9 @@ func (b *Builder) Decision(e *audit.Event) {
 	}
 	if e.BoxName != "" {
 		x.Name = e.BoxName
+	}
+	if e.Reason == name.ReasonGateway { // a question to the gateway, which it answers itself
+		return
 	}
 	n := decisions(e)
 	if carries(e) {

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit/report"
+	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
@@ -30,10 +31,11 @@ type workday struct {
 const oldValue, newValue = "canary-old-key-Qz7Qz7", "canary-new-key-Qz7Qz7"
 
 // newWorkday lets a day pass: five boxes under three policies; two temporary entries, one of which ends; a change of a named policy by
-// Carol; a box that is refused, and deleted at the end; and a secret that three boxes may use, and two do.
+// Carol; a request for access that Rita approves; a box that is refused, and deleted at the end; and a secret that three boxes may use, and two do.
 func newWorkday(t *testing.T) *workday {
 	t.Helper()
-	d := &workday{World: harness.NewStopped(t, lab.Options{}), secret: filepath.Join(t.TempDir(), "openai"), boxes: map[string]string{}}
+	asking := func(c *config.Config) { c.Approvals.Enabled, c.Approvals.EveryBox = true, true }
+	d := &workday{World: harness.NewStopped(t, lab.Options{Change: asking}), secret: filepath.Join(t.TempDir(), "openai"), boxes: map[string]string{}}
 	if err := os.WriteFile(d.secret, []byte(oldValue+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +67,40 @@ func newWorkday(t *testing.T) *workday {
 	d.do(d.carol, http.MethodDelete, api.BoxPath(d.boxes["builder"], "config/network-policy/leases"), nil)
 	d.Sh(d.boxes["quiet"], `curl -sS -o /dev/null https://www.example.com/`)
 	d.MustDelete(d.boxes["quiet"])
+	d.approve()
 	return d
+}
+
+// approve lets a box ask for access, and Rita approve it with a key for that.
+func (d *workday) approve() {
+	d.T.Helper()
+	const ask = `curl -sS -f -H 'Content-Type: application/json' -d '{"host":"www.example.com","port":80,"reason":"docs of the <i>task</i>"}' http://policy.boxgate.internal/v1/requests`
+	var asked struct{ ID string }
+	if err := json.Unmarshal([]byte(d.MustSh(d.boxes["agent-2"], ask)), &asked); err != nil {
+		d.T.Fatal(err)
+	}
+	d.Run(0, []string{"BOXGATE_API_KEY=" + d.key("rita", "approver")}, "", "approvals", "approve", asked.ID, "--for", "10m", "--reason", "docs are fine", "--yes")
+	d.MustSh(d.boxes["agent-2"], `curl -sS -f -o /dev/null http://www.example.com/`)
+}
+
+// assertApproval checks that the connection under an approval leads to Rita and both reasons, and that asking itself is no egress.
+func (d *workday) assertApproval(b report.Box) {
+	d.T.Helper()
+	f := flowTo(b.Egress, "www.example.com")
+	if len(b.Approvals) != 1 || f.Version == 0 {
+		d.T.Fatalf("%+v %+v", f, b.Approvals)
+	}
+	a := b.Approvals[0]
+	if a.By.Key != "rita" || a.By.Role != "approver" || a.Answer != "once" || a.Reason != "docs are fine" || a.Asked != "docs of the <i>task</i>" || a.Entry != "www.example.com:80" || a.Version != f.Version {
+		d.T.Errorf("%+v, version %d", a, f.Version)
+	}
+	i := slices.IndexFunc(b.Policies, func(v report.Version) bool { return v.Version == f.Version })
+	if i < 0 || b.Policies[i].Change == nil || b.Policies[i].Change.By.Key != "rita" || !strings.Contains(strings.Join(b.Policies[i].Change.What, " "), "added allow www.example.com:80 until") {
+		d.T.Errorf("version %d: %+v", f.Version, b.Policies)
+	}
+	if slices.ContainsFunc(b.Egress, func(f report.Flow) bool { return f.Host == "policy.boxgate.internal" && !f.Lookup }) {
+		d.T.Errorf("asking is listed as egress: %+v", b.Egress)
+	}
 }
 
 // key makes an API key.
@@ -143,6 +178,7 @@ func TestAnAuditorsQuestionsAreAnsweredByTheReport(t *testing.T) {
 		}
 	})
 	t.Run("who changed the named policy", func(t *testing.T) { d.assertNamedChange(d.boxOf(r, "agent-2")) })
+	t.Run("who approved, and why", func(t *testing.T) { d.assertApproval(d.boxOf(r, "agent-2")) })
 	t.Run("temporary entries", func(t *testing.T) { d.assertLeases(r) })
 	t.Run("what was refused", func(t *testing.T) {
 		b := d.boxOf(r, "quiet")
