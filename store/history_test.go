@@ -341,6 +341,47 @@ func TestBoundsOfAllHistories(t *testing.T) {
 	}
 }
 
+// TestAttackHistoryOfOthers: a key that fills the history takes nothing from another key, whose boxes share their texts, so that they
+// would need more bytes if each were alone, and also not if its own versions cannot be removed.
+func TestAttackHistoryOfOthers(t *testing.T) {
+	t.Parallel()
+	const total = 300_000
+	bounds := history.Bounds{Versions: 1000, Bytes: 1 << 20, Total: total, Deleted: 20}
+	text := func(of string, n int) []byte { return []byte(of + strings.Repeat(fmt.Sprintf("%04d", n), 500)) }
+	for what, attack := range map[string]func(add func(box string, n int)){
+		"many versions of one box": func(add func(string, int)) {
+			for n := 1; n <= 300; n++ {
+				add("loud", n)
+			}
+		},
+		"many boxes with as many versions as are always kept": func(add func(string, int)) {
+			for n := range 180 {
+				add(fmt.Sprint("loud", n/3), n%3+1)
+			}
+		},
+	} {
+		db := open(t, Options{Dir: newDir(t)})
+		inBook(t, db, bounds, func(b history.Book) (err error) {
+			for n := range 200 {
+				err = errors.Join(err, b.Add(policyLine(policy.BoxID(fmt.Sprint("quiet", n/10))), "quiet", history.Version{Number: uint64(n%10 + 1)}, text("named", n%10)))
+			}
+			return err
+		})
+		inBook(t, db, bounds, func(b history.Book) (err error) {
+			attack(func(box string, n int) {
+				err = errors.Join(err, b.Add(policyLine(policy.BoxID(box)), "loud", history.Version{Number: uint64(n)}, text(box, n)))
+			})
+			return err
+		})
+		for n := range 20 {
+			if got := numbers(t, db, policyLine(policy.BoxID(fmt.Sprint("quiet", n)))); len(got) != 10 {
+				t.Errorf("%s: box %d of another key has %d versions of 10", what, n, len(got))
+				break
+			}
+		}
+	}
+}
+
 // contentsOf returns the size of each document of a bucket.
 func contentsOf(t *testing.T, db *DB, bucket []byte) map[string]int {
 	t.Helper()

@@ -24,8 +24,9 @@ var Default = Bounds{Versions: 1024, Bytes: 8 << 20, Total: 128 << 20, Deleted: 
 
 // totals are the sums over all lines.
 type totals struct {
-	Bytes   int64 `json:"bytes"`   // of all versions and texts
-	Deleted int   `json:"deleted"` // lines of deleted boxes
+	Bytes   int64 `json:"bytes"`           // of all versions and texts
+	Deleted int   `json:"deleted"`         // lines of deleted boxes
+	Least   int64 `json:"least,omitempty"` // the bytes that the last removal left, if it could not keep the bound
 }
 
 // totalsKey is the key of the totals among the lines. It is the key of no line, as owners are not empty.
@@ -176,9 +177,10 @@ func (b Book) drop(l identified, t *totals) error {
 
 // relieve writes the totals, and if they exceed the bounds, removes versions until they are a tenth below: always of the API
 // key that has the most, first the lines of its deleted boxes, then the older half of its largest line. So a key that
-// fills the history loses its own versions, and not the versions of others.
+// fills the history loses its own versions, and not the versions of others: no key with less than an equal part of the total loses any,
+// even if the versions that each line keeps exceed it. Then the next removal waits until another tenth was added.
 func (b Book) relieve(t totals) error {
-	if t.Bytes <= b.Bounds.Total && t.Deleted <= b.Bounds.Deleted {
+	if t.Bytes <= max(b.Bounds.Total, t.Least+b.Bounds.Total/10) && t.Deleted <= b.Bounds.Deleted {
 		return b.setTotals(t)
 	}
 	list, err := b.all()
@@ -195,13 +197,27 @@ func (b Book) relieve(t totals) error {
 			return err
 		}
 	}
+	if err := b.relieveBytes(shares, &t); err != nil {
+		return err
+	}
+	if t.Least = 0; t.Bytes > b.Bounds.Total {
+		t.Least = t.Bytes
+	}
+	return b.setTotals(t)
+}
+
+// relieveBytes is the part of relieve about bytes.
+func (b Book) relieveBytes(shares []*share, t *totals) (err error) {
+	least := b.Bounds.Total / 10 * 9 / int64(max(1, len(shares)))
 	for t.Bytes > b.Bounds.Total/10*9 && len(shares) > 0 {
 		s := slices.MaxFunc(shares, func(a, b *share) int { return cmp.Compare(a.bytes, b.bytes) })
 		switch {
+		case s.bytes <= least:
+			return nil
 		case len(s.deleted) > 0:
-			err = b.dropOldest(s, &t)
+			err = b.dropOldest(s, t)
 		case len(s.lines) > 0:
-			err = b.halve(s, &t)
+			err = b.halve(s, t)
 		default:
 			shares = slices.DeleteFunc(shares, func(of *share) bool { return of == s })
 		}
@@ -209,7 +225,7 @@ func (b Book) relieve(t totals) error {
 			return err
 		}
 	}
-	return b.setTotals(t)
+	return nil
 }
 
 // share is the part of a history that one API key is charged for.
@@ -227,7 +243,7 @@ func sharesOf(list []identified) (shares []*share) {
 			s = &share{}
 			holders[l.Holder], shares = s, append(shares, s)
 		}
-		s.bytes += l.Bytes
+		s.bytes += l.Stored
 		if l.Deleted.IsZero() {
 			s.lines = append(s.lines, l)
 		} else {
@@ -236,7 +252,7 @@ func sharesOf(list []identified) (shares []*share) {
 	}
 	for _, s := range shares {
 		slices.SortFunc(s.deleted, func(a, b identified) int { return b.Deleted.Compare(a.Deleted) })
-		slices.SortFunc(s.lines, func(a, b identified) int { return cmp.Compare(a.Bytes, b.Bytes) })
+		slices.SortFunc(s.lines, func(a, b identified) int { return cmp.Compare(a.Stored, b.Stored) })
 	}
 	return shares
 }
@@ -244,7 +260,7 @@ func sharesOf(list []identified) (shares []*share) {
 // dropOldest removes the line of the box that was deleted first.
 func (b Book) dropOldest(s *share, t *totals) error {
 	l := s.deleted[len(s.deleted)-1]
-	s.deleted, s.bytes = s.deleted[:len(s.deleted)-1], s.bytes-l.Bytes
+	s.deleted, s.bytes = s.deleted[:len(s.deleted)-1], s.bytes-l.Stored
 	return b.drop(l, t)
 }
 
@@ -252,17 +268,17 @@ func (b Book) dropOldest(s *share, t *totals) error {
 func (b Book) halve(s *share, t *totals) error {
 	last := len(s.lines) - 1
 	l := s.lines[last]
-	before := l.Bytes
+	count, before := l.Count, l.Stored
 	if err := b.trim(l.ID, &l.Line, t, l.Count/2, l.Bytes/2); err != nil {
 		return err
 	}
-	if l.Bytes == before {
+	if l.Count == count {
 		s.lines = s.lines[:last]
 		return nil
 	}
-	s.bytes -= before - l.Bytes
+	s.bytes -= before - l.Stored
 	s.lines[last] = l
-	slices.SortFunc(s.lines, func(a, b identified) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	slices.SortFunc(s.lines, func(a, b identified) int { return cmp.Compare(a.Stored, b.Stored) })
 	_, err := put(b.Lines, l.Key(), l.Line)
 	return err
 }

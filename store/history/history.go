@@ -113,6 +113,7 @@ type Line struct {
 	Current uint64    `json:"current,omitempty"` // the number that was committed last
 	Count   int       `json:"count"`             // versions
 	Bytes   int64     `json:"bytes"`             // of the versions, each with its whole text
+	Stored  int64     `json:"stored"`            // part of the total: of the versions, and of the texts that no version had before
 	Dropped uint64    `json:"dropped,omitempty"` // versions that were removed to keep within the bounds, after the first
 	Holder  string    `json:"holder,omitempty"`  // the API key that is charged for it
 	Deleted time.Time `json:"deleted,omitzero"`  // when the box was deleted
@@ -259,7 +260,7 @@ func (b Book) Settle(id ID, number uint64, r Result, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	l.Bytes, t.Bytes = l.Bytes+size-was, t.Bytes+size-was
+	l.Bytes, l.Stored, t.Bytes = l.Bytes+size-was, l.Stored+size-was, t.Bytes+size-was
 	_, err = put(b.Lines, id.Key(), l)
 	return errors.Join(err, b.setTotals(t))
 }
@@ -271,7 +272,7 @@ func (b Book) write(id ID, l *Line, v Version, text []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := b.retain(&t, sum[:], text); err != nil { // before the old version is removed, which may have the same text
+	if err := b.retain(l, &t, sum[:], text); err != nil { // before the old version is removed, which may have the same text
 		return err
 	}
 	if err := b.remove(id, l, &t, v.Number); err != nil && !errors.Is(err, ErrMissing) {
@@ -283,7 +284,7 @@ func (b Book) write(id ID, l *Line, v Version, text []byte) error {
 		return err
 	}
 	l.Last, l.Count, l.Bytes = max(l.Last, v.Number), l.Count+1, l.Bytes+size+v.Size
-	t.Bytes += size
+	l.Stored, t.Bytes = l.Stored+size, t.Bytes+size
 	if err := b.trim(id, l, &t, b.Bounds.Versions, b.Bounds.Bytes); err != nil {
 		return err
 	}
@@ -305,15 +306,15 @@ func (b Book) remove(id ID, l *Line, t *totals, number uint64) error {
 		return err
 	}
 	size := int64(len(data))
-	l.Count, l.Bytes, t.Bytes = l.Count-1, l.Bytes-size-v.Size, t.Bytes-size
-	return errors.Join(b.Versions.Delete(key), b.release(t, v.Digest, v.Size))
+	l.Count, l.Bytes, l.Stored, t.Bytes = l.Count-1, l.Bytes-size-v.Size, l.Stored-size, t.Bytes-size
+	return errors.Join(b.Versions.Delete(key), b.release(l, t, v.Digest, v.Size))
 }
 
 // countKey is the key of the number of versions that have a text.
 func countKey(digest []byte) []byte { return append(digest[:len(digest):len(digest)], 'n') }
 
 // retain stores a text, or counts one more version that has it.
-func (b Book) retain(t *totals, digest, text []byte) error {
+func (b Book) retain(l *Line, t *totals, digest, text []byte) error {
 	n, err := b.count(digest)
 	if err != nil {
 		return err
@@ -322,13 +323,13 @@ func (b Book) retain(t *totals, digest, text []byte) error {
 		if err := b.Texts.Put(digest, text); err != nil {
 			return err
 		}
-		t.Bytes += int64(len(text))
+		l.Stored, t.Bytes = l.Stored+int64(len(text)), t.Bytes+int64(len(text))
 	}
 	return b.Texts.Put(countKey(digest), binary.BigEndian.AppendUint64(nil, n+1))
 }
 
 // release counts one version less, and removes the text with the last one.
-func (b Book) release(t *totals, digest string, size int64) error {
+func (b Book) release(l *Line, t *totals, digest string, size int64) error {
 	key, err := hex.DecodeString(digest)
 	if err != nil {
 		return err
@@ -340,7 +341,7 @@ func (b Book) release(t *totals, digest string, size int64) error {
 	if n > 1 {
 		return b.Texts.Put(countKey(key), binary.BigEndian.AppendUint64(nil, n-1))
 	}
-	t.Bytes -= size
+	l.Stored, t.Bytes = l.Stored-size, t.Bytes-size
 	return errors.Join(b.Texts.Delete(key), b.Texts.Delete(countKey(key)))
 }
 
@@ -386,12 +387,15 @@ func (b Book) Import(from Book, id ID) error {
 	if err := b.forget(id); err != nil {
 		return err
 	}
-	l.Count, l.Bytes, l.Deleted = 0, 0, time.Time{}
+	l.Count, l.Bytes, l.Stored, l.Deleted = 0, 0, 0, time.Time{}
 	for _, v := range versions {
 		if v.Result == InForce {
 			l.Current = max(l.Current, v.Number)
 		}
 		if err := b.write(id, &l, v.Version, v.text); err != nil {
+			return err
+		}
+		if l, _, err = b.Find(id); err != nil { // the total bound may have removed versions of it
 			return err
 		}
 	}
