@@ -15,7 +15,7 @@ type PolicyVersion struct {
 	KeyID   string    `json:"key_id,omitempty" doc:"ID of the API key; of expired leases: of the key that made them"`
 	Key     string    `json:"key,omitempty" doc:"its name at that time"`
 	Role    string    `json:"role,omitempty"`
-	Remote  string    `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user, and of the user who logged in and became root"`
+	Remote  string    `json:"remote,omitempty" doc:"address of the caller, or unix with the ID and name of the user, and of the user who logged in and became root; box-creator and one-box keys see only their own"`
 	Call    string    `json:"call,omitempty" doc:"method and route of the call"`
 	Result  string    `json:"result,omitempty" enum:"in_force rolled_back interrupted" doc:"rolled_back or interrupted: it may have decided for a moment; absent: not complete yet"`
 	Since   time.Time `json:"in_force_since,omitzero"`
@@ -48,8 +48,8 @@ type PolicyDocument struct {
 	Policy      policy.Spec   `json:"policy" doc:"the policy without temporary entries"`
 	Entries     []PastLease   `json:"entries,omitempty" doc:"temporary entries; each ended by itself at its time"`
 	HeaderRules []PastRules   `json:"header_rules,omitempty" doc:"the header rules of the box while the version was in force, without secrets"`
-	GlobalRules []PastRules   `json:"global_header_rules,omitempty" doc:"likewise those of all boxes"`
-	Ceilings    []PastCeiling `json:"ceilings,omitempty" doc:"likewise policy.ceiling of the configuration"`
+	GlobalRules []PastRules   `json:"global_header_rules,omitempty" doc:"likewise those of all boxes; absent for box-creator and one-box keys"`
+	Ceilings    []PastCeiling `json:"ceilings,omitempty" doc:"likewise policy.ceiling of the configuration; absent for box-creator and one-box keys"`
 }
 
 // PastLease is a temporary entry of a version of a policy.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -58,7 +59,24 @@ func (e *Endpoints) versions(_ http.ResponseWriter, r *http.Request) (rest.Reply
 		}
 	}
 	list, err := e.Versions.PolicyVersions(r.Context(), id, q)
+	if caller := api.CallerOf(r.Context()); !seesSettings(caller) {
+		for i := range list.Versions {
+			hideRemote(caller, list.Versions[i].KeyID, &list.Versions[i].Remote)
+		}
+	}
 	return rest.Reply{Body: list}, err
+}
+
+// seesSettings reports whether a key may read what the operator set for all boxes, and from where others call.
+func seesSettings(c api.Caller) bool {
+	return c.Role == api.RoleAdmin || c.Role == api.RoleReader || c.Role == api.RoleAuditor
+}
+
+// hideRemote removes the address, or the user of the host, that another key made a change from.
+func hideRemote(c api.Caller, keyID string, remote *string) {
+	if keyID == "" || keyID != c.Key {
+		*remote = ""
+	}
 }
 
 // version returns one version of the policy of a box.
@@ -72,6 +90,14 @@ func (e *Endpoints) version(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 		return rest.Reply{}, problem.Refuse(http.StatusNotFound, "%q is not the version of a policy: it is a number from 1, as policy_version in decisions", problem.Clip(r.PathValue("version")))
 	}
 	doc, err := e.Versions.PolicyVersion(r.Context(), id, number)
+	if caller := api.CallerOf(r.Context()); !seesSettings(caller) {
+		doc.GlobalRules, doc.Ceilings = nil, nil
+		hideRemote(caller, doc.KeyID, &doc.Remote)
+		doc.HeaderRules = slices.Clone(doc.HeaderRules)
+		for i := range doc.HeaderRules {
+			hideRemote(caller, doc.HeaderRules[i].KeyID, &doc.HeaderRules[i].Remote)
+		}
+	}
 	return rest.Reply{Body: doc}, err
 }
 

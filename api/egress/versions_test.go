@@ -81,3 +81,28 @@ func TestPolicyHistory(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackSettingsInThePolicyHistory: keys for some boxes do not read the operator's header rules and ceiling in the history, nor from
+// where others changed the policy.
+func TestAttackSettingsInThePolicyHistory(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	made := api.PolicyVersion{Version: 1, Cause: "set", KeyID: "key_admin", Key: "operator", Remote: "unix uid 0 (root), login of uid 1000 (canary)"}
+	secret := []api.PastRules{{Rules: []api.PastRule{{Host: "canary.example", Secrets: []string{"canary-secret"}}}}}
+	f.host.Versions = map[policy.BoxID][]api.PolicyDocument{id: {{
+		Box: id, PolicyVersion: made, GlobalRules: secret, Ceilings: []api.PastCeiling{{Policy: &policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"canary.internal"}}}},
+		HeaderRules: []api.PastRules{{KeyID: "key_admin", Remote: "192.0.2.1 canary"}},
+	}}}
+	for role, hidden := range map[api.Role]bool{api.RoleBox: true, api.RoleReader: false, api.RoleAuditor: false} {
+		key, _, err := f.host.CreateAPIKey(t.Context(), api.KeyRequest{Name: string(role), Role: role, Box: map[api.Role]policy.BoxID{api.RoleBox: id}[role]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"", "/1"} {
+			got := f.Call(t, "GET", "/v2/box/"+string(id)+"/egress/policy-history"+path, "", func(r *http.Request) { r.Header.Set(api.KeyHeader, key.Reveal()) })
+			if got.StatusCode != 200 || strings.Contains(got.Text, "canary") == hidden {
+				t.Errorf("%s%s: %s %s", role, path, got.Status, got.Text)
+			}
+		}
+	}
+}
