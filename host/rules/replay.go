@@ -26,7 +26,12 @@ type pair struct {
 // Replay implements the Host of [boxgate/api/rules].
 func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error) {
 	caller := api.CallerOf(ctx)
-	if !caller.Holder().Operator { // others wait for each other, and the operator for none of them
+	if h := caller.Holder(); !h.Operator { // others wait for each other, each with one replay, and the operator for none of them
+		leave, err := p.replays.Enter(ctx, h.ID)
+		if err != nil {
+			return api.Replay{}, err
+		}
+		defer leave()
 		select {
 		case p.replaying <- struct{}{}:
 			defer func() { <-p.replaying }()
@@ -46,9 +51,12 @@ func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyCha
 			return api.Replay{}, err
 		}
 	}
+	difference, err := compared(ctx, both)
+	if err != nil {
+		return api.Replay{}, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()
-	difference := authority.Compare(both.bareBefore, both.bareAfter)
 	if caller.Role != api.RoleAdmin && caller.Role != api.RoleReader {
 		difference.HideHeaders(both.own)
 	}
@@ -56,6 +64,17 @@ func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyCha
 		Version: both.before.Version(), Result: replay.Run(ctx, both.before, both.after, seen.Observations, since), Authority: difference,
 		Overflow: seen.Overflow, Lost: seen.Lost, Complete: seen.Since, Unobserved: unobserved, Warnings: both.after.Warnings(),
 	}, nil
+}
+
+// compared returns the difference of authority, which takes at most replayTime.
+func compared(ctx context.Context, both pair) (authority.Difference, error) {
+	within, cancel := context.WithTimeout(ctx, replayTime)
+	defer cancel()
+	d, err := authority.CompareWithin(within, both.bareBefore, both.bareAfter)
+	if err != nil && ctx.Err() == nil {
+		err = api.Errorf(api.ErrUnavailable, "the policies have too many names and ports to compare them within %s", replayTime)
+	}
+	return d, err
 }
 
 // candidate compiles a change of a policy in the same way as [Service.SetPolicy] does, and makes none.

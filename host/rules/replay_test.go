@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -120,4 +121,36 @@ func TestReplaysWaitForEachOther(t *testing.T) {
 		t.Error(got.Unobserved, err)
 	}
 	<-g.replaying
+	leave, err := g.replays.Enter(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	if _, err := g.Replay(ctx, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("a second replay of a key: %v", err)
+	}
+	other := api.WithCaller(t.Context(), api.Caller{Key: "other", Role: api.RoleBox})
+	if _, err := g.Replay(other, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); err != nil {
+		t.Errorf("a replay of another key: %v", err)
+	}
+}
+
+// TestAttackLargeReplay: a replay of policies with as many names and ports as a key can set ends with its context.
+func TestAttackLargeReplay(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	set := api.PolicyChange{Spec: policy.Spec{Mode: policy.ModeCustom}}
+	for i := range policy.MaxEntries / 2 {
+		set.Spec.AllowedDomains = append(set.Spec.AllowedDomains, fmt.Sprintf("*.n%d.example", i), fmt.Sprintf("*:%d", 1+i))
+	}
+	ctx, cancel := context.WithTimeout(api.WithCaller(t.Context(), api.Caller{Key: "k", Role: api.RoleBox}), 200*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if _, err := g.Replay(ctx, "b1", set, time.Time{}, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > time.Minute {
+		t.Errorf("it took %s", took)
+	}
 }

@@ -21,6 +21,7 @@ import (
 	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	quotas "boxgate/quota"
 	"boxgate/store"
 	"boxgate/store/history"
 )
@@ -65,6 +66,7 @@ type Service struct {
 
 	observed  func(ctx context.Context, id policy.BoxID) (observe.Summary, error)
 	replaying chan struct{} // held while policies are replayed: one at a time
+	replays   quotas.Turns  // of keys in the queue for replaying
 
 	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
 	endingLeases  sync.WaitGroup

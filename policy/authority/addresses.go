@@ -126,6 +126,9 @@ func (w *world) runs() (list []run) {
 	var protected netip.Addr // the first of the protected addresses before the current span; invalid: there are no such addresses
 	open := false            // the last of list is adjacent
 	for _, s := range w.addrs {
+		if w.ended() {
+			return nil
+		}
 		is := w.after.Decide(w.packet(s.first, w.other, policy.TCP))
 		if is.Reason == name.ReasonProtectedRange {
 			if begins := s.first.Prev(); !protected.IsValid() || !begins.IsValid() || begins.Is4() != s.first.Is4() {
@@ -225,6 +228,9 @@ func (w *world) ports() (lines []Line) {
 	}
 	for _, port := range w.allPorts {
 		for _, protocol := range []policy.Protocol{policy.TCP, policy.UDP} {
+			if w.ended() {
+				return nil
+			}
 			for _, a := range reps {
 				if w.gains(w.packet(a, port, protocol), false) && !w.gains(w.packet(a, w.other, protocol), false) {
 					lines = append(lines, Line{Kind: KindPort, Ports: []uint16{port}, Protocols: []policy.Protocol{protocol}})

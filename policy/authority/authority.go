@@ -7,6 +7,7 @@
 package authority
 
 import (
+	"context"
 	"slices"
 
 	"boxgate/policy"
@@ -64,7 +65,16 @@ type Difference struct {
 // destination can be denied by the ceiling under one name and not under another, which would hide a difference. What the ceiling denies
 // is not reported separately.
 func Compare(before, after *policy.Compiled) Difference {
-	d := Difference{Gained: gained(before, after), Lost: gained(after, before)}
+	d, _ := CompareWithin(context.Background(), before, after) // that ends only with its context
+	return d
+}
+
+// CompareWithin is [Compare] until ctx ends. Then there is no difference, as it would look complete, but the error of ctx.
+func CompareWithin(ctx context.Context, before, after *policy.Compiled) (Difference, error) {
+	d := Difference{Gained: gained(ctx, before, after), Lost: gained(ctx, after, before)}
+	if err := ctx.Err(); err != nil {
+		return Difference{}, err
+	}
 	for _, list := range []*[]Line{&d.Gained, &d.Lost} {
 		if n := len(*list) - maxLines; n > 0 {
 			*list, d.More = (*list)[:maxLines], d.More+n
@@ -73,19 +83,22 @@ func Compare(before, after *policy.Compiled) Difference {
 			*list = []Line{}
 		}
 	}
-	return d
+	return d, nil
 }
 
 // gained returns the authority that after gives and before does not.
-func gained(before, after *policy.Compiled) []Line {
+func gained(ctx context.Context, before, after *policy.Compiled) []Line {
 	w := newWorld(before, after)
-	return slices.Concat(w.names(), w.addresses(), w.ports(), requests(before.Spec(), after.Spec()), proxies(before.Spec(), after.Spec()))
+	w.ctx = ctx
+	return slices.Concat(w.names(), w.addresses(), w.ports(), w.requests(), proxies(before.Spec(), after.Spec()))
 }
 
 // world is the pair of policies with the entries of both.
 type world struct {
+	ctx           context.Context // ends the comparison
 	before, after *policy.Compiled
 	patterns      []name.Pattern
+	mentioned     map[string]bool // names of patterns
 	addrs         []span
 	allPorts      []uint16 // mentioned, or special to policies
 	other         uint16   // a port in no entry
@@ -99,7 +112,9 @@ func newWorld(before, after *policy.Compiled) *world {
 	a, b, was, is := before.Mentions(), after.Mentions(), before.Spec(), after.Spec()
 	w := &world{before: before, after: after, patterns: append(a.Names, b.Names...), headers: after.HeaderPatterns(), other: 40_000}
 	w.allPorts = []uint16{name.HTTPPort, name.HTTPSPort, 853}
+	w.mentioned = make(map[string]bool, len(w.patterns))
 	for _, p := range w.patterns {
+		w.mentioned[p.Name().String()] = true
 		if p.Port() != 0 {
 			w.allPorts = append(w.allPorts, p.Port())
 		}
@@ -120,6 +135,9 @@ func newWorld(before, after *policy.Compiled) *world {
 	w.addrs = spans(prefixes)
 	return w
 }
+
+// ended reports whether the comparison is to end. The lines are not used then.
+func (w *world) ended() bool { return w.ctx.Err() != nil }
 
 // listsAddresses reports whether a policy allows some addresses under every name, or without one.
 func listsAddresses(s policy.Spec) bool {
@@ -156,8 +174,8 @@ func (w *world) gains(r policy.Request, other bool) bool {
 }
 
 // requests returns the requests that the rules before deny and the rules after may allow.
-func requests(before, after policy.Spec) (lines []Line) {
-	was, is := itemsOf(before), itemsOf(after)
+func (w *world) requests() (lines []Line) {
+	was, is := itemsOf(w.before.Spec()), itemsOf(w.after.Spec())
 	for i, it := range was {
 		if it.deny && !stillDenied(was[:i], it, is) {
 			lines = append(lines, Line{Kind: KindRequest, Hosts: it.hosts, Methods: it.methods, Paths: it.paths, Rule: it.text})
@@ -166,6 +184,9 @@ func requests(before, after policy.Spec) (lines []Line) {
 	seen := map[string]bool{}
 	for _, it := range was {
 		for _, host := range it.hosts {
+			if w.ended() {
+				return nil
+			}
 			if !seen[host] && !judgedBy(host, is) {
 				lines = append(lines, Line{Kind: KindUnjudged, Hosts: []string{host}, Rule: it.text})
 			}

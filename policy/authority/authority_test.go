@@ -1,13 +1,16 @@
 package authority
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/internal/nightly"
 	"boxgate/policy"
@@ -248,4 +251,31 @@ func TestLines(t *testing.T) {
 
 func nonEmpty(list ...string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
+}
+
+// TestAttackLargeComparison: the work for policies with as many names and ports as an API key can set ends with its context, and then there
+// is no difference, which would look complete.
+func TestAttackLargeComparison(t *testing.T) {
+	t.Parallel()
+	large := func(tag string) *policy.Compiled {
+		s := policy.Spec{Mode: policy.ModeCustom}
+		for i := range policy.MaxEntries / 2 {
+			s.AllowedDomains = append(s.AllowedDomains, fmt.Sprintf("*.%s%d.example", tag, i), fmt.Sprintf("*:%d", 1+i))
+		}
+		c := compile(s, nil, nil)
+		if c == nil {
+			t.Fatal("cannot compile the policy")
+		}
+		return c
+	}
+	before, after := large("a"), large("b")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if d, err := CompareWithin(ctx, before, after); !errors.Is(err, context.DeadlineExceeded) || d.Gained != nil || d.Lost != nil {
+		t.Errorf("%d and %d lines, %v", len(d.Gained), len(d.Lost), err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
 }

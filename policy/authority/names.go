@@ -26,6 +26,9 @@ func (w *world) bases() (list []base) {
 		ports[at] = append(ports[at], p.Port())
 	}
 	for at := range ports {
+		if w.ended() {
+			return nil
+		}
 		b := base{name: at, ports: []uint16{w.other, 853}}
 		for up, more := at, true; more; _, up, more = strings.Cut(up, ".") {
 			b.ports = append(b.ports, ports[up]...)
@@ -87,6 +90,9 @@ func (w *world) nameLine(b base, wild bool) (Line, bool) {
 		return Line{}, false
 	}
 	for _, port := range b.ports {
+		if w.ended() {
+			return Line{}, false
+		}
 		if !w.gains(policy.Request{Stage: policy.StageConn, Name: n, Port: port, Protocol: policy.TCP}, w.listed) {
 			continue
 		}
@@ -126,7 +132,7 @@ func (w *world) member(at string, wild bool) (name.Name, bool) {
 		if err != nil {
 			return name.Name{}, false // the base is as long as names can be: no name is below it
 		}
-		if !slices.ContainsFunc(w.patterns, func(p name.Pattern) bool { return n.IsWithin(p.Name()) && len(p.Name().String()) > len(at) }) {
+		if !w.mentioned[n.String()] { // no other longer base can cover a name that is one label below this one
 			return n, true
 		}
 	}
