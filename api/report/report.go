@@ -19,6 +19,7 @@ import (
 	"boxgate/internal/buildinfo"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/quota"
 )
 
 // Boxes finds and lists the boxes.
@@ -65,15 +66,41 @@ type Endpoints struct {
 	trail     Trail
 	secrets   Secrets
 	policies  Policies
-	slots     chan struct{} // reports being made
+	operators chan struct{} // reports of admin keys
+	others    chan struct{} // reports of other keys
+	turns     quota.Turns   // of other keys: one report each
 }
 
-// maxReports bounds the reports that are made at the same time, and so their memory.
+// maxReports bounds the reports of admin keys, and those of other keys, that are made or sent at the same time, and so their memory.
 const maxReports = 2
 
 // New returns the endpoints.
 func New(boxes Boxes, decisions Decisions, trail Trail, secrets Secrets, policies Policies) *Endpoints {
-	return &Endpoints{boxes, decisions, trail, secrets, policies, make(chan struct{}, maxReports)}
+	return &Endpoints{
+		boxes: boxes, decisions: decisions, trail: trail, secrets: secrets, policies: policies,
+		operators: make(chan struct{}, maxReports), others: make(chan struct{}, maxReports),
+	}
+}
+
+// admit waits until the caller may have a report made. The place is free again when ctx, that of the request, ends, after the report
+// was sent: a slow client holds its memory until then. Admin keys do not wait for others, and of the others each has one place.
+func (e *Endpoints) admit(ctx context.Context) error {
+	places, leave := e.operators, func() {}
+	if h := api.CallerOf(ctx).Holder(); !h.Operator {
+		var err error
+		if leave, err = e.turns.Enter(ctx, h.ID); err != nil {
+			return err
+		}
+		places = e.others
+	}
+	select {
+	case places <- struct{}{}:
+		context.AfterFunc(ctx, func() { <-places; leave() })
+		return nil
+	case <-ctx.Done():
+		leave()
+		return ctx.Err()
+	}
 }
 
 // reportQuery selects the records of a report.
@@ -129,6 +156,9 @@ func (e *Endpoints) report(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if q.Box != "" {
 		query.Box, query.Name = e.find(r.Context(), q.Box)
 	}
+	if err := e.admit(r.Context()); err != nil {
+		return rest.Reply{}, err
+	}
 	builder := report.New(query)
 	if err := e.collect(r.Context(), builder, query, &facts); err != nil {
 		return rest.Reply{}, err
@@ -139,6 +169,9 @@ func (e *Endpoints) report(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // text returns a version of the policy of a box in full with its temporary entries, or nil if the gateway does not have it.
 func (e *Endpoints) text(ctx context.Context, id policy.BoxID, version uint64) json.RawMessage {
+	if ctx.Err() != nil {
+		return nil // the caller has disconnected
+	}
 	document, err := e.policies.PolicyVersion(ctx, id, version)
 	if err != nil {
 		return nil // the report has the change, and shows that the text is missing
@@ -191,6 +224,9 @@ func (e *Endpoints) uses(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	derived, known := e.secrets.DerivedSecrets(secret)
 	query.Secrets = append([]string{secret}, derived...)
 	facts := report.Facts{Now: time.Now().UTC()}
+	if err := e.admit(r.Context()); err != nil {
+		return rest.Reply{}, err
+	}
 	builder := report.New(query)
 	if err := e.collect(r.Context(), builder, query, &facts); err != nil {
 		return rest.Reply{}, err
@@ -202,14 +238,8 @@ func (e *Endpoints) uses(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	return rest.Reply{Body: uses}, nil
 }
 
-// collect reads the records into a builder. At most [maxReports] callers read at the same time; others wait.
+// collect reads the records into a builder.
 func (e *Endpoints) collect(ctx context.Context, b *report.Builder, q report.Query, facts *report.Facts) error {
-	select {
-	case e.slots <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-e.slots }()
 	if q.Name != "" {
 		if err := e.entries(ctx, trail.Filter{}, b.Name); err != nil {
 			return err

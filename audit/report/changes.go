@@ -150,20 +150,24 @@ func (b *Builder) madeVersion(e trail.Entry) {
 	key := versionKey{e.Box, e.PolicyVersion}
 	if c := b.changes.made[key]; c == nil || e.Seq > c.Seq {
 		made := changeOf(e)
+		if !b.take(weight(made.What...)) {
+			made.What = []string{"left out: the report is full"}
+		}
 		b.changes.made[key] = &made
 	}
 }
 
 // change adds an entry that changed something.
 func (b *Builder) change(e trail.Entry) {
-	if a, ok := approvalOf(e); ok && b.row() {
+	if a, ok := approvalOf(e); ok && b.take(1+weight(a.Asked, a.Reason)) {
 		b.changes.answers = append(b.changes.answers, boxApproval{e.Box, a})
 	}
-	if !b.row() {
+	made := changeOf(e)
+	if !b.take(1 + weight(made.What...)) {
 		b.omitted++
 		return
 	}
-	b.changes.all = append(b.changes.all, changeOf(e))
+	b.changes.all = append(b.changes.all, made)
 }
 
 // call adds calls that recorded no change.
@@ -357,28 +361,38 @@ func (b *Builder) Report(f Facts) Report {
 	for _, x := range b.boxes {
 		r.Boxes = append(r.Boxes, x.finish())
 	}
-	addTexts(r.Boxes, f.Text)
 	slices.SortFunc(r.Boxes, func(a, b Box) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	if n := addTexts(r.Boxes, f.Text); n > 0 && f.Text != nil {
+		r.Notes = append(r.Notes, fmt.Sprintf("The texts of %d versions of policies were left out, because of their number or size. Ask about one box, or a shorter time.", n))
+	}
 	r.Decisions = b.coverage(f)
 	return r
 }
 
-// maxTexts bounds the policies in a report.
-const maxTexts = 1000
+// Bounds of the policies in a report.
+const (
+	maxTexts     = 1000
+	maxTextBytes = 16 << 20
+)
 
-// addTexts adds the policies in full.
-func addTexts(boxes []Box, find func(policy.BoxID, uint64) json.RawMessage) {
-	left := maxTexts
+// addTexts adds the policies in full, and returns how many versions it did not ask for, because of the bounds.
+func addTexts(boxes []Box, find func(policy.BoxID, uint64) json.RawMessage) (omitted int) {
+	left, bytes := maxTexts, maxTextBytes
 	for i := range boxes {
 		for j := range boxes[i].Policies {
-			if v := &boxes[i].Policies[j]; find != nil && left > 0 {
-				left--
-				if text := find(boxes[i].ID, v.Version); text != nil {
-					v.Text = &Text{text}
-				}
+			v := &boxes[i].Policies[j]
+			if find == nil || left == 0 || bytes <= 0 {
+				omitted++
+				continue
+			}
+			left--
+			if text := find(boxes[i].ID, v.Version); text != nil {
+				v.Text = &Text{text}
+				bytes -= len(text)
 			}
 		}
 	}
+	return omitted
 }
 
 // coverage returns which decisions the report is made from.

@@ -18,7 +18,8 @@ import (
 // Schema identifies the form of a [Report] in JSON. Fields may be added under the same schema.
 const Schema = "boxgate.report/1"
 
-// MaxRows bounds the rows of all tables of a report together.
+// MaxRows bounds the rows of all tables of a report together, where a row with long texts counts as several. Half of them are for changes;
+// without a box in the query, an eighth is for the traffic of each box.
 const MaxRows = 20_000
 
 // Query selects the records of a report.

@@ -194,6 +194,68 @@ func TestAReportIsBounded(t *testing.T) {
 	}
 }
 
+// TestAttackFloodedReport: a box that makes up destinations displaces neither the traffic of others, nor changes, nor what left it later.
+func TestAttackFloodedReport(t *testing.T) {
+	t.Parallel()
+	b := New(day)
+	decide := func(e audit.Event) { b.Decision(&e) }
+	for i := range 2 * MaxRows {
+		decide(refusal("flood", fmt.Sprintf("h%d.example.com", i), policy.StageConn, 1))
+	}
+	decide(request("flood", "stolen.example.com", 1, 7))
+	decide(request("quiet", "x.example.com", 1, 5, "key"))
+	b.Entry(change(3, "quiet", 2, `{"policy":{"mode":["custom","allow-all"]}}`))
+	r := b.Report(Facts{Now: noon})
+	if len(r.Boxes) != 2 || len(r.Boxes[0].Egress) != 1 || len(r.Boxes[1].Egress) != 1 || len(r.Boxes[1].Secrets) != 1 || len(r.Boxes[1].Changes) != 1 || r.Decisions.OmittedRows == 0 {
+		t.Errorf("%d boxes, %+v", len(r.Boxes), r.Decisions)
+		for _, x := range r.Boxes {
+			t.Errorf("%s: %d egress, %d secrets, %d changes", x.ID, len(x.Egress), len(x.Secrets), len(x.Changes))
+		}
+	}
+}
+
+// TestAttackLargeTextsInAReport: long descriptions of changes, long paths and long policies count against the bound of a report.
+func TestAttackLargeTextsInAReport(t *testing.T) {
+	t.Parallel()
+	const most = 40 << 20
+	var what []string
+	for i := range 60 {
+		what = append(what, fmt.Sprintf(`"m%d":%q`, i, strings.Repeat("x", 1000)))
+	}
+	query := day
+	query.Secrets = []string{"key"}
+	uses, b := New(query), New(day)
+	for i := range 2000 {
+		b.Entry(change(uint64(i), "a", uint64(i+1), "{"+strings.Join(what, ",")+"}"))
+		for j := range maxPaths {
+			e := request("a", "x.example.com", 1, 1, "key")
+			e.Method, e.Path = fmt.Sprint("M", i), fmt.Sprintf("/%d/%s", j, strings.Repeat("x", 1000))
+			uses.Decision(&e)
+		}
+	}
+	r := b.Report(Facts{Now: noon, Text: func(policy.BoxID, uint64) json.RawMessage {
+		return json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
+	}})
+	size := 0
+	for _, c := range r.Boxes[0].Changes {
+		size += len(strings.Join(c.What, ""))
+	}
+	for _, v := range r.Boxes[0].Policies {
+		if v.Text != nil {
+			size += len(v.Text.RawMessage)
+		}
+		if v.Change != nil {
+			size += len(strings.Join(v.Change.What, ""))
+		}
+	}
+	for _, u := range uses.Uses(Facts{Now: noon}).Uses {
+		size += len(strings.Join(u.Paths, ""))
+	}
+	if notes := strings.Join(r.Notes, " "); size > 2*most || !strings.Contains(notes, "rows were left out") || !strings.Contains(notes, "The texts of") {
+		t.Errorf("%d bytes, %q", size, notes)
+	}
+}
+
 // TestUsesOfASecret: the uses of a secret have those of secrets made with it, and of events of an earlier version, by method, and the
 // changes that name it but not those that name another with the same beginning.
 func TestUsesOfASecret(t *testing.T) {

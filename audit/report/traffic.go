@@ -11,8 +11,9 @@ import (
 )
 
 const (
-	maxNames = 16 // of headers or secrets in one row
-	maxPaths = 16 // of one use
+	maxNames = 16  // of headers or secrets in one row
+	maxPaths = 16  // of one use
+	maxShort = 768 // shorter than 256 bytes, a path counts as part of its row
 )
 
 // Builder makes a report. Call [Builder.Decision] for all decisions, then [Builder.Entry] for all entries of the audit trail, in
@@ -21,6 +22,7 @@ type Builder struct {
 	query   Query
 	boxes   map[policy.BoxID]*box
 	rows    int
+	traffic int // rows of traffic
 	read    uint64
 	omitted uint64
 	changes *changes
@@ -32,6 +34,7 @@ type box struct {
 	flows    map[flowKey]*row
 	uses     map[useKey]*Use
 	versions map[uint64]*Version
+	rows     int    // of traffic
 	carried  amount // of connections that carry requests which are decided one by one
 	bodies   amount // of these requests
 }
@@ -186,12 +189,48 @@ func (b *Builder) box(id policy.BoxID) *box {
 }
 
 // row reports whether the report has room for another row, and takes it.
-func (b *Builder) row() bool {
-	if b.rows >= MaxRows {
+func (b *Builder) row() bool { return b.take(1) }
+
+// take is row for a row that counts as n rows, because of long texts.
+func (b *Builder) take(n int) bool {
+	if b.rows+n > MaxRows {
 		return false
 	}
-	b.rows++
+	b.rows += n
 	return true
+}
+
+// limit returns how many rows the traffic of one box may have in the report: a box that makes up destinations does not displace those of
+// others, nor the changes.
+func (b *Builder) limit() int {
+	if b.query.Box != "" || b.query.Name != "" {
+		return MaxRows / 2
+	}
+	return MaxRows / 8
+}
+
+// trafficRow is take for rows of the traffic of a box. A refusal or look-up does not take the last half of the box's rows, which are left to
+// traffic that leaves the box. All boxes together leave half of the report to changes.
+func (b *Builder) trafficRow(x *box, n int, leaves bool) bool {
+	most := b.limit()
+	if !leaves {
+		most /= 2
+	}
+	if x.rows+n > most || b.traffic+n > MaxRows/2 || !b.take(n) {
+		return false
+	}
+	x.rows += n
+	b.traffic += n
+	return true
+}
+
+// weight returns the number of rows that texts count as: one for each KiB.
+func weight(texts ...string) int {
+	n := 0
+	for _, s := range texts {
+		n += len(s)
+	}
+	return n >> 10
 }
 
 // decisions returns the number of decisions in an event. The end of traffic is none: its beginning was one, unless a policy cut it.
@@ -242,7 +281,7 @@ func (b *Builder) flow(x *box, e *audit.Event, n uint64) {
 	}
 	f := x.flows[key]
 	if f == nil {
-		if !b.row() {
+		if !b.trafficRow(x, 1, key.in != refused && !key.lookup) {
 			b.omitted++
 			return
 		}
@@ -270,7 +309,7 @@ func (b *Builder) version(x *box, e *audit.Event, n uint64) {
 	}
 	v := x.versions[e.Version]
 	if v == nil {
-		if !b.row() {
+		if !b.trafficRow(x, 1, true) {
 			b.omitted++
 			return
 		}
@@ -289,7 +328,7 @@ func (b *Builder) use(x *box, secret string, e *audit.Event, n uint64) {
 	}
 	u := x.uses[key]
 	if u == nil {
-		if !b.row() {
+		if !b.trafficRow(x, 1, true) {
 			b.omitted++
 			return
 		}
@@ -304,7 +343,7 @@ func (b *Builder) use(x *box, secret string, e *audit.Event, n uint64) {
 	u.BytesOut += e.BytesOut
 	seen(&u.First, &u.Last, e.Time)
 	add(&u.Headers, e.Headers, maxNames)
-	if e.Path != "" && b.query.Secrets != nil {
+	if e.Path != "" && b.query.Secrets != nil && len(u.Paths) < maxPaths && !slices.Contains(u.Paths, e.Path) && b.trafficRow(x, (len(e.Path)+maxShort)>>10, true) {
 		add(&u.Paths, []string{e.Path}, maxPaths)
 	}
 }

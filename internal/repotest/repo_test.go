@@ -140,7 +140,7 @@ api/spec: policy policy/dialect rule rule/kinds api api/problem observe/replay p
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
-api/report: policy audit api api/problem api/rest internal/buildinfo
+api/report: policy audit quota api api/problem api/rest internal/buildinfo
 api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 quota:
 store: policy rule/header audit
