@@ -3,6 +3,7 @@ package auditpage
 import (
 	"encoding/csv"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -52,9 +53,13 @@ func WriteCSV(w io.Writer, r report.Report) error {
 	return out.Error()
 }
 
+// formula matches the beginning of a formula after a semicolon, which separates cells in the languages with decimal commas: a spreadsheet
+// there does not see the quotes around the cell.
+var formula = regexp.MustCompile(`(;[ "]*)([=+\-@|%＝＋－＠])`)
+
 // cell guards against formulas: spreadsheets evaluate cells that begin with one of these characters.
 func cell(s string) string {
-	s = text(s)
+	s = formula.ReplaceAllString(text(s), "$1'$2")
 	if s != "" && strings.ContainsRune("=+-@|%＝＋－＠", firstRune(s)) {
 		return "'" + s
 	}

