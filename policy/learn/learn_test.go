@@ -1,6 +1,7 @@
 package learn
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/observe"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/match"
@@ -140,6 +142,39 @@ func TestRules(t *testing.T) {
 	}
 	if len(p.Requests) != len(p.Policy.Rules) {
 		t.Errorf("evidence for %d of %d rules", len(p.Requests), len(p.Policy.Rules))
+	}
+}
+
+// TestPathsOfABox: paths that a box makes up to look like shapes or patterns, or of which there are many, open no others, and lift no rule.
+func TestPathsOfABox(t *testing.T) {
+	t.Parallel()
+	now := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"r.test"}, Rules: []match.RequestRule{{Hosts: []string{"r.test"}, Action: match.ActionDeny}}}
+	paths := func(seen ...Seen) (open []string) {
+		for _, r := range Propose(now, seen).Policy.Rules {
+			if r.Action == match.ActionAllow {
+				open = append(open, cmp.Or(strings.Join(r.Paths, " "), "every path"))
+			}
+		}
+		return open
+	}
+	long := "/" + strings.Repeat("a", maxPath)
+	for path, want := range map[string]string{"/{": "/{", "/a/{n}": "/a/{n}", "/a{id}/...": "/a{id}/...", "/{1234567": "/*", "/a/x*": "", long: "/*"} {
+		for _, host := range []string{"r.test", "p.test"} {
+			got := strings.Join(paths(request(0, host, 80, "GET", observe.Shape(path), path), request(0, host, 80, "GET", "/ok", "/ok")), "; ")
+			if want := strings.TrimSpace("/ok " + want); got != want && got != strings.TrimPrefix(want, "/ok ")+" /ok" {
+				t.Errorf("%s of %s opens %q instead of %q", path, host, got, want)
+			}
+		}
+	}
+	var many []Seen
+	for i := range maxPaths + 1 {
+		path := fmt.Sprintf("/%c%c", 'a'+i%26, 'a'+i/26)
+		many = append(many, request(0, "r.test", 80, "GET", path, path))
+	}
+	for what, seen := range map[string][]Seen{"a star": {request(0, "r.test", 80, "GET", "/x*", "/x*")}, "many paths": many} {
+		if got := paths(seen...); len(got) > 0 {
+			t.Errorf("%s: lifts the rules of the policy for %v", what, got)
+		}
 	}
 }
 

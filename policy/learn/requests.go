@@ -69,7 +69,7 @@ type proposed struct {
 }
 
 // rules returns rules that allow the requests of a host that were seen, and deny others. If the policy has rules for the host, they are
-// only about requests that it would have refused, and the rules of the policy decide about others. It returns none if the requests cannot
+// only about requests that it would have refused and whose paths are few, and the rules of the policy decide about others. It returns none if the requests cannot
 // be described by rules.
 func (h *host) rules(has bool) (list []proposed) {
 	byMethod := map[string]*Evidence{}
@@ -90,8 +90,11 @@ func (h *host) rules(has bool) (list []proposed) {
 		return nil
 	}
 	for _, method := range slices.Sorted(maps.Keys(byMethod)) {
+		if has && len(paths[method]) == 0 { // it would come before the policy's own rules, and so lift them
+			continue
+		}
 		r := match.RequestRule{Hosts: []string{h.entry()}, Methods: []string{method}, Action: match.ActionAllow}
-		if paths[method] != nil {
+		if len(paths[method]) > 0 {
 			r.Paths = slices.Sorted(maps.Keys(paths[method]))
 		}
 		list = append(list, proposed{r, Line{method, *byMethod[method]}})
@@ -111,28 +114,36 @@ func (h *host) rules(has bool) (list []proposed) {
 	return list
 }
 
-// withPaths adds the patterns of paths that were seen. nil stands for every path.
+// withPaths adds the patterns of paths that were seen. nil stands for every path. Paths that no pattern can describe, or that are too long,
+// are left out: otherwise one odd request would open all others.
 func withPaths(all map[string]bool, s Seen) map[string]bool {
 	if all == nil {
 		return nil
 	}
 	for _, path := range s.Paths {
-		pattern := path
-		if cut := strings.IndexByte(s.Shape, '{'); cut >= 0 || strings.HasSuffix(s.Shape, "/...") {
-			if cut < 0 {
-				cut = len(s.Shape) - len("...")
-			}
-			pattern = s.Shape[:cut] + "*"
-		} else if s.More {
+		pattern, shortened := patternOf(path, s.Shape)
+		switch {
+		case s.More && !shortened:
 			return nil
+		case len(pattern) <= maxPath && (shortened || !strings.HasSuffix(path, "*")):
+			all[pattern] = true
 		}
-		if len(pattern) > maxPath || strings.HasSuffix(path, "*") {
-			return nil
-		}
-		all[pattern] = true
 	}
 	if len(s.Paths) == 0 || len(all) > maxPaths {
 		return nil
 	}
 	return all
+}
+
+// patternOf returns the pattern for a path with a shape: the path, shortened before the first segment that the shape has replaced. Braces and
+// dots in the path itself replace nothing.
+func patternOf(path, shape string) (pattern string, shortened bool) {
+	if path == shape || shape == "" {
+		return path, false
+	}
+	same := 0
+	for same < min(len(path), len(shape)) && path[same] == shape[same] {
+		same++
+	}
+	return path[:strings.LastIndexByte(path[:same], '/')+1] + "*", true
 }
