@@ -68,7 +68,7 @@ func specOf(domains, cidrs []string) policy.Spec {
 // Seen is traffic that passed, summed up.
 type Seen struct {
 	Destination
-	Entry       string   // of allowed_cidrs, if that allowed it
+	Entry       string   // of allowed_cidrs, if that allowed it; then Name is not verified
 	Refusal     string   // why the policy would have refused it, as the rule of reason would_deny; "": it allowed it
 	Method      string   // of requests that the gateway read; "": they were not read
 	Paths       []string // of these requests, without queries
@@ -145,7 +145,7 @@ func Propose(now policy.Spec, seen []Seen) Proposal {
 		p.Omitted += len(lines) - MaxEntries
 		lines = lines[:MaxEntries]
 	}
-	p.Domains = wildcards(lines)
+	p.Domains = wildcards(now, lines, p.Apart)
 	p.CIDRs = g.cidrs
 	p.Policy = specOf(entriesOf(p.Domains), entriesOf(p.CIDRs))
 	if p.Policy.Mode == policy.ModeCustom {
@@ -201,7 +201,7 @@ func gather(seen []Seen) (g gathered) {
 		d := s.Destination
 		tcp := d.Protocol == policy.TCP || d.Protocol == ""
 		switch parsed, err := name.Parse(d.Name); {
-		case s.Entry != "" && (d.Name == "" || !tcp):
+		case s.Entry != "": // whatever name the box gave: the address was not one of the name
 			lineOf(cidrs, s.Entry).add(s)
 		case tcp && err == nil && d.Port != 0:
 			d = Destination{Name: parsed.String(), Port: d.Port}

@@ -38,7 +38,9 @@ func TestProposal(t *testing.T) {
 	now := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"unused.test"}, AllowedCIDRs: []string{"203.0.112.0/24"}, DeniedDomains: []string{"evil.test"}, Precedence: policy.PrecedenceSpecific}
 	ntp := Seen{Destination: Destination{Addr: netip.MustParseAddr("8.8.8.8"), Port: 123, Protocol: policy.UDP}, Refusal: "not_allowed", Count: 2, First: noon, Last: noon}
 	listed := Seen{Destination: Destination{Addr: netip.MustParseAddr("203.0.112.9"), Port: 22, Protocol: policy.TCP}, Entry: "203.0.112.0/24", Count: 1, First: noon, Last: noon}
-	p := Propose(now, []Seen{at(3, "b.example.com", 8443), at(1, "b.example.com", 443), at(2, "B.example.com.", 443), ntp, listed})
+	claimed := at(4, "claimed.example.net", 443) // in a ClientHello to a listed address
+	claimed.Entry, claimed.Refusal = "203.0.112.0/24", ""
+	p := Propose(now, []Seen{claimed, at(3, "b.example.com", 8443), at(1, "b.example.com", 443), at(2, "B.example.com.", 443), ntp, listed})
 	want := policy.Spec{Mode: policy.ModeCustom, DNS: policy.DNSStrict, AllowedDomains: []string{"b.example.com:443", "b.example.com:8443"}, AllowedCIDRs: []string{"203.0.112.0/24"}, DeniedDomains: []string{"evil.test"}, Precedence: policy.PrecedenceSpecific}
 	if !reflect.DeepEqual(p.Policy, want) {
 		t.Errorf("%+v", p.Policy)
@@ -84,6 +86,19 @@ func TestWildcards(t *testing.T) {
 				t.Errorf("%s for 20 names below %s", s, parent)
 			}
 		}
+	}
+	for _, parent := range []string{"amazonaws.com", "us-east-1.amazonaws.com", "core.windows.net"} {
+		if got := Propose(policy.Spec{Mode: policy.ModeDenyAll}, below(5, parent, 443)).Policy.AllowedDomains; len(got) != 5 {
+			t.Errorf("%v, although names below have different owners", got)
+		}
+	}
+	exceptions := policy.Spec{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, DeniedDomains: []string{"*.example.com"}}
+	if got := Propose(exceptions, below(5, "dev.example.com", 443)).Policy.AllowedDomains; len(got) != 5 {
+		t.Errorf("%v lifts a denial with exceptions", got)
+	}
+	apart := Propose(policy.Spec{Mode: policy.ModeDenyAll}, append(below(5, "example.com", 443), at(9, "telemetry.example.com", 443)))
+	if got := apart.Policy.AllowedDomains; len(got) != 5 || len(apart.Apart) != 1 {
+		t.Errorf("%v allows %+v", got, apart.Apart)
 	}
 	if got := Propose(policy.Spec{Mode: policy.ModeDenyAll}, append(below(4, "example.com", 443), below(4, "example.com", 80)...)).Policy.AllowedDomains; len(got) != 8 {
 		t.Errorf("%v", got)

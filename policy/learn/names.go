@@ -23,10 +23,13 @@ type zone struct {
 	labels map[string]bool // directly below it
 }
 
+// entry formats the wildcard for all names below.
+func (z *zone) entry() string { return "*." + Destination{Name: z.below, Port: z.port}.entry() }
+
 // wildcards returns the lines for hosts. Names below one registrable domain, or below a name in it, become a wildcard if five of its
-// labels were seen on a port. A public suffix, such as github.io, whose names have different owners, never becomes one. Lines are sorted
-// by entry.
-func wildcards(hosts []*host) []Line {
+// labels were seen on a port. A public suffix, such as github.io, whose names have different owners, never becomes one. Nor does a name above
+// a suffix, above a host that was left out, or within a denied entry that yields to more specific ones. Lines are sorted by entry.
+func wildcards(now policy.Spec, hosts []*host, apart []Apart) []Line {
 	zones := map[Destination]*zone{}
 	for _, h := range hosts {
 		label, parent, ok := strings.Cut(h.Name, ".")
@@ -39,7 +42,15 @@ func wildcards(hosts []*host) []Line {
 		}
 		zones[key].labels[label] = true
 	}
-	maps.DeleteFunc(zones, func(_ Destination, z *zone) bool { return len(z.labels) < wildcardFrom })
+	var denied []name.Pattern
+	if now.Precedence == policy.PrecedenceSpecific {
+		denied = patterns(now.DeniedDomains...)
+	}
+	maps.DeleteFunc(zones, func(_ Destination, z *zone) bool {
+		wild, err := name.ParsePattern(z.entry())
+		return err != nil || len(z.labels) < wildcardFrom || slices.ContainsFunc(denied, func(d name.Pattern) bool { return d.Covers(wild) }) ||
+			slices.ContainsFunc(apart, func(a Apart) bool { p, err := name.ParsePattern(a.Entry); return err == nil && wild.Covers(p) })
+	})
 	lines := map[string]*Line{}
 	for _, h := range hosts {
 		wild := coveringZone(zones, h)
@@ -47,7 +58,7 @@ func wildcards(hosts []*host) []Line {
 			*lineOf(lines, h.entry()) = h.line()
 			continue
 		}
-		l := lineOf(lines, "*."+Destination{Name: wild.below, Port: wild.port}.entry())
+		l := lineOf(lines, wild.entry())
 		l.merge(h.Evidence)
 		if l.NameN++; len(l.Names) < maxNames {
 			l.Names = append(l.Names, h.Name)
@@ -74,14 +85,21 @@ func coveringZone(zones map[Destination]*zone, h *host) (highest *zone) {
 	}
 }
 
+// shared are registrable domains with names of different owners at some place below, such as s3.amazonaws.com. The list of public suffixes
+// cannot be searched for them.
+var shared = []string{
+	"aliyuncs.com", "amazonaws.com", "amazonaws.com.cn", "appspot.com", "azure.com", "azure.net", "cloudflare.net", "digitaloceanspaces.com", "fastly.net", "google.com",
+	"googleapis.com", "googleusercontent.com", "ibm.com", "linode.com", "microsoft.com", "myqcloud.com", "oraclecloud.com", "windows.net", "yandexcloud.net",
+}
+
 // ownedByOne reports whether all names below one have the same owner: it is a registrable domain, or below one.
 func ownedByOne(domain string) bool {
 	n, err := name.Parse(domain)
 	if err != nil || !n.IsPublic() {
 		return false
 	}
-	_, err = publicsuffix.EffectiveTLDPlusOne(domain)
-	return err == nil
+	registrable, err := publicsuffix.EffectiveTLDPlusOne(domain)
+	return err == nil && !slices.Contains(shared, registrable)
 }
 
 // telemetry are services to which programs report their use and their errors.
