@@ -210,6 +210,28 @@ func TestFloods(t *testing.T) {
 	}
 }
 
+// TestManyNames: as many names as a box and its policy can have, all alike, are compared in a moment.
+func TestManyNames(t *testing.T) {
+	t.Parallel()
+	now := policy.Spec{Mode: policy.ModeCustom}
+	var seen []Seen
+	for i := range policy.MaxEntries {
+		now.AllowedDomains = append(now.AllowedDomains, fmt.Sprintf("%s%dx.com:%d", strings.Repeat("a", 40), i, 1+i))
+	}
+	for i := range 4096 {
+		seen = append(seen, at(i, fmt.Sprintf("%s%dyy.com", strings.Repeat("a", 40), i), 443))
+	}
+	seen[7].Name = strings.Repeat("a", 40) + "7z.com"
+	begun := time.Now()
+	p := Propose(now, seen)
+	if took := time.Since(begun); took > 3*time.Second { // 0.2 s; comparing each with each takes 5 s
+		t.Errorf("took %v", took)
+	}
+	if len(p.Apart) != 1 || p.Apart[0].Like != strings.Repeat("a", 40)+"7x.com" {
+		t.Errorf("%+v", p.Apart)
+	}
+}
+
 // FuzzPropose: whatever was seen, the proposal is a policy, the same in every order, within its bounds, and opens only names that were
 // seen or five labels below a name with one owner.
 func FuzzPropose(f *testing.F) {

@@ -4,13 +4,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/net/publicsuffix"
 
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/policy/preset"
 )
 
 // wildcardFrom is how many different labels directly below a name lead to a wildcard for it.
@@ -127,105 +125,4 @@ func patterns(list ...string) (out []name.Pattern) {
 func isTelemetry(n name.Name, port uint16) bool {
 	label, _, _ := strings.Cut(n.String(), ".")
 	return slices.Contains(telemetryLabels, label) || slices.ContainsFunc(telemetry, func(p name.Pattern) bool { return p.Match(n, port) })
-}
-
-// known are names that are not suspected to imitate others.
-type known struct {
-	hosts  []string // registrable domains, sorted
-	labels []string // their first labels, in the same order
-	folded []string // the labels, folded
-	given  []name.Pattern
-}
-
-// presetHosts are the patterns of all presets.
-var presetHosts = sync.OnceValue(func() (out []name.Pattern) {
-	for _, of := range preset.Names() {
-		if p, err := preset.Find(of); err == nil {
-			out = append(out, patterns(p.AllowedDomains...)...)
-		}
-	}
-	return out
-})
-
-// knownNames collects the names of a policy and of the presets.
-func knownNames(now policy.Spec) known {
-	k, domains := known{given: patterns(now.AllowedDomains...)}, map[string]bool{}
-	for _, p := range slices.Concat(k.given, presetHosts()) {
-		if domain, err := publicsuffix.EffectiveTLDPlusOne(p.Name().String()); err == nil {
-			domains[domain] = true
-		}
-	}
-	k.hosts = slices.Sorted(maps.Keys(domains))
-	for _, d := range k.hosts {
-		label, _, _ := strings.Cut(d, ".")
-		k.labels, k.folded = append(k.labels, label), append(k.folded, fold(label))
-	}
-	return k
-}
-
-// doubt returns why a host should not become an entry unseen, "" if there is no doubt, and the name that it imitates. Hosts that the
-// policy names are not doubted.
-func (h *host) doubt(k known) (why Why, like string) {
-	n, err := name.Parse(h.Name)
-	if err != nil || slices.ContainsFunc(k.given, func(p name.Pattern) bool { return !p.Name().IsZero() && p.Match(n, h.Port) }) {
-		return "", ""
-	}
-	switch like = k.imitated(h.Name); {
-	case like != "":
-		return WhyLookAlike, like
-	case strings.HasPrefix(h.Name, "xn--") || strings.Contains(h.Name, ".xn--"):
-		return WhyPunycode, ""
-	case isTelemetry(n, h.Port):
-		return WhyTelemetry, ""
-	}
-	return "", ""
-}
-
-// shortest is the length of the shortest label that is compared: shorter ones resemble each other by chance.
-const shortest = 5
-
-// imitated returns the known domain that a name imitates: its registrable domain differs in one character, two exchanged ones, or ones
-// that look alike; or the name contains the known domain, as in github.com.example.net.
-func (k known) imitated(host string) string {
-	domain, err := publicsuffix.EffectiveTLDPlusOne(host)
-	if err != nil {
-		return ""
-	}
-	if _, is := slices.BinarySearch(k.hosts, domain); is {
-		return ""
-	}
-	label, _, _ := strings.Cut(domain, ".")
-	folded := fold(label)
-	for i, other := range k.hosts {
-		if at := strings.Index(host, other+"."); at == 0 || at > 0 && host[at-1] == '.' {
-			return other
-		}
-		if l := k.labels[i]; len(l) >= shortest && label != l && (folded == k.folded[i] || isNear(label, l)) {
-			return other
-		}
-	}
-	return ""
-}
-
-// fold replaces characters and pairs by others that look alike.
-func fold(s string) string { return alike.Replace(s) }
-
-var alike = strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", "-", "")
-
-// isNear reports whether two labels differ in one inserted, removed or replaced character, or two adjacent ones that were exchanged.
-func isNear(a, b string) bool {
-	if len(a) > len(b) {
-		a, b = b, a
-	}
-	if len(b)-len(a) > 1 {
-		return false
-	}
-	i := 0
-	for i < len(a) && a[i] == b[i] {
-		i++
-	}
-	if len(a) < len(b) {
-		return a[i:] == b[i+1:]
-	}
-	return i == len(a) || a[i+1:] == b[i+1:] || i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
 }
