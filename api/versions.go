@@ -54,8 +54,8 @@ type PolicyDocument struct {
 
 // PastLease is a temporary entry of a version of a policy.
 type PastLease struct {
-	Action    string    `json:"action" enum:"allow deny"`
-	Entry     string    `json:"entry"`
+	Action    string    `json:"action" enum:"allow deny audit" doc:"audit: the policy was audited instead of enforced"`
+	Entry     string    `json:"entry" doc:"empty with audit"`
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 	KeyID     string    `json:"key_id,omitempty" doc:"of the API key that made it"`

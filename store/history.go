@@ -86,7 +86,7 @@ func endHistory(tx *transaction, id policy.BoxID) error {
 func policyVersion(p Policy, by history.Origin) (v history.Version, text []byte, err error) {
 	v = history.Version{Number: p.Version, Origin: dated(by), Named: p.Named}
 	for _, l := range p.Leases {
-		v.Leases = append(v.Leases, history.Lease{Allow: l.Allow, Entry: l.Entry, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Key: l.Key})
+		v.Leases = append(v.Leases, history.Lease{Allow: l.Allow, Audit: l.Audit, Entry: l.Entry, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Key: l.Key})
 	}
 	text, err = json.Marshal(p.Spec)
 	return v, text, err

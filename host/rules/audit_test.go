@@ -47,6 +47,9 @@ func TestAuditBeginsAndEnds(t *testing.T) {
 	if !g.allows("a.example.com") {
 		t.Error("ended before its time")
 	}
+	if doc, err := NewVersions(g.db.History).PolicyVersion(t.Context(), "b1", 2); err != nil || len(doc.Entries) != 1 || doc.Entries[0].Action != api.ActionAudit {
+		t.Errorf("the history has %+v, %v", doc.Entries, err)
+	}
 	if s := g.audit(time.Hour); len(s.Leases) != 1 || s.Leases[0].Left != time.Hour { // replaced, not added
 		t.Errorf("%+v", s)
 	}

@@ -89,11 +89,8 @@ func (h *Versions) PolicyVersion(ctx context.Context, id policy.BoxID, number ui
 	}
 	doc.PolicyVersion = all.Versions[at]
 	for _, l := range v.Leases {
-		past := api.PastLease{Action: "deny", Entry: l.Entry, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, KeyID: l.Key}
-		if l.Allow {
-			past.Action = "allow"
-		}
-		doc.Entries = append(doc.Entries, past)
+		action := api.LeaseEntry{Allow: l.Allow, Audit: l.Audit}.Action()
+		doc.Entries = append(doc.Entries, api.PastLease{Action: action, Entry: l.Entry, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, KeyID: l.Key})
 	}
 	since, until := doc.Since, doc.Until
 	if since.IsZero() { // it was in force for a moment at most

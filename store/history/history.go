@@ -88,7 +88,8 @@ const (
 
 // Lease is a temporary entry of a policy.
 type Lease struct {
-	Allow     bool      `json:"allow"` // else it denies
+	Allow     bool      `json:"allow"`           // else it denies
+	Audit     bool      `json:"audit,omitempty"` // with Allow and no Entry: the policy was audited instead of enforced
 	Entry     string    `json:"entry"`
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at"`

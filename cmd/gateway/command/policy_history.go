@@ -248,7 +248,7 @@ func printVersion(w io.Writer, box string, doc api.PolicyDocument) error {
 		return err
 	}
 	for _, e := range doc.Entries {
-		fmt.Fprintf(w, "temporary: %s %s until %s\n", audit.Escape(e.Action, 16), audit.Escape(e.Entry, 300), e.ExpiresAt.Local().Format(time.DateTime))
+		fmt.Fprintf(w, "temporary: %s until %s\n", audit.Escape(strings.TrimSpace(e.Action+" "+e.Entry), 300), e.ExpiresAt.Local().Format(time.DateTime))
 	}
 	printRules(w, "header rules", doc.HeaderRules)
 	printRules(w, "header rules of all boxes", doc.GlobalRules)
