@@ -471,18 +471,23 @@ type withPredecessor struct {
 // Recheck implements [enforce.Proxy].
 func (b withPredecessor) Recheck(id policy.BoxID) {
 	b.Proxy.Recheck(id)
-	if b.before == nil {
-		return
+	if b.before != nil {
+		b.before.SendOrder(b.order(id))
 	}
+}
+
+// order returns the order to the predecessor after a change of a box. A policy that is more than a document, with denials that no allowed
+// entry lifts, would lose them on the way: then the connections of the box are cut.
+func (b withPredecessor) order(id policy.BoxID) handover.Message {
 	order := handover.Message{Kind: handover.Cut, Box: id}
 	if known, err := b.boxes.Find(id); b.before.OnlyPolicy(id) && err == nil {
-		if c := known.Policy.Load(); c != nil {
+		if c := known.Policy.Load(); c != nil && c.Spec().IsDocument() {
 			if spec, err := json.Marshal(c.Spec()); err == nil {
 				order.Kind, order.Spec, order.Version = handover.Policy, spec, c.Version()
 			}
 		}
 	}
-	b.before.SendOrder(order)
+	return order
 }
 
 // CloseBox implements [enforce.Proxy].

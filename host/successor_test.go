@@ -39,6 +39,31 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	}
 }
 
+// TestOrdersAreWhole: the predecessor gets a policy only if its document is all of it. A denial for a time that wins over more specific
+// allowed entries is no part of it, so that connections are cut instead.
+func TestOrdersAreWhole(t *testing.T) {
+	t.Parallel()
+	before, _ := handovertest.New(t)
+	defer before.PolicyAlone("box1")()
+	spec := policy.Spec{Mode: policy.ModeCustom, Precedence: policy.PrecedenceSpecific, AllowedDomains: []string{"a.test", "b.test"}}
+	for _, c := range []struct {
+		spec policy.Spec
+		want handover.Kind
+	}{{spec, handover.Policy}, {spec.Overruled("a.test"), handover.Cut}} {
+		compiled, err := policy.Compile(c.spec, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{}, 0)
+		b.Policy.Store(compiled)
+		table := &state.Table{}
+		table.Add(b)
+		if got := (withPredecessor{nil, before, table}).order("box1"); got.Kind != c.want {
+			t.Errorf("%+v: %+v", c.spec, got)
+		}
+	}
+}
+
 // Newly protected ranges cut all connections of the predecessor. Ranges that are no longer protected do not.
 func TestNewAddressesCutWhatDrains(t *testing.T) {
 	t.Parallel()

@@ -302,6 +302,9 @@ func (s Spec) Overruled(denied string) Spec {
 	return s
 }
 
+// IsDocument reports whether the policy is whole as a document, without entries of [Spec.Overruled].
+func (s Spec) IsDocument() bool { return len(s.overruling) == 0 }
+
 // addOverruling reads the entries of [Spec.Overruled].
 func (p *parsedSpec) addOverruling(list []string, ps *document.Problems) {
 	if ps.TooMany("/leases", len(list), MostBeside) {
