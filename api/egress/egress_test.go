@@ -15,6 +15,7 @@ import (
 	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // fixture serves the endpoints of this package.
@@ -329,6 +330,9 @@ func TestLearned(t *testing.T) {
 		e.Port = 443
 		f.host.AddDecision(e)
 	}
+	claimed := apitest.Decision(id, 120, "claimed.example", policy.Allow) // in a ClientHello to an address that the policy and a ceiling allow
+	claimed.Port, claimed.Reason, claimed.Rule = 443, name.ReasonNotDenied, "policy.ceiling"
+	f.host.AddDecision(claimed)
 	for query, want := range map[string]string{"": `"allowed_domains":["first.example:443"]`, "?since=150": `"policy":{"mode":"deny-all"}`} {
 		got := f.Call(t, "GET", "/v2/box/box1/egress/learned"+query, "")
 		for _, want := range []string{want, `"audited":false`, `"overflow":2`, `"lost":1`} {

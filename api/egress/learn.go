@@ -78,7 +78,8 @@ func seenIn(o *observe.Observation) []learn.Seen {
 	case o.Reason == name.ReasonAllowedCIDR:
 		s.Entry = o.Rule
 	}
-	if _, err := name.Parse(o.Name); err == nil && (o.Protocol == policy.TCP || o.Protocol == "") {
+	claimed := o.Reason == name.ReasonNotDenied && policy.IsOfCeiling(o.Rule) // an entry of allowed_cidrs has allowed it under any name
+	if _, err := name.Parse(o.Name); err == nil && !claimed && (o.Protocol == policy.TCP || o.Protocol == "") {
 		return []learn.Seen{s}
 	}
 	addrs := o.Addrs
