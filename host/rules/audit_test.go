@@ -39,6 +39,9 @@ func TestAuditBeginsAndEnds(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	b, _ := g.boxes.Find("b1")
+	if shown := b.View().Policy.Leases; len(shown) != 1 || !shown[0].Audit { // as for a proposed policy, which says that it is audited
+		t.Errorf("the box is shown with %+v", shown)
+	}
 	if !b.Policy.Load().IsAudited() || b.Policy.Load().Spec().Mode != policy.ModeDenyAll {
 		t.Error("not an audit of the policy")
 	}

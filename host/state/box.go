@@ -119,8 +119,13 @@ func (b *Box) Gone() error {
 // Connected reports whether the box has its network. The caller holds the lock of b.
 func (b *Box) Connected() bool { return b.Policy.Load() != nil }
 
+// policyState returns the policy for the API, its leases without the time that is left.
 func (b *Box) policyState() api.PolicyState {
-	return api.PolicyState{Spec: b.Spec, Named: b.Named, Version: b.Version, Warnings: b.warnings()}
+	s := api.PolicyState{Spec: b.Spec, Named: b.Named, Version: b.Version, Warnings: b.warnings()}
+	for _, l := range b.Leases {
+		s.Leases = append(s.Leases, api.Lease{LeaseEntry: api.LeaseEntry{Allow: l.Allow, Audit: l.Audit, Entry: l.Entry}, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt})
+	}
+	return s
 }
 
 // SetPolicy sets the policy in memory after it was applied and stored. The caller holds the lock of b.
