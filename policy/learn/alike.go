@@ -72,7 +72,7 @@ func knownNames(now policy.Spec) *known {
 		}
 		k.eachVariant(label, func(hash uint64) {
 			k.links = append(k.links, link{i, k.near[hash]})
-			k.near[hash] = len(k.links) // 0: none
+			k.near[hash] = len(k.links) // 0 ends the list
 		})
 	}
 	return k

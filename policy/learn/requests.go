@@ -136,7 +136,7 @@ func withPaths(all map[string]bool, s Seen) map[string]bool {
 }
 
 // patternOf returns the pattern for a path with a shape: the path, shortened before the first segment that the shape has replaced. Braces and
-// dots in the path itself replace nothing.
+// dots in the path itself are part of it.
 func patternOf(path, shape string) (pattern string, shortened bool) {
 	if path == shape || shape == "" {
 		return path, false
