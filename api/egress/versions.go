@@ -67,7 +67,7 @@ func (e *Endpoints) versions(_ http.ResponseWriter, r *http.Request) (rest.Reply
 	return rest.Reply{Body: list}, err
 }
 
-// seesSettings reports whether a key may read what the operator set for all boxes, and from where others call.
+// seesSettings reports whether a key may read settings for all boxes, and the addresses of other callers.
 func seesSettings(c api.Caller) bool {
 	return c.Role == api.RoleAdmin || c.Role == api.RoleReader || c.Role == api.RoleAuditor
 }
