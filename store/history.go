@@ -176,6 +176,21 @@ func (db History) Version(id history.ID, number uint64) (v history.Version, text
 	return v, text, err
 }
 
+// Next returns the line of a version, and when the next version that was in force came into force; zero: there is none.
+func (db History) Next(id history.ID, number uint64) (l history.Line, next time.Time, err error) {
+	err = db.view(func(tx *transaction) error {
+		book, err := tx.book()
+		if err != nil {
+			return err
+		}
+		if l, _, err = book.Find(id); err == nil {
+			next, err = book.Next(id, number)
+		}
+		return err
+	})
+	return l, next, err
+}
+
 // During returns the versions of a line that were in force during an interval, with their texts, the oldest first: at most most,
 // the latest ones. A zero until is now. A line that does not exist has none.
 func (db History) During(id history.ID, since, until time.Time, most int) (list []history.Version, texts [][]byte, err error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"time"
 
 	"boxgate/api"
@@ -70,12 +69,12 @@ func shownVersion(v history.Version, until time.Time, l history.Line) api.Policy
 const mostBeside = 64
 
 // PolicyVersion implements the Versions of [boxgate/api/egress].
-func (h *Versions) PolicyVersion(ctx context.Context, id policy.BoxID, number uint64) (api.PolicyDocument, error) {
+func (h *Versions) PolicyVersion(_ context.Context, id policy.BoxID, number uint64) (api.PolicyDocument, error) {
 	v, text, err := h.store.Version(history.ID{Owner: string(id), Kind: history.Policy}, number)
 	if err != nil {
 		return api.PolicyDocument{}, h.missing(id, number, err)
 	}
-	all, err := h.PolicyVersions(ctx, id, api.VersionQuery{})
+	line, next, err := h.store.Next(history.ID{Owner: string(id), Kind: history.Policy}, number)
 	if err != nil {
 		return api.PolicyDocument{}, err
 	}
@@ -83,11 +82,7 @@ func (h *Versions) PolicyVersion(ctx context.Context, id policy.BoxID, number ui
 	if err := json.Unmarshal(text, &doc.Policy); err != nil {
 		return api.PolicyDocument{}, err
 	}
-	at := slices.IndexFunc(all.Versions, func(v api.PolicyVersion) bool { return v.Version == number })
-	if at < 0 { // removed since
-		return api.PolicyDocument{}, h.missing(id, number, store.ErrNotFound)
-	}
-	doc.PolicyVersion = all.Versions[at]
+	doc.PolicyVersion = shownVersion(v, next, line)
 	for _, l := range v.Leases {
 		action := api.LeaseEntry{Allow: l.Allow, Audit: l.Audit}.Action()
 		doc.Entries = append(doc.Entries, api.PastLease{Action: action, Entry: l.Entry, StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, KeyID: l.Key})

@@ -170,6 +170,21 @@ func (b Book) Latest(id ID, before uint64, most int) (list []Version, more bool,
 	return list, false, nil
 }
 
+// Next returns when the version after the given one that was in force came into force; zero: there is none. It reads only the versions
+// between them.
+func (b Book) Next(id ID, number uint64) (time.Time, error) {
+	for _, key := range b.Versions.Keys(id.Key()) {
+		n := binary.BigEndian.Uint64(key[len(key)-8:])
+		if n <= number {
+			continue
+		}
+		if v, err := b.Version(id, n); err != nil || v.Result == InForce {
+			return v.Since, err
+		}
+	}
+	return time.Time{}, nil
+}
+
 // During returns the versions of a line that were in force between two times, inclusive, the oldest first: at most most
 // of them, the latest ones. A zero until is now.
 func (b Book) During(id ID, since, until time.Time, most int) (list []Version, err error) {
