@@ -90,7 +90,7 @@ func shown(text string) string {
 
 // add adds the report of a way.
 func (d *Diagnosis) add(name string, r probe.Report) {
-	w := Way{Name: name, Lookup: shown(r.Lookup), Subject: shown(r.Subject), Offer: shown(r.Offer), Idle: shown(r.Idle)}
+	w := Way{Name: name, Lookup: shown(r.Lookup), Subject: shown(r.Subject), Offer: shown(r.Offer), Idle: shown(r.Idle), Attempts: []Attempt{}, Clients: []Client{}}
 	for _, a := range r.Attempts {
 		w.Attempts = append(w.Attempts, Attempt{a.Addr.String(), shown(a.Error)})
 	}
