@@ -60,7 +60,7 @@ type Candidate struct {
 	Denied name.Reason `json:"denied"`
 	// Mode is the mode of the policy.
 	Mode policy.Mode `json:"mode"`
-	// Headers are patterns of the header rules, by which the gateway adds credentials, that cover the destination.
+	// Headers are the patterns of header rules that cover the destination: the gateway adds credentials to requests there.
 	Headers []string `json:"headers,omitempty"`
 	// Rules is the number of request rules for hosts that include the destination; they continue to apply.
 	Rules int `json:"rules,omitempty"`

@@ -72,7 +72,7 @@ type Peer struct {
 	Admin bool // needs no key, by admin.group of the configuration
 }
 
-// String returns the user's ID and name, and those of the user who logged in.
+// String returns the ID and the name of the user, and of the user who logged in.
 func (p Peer) String() string {
 	text := userText(p.UID)
 	if p.Login != 0 && p.Login != p.UID {

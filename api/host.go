@@ -217,7 +217,7 @@ type PolicyChange struct {
 	Keep *[]LeaseEntry
 }
 
-// Replay compares a candidate policy with the policy in force, on the traffic of a box and by what they allow.
+// Replay compares a candidate policy with the policy in force: on the traffic of a box, and in the destinations that they allow.
 type Replay struct {
 	Version    uint64 // of the policy in force
 	Result     replay.Result

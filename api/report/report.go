@@ -71,7 +71,8 @@ type Endpoints struct {
 	turns     quota.Turns   // of other keys: one report each
 }
 
-// maxReports bounds the reports of admin keys, and those of other keys, that are made or sent at the same time, and so their memory.
+// maxReports is how many reports are made or sent at the same time, which bounds their memory. Admin keys and other keys have this
+// number each.
 const maxReports = 2
 
 // New returns the endpoints.

@@ -9,8 +9,8 @@ import (
 	"boxgate/api"
 )
 
-// TestReportsWaitForTheirPlace: of other keys than those of the operator, each has one report made or sent at a time, and all of them
-// two. The operator waits for none of them. A place is free again when the request ends.
+// TestReportsWaitForTheirPlace: each key that is not the operator's has one report made or sent at a time, and all such keys together
+// have two. The operator does not wait for them. A place is free again when the request ends.
 func TestReportsWaitForTheirPlace(t *testing.T) {
 	t.Parallel()
 	e := New(nil, nil, nil, nil, nil)

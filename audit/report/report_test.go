@@ -65,9 +65,9 @@ func change(seq uint64, box string, version uint64, what string) trail.Entry {
 	}
 }
 
-// TestBytesCountOnce: the bytes of a connection include those of its requests, also if their decision has another rule, and those of a
-// request without its connection are those of its body. What opened and ended counts once, and what a policy cut counts as refused, with its
-// bytes.
+// TestBytesCountOnce: the bytes of a connection include its requests, also if their decision has another rule. A request without its
+// connection counts the bytes of its body. A connection that opened and ended counts once, and one that a policy cut counts as refused,
+// with its bytes.
 func TestBytesCountOnce(t *testing.T) {
 	t.Parallel()
 	other := request("b", "api.example.com", 3, 700)
@@ -140,7 +140,7 @@ func TestAVersionLeadsToItsChange(t *testing.T) {
 }
 
 // TestApprovalsAndCalls: an answer to a request of a box is in the report with its reasons and who gave it; calls that changed nothing are
-// summed up, and one without an answer is told from a refused one.
+// summed up, and a call without an answer does not count as refused.
 func TestApprovalsAndCalls(t *testing.T) {
 	t.Parallel()
 	answer := change(5, "b", 2, `{"approval":{"id":"req_1","entry":"pypi.org:443","answer":"once","reason":"for this task","asked":"please \u202e"},"policy":{"version":2}}`)
@@ -179,7 +179,7 @@ func TestADeletedBoxIsFoundByItsName(t *testing.T) {
 }
 
 // TestAReportIsBounded: a box that makes up destinations cannot make a report larger than its bound. The totals count them all, and the
-// report says what it leaves out.
+// report has the number of rows that are left out.
 func TestAReportIsBounded(t *testing.T) {
 	t.Parallel()
 	b := New(day)
@@ -256,8 +256,8 @@ func TestAttackLargeTextsInAReport(t *testing.T) {
 	}
 }
 
-// TestUsesOfASecret: the uses of a secret have those of secrets made with it, and of events of an earlier version, by method, and the
-// changes that name it but not those that name another with the same beginning.
+// TestUsesOfASecret: the list has the uses of the secret and of secrets made with it, by method, also from events of an earlier version. It
+// has the changes that name the secret, and none about another secret whose name begins alike.
 func TestUsesOfASecret(t *testing.T) {
 	t.Parallel()
 	query := day

@@ -200,8 +200,8 @@ func (b *Builder) take(n int) bool {
 	return true
 }
 
-// limit returns how many rows the traffic of one box may have in the report: a box that makes up destinations does not displace those of
-// others, nor the changes.
+// limit returns how many rows the traffic of one box may have in the report. A box that makes up destinations displaces neither the traffic
+// of other boxes nor the changes.
 func (b *Builder) limit() int {
 	if b.query.Box != "" || b.query.Name != "" {
 		return MaxRows / 2

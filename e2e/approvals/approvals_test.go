@@ -14,6 +14,8 @@ import (
 	"boxgate/policy/name"
 )
 
+func TestMain(m *testing.M) { harness.Main(m) }
+
 // asking lets every box ask.
 func asking(c *config.Config) { c.Approvals.Enabled, c.Approvals.EveryBox = true, true }
 

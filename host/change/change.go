@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy/document"
 	"boxgate/store"
+	"boxgate/store/history"
 )
 
 // Change is one change of the permissions of boxes: of a policy, of header rules, or of the protected ranges. [Apply] makes the
@@ -153,4 +154,11 @@ func NotStored(log *zap.Logger, what string, err error) error {
 // InvalidAt returns the error for one mistake in a request.
 func InvalidAt(pointer, message string) error {
 	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: message}}}
+}
+
+// OriginOf returns the origin of a change for the history: the caller of the API whose request ctx belongs to, if there
+// is one.
+func OriginOf(ctx context.Context, cause history.Cause) history.Origin {
+	caller, call := api.CallerOf(ctx), api.CallOf(ctx)
+	return history.Origin{At: time.Now(), Cause: cause, KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: call.Remote, Call: call.Route}
 }
