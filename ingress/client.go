@@ -39,9 +39,9 @@ type client struct {
 func (c *client) serve() {
 	defer c.cancel(nil)
 	defer c.finish()
-	wait := c.g.ReadHeaderTimeout
+	wait, now := c.g.ReadHeaderTimeout, time.Now()
 	for {
-		if err := c.await(wait); err != nil {
+		if err := c.await(now, wait); err != nil {
 			return
 		}
 		c.held.begin()
@@ -57,7 +57,7 @@ func (c *client) serve() {
 		case err != nil || c.ctx.Err() != nil || c.g.draining.Err() != nil:
 			return
 		}
-		wait = c.g.IdleTimeout
+		wait, now = c.g.IdleTimeout, c.visit.began.Add(c.visit.event.Duration)
 	}
 }
 
@@ -77,12 +77,11 @@ func (c *client) cutNow() {
 	c.abortUpstream()
 }
 
-// await returns when a part of a request has arrived. After a while without one it gives its buffers back.
-func (c *client) await(limit time.Duration) error {
+// await returns when a part of a request has arrived, or limit after since. After a while without one it gives its buffers back.
+func (c *client) await(since time.Time, limit time.Duration) error {
 	if len(c.In.Bytes()) > 0 {
 		return nil // pipelined
 	}
-	since := time.Now()
 	c.In.Relax()
 	if c.own != nil {
 		return c.awaitBound(since.Add(limit))
@@ -104,8 +103,11 @@ func (c *client) serveOne() (err error) {
 	c.answered = false
 	c.begun.Store(false)
 	c.Upload.Reset()
+	if c.Late {
+		began = time.Now()
+	}
 	v := &c.visit
-	v.begin(c.asked(), c, c.cut, &c.opening, &c.entry)
+	v.begin(began, c.asked(), c, c.cut, &c.opening, &c.entry)
 	defer func() {
 		if recover() != nil {
 			c.g.panicked(v)

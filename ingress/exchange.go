@@ -210,7 +210,7 @@ func (e *exchange) head(upgrade bool) {
 
 // Ask implements [relay.Sender].
 func (e *exchange) Ask(whole bool) (used bool, err error) {
-	if err = e.up.ask(e.out.Buf, whole); err == nil && whole {
+	if err = e.up.ask(e.out.Buf, whole); err == nil && whole && len(e.up.in.Bytes()) == 0 {
 		err = e.up.in.Fill()
 	}
 	return e.up.used, err
@@ -242,8 +242,7 @@ func (e *exchange) Connect(fresh bool) error {
 
 // attach gives the request its connection, and fails if the request was cut.
 func (e *exchange) attach(up *upstream) error {
-	e.since = time.Now()
-	up.reader.Begin(e, goneCheck)
+	e.since = up.reader.Begin(e, goneCheck)
 	e.up, e.To, e.From = up, up, &up.in
 	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before up was stored
 		return context.Cause(e.ctx)

@@ -130,7 +130,7 @@ func (s *stream) parse() error {
 		err = s.read(s.text)
 	}
 	if err == nil {
-		s.visit.begin(s.asked(), s, s.cut, &s.opening, &s.entry)
+		s.visit.begin(time.Now(), s.asked(), s, s.cut, &s.opening, &s.entry)
 	}
 	return err
 }

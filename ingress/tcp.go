@@ -82,7 +82,7 @@ func newPassage(g *core, who *visitor, conn net.Conn) *passage {
 
 // run serves the connection until it ends. It passes the same checks as a request, and is recorded like one.
 func (p *passage) run() {
-	p.visit.begin(asked{
+	p.visit.begin(time.Now(), asked{
 		host: p.visitor.sni, peer: p.visitor.addr, sni: p.visitor.sni, secure: true, inside: p.visitor.inside, network: p.visitor.network, raw: true, direct: true,
 		values: func(string) []string { return nil },
 	}, p, p.cutNow, &p.opening, &p.entry)

@@ -78,12 +78,14 @@ func (u *upstream) close() {
 	}
 }
 
-// ask sends a request, or its beginning if whole is not set. If the box has sent data or EOF on a reused connection, ask
-// returns [socket.ErrNotAsked] and sends no bytes.
+// ask sends a request, or its beginning if whole is not set. It may read the beginning of the answer to a whole request. If the box
+// has sent data or EOF on a reused connection, ask returns [socket.ErrNotAsked] and sends no bytes.
 func (u *upstream) ask(request []byte, whole bool) error {
 	switch {
 	case u.used && whole:
-		return u.direct.SendRequest(request)
+		n, err := u.direct.SendRequest(request, u.in.Room())
+		u.in.Add(n)
+		return err
 	case u.used && !u.quiet():
 		return socket.ErrNotAsked
 	}

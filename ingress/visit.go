@@ -50,10 +50,10 @@ type replier interface {
 
 // begin replaces the visit, in place as it is large, by that of a new request. It opens its event, which records a denial
 // unless changed. opening and entry must not be in use by another request, nor be copied or overwritten: a timer or a cut
-// that has found the request may still access them.
-func (v *visit) begin(q asked, client replier, cut func(), opening *audit.Opening, entry *request) {
+// that has found the request may still access them. now is the time, when the head has arrived whole.
+func (v *visit) begin(now time.Time, q asked, client replier, cut func(), opening *audit.Opening, entry *request) {
 	*v = visit{}
-	v.asked, v.client, v.cut, v.opening, v.entry, v.began = q, client, cut, opening, entry, time.Now()
+	v.asked, v.client, v.cut, v.opening, v.entry, v.began = q, client, cut, opening, entry, now
 	e := &v.event
 	e.Time, e.Stage, e.Protocol = v.began, policy.StageURL, policy.TCP
 	e.Name, e.Peer, e.Method, e.Path = q.host, q.peer, q.method, q.path

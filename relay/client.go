@@ -37,6 +37,7 @@ type Client struct {
 	In   h1.Reader
 	Out  Output // for either side
 	Head int    // length of the head of the current request in In; 0: it was taken
+	Late bool   // the head of the current request arrived in several parts
 
 	Stall time.Duration // how long a write to the client may make no progress; 0: for ever
 	Cuts  Cuts          // nil: the connection is cut by closing Conn only
@@ -105,7 +106,7 @@ func (c *Client) Forget() { c.deadline = time.Time{} }
 // been forwarded.
 func (c *Client) ReadHead(r *h1.Request, most int, until time.Time) error {
 	r.Reset()
-	c.Head = 0
+	c.Head, c.Late = 0, false
 	for {
 		n, err := r.Parse(c.In.Bytes())
 		short := errors.Is(err, h1.ErrShort)
@@ -116,6 +117,7 @@ func (c *Client) ReadHead(r *h1.Request, most int, until time.Time) error {
 			c.Head = n
 			return err
 		}
+		c.Late = true
 		if err := c.ReadUntil(until, c.In.Fill); err != nil {
 			return err
 		}

@@ -202,14 +202,15 @@ type Expecter interface {
 	Expected(last time.Duration) (next time.Duration, err error)
 }
 
-// Begin must be called before the reads of each exchange. first is the time until the first call of Expected. No deadline has passed when
-// Begin returns: [socket.Direct.SendRequest] would not send.
-func (r *ServerReader) Begin(by Expecter, first time.Duration) {
-	now := time.Now()
+// Begin must be called before the reads of each exchange, and returns the time. first is the time until the first call of Expected. No
+// deadline has passed when Begin returns: [socket.Direct.SendRequest] would not send.
+func (r *ServerReader) Begin(by Expecter, first time.Duration) (now time.Time) {
+	now = time.Now()
 	r.by, r.check, r.wait = by, now.Add(first), first
 	if !r.armed || r.until.After(r.check) || r.until.Sub(now) < first/4 {
 		r.arm()
 	}
+	return now
 }
 
 // End drops the reference to the exchange.

@@ -218,30 +218,40 @@ type ask struct {
 	ready func(fd uintptr) bool // step as a method value, allocated once
 	now   func(fd uintptr)      // the same, for AskNow
 	b     []byte                // bytes still to send
+	into  []byte                // buffer for the beginning of the answer
+	n     int                   // bytes received into it
 	sent  bool
-	errno syscall.Errno
+	errno syscall.Errno // of sending
+	fault syscall.Errno // of receiving
 	spare [1]byte
 }
 
 // SendRequest sends a request to a peer that has been silent since its last answer and waits for the first bytes of the answer.
-// It returns nil if the read deadline passes first; the next read reports the timeout. If the peer has sent data or
-// closed the connection, SendRequest sends no byte and returns [ErrNotAsked], because the caller would take that data for the
-// answer. The check costs no extra system call: it replaces the read that would return EAGAIN.
-func (d *Direct) SendRequest(b []byte) error {
+// It reads them into a buffer, which must not be empty, and returns their number. That is 0 if the read deadline passes first, if
+// not all of the request could be sent without waiting, or if the peer has then ended its stream; the next read reports the timeout or the
+// end. If the peer has sent data or closed the connection before, SendRequest sends no byte and returns [ErrNotAsked], because the
+// caller would take that data for the answer. The check costs no extra system call: it replaces the read that would return EAGAIN.
+func (d *Direct) SendRequest(b, into []byte) (n int, err error) {
 	a := d.newAsk(b)
-	err := d.raw.Read(a.ready)
+	a.into = into
+	err = d.raw.Read(a.ready)
 	rest := a.b
-	a.b = nil
+	a.b, a.into = nil, nil
 	switch {
 	case !a.sent:
-		return ErrNotAsked
+		return 0, ErrNotAsked
 	case a.errno != 0:
-		return d.failed("write", a.errno)
+		return 0, d.failed("write", a.errno)
+	case a.fault != 0:
+		return 0, d.failed("read", a.fault)
 	case err != nil && !errors.Is(err, os.ErrDeadlineExceeded):
-		return d.failed("read", err)
+		return 0, d.failed("read", err)
+	}
+	if a.n > 0 {
+		d.filled, d.atEnd = a.n == len(into), false
 	}
 	_, err = d.Write(rest)
-	return err
+	return a.n, err
 }
 
 // AskNow is [Direct.SendRequest] without waiting. It returns how much of the request was sent: not all if the kernel has no room for more.
@@ -267,14 +277,18 @@ func (d *Direct) newAsk(b []byte) *ask {
 		a = &ask{}
 		a.ready, a.now, d.asking = a.step, func(fd uintptr) { a.step(fd) }, a
 	}
-	a.b, a.sent, a.errno = b, false, 0
+	a.b, a.n, a.sent, a.errno, a.fault = b, 0, false, 0, 0
 	return a
 }
 
-// step peeks at the socket and sends the request when called first. It returns false to wait for the peer.
+// step peeks at the socket and sends the request when called first, and later receives. It returns false to wait for the peer.
 func (a *ask) step(fd uintptr) bool {
 	if a.sent {
-		return true
+		n, errno := transmit(syscall.SYS_RECVFROM, fd, a.into, 0)
+		if a.n = n; errno != syscall.EAGAIN {
+			a.fault = errno
+		}
+		return errno != syscall.EAGAIN
 	}
 	if _, errno := transmit(syscall.SYS_RECVFROM, fd, a.spare[:], syscall.MSG_PEEK); errno != syscall.EAGAIN {
 		return true

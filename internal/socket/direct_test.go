@@ -150,13 +150,16 @@ func TestDirectDoesNotWait(t *testing.T) {
 	}
 }
 
-func request(t *testing.T, c net.Conn, b []byte) error {
+// request sends a request and returns the beginning of the answer, of at most 6 bytes.
+func request(t *testing.T, c net.Conn, b []byte) (string, error) {
 	t.Helper()
 	d, ok := c.(*Direct)
 	if !ok {
 		t.Fatalf("%T is not direct", c)
 	}
-	return d.SendRequest(b)
+	into := make([]byte, 6)
+	n, err := d.SendRequest(b, into)
+	return string(into[:n]), err
 }
 
 func TestAskAndAnswer(t *testing.T) {
@@ -174,10 +177,14 @@ func TestAskAndAnswer(t *testing.T) {
 	}()
 	in := bufio.NewReader(near)
 	for _, q := range []string{"one\n", "two\n", "three\n"} {
-		if err := request(t, near, []byte(q)); err != nil {
-			t.Fatal(err)
+		begin, err := request(t, near, []byte(q))
+		if begin != "answer" || err != nil {
+			t.Fatalf("%q: %q, %v", q, begin, err)
 		}
-		if got, err := in.ReadString('\n'); got != "answer to "+q || err != nil {
+		if d, ok := near.(*Direct); !ok || !d.Filled() {
+			t.Errorf("%q: the buffer was not filled", q)
+		}
+		if got, err := in.ReadString('\n'); got != " to "+q || err != nil {
 			t.Errorf("%q: %q, %v", q, got, err)
 		}
 	}
@@ -194,7 +201,7 @@ func TestAskMoreThanTheKernelHolds(t *testing.T) {
 		_, _ = io.ReadFull(far, b)
 		got <- b
 	}()
-	if err := request(t, near, long); err != nil {
+	if _, err := request(t, near, long); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(<-got, long) {
@@ -226,7 +233,7 @@ func TestAskOnlyTheSilent(t *testing.T) {
 		} else { // the first read finds the end, and later ones too
 			_, _ = near.Read(make([]byte, 1))
 		}
-		if err := request(t, near, []byte("request")); !errors.Is(err, ErrNotAsked) {
+		if _, err := request(t, near, []byte("request")); !errors.Is(err, ErrNotAsked) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "reset" {
@@ -239,7 +246,7 @@ func TestAskOnlyTheSilent(t *testing.T) {
 	}
 	near, _ := pair(t)
 	_ = near.Close()
-	if err := request(t, near, []byte("request")); !errors.Is(err, ErrNotAsked) {
+	if _, err := request(t, near, []byte("request")); !errors.Is(err, ErrNotAsked) {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -250,7 +257,10 @@ func TestAskUntilTheDeadline(t *testing.T) {
 	near, far := pair(t)
 	_ = near.SetReadDeadline(time.Now().Add(10 * time.Second))
 	asked := make(chan error, 1)
-	go func() { asked <- request(t, near, []byte("request")) }()
+	go func() {
+		_, err := request(t, near, []byte("request"))
+		asked <- err
+	}()
 	b := make([]byte, 7)
 	if _, err := io.ReadFull(far, b); string(b) != "request" {
 		t.Fatalf("%q, %v", b, err)
@@ -269,11 +279,47 @@ func TestAskUntilTheDeadline(t *testing.T) {
 	}
 }
 
+// TestAskAServerThatEnds: the end of the stream is left to the next read, a reset is an error.
+func TestAskAServerThatEnds(t *testing.T) {
+	t.Parallel()
+	for _, reset := range []bool{false, true} {
+		near, far := pair(t)
+		asked := make(chan error, 1)
+		go func() {
+			begin, err := request(t, near, []byte("request"))
+			if begin != "" {
+				t.Errorf("%q was received", begin)
+			}
+			asked <- err
+		}()
+		if _, err := io.ReadFull(far, make([]byte, 7)); err != nil {
+			t.Fatal(err)
+		}
+		if reset {
+			Reset(far)
+			if err := <-asked; !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("reset: %v", err)
+			}
+			continue
+		}
+		_ = far.CloseWrite()
+		if err := <-asked; err != nil {
+			t.Errorf("ended: %v", err)
+		}
+		if _, err := near.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the read after the end: %v", err)
+		}
+	}
+}
+
 func TestAskIsInterrupted(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)
 	asked := make(chan error, 1)
-	go func() { asked <- request(t, near, []byte("request")) }()
+	go func() {
+		_, err := request(t, near, []byte("request"))
+		asked <- err
+	}()
 	if _, err := io.ReadFull(far, make([]byte, 7)); err != nil {
 		t.Fatal(err)
 	}

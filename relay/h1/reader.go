@@ -92,6 +92,16 @@ func (r *Reader) Wait() error {
 	return nil
 }
 
+// Room returns space for data that the caller receives from the source itself, at least one byte, and reports it by [Reader.Add]. There
+// must be no unconsumed bytes.
+func (r *Reader) Room() []byte {
+	r.room()
+	return (*r.buf)[r.w:]
+}
+
+// Add appends the first n bytes of the space that [Reader.Room] returned.
+func (r *Reader) Add(n int) { r.w += n }
+
 // Fill reads at least one more byte. If the buffer is full it first takes a larger one, up to [MaxHead]. It fails if
 // MaxHead bytes are unconsumed, and with [memory.ErrFull] if there is no memory for a larger buffer.
 func (r *Reader) Fill() error {
