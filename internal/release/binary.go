@@ -89,7 +89,8 @@ func writeSums(out string) error {
 var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
 
 // profile is a CPU profile of the gateway under the benchmarks (`make profile`), with which the compiler optimizes releases
-// (https://go.dev/doc/pgo). Compiling with it takes some minutes, so other builds do without.
+// (https://go.dev/doc/pgo). Compiling with it takes some minutes, so other builds do without. The go command reuses a
+// package only in builds with the same profile.
 const profile = "cmd/gateway/release.pgo"
 
 // built maps the path of each binary of this run to its description.
@@ -102,8 +103,8 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 		return b, nil
 	}
 	args, how := slices.Clone(buildArgs), ""
-	if p.service && !unprofiled {
-		args, how = append(args, "-pgo="+profile), ", with its profile: some minutes"
+	if !unprofiled { // the demo, too: it shares all but its own packages with the gateway
+		args, how = append(args, "-pgo="+profile), ", with a profile: some minutes"
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "boxgate/cmd/"+p.name)...)
 	// Settings of the builder's environment would change the binary.

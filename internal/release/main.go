@@ -32,14 +32,15 @@ const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] [-debs DIRECT
   oci        container images of the gateway, for docker load
   docs       man pages and completions, as the packages have them
 
-SHA256SUMS lists what was made. With -debs, images take Debian's packages (dist/download.sh) from there instead of the archive. With -unprofiled, the gateway is
-compiled without its profile, in a tenth of the time: it is slower by a few percent.
+SHA256SUMS lists what was made. With -debs, images take Debian's packages (dist/download.sh) from there instead of the
+archive. With -unprofiled, the programs are compiled without the profile, in a tenth of the time: the gateway is slower
+by a few percent.
 `
 
 // debs is the directory of the Debian packages for images. If empty, they are downloaded.
 var debs string
 
-// unprofiled compiles the gateway without its profile.
+// unprofiled compiles the programs without the profile.
 var unprofiled bool
 
 func main() {
