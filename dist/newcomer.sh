@@ -47,6 +47,7 @@ if [ -z "$release" ]; then
   dist/release.sh "$release" -arch "$(go env GOHOSTARCH)" deb rpm
 fi
 cp -r "$release" "$work/srv/release"
+CGO_ENABLED=0 go build -o "$work/srv/silence" ./internal/silence
 
 # What this machine's apt needs for its mirror, such as a proxy.
 options=()
@@ -160,7 +161,7 @@ boot() {
       echo "== $suite: rpm"
       export -f rpm_root
       export work
-      dist/newcomer/watch.sh "$table" "$suite" rpm bash -c 'rpm_root "$1"' rpm "$suite" || true
+      "$work/srv/silence" "$table" "$suite" rpm bash -c 'rpm_root "$1"' rpm "$suite" || true
     done
     [ ${#inside[@]} -eq 0 ] || boot "$suite" "${inside[@]}" || true
     cat "$work/$suite/var/log/newcomer.tsv" >>"$table" 2>/dev/null || true

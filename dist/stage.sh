@@ -11,12 +11,12 @@ start=$SECONDS
 pid=$!
 trap 'kill "$pid" 2>/dev/null; wait "$pid"; exit 130' INT TERM
 
-# On a terminal one line is updated; otherwise a line is printed every four seconds.
+# On a terminal one line is updated; otherwise a line is printed every three seconds.
 said=$start
 show() {
   if [ -t 1 ]; then
     printf '\r\033[K%s  %d s  %s' "$name" $((SECONDS - start)) "$(tail -n 1 "$log" | tr -cd '[:print:]' | cut -c 1-60)"
-  elif [ $((SECONDS - said)) -ge 4 ]; then
+  elif [ $((SECONDS - said)) -ge 3 ]; then
     said=$SECONDS
     printf '%s  %d s\n' "$name" $((SECONDS - start))
   fi

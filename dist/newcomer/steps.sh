@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first minutes of a newcomer on a fresh system (newcomer.sh starts this in it). Each step is measured by watch.sh;
+# The first minutes of a newcomer on a fresh system (newcomer.sh starts this in it). Each step is measured by internal/silence;
 # the installation of what is not boxgate's (git, make, npm) is not. A failed step does not prevent the following ones.
 #
 # usage: steps.sh SYSTEM STEP...
@@ -67,8 +67,8 @@ for step in "$@"; do
       ;;
   esac
   echo "== $system: $step"
-  "$here/watch.sh" /var/log/newcomer.tsv "$system" "$step" "$here/steps.sh" run "$step" | tee "/var/log/newcomer-$step.log"
-  [ "$step" != demo ] || sed -nE "s/^2 of 4 .* done in ([0-9]+) s\$/$system\tcompile\t0\t\1000\t0/p" /var/log/newcomer-demo.log >>/var/log/newcomer.tsv
+  /srv/silence -system /var/log/newcomer.tsv "$system" "$step" "$here/steps.sh" run "$step" | tee "/var/log/newcomer-$step.log"
+  [ "$step" != demo ] || sed -nE "s/^2 of 4 .* done in ([0-9]+) s\$/$system\tcompile\t0\t\1000/p" /var/log/newcomer-demo.log >>/var/log/newcomer.tsv
 done
 # Boxes would delay the shutdown.
 ! command -v gateway >/dev/null || apt-get purge -y -qq boxgate >/dev/null

@@ -99,14 +99,14 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-// step runs work and reports its name, every four seconds its time, and its end, so that no builder looks stuck.
+// step runs work and reports its name, every three seconds its time, and its end, so that no builder looks stuck.
 func step(name string, work func() error) error {
 	fmt.Fprintln(os.Stderr, name)
 	start := time.Now()
 	seconds := func() int { return int(time.Since(start).Seconds()) }
 	done := make(chan error, 1)
 	go func() { done <- work() }()
-	tick := time.NewTicker(4 * time.Second)
+	tick := time.NewTicker(3 * time.Second)
 	defer tick.Stop()
 	for {
 		select {

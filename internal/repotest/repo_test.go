@@ -170,6 +170,7 @@ internal/acceptor: internal/socket
 internal/mutants:
 internal/nightly:
 internal/testgate:
+internal/silence:
 internal/release: cmd/gateway launcher/oci
 internal/recording: internal/lab/demo
 internal/repotest: internal/mutants internal/structure launcher/oci
