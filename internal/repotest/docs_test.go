@@ -114,6 +114,84 @@ func TestEveryPageIsFoundFromTheIndex(t *testing.T) {
 	}
 }
 
+// TestDocumentsRepeatNothing: a merge of two branches that added the same row, heading or line leaves it there twice.
+func TestDocumentsRepeatNothing(t *testing.T) {
+	atRoot(t)
+	docs, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range append(docs, "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md") {
+		if doc == "docs/benchmarks.md" {
+			continue // written by a program; its rows begin with the same scenario
+		}
+		for _, fault := range repetitions(read(t, doc)) {
+			t.Errorf("%s: %s", doc, fault)
+		}
+	}
+}
+
+// repetitions returns the rows of one table with the same first cell, the headings and the long lines that a document has
+// twice outside of its code, and marks of conflicts.
+func repetitions(text string) (faults []string) {
+	const long = 40 // a shorter line can be the same by chance
+	code := false
+	rows, lines := map[string]int{}, map[string]int{}
+	for i, line := range strings.Split(text, "\n") {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		}
+		if code {
+			continue
+		}
+		known, key := lines, line
+		switch {
+		case strings.HasPrefix(line, "|"):
+			known, key = rows, strings.TrimSpace(strings.Split(line, "|")[1])
+			if strings.Trim(key, "-: ") == "" {
+				continue // the line below the head, or a cell that continues the one above
+			}
+		case strings.HasPrefix(line, "<<<<<<<"), strings.HasPrefix(line, ">>>>>>>"):
+			faults = append(faults, fmt.Sprintf("line %d is the mark of a conflict", i+1))
+			continue
+		default:
+			clear(rows)
+			if !strings.HasPrefix(line, "#") && len(line) < long {
+				continue
+			}
+		}
+		if known[key] > 0 {
+			faults = append(faults, fmt.Sprintf("line %d repeats line %d: %s", i+1, known[key], key))
+		}
+		known[key] = i + 1
+	}
+	if code {
+		faults = append(faults, "the last block of code does not end")
+	}
+	return faults
+}
+
+// TestRepetitionsAreFound is the control of the test above.
+func TestRepetitionsAreFound(t *testing.T) {
+	t.Parallel()
+	const sentence = "a sentence that is longer than forty characters"
+	for text, want := range map[string]int{
+		"| name | use |\n|---|---|\n| `a` | one |\n| `b` | one |\n\n| name |\n|---|\n| `a` |\n": 0,
+		"| name | use |\n|---|---|\n| `a` | one |\n| `b` | one |\n| `a` | two |\n":              1,
+		"| |\n|---|\n| | x |\n| | x |\n":                   0,
+		"# One\n\ntext\n\n# Two\n\ntext\n":                 0,
+		"# One\n\n# Two\n\n# One\n":                        1,
+		sentence + "\n\n" + sentence + "\n":                1,
+		"```sh\n" + sentence + "\n" + sentence + "\n```\n": 0,
+		"```sh\nx\n":        1,
+		"<<<<<<< HEAD\nx\n": 1,
+	} {
+		if faults := repetitions(text); len(faults) != want {
+			t.Errorf("%q: %q, want %d", text, faults, want)
+		}
+	}
+}
+
 // linked returns the pages of the repository that a page links to.
 func linked(t *testing.T, page string) (pages []string) {
 	t.Helper()
