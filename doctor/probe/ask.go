@@ -216,6 +216,9 @@ func (r *prober) strict(sessions tls.ClientSessionCache) Client {
 		c.Error = clip(err.Error())
 		return c
 	}
+	if !strings.HasPrefix(r.Path, "//") { // net/url would take that for a host
+		req.URL.Opaque, req.URL.RawQuery = r.Path, "" // without encoding it again
+	}
 	req.Header.Set("User-Agent", "boxgate-doctor")
 	req.Header.Set("Accept", "*/*")
 	res, err := tr.RoundTrip(req)

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/e2e/harness"
+	"boxgate/internal/testnet"
 )
 
 // TestDoctorExample: the example of docs/doctor.md is the output for such a server.
@@ -52,6 +53,32 @@ func TestDoctorExample(t *testing.T) {
 	}
 	if strings.Contains(out, harness.Canary) {
 		t.Error("the value of the rule is printed")
+	}
+}
+
+// TestDoctorSendsThePathAsItIs: no client expands or normalizes the path. The exit status is that of the verdict, with --json as well.
+func TestDoctorSendsThePathAsItIs(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
+	const path = "/a[1-3]{b,c}/../d?e={f,g}"
+	out, code := w.GatewayCommand("doctor", "demo", "api.example.com", "--idle", "0s", "--path", path)
+	if code != cli.ExitOK || !strings.Contains(out, "curl in it: HTTP/2 200") {
+		t.Errorf("exit status %d: %s", code, out)
+	}
+	seen := w.Net.Received("api.example.com", testnet.Of(testnet.Request))
+	for _, r := range seen {
+		if r.Target != path {
+			t.Errorf("the path was sent as %s", r.Target)
+		}
+	}
+	if len(seen) < 7 { // three ways, each with two clients, and the box's own
+		t.Errorf("%d requests arrived", len(seen))
+	}
+	for _, args := range [][]string{{}, {"--json"}} {
+		if out, code := w.GatewayCommand(append([]string{"doctor", "demo", "none.example.com", "--idle", "0s"}, args...)...); code != cli.ExitFailed {
+			t.Errorf("%v: exit status %d: %s", args, code, out)
+		}
 	}
 }
 

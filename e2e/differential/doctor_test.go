@@ -126,6 +126,9 @@ func (l *lab) examine(t *testing.T, box string, r row) {
 	if want := diagnoses[r.name]; got != want {
 		t.Errorf("the causes are %q, want %q\n%s", got, want, out)
 	}
+	if failed := d.Verdict == doctor.Worse || d.Verdict == doctor.Unreachable; r.name != "renegotiation" && failed != (code == 1) {
+		t.Errorf("exit status %d for the verdict %s", code, d.Verdict)
+	}
 	if got := d.Verdict == doctor.Worse; got != has(worse, r.name) {
 		t.Errorf("the verdict is %s\n%s", d.Verdict, out)
 	}

@@ -29,7 +29,7 @@ func (r *run) inside(ctx context.Context) *doctor.Client {
 	url := fmt.Sprintf("%s://%s%s", scheme, r.destination(), r.req.Path)
 	stdout, stderr := &bounded{}, &bounded{}
 	res, err := r.Commands.Exec(ctx, r.of.ID, api.ExecRequest{Command: []string{
-		"curl", "-q", "-sS", "-o", "/dev/null", "--max-time", fmt.Sprint(int(insidePatience.Seconds())), "-w", "%{http_version} %{http_code} %{size_download}", "--", url,
+		"curl", "-q", "-sS", "--globoff", "--path-as-is", "-o", "/dev/null", "--max-time", fmt.Sprint(int(insidePatience.Seconds())), "-w", "%{http_version} %{http_code} %{size_download}", "--", url,
 	}}, stdout, stderr)
 	c := &doctor.Client{Name: "curl"}
 	switch {

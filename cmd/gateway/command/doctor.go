@@ -1,6 +1,7 @@
 package command
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -21,7 +22,7 @@ const doctorHelp = `Opens a host from the gateway's own network, and from two te
 rule of the box has for the host. Prints what differs, why, and what to set. Each way makes one GET with two clients: a strict one
 (HTTP/2 if the server has it), and a lenient one (HTTP/1.1, old TLS, malformed responses).
 
-Exits with 0 if the host works intercepted as it does directly, and with 1 if not.`
+Exits with 0 if the host works intercepted as it does directly, and with 1 if not, or if the gateway's host does not reach it.`
 
 // newDoctorCommand is `gateway doctor`.
 func newDoctorCommand(o *cli.Options) *cobra.Command {
@@ -37,21 +38,45 @@ func newDoctorCommand(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var d doctor.Diagnosis
-			err = o.Call(cmd, "POST", api.BoxPath(args[0], "doctor"), body, cli.Decoded(func(w io.Writer, answer doctor.Diagnosis) error {
-				d = answer
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			var answer json.RawMessage
+			if err := client.Do(cmd.Context(), "POST", api.BoxPath(args[0], "doctor"), body, &answer); err != nil {
+				return err
+			}
+			err = o.Show(cmd, answer, cli.Decoded(func(w io.Writer, answer doctor.Diagnosis) error {
 				return printDiagnosis(w, args[0], answer)
 			}))
-			if err == nil && !o.JSON && (d.Verdict == doctor.Worse || d.Verdict == doctor.Unreachable) {
-				err = fmt.Errorf("%s does not work when intercepted as it does directly", args[1])
+			if err != nil {
+				return err
 			}
-			return err
+			var d doctor.Diagnosis
+			if err := json.Unmarshal(answer, &d); err != nil {
+				return fmt.Errorf("cannot parse the gateway's answer: %w", err)
+			}
+			return diagnosisError(args[1], d.Verdict, o.JSON)
 		},
 	}
 	cli.MapFields(cmd, map[string]string{"/host": "HOST[:PORT]", "/port": "HOST[:PORT]", "/path": "--path", "/idle_seconds": "--idle"})
 	cmd.Flags().StringVar(&path, "path", "/", "path of the GET")
 	cli.Duration(cmd.Flags(), &idle, "idle", 3*time.Second, "how long to watch an idle connection, at most 10s")
 	return cmd
+}
+
+// diagnosisError returns the error for a host that works less well through the gateway, or not at all. JSON has the verdict, and
+// gets the exit status alone.
+func diagnosisError(host string, v doctor.Verdict, asJSON bool) error {
+	switch {
+	case v != doctor.Worse && v != doctor.Unreachable:
+		return nil
+	case asJSON:
+		return cli.CommandExit{Status: cli.ExitFailed}
+	case v == doctor.Unreachable:
+		return fmt.Errorf("the host of the gateway does not reach %s", host)
+	}
+	return fmt.Errorf("%s does not work when intercepted as it does directly", host)
 }
 
 // doctorBody returns the request for a destination.
