@@ -208,6 +208,14 @@ type PolicyState struct {
 	Was      *PolicyState // the policy that this call replaced, or nil
 }
 
+// Audit returns the lease for whose time the policy is audited instead of enforced, if there is one.
+func (s PolicyState) Audit() (l Lease, audited bool) {
+	if i := slices.IndexFunc(s.Leases, func(l Lease) bool { return l.Audit }); i >= 0 {
+		return s.Leases[i], true
+	}
+	return Lease{}, false
+}
+
 // PolicyChange replaces the policy of a box.
 type PolicyChange struct {
 	Spec  policy.Spec

@@ -215,6 +215,7 @@ type boxView struct {
 	NetworkPolicy  policy.Spec       `json:"network_policy"`
 	PolicyVersion  uint64            `json:"policy_version"`
 	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows; its content is network_policy"`
+	AuditedUntil   int64             `json:"policy_audited_until,omitempty" doc:"until then the policy is audited instead of enforced"`
 	Attached       *api.Attached     `json:"attached,omitempty"`
 	Model          string            `json:"model,omitempty"`
 	Agent          string            `json:"agent,omitempty"`
@@ -248,6 +249,9 @@ func viewBox(b api.Box) boxView {
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
 		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),
 		CreatedBy: b.CreatedBy, CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
+	}
+	if l, audited := b.Policy.Audit(); audited {
+		v.AuditedUntil = l.ExpiresAt.Unix()
 	}
 	if b.V4.IsValid() {
 		v.IPv4 = b.V4.String()

@@ -120,6 +120,7 @@ type gatewayView struct {
 	UptimeSeconds int64              `json:"uptime_seconds"`
 	Boxes         map[api.Status]int `json:"boxes" doc:"number of boxes in each state"`
 	Denials       denialsView        `json:"denials"`
+	Audited       auditedView        `json:"audited"`
 	Listeners     []listenerView     `json:"listeners"`
 	Places        []placeView        `json:"places" doc:"resources shared by all boxes or by all visitors"`
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
@@ -157,6 +158,38 @@ type boxDenials struct {
 	Total uint64       `json:"total"`
 }
 
+// auditedView counts the boxes whose policy is audited instead of enforced.
+type auditedView struct {
+	Total int          `json:"total" doc:"number of boxes whose policy is audited instead of enforced"`
+	Boxes []auditedBox `json:"boxes" doc:"those that are audited longest, at most ten"`
+}
+
+// auditedBox is a box whose policy is audited.
+type auditedBox struct {
+	ID        policy.BoxID `json:"id"`
+	Name      string       `json:"name,omitempty"`
+	ExpiresAt int64        `json:"expires_at" doc:"the policy is enforced again"`
+}
+
+// maxAuditedBoxes bounds the boxes in an [auditedView].
+const maxAuditedBoxes = 10
+
+// audited lists the boxes whose policy is audited, the last to end first.
+func audited(boxes []api.Box) auditedView {
+	view := auditedView{Boxes: []auditedBox{}}
+	for _, b := range boxes {
+		if l, audited := b.Policy.Audit(); audited {
+			view.Boxes = append(view.Boxes, auditedBox{b.ID, b.Name, l.ExpiresAt.Unix()})
+		}
+	}
+	view.Total = len(view.Boxes)
+	slices.SortFunc(view.Boxes, func(a, b auditedBox) int {
+		return cmp.Or(cmp.Compare(b.ExpiresAt, a.ExpiresAt), cmp.Compare(a.ID, b.ID))
+	})
+	view.Boxes = view.Boxes[:min(len(view.Boxes), maxAuditedBoxes)]
+	return view
+}
+
 // maxDeniedBoxes bounds the boxes in a [denialsView].
 const maxDeniedBoxes = 10
 
@@ -175,7 +208,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	}
 	b := buildinfo.Get()
 	view := gatewayView{
-		Version: b.Version, Revision: b.Revision, Date: b.Date, Boxes: map[api.Status]int{}, Denials: denials,
+		Version: b.Version, Revision: b.Revision, Date: b.Date, Boxes: map[api.Status]int{}, Denials: denials, Audited: audited(boxes),
 		StartedAt: e.Started.UTC().Format(time.RFC3339), UptimeSeconds: int64(time.Since(e.Started).Seconds()),
 	}
 	for _, box := range boxes {

@@ -3,7 +3,6 @@ package rules
 import (
 	"net/http"
 	"reflect"
-	"slices"
 	"time"
 
 	"boxgate/api"
@@ -46,8 +45,7 @@ func (e *Endpoints) enforcementRoutes() []rest.Route {
 
 func viewEnforcement(s api.PolicyState) rest.Reply {
 	view := enforcementView{Enforcement: enforcementEnforce, Version: s.Version}
-	if i := slices.IndexFunc(s.Leases, func(l api.Lease) bool { return l.Audit }); i >= 0 {
-		l := s.Leases[i]
+	if l, audited := s.Audit(); audited {
 		view.Enforcement, view.StartedAt, view.ExpiresAt = enforcementAudit, l.StartedAt.Unix(), l.ExpiresAt.Unix()
 		view.ExpiresIn = int64((l.Left + time.Second - 1) / time.Second)
 	}

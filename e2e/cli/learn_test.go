@@ -26,6 +26,9 @@ func TestLearnedPolicy(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "audit", box), "The policy is enforced.")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "audit", box, "--for", "1h"), "audited, not enforced, until")
 	w.Run(2, nil, "", "policy", "audit", box, "--for", "25h")
+	harness.Contains(t, w.Run(0, nil, "", "status"), "not enforced: ", box+" for ", "to enforce: gateway policy audit BOX --end")
+	harness.Contains(t, w.Run(0, nil, "", "box", "list"), "deny-all (audited)")
+	harness.Contains(t, w.Run(0, nil, "", "top", "--once"), "idle (audited)")
 	w.MustSh(box, workload)
 	want := []string{"api.example.com:443", "cdn.example.org:443", "plain.example.com:80"}
 	var text string
@@ -47,6 +50,9 @@ func TestLearnedPolicy(t *testing.T) {
 	}
 	w.Run(0, nil, "", "policy", "set", box, "@"+file)
 	harness.Contains(t, w.Run(0, nil, "", "policy", "audit", box), "The policy is enforced.") // a new policy ends the audit
+	if status := w.Run(0, nil, "", "status"); strings.Contains(status, box+" for ") {
+		t.Error(status)
+	}
 	w.MustSh(box, workload)
 	for _, line := range []string{"curl -kfsS -m 30 https://www.example.com/", "curl -fsS -m 30 http://plain.example.com/b", "curl -fsS -m 30 -X POST http://plain.example.com/a"} {
 		if out, code := w.Sh(box, line); code == 0 {

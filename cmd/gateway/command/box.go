@@ -75,11 +75,20 @@ type boxAnswer struct {
 	ID, Name, Status, Size, Runtime, IPv4, IPv6, Error string
 	Labels                                             []string
 	NetworkPolicy                                      struct{ Mode string } `json:"network_policy"`
+	AuditedUntil                                       int64                 `json:"policy_audited_until"`
 	Warnings                                           []cli.Warning
 }
 
 func (b boxAnswer) row() []string {
-	return []string{b.ID, b.Name, b.Status, b.Size, b.NetworkPolicy.Mode, b.IPv4, b.IPv6}
+	return []string{b.ID, b.Name, b.Status, b.Size, b.NetworkPolicy.Mode + auditedMark(b.AuditedUntil), b.IPv4, b.IPv6}
+}
+
+// auditedMark marks a policy that is audited instead of enforced until a time; 0: it is enforced.
+func auditedMark(until int64) string {
+	if until == 0 {
+		return ""
+	}
+	return " (audited)"
 }
 
 var boxHeading = []string{"ID", "NAME", "STATUS", "SIZE", "POLICY", "IPV4", "IPV6"}

@@ -37,6 +37,10 @@ type gatewayAnswer struct {
 		Boxes   []deniedBox
 		AtLeast bool `json:"at_least"`
 	}
+	Audited struct {
+		Total int
+		Boxes []auditedBox
+	}
 	Listeners   []listenerAnswer
 	Places      []placeAnswer
 	Descriptors placeAnswer
@@ -46,6 +50,12 @@ type gatewayAnswer struct {
 type deniedBox struct {
 	ID, Name string
 	Total    uint64
+}
+
+// auditedBox is a box whose policy is audited instead of enforced.
+type auditedBox struct {
+	ID, Name  string
+	ExpiresAt int64 `json:"expires_at"`
 }
 
 // listenerAnswer is the state of one listener.
@@ -185,6 +195,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	if by := r.gateway.deniedBoxes(); by != "" {
 		rows = append(rows, []string{"refused most", by})
 	}
+	if text := g.audited(now); text != "" {
+		rows = append(rows, []string{"audited", text})
+	}
 	if r.Configuration != "" {
 		rows = append(rows, []string{"configuration", r.Configuration})
 	}
@@ -258,6 +271,23 @@ func (g gatewayAnswer) deniedBoxes() string {
 		return ""
 	}
 	return strings.Join(parts, ", ") + "; see `gateway log --summary`"
+}
+
+// audited lists the boxes whose policy is audited, as a warning, or returns "".
+func (g gatewayAnswer) audited(now time.Time) string {
+	if g.Audited.Total == 0 {
+		return ""
+	}
+	var parts []string
+	for _, b := range g.Audited.Boxes[:min(len(g.Audited.Boxes), maxDeniedShown)] {
+		left := max(time.Unix(b.ExpiresAt, 0).Sub(now), 0).Round(time.Second)
+		parts = append(parts, fmt.Sprintf("%s for %v", audit.Escape(cmp.Or(b.Name, b.ID), 64), left))
+	}
+	if more := g.Audited.Total - len(parts); more > 0 {
+		parts = append(parts, fmt.Sprintf("%d more", more))
+	}
+	return fmt.Sprintf("warning: %s not enforced: %s; to enforce: gateway policy audit BOX --end",
+		cli.Count(g.Audited.Total, "policy is", "policies are"), strings.Join(parts, ", "))
 }
 
 func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
@@ -367,7 +397,7 @@ func observeOnce(ctx context.Context, client *api.Client, label string) (*top.Mo
 func printTop(w io.Writer, rows []top.Row, denials []audit.Event) error {
 	table := [][]string{{"BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S"}}
 	for _, r := range rows {
-		line := []string{audit.Escape(r.Label(), 64), r.Status}
+		line := []string{audit.Escape(r.Label(), 64), r.Status + auditedMark(r.AuditedUntil)}
 		for _, f := range []float64{r.Connections, r.Requests, r.Denials, r.BytesIn, r.BytesOut} {
 			line = append(line, fmt.Sprintf("%.1f", f))
 		}

@@ -28,7 +28,10 @@ type Box struct {
 	ID     policy.BoxID `json:"id"`
 	Name   string       `json:"name"`
 	Status string       `json:"status"`
-	Usage  struct {
+	// AuditedUntil is when the policy is enforced again, in Unix seconds; 0: it is enforced.
+	AuditedUntil int64 `json:"policy_audited_until"`
+
+	Usage struct {
 		BytesIn  uint64 `json:"bytes_in"`
 		BytesOut uint64 `json:"bytes_out"`
 	} `json:"usage"`
@@ -44,6 +47,8 @@ type Row struct {
 	Denials     float64      `json:"denials_per_second"`
 	BytesIn     float64      `json:"bytes_in_per_second"`  // towards the box
 	BytesOut    float64      `json:"bytes_out_per_second"` // from the box
+
+	AuditedUntil int64 `json:"policy_audited_until,omitempty"` // as of [Box]
 }
 
 // Label returns the name of the box, or its ID if it has no name.
@@ -114,7 +119,7 @@ func (m *Model) Boxes(now time.Time, list []Box) {
 	before := m.bytes
 	m.rows, m.bytes = nil, map[policy.BoxID]byteReading{}
 	for _, b := range list {
-		r := Row{ID: b.ID, Name: b.Name, Status: b.Status}
+		r := Row{ID: b.ID, Name: b.Name, Status: b.Status, AuditedUntil: b.AuditedUntil}
 		if c := m.counts[b.ID]; c != nil && passed > 0 {
 			r.Connections, r.Requests, r.Denials = float64(c.connections)/passed, float64(c.requests)/passed, float64(c.denials)/passed
 		}

@@ -97,3 +97,20 @@ func TestListed(t *testing.T) {
 		t.Errorf("%v %v", got, rows)
 	}
 }
+
+// TestAuditedIsShown: the row of a box whose policy is audited shows that, and the JSON has the end.
+func TestAuditedIsShown(t *testing.T) {
+	t.Parallel()
+	var m Model
+	b := box("b1", "one", 0, 0)
+	b.AuditedUntil = noon.Unix()
+	m.Boxes(noon, []Box{b, box("b2", "two", 0, 0)})
+	v := View{Model: &m, Sort: ByName}
+	lines := v.Lines(100, 20)
+	if !strings.Contains(lines[2].Text, "AUDITED") || strings.Contains(lines[3].Text, "AUDITED") {
+		t.Errorf("%+v", lines[2:4])
+	}
+	if row := m.Rows(ByName, "")[0]; row.AuditedUntil != noon.Unix() || row.Status != "running" {
+		t.Errorf("%+v", row)
+	}
+}

@@ -308,11 +308,14 @@ func (v *View) Lines(width, height int) []Line {
 	boxes := min(len(rows), max((height-4)/2, 1))
 	out := []Line{{v.title(len(rows)), Heading}, {columns(width, "BOX", "STATUS", "CONN/S", "REQ/S", "DENY/S", "IN/S", "OUT/S"), Faint}}
 	for _, r := range rows[:boxes] {
-		style := Plain
+		style, status := Plain, r.Status
 		if r.Denials > 0 {
 			style = Denied
 		}
-		out = append(out, Line{columns(width, r.Label(), r.Status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut)), style})
+		if r.AuditedUntil != 0 { // its column has no room for both
+			status = "AUDITED"
+		}
+		out = append(out, Line{columns(width, r.Label(), status, number(r.Connections), number(r.Requests), number(r.Denials), size(r.BytesIn), size(r.BytesOut)), style})
 	}
 	out = append(out, Line{"DENIALS", Faint})
 	room := height - len(out) - 1
