@@ -34,9 +34,10 @@ run() {
   gateway run --allow "$host" -- curl -sS -o /dev/null -w 'status %{http_code}\n' "https://$host/"
 }
 
-# The first example of README.md, with a host of ours.
+# The first example of README.md, with a host of ours. npm shows its progress on terminals only, so a stage does.
 sdk() {
-  mkdir -p /root/agent && cd /root/agent && npm install --no-progress --loglevel=http @upstash/box ${NEWCOMER_NODE:-} && example >agent.mjs &&
+  mkdir -p /root/agent && cd /root/agent && /srv/source/dist/stage.sh "npm install" npm install --no-progress @upstash/box ${NEWCOMER_NODE:-} &&
+    example >agent.mjs &&
     UPSTASH_BOX_BASE_URL=http://127.0.0.1:8600 UPSTASH_BOX_API_KEY=$(cat /var/lib/boxgate/api-key) GITHUB_TOKEN=none \
       PATH="/root/agent/node_modules/.bin:$PATH" node agent.mjs
 }
