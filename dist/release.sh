@@ -19,22 +19,22 @@ packager() { # CLONE
     go build -trimpath -tags=http2legacy -ldflags=-s -o "$work/packager" ./internal/release >&2)
 }
 
-make_in() { # CLONE DIRECTORY WHAT...
+make_in() { # REPOSITORY CLONE DIRECTORY WHAT...
   umask "${mask:-022}"
-  dist/stage.sh "copying the last commit" git -c advice.detachedHead=false clone -q --no-hardlinks "$PWD" "$1" >&2
-  [ -x "$work/packager" ] || packager "$1"
-  cd "$1" && "$work/packager" -out "$2" "${@:3}"
+  dist/stage.sh "copying the last commit" git -c advice.detachedHead=false clone -q --no-hardlinks "$1" "$2" >&2
+  [ -x "$work/packager" ] || packager "$2"
+  cd "$2" && "$work/packager" -out "$3" "${@:4}"
 }
 
 if [ "${1:-}" = verify ]; then
   shift
-  (make_in "$work/one" "$work/first" "$@" >/dev/null)
+  (make_in "$PWD" "$work/one" "$work/first" "$@" >/dev/null)
   modules=$(go env GOMODCACHE)
   (GOCACHE="$work/cache" HOME="$work" GOMODCACHE="$modules" TZ=Asia/Kathmandu LC_ALL=C mask=077 \
-    make_in "$work/somewhere/else/two" "$work/second" "$@" >/dev/null)
+    make_in "$work/one" "$work/somewhere/else/two" "$work/second" "$@" >/dev/null) # there may be another commit by then
   diff -r "$work/first" "$work/second"
   (cd "$work/first" && sha256sum -- *)
   echo "both times the same"
   exit 0
 fi
-make_in "$work/boxgate" "$out" "$@"
+make_in "$PWD" "$work/boxgate" "$out" "$@"
