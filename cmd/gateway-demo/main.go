@@ -43,6 +43,7 @@ func newCommand(asJSON *bool) *cobra.Command {
 			if o.Gateway, err = gatewayAt(o.Gateway); err != nil {
 				return err
 			}
+			o.Colour = cli.Coloured(cmd.OutOrStdout())
 			if keep {
 				o.Keep = cmd.InOrStdin()
 			}

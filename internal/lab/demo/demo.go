@@ -29,6 +29,7 @@ type tour struct {
 	out      *pulse
 	program  string // path of the gateway
 	imageDir string
+	colour   bool   // as of Options
 	secret   string // the key that must never be in the box
 	done     []outcome
 	cutAfter time.Duration // time from the change of the policy until an open connection was cut
@@ -38,6 +39,7 @@ type tour struct {
 type Options struct {
 	Gateway  string // path of the gateway's program
 	ImageDir string
+	Colour   bool // titles are bold, commands and failures coloured
 	// Keep, if not nil, leaves the lab open after the last step, until a line or the end of Keep is read or the context
 	// ends.
 	Keep io.Reader
@@ -74,7 +76,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
 	}
-	d := &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d := &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, colour: o.Colour, secret: "sk-demo-" + strings.ToLower(rand.Text())}
 	defer d.out.stop()
 	d.narrate("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
 	if err := lab.RemoveStaleLabs(); err != nil {
@@ -97,12 +99,12 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 
 // run runs one step and records its outcome.
 func (d *tour) run(ctx context.Context, s step) error {
-	fmt.Fprintf(d.out, "\n\033[1m%d of %d  %s\033[0m  (%.1f s)\n", len(d.done)+1, len(demoSteps())+1, s.title, d.out.elapsed().Seconds())
+	fmt.Fprintf(d.out, "\n%s  (%.1f s)\n", d.styled(bold, fmt.Sprintf("%d of %d  %s", len(d.done)+1, len(demoSteps())+1, s.title)), d.out.elapsed().Seconds())
 	d.narrate(s.about)
 	start := time.Now()
 	err := s.show(d, ctx)
 	if err != nil {
-		d.narrate(fmt.Sprintf("\033[31mThis did not happen: %v\033[0m", err))
+		d.narrate(d.styled(red, fmt.Sprintf("This did not happen: %v", err)))
 	}
 	d.done = append(d.done, outcome{s.title, err, time.Since(start)})
 	return err
@@ -110,7 +112,7 @@ func (d *tour) run(ctx context.Context, s step) error {
 
 // summary prints the table and returns an error if a step failed or was not reached.
 func (d *tour) summary() error {
-	fmt.Fprintf(d.out, "\n\033[1mSummary\033[0m\n")
+	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, "Summary"))
 	var failed, reached int
 	for _, o := range d.done {
 		mark := "ok    "
@@ -124,7 +126,7 @@ func (d *tour) summary() error {
 	if missing := len(demoSteps()) + 1 - reached; failed > 0 || missing > 0 {
 		return fmt.Errorf("the demo is not complete: %d step(s) failed, %d not reached", failed, missing)
 	}
-	fmt.Fprintf(d.out, "\n\033[1mWhat you saw, in %.1f s\033[0m\n", d.out.elapsed().Seconds())
+	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, fmt.Sprintf("What you saw, in %.1f s", d.out.elapsed().Seconds())))
 	for _, line := range d.summaryLines() {
 		d.narrate("- " + line)
 	}
@@ -142,6 +144,21 @@ func (d *tour) summaryLines() []string {
 	}
 }
 
+// The SGR parameters of the tour.
+const (
+	bold = "1"
+	red  = "31"
+	cyan = "36"
+)
+
+// styled returns text with an SGR parameter, if the output has colours.
+func (d *tour) styled(sgr, text string) string {
+	if !d.colour {
+		return text
+	}
+	return "\033[" + sgr + "m" + text + "\033[0m"
+}
+
 // narrate prints narration, which is wrapped by hand in the sources.
 func (d *tour) narrate(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
 
@@ -153,7 +170,7 @@ type result struct {
 
 // sh shows a command as a user would type it, runs it (in ns, if not nil) and shows its output.
 func (d *tour) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
-	fmt.Fprintf(d.out, "   \033[36m$ %s\033[0m\n", shown)
+	fmt.Fprintf(d.out, "   %s\n", d.styled(cyan, "$ "+shown))
 	var buf bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &buf, &buf
 	start := cmd.Start
@@ -286,7 +303,7 @@ const tryLine = "gateway box exec demo -- curl -k -sS https://www.example.com/ec
 
 // keepOpen shows commands to try in the lab. It returns when a line or the end of in is read, or ctx ends.
 func (d *tour) keepOpen(ctx context.Context, in io.Reader) {
-	fmt.Fprintf(d.out, "\n\033[1mThe lab stays open\033[0m\n")
+	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, "The lab stays open"))
 	d.narrate("In another terminal, as root:")
 	fmt.Fprintf(d.out, "\n     export BOXGATE_CONFIG=%s PATH=$PATH:%s\n", d.lab.Config, filepath.Dir(d.lab.Self))
 	for _, line := range []string{
@@ -318,7 +335,7 @@ func (d *tour) keepOpen(ctx context.Context, in io.Reader) {
 }
 
 // silence is the time without output after which a tour prints a sign of life.
-const silence = 4 * time.Second
+const silence = 3 * time.Second
 
 // pulse is a writer that prints a sign of life when nothing was written for a while. Safe for concurrent use.
 type pulse struct {
