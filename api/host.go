@@ -637,6 +637,7 @@ type Capacity struct {
 	Listeners   []ListenerState // every listener that the gateway serves
 	Places      []PlaceState    // resources shared by all boxes or by all visitors
 	Descriptors PlaceState      // open files of the process
+	Unremoved   []string        // interfaces of closed boxes that could not be removed from the kernel yet
 }
 
 // ListenerState is the state of one listener.

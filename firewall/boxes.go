@@ -6,209 +6,16 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
-	"boxgate/firewall/flow"
 	"boxgate/firewall/link"
 	"boxgate/firewall/namespace"
-	"boxgate/firewall/network"
 	"boxgate/firewall/nft"
 	"boxgate/firewall/report"
-	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
 var errUnknownBox = errors.New("unknown box")
-
-// RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. RemoveBox
-// continues even if ctx ends, because a half-removed box is useless. After an error the box can be removed again; until
-// then, a repair gives it only a plan that refuses everything.
-//
-// Removing a hundred boxes takes the kernel about as long as removing one. So the first caller that gets the lock removes
-// the boxes of all waiting callers. A policy change waits for one batch, even if many boxes lose their sandboxes at
-// the same time.
-func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
-	r := &removal{box: id}
-	f.removals.enqueue(r)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !r.done { // otherwise another caller has removed it
-		f.removeAll(context.WithoutCancel(ctx), f.removals.dequeue(r, boxesPerTransaction))
-	}
-	if r.err != nil {
-		return fmt.Errorf("firewall: remove box %s: %w", id, r.err)
-	}
-	return nil
-}
-
-// removal is a pending call of RemoveBox.
-type removal struct {
-	box  policy.BoxID
-	done bool  // guarded by the firewall's mu
-	err  error // guarded by the firewall's mu
-}
-
-// removals is the queue of pending removals. The zero value is empty.
-type removals struct {
-	mu      sync.Mutex
-	waiting []*removal
-}
-
-func (q *removals) enqueue(r *removal) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting = append(q.waiting, r)
-}
-
-// dequeue dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued already.
-func (q *removals) dequeue(first *removal, most int) []*removal {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	list, boxes := []*removal{first}, map[policy.BoxID]bool{first.box: true}
-	q.waiting = slices.DeleteFunc(q.waiting, func(r *removal) bool {
-		switch {
-		case r == first:
-			return true
-		case len(list) >= most || boxes[r.box]:
-			return false
-		}
-		list, boxes[r.box] = append(list, r), true
-		return true
-	})
-	return list
-}
-
-// removeAll removes boxes together. If that fails, it removes them one by one, so that one box cannot prevent the others'
-// removal.
-func (f *Firewall) removeAll(ctx context.Context, list []*removal) {
-	if len(list) > 1 {
-		if err := f.removeTogether(ctx, list); err != nil {
-			f.cfg.Log.Warn("boxes could not be removed together; they are removed one by one", zap.Int("boxes", len(list)), zap.Error(err))
-		}
-	}
-	for _, r := range list {
-		if !r.done {
-			r.err = f.remove(ctx, network.LinkName(r.box), r.box)
-			r.done = true
-		}
-	}
-}
-
-// removeTogether removes the boxes on the list that are attached: their interfaces by device group, their rules in one
-// transaction, and their connections with one dump of the connection table.
-func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
-	var boxes []*box
-	var links []string
-	for _, r := range list {
-		if b, ok := f.boxes.byID[r.box]; ok {
-			boxes, links = append(boxes, b), append(links, b.Link)
-			f.removing[b.Link], b.plan = true, policy.KernelPlan{}
-		}
-	}
-	if len(boxes) == 0 {
-		return nil // removeAll removes them one by one
-	}
-	// The links first, as in remove.
-	if err := f.links.DeleteAll(links); err != nil {
-		return err
-	}
-	var entries []*nft.Entry
-	busy := map[flow.Owner]bool{}
-	for _, b := range boxes {
-		if !f.isIdle(b) {
-			for _, a := range b.Sources {
-				busy[flow.Owner{Mark: b.Mark, Addr: a}] = true
-			}
-		}
-		b.noted = false // its note is erased with its entry
-		entries = append(entries, &b.Entry)
-	}
-	if err := errors.Join(linkDeleted(ctx), f.table.Unregister(f.marksExcept(links), entries...)); err != nil {
-		return err
-	}
-	var err error
-	if len(busy) > 0 {
-		err = f.flows.CutAll(func(o flow.Owner, _ Flow) bool { return !busy[o] })
-	}
-	for _, b := range boxes {
-		f.forgetBox(b.ID, b.Link)
-		if err != nil {
-			f.idle.markUnnoted(b.Entry)
-		}
-	}
-	for _, r := range list {
-		if slices.ContainsFunc(boxes, func(b *box) bool { return b.ID == r.box }) {
-			r.done, r.err = true, err
-		}
-	}
-	return nil
-}
-
-// linkDeleted is the fault point between the deletion of interfaces and of their rules.
-func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link deleted") }
-
-// forgetBox drops the state of a removed box.
-func (f *Firewall) forgetBox(id policy.BoxID, link string) {
-	f.untrackBox(id)
-	f.boxes.remove(id)
-	delete(f.leftover, link)
-	delete(f.removing, link)
-}
-
-// remove removes the box of an interface. For a box that an earlier run left, id is empty.
-func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) error {
-	f.removing[link] = true
-	left, known := f.leftover[link]
-	e := &left
-	b, ok := f.boxes.byID[id]
-	switch {
-	case ok:
-		b.plan = policy.KernelPlan{}
-		e = &b.Entry
-	case !known:
-		left = nft.NewEntry(id)
-		left.Link = link
-	}
-	// The link first: rules without a link are harmless, and a link without rules is closed.
-	err := f.links.Delete(e.Link)
-	idle := false
-	if ok {
-		idle, b.noted = f.isIdle(b), false // its note is erased with its entry
-	}
-	err = errors.Join(err, linkDeleted(ctx))
-	if ok || known {
-		err = errors.Join(err, f.unregister(e))
-	}
-	if err != nil {
-		if known {
-			f.leftover[link] = left // updated by unregister
-		}
-		return err
-	}
-	f.forgetBox(id, link)
-	if idle {
-		return nil
-	}
-	if _, err = f.flows.Cut(e.Mark, e.Sources, func(Flow) bool { return false }); err != nil {
-		f.idle.markUnnoted(*e)
-	}
-	return err
-}
-
-// finishRemoval completes a failed removal, so that a new box with the same ID does not get the old box's plan.
-func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
-	link := network.LinkName(id)
-	if !f.removing[link] {
-		return nil
-	}
-	if err := f.remove(context.WithoutCancel(ctx), link, id); err != nil {
-		return fmt.Errorf("box %s: its removal: %w", id, err)
-	}
-	return nil
-}
 
 // unregister removes the box from the table.
 func (f *Firewall) unregister(e *nft.Entry) error {
@@ -242,6 +49,7 @@ func (f *Firewall) Prune(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("firewall: remove interface %s: %w", link, err))
 		}
 	}
+	f.scheduleRemovals()
 	if f.reports != nil && !f.closed {
 		f.reports.RecoverFlows(f.cfg.LastRun)
 		f.reports.Start()

@@ -35,8 +35,9 @@ type Firewall struct {
 	mu       sync.Mutex // guards the following, and serializes changes of the kernel's state
 	table    *nft.Table
 	boxes    roster
-	leftover map[string]nft.Entry // by interface: boxes of an earlier run that have not been added again yet
-	removing map[string]bool      // by interface: boxes whose removal has failed
+	leftover map[string]nft.Entry    // by interface: boxes of an earlier run that have not been added again yet
+	removing map[string]policy.BoxID // by interface: boxes whose removal has failed; the ID is empty for a box of an earlier run
+	retry    removalRetry
 	idle     idle
 	closed   bool
 }
@@ -66,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
 	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
-		leftover: map[string]nft.Entry{}, removing: map[string]bool{}, idle: idle{wait: inFlight}}
+		leftover: map[string]nft.Entry{}, removing: map[string]policy.BoxID{}, retry: removalRetry{first: firstRemoval}, idle: idle{wait: inFlight}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)
@@ -172,6 +173,9 @@ func (f *Firewall) Close() error {
 	}
 	f.closed = true
 	f.idle.stop()
+	if f.retry.timer != nil {
+		f.retry.timer.Stop()
+	}
 	var err error
 	if f.watcher != nil {
 		f.watcher.Close()

@@ -1,13 +1,16 @@
 package firewall
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"boxgate/firewall/network"
 	"boxgate/internal/nightly"
@@ -116,4 +119,72 @@ func TestBoxesThatCannotBeRemovedTogether(t *testing.T) {
 			t.Errorf("of %s something is left:\n%s", a.Box, left)
 		}
 	}
+}
+
+// TestAFailedRemovalIsRetried: a box whose removal the kernel refused is listed until a retry has removed it. If the kernel refuses
+// to delete both its interface and its rules, its interface goes down, and no repair raises it.
+func TestAFailedRemovalIsRetried(t *testing.T) {
+	nightly.Root(t)
+	w, logs := newLoggedWorld(t)
+	w.fw.retry.first = time.Hour
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())
+	w.wait("the way of the box", func() bool { return w.reaches("one", server) })
+	refused := context.WithValue(t.Context(), failing{}, []string{"remove: begun", "remove: link deleted"})
+	if err := w.fw.RemoveBox(refused, "one"); err == nil {
+		t.Fatal("the kernel refused, and the box is removed")
+	}
+	if got, want := w.fw.Unremoved(), []string{network.LinkName("one")}; !slices.Equal(got, want) {
+		t.Fatalf("%v are listed, want %v", got, want)
+	}
+	if restored, problems := (repairer{w.fw}).RestoreBoxes(t.Context(), map[policy.BoxID]bool{"one": true}); len(restored)+len(problems) > 0 {
+		t.Errorf("repaired %v, problems %v", restored, problems)
+	}
+	if w.reaches("one", server) {
+		t.Error("the box has its network although it is closed for the rest of the gateway")
+	}
+	w.fw.mu.Lock()
+	w.fw.retry.timer.Reset(0)
+	w.fw.mu.Unlock()
+	w.wait("the retry", func() bool { return len(w.fw.Unremoved()) == 0 })
+	if left := w.everything(); strings.Contains(left, network.LinkName("one")) {
+		t.Errorf("of the box something is left:\n%s", left)
+	}
+	if logs.FilterMessageSnippet("is removed, after a failed attempt").Len() != 1 {
+		t.Errorf("logs: %v", logs.All())
+	}
+}
+
+// TestRetriesOfARemovalSlowDown: they are repeated for as long as the kernel refuses, each time after twice the delay.
+func TestRetriesOfARemovalSlowDown(t *testing.T) {
+	nightly.Root(t)
+	w, logs := newLoggedWorld(t)
+	w.fw.mu.Lock()
+	w.fw.retry.first = time.Millisecond
+	w.fw.removing["lo"] = "one" // the kernel does not delete this interface
+	w.fw.scheduleRemovals()
+	w.fw.mu.Unlock()
+	refusals := func() []time.Duration {
+		var waited []time.Duration
+		for _, e := range logs.FilterMessageSnippet("cannot be removed").All() {
+			waited = append(waited, e.ContextMap()["waited"].(time.Duration))
+		}
+		return waited
+	}
+	w.wait("retries", func() bool { return len(refusals()) >= 4 })
+	if got, want := refusals()[:4], []time.Duration{1e6, 2e6, 4e6, 8e6}; !slices.Equal(got, want) {
+		t.Errorf("delays %v, want %v", got, want)
+	}
+	if len(w.fw.Unremoved()) != 1 {
+		t.Errorf("listed: %v", w.fw.Unremoved())
+	}
+	w.fw.mu.Lock()
+	delete(w.fw.removing, "lo")
+	w.fw.mu.Unlock()
+	w.wait("the end of the retries", func() bool {
+		w.fw.mu.Lock()
+		defer w.fw.mu.Unlock()
+		return w.fw.retry.timer == nil && w.fw.retry.wait == 0
+	})
 }

@@ -105,6 +105,9 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	problems = map[policy.BoxID]error{}
 	for id := range boxes {
 		if b, ok := f.boxes.byID[id]; ok && !f.closed {
+			if _, failed := f.removing[b.Link]; failed {
+				continue // the removal that failed took the link down, and is retried
+			}
 			if !b.repairs.allow(time.Now()) {
 				problems[id] = errFlapping
 				continue

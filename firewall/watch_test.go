@@ -206,6 +206,7 @@ func TestWatchLetsGoOfABoxThatIsGone(t *testing.T) {
 // A box whose removal failed half-way does not get its plan back by a repair.
 func TestABoxThatCouldNotBeRemovedStaysClosed(t *testing.T) {
 	w := newWorld(t)
+	w.fw.retry.first = time.Hour
 	w.addBox("one", 10)
 	w.addBox("two", 11)
 	w.apply("one", allow("198.51.100.0/28"))

@@ -29,7 +29,8 @@ type health struct {
 	serving   *serving
 	proxy     *proxy.Proxy
 	ingress   *ingress.Ingress
-	recovered atomic.Bool // the boxes of an earlier run are known
+	unremoved func() []string // interfaces of closed boxes that could not be removed
+	recovered atomic.Bool     // the boxes of an earlier run are known
 }
 
 // Ready implements the Health of [boxgate/api/gateway]: boxes were recovered, and every listener accepts connections.
@@ -49,6 +50,7 @@ func (h *health) Capacity(ctx context.Context) (api.Capacity, error) {
 	return api.Capacity{
 		Listeners: h.serving.states(ctx), Places: h.places(),
 		Descriptors: api.PlaceState{Name: "descriptors", Used: open, Limit: most},
+		Unremoved:   h.unremoved(),
 	}, err
 }
 

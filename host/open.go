@@ -107,7 +107,7 @@ func (o *opening) complete(context.Context) error {
 // openHealth opens the health checks and their metrics.
 func (o *opening) openHealth(context.Context) error {
 	p := o.parts
-	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress}
+	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress, unremoved: p.firewall.Unremoved}
 	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 

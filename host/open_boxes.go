@@ -78,7 +78,9 @@ func (p *parts) openFirewall(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("kernel rules: %w", err)
 	}
-	return nil
+	return p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "boxgate_boxes_unremoved", Help: "closed boxes whose network could not be removed from the kernel; this is retried",
+	}, func() float64 { return float64(len(p.firewall.Unremoved())) }))
 }
 
 func (p *parts) openLauncher(context.Context) error {

@@ -53,11 +53,12 @@ type Host struct {
 	Execs   []api.ExecRequest
 	Sizes   []api.TerminalSize // all resizes of sessions
 
-	NotReady error               // returned by Ready
-	Probes   []api.SelfTestProbe // of every self-test
-	Fail     error               // returned by every call, if set
-	Crash    bool                // every call panics with a secret
-	Unread   error               // returned by ReadTrail
+	NotReady  error               // returned by Ready
+	Unremoved []string            // in Capacity
+	Probes    []api.SelfTestProbe // of every self-test
+	Fail      error               // returned by every call, if set
+	Crash     bool                // every call panics with a secret
+	Unread    error               // returned by ReadTrail
 
 	Named      map[string]api.NamedPolicy // without Boxes
 	Taken      []api.Snapshot
@@ -612,6 +613,7 @@ func (h *Host) Capacity(context.Context) (api.Capacity, error) {
 		Listeners:   []api.ListenerState{{Name: "urls_https", Address: "[::]:443", Accepts: true, Connections: 3, Limit: 128}},
 		Places:      []api.PlaceState{{Name: "url_requests", Used: 2, Limit: 192}},
 		Descriptors: api.PlaceState{Name: "descriptors", Used: 40, Limit: 2048},
+		Unremoved:   h.Unremoved,
 	}, nil
 }
 

@@ -124,6 +124,7 @@ type gatewayView struct {
 	Listeners     []listenerView     `json:"listeners"`
 	Places        []placeView        `json:"places" doc:"resources shared by all boxes or by all visitors"`
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
+	Unremoved     []string           `json:"unremoved" doc:"interfaces of closed boxes that the kernel did not remove; this is retried, and until then it may forward their traffic"`
 }
 
 // listenerView is one listener.
@@ -215,6 +216,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 		view.Boxes[box.Status]++
 	}
 	view.Listeners, view.Places, view.Descriptors = []listenerView{}, []placeView{}, placeView(capacity.Descriptors)
+	view.Unremoved = append([]string{}, capacity.Unremoved...)
 	for _, l := range capacity.Listeners {
 		view.Listeners = append(view.Listeners, listenerView(l))
 	}

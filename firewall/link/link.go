@@ -404,6 +404,18 @@ func (l *Links) routeInside(b *Attachment, inside *netlink.Handle, hostMAC net.H
 	return nil
 }
 
+// Lower takes a host-side interface down: it then passes no packet. A missing interface is not an error.
+func (l *Links) Lower(name string) error {
+	link, err := l.nl.LinkByName(name)
+	if err == nil {
+		err = l.nl.LinkSetDown(link)
+	}
+	if err != nil && !isGone(err) {
+		return fmt.Errorf("lower interface %s: %w", name, err)
+	}
+	return nil
+}
+
 // Delete removes a host-side interface, and with it the box's end. A missing interface is not an error.
 func (l *Links) Delete(name string) error {
 	l.mu.Lock()

@@ -25,6 +25,7 @@ type Kernel interface {
 	ApplyAll(ctx context.Context, plans []firewall.Plan) []error
 	CutFlows(ctx context.Context, id policy.BoxID, keep func(firewall.Flow) bool) error
 	CutAllFlows(ctx context.Context, keep func(policy.BoxID, firewall.Flow) bool) error
+	// RemoveBox retries a failed removal by itself until it succeeds or the box is added again.
 	RemoveBox(ctx context.Context, id policy.BoxID) error
 	SetRates(ctx context.Context, id policy.BoxID, rates firewall.Rates) error
 }
@@ -223,7 +224,7 @@ func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 }
 
 // Disconnect takes the box off the network: first the policy and the kernel rules, then the state in other parts.
-// Leftovers stay closed, since without a policy everything is denied.
+// Leftovers stay closed for DNS and the proxy, since without a policy everything is denied; the kernel retries its part.
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
 	e.judged.remove(b.ID)

@@ -70,7 +70,7 @@ func TestSummaryIsBounded(t *testing.T) {
 	}
 }
 
-// TestStatusListsDeniedBoxes: the status lists the boxes with the most denials.
+// TestStatusListsDeniedBoxes: the status lists the boxes with the most denials, and those that the kernel did not remove.
 func TestStatusListsDeniedBoxes(t *testing.T) {
 	host := serveInMemory(t)
 	for box, count := range map[string]uint64{"demo": 2, "web": 7} {
@@ -78,8 +78,12 @@ func TestStatusListsDeniedBoxes(t *testing.T) {
 		e.BoxName, e.Count = box, count
 		host.AddDecision(e)
 	}
+	host.Unremoved = []string{"bg-1"}
 	out, status := runCommandLine(t, "status")
 	if status != 0 || !strings.Contains(out, "refused most  web 7, demo 2; see `gateway log --summary`") {
 		t.Errorf("exit %d\n%s", status, out)
+	}
+	if !strings.Contains(out, "FAILED: the interface bg-1 of a closed box could not be removed") {
+		t.Errorf("a box that the kernel keeps is not listed:\n%s", out)
 	}
 }

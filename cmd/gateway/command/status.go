@@ -44,6 +44,7 @@ type gatewayAnswer struct {
 	Listeners   []listenerAnswer
 	Places      []placeAnswer
 	Descriptors placeAnswer
+	Unremoved   []string // interfaces
 }
 
 // deniedBox is the number of denials of one box.
@@ -197,6 +198,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	}
 	if text := g.audited(now); text != "" {
 		rows = append(rows, []string{"audited", text})
+	}
+	for _, link := range g.Unremoved {
+		rows = append(rows, []string{"kernel", fmt.Sprintf("FAILED: the interface %s of a closed box could not be removed, so its traffic may still be forwarded; this is retried, see the log", audit.Escape(link, 64))})
 	}
 	if r.Configuration != "" {
 		rows = append(rows, []string{"configuration", r.Configuration})
