@@ -1,12 +1,13 @@
 package rules
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"reflect"
 	"time"
 
 	"boxgate/api"
-	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 )
@@ -71,15 +72,7 @@ func (b *enforcementBody) lasts() (time.Duration, error) {
 }
 
 func (e *Endpoints) getEnforcement(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Boxes)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	state, err := e.Host.Policy(r.Context(), box.ID)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	return viewEnforcement(state), nil
+	return e.policyOf(r, viewEnforcement)
 }
 
 func (e *Endpoints) putEnforcement(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -95,20 +88,11 @@ func (e *Endpoints) putEnforcement(w http.ResponseWriter, r *http.Request) (rest
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	match, err := rest.IfMatch(r)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	state, err := e.Host.SetEnforcement(r.Context(), box.ID, lasts, match)
-	if err != nil {
-		return rest.Reply{}, err
-	}
+	what := "network policy enforced"
 	if lasts > 0 {
-		e.History.Log(box.ID, "info", "user", "network policy audited instead of enforced for %v, version %d", lasts, state.Version)
-	} else {
-		e.History.Log(box.ID, "info", "user", "network policy enforced, version %d", state.Version)
+		what = fmt.Sprintf("network policy audited instead of enforced for %v", lasts)
 	}
-	reply := viewEnforcement(state)
-	reply.Change = change.OfPolicy(box.ID, state)
-	return reply, nil
+	return e.changePolicyOf(r, box.ID, what, viewEnforcement, func(ctx context.Context, match *uint64) (api.PolicyState, error) {
+		return e.Host.SetEnforcement(ctx, box.ID, lasts, match)
+	})
 }

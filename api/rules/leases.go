@@ -1,17 +1,19 @@
 package rules
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
 
 	"boxgate/api"
-	"boxgate/api/change"
+	apichange "boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
 
 const leasesPath = "/v2/box/{id}/config/network-policy/leases"
@@ -60,12 +62,12 @@ func viewLeases(list []api.Lease) []leaseView {
 	return out
 }
 
-func viewLeaseState(s api.PolicyState, status int) rest.Reply {
+func viewLeaseState(s api.PolicyState) rest.Reply {
 	view := leasesView{Leases: viewLeases(s.Leases), Version: s.Version, Warnings: problem.Views(s.Warnings)}
 	if view.Leases == nil {
 		view.Leases = []leaseView{}
 	}
-	return rest.Reply{Status: status, Body: view, Version: s.Version}
+	return rest.Reply{Body: view, Version: s.Version}
 }
 
 func (b *leasesBody) request() (api.LeaseRequest, error) {
@@ -81,6 +83,11 @@ func (b *leasesBody) request() (api.LeaseRequest, error) {
 }
 
 func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	return e.policyOf(r, viewLeaseState)
+}
+
+// policyOf returns a box's policy in the form of view.
+func (e *Endpoints) policyOf(r *http.Request, view func(api.PolicyState) rest.Reply) (rest.Reply, error) {
 	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
@@ -89,7 +96,24 @@ func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return viewLeaseState(state, 0), nil
+	return view(state), nil
+}
+
+// changePolicyOf changes a box's policy, on condition of the header If-Match, and returns it in the form of view. what describes
+// the change in the box's history.
+func (e *Endpoints) changePolicyOf(r *http.Request, id policy.BoxID, what string, view func(api.PolicyState) rest.Reply, change func(ctx context.Context, match *uint64) (api.PolicyState, error)) (rest.Reply, error) {
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := change(r.Context(), match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(id, "info", "user", "%s, version %d", what, state.Version)
+	reply := view(state)
+	reply.Change = apichange.OfPolicy(id, state)
+	return reply, nil
 }
 
 func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -105,18 +129,12 @@ func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	match, err := rest.IfMatch(r)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	state, err := e.Host.AddLeases(r.Context(), box.ID, req, match)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	e.History.Log(box.ID, "info", "user", "%d temporary entries (%s) of the network policy for %v, version %d", len(req.Entries), body.Action, req.Lasts, state.Version)
-	reply := viewLeaseState(state, http.StatusCreated)
-	reply.Change = change.OfPolicy(box.ID, state)
-	return reply, nil
+	what := fmt.Sprintf("%d temporary entries (%s) of the network policy for %v", len(req.Entries), body.Action, req.Lasts)
+	reply, err := e.changePolicyOf(r, box.ID, what, viewLeaseState, func(ctx context.Context, match *uint64) (api.PolicyState, error) {
+		return e.Host.AddLeases(ctx, box.ID, req, match)
+	})
+	reply.Status = http.StatusCreated
+	return reply, err
 }
 
 func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -131,20 +149,12 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if q.Action != "" && q.Action != api.ActionAllow && q.Action != api.ActionDeny {
 		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "action" must be allow or deny`)
 	}
-	match, err := rest.IfMatch(r)
-	if err != nil {
-		return rest.Reply{}, err
-	}
-	state, err := e.Host.EndLeases(r.Context(), box.ID, func(l api.LeaseEntry) bool {
+	matches := func(l api.LeaseEntry) bool {
 		return (q.Action == "" || q.Action == l.Action()) && (q.Entry == "" || q.Entry == l.Entry)
-	}, match)
-	if err != nil {
-		return rest.Reply{}, err
 	}
-	e.History.Log(box.ID, "info", "user", "temporary entries of the network policy ended, version %d", state.Version)
-	reply := viewLeaseState(state, 0)
-	reply.Change = change.OfPolicy(box.ID, state)
-	return reply, nil
+	return e.changePolicyOf(r, box.ID, "temporary entries of the network policy ended", viewLeaseState, func(ctx context.Context, match *uint64) (api.PolicyState, error) {
+		return e.Host.EndLeases(ctx, box.ID, matches, match)
+	})
 }
 
 // takeLeases takes the temporary entries that go on out of the body of a policy; nil if it does not say which.
