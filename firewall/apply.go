@@ -87,6 +87,42 @@ func (f *Firewall) checkPlan(ctx context.Context, p Plan) error {
 	return nil
 }
 
+// Suspend takes the interface of a box down, so that no packet of the box passes, until [Firewall.Resume]. Repairs do not
+// raise it, and a box that is added meanwhile stays suspended. For a box that is not attached it is a no-op.
+func (f *Firewall) Suspend(_ context.Context, id policy.BoxID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.boxes.byID[id]
+	if !ok {
+		return nil
+	}
+	b.suspended = true
+	if err := f.links.Lower(b.Link); err != nil {
+		return fmt.Errorf("firewall: suspend box %s: %w", id, err)
+	}
+	return nil
+}
+
+// Resume ends [Firewall.Suspend]: the box has its network again, under the plan applied last. For a box that is not suspended it
+// is a no-op. After an error the box stays closed.
+func (f *Firewall) Resume(ctx context.Context, id policy.BoxID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.boxes.byID[id]
+	if !ok || !b.suspended {
+		return nil
+	}
+	if _, failed := f.removing[b.Link]; failed {
+		return nil
+	}
+	b.suspended = false
+	if err := f.restoreBox(ctx, b); err != nil {
+		b.suspended = true
+		return fmt.Errorf("firewall: resume box %s: %w", id, errors.Join(err, f.links.Lower(b.Link)))
+	}
+	return nil
+}
+
 // CutFlows cuts the box's forwarded connections for which keep returns false: the active plan decides about their next
 // packet, from either side, as that of a new connection. Connections to the proxy and to DNS are not included. keep is
 // called once per connection. Once begun, CutFlows runs to completion; nil means that all of them were cut.

@@ -51,6 +51,8 @@ type box struct {
 	noted bool // all its forwarded connections have been noted, see idle
 	gone  bool // its network namespace is gone, and that has been logged
 
+	suspended bool // its interface is down until Resume
+
 	repairs repairs
 }
 

@@ -105,8 +105,8 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	problems = map[policy.BoxID]error{}
 	for id := range boxes {
 		if b, ok := f.boxes.byID[id]; ok && !f.closed {
-			if _, failed := f.removing[b.Link]; failed {
-				continue // the removal that failed took the link down, and is retried
+			if _, failed := f.removing[b.Link]; failed || b.suspended {
+				continue // its link is down on purpose; a failed removal is retried, and Resume restores a suspended box
 			}
 			if !b.repairs.allow(time.Now()) {
 				problems[id] = errFlapping
@@ -174,6 +174,9 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 
 // restoreLink restores the interface pair of a box.
 func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) error {
+	if b.suspended {
+		return nil
+	}
 	at, err := f.links.Attach(ctx, &b.Attachment, view)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -253,4 +255,49 @@ func TestARemovedBoxIsNotRestored(t *testing.T) {
 	if !slices.Equal(restored, []policy.BoxID{"stays"}) || len(problems) > 0 {
 		t.Errorf("restored %v, %v", restored, problems)
 	}
+}
+
+// isUp reports whether the host side of a box's link is up.
+func (w *world) isUp(id policy.BoxID) (up bool) {
+	w.t.Helper()
+	w.must(w.in(w.gateway, func() error {
+		l, err := netlink.LinkByName(network.LinkName(id))
+		up = err == nil && l.Attrs().Flags&net.FlagUp != 0
+		return err
+	}))
+	return up
+}
+
+// TestASuspendedBoxHasNoNetwork: no repair raises its interface, neither one of the box nor one of everything, and adding the box
+// again does not either. Afterwards it has the network that its last plan allows.
+func TestASuspendedBoxHasNoNetwork(t *testing.T) {
+	w := newWorld(t)
+	a := w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/28"))
+	server := netip.AddrPortFrom(outside4, w.serveTCP(w.outside, ":0", nil).Port())
+	w.wait("the way of the box", func() bool { return w.reaches("one", server) })
+	w.must(w.fw.Suspend(t.Context(), "one"))
+	for what, repair := range map[string]func() error{
+		"nothing":       func() error { return nil },
+		"a new plan":    func() error { return w.fw.Apply(t.Context(), "one", allow("198.51.100.0/27")) },
+		"adding it":     func() error { return w.fw.AddBox(t.Context(), a) },
+		"a full repair": func() error { return w.fw.Restore(t.Context()) },
+		"its repair": func() error {
+			_, problems := repairer{w.fw}.RestoreBoxes(t.Context(), map[policy.BoxID]bool{"one": true})
+			return problems["one"]
+		},
+	} {
+		w.must(repair())
+		if w.isUp("one") || w.reaches("one", server) {
+			t.Errorf("after %s, a suspended box has a network", what)
+		}
+	}
+	w.must(w.fw.Resume(t.Context(), "one"))
+	w.wait("the way of the box that was resumed", func() bool { return w.reaches("one", server) })
+	w.must(w.fw.Suspend(t.Context(), "one"))
+	w.must(w.fw.RemoveBox(t.Context(), "one"))
+	w.must(errors.Join(w.fw.Resume(t.Context(), "one"), w.fw.Suspend(t.Context(), "unknown")))
+	w.must(w.fw.AddBox(t.Context(), a))
+	w.apply("one", allow("198.51.100.0/28"))
+	w.wait("the way of the box that was added anew", func() bool { return w.reaches("one", server) })
 }

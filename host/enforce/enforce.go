@@ -1,7 +1,7 @@
 // Package enforce applies a compiled policy to a box: in the kernel, for DNS and the proxy, and to open connections. It
 // also connects boxes to the network and disconnects them.
 //
-// Calls for the same box must not overlap: the caller holds the box's lock. A box without a policy is disconnected.
+// Calls for the same box must not overlap, except for Suspend: the caller holds the box's lock. A box without a policy is disconnected.
 package enforce
 
 import (
@@ -27,6 +27,8 @@ type Kernel interface {
 	CutAllFlows(ctx context.Context, keep func(policy.BoxID, firewall.Flow) bool) error
 	// RemoveBox retries a failed removal by itself until it succeeds or the box is added again.
 	RemoveBox(ctx context.Context, id policy.BoxID) error
+	Suspend(ctx context.Context, id policy.BoxID) error
+	Resume(ctx context.Context, id policy.BoxID) error
 	SetRates(ctx context.Context, id policy.BoxID, rates firewall.Rates) error
 }
 
@@ -236,6 +238,18 @@ func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 		forget(b.ID)
 	}
 	return err
+}
+
+// Suspend takes a box off the network without changing its policy. It needs no lock of the box: it is for a policy that
+// must not stay in force while another change holds that lock. The caller calls Resume once it has the lock and has applied
+// another policy.
+func (e *Enforcer) Suspend(ctx context.Context, id policy.BoxID) error {
+	return e.Kernel.Suspend(ctx, id)
+}
+
+// Resume ends Suspend. After an error the box stays off the network.
+func (e *Enforcer) Resume(ctx context.Context, id policy.BoxID) error {
+	return e.Kernel.Resume(ctx, id)
 }
 
 // Registry maps source addresses to boxes, for DNS and the proxy. A box is added once it has its closed interface, and

@@ -50,6 +50,8 @@ func (f *fakes) step(name string) error {
 
 func (f *fakes) AwaitBox(context.Context, policy.BoxID) error                 { return f.step("await") }
 func (f *fakes) SetRates(context.Context, policy.BoxID, firewall.Rates) error { return f.step("rates") }
+func (f *fakes) Suspend(context.Context, policy.BoxID) error                  { return f.step("suspend") }
+func (f *fakes) Resume(context.Context, policy.BoxID) error                   { return f.step("resume") }
 func (f *fakes) RemoveBox(context.Context, policy.BoxID) error                { return f.step("remove") }
 
 func (f *fakes) AddBoxes(_ context.Context, list []firewall.Attachment) (errs []error) {

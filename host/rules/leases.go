@@ -176,14 +176,54 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 		}
 		p.endingLeases.Go(func() {
 			defer b.EndingLeases.Store(false)
-			b.Lock()
+			suspended := p.lockToEnd(b)
 			defer b.Unlock()
+			if suspended {
+				defer p.resume(b)
+			}
 			if err := p.stepOrRestore(b, func() error { return p.endLeases(b) }); err != nil {
 				p.log.Error("a policy without its ended temporary entries could not be applied", zap.String("box", string(b.ID)), zap.Error(err))
 			}
 		})
 	}
 	return next
+}
+
+// leaseGrace is how long an ended lease stays in force while another change holds the lock of its box.
+const leaseGrace = 10 * time.Second
+
+// lockToEnd takes the lock of a box whose leases have ended. If another change holds it for too long, such as one that waits for
+// a disk that does not answer or for many other boxes, the box is taken off the network meanwhile: lockToEnd reports that,
+// and the caller resumes the box.
+func (p *Service) lockToEnd(b *state.Box) (suspended bool) {
+	locked, late := make(chan struct{}), make(chan bool)
+	go func() {
+		grace := time.NewTimer(p.leaseGrace)
+		defer grace.Stop()
+		select {
+		case <-locked:
+			late <- false
+		case <-grace.C:
+			err := p.contain(b, func() error { return p.net.Suspend(context.Background(), b.ID) })
+			p.log.Error("a box is off the network until a running change of it ends: its temporary entries have ended, and the change holds its policy",
+				zap.String("box", string(b.ID)), zap.Error(err))
+			late <- true
+		}
+	}()
+	b.Lock()
+	close(locked)
+	return <-late
+}
+
+// resume puts a box that lockToEnd has suspended back on the network. The caller holds the lock of b, and has applied its policy
+// without ended leases, or closed it.
+func (p *Service) resume(b *state.Box) {
+	ctx, cancel := change.DetachRollback(context.Background())
+	defer cancel()
+	if err := p.contain(b, func() error { return p.net.Resume(ctx, b.ID) }); err != nil {
+		p.log.Error("a box is closed: its network could not be restored", zap.String("box", string(b.ID)), zap.Error(err))
+		b.ShowError(closedProblem)
+	}
 }
 
 // endLeases applies the policy of a box without its ended leases, or closes the box if that policy does not compile or

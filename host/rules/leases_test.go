@@ -576,3 +576,33 @@ func TestAQuotaIsKeptToAlthoughTheKernelFails(t *testing.T) {
 		}
 	}
 }
+
+// TestALeaseEndsAlthoughAnotherChangeHoldsItsBox: the box is off the network from some time after the end of the lease until the
+// other change ends; then it has its policy without the lease.
+func TestALeaseEndsAlthoughAnotherChangeHoldsItsBox(t *testing.T) {
+	t.Parallel()
+	g, h := newLeasing(t)
+	g.Service.leaseGrace = time.Millisecond
+	g.lease(true, time.Hour, "a.example.com")
+	b := g.loadBox("b1")
+	b.Lock()
+	h.pass(time.Hour)
+	g.endDue(t.Context())
+	for end := time.Now().Add(time.Minute); g.kernel.Suspended.Load() != 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the box still has its network")
+		}
+	}
+	b.Unlock()
+	g.endingLeases.Wait()
+	if g.kernel.Suspended.Load() != 0 || g.allows("a.example.com") || len(b.Leases) != 0 || g.isClosed("b1") {
+		t.Errorf("suspended %d times; leases %v, closed %t", g.kernel.Suspended.Load(), b.Leases, g.isClosed("b1"))
+	}
+	g.Service.leaseGrace = time.Hour
+	g.lease(true, time.Hour, "a.example.com")
+	h.pass(time.Hour)
+	g.endDueLeases()
+	if g.kernel.Suspended.Load() != 0 || g.allows("a.example.com") {
+		t.Error("a box whose lock is free is suspended, or its lease goes on")
+	}
+}

@@ -70,6 +70,7 @@ type Service struct {
 
 	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
 	endingLeases  sync.WaitGroup
+	leaseGrace    time.Duration // [leaseGrace], except in tests
 
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
@@ -83,7 +84,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	p := &Service{
-		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
+		resolver: c.Resolver, auditBy: c.Audit, before: c.Before, log: c.Log, store: c.Store, records: c.Records, keys: c.Keys, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1), leaseGrace: leaseGrace,
 		observed: c.Observed, replaying: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()

@@ -3,6 +3,7 @@ package enforcetest
 
 import (
 	"context"
+	"sync/atomic"
 
 	"boxgate/firewall"
 	"boxgate/policy"
@@ -14,7 +15,12 @@ type Kernel struct {
 	Before func(policy.BoxID, policy.KernelPlan) error
 	Cut    func(policy.BoxID) error
 	Seen   func(context.Context)
+
+	Suspended atomic.Int64 // calls of Suspend minus calls of Resume
 }
+
+func (k *Kernel) Suspend(context.Context, policy.BoxID) error { k.Suspended.Add(1); return nil }
+func (k *Kernel) Resume(context.Context, policy.BoxID) error  { k.Suspended.Add(-1); return nil }
 
 func (k *Kernel) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
 	if k.Seen != nil {
