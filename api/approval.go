@@ -32,6 +32,8 @@ type Approval struct {
 	Box       policy.BoxID
 	Host      string // a name, or an address
 	Port      uint16 // 0 with an address
+	Method    string // of requests; "" for the destination itself
+	Path      string // with Method; a prefix if it ends with a star
 	Entry     string // the entry of a policy that allows it
 	Reason    string // text of the box
 	Lasts     time.Duration
@@ -58,6 +60,8 @@ type Candidate struct {
 	Opens string `json:"opens"`
 	// Denied is the current decision about the destination.
 	Denied name.Reason `json:"denied"`
+	// Before is the request rule that the approval precedes, if it is for requests.
+	Before string `json:"before,omitempty"`
 	// Mode is the mode of the policy.
 	Mode policy.Mode `json:"mode"`
 	// Headers are the patterns of header rules that cover the destination: the gateway adds credentials to requests there.
@@ -76,18 +80,24 @@ type ApprovalAnswer struct {
 	Digest string // of the candidate that was approved
 }
 
+// Destination is what a box may be given access to.
+type Destination struct {
+	Host   string // a name, or an address
+	Port   uint16 // 0 for an address
+	Method string // with a name: only requests with the method and the path, which a request rule denies; "": the destination itself
+	Path   string // a prefix if it ends with a star
+}
+
 // Grant is approved access to a destination.
 type Grant struct {
-	Host   string
-	Port   uint16
+	Destination
 	Digest string        // of the candidate
 	Lasts  time.Duration // 0: for good
 }
 
 // ApprovalRequest is a request for access as a box makes it.
 type ApprovalRequest struct {
-	Host   string
-	Port   uint16        // 0: 443 for a name
-	Lasts  time.Duration // 0: the default
-	Reason string
+	Destination               // without a port: port 443 of a name
+	Lasts       time.Duration // 0: the default
+	Reason      string
 }

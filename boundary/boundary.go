@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/amend"
 	"boxgate/policy/name"
 )
 
@@ -35,37 +36,84 @@ func parsed() name.Name {
 // and faults of the request are not open to approval.
 func CanAsk(why name.Reason) bool { return why == name.ReasonNotAllowed || why == name.ReasonDenyAll }
 
-// NextSteps returns the steps that a program in a box can take after a denial, in order. host is a name or an address, and port
-// its port, 0 if unknown. It returns nil for reasons without advice.
-func NextSteps(why name.Reason, host string, port uint16) []string {
+// Denial is a denial of which a program in a box learns.
+type Denial struct {
+	Reason name.Reason
+	Rule   string // the rule that decided, if known
+	Host   string // a name or an address; "" if unknown
+	Port   uint16 // 0 if unknown
+	Method string // of a request, with Path; "" for anything else
+	Path   string
+}
+
+// NextSteps returns the steps that a program in a box can take after a denial by a policy, in order. It returns nil for reasons without
+// advice.
+func NextSteps(c *policy.Compiled, d Denial) []string {
 	switch {
-	case CanAsk(why) && host != "":
-		body := map[string]any{"host": host, "reason": "WHY YOU NEED IT"}
-		if port != 0 {
-			body["port"] = port
-		}
-		text, err := json.Marshal(body)
-		if err != nil {
-			return nil
-		}
-		return []string{
-			"Check whether the task can be done without this destination.",
-			"If not, ask for access: POST " + string(text) + " as application/json to " + URL + "/v1/requests",
-			"Wait for the answer: GET the wait_url of the response, again while its state is open",
-			"If the state is once or always, repeat the denied request. If it is denied, do not repeat it: work without the destination, or report that it is missing.",
-		}
-	case CanAsk(why):
+	case policy.IsOfCeiling(d.Rule):
+		return []string{"Do not repeat the request: the operator's ceiling refuses it, and an approval cannot open it."}
+	case CanAsk(d.Reason) && d.Host != "":
+		return steps("destination", ask{Host: d.Host, Port: d.Port})
+	case CanAsk(d.Reason):
 		return []string{"Find the name of the destination, and ask for access to it at " + URL + "/v1/requests"}
+	case d.Reason == name.ReasonRequestRule && canAskFor(c, d):
+		return steps("request", ask{Host: d.Host, Port: d.Port, Method: d.Method, Path: d.Path})
 	}
-	switch why {
-	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR, name.ReasonProtectedRange, name.ReasonHeaderRule, name.ReasonRequestRule:
+	switch d.Reason {
+	case name.ReasonRequestRule:
+		return []string{"Do not repeat the request: a rule refuses it that depends on more than the method and the path, such as MCP or GraphQL messages, and an approval cannot open it. GET " + URL + "/v1/policy shows the rules."}
+	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR, name.ReasonProtectedRange, name.ReasonHeaderRule, name.ReasonUnreadableContent:
 		return []string{"Do not repeat the request: the policy refuses it, and an approval cannot open it. GET " + URL + "/v1/policy shows the policy."}
+	case name.ReasonAmbiguousPath:
+		return []string{"Send the path without dot segments, repeated slashes and the like. An approval cannot open it."}
 	case name.ReasonLimit:
 		return []string{"Wait, then repeat the request: the box has reached a limit."}
 	case name.ReasonQuota:
 		return []string{"Stop sending: the box has used up its traffic quota."}
 	}
 	return nil
+}
+
+// canAskFor reports whether an approval may open a request that a request rule denies.
+func canAskFor(c *policy.Compiled, d Denial) bool {
+	n, err := name.Parse(d.Host)
+	if err != nil {
+		return false
+	}
+	e, err := amend.NewRequestEntry(n, d.Port, d.Method, d.Path)
+	if err != nil {
+		return false
+	}
+	_, err = e.Denying(c)
+	return err == nil
+}
+
+// ask is a request for access as a program in a box makes it.
+type ask struct {
+	Host   string `json:"host"`
+	Port   uint16 `json:"port,omitempty"`
+	Method string `json:"method,omitempty"`
+	Path   string `json:"path,omitempty"`
+	Reason string `json:"reason"`
+}
+
+// steps returns the steps that lead to an approval.
+func steps(what string, a ask) []string {
+	a.Reason = "WHY YOU NEED IT"
+	text, err := json.Marshal(a)
+	if err != nil {
+		return nil
+	}
+	list := []string{
+		"Check whether the task can be done without this " + what + ".",
+		"If not, ask for access: POST " + string(text) + " as application/json to " + URL + "/v1/requests",
+		"Wait for the answer: GET the wait_url of the response, again while its state is open",
+		"If the state is once or always, repeat the denied request. If it is denied, do not repeat it: work without the " + what + ", or report that it is missing.",
+	}
+	if a.Path != "" {
+		list[1] += ` ("path" may end with a star, if requests with other paths that begin alike are needed too)`
+	}
+	return list
 }
 
 // Policy is the policy of a box, as the box sees it.
@@ -103,6 +151,7 @@ Everything is at ` + URL + `, over plain HTTP, without a key:
 | GET /v1/policy | what this sandbox may reach |
 | GET /v1/denials | what was denied lately, why, and the next steps |
 | POST /v1/requests | ask for a destination: {"host": "api.example.com", "port": 443, "reason": "why you need it"} |
+| the same with "method" and "path" | ask for requests that a rule denies on a host that is allowed: {"host": "api.example.com", "method": "DELETE", "path": "/v1/items/*", "reason": "why you need it"} |
 | GET /v1/requests | your requests and their answers |
 | GET /v1/requests/{id}/wait | wait up to a minute for the answer; repeat while "state" is "open" |
 | GET /v1/ca | the certificate authority that this sandbox must trust, as PEM |

@@ -125,6 +125,9 @@ func (o *opening) openApprovals(context.Context) (err error) {
 	if o.approvals, err = approvals.New(settings); err != nil || !c.Enabled {
 		return err
 	}
+	if err := p.metrics.Register(o.approvals); err != nil {
+		return err
+	}
 	p.inside.opened.Store(endpoint.New(&approvals.Inside{Service: o.approvals, Decisions: o.events, Authorities: o.authorities, Headers: o.policies.HeaderPatterns}))
 	return nil
 }

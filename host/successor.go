@@ -225,6 +225,7 @@ var errBusy = errors.New("a change of a box is taking long; try again when it ha
 func (h *Host) stopExclusive() error {
 	h.loops.stop()
 	h.endLeasesWhileDraining()
+	h.approvals.Release()
 	h.usage.Close()
 	h.parts.secrets.StopRefreshing()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
@@ -298,6 +299,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	_ = next.conn.SetDeadline(time.Time{})
 	s.orders = next.conn
 	h.turn.decide(true)
+	h.approvals.Retire()
 	s.stopLeases()
 	fault.Mark(context.Background(), "replace: retired")
 	err := next.conn.Send(handover.Message{Kind: handover.Stopped})

@@ -362,6 +362,22 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 	return d
 }
 
+// RuleOf returns the rule of the policy's rules that decides about a request, or that depends on its body, which is not known. It returns
+// false if no rule does, or if one of the repositories does.
+func (c *Compiled) RuleOf(r Request) (match.RequestRule, bool) {
+	if c == nil {
+		return match.RequestRule{}, false
+	}
+	r.Content = nil
+	j := judge(&r)
+	for i := range min(len(c.rules), len(c.spec.Rules)) {
+		if rule := &c.rules[i]; rule.Covers(r.Name, r.Port) && rule.Apply(&j) != match.Passes {
+			return c.spec.Rules[i].Clone(), true
+		}
+	}
+	return match.RequestRule{}, false
+}
+
 // judge returns a request for matchers.
 func judge(r *Request) match.Request {
 	return match.NewRequest(r.Method, r.Path, r.Query, r.Fields, r.Content)

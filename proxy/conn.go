@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/boundary"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
@@ -524,7 +525,7 @@ func (c *conn) denyPage(f peek.First, rt policy.Route) {
 		return
 	}
 	answer := problem.Of(rt.Err())
-	c.p.core.Advise(c.box, &answer, answer.Host, c.port)
+	c.p.core.Advise(c.box, &answer, boundary.Denial{Host: answer.Host, Port: c.port})
 	c.event.Status = answer.Status
 	_ = problem.Write(client, answer) // the client may have disconnected
 	_ = client.CloseWrite()

@@ -16,6 +16,7 @@ import (
 	"github.com/elazarl/goproxy"
 
 	"boxgate/audit"
+	"boxgate/boundary"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -127,7 +128,7 @@ func (c *conn) refuseConnect(answer *problem.Problem) {
 	c.event.Verdict, c.event.Action = policy.Deny, audit.ActionRefuse
 	c.event.Reason, c.event.Status = answer.Reason, answer.Status
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	c.p.core.Advise(c.box, answer, answer.Host, c.port)
+	c.p.core.Advise(c.box, answer, boundary.Denial{Host: answer.Host, Port: c.port})
 	_ = problem.Write(c.tcp, *answer) // the client may have disconnected
 	c.linger = true
 }

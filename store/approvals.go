@@ -16,10 +16,12 @@ type Approvals struct{ *file }
 type Approval struct {
 	ID        string        `json:"id"`
 	Box       policy.BoxID  `json:"box"`
-	Host      string        `json:"host,omitempty"` // a name, or an address
-	Port      uint16        `json:"port,omitempty"` // 0 with an address
-	Entry     string        `json:"entry"`          // the entry of a policy that allows it
-	Reason    string        `json:"reason"`         // text of the box
+	Host      string        `json:"host,omitempty"`   // a name, or an address
+	Port      uint16        `json:"port,omitempty"`   // 0 with an address
+	Method    string        `json:"method,omitempty"` // of requests; "" for the destination itself
+	Path      string        `json:"path,omitempty"`
+	Entry     string        `json:"entry"`  // the entry of a policy that allows it
+	Reason    string        `json:"reason"` // text of the box
 	Lasts     time.Duration `json:"lasts,omitempty"`
 	State     string        `json:"state"`               // open, or the answer
 	Candidate string        `json:"candidate,omitempty"` // digest of the effect that was approved

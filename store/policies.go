@@ -28,9 +28,11 @@ type Policy struct {
 
 // Lease is a temporary entry of a policy.
 type Lease struct {
-	Allow     bool      `json:"allow"`           // else it denies
-	Audit     bool      `json:"audit,omitempty"` // with Allow and no Entry: the policy is audited instead of enforced
-	Entry     string    `json:"entry"`           // a domain or CIDR as in a policy
+	Allow bool   `json:"allow"`           // else it denies
+	Audit bool   `json:"audit,omitempty"` // with Allow and no Entry: the policy is audited instead of enforced
+	Entry string `json:"entry"`           // a domain or CIDR as in a policy; with Before, an entry for requests
+	// Before is the digest of the request rule that an entry for requests precedes. Without such a rule, the entry has no effect.
+	Before    string    `json:"before,omitempty"`
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 	Key       string    `json:"key,omitempty"` // ID of the API key that made it; "" if an older version did

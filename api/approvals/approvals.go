@@ -66,6 +66,8 @@ type approvalView struct {
 	State      api.ApprovalState `json:"state"`
 	Host       string            `json:"host"`
 	Port       uint16            `json:"port,omitempty"`
+	Method     string            `json:"method,omitempty" doc:"of requests that a request rule denies; absent: the destination itself"`
+	Path       string            `json:"path,omitempty" doc:"of these requests; a prefix if it ends with a star"`
 	Entry      string            `json:"entry" doc:"the entry of a policy that gives the access"`
 	Reason     string            `json:"reason" doc:"text of the box: anything may stand there"`
 	ExpiresIn  int64             `json:"expires_in,omitempty" doc:"seconds of access that the box asks for"`
@@ -86,6 +88,7 @@ type candidateView struct {
 	Digest    string   `json:"digest" doc:"identifies the effect; an answer repeats it"`
 	Opens     string   `json:"opens"`
 	Denied    string   `json:"denied" doc:"reason of the current decision"`
+	Before    string   `json:"before,omitempty" doc:"for requests: the request rule that the approval precedes"`
 	Mode      string   `json:"mode" doc:"of the policy"`
 	Headers   []string `json:"headers,omitempty" doc:"patterns of the header rules that add credentials to requests to it"`
 	Rules     int      `json:"rules,omitempty" doc:"number of request rules that continue to apply"`
@@ -94,12 +97,12 @@ type candidateView struct {
 
 func viewOf(a api.Approval, boxName string) approvalView {
 	v := approvalView{
-		ID: a.ID, Box: a.Box, BoxName: boxName, State: a.State, Host: a.Host, Port: a.Port, Entry: a.Entry, Reason: a.Reason, ExpiresIn: int64(a.Lasts / time.Second),
+		ID: a.ID, Box: a.Box, BoxName: boxName, State: a.State, Host: a.Host, Port: a.Port, Method: a.Method, Path: a.Path, Entry: a.Entry, Reason: a.Reason, ExpiresIn: int64(a.Lasts / time.Second),
 		Obstacle: a.Obstacle, NeedsHuman: a.Human, Answer: a.Answer, By: a.By, Version: a.Version, Until: unix(a.Until), CreatedAt: unix(a.CreatedAt),
 		ExpiresAt: unix(a.ExpiresAt), AnsweredAt: unix(a.ClosedAt),
 	}
 	if c := a.Candidate; c != nil {
-		v.Candidate = &candidateView{c.Digest, c.Opens, string(c.Denied), string(c.Mode), c.Headers, c.Rules, c.NotAlways}
+		v.Candidate = &candidateView{c.Digest, c.Opens, string(c.Denied), c.Before, string(c.Mode), c.Headers, c.Rules, c.NotAlways}
 	}
 	return v
 }

@@ -27,6 +27,8 @@ type Host interface {
 	Asks(id policy.BoxID) bool
 	// Allow counts a request of a box, and reports whether it is within the rate.
 	Allow(id policy.BoxID) bool
+	// Serves returns false, once another process serves or ctx has ended, if this process does not have the requests any more.
+	Serves(ctx context.Context) bool
 	// Boundary returns the policy of a box as it may see it.
 	Boundary(ctx context.Context, id policy.BoxID) (boundary.Policy, error)
 	// Denials returns the latest denials of a box, oldest first.
@@ -76,6 +78,14 @@ func (e *Endpoint) Serves(box *policy.Box, host name.Name) bool {
 // boxKey is the context key of the box.
 type boxKey struct{}
 
+// boxOf returns the box that makes a request.
+func boxOf(r *http.Request) *policy.Box {
+	if box, ok := r.Context().Value(boxKey{}).(*policy.Box); ok {
+		return box
+	}
+	return &policy.Box{} // no box has an empty ID
+}
+
 // ServeBox answers a request of a box. The caller has checked its Host.
 func (e *Endpoint) ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
@@ -89,7 +99,23 @@ func (e *Endpoint) ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Requ
 		fail(w, api.Errorf(api.ErrLimit, "the box sends more requests a second to the endpoint than it may"))
 		return
 	}
-	e.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), boxKey{}, box.ID)))
+	if !e.serves(r) {
+		w.Header().Set("Connection", "close")
+		w.Header().Set("Retry-After", "1")
+		fail(w, errReplaced)
+		return
+	}
+	e.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), boxKey{}, box)))
+}
+
+// errReplaced refuses requests on connections of a process that was replaced.
+var errReplaced = api.Errorf(api.ErrUnavailable, "the gateway was replaced: repeat the request on another connection")
+
+// serves reports whether this process may answer a request.
+func (e *Endpoint) serves(r *http.Request) bool {
+	ctx, cancel := context.WithTimeout(r.Context(), mostWait)
+	defer cancel()
+	return e.host.Serves(ctx)
 }
 
 // handler answers a request with a status and a value as JSON. A nil value means that it has written the response itself.
@@ -97,8 +123,7 @@ type handler func(w http.ResponseWriter, r *http.Request, id policy.BoxID) (int,
 
 // ServeHTTP implements [http.Handler].
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	id, _ := r.Context().Value(boxKey{}).(policy.BoxID)
-	status, v, err := h(w, r, id)
+	status, v, err := h(w, r, boxOf(r).ID)
 	switch {
 	case err != nil:
 		fail(w, err)
@@ -201,27 +226,30 @@ func (e *Endpoint) denials(_ http.ResponseWriter, r *http.Request, id policy.Box
 		if ev.Addr.IsValid() {
 			v.Addr = ev.Addr.String()
 		}
-		v.NextSteps = stepsOf(&v)
+		v.NextSteps = stepsOf(boxOf(r).Policy.Load(), &v)
 		views = append(views, v)
 	}
 	return http.StatusOK, map[string]any{"denials": views}, nil
 }
 
 // stepsOf returns the next steps after a denial. An approval for an address opens all its ports.
-func stepsOf(v *denialView) []string {
-	if v.Host == "" {
-		return boundary.NextSteps(v.Reason, v.Addr, 0)
+func stepsOf(c *policy.Compiled, v *denialView) []string {
+	d := boundary.Denial{Reason: v.Reason, Rule: v.Rule, Host: v.Host, Port: v.Port, Method: v.Method, Path: v.Path}
+	switch {
+	case v.Host == "":
+		d.Host, d.Port = v.Addr, 0
+	case v.Stage == policy.StageDNS:
+		d.Port = 0
 	}
-	if v.Stage == policy.StageDNS {
-		return boundary.NextSteps(v.Reason, v.Host, 0)
-	}
-	return boundary.NextSteps(v.Reason, v.Host, v.Port)
+	return boundary.NextSteps(c, d)
 }
 
 // askBody is a request for access.
 type askBody struct {
 	Host      string `json:"host"`
 	Port      uint16 `json:"port"`
+	Method    string `json:"method"` // with path: only such requests
+	Path      string `json:"path"`
 	Reason    string `json:"reason"`
 	ExpiresIn *int64 `json:"expires_in"` // seconds
 }
@@ -239,7 +267,7 @@ func (e *Endpoint) ask(w http.ResponseWriter, r *http.Request, id policy.BoxID) 
 	if err := strict.Unmarshal(text, &body); err != nil {
 		return 0, nil, err
 	}
-	ask := api.ApprovalRequest{Host: body.Host, Port: body.Port, Reason: body.Reason}
+	ask := api.ApprovalRequest{Destination: api.Destination{Host: body.Host, Port: body.Port, Method: body.Method, Path: body.Path}, Reason: body.Reason}
 	if body.ExpiresIn != nil {
 		if *body.ExpiresIn < 1 || *body.ExpiresIn > 30*24*3600 {
 			return 0, nil, problem.Invalid("/expires_in", "must be between 1 and 2592000 seconds")
@@ -262,6 +290,8 @@ type requestView struct {
 	ID         string            `json:"id"`
 	Host       string            `json:"host"`
 	Port       uint16            `json:"port,omitempty"`
+	Method     string            `json:"method,omitempty"`
+	Path       string            `json:"path,omitempty"`
 	Reason     string            `json:"reason"`
 	State      api.ApprovalState `json:"state"`
 	Answer     string            `json:"answer,omitempty"`      // reason of the answer
@@ -275,7 +305,7 @@ type requestView struct {
 
 func viewOf(a api.Approval) requestView {
 	v := requestView{
-		ID: a.ID, Host: a.Host, Port: a.Port, Reason: a.Reason, State: a.State, Answer: a.Answer, NeedsHuman: a.Human, CreatedAt: a.CreatedAt, ExpiresAt: a.ExpiresAt,
+		ID: a.ID, Host: a.Host, Port: a.Port, Method: a.Method, Path: a.Path, Reason: a.Reason, State: a.State, Answer: a.Answer, NeedsHuman: a.Human, CreatedAt: a.CreatedAt, ExpiresAt: a.ExpiresAt,
 		URL: boundary.URL + "/v1/requests/" + a.ID,
 	}
 	if !a.Until.IsZero() {
@@ -304,7 +334,7 @@ func (e *Endpoint) get(_ http.ResponseWriter, r *http.Request, id policy.BoxID) 
 	return http.StatusOK, viewOf(a), err
 }
 
-func (e *Endpoint) wait(_ http.ResponseWriter, r *http.Request, id policy.BoxID) (int, any, error) {
+func (e *Endpoint) wait(w http.ResponseWriter, r *http.Request, id policy.BoxID) (int, any, error) {
 	lasts := mostWait
 	if text := r.URL.Query().Get("timeout"); text != "" {
 		seconds, err := strconv.Atoi(text)
@@ -316,5 +346,8 @@ func (e *Endpoint) wait(_ http.ResponseWriter, r *http.Request, id policy.BoxID)
 	ctx, cancel := context.WithTimeout(r.Context(), lasts)
 	defer cancel()
 	a, err := e.host.Wait(ctx, id, r.PathValue("id"))
+	if err == nil && a.State == api.ApprovalOpen && ctx.Err() == nil { // another process goes on
+		w.Header().Set("Connection", "close")
+	}
 	return http.StatusOK, viewOf(a), err
 }

@@ -18,15 +18,17 @@ import (
 
 // memory is a Host with fixed answers that records what is asked.
 type memory struct {
-	off     bool
-	limited bool
-	asked   []api.ApprovalRequest
-	boxes   []policy.BoxID
-	events  []audit.Event
+	off      bool
+	limited  bool
+	replaced bool
+	asked    []api.ApprovalRequest
+	boxes    []policy.BoxID
+	events   []audit.Event
 }
 
-func (m *memory) Asks(policy.BoxID) bool  { return !m.off }
-func (m *memory) Allow(policy.BoxID) bool { return !m.limited }
+func (m *memory) Asks(policy.BoxID) bool      { return !m.off }
+func (m *memory) Allow(policy.BoxID) bool     { return !m.limited }
+func (m *memory) Serves(context.Context) bool { return !m.replaced }
 func (m *memory) Boundary(_ context.Context, id policy.BoxID) (boundary.Policy, error) {
 	m.boxes = append(m.boxes, id)
 	return boundary.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 7}, nil

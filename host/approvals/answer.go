@@ -51,7 +51,7 @@ func (s *Service) AnswerApproval(ctx context.Context, id policy.BoxID, approval 
 // apply changes the policy as an answer demands, and stores the answer. The caller has the turn of the box.
 func (s *Service) apply(ctx context.Context, a store.Approval, given api.ApprovalAnswer) (store.Approval, *api.PolicyState, error) {
 	var state *api.PolicyState
-	grant := api.Grant{Host: a.Host, Port: a.Port, Digest: given.Digest}
+	grant := api.Grant{Destination: destinationOf(a), Digest: given.Digest}
 	now := fault.Now().UTC().Round(0)
 	var until time.Time
 	switch given.Answer {
@@ -64,7 +64,7 @@ func (s *Service) apply(ctx context.Context, a store.Approval, given api.Approva
 	case string(api.ApprovalAlways):
 	case string(api.ApprovalDenied):
 	case api.ApprovalNeedsHuman:
-		return s.leaveToHuman(a, given.Reason)
+		return s.leaveToHuman(ctx, a, given.Reason)
 	default:
 		return a, nil, change.InvalidAt("/answer", "must be once, always, denied or needs_human")
 	}
@@ -93,13 +93,15 @@ func (s *Service) apply(ctx context.Context, a store.Approval, given api.Approva
 		s.Log.Error("an approval is in force, but its request could not be marked as answered", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.Error(err))
 		stored = a
 	}
+	s.of(a.Box).note(stored)
+	s.counts.answered.WithLabelValues(given.Answer, byOf(caller)).Inc()
 	s.Log.Info("a request of a box for access was answered", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.String("answer", given.Answer), zap.String("key", caller.Name))
 	s.of(a.Box).notify()
 	return stored, state, nil
 }
 
 // leaveToHuman records that a reviewer does not answer a request itself.
-func (s *Service) leaveToHuman(a store.Approval, why string) (store.Approval, *api.PolicyState, error) {
+func (s *Service) leaveToHuman(ctx context.Context, a store.Approval, why string) (store.Approval, *api.PolicyState, error) {
 	stored, err := s.Store.Change(a.Box, a.ID, func(r *store.Approval) error {
 		if r.State != string(api.ApprovalOpen) {
 			return errAnswered
@@ -107,6 +109,9 @@ func (s *Service) leaveToHuman(a store.Approval, why string) (store.Approval, *a
 		r.Human = why
 		return nil
 	})
+	if err == nil {
+		s.counts.answered.WithLabelValues(api.ApprovalNeedsHuman, byOf(api.CallerOf(ctx))).Inc()
+	}
 	s.of(a.Box).notify()
 	return stored, nil, err
 }

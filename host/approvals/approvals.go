@@ -50,9 +50,11 @@ const DefaultLasts = time.Hour
 type Rules interface {
 	// Policy returns the current policy of a box.
 	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
-	// Candidate returns the entry that gives a box access to a destination, and the effect that this would have. The error is an
-	// [api.ErrConflict] if the destination is allowed already, and an [api.ErrForbidden] if an approval cannot open it.
-	Candidate(ctx context.Context, id policy.BoxID, host string, port uint16) (entry string, c api.Candidate, err error)
+	// Entry returns a destination in canonical form, and the text of the entry of a policy that gives access to it.
+	Entry(id policy.BoxID, to api.Destination) (canonical api.Destination, entry string, err error)
+	// Candidate returns the effect of giving a box access to a destination. The error is an [api.ErrConflict] if the destination is
+	// allowed already, and an [api.ErrForbidden] if an approval cannot open it.
+	Candidate(ctx context.Context, id policy.BoxID, to api.Destination) (api.Candidate, error)
 	// Grant gives a box access, if that has the effect with the digest. Otherwise the error is an [api.ErrConflict].
 	Grant(ctx context.Context, id policy.BoxID, g api.Grant) (api.PolicyState, error)
 }
@@ -88,7 +90,10 @@ type Config struct {
 type Service struct {
 	Config
 
-	queue chan store.Approval // for the reviewer
+	queue   chan store.Approval // for the reviewer
+	handing handing
+	counts  counts
+	started time.Time
 
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*asker
@@ -101,7 +106,8 @@ type asker struct {
 
 	mu      sync.Mutex
 	waits   int
-	changed chan struct{} // closed at the next change of a request
+	changed chan struct{}        // closed at the next change of a request
+	open    map[string]time.Time // the open requests, with their ends
 }
 
 // New returns a service.
@@ -109,7 +115,7 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	return &Service{Config: c, queue: make(chan store.Approval, mostQueued), boxes: map[policy.BoxID]*asker{}}, nil
+	return &Service{Config: c, queue: make(chan store.Approval, mostQueued), handing: newHanding(), counts: newCounts(), started: fault.Now(), boxes: map[policy.BoxID]*asker{}}, nil
 }
 
 // of returns the state of a box, and drops the states of deleted boxes.
@@ -123,7 +129,7 @@ func (s *Service) of(id policy.BoxID) *asker {
 				delete(s.boxes, other)
 			}
 		}
-		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), changed: make(chan struct{})}
+		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), changed: make(chan struct{}), open: map[string]time.Time{}}
 		s.boxes[id] = a
 	}
 	return a
@@ -135,6 +141,17 @@ func (a *asker) notify() {
 	defer a.mu.Unlock()
 	close(a.changed)
 	a.changed = make(chan struct{})
+}
+
+// note keeps count of the open requests.
+func (a *asker) note(of store.Approval) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if of.State == string(api.ApprovalOpen) && isAlive(of) {
+		a.open[of.ID] = of.ExpiresAt
+	} else {
+		delete(a.open, of.ID)
+	}
 }
 
 // Asks reports whether a box may use the endpoint.
@@ -173,18 +190,28 @@ func (s *Service) SetAsks(_ context.Context, id policy.BoxID, on *bool) (bool, e
 }
 
 // Allow counts a request of a box to the endpoint, and reports whether it is within the rate.
-func (s *Service) Allow(id policy.BoxID) bool { return s.of(id).limit.Allow() }
+func (s *Service) Allow(id policy.BoxID) bool {
+	if s.of(id).limit.Allow() {
+		return true
+	}
+	s.counts.refused.WithLabelValues(boundRate).Inc()
+	return false
+}
 
 // Approvals returns the requests of a box, or of all boxes if id is "", oldest first.
 func (s *Service) Approvals(ctx context.Context, id policy.BoxID) ([]api.Approval, error) {
+	return s.list(id, func(a store.Approval) api.Approval { return s.view(ctx, a) })
+}
+
+func (s *Service) list(id policy.BoxID, view func(store.Approval) api.Approval) ([]api.Approval, error) {
 	stored, err := s.Store.List(id)
 	if err != nil {
-		return nil, err
+		return nil, s.orReplaced(err)
 	}
 	list := []api.Approval{}
 	for _, a := range stored {
 		if isAlive(a) && s.Boxes.Has(a.Box) {
-			list = append(list, s.view(ctx, a))
+			list = append(list, view(a))
 		}
 	}
 	return list, nil
@@ -202,7 +229,7 @@ func (s *Service) Approval(ctx context.Context, id policy.BoxID, approval string
 func (s *Service) find(id policy.BoxID, approval string) (store.Approval, error) {
 	list, err := s.Store.List(id)
 	if err != nil {
-		return store.Approval{}, err
+		return store.Approval{}, s.orReplaced(err)
 	}
 	i := slices.IndexFunc(list, func(a store.Approval) bool { return a.ID == approval && isAlive(a) })
 	if i < 0 {
@@ -215,16 +242,21 @@ var errUnknown = api.Errorf(api.ErrNotFound, "there is no such request; it may h
 
 func isAlive(a store.Approval) bool { return fault.Now().Before(a.ExpiresAt) }
 
-// view returns a request as the API shows it, with the current effect of an approval.
-func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
-	v := api.Approval{
-		ID: a.ID, Box: a.Box, Host: a.Host, Port: a.Port, Entry: a.Entry, Reason: a.Reason, Lasts: a.Lasts, State: api.ApprovalState(a.State), Answer: a.Answer,
+// plain returns a request as the box sees it: without the effect of an approval, which takes a compilation of the policy.
+func plain(a store.Approval) api.Approval {
+	return api.Approval{
+		ID: a.ID, Box: a.Box, Host: a.Host, Port: a.Port, Method: a.Method, Path: a.Path, Entry: a.Entry, Reason: a.Reason, Lasts: a.Lasts, State: api.ApprovalState(a.State), Answer: a.Answer,
 		Key: a.Key, By: a.KeyName, Human: a.Human, Until: a.Until, Version: a.Version, CreatedAt: a.CreatedAt, ExpiresAt: a.ExpiresAt, ClosedAt: a.ClosedAt,
 	}
+}
+
+// view returns a request as the API shows it, with the current effect of an approval.
+func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
+	v := plain(a)
 	if v.State != api.ApprovalOpen {
 		return v
 	}
-	_, c, err := s.Rules.Candidate(ctx, a.Box, a.Host, a.Port)
+	c, err := s.Rules.Candidate(ctx, a.Box, destinationOf(a))
 	if err != nil {
 		v.Obstacle = err.Error()
 		return v
@@ -234,7 +266,7 @@ func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
 }
 
 // Ask stores a request of a box. created is false if the box has made the same request before: it is open, or was denied within
-// the last hour, and is returned again.
+// the last hour, and is returned again. The result is without the effect of an approval.
 func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalRequest) (_ api.Approval, created bool, err error) {
 	if err := checkText("/reason", r.Reason); err != nil {
 		return api.Approval{}, false, err
@@ -245,46 +277,55 @@ func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalReques
 	if _, err := name.Parse(r.Host); err == nil && r.Port == 0 {
 		r.Port = name.HTTPSPort
 	}
+	to, entry, err := s.Rules.Entry(id, r.Destination)
+	if err != nil {
+		return api.Approval{}, false, err
+	}
 	a := s.of(id)
 	a.turn.Lock()
 	defer a.turn.Unlock()
-	entry, candidate, err := s.Rules.Candidate(ctx, id, r.Host, r.Port)
-	if err != nil {
-		return api.Approval{}, false, err
-	}
 	list, err := s.Store.List(id)
 	if err != nil {
+		return api.Approval{}, false, s.orReplaced(err)
+	}
+	same, forget, err := s.admit(list, entry)
+	if err != nil {
 		return api.Approval{}, false, err
 	}
-	same, forget, err := admit(list, entry)
+	if same != nil && same.State == string(api.ApprovalOpen) && !s.Automatic {
+		return plain(*same), false, nil
+	}
+	candidate, err := s.Rules.Candidate(ctx, id, to)
 	if err != nil {
 		return api.Approval{}, false, err
 	}
 	if same != nil {
-		return s.view(ctx, *same), false, nil
+		if same.State == string(api.ApprovalOpen) { // the gateway was replaced at that moment, or the answer could not be stored
+			*same = s.approveByCeiling(ctx, *same, candidate)
+		}
+		return plain(*same), false, nil
 	}
 	now := fault.Now().UTC().Round(0)
 	asked := store.Approval{
-		ID: newID(), Box: id, Host: hostOf(entry, r.Port), Port: r.Port, Entry: entry, Reason: r.Reason, Lasts: r.Lasts, State: string(api.ApprovalOpen), CreatedAt: now, ExpiresAt: now.Add(Lifetime),
+		ID: newID(), Box: id, Host: to.Host, Port: to.Port, Method: to.Method, Path: to.Path, Entry: entry, Reason: r.Reason, Lasts: r.Lasts,
+		State: string(api.ApprovalOpen), CreatedAt: now, ExpiresAt: now.Add(Lifetime),
 	}
 	if err := s.Store.Add(asked, forget); err != nil {
-		return api.Approval{}, false, err
+		return api.Approval{}, false, s.orReplaced(err)
 	}
+	a.note(asked)
+	s.counts.asked.Inc()
 	s.Log.Info("a box asks for access", zap.String("box", string(id)), zap.String("approval", asked.ID), zap.String("entry", entry), zap.String("candidate", candidate.Digest))
-	asked = s.review(ctx, asked, candidate)
-	return s.view(ctx, asked), true, nil
+	return plain(s.review(ctx, asked, candidate)), true, nil
 }
 
-// hostOf returns the host of an entry.
-func hostOf(entry string, port uint16) string {
-	if port == 0 {
-		return entry
-	}
-	return entry[:strings.LastIndexByte(entry, ':')]
+// destinationOf returns the destination of a request.
+func destinationOf(a store.Approval) api.Destination {
+	return api.Destination{Host: a.Host, Port: a.Port, Method: a.Method, Path: a.Path}
 }
 
 // admit finds the same request among those of a box, or decides whether the box may make another. forget are expired requests.
-func admit(list []store.Approval, entry string) (same *store.Approval, forget []string, err error) {
+func (s *Service) admit(list []store.Approval, entry string) (same *store.Approval, forget []string, err error) {
 	open, kept := 0, 0
 	for i, a := range list {
 		if !isAlive(a) {
@@ -302,8 +343,10 @@ func admit(list []store.Approval, entry string) (same *store.Approval, forget []
 	switch {
 	case same != nil:
 	case open >= MostOpen:
+		s.counts.refused.WithLabelValues(boundOpen).Inc()
 		return nil, nil, api.Errorf(api.ErrLimit, "a box has at most %d open requests; wait for an answer to one of them", MostOpen)
 	case kept >= MostKept:
+		s.counts.refused.WithLabelValues(boundDay).Inc()
 		return nil, nil, api.Errorf(api.ErrLimit, "a box makes at most %d requests in %v", MostKept, Lifetime)
 	}
 	return same, forget, nil
@@ -327,10 +370,12 @@ func checkText(pointer, text string) error {
 	return nil
 }
 
-// Wait returns a request of a box once it is answered, or as it is when ctx ends.
+// Wait returns a request of a box once it is answered, or as it is when ctx ends or another process takes over. The result is without
+// the effect of an approval.
 func (s *Service) Wait(ctx context.Context, id policy.BoxID, approval string) (api.Approval, error) {
 	a := s.of(id)
 	if !a.enter() {
+		s.counts.refused.WithLabelValues(boundWaits).Inc()
 		return api.Approval{}, api.Errorf(api.ErrLimit, "the box has %d responses that wait; end one, or wait for several requests one after the other", MostWaits)
 	}
 	defer a.leave()
@@ -341,13 +386,22 @@ func (s *Service) Wait(ctx context.Context, id policy.BoxID, approval string) (a
 			return api.Approval{}, err
 		}
 		if found.State != string(api.ApprovalOpen) {
-			return s.view(ctx, found), nil
+			return plain(found), nil
 		}
+		expired := time.NewTimer(found.ExpiresAt.Sub(fault.Now()))
 		select {
 		case <-changed:
+			expired.Stop()
+			if !s.handing.isReleased() {
+				continue
+			}
+		case <-expired.C:
+			continue // which is then not found
 		case <-ctx.Done():
-			return s.view(context.WithoutCancel(ctx), found), nil
+		case <-s.handing.retired:
 		}
+		expired.Stop()
+		return plain(found), nil
 	}
 }
 

@@ -32,6 +32,7 @@ type fakeRules struct {
 	mu     sync.Mutex
 	grants []api.Grant
 	by     []string
+	looked int // candidates that were computed
 	fail   error
 }
 
@@ -39,8 +40,15 @@ func (r *fakeRules) Policy(context.Context, policy.BoxID) (api.PolicyState, erro
 	return api.PolicyState{}, nil
 }
 
-func (r *fakeRules) Candidate(_ context.Context, _ policy.BoxID, host string, port uint16) (string, api.Candidate, error) {
-	return fmt.Sprintf("%s:%d", host, port), api.Candidate{Digest: "d-" + host}, r.fail
+func (r *fakeRules) Entry(_ policy.BoxID, to api.Destination) (api.Destination, string, error) {
+	return to, fmt.Sprintf("%s:%d", to.Host, to.Port), nil
+}
+
+func (r *fakeRules) Candidate(_ context.Context, _ policy.BoxID, to api.Destination) (api.Candidate, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.looked++
+	return api.Candidate{Digest: "d-" + to.Host}, r.fail
 }
 
 func (r *fakeRules) Grant(ctx context.Context, _ policy.BoxID, g api.Grant) (api.PolicyState, error) {
@@ -103,7 +111,7 @@ func newRig(t *testing.T, change func(*Config)) *rig {
 // ask makes a request of b1 that must be stored.
 func (g *rig) ask(t *testing.T, host string) api.Approval {
 	t.Helper()
-	a, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: host, Reason: "x"})
+	a, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: host}, Reason: "x"})
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}
@@ -118,21 +126,21 @@ func TestRequestsOfABox(t *testing.T) {
 	if first.Port != 443 || first.Entry != "h0.example:443" || first.State != api.ApprovalOpen {
 		t.Errorf("%+v", first)
 	}
-	if again, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "h0.example", Reason: "y"}); err != nil || created || again.ID != first.ID {
+	if again, created, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "h0.example"}, Reason: "y"}); err != nil || created || again.ID != first.ID {
 		t.Error("stored twice:", created, err)
 	}
 	for _, text := range []string{"", " \n", strings.Repeat("x", MostReason+1), "\x1b[2J", "\xff", "a\u0085b"} {
-		if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "other.example", Reason: text}); err == nil {
+		if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "other.example"}, Reason: text}); err == nil {
 			t.Errorf("the reason %q was accepted", text)
 		}
 	}
 	for i := 1; i < MostOpen; i++ {
 		g.ask(t, fmt.Sprintf("h%d.example", i))
 	}
-	if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: "more.example", Reason: "x"}); !errors.Is(err, api.ErrLimit) {
+	if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "more.example"}, Reason: "x"}); !errors.Is(err, api.ErrLimit) {
 		t.Error("more open requests than allowed:", err)
 	}
-	if _, created, err := g.Ask(t.Context(), "b2", api.ApprovalRequest{Host: "more.example", Reason: "x"}); err != nil || !created {
+	if _, created, err := g.Ask(t.Context(), "b2", api.ApprovalRequest{Destination: api.Destination{Host: "more.example"}, Reason: "x"}); err != nil || !created {
 		t.Error("another box:", err)
 	}
 	if list, err := g.Approvals(t.Context(), "b2"); err != nil || len(list) != 1 {
@@ -160,7 +168,7 @@ func TestRequestsOfABox(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, _, err = g.Ask(t.Context(), "b1", api.ApprovalRequest{Host: fmt.Sprintf("h%d.example", asked), Reason: "x"})
+		_, _, err = g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: fmt.Sprintf("h%d.example", asked)}, Reason: "x"})
 		if errors.Is(err, api.ErrLimit) && asked == MostKept {
 			break
 		}
@@ -225,7 +233,7 @@ func TestAnswers(t *testing.T) {
 	if _, _, err := g.AnswerApproval(other, "b1", a.ID, yes); !errors.Is(err, api.ErrConflict) {
 		t.Error("answered twice:", err)
 	}
-	if len(g.rules.grants) != 1 || g.rules.grants[0] != (api.Grant{Host: "a.example", Port: 443, Digest: "d-a.example", Lasts: time.Minute}) {
+	if len(g.rules.grants) != 1 || g.rules.grants[0] != (api.Grant{Destination: api.Destination{Host: "a.example", Port: 443}, Digest: "d-a.example", Lasts: time.Minute}) {
 		t.Error(g.rules.grants)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -234,6 +242,155 @@ func TestAnswers(t *testing.T) {
 		t.Error(got, err)
 	}
 }
+
+// TestHandover: while the store is with another process, a box waits; then it gets its request as it is, and everything else is refused
+// so that the box makes it again. The next process knows the open requests, and has those reviewed that were not.
+func TestHandover(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	a := g.ask(t, "a.example")
+	begun, waited := make(chan bool), make(chan api.Approval, 1)
+	go func() {
+		close(begun)
+		got, err := g.Wait(t.Context(), "b1", a.ID)
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- got
+	}()
+	<-begun
+	until(t, "the box waits", func() bool { _, waits, _ := g.standing(); return waits == 1 })
+	g.Release()
+	if _, err := g.Approvals(t.Context(), "b1"); err != nil {
+		t.Error("the store is still open:", err)
+	}
+	if err := g.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-waited:
+		t.Error("the box did not wait until the next process serves")
+	default:
+	}
+	short, cancel := context.WithCancel(t.Context())
+	cancel()
+	if g.Serves(short) {
+		t.Error("served without the store")
+	}
+	for what, call := range map[string]func() error{
+		"ask": func() error {
+			_, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "b.example"}, Reason: "x"})
+			return err
+		},
+		"wait": func() error { _, err := g.Wait(t.Context(), "b1", a.ID); return err },
+		"list": func() error { _, err := g.Approvals(t.Context(), "b1"); return err },
+	} {
+		if err := call(); !errors.Is(err, api.ErrUnavailable) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	g.Retire()
+	g.Retire()
+	if got := <-waited; got.State != api.ApprovalOpen || got.ID != a.ID {
+		t.Errorf("%+v", got)
+	}
+	if g.Serves(t.Context()) {
+		t.Error("served after another process")
+	}
+}
+
+// TestReadingTakesNoCompilation: what a box reads, and a request beyond a bound, computes no effect of an approval, which takes a compilation
+// of its policy.
+func TestReadingTakesNoCompilation(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	for i := range MostOpen {
+		g.ask(t, fmt.Sprintf("h%d.example", i))
+	}
+	before := g.rules.looked
+	inside := &Inside{Service: g.Service}
+	list, err := inside.Approvals(t.Context(), "b1")
+	if err != nil || len(list) != MostOpen {
+		t.Fatal(len(list), err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := inside.Approval(t.Context(), "b1", list[0].ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := inside.Wait(ended, "b1", list[0].ID); err != nil {
+		t.Error(err)
+	}
+	for _, host := range []string{"h0.example", "more.example"} {
+		_, _, _ = inside.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: host}, Reason: "x"})
+	}
+	if g.rules.looked != before {
+		t.Errorf("%d effects were computed", g.rules.looked-before)
+	}
+	if _, err := g.Approvals(t.Context(), "b1"); err != nil || g.rules.looked != before+MostOpen {
+		t.Error("people do not see the effects:", g.rules.looked, err)
+	}
+	if open, waits, _ := g.standing(); open != MostOpen || waits != 0 {
+		t.Error(open, waits)
+	}
+}
+
+// TestAnEarlierProcessLeftRequests: the open requests of an earlier process are reviewed, and approved below the ceiling once the box asks
+// again.
+func TestAnEarlierProcessLeftRequests(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	a := g.ask(t, "a.example")
+	c := g.Config
+	c.Automatic = true
+	next, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.takeStock(); err != nil {
+		t.Fatal(err)
+	}
+	if open, _, _ := next.standing(); open != 1 {
+		t.Error("open requests:", open)
+	}
+	got, created, err := next.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "a.example"}, Reason: "x"})
+	if err != nil || created || got.ID != a.ID || got.State != api.ApprovalOnce {
+		t.Error(got, created, err)
+	}
+	g.ask(t, "b.example")
+	c.Automatic, c.Reviewer = false, reviewer(func(r Review) (api.ApprovalAnswer, error) {
+		return api.ApprovalAnswer{Answer: string(api.ApprovalDenied), Reason: "no"}, nil
+	})
+	if next, err = New(c); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = next.Serve(ctx) })
+	defer serving.Wait()
+	defer cancel()
+	until(t, "the request is reviewed", func() bool {
+		list, err := next.Approvals(t.Context(), "b1")
+		return err == nil && len(list) == 2 && list[1].State == api.ApprovalDenied
+	})
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("did not happen:", what)
+		}
+	}
+}
+
+// reviewer is a [Reviewer] in this process.
+type reviewer func(r Review) (api.ApprovalAnswer, error)
+
+func (f reviewer) Review(_ context.Context, r Review) (api.ApprovalAnswer, error) { return f(r) }
 
 // TestReviewer: a reviewer gets signed requests and answers them; an answer that is not one, or is for another candidate, leaves the
 // request to people.

@@ -60,6 +60,17 @@ func (i *Inside) Denials(ctx context.Context, id policy.BoxID) ([]audit.Event, e
 	return slices.DeleteFunc(past.Events, func(e audit.Event) bool { return e.Stage == policy.StageURL || e.Box != id }), nil
 }
 
+// Approvals returns the requests of a box without the effects of approvals.
+func (i *Inside) Approvals(_ context.Context, id policy.BoxID) ([]api.Approval, error) {
+	return i.list(id, plain)
+}
+
+// Approval returns a request of a box without the effect of an approval.
+func (i *Inside) Approval(_ context.Context, id policy.BoxID, approval string) (api.Approval, error) {
+	a, err := i.find(id, approval)
+	return plain(a), err
+}
+
 // CA returns the certificate of the authority that a box must trust, as PEM.
 func (i *Inside) CA(ctx context.Context, id policy.BoxID) ([]byte, error) {
 	return i.Authorities.CA(ctx, id)

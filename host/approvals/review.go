@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -57,21 +58,31 @@ type Reviewer interface {
 // The caller has the turn of the box.
 func (s *Service) review(ctx context.Context, a store.Approval, c api.Candidate) store.Approval {
 	if s.Automatic {
-		given := api.ApprovalAnswer{Answer: string(api.ApprovalOnce), Reason: "within policy.ceiling: approved automatically", Digest: c.Digest}
-		answered, err := s.answerFor(ctx, byCeiling, a, given)
-		if err == nil {
-			return answered
+		if a = s.approveByCeiling(ctx, a, c); a.State != string(api.ApprovalOpen) {
+			return a
 		}
-		s.Log.Warn("a request of a box for access could not be approved automatically", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.Error(err))
 	}
 	if s.Reviewer != nil {
 		select {
 		case s.queue <- a:
 		default:
+			s.counts.reviews.WithLabelValues(reviewDropped).Inc()
 			s.Log.Warn("too many requests wait for the reviewer; this one is left to people", zap.String("box", string(a.Box)), zap.String("approval", a.ID))
 		}
 	}
 	return a
+}
+
+// approveByCeiling approves a request for a time, if that has the effect of its candidate. It returns the request as it is then. The caller
+// has the turn of the box.
+func (s *Service) approveByCeiling(ctx context.Context, a store.Approval, c api.Candidate) store.Approval {
+	given := api.ApprovalAnswer{Answer: string(api.ApprovalOnce), Reason: "within policy.ceiling: approved automatically", Digest: c.Digest}
+	answered, err := s.answerFor(ctx, byCeiling, a, given)
+	if err != nil {
+		s.Log.Warn("a request of a box for access could not be approved automatically", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.Error(err))
+		return a
+	}
+	return answered
 }
 
 // answerFor applies an answer that no API call has given, and records it in the audit trail.
@@ -85,8 +96,11 @@ func (s *Service) answerFor(ctx context.Context, by string, a store.Approval, gi
 	return answered, nil
 }
 
-// Serve passes new requests to the reviewer until ctx ends.
+// Serve passes new requests to the reviewer until ctx ends. The boxes must have been recovered.
 func (s *Service) Serve(ctx context.Context) error {
+	if err := s.takeStock(); err != nil {
+		s.Log.Warn("the open requests of boxes for access could not be read; they are left to people", zap.Error(err))
+	}
 	if s.Reviewer == nil {
 		<-ctx.Done()
 		return nil
@@ -108,10 +122,49 @@ func (s *Service) Serve(ctx context.Context) error {
 	return nil
 }
 
+// takeStock counts the open requests that an earlier process has left, and queues those that it had not had reviewed.
+func (s *Service) takeStock() error {
+	if !s.Enabled {
+		return nil
+	}
+	for _, id := range s.Boxes.IDs() {
+		if err := s.takeStockOf(id); err != nil {
+			return s.orReplaced(err)
+		}
+	}
+	return nil
+}
+
+func (s *Service) takeStockOf(id policy.BoxID) error {
+	box := s.of(id)
+	box.turn.Lock()
+	defer box.turn.Unlock()
+	stored, err := s.Store.List(id)
+	if err != nil {
+		return err
+	}
+	for _, a := range stored {
+		box.note(a)
+		if s.Reviewer == nil || a.State != string(api.ApprovalOpen) || a.Human != "" || !isAlive(a) || a.CreatedAt.After(s.started) {
+			continue
+		}
+		select {
+		case s.queue <- a:
+		default:
+			s.counts.reviews.WithLabelValues(reviewDropped).Inc()
+		}
+	}
+	return nil
+}
+
 // ask has one request reviewed. A request that was answered or has changed its effect in the meantime stays as it is.
 func (s *Service) ask(ctx context.Context, a store.Approval) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTime)
 	defer cancel()
+	a, err := s.find(a.Box, a.ID)
+	if err != nil || a.State != string(api.ApprovalOpen) || a.Human != "" {
+		return
+	}
 	shown := s.view(ctx, a)
 	if shown.Candidate == nil {
 		return
@@ -124,6 +177,7 @@ func (s *Service) ask(ctx context.Context, a store.Approval) {
 		err = checkText("/reason", given.Reason)
 	}
 	if err != nil {
+		s.counts.reviews.WithLabelValues(reviewFailed).Inc()
 		s.Log.Warn("the reviewer did not answer a request of a box for access; it is left to people", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.Error(err))
 		return
 	}
@@ -134,7 +188,9 @@ func (s *Service) ask(ctx context.Context, a store.Approval) {
 	if err != nil || current.State != string(api.ApprovalOpen) {
 		return
 	}
-	if _, err := s.answerFor(ctx, byReviewer, current, given); err != nil {
+	_, err = s.answerFor(ctx, byReviewer, current, given)
+	s.counts.reviews.WithLabelValues(resultOf(err)).Inc()
+	if err != nil {
 		s.Log.Warn("the answer of the reviewer could not be applied; the request is left to people", zap.String("box", string(a.Box)), zap.String("approval", a.ID), zap.Error(err))
 	}
 }
@@ -204,6 +260,9 @@ func (w *Webhook) Review(ctx context.Context, r Review) (given api.ApprovalAnswe
 	var a webhookAnswer
 	if err := json.Unmarshal(text, &a); err != nil {
 		return given, fmt.Errorf("the response of the reviewer is not an answer: %w", err)
+	}
+	if a.ExpiresIn < 0 || a.ExpiresIn > int64(mostAnswer/time.Second) {
+		return given, errors.New("the answer of the reviewer is for a negative time, or for more than 30 days")
 	}
 	return api.ApprovalAnswer{Answer: a.Answer, Lasts: time.Duration(a.ExpiresIn) * time.Second, Reason: a.Reason, Digest: a.Candidate}, nil
 }

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/policy"
 	"boxgate/policy/match"
+	"boxgate/policy/name"
 	"boxgate/store/history"
 )
 
@@ -48,7 +50,7 @@ func TestCandidate(t *testing.T) {
 		{custom, "x.evil.example", 443, api.ErrForbidden, "denied_domain"},
 	} {
 		set(c.spec)
-		_, got, err := g.Candidate(t.Context(), "b1", c.host, c.port)
+		got, err := g.Candidate(t.Context(), "b1", api.Destination{Host: c.host, Port: c.port})
 		switch {
 		case c.kind == nil && (err != nil || !strings.Contains(got.Opens, c.has) || got.Digest == ""):
 			t.Errorf("%s %d: %+v %v", c.host, c.port, got, err)
@@ -58,7 +60,7 @@ func TestCandidate(t *testing.T) {
 	}
 
 	set(denyAll)
-	_, first, err := g.Candidate(t.Context(), "b1", "b.example", 443)
+	first, err := g.Candidate(t.Context(), "b1", api.Destination{Host: "b.example", Port: 443})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,7 @@ func TestCandidate(t *testing.T) {
 	digests := []string{first.Digest}
 	add := func(id policy.BoxID, host string, port uint16) {
 		t.Helper()
-		_, c, err := g.Candidate(t.Context(), id, host, port)
+		c, err := g.Candidate(t.Context(), id, api.Destination{Host: host, Port: port})
 		if err != nil || slices.Contains(digests, c.Digest) {
 			t.Errorf("%s %s %d: the digest is not new: %v", id, host, port, err)
 		}
@@ -87,29 +89,147 @@ func TestCandidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	ruleHost := rule(t, "x")[0].Pattern.Name().String()
-	if _, c, err := g.Candidate(t.Context(), "b1", ruleHost, 443); err != nil || len(c.Headers) != 1 {
+	if c, err := g.Candidate(t.Context(), "b1", api.Destination{Host: ruleHost, Port: 443}); err != nil || len(c.Headers) != 1 {
 		t.Error("a header rule adds credentials, and the candidate does not show it:", c, err)
 	}
 
 	before := g.state("b1")
 	for _, digest := range []string{"", "0", digests[1], digests[4]} {
-		if _, err := g.Grant(t.Context(), "b1", api.Grant{Host: "b.example", Port: 443, Digest: digest, Lasts: time.Hour}); !errors.Is(err, api.ErrConflict) {
+		if _, err := g.Grant(t.Context(), "b1", api.Grant{Destination: api.Destination{Host: "b.example", Port: 443}, Digest: digest, Lasts: time.Hour}); !errors.Is(err, api.ErrConflict) {
 			t.Errorf("granted by the digest %q: %v", digest, err)
 		}
 	}
 	if after := g.state("b1"); after != before {
 		t.Error("a refused grant has changed the box")
 	}
-	if s, err := g.Grant(t.Context(), "b1", api.Grant{Host: "b.example", Port: 443, Digest: first.Digest, Lasts: time.Hour}); err != nil || len(s.Leases) != 1 || s.Leases[0].Entry != "b.example:443" || s.Spec.Mode != policy.ModeDenyAll {
+	if s, err := g.Grant(t.Context(), "b1", api.Grant{Destination: api.Destination{Host: "b.example", Port: 443}, Digest: first.Digest, Lasts: time.Hour}); err != nil || len(s.Leases) != 1 || s.Leases[0].Entry != "b.example:443" || s.Spec.Mode != policy.ModeDenyAll {
 		t.Error(s, err)
 	}
-	_, c, err := g.Candidate(t.Context(), "b1", "d.example", 443)
+	c, err := g.Candidate(t.Context(), "b1", api.Destination{Host: "d.example", Port: 443})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := g.Grant(t.Context(), "b1", api.Grant{Host: "d.example", Port: 443, Digest: c.Digest}); err != nil || !slices.Equal(s.Spec.AllowedDomains, []string{"d.example:443"}) {
+	if s, err := g.Grant(t.Context(), "b1", api.Grant{Destination: api.Destination{Host: "d.example", Port: 443}, Digest: c.Digest}); err != nil || !slices.Equal(s.Spec.AllowedDomains, []string{"d.example:443"}) {
 		t.Error(s, err)
 	}
+}
+
+// TestCandidateForRequests: which requests an approval can open, and that it opens them for a time, before the rule that was shown and as long
+// as the policy has that rule, or for good.
+func TestCandidateForRequests(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	set := func(s policy.Spec) {
+		t.Helper()
+		if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: s, Keep: keepAll(g, "b1")}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read, none := match.RequestRule{Hosts: []string{"a.example"}, Methods: []string{"GET"}, Action: "allow"}, match.RequestRule{Hosts: []string{"a.example"}, Action: "deny"}
+	message := match.RequestRule{Hosts: []string{"a.example"}, Paths: []string{"/mcp"}, Action: "deny", Match: &match.Match{MCP: &match.MCP{Tools: []string{"delete"}}}}
+	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example"}, Rules: []match.RequestRule{message, read, none}}
+	set(spec)
+	to := func(method, path string) api.Destination {
+		return api.Destination{Host: "a.example", Port: 443, Method: method, Path: path}
+	}
+	for _, c := range []struct {
+		to   api.Destination
+		kind error
+		has  string
+	}{
+		{to("DELETE", "/x"), nil, "DELETE requests for the path /x of a.example, port 443"},
+		{to("DELETE", "/x/*"), nil, "every path that begins with /x/"},
+		{to("GET", "/x"), api.ErrConflict, "already"},
+		{to("POST", "/mcp"), api.ErrForbidden, "unreadable_content"},
+		{to("POST", "/m*"), nil, "every path that begins with /m"}, // the rule on messages comes first, and continues to apply
+		{api.Destination{Host: "b.example", Port: 443, Method: "GET", Path: "/"}, api.ErrConflict, "as a whole"},
+		{to("DELETE", ""), errInvalid, "go together"},
+		{to("", "/x"), errInvalid, "go together"},
+		{to("DELETE", "x"), errInvalid, "not a path"},
+		{api.Destination{Host: "8.8.8.8", Method: "GET", Path: "/"}, errInvalid, "with a name only"},
+	} {
+		got, err := g.Candidate(t.Context(), "b1", c.to)
+		switch {
+		case c.kind == nil && (err != nil || !strings.Contains(got.Opens, c.has) || got.Before != "deny a.example" || got.Digest == ""):
+			t.Errorf("%v: %+v %v", c.to, got, err)
+		case c.kind != nil && (err == nil || !strings.Contains(err.Error(), c.has) || c.kind != errInvalid && !errors.Is(err, c.kind)):
+			t.Errorf("%v: %v", c.to, err)
+		}
+	}
+	allows := func(method, path string) bool {
+		n, _ := name.Parse("a.example")
+		b, err := g.boxes.Find("b1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.Policy.Load().Decide(policy.Request{Stage: policy.StageHTTP, Name: n, Port: 443, Protocol: policy.TCP, Method: method, Path: path}).Allowed()
+	}
+	digest := func(d api.Destination) string {
+		t.Helper()
+		c, err := g.Candidate(t.Context(), "b1", d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Digest
+	}
+	x := digest(to("DELETE", "/x/*"))
+	if y := digest(to("DELETE", "/x")); x == y || y == digest(to("PUT", "/x")) {
+		t.Error("one digest for several destinations")
+	}
+	if _, err := g.Grant(t.Context(), "b1", api.Grant{Destination: to("DELETE", "/*"), Digest: x, Lasts: time.Hour}); !errors.Is(err, api.ErrConflict) {
+		t.Error("granted by the digest of other requests:", err)
+	}
+	s, err := g.Grant(t.Context(), "b1", api.Grant{Destination: to("DELETE", "/x/*"), Digest: x, Lasts: time.Hour})
+	if err != nil || len(s.Leases) != 1 || s.Leases[0].Entry != "DELETE a.example:443/x/*" || len(s.Spec.Rules) != 3 {
+		t.Fatal(s, err)
+	}
+	if !allows("DELETE", "/x/1") || allows("DELETE", "/y") || allows("POST", "/x/1") || !allows("GET", "/y") {
+		t.Error("other requests than the approved ones are open")
+	}
+	// A rule that the operator adds before it wins, and with another rule in place of the one that was shown it has no effect.
+	closed := spec
+	closed.Rules = []match.RequestRule{{Hosts: []string{"a.example"}, Paths: []string{"/x/secret"}, Action: "deny"}, read, none}
+	set(closed)
+	if allows("DELETE", "/x/secret") || !allows("DELETE", "/x/1") {
+		t.Error("the rule that was added does not win, or has ended the rest")
+	}
+	changed := spec
+	changed.Rules = []match.RequestRule{read, {Hosts: []string{"*.example"}, Action: "deny"}}
+	set(changed)
+	if allows("DELETE", "/x/1") {
+		t.Error("it precedes a rule that no one was shown")
+	}
+	set(spec)
+	if !allows("DELETE", "/x/1") {
+		t.Error("it has ended with a change of the policy that was taken back")
+	}
+	full := spec
+	for len(full.Rules) < match.MaxRules {
+		full.Rules = append(slices.Clone(full.Rules[:1]), append([]match.RequestRule{{Hosts: []string{fmt.Sprintf("h%d.example", len(full.Rules))}, Action: "deny"}}, full.Rules[1:]...)...)
+	}
+	set(full)
+	if allows("DELETE", "/x/1") {
+		t.Error("there is one more rule than a policy takes")
+	}
+	set(spec)
+	if s, err := g.Grant(t.Context(), "b1", api.Grant{Destination: to("PUT", "/f"), Digest: digest(to("PUT", "/f"))}); err != nil || len(s.Spec.Rules) != 4 || s.Spec.Rules[2].Methods[0] != "PUT" {
+		t.Error(s.Spec.Rules, err)
+	}
+	if !allows("PUT", "/f") || allows("PUT", "/f/g") || allows("POST", "/f") {
+		t.Error("other requests than the approved ones are open for good")
+	}
+}
+
+// keepAll returns the temporary entries of a box.
+func keepAll(g *gateway, id policy.BoxID) *[]api.LeaseEntry {
+	keep := []api.LeaseEntry{}
+	if s, err := g.Policy(context.Background(), id); err == nil {
+		for _, l := range s.Leases {
+			keep = append(keep, l.LeaseEntry)
+		}
+	}
+	return &keep
 }
 
 // TestTheHistoryNamesWhoApproved: the version of an approval has the key that answered as its origin, and names the kind of the answer.
@@ -123,11 +243,11 @@ func TestTheHistoryNamesWhoApproved(t *testing.T) {
 	ctx := api.WithCaller(t.Context(), api.Caller{Key: "k9", Name: "rita", Role: api.RoleApprover})
 	for _, lasts := range []time.Duration{time.Hour, 0} {
 		host := fmt.Sprintf("h%d.example", int(lasts.Hours()))
-		_, c, err := g.Candidate(ctx, "b1", host, 443)
+		c, err := g.Candidate(ctx, "b1", api.Destination{Host: host, Port: 443})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := g.Grant(ctx, "b1", api.Grant{Host: host, Port: 443, Digest: c.Digest, Lasts: lasts}); err != nil {
+		if _, err := g.Grant(ctx, "b1", api.Grant{Destination: api.Destination{Host: host, Port: 443}, Digest: c.Digest, Lasts: lasts}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -56,8 +56,15 @@ func (in inputs) compile() (*policy.Compiled, error) {
 func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bool) {
 	var allowed, denied []amend.Entry
 	for _, l := range leases {
-		if l.Audit {
+		switch {
+		case l.Audit:
 			audit = audit || l.Allow && l.ExpiresAt.Sub(l.StartedAt) <= api.MaxAudit
+			continue
+		case l.Allow && l.Before != "":
+			requests, err := amend.ParseRequestEntry(l.Entry)
+			if err == nil { // checked when the lease was made
+				spec, _ = requests.AllowBefore(spec, l.Before)
+			}
 			continue
 		}
 		e, err := amend.ParseEntry(l.Entry)

@@ -71,7 +71,7 @@ proxy/recovery: policy
 proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
 proxy/header: policy rule relay/h1 proxy/scrub relay
 proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
-proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder
+proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/offer:
 proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/offer proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay relay/pool
@@ -217,7 +217,7 @@ host/listen: config dns firewall host/netns host/handover host/nslock host/syste
 host/meter: policy store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
-host/rules: policy rule/header api api/change audit config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
+host/rules: policy rule/header api api/change audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store

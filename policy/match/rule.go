@@ -31,7 +31,7 @@ const (
 
 // Limits of request rules.
 const (
-	maxRules        = 256
+	MaxRules        = 256 // of a policy
 	maxRuleElements = 256 // hosts, methods or paths of one rule
 )
 
@@ -155,7 +155,7 @@ func ReadRules(at string, v document.Value, ps *document.Problems) []RequestRule
 }
 
 func CompileRules(at string, rules []RequestRule, ps *document.Problems) []CompiledRule {
-	if ps.TooMany(at, len(rules), maxRules) {
+	if ps.TooMany(at, len(rules), MaxRules) {
 		return nil
 	}
 	out := make([]CompiledRule, 0, len(rules))

@@ -83,10 +83,12 @@ func (k *Core) IsInside(box *policy.Box, host name.Name) bool {
 	return k.Inside != nil && host == boundary.Name && k.Inside.Serves(box, host)
 }
 
-// Advise adds the steps that a program in a box can take to a problem, if the box has the endpoint that they refer to.
-func (k *Core) Advise(box *policy.Box, p *problem.Problem, host string, port uint16) {
+// Advise adds the steps that a program in a box can take to a problem, if the box has the endpoint that they refer to. The problem is
+// about a request if asked has a method.
+func (k *Core) Advise(box *policy.Box, p *problem.Problem, asked boundary.Denial) {
 	if k.IsInside(box, boundary.Name) && p.NextSteps == nil {
-		p.NextSteps = boundary.NextSteps(p.Reason, host, port)
+		asked.Reason, asked.Rule = p.Reason, p.Rule
+		p.NextSteps = boundary.NextSteps(box.Policy.Load(), asked)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/boundary"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -491,7 +492,7 @@ func (h *conn) advise(p *problem.Problem) {
 	if host == "" {
 		host = h.x.Event.Name
 	}
-	h.s.Core.Advise(h.s.Box, p, host, h.x.Event.Port)
+	h.s.Core.Advise(h.s.Box, p, boundary.Denial{Host: host, Port: h.x.Event.Port, Method: h.x.Event.Method, Path: h.x.Event.Path})
 }
 
 func (h *conn) writeProblem(p *problem.Problem, keep bool) error {

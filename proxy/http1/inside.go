@@ -12,6 +12,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/boundary"
+	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/problem"
@@ -48,10 +49,15 @@ func (h *conn) serveInside() error {
 	}
 	stop := h.endWithClient(cancel)
 	w := insideWriter{header: http.Header{}}
+	w.held.Open(h.s.Usage.Memory, memory.Buffers)
+	defer w.held.Close()
 	served := h.callInside(&w, r)
 	stop()
-	if !served {
+	switch {
+	case !served:
 		return h.refuse(&problem.Problem{Status: http.StatusInternalServerError, Reason: "internal"})
+	case w.full:
+		return h.refuse(exchange.NoMemory())
 	}
 	return h.replyInside(&w)
 }
@@ -127,7 +133,7 @@ func (h *conn) replyInside(w *insideWriter) error {
 		status = http.StatusOK
 	}
 	h.x.Event.Status = status
-	keep := !h.Req.Close
+	keep := !h.Req.Close && w.header.Get("Connection") != "close"
 	_, err := h.Reply(&relay.Reply{Status: status, Fields: fields, Body: w.body.Bytes(), Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
 	if err != nil {
 		return err
@@ -139,11 +145,13 @@ func (h *conn) replyInside(w *insideWriter) error {
 	return nil
 }
 
-// insideWriter keeps a response in memory. The endpoint bounds its size.
+// insideWriter keeps a response in memory, which is memory of the box until the client has read it.
 type insideWriter struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
+	held   memory.Claim
+	full   bool // the box has reached its limit, so the response is incomplete
 }
 
 // Header implements [http.ResponseWriter].
@@ -159,5 +167,9 @@ func (w *insideWriter) WriteHeader(status int) {
 // Write implements [http.ResponseWriter].
 func (w *insideWriter) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
+	if w.full || !w.held.Grow(2*len(p)) { // the output has a copy
+		w.full = true
+		return 0, memory.ErrFull
+	}
 	return w.body.Write(p)
 }

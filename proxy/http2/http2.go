@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/boundary"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
@@ -422,7 +423,7 @@ func (st *stream) judgeHead() {
 // refuse answers with a problem.
 func (st *stream) refuse(p *problem.Problem, more ...hpack.HeaderField) {
 	st.x.Refused(p)
-	st.s.Core.Advise(st.s.Box, p, p.Host, st.x.Event.Port)
+	st.s.Core.Advise(st.s.Box, p, boundary.Denial{Host: p.Host, Port: st.x.Event.Port, Method: st.x.Event.Method, Path: st.x.Event.Path})
 	body := p.Body()
 	fields := append(more, hpack.HeaderField{Name: "content-type", Value: "application/problem+json"},
 		hpack.HeaderField{Name: "cache-control", Value: "no-store"})

@@ -31,18 +31,19 @@ func newApprovalsCommand(o *cli.Options) *cobra.Command {
 
 // approvalAnswer is a request for access as the API returns it.
 type approvalAnswer struct {
-	ID, Box, State, Host, Entry, Reason, Obstacle, Answer string
-	BoxName                                               string `json:"box_name"`
-	ExpiresIn                                             int64  `json:"expires_in"`
-	NeedsHuman                                            string `json:"needs_human"`
-	By                                                    string `json:"answered_by"`
-	Until                                                 int64
-	CreatedAt                                             int64 `json:"created_at"`
-	Candidate                                             *struct {
-		Digest, Opens, Denied, Mode string
-		Headers                     []string
-		Rules                       int
-		NotAlways                   string `json:"not_always"`
+	ID, Box, State, Host, Method, Path, Entry, Reason, Obstacle, Answer string
+	Port                                                                uint16
+	BoxName                                                             string `json:"box_name"`
+	ExpiresIn                                                           int64  `json:"expires_in"`
+	NeedsHuman                                                          string `json:"needs_human"`
+	By                                                                  string `json:"answered_by"`
+	Until                                                               int64
+	CreatedAt                                                           int64 `json:"created_at"`
+	Candidate                                                           *struct {
+		Digest, Opens, Denied, Before, Mode string
+		Headers                             []string
+		Rules                               int
+		NotAlways                           string `json:"not_always"`
 	}
 }
 
@@ -141,6 +142,9 @@ func printApproval(w io.Writer, a approvalAnswer) error {
 	}
 	if c := a.Candidate; c != nil {
 		rows = append(rows, []string{"opens", c.Opens}, []string{"denied now", c.Denied + ", mode " + c.Mode})
+		if c.Before != "" {
+			rows = append(rows, []string{"before the rule", audit.Escape(c.Before, 1000)})
+		}
 		if len(c.Headers) > 0 {
 			rows = append(rows, []string{"credentials", "the gateway adds headers for " + strings.Join(c.Headers, ", ")})
 		}
