@@ -25,11 +25,14 @@ var versions = []string{"2025-06-18", "2025-03-26", "2024-11-05"}
 
 // Limits of the server.
 const (
-	mostLine    = 1 << 20         // bytes of a message
-	mostCalls   = 16              // tools that run at the same time
-	mostAnswer  = 1 << 20         // bytes of an answer of the endpoint
-	defaultWait = 5 * time.Minute // for an answer to a request
+	mostLine    = 1 << 20          // bytes of a message
+	mostCalls   = 16               // tools that run at the same time
+	mostBatch   = 64               // messages on a line
+	mostAnswer  = 8 << 20          // bytes of an answer of the endpoint
+	defaultWait = 50 * time.Second // for an answer to a request: clients give up after a minute unless configured otherwise
 	longestWait = time.Hour
+	pollTime    = 20 * time.Second // between two reports of progress
+	replacing   = 2 * time.Minute  // for the gateway to be replaced
 )
 
 // Error codes of JSON-RPC 2.0.
@@ -89,19 +92,62 @@ func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 64<<10), mostLine)
 	for lines.Scan() {
-		if line := bytes.TrimSpace(lines.Bytes()); len(line) > 0 {
-			s.handle(ctx, &running, line)
+		switch line := bytes.TrimSpace(lines.Bytes()); {
+		case len(line) == 0:
+		case line[0] == '[':
+			s.handleBatch(ctx, &running, line)
+		default:
+			s.handle(ctx, &exchange{running: &running, answer: s.write}, line)
 		}
 	}
 	cancel()
 	return lines.Err()
 }
 
+// exchange is what the messages of one line have in common.
+type exchange struct {
+	running *sync.WaitGroup // the tools that run
+	answer  func(reply)
+}
+
+// handleBatch handles a line of several messages, which is answered by one line with all responses, if there are any (JSON-RPC 2.0, 6).
+func (s *Server) handleBatch(ctx context.Context, running *sync.WaitGroup, line []byte) {
+	var messages []json.RawMessage
+	if err := json.Unmarshal(line, &messages); err != nil {
+		s.write(failed(null, codeParse, "the line is not a list of JSON objects"))
+		return
+	}
+	if len(messages) == 0 || len(messages) > mostBatch {
+		s.write(failed(null, codeRequest, fmt.Sprintf("a line has between 1 and %d messages", mostBatch)))
+		return
+	}
+	var mu sync.Mutex
+	var own sync.WaitGroup
+	var replies []reply
+	x := &exchange{running: &own, answer: func(r reply) {
+		mu.Lock()
+		defer mu.Unlock()
+		replies = append(replies, r)
+	}}
+	for _, m := range messages {
+		s.handle(ctx, x, m)
+	}
+	running.Go(func() {
+		own.Wait()
+		if len(replies) > 0 {
+			s.writeList(replies)
+		}
+	})
+}
+
+// null is the ID of responses to messages whose ID is unknown.
+var null = json.RawMessage("null")
+
 // handle handles one message.
-func (s *Server) handle(ctx context.Context, running *sync.WaitGroup, line []byte) {
+func (s *Server) handle(ctx context.Context, x *exchange, line []byte) {
 	var m message
 	if err := json.Unmarshal(line, &m); err != nil {
-		s.fail(json.RawMessage("null"), codeParse, "the message is not a JSON object")
+		x.answer(failed(null, codeParse, "the message is not a JSON object"))
 		return
 	}
 	switch {
@@ -109,13 +155,14 @@ func (s *Server) handle(ctx context.Context, running *sync.WaitGroup, line []byt
 		s.cancel(m.Params)
 	case m.ID == nil || m.Method == "": // another notification, or a response to a request, of which this server makes none
 	case m.Version != "2.0" || !isID(m.ID):
-		s.fail(json.RawMessage("null"), codeRequest, "the message is no request of JSON-RPC 2.0")
+		x.answer(failed(null, codeRequest, "the message is no request of JSON-RPC 2.0"))
 	case m.Method == "tools/call":
 		m.ID = slices.Clone(m.ID)
 		m.Params = slices.Clone(m.Params)
-		s.start(ctx, running, m)
+		s.start(ctx, x, m)
 	default:
-		s.answer(m)
+		m.ID = slices.Clone(m.ID)
+		x.answer(s.answer(m))
 	}
 }
 
@@ -132,8 +179,8 @@ func isID(id json.RawMessage) bool {
 	return false
 }
 
-// answer answers a request that needs no waiting.
-func (s *Server) answer(m message) {
+// answer returns the response to a request that needs no waiting.
+func (s *Server) answer(m message) reply {
 	switch m.Method {
 	case "initialize":
 		var p struct {
@@ -144,44 +191,50 @@ func (s *Server) answer(m message) {
 		if slices.Contains(versions, p.Version) {
 			version = p.Version
 		}
-		s.write(reply{ID: m.ID, Result: map[string]any{
+		return reply{ID: m.ID, Result: map[string]any{
 			"protocolVersion": version, "capabilities": map[string]any{"tools": map[string]any{}},
 			"serverInfo": map[string]any{"name": "boxgate", "version": s.Version}, "instructions": boundary.Agents,
-		}})
+		}}
 	case "ping":
-		s.write(reply{ID: m.ID, Result: map[string]any{}})
+		return reply{ID: m.ID, Result: map[string]any{}}
 	case "tools/list":
-		s.write(reply{ID: m.ID, Result: map[string]any{"tools": tools()}})
-	default:
-		s.fail(m.ID, codeMethod, "this server has no such method")
+		return reply{ID: m.ID, Result: map[string]any{"tools": tools()}}
 	}
+	return failed(m.ID, codeMethod, "this server has no such method")
 }
 
 // start runs a tool in a goroutine, so that others run while it waits.
-func (s *Server) start(ctx context.Context, running *sync.WaitGroup, m message) {
+func (s *Server) start(ctx context.Context, x *exchange, m message) {
 	var p struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
+		Meta      struct {
+			Progress json.RawMessage `json:"progressToken"`
+		} `json:"_meta"`
 	}
 	if err := json.Unmarshal(m.Params, &p); err != nil {
-		s.fail(m.ID, codeParams, "params must have a name and arguments")
+		x.answer(failed(m.ID, codeParams, "params must have a name and arguments"))
 		return
 	}
 	if !slices.ContainsFunc(tools(), func(t tool) bool { return t.Name == p.Name }) {
-		s.fail(m.ID, codeParams, "this server has no such tool")
+		x.answer(failed(m.ID, codeParams, "this server has no such tool"))
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	if !s.begin(string(m.ID), cancel) {
 		cancel()
-		s.write(reply{ID: m.ID, Result: resultOf("", errors.New("too many tools run at the same time"))})
+		x.answer(reply{ID: m.ID, Result: resultOf("", errors.New("too many tools run at the same time, or a request with the same ID does"))})
 		return
 	}
-	running.Go(func() {
+	c := &call{server: s}
+	if isID(p.Meta.Progress) {
+		c.token = p.Meta.Progress
+	}
+	x.running.Go(func() {
 		defer s.end(string(m.ID))
-		text, err := s.run(ctx, p.Name, p.Arguments)
+		text, err := c.run(ctx, p.Name, p.Arguments)
 		if ctx.Err() == nil { // a cancelled request is not answered
-			s.write(reply{ID: m.ID, Result: resultOf(text, err)})
+			x.answer(reply{ID: m.ID, Result: resultOf(text, err)})
 		}
 	})
 }
@@ -218,14 +271,28 @@ func (s *Server) cancel(params json.RawMessage) {
 	}
 }
 
-func (s *Server) fail(id json.RawMessage, code int, text string) {
-	s.write(reply{ID: id, Error: &failure{code, text}})
+// failed returns a response with an error of the protocol.
+func failed(id json.RawMessage, code int, text string) reply {
+	return reply{ID: id, Error: &failure{code, text}}
 }
 
-// write writes a message in one line.
+// write writes a response.
 func (s *Server) write(r reply) {
 	r.Version = "2.0"
-	line, err := json.Marshal(r)
+	s.writeLine(r)
+}
+
+// writeList writes the responses to the messages of one line.
+func (s *Server) writeList(list []reply) {
+	for i := range list {
+		list[i].Version = "2.0"
+	}
+	s.writeLine(list)
+}
+
+// writeLine writes a message in one line.
+func (s *Server) writeLine(v any) {
+	line, err := json.Marshal(v)
 	if err != nil {
 		return
 	}
@@ -263,7 +330,36 @@ func (s *Server) request(ctx context.Context, method, path string, body []byte) 
 		return nil, err
 	}
 	if res.StatusCode >= 300 {
-		return nil, fmt.Errorf("%s: %s", res.Status, text)
+		return nil, &refusal{res.StatusCode, fmt.Sprintf("%s: %s", res.Status, text)}
 	}
 	return text, nil
+}
+
+// refusal is an answer of the endpoint with an error.
+type refusal struct {
+	status int
+	text   string
+}
+
+// Error returns the answer.
+func (r *refusal) Error() string { return r.text }
+
+// requestUntil makes a request until it is answered, as long as the gateway is being replaced; with lost also if the gateway does not answer.
+func (s *Server) requestUntil(ctx context.Context, until time.Time, lost bool, method, path string, body []byte) ([]byte, error) {
+	for {
+		text, err := s.request(ctx, method, path, body)
+		var refused *refusal
+		again := lost && err != nil
+		if errors.As(err, &refused) {
+			again = refused.status == http.StatusServiceUnavailable || lost && refused.status >= 500 || lost && refused.status == http.StatusTooManyRequests
+		}
+		if !again || time.Now().After(until) {
+			return text, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }

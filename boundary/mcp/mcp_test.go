@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -72,7 +73,18 @@ func TestProtocol(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":[]}`, `-32602`},
 		{`{"jsonrpc":"1.0","id":7,"method":"ping"}`, `-32600`},
 		{`{"jsonrpc":"2.0","id":{},"method":"ping"}`, `-32600`},
-		{`[{"jsonrpc":"2.0","id":8,"method":"ping"}]`, `-32700`},
+		{`[{"jsonrpc":"2.0","id":8,"method":"ping"}]`, `[{"jsonrpc":"2.0","id":8,"result":{}}]`},
+		{`[{"jsonrpc":"2.0","method":"notifications/initialized"},{"jsonrpc":"2.0","id":81,"method":"tools/list"},{"jsonrpc":"2.0","id":82,"method":"tools/call","params":{"name":"network_policy"}},[]]`, `"id":82,"result":{"content"`},
+		{`[]`, `-32600`},
+		{`[` + strings.Repeat(`1,`, mostBatch) + `1]`, `-32600`},
+		{`[1]`, `[{"jsonrpc":"2.0","id":null,"error":{"code":-32700`},
+		{`[`, `-32700`},
+		{`[{"jsonrpc":"2.0","method":"notifications/initialized"}]` + "\n" + `{"jsonrpc":"2.0","id":null,"method":"ping"}`, `-32600`},
+		{`{"jsonrpc":"2.0","id":1.5,"method":"ping","params":{"_meta":{"progressToken":1}}}`, `"id":1.5`},
+		{`{"jsonrpc":"2.0","id":10,"method":"initialize","params":{"protocolVersion":"2024-11-05"}}`, `"protocolVersion":"2024-11-05"`},
+		{`{"jsonrpc":"2.0","id":10,"method":"initialize"}`, `"protocolVersion":"2025-06-18"`},
+		{`{"jsonrpc":"2.0","id":11,"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":12,"method":"prompts/list"}`, `"id":12,"error":{"code":-32601`},
+		{`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":99}}` + "\n" + `{"jsonrpc":"2.0","id":13,"method":"logging/setLevel","params":{"level":"debug"}}`, `-32601`},
 		{`nonsense`, `-32700`},
 		{`{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"network_policy"}}`, `"isError":true`},
 	} {
@@ -147,23 +159,79 @@ func TestRequestAccess(t *testing.T) {
 	}
 }
 
+// TestWaitingSurvivesAReplacement: a call goes on while the gateway is replaced: its refusals, connections that are lost and an
+// early answer of the process that ends do not reach the agent. The client learns that the call goes on, if it wants to.
+func TestWaitingSurvivesAReplacement(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	asks, polls := 0, 0
+	endpoint := http.NewServeMux()
+	endpoint.HandleFunc("POST /v1/requests", func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if asks++; asks == 1 {
+			http.Error(w, `{}`, http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprint(w, `{"id":"a","state":"open"}`)
+	})
+	endpoint.HandleFunc("GET /v1/requests/{id}/wait", func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch polls++; polls {
+		case 1:
+			panic(http.ErrAbortHandler)
+		case 2:
+			http.Error(w, `{}`, http.StatusServiceUnavailable)
+		case 3:
+			w.Header().Set("Connection", "close")
+			fmt.Fprint(w, `{"id":"a","state":"open"}`)
+		default:
+			fmt.Fprint(w, `{"id":"a","state":"always"}`)
+		}
+	})
+	c := serve(t, endpoint)
+	c.send(t, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"request_access","arguments":{"host":"a.example","reason":"x"},"_meta":{"progressToken":"t"}}}`)
+	for i := 1; i <= 2; i++ {
+		if got := c.read(t); !strings.Contains(got, fmt.Sprintf(`"progress":%d,"progressToken":"t"`, i)) {
+			t.Error(got)
+		}
+	}
+	if got := c.read(t); !strings.Contains(got, `\"state\":\"always\"`) || strings.Contains(got, "isError") {
+		t.Error(got)
+	}
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+}
+
 // FuzzServe: whatever a client sends, each line of the output is a response of JSON-RPC, and the server ends with its input.
 func FuzzServe(f *testing.F) {
 	f.Add([]byte(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}` + "\n"))
+	f.Add([]byte(`[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"network_policy"}},1]` + "\n"))
 	f.Add([]byte(`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"request_access","arguments":{"wait_seconds":-1}}}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var out bytes.Buffer
 		s := Server{URL: "http://127.0.0.1:0"} // no server has port 0
 		_ = s.Serve(t.Context(), bytes.NewReader(in), &out)
 		for line := range bytes.Lines(out.Bytes()) {
-			var r struct {
+			if !bytes.HasPrefix(line, []byte("[")) {
+				line = slices.Concat([]byte("["), line, []byte("]"))
+			}
+			var list []struct {
 				Version string `json:"jsonrpc"`
 				ID      any
 				Result  any
 				Error   *failure
 			}
-			if err := json.Unmarshal(line, &r); err != nil || r.Version != "2.0" || (r.Result == nil) == (r.Error == nil) {
-				t.Errorf("%q: %q", in, line)
+			err := json.Unmarshal(line, &list)
+			for _, r := range list {
+				if r.Version != "2.0" || (r.Result == nil) == (r.Error == nil) {
+					t.Errorf("%q: %q", in, line)
+				}
+			}
+			if err != nil || len(list) == 0 {
+				t.Errorf("%q: %q: %v", in, line, err)
 			}
 		}
 	})
