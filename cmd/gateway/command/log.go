@@ -162,6 +162,7 @@ type logReader struct {
 	seq       uint64          // number of the last decision received
 	advised   map[string]bool // remedies already printed
 	near      nearMisses
+	asking    asking
 
 	joiner   *story.Joiner
 	verbose  bool
@@ -354,6 +355,9 @@ func (r *logReader) advise(e audit.Event) {
 	r.advised[key] = true
 	if near := r.near.of(r.cmd.Context(), r.client, e); near != "" {
 		text = near + "; " + text
+	}
+	if asked := r.asking.of(r.cmd.Context(), r.client, e); asked != "" {
+		text += "; " + asked
 	}
 	r.write(r.cmd.ErrOrStderr(), "  "+label+": "+text)
 }

@@ -41,6 +41,15 @@ func Plain(e audit.Event) string {
 	return elsewhere
 }
 
+// Asked returns a sentence about approvals for a denial of a box that may ask. id is the box's open request for the destination; "":
+// there is none.
+func Asked(e audit.Event, id string) string {
+	if id != "" {
+		return "the box has asked for it: " + program() + " approvals show " + id
+	}
+	return "the box may ask for it: " + program() + " approvals list --box " + boxOf(e)
+}
+
 // program returns how the user calls this program: with sudo if it was called with it.
 func program() string {
 	if os.Geteuid() == 0 && os.Getenv("SUDO_UID") != "" {
