@@ -1,0 +1,27 @@
+import { Client } from "@modelcontextprotocol/sdk/client/index.js";
+import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
+import { ListResourcesResultSchema } from "@modelcontextprotocol/sdk/types.js";
+
+const client = new Client({ name: "agent", version: "1" }, { capabilities: {} });
+await client.connect(new StdioClientTransport({ command: process.argv[2], args: ["mcp"] }));
+const show = async (what, f) => console.log(what + "=" + await f().catch((e) => "error " + (e.code ?? e.name)));
+const text = (r) => (r.isError ? "refused " : "") + r.content[0].text;
+await show("server", async () => client.getServerVersion().name);
+await show("instructions", async () => client.getInstructions().includes("/v1/requests"));
+await show("tools", async () => (await client.listTools()).tools.map((t) => t.name + ":" + t.inputSchema.type).join());
+await show("ping", async () => JSON.stringify(await client.ping()));
+await show("resources", async () => (await client.request({ method: "resources/list" }, ListResourcesResultSchema)).resources.length);
+await show("policy", async () => JSON.parse(text(await client.callTool({ name: "network_policy" }))).policy.mode);
+await show("denials", async () => JSON.parse(text(await client.callTool({ name: "network_denials", arguments: {} }))).denials.some((d) => d.host === "www.example.com"));
+await show("unknown", async () => text(await client.callTool({ name: "other", arguments: {} })));
+const ask = (host, more, options) => client.callTool({ name: "request_access", arguments: { host, port: 80, reason: "docs of the task", ...more } }, undefined, options);
+await show("protected", async () => text(await client.callTool({ name: "request_access", arguments: { host: "10.0.0.1", reason: "x" } })).includes("protected_range"));
+const cancelled = new AbortController();
+const slow = show("cancelled", () => ask("cdn.example.org", { wait_seconds: 3600 }, { signal: cancelled.signal, timeout: 600000, onprogress: () => cancelled.abort() }));
+await slow;
+let progress = 0;
+const answers = [ask("www.example.com", { wait_seconds: 3600 }, { timeout: 600000, onprogress: () => { if (!progress++) console.log("waiting"); } }), client.ping()];
+await show("meanwhile", async () => JSON.stringify(await answers[1]));
+await show("answer", async () => JSON.parse(text(await answers[0])).state);
+await client.close();
+console.log("end");
