@@ -68,6 +68,8 @@ type Candidate struct {
 	Headers []string `json:"headers,omitempty"`
 	// Rules is the number of request rules for hosts that include the destination; they continue to apply.
 	Rules int `json:"rules,omitempty"`
+	// Judged reports whether the operator's ceiling has request rules for the host, so that it limits requests and not only destinations.
+	Judged bool `json:"-"`
 	// NotAlways is the reason why it can be approved only for a time; "" if it can be approved for good.
 	NotAlways string `json:"not_always,omitempty"`
 }

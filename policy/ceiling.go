@@ -52,6 +52,11 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	return &Ceiling{c, c.domains.indexBelow()}, nil
 }
 
+// JudgesRequests reports whether the ceiling has request rules for a host.
+func (c *Ceiling) JudgesRequests(n name.Name, port uint16) bool {
+	return c != nil && c.policy.Judges(n, port).Rules
+}
+
 // under returns the entries with a prefix to their texts for decisions.
 func (p parsedSpec) under(prefix string) parsedSpec {
 	for _, list := range [][]domain{p.allowedDomains, p.deniedDomains} {

@@ -300,7 +300,7 @@ func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalReques
 		return api.Approval{}, false, err
 	}
 	if same != nil {
-		if same.State == string(api.ApprovalOpen) { // the gateway was replaced at that moment, or the answer could not be stored
+		if same.State == string(api.ApprovalOpen) && withinCeiling(*same, candidate) { // the gateway was replaced at that moment, or the answer could not be stored
 			*same = s.approveByCeiling(ctx, *same, candidate)
 		}
 		return plain(*same), false, nil

@@ -41,14 +41,14 @@ func (r *fakeRules) Policy(context.Context, policy.BoxID) (api.PolicyState, erro
 }
 
 func (r *fakeRules) Entry(_ policy.BoxID, to api.Destination) (api.Destination, string, error) {
-	return to, fmt.Sprintf("%s:%d", to.Host, to.Port), nil
+	return to, strings.TrimSpace(fmt.Sprintf("%s %s:%d%s", to.Method, to.Host, to.Port, to.Path)), nil
 }
 
 func (r *fakeRules) Candidate(_ context.Context, _ policy.BoxID, to api.Destination) (api.Candidate, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.looked++
-	return api.Candidate{Digest: "d-" + to.Host}, r.fail
+	return api.Candidate{Digest: "d-" + to.Host, Judged: to.Path == "/judged"}, r.fail
 }
 
 func (r *fakeRules) Grant(ctx context.Context, _ policy.BoxID, g api.Grant) (api.PolicyState, error) {
@@ -332,6 +332,50 @@ func TestReadingTakesNoCompilation(t *testing.T) {
 	}
 	if open, waits, _ := g.standing(); open != MostOpen || waits != 0 {
 		t.Error(open, waits)
+	}
+}
+
+// TestAutomaticApprovalOfRequests: request rules of policies are opened automatically only for hosts whose requests the ceiling limits too.
+func TestAutomaticApprovalOfRequests(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(c *Config) { c.Automatic = true })
+	for _, c := range []struct {
+		to    api.Destination
+		state api.ApprovalState
+	}{
+		{api.Destination{Host: "a.example"}, api.ApprovalOnce}, {api.Destination{Host: "a.example", Method: "DELETE", Path: "/judged"}, api.ApprovalOnce},
+		{api.Destination{Host: "a.example", Method: "DELETE", Path: "/"}, api.ApprovalOpen},
+	} {
+		for range 2 {
+			if got, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: c.to, Reason: "x"}); err != nil || got.State != c.state {
+				t.Errorf("%v: %v %v", c.to, got.State, err)
+			}
+		}
+	}
+}
+
+// TestTwoApprovers: of several answers at the same time one counts, and the access is given once.
+func TestTwoApprovers(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	a := g.ask(t, "a.example")
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	given := map[string]int{}
+	for i := range 16 {
+		all.Go(func() {
+			answer := api.ApprovalAnswer{Answer: []string{"once", "always", "denied"}[i%3], Reason: "x", Digest: "d-a.example"}
+			got, _, err := g.AnswerApproval(api.WithCaller(t.Context(), api.Caller{Key: fmt.Sprint("key_", i+2)}), "b1", a.ID, answer)
+			mu.Lock()
+			defer mu.Unlock()
+			if given[fmt.Sprint(errors.Is(err, api.ErrConflict))]++; err == nil && string(got.State) != answer.Answer {
+				t.Error(got.State, answer.Answer)
+			}
+		})
+	}
+	all.Wait()
+	if given["false"] != 1 || given["true"] != 15 || len(g.rules.grants) > 1 {
+		t.Error(given, g.rules.grants)
 	}
 }
 

@@ -57,7 +57,7 @@ type Reviewer interface {
 // review has a new request answered automatically or by the reviewer, if there is either. It returns the request as it is then.
 // The caller has the turn of the box.
 func (s *Service) review(ctx context.Context, a store.Approval, c api.Candidate) store.Approval {
-	if s.Automatic {
+	if s.Automatic && withinCeiling(a, c) {
 		if a = s.approveByCeiling(ctx, a, c); a.State != string(api.ApprovalOpen) {
 			return a
 		}
@@ -72,6 +72,10 @@ func (s *Service) review(ctx context.Context, a store.Approval, c api.Candidate)
 	}
 	return a
 }
+
+// withinCeiling reports whether the ceiling is made to limit such a request: a ceiling without request rules for a host does not mean that
+// the request rules of policies are open.
+func withinCeiling(a store.Approval, c api.Candidate) bool { return a.Method == "" || c.Judged }
 
 // approveByCeiling approves a request for a time, if that has the effect of its candidate. It returns the request as it is then. The caller
 // has the turn of the box.

@@ -155,7 +155,7 @@ func (p *Service) candidateFor(b *state.Box, d destination) (c api.Candidate, l 
 	}
 	c = api.Candidate{Opens: d.opens(), Denied: denied.Reason, Mode: b.Spec.Mode, NotAlways: p.notAlways(b, d, l.Before)}
 	if d.requests != nil {
-		c.Before = denied.Rule
+		c.Before, c.Judged = denied.Rule, in.ceiling.JudgesRequests(d.asked.Name, d.Port)
 	}
 	c.Digest = digestOf(b.ID, d, &c, in)
 	return c, l, nil
