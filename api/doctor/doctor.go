@@ -77,7 +77,7 @@ func (b *body) request() (api.DiagnosisRequest, error) {
 	}
 	if b.Idle != nil {
 		if *b.Idle < 0 || *b.Idle > maxIdle {
-			p.Add("/idle_seconds", "must be between 0 and %d", maxIdle)
+			p.Add("/idle_seconds", "must be between 0 and %d seconds", maxIdle)
 		}
 		req.Idle = time.Duration(*b.Idle) * time.Second
 	}

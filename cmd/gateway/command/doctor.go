@@ -83,12 +83,12 @@ func diagnosisError(host string, v doctor.Verdict, asJSON bool) error {
 func doctorBody(to, path string, idle time.Duration) (map[string]any, error) {
 	body := map[string]any{"host": to, "path": path, "idle_seconds": int64(idle.Round(time.Second) / time.Second)}
 	host, port, err := net.SplitHostPort(to)
-	if err != nil {
+	if err != nil || strings.Contains(to, "://") {
 		return body, nil // no port, or the gateway refuses it
 	}
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || number == 0 {
-		return nil, cli.Usagef("%q is not a port", port)
+		return nil, cli.Usagef("%q is not a port: a number from 1 to 65535", port)
 	}
 	body["host"], body["port"] = host, number
 	return body, nil

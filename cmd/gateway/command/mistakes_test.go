@@ -196,6 +196,35 @@ var mistakesOfBoxes = []helped{
 	{"status extra", "1 argument given", "gateway status --help"},
 }
 
+// mistakesOfRecords lists mistakes with versions of policies, audits, diagnoses, approvals and records.
+var mistakesOfRecords = []helped{
+	{"policy show demo@x", `"x" is not a version of a policy: after @ belongs a number`, "demo@x => demo"},
+	{"policy show demo@99", "99", "gateway policy history demo"},
+	{"policy diff demo@99 deny-all", "99", "gateway policy history demo"},
+	{"policy show demo --at yesterday", `--at: "yesterday" is not a time`, "gateway policy show --help"},
+	{"policy show demo@1 --at 1h", "give a version or --at, not both", "gateway policy show --help"},
+	{"policy history demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"policy audit demo --for 25h", "--for: give between a second and 24 hours", "25h => 24h"},
+	{"policy audit demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"policy learn demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"policy replay demo", "1 argument given", "gateway policy replay --help"},
+	{"policy replay demo deny_all", "did you mean deny-all?", "deny_all => deny-all"},
+	{"policy lint demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"doctor demo https://a.example/x", `HOST[:PORT]: "https://a.example/x" is a URL; use "a.example"`, "https://a.example/x => a.example"},
+	{"doctor demo a.example:99999", `"99999" is not a port: a number from 1 to 65535`, "gateway doctor --help"},
+	{"doctor demo a.example --idle 99s", "--idle: must be between 0s and 10s", "99s => 10s"},
+	{"doctor demo a.example --path x", "--path: must begin with /", "--path x => --path /x"},
+	{"doctor demoo a.example", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"box traffic demo --since x", `--since: "x" is not a time`, "gateway box traffic --help"},
+	{"audit --policy-version 3", "--policy-version needs --box", "gateway audit --help"},
+	{"approvals show nope", `no request has the ID "nope"`, "gateway approvals list --all"},
+	{"approvals list --box demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"approvals grant 1", `"grant" for "gateway approvals"`, "gateway approvals --help"},
+	{"secret replace nope", `the configuration has no secret "nope"`, "gateway secret list"},
+	{"snapshot create demo", `unknown command "create" for "gateway snapshot"; its commands are list`, "gateway snapshot --help"},
+	{"report --format xml", `"xml" is not one of html, json or csv`, "gateway report --help"},
+}
+
 // TestMistakesNameWhatHelps: every error message explains the mistake in terms of the command line and names one command
 // that helps. The test runs that command against the API with boxes in memory; it must succeed.
 func TestMistakesNameWhatHelps(t *testing.T) {
@@ -205,7 +234,7 @@ func TestMistakesNameWhatHelps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all := slices.Concat(mistakesOfPolicies, mistakesOfRules, mistakesOfBoxes)
+	all := slices.Concat(mistakesOfPolicies, mistakesOfRules, mistakesOfBoxes, mistakesOfRecords)
 	if len(all) < 60 {
 		t.Errorf("only %d mistakes", len(all))
 	}
@@ -247,7 +276,9 @@ func serveInMemory(t *testing.T) *apitest.Host {
 	srv.Start()
 	t.Cleanup(srv.Close)
 	t.Cleanup(host.End)
-	host.Add(t, api.CreateRequest{Name: "demo", Policy: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"b.example"}}})
+	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"b.example"}}
+	id := policy.BoxID(host.Add(t, api.CreateRequest{Name: "demo", Policy: spec}))
+	host.Versions = map[policy.BoxID][]api.PolicyDocument{id: {{Box: id, Policy: spec, PolicyVersion: api.PolicyVersion{Version: 1, Cause: "create", Result: "in_force"}}}}
 	gone, err := host.AttachBox(t.Context(), api.AttachRequest{Name: "agent"})
 	if err != nil {
 		t.Fatal(err)

@@ -141,7 +141,7 @@ func parseAt(text string) (time.Time, error) {
 	}
 	t, err := api.ParseSince(text, time.Now())
 	if err != nil {
-		return t, cli.Usagef("--at must be a time (2026-01-02T15:04, 2026-01-02T15:04:05Z), a date or a duration back from now (10m, 7d)")
+		return t, cli.Usagef("--at: %q is not a time (2026-01-02T15:04, 2026-01-02T15:04:05Z), a date (2026-01-02), or a duration back from now (10m, 7d)", text)
 	}
 	return t, nil
 }
@@ -159,6 +159,9 @@ func newPolicyShow(o *cli.Options) *cobra.Command {
 		Example: "  gateway policy show web-1@7\n  gateway policy show web-1 --at 2026-11-29T10:00",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			which, versioned := parseBoxVersion(args[0])
+			if box, number, found := strings.Cut(args[0], "@"); found && !versioned {
+				return cli.Usagef("%q is not a version of a policy: after @ belongs a number from 1 on, such as %s@7", number, box)
+			}
 			if at != "" && versioned {
 				return cli.Usagef("give a version or --at, not both")
 			}

@@ -40,7 +40,7 @@ func TestPolicyHistory(t *testing.T) {
 		"policy show demo@9":                     {"version 9 is not in the history"},
 		"policy show demo --at 2020-01-01":       {"no version that was in force at 2020-01-01"},
 		"policy show demo@7 --at 1h":             {"not both"},
-		"policy show demo --at yesterday":        {"--at must be a time"},
+		"policy show demo --at yesterday":        {`--at: "yesterday" is not a time`},
 		"policy history demo --limit 0":          {"--limit must be at least 1"},
 		"policy history nosuchbox":               {"no box has the ID or name"},
 	} {

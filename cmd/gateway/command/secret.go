@@ -71,7 +71,7 @@ again. Then revoke the old value where it was issued.`,
 			}
 			source, ok := cfg.Secrets.Sources[n]
 			if !ok || !slices.ContainsFunc(known.Secrets, func(s secretAnswer) bool { return s.Name == n }) {
-				return fmt.Errorf("the configuration has no secret %q; gateway secret list has them", name.ShownSecretName(n))
+				return fmt.Errorf("the configuration has no secret %q; see `gateway secret list`", name.ShownSecretName(n))
 			}
 			if isTerminal(cmd.InOrStdin()) && source.File != "" {
 				fmt.Fprintf(cmd.ErrOrStderr(), "Type or paste the new value of %s, then a line break and Ctrl-D:\n", n)

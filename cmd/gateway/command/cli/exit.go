@@ -134,8 +134,20 @@ func UnknownCommand(cmd *cobra.Command, word string) error {
 	text := fmt.Sprintf("unknown command %q for %q", word, cmd.CommandPath())
 	if len(near) > 0 {
 		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	} else if cmd.HasParent() { // gateway itself has too many
+		text += "; its commands are " + strings.Join(commandsOf(cmd), ", ")
 	}
 	return Usagef("%s", text)
+}
+
+// commandsOf returns the names of the commands of a group.
+func commandsOf(group *cobra.Command) (names []string) {
+	for _, c := range group.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return names
 }
 
 // FlagError rewrites a flag error in terms of the command line.
@@ -261,7 +273,28 @@ func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
 		message := strings.TrimPrefix(refused.Message, refused.Pointer+": ")
 		return mistakes(cmd, []document.Problem{{Pointer: refused.Pointer, Message: message}})
 	}
-	return refused.Message
+	return inFlags(cmd, refused.Message)
+}
+
+// ofQuery matches a query parameter that a message of the API names, at its beginning or as another one that it needs.
+var ofQuery = regexp.MustCompile(`^query parameter "(\w+)"| needs "(\w+)"`)
+
+// inFlags rewrites a message about query parameters in terms of the flags that fill them.
+func inFlags(cmd *cobra.Command, message string) string {
+	if !strings.HasPrefix(message, "query parameter ") {
+		return message
+	}
+	return ofQuery.ReplaceAllStringFunc(message, func(found string) string {
+		m := ofQuery.FindStringSubmatch(found)
+		flag := cmd.Flags().Lookup(strings.ReplaceAll(m[1]+m[2], "_", "-"))
+		switch {
+		case flag == nil || flag.Hidden:
+			return found
+		case m[2] != "":
+			return " needs --" + flag.Name
+		}
+		return "--" + flag.Name
+	})
 }
 
 // keyRefused returns the message for a 401: which key was sent, and how to get another one.
@@ -390,7 +423,7 @@ func shortDuration(number string, unit time.Duration) string {
 var lists = map[string]string{
 	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
 	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
-	"gateway headers": "gateway headers list --box BOX", "gateway box create": "gateway snapshot list",
+	"gateway headers": "gateway headers list --box BOX", "gateway policy show": "gateway policy history BOX", "gateway policy diff": "gateway policy history BOX", "gateway box create": "gateway snapshot list",
 }
 
 // unknownAt maps a pointer to the command that lists the valid names for that field.
@@ -458,8 +491,9 @@ func boxesOf(cmd *cobra.Command) (boxes []string) {
 			return boxes
 		case word == "BOX..." && i < len(args):
 			return args[i:]
-		case word == "BOX" && i < len(args):
-			return args[i : i+1]
+		case (word == "BOX" || word == "BOX[@VERSION]") && i < len(args):
+			box, _, _ := strings.Cut(args[i], "@") // no name has one
+			return []string{box}
 		}
 	}
 	return nil

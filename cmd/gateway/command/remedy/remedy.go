@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -33,9 +34,16 @@ func For(e audit.Event) string {
 	return strings.NewReplacer("GATEWAY", program(), "BOX", boxOf(e), "RULE", quoted(e.Rule), "PORT", portOf(e), "ADDRESS", addressOf(e), "NAME", nameOf(e)).Replace(text)
 }
 
+// seeAlso matches the end of a remedy that names a command to read more.
+var seeAlso = regexp.MustCompile(`; see(?: the rules)?: GATEWAY .*$`)
+
 // Plain is For without suggestions to run commands against a gateway.
 func Plain(e audit.Event) string {
-	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "GATEWAY ") && !strings.Contains(text, "OPENED") {
+	text := remedies[e.Reason]
+	if at := seeAlso.FindStringIndex(text); at != nil {
+		text = text[:at[0]]
+	}
+	if text != "" && !strings.Contains(text, "GATEWAY ") && !strings.Contains(text, "OPENED") {
 		return strings.ReplaceAll(text, "ADDRESS", addressOf(e))
 	}
 	return elsewhere
