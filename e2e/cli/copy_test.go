@@ -51,8 +51,9 @@ func TestCopy(t *testing.T) {
 		"2 " + at("tree") + " cp:x":       "copy it with -r",
 		"2 cp:/tmp/tree " + at("x"):       "copy it with -r",
 		"2 -r cp:copied/one " + at("x"):   "copy it without -r",
+		"1 cp:/nowhere " + at("x"):        "in box cp: /nowhere: no such file",
 		"1 cp:nowhere " + at("x"):         "no such file",
-		"1 " + at("one") + " cp:/etc/one": "permission denied",
+		"1 " + at("one") + " cp:/etc/one": "in box cp: /etc/one: permission denied",
 	} {
 		status, line, _ := strings.Cut(args, " ")
 		harness.Contains(t, w.Run(int(status[0]-'0'), nil, "", append([]string{"box", "cp"}, strings.Fields(line)...)...), want)

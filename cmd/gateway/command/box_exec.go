@@ -210,15 +210,23 @@ func newBoxCopy(o *cli.Options) *cobra.Command {
 			defer o.Waiting("copying")()
 			switch {
 			case out && !in:
-				return c.copyOut(fromBox, from, args[1])
+				return inBox(fromBox, c.copyOut(fromBox, from, args[1]))
 			case in && !out:
-				return c.copyIn(args[0], toBox, to)
+				return inBox(toBox, c.copyIn(args[0], toBox, to))
 			}
 			return cli.Usagef("one of the two must be BOX:PATH, and the other a local path")
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with its contents")
 	return cmd
+}
+
+// inBox marks an error about a file of the box, which could otherwise be a local one.
+func inBox(box string, err error) error {
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok && strings.HasPrefix(refused.Message, "/") {
+		return fmt.Errorf("in box %s: %w", box, err)
+	}
+	return err
 }
 
 // cutBox parses BOX:PATH. With a slash before the colon, the argument is a local name.

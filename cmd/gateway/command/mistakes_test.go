@@ -222,6 +222,9 @@ var mistakesOfRecords = []helped{
 	{"approvals grant 1", `"grant" for "gateway approvals"`, "gateway approvals --help"},
 	{"secret replace nope", `the configuration has no secret "nope"`, "gateway secret list"},
 	{"snapshot create demo", `unknown command "create" for "gateway snapshot"; its commands are list`, "gateway snapshot --help"},
+	{"explain demo b.example", "did you mean `gateway policy explain`?", "explain => policy explain"},
+	{"exec demo -- true", "did you mean `gateway box exec`", "exec demo => box exec demo"},
+	{"deny demo a.example", "did you mean `gateway approvals deny` or `gateway policy deny`?", "deny => policy deny"},
 	{"report --format xml", `"xml" is not one of html, json or csv`, "gateway report --help"},
 }
 

@@ -125,9 +125,13 @@ func reportOf(err error, text string, status int) report {
 	return r
 }
 
-// UnknownCommand returns the error for an unknown subcommand of cmd, and suggests those with the fewest different letters.
+// UnknownCommand returns the error for an unknown subcommand of cmd, and suggests those of that name in a group, or else those with
+// the fewest different letters.
 func UnknownCommand(cmd *cobra.Command, word string) error {
 	var near []string
+	if !cmd.HasParent() {
+		near = commandsNamed(cmd, word)
+	}
 	for cmd.SuggestionsMinimumDistance = 1; len(near) == 0 && cmd.SuggestionsMinimumDistance <= 2; cmd.SuggestionsMinimumDistance++ {
 		near = cmd.SuggestionsFor(word)
 	}
@@ -138,6 +142,17 @@ func UnknownCommand(cmd *cobra.Command, word string) error {
 		text += "; its commands are " + strings.Join(commandsOf(cmd), ", ")
 	}
 	return Usagef("%s", text)
+}
+
+// commandsNamed returns the paths of the commands of a name, below any other.
+func commandsNamed(root *cobra.Command, word string) (paths []string) {
+	for _, c := range root.Commands() {
+		if c.IsAvailableCommand() && c.Name() == word {
+			paths = append(paths, "`"+c.CommandPath()+"`")
+		}
+		paths = append(paths, commandsNamed(c, word)...)
+	}
+	return paths
 }
 
 // commandsOf returns the names of the commands of a group.
