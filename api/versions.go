@@ -30,7 +30,7 @@ type PolicyVersions struct {
 	Box       policy.BoxID    `json:"box"`
 	Versions  []PolicyVersion `json:"versions"`
 	More      bool            `json:"more" doc:"there are older versions: ask with before"`
-	Dropped   uint64          `json:"dropped" doc:"versions after the first that are missing, because the history is bounded"`
+	Dropped   uint64          `json:"dropped" doc:"versions that are missing, because the history is bounded"`
 	DeletedAt time.Time       `json:"deleted_at,omitzero" doc:"when the box was deleted"`
 }
 

@@ -253,27 +253,37 @@ func (f *file) reportStep(step string) error {
 // getBox.
 type transaction struct {
 	*bolt.Tx
-	file *file
+	file      *file
+	documents *document.Transaction
 }
 
 // view runs do in a transaction that only reads.
 func (f *file) view(do func(*transaction) error) error {
-	return f.bolt.View(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+	return f.bolt.View(func(tx *bolt.Tx) error { return do(&transaction{tx, f, f.seal.Begin(tx)}) })
 }
 
 // update runs do in a transaction, which is committed unless do returns an error.
 func (f *file) update(do func(*transaction) error) error {
-	return f.bolt.Update(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+	return f.bolt.Update(func(tx *bolt.Tx) error { return f.change(tx, do) })
 }
 
 // batch is update in a transaction that concurrent calls share. do may be called more than once.
 func (f *file) batch(do func(*transaction) error) error {
-	return f.bolt.Batch(func(tx *bolt.Tx) error { return do(&transaction{tx, f}) })
+	return f.bolt.Batch(func(tx *bolt.Tx) error { return f.change(tx, do) })
+}
+
+// change runs do in a transaction that changes documents.
+func (f *file) change(tx *bolt.Tx, do func(*transaction) error) error {
+	documents := f.seal.Begin(tx)
+	if err := do(&transaction{tx, f, documents}); err != nil {
+		return err
+	}
+	return documents.Flush()
 }
 
 // table returns the documents of a bucket.
 func (tx *transaction) table(bucket []byte) (document.Table, error) {
-	return tx.file.seal.Table(tx.Tx, bucket)
+	return tx.documents.Table(bucket)
 }
 
 // get returns a document, or nil if it does not exist.

@@ -35,10 +35,7 @@ func stage(tx *transaction, s slot, document []byte, v history.Version, text []b
 		if err != nil {
 			return err
 		}
-		holder, err := holderOf(tx, s.history.Owner)
-		if err != nil {
-			return err
-		}
+		holder := func() (string, error) { return holderOf(tx, s.history.Owner) }
 		if err := book.Stage(s.history, holder, v, text); errors.Is(err, history.ErrUsed) {
 			return fmt.Errorf("the %s had a version %d before: %w: %w", s.label, v.Number, err, ErrConflict)
 		} else if err != nil {
@@ -66,11 +63,7 @@ func settle(tx *transaction, s slot, r history.Result) error {
 	if err != nil {
 		return err
 	}
-	l, known, err := book.Find(s.history)
-	if err != nil || !known {
-		return err
-	}
-	return book.Settle(s.history, l.Last, r, time.Now())
+	return book.SettleLast(s.history, r, time.Now())
 }
 
 // endHistory notes in the history that a box was deleted.
@@ -132,6 +125,7 @@ type VersionList struct {
 	history.Line
 	Versions []history.Version // the latest first
 	More     bool              // there are older ones
+	Until    time.Time         // when the first version after them that was in force came into force; zero: there is none
 }
 
 // Versions returns at most most versions of a line that are older than the version before, the latest first; 0: all of them. If the
@@ -150,7 +144,33 @@ func (db History) Versions(id history.ID, before uint64, most int) (list Version
 			return fmt.Errorf("history of box %s: %w", id.Owner, ErrNotFound)
 		}
 		list.Line = l
-		list.Versions, list.More, err = book.Latest(id, before, most)
+		if list.Versions, list.More, err = book.Latest(id, before, most); err == nil && len(list.Versions) > 0 {
+			list.Until, err = book.Next(id, list.Versions[0].Number)
+		}
+		return err
+	})
+	return list, err
+}
+
+// InForceAt returns the version that was in force at a time as a list of at most one.
+func (db History) InForceAt(id history.ID, at time.Time) (list VersionList, err error) {
+	err = db.view(func(tx *transaction) error {
+		book, err := tx.book()
+		if err != nil {
+			return err
+		}
+		l, known, err := book.Find(id)
+		if err != nil {
+			return err
+		}
+		if !known {
+			return fmt.Errorf("history of box %s: %w", id.Owner, ErrNotFound)
+		}
+		list.Line = l
+		v, next, found, err := book.InForceAt(id, at)
+		if found {
+			list.Versions, list.Until = []history.Version{v}, next
+		}
 		return err
 	})
 	return list, err

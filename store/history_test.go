@@ -266,7 +266,7 @@ func TestBoundsOfOneHistory(t *testing.T) {
 	}
 	inBook(t, db, bounds, func(b history.Book) error {
 		for n := uint64(21); n <= 40; n++ {
-			if err := errors.Join(b.Stage(id, "k1", history.Version{Number: n}, text(n)), b.Settle(id, n, history.RolledBack, time.Now())); err != nil {
+			if err := errors.Join(b.Stage(id, func() (string, error) { return "k1", nil }, history.Version{Number: n}, text(n)), b.Settle(id, n, history.RolledBack, time.Now())); err != nil {
 				return err
 			}
 		}
@@ -283,7 +283,7 @@ func TestBoundsOfOneHistory(t *testing.T) {
 	inBook(t, db, bounds, func(b history.Book) error {
 		return errors.Join(b.Add(other, "k1", history.Version{Number: 1}, text(41)), b.Add(other, "k1", history.Version{Number: 2}, text(1)))
 	})
-	if got := contents(t, db)["history_texts"]; len(got) != 4 { // two texts and their counts
+	if got := contents(t, db)["history_texts"]; len(got) != 3 { // two texts, and the number of the versions that share one of them
 		t.Errorf("equal policies of two boxes: %d documents", len(got))
 	}
 }
@@ -338,6 +338,51 @@ func TestBoundsOfAllHistories(t *testing.T) {
 	}
 	if sum > 300_000 || deleted > 20 {
 		t.Errorf("%d bytes and %d deleted boxes are kept", sum, deleted)
+	}
+}
+
+// TestFirstVersionsYieldToTheBound: if the versions that each box keeps exceed the bound, the first ones go, but not those of a key
+// within its share. The versions in force and the last ones stay.
+func TestFirstVersionsYieldToTheBound(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	bounds := history.Bounds{Versions: 1000, Bytes: 1 << 20, Total: 300_000, Deleted: 20}
+	text := func(box string, n int) []byte { return []byte(box + strings.Repeat(fmt.Sprintf("%04d", n), 500)) }
+	const boxes = 100
+	inBook(t, db, bounds, func(b history.Book) (err error) {
+		add := func(holder, box string, n int, r history.Result) {
+			id := policyLine(policy.BoxID(box))
+			key := func() (string, error) { return holder, nil }
+			err = errors.Join(err, b.Stage(id, key, history.Version{Number: uint64(n)}, text(box, n)), b.Settle(id, uint64(n), r, time.Now()))
+		}
+		for n := 1; n <= 3; n++ {
+			add("quiet", "quiet", n, history.InForce)
+		}
+		for n := range boxes {
+			box := fmt.Sprint("loud", n)
+			add("loud", box, 1, history.InForce)
+			add("loud", box, 2, history.InForce)
+			add("loud", box, 3, history.RolledBack)
+		}
+		return err
+	})
+	if got := numbers(t, db, policyLine("quiet")); !slices.Equal(got, []uint64{1, 2, 3}) {
+		t.Errorf("another key has %v", got)
+	}
+	firsts, sum := 0, 0
+	for n := range boxes {
+		got := numbers(t, db, policyLine(policy.BoxID(fmt.Sprint("loud", n))))
+		if firsts += len(got) - 2; !slices.Contains(got, 2) || got[len(got)-1] != 3 {
+			t.Errorf("box %d has %v", n, got)
+		}
+	}
+	for _, bucket := range [][]byte{layout.HistoryVersions, layout.HistoryTexts} {
+		for _, size := range contentsOf(t, db, bucket) {
+			sum += size
+		}
+	}
+	if most := boxes * 2 * 2500 * 11 / 10; firsts > boxes/5 || sum > most { // the rest was added since the last removal
+		t.Errorf("%d first versions of %d and %d bytes are kept, want at most %d", firsts, boxes, sum, most)
 	}
 }
 

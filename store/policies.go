@@ -70,10 +70,7 @@ func (db Rules) NoteEnded(id policy.BoxID, leases uint64) error {
 		if err != nil {
 			return err
 		}
-		holder, err := holderOf(tx, string(id))
-		if err != nil {
-			return err
-		}
+		holder := func() (string, error) { return holderOf(tx, string(id)) }
 		l, _, err := book.Find(s.history)
 		if err != nil {
 			return err

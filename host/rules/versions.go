@@ -23,29 +23,19 @@ func NewVersions(s store.History) *Versions { return &Versions{s} }
 // PolicyVersions implements the Versions of [boxgate/api/egress].
 func (h *Versions) PolicyVersions(_ context.Context, id policy.BoxID, q api.VersionQuery) (api.PolicyVersions, error) {
 	line := history.ID{Owner: string(id), Kind: history.Policy}
-	list, err := h.store.Versions(line, 0, 0)
+	list, err := h.store.Versions(line, q.Before, q.Most)
+	if !q.At.IsZero() {
+		list, err = h.store.InForceAt(line, q.At)
+	}
 	if err != nil {
 		return api.PolicyVersions{}, notInHistory(id, err)
 	}
-	out := api.PolicyVersions{Box: id, Versions: []api.PolicyVersion{}, Dropped: list.Dropped, DeletedAt: list.Deleted}
-	var until time.Time // when the next version came into force
+	out := api.PolicyVersions{Box: id, Versions: []api.PolicyVersion{}, Dropped: list.Dropped, DeletedAt: list.Deleted, More: list.More}
+	until := list.Until
 	for _, v := range list.Versions {
-		shown := shownVersion(v, until, list.Line)
+		out.Versions = append(out.Versions, shownVersion(v, until, list.Line))
 		if v.Result == history.InForce {
 			until = v.Since
-		}
-		switch {
-		case q.Before != 0 && v.Number >= q.Before:
-		case !q.At.IsZero():
-			if !shown.Since.IsZero() && !shown.Since.After(q.At) {
-				out.Versions = append(out.Versions, shown)
-				return out, nil
-			}
-		case q.Most > 0 && len(out.Versions) == q.Most:
-			out.More = true
-			return out, nil
-		default:
-			out.Versions = append(out.Versions, shown)
 		}
 	}
 	return out, nil

@@ -255,7 +255,7 @@ func TestTotals(t *testing.T) {
 	var a, b total
 	tags := [][tagSize]byte{}
 	for i := range 50 {
-		tags = append(tags, tagOf([]byte("key"), fmt.Appendf(nil, "%d", i)))
+		tags = append(tags, newTagger([]byte("key")).of(fmt.Appendf(nil, "%d", i)))
 	}
 	for _, tag := range tags {
 		a.add(tag)
@@ -272,7 +272,7 @@ func TestTotals(t *testing.T) {
 	if a != (total{}) {
 		t.Errorf("%+v is left", a)
 	}
-	if tagOf([]byte("key"), []byte("ab"), []byte("c")) == tagOf([]byte("key"), []byte("a"), []byte("bc")) {
+	if newTagger([]byte("key")).of([]byte("ab"), []byte("c")) == newTagger([]byte("key")).of([]byte("a"), []byte("bc")) {
 		t.Error("two lists of parts have the same tag")
 	}
 }

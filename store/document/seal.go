@@ -139,7 +139,7 @@ func (s *Sealer) OpenJSON(tx *bolt.Tx, bucket []byte, owner string, sealed []byt
 	if err != nil {
 		return err
 	}
-	if err := decodeSealed(plain, v); err != nil {
+	if err := DecodeOwn(plain, v); err != nil {
 		return fmt.Errorf("a secret of the store (%s of %s) has a format that this version does not know", bucket, owner) // err may quote the secret
 	}
 	return nil
@@ -176,11 +176,12 @@ func Decode(data []byte, v any) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("unexpected data after the document")
 	}
-	return decodeSealed(data, v)
+	return DecodeOwn(data, v)
 }
 
-// decodeSealed is Decode for sealed documents, which cannot have been changed. They may have maps.
-func decodeSealed(data []byte, v any) error {
+// DecodeOwn is Decode for documents that only this program has written, and cannot have been changed: it does not look for
+// duplicate members. v may have maps.
+func DecodeOwn(data []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(v)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"math/bits"
 
 	bolt "go.etcd.io/bbolt"
@@ -14,21 +15,69 @@ import (
 	"boxgate/store/layout"
 )
 
-// Table is one bucket in one transaction. All documents are read and written through it.
-type Table struct {
+// Transaction is a transaction that changes documents of several tables. It keeps the total in memory and writes it in
+// [Transaction.Flush]. Not safe for concurrent use.
+type Transaction struct {
+	sealer *Sealer
 	tx     *bolt.Tx
-	name   []byte
-	bucket *bolt.Bucket
-	key    []byte // of the tags
+	tags   *tagger
+	total  total // if known
+	known  bool
+	lasts  bool // the total is written by Flush, not with each change
+	stale  bool // the total on disk is not the current one
 }
 
-// Table returns the documents of a bucket in a transaction.
-func (s *Sealer) Table(tx *bolt.Tx, name []byte) (Table, error) {
-	keys, err := s.Key(tx)
-	if err != nil {
-		return Table{}, err
+// Begin returns a transaction that changes documents. Flush must be called before it is committed.
+func (s *Sealer) Begin(tx *bolt.Tx) *Transaction {
+	return &Transaction{sealer: s, tx: tx, lasts: true}
+}
+
+// Flush writes the total.
+func (t *Transaction) Flush() error {
+	if !t.stale {
+		return nil
 	}
-	return Table{tx: tx, name: name, bucket: tx.Bucket(name), key: keys.tags}, nil
+	t.stale = false
+	return setTotal(t.tags, t.tx.Bucket(layout.Meta), t.total)
+}
+
+// Table returns the documents of a bucket.
+func (t *Transaction) Table(name []byte) (Table, error) {
+	if t.tags == nil {
+		keys, err := t.sealer.Key(t.tx)
+		if err != nil {
+			return Table{}, err
+		}
+		t.tags = newTagger(keys.tags)
+	}
+	return Table{of: t, name: name, bucket: t.tx.Bucket(name)}, nil
+}
+
+// change updates the total.
+func (t *Transaction) change(update func(*total)) (err error) {
+	if !t.known {
+		if t.total, err = totalIn(t.tags, t.tx.Bucket(layout.Meta)); err != nil {
+			return err
+		}
+		t.known = true
+	}
+	update(&t.total)
+	if t.stale = true; t.lasts {
+		return nil
+	}
+	return t.Flush()
+}
+
+// Table is one bucket in one transaction. All documents are read and written through it.
+type Table struct {
+	of     *Transaction
+	name   []byte
+	bucket *bolt.Bucket
+}
+
+// Table returns the documents of a bucket in a transaction. Each change also writes the total.
+func (s *Sealer) Table(tx *bolt.Tx, name []byte) (Table, error) {
+	return (&Transaction{sealer: s, tx: tx}).Table(name)
 }
 
 // Has reports whether a document exists, without verifying it.
@@ -49,7 +98,7 @@ func (t Table) Get(key []byte) ([]byte, error) {
 // verified verifies that the tag of a value matches this place, and returns the document without it.
 func (t Table) verified(key, value []byte) ([]byte, error) {
 	if len(value) >= tagSize {
-		tag := tagOf(t.key, t.name, key, value[tagSize:])
+		tag := t.of.tags.of(t.name, key, value[tagSize:])
 		if hmac.Equal(tag[:], value[:tagSize]) {
 			return value[tagSize:], nil
 		}
@@ -62,8 +111,8 @@ func (t Table) Put(key, document []byte) error {
 	if err := t.Delete(key); err != nil {
 		return err
 	}
-	tag := tagOf(t.key, t.name, key, document)
-	if err := t.updateTotal(func(sum *total) { sum.add(tag) }); err != nil {
+	tag := t.of.tags.of(t.name, key, document)
+	if err := t.of.change(func(sum *total) { sum.add(tag) }); err != nil {
 		return err
 	}
 	return t.bucket.Put(key, append(tag[:], document...))
@@ -79,21 +128,10 @@ func (t Table) Delete(key []byte) error {
 		return err
 	}
 	tag := [tagSize]byte(value)
-	if err := t.updateTotal(func(sum *total) { sum.subtract(tag) }); err != nil {
+	if err := t.of.change(func(sum *total) { sum.subtract(tag) }); err != nil {
 		return err
 	}
 	return t.bucket.Delete(key)
-}
-
-// updateTotal updates the total.
-func (t Table) updateTotal(change func(*total)) error {
-	meta := t.tx.Bucket(layout.Meta)
-	sum, err := totalIn(t.key, meta)
-	if err != nil {
-		return err
-	}
-	change(&sum)
-	return setTotal(t.key, meta, sum)
 }
 
 // Each calls f with every document whose key begins with prefix. f must not change the table.
@@ -125,11 +163,9 @@ func StripTag(value []byte) []byte { return value[tagSize:] }
 
 // Rewrite replaces every document of a store by the result of change for its current value, tagged with key.
 func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]byte, error)) error {
-	if err := setTotal(key.tags, tx.Bucket(layout.Meta), total{}); err != nil {
-		return err
-	}
+	all := &Transaction{tx: tx, tags: newTagger(key.tags), known: true, lasts: true, stale: true}
 	for _, name := range layout.Documents {
-		t := Table{tx: tx, name: name, bucket: tx.Bucket(name), key: key.tags}
+		t := Table{of: all, name: name, bucket: tx.Bucket(name)}
 		fresh := map[string][]byte{} // a bucket must not be changed during iteration
 		err := t.bucket.ForEach(func(key, value []byte) (err error) {
 			document, err := change(name, key, value)
@@ -148,7 +184,7 @@ func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]by
 			return err
 		}
 	}
-	return nil
+	return all.Flush()
 }
 
 // Every document carries a tag: a MAC, under a key derived from the data key, over the bucket, the key and the document
@@ -160,15 +196,25 @@ func Rewrite(tx *bolt.Tx, key *Key, change func(bucket, key, value []byte) ([]by
 
 const tagSize = sha256.Size
 
-// tagOf is the MAC of parts. Each is preceded by its length, so that different lists never have the same encoding.
-func tagOf(key []byte, parts ...[]byte) (tag [tagSize]byte) {
-	mac := hmac.New(sha256.New, key)
+// tagger makes tags with one key. Not safe for concurrent use.
+type tagger struct {
+	mac    hash.Hash
+	length [8]byte
+	sum    [tagSize]byte
+}
+
+func newTagger(key []byte) *tagger { return &tagger{mac: hmac.New(sha256.New, key)} }
+
+// of is the MAC of parts. Each is preceded by its length, so that different lists never have the same encoding.
+func (t *tagger) of(parts ...[]byte) [tagSize]byte {
+	t.mac.Reset()
 	for _, p := range parts {
-		mac.Write(binary.BigEndian.AppendUint64(nil, uint64(len(p))))
-		mac.Write(p)
+		binary.BigEndian.PutUint64(t.length[:], uint64(len(p)))
+		t.mac.Write(t.length[:])
+		t.mac.Write(p)
 	}
-	mac.Sum(tag[:0])
-	return tag
+	t.mac.Sum(t.sum[:0])
+	return t.sum
 }
 
 // total summarizes the documents of a store in one value, which can be updated for one document without reading the
@@ -197,12 +243,12 @@ func (t *total) subtract(tag [tagSize]byte) {
 }
 
 // encode returns the total with its MAC, which also covers the store's sealing and schema.
-func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
+func (t total) encode(tags *tagger, meta *bolt.Bucket) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, t.documents)
 	for _, s := range t.sum {
 		out = binary.LittleEndian.AppendUint64(out, s)
 	}
-	tag := tagOf(key, layout.Meta, layout.Total, meta.Get(layout.Version), meta.Get(layout.Sealing), out)
+	tag := tags.of(layout.Meta, layout.Total, meta.Get(layout.Version), meta.Get(layout.Sealing), out)
 	return append(out, tag[:]...)
 }
 
@@ -210,7 +256,7 @@ func (t total) encode(key []byte, meta *bolt.Bucket) []byte {
 var errTotal = errors.New("documents are missing, or replaced or deleted ones have come back")
 
 // totalIn reads the total of a transaction.
-func totalIn(key []byte, meta *bolt.Bucket) (t total, err error) {
+func totalIn(tags *tagger, meta *bolt.Bucket) (t total, err error) {
 	data := meta.Get(layout.Total)
 	if len(data) != 8+8*len(t.sum)+tagSize {
 		return total{}, errTotal
@@ -219,15 +265,15 @@ func totalIn(key []byte, meta *bolt.Bucket) (t total, err error) {
 	for i := range t.sum {
 		t.sum[i] = binary.LittleEndian.Uint64(data[8+8*i:])
 	}
-	if !hmac.Equal(data, t.encode(key, meta)) {
+	if !hmac.Equal(data, t.encode(tags, meta)) {
 		return total{}, errTotal
 	}
 	return t, nil
 }
 
 // setTotal writes the total of a transaction.
-func setTotal(key []byte, meta *bolt.Bucket, t total) error {
-	return meta.Put(layout.Total, t.encode(key, meta))
+func setTotal(tags *tagger, meta *bolt.Bucket, t total) error {
+	return meta.Put(layout.Total, t.encode(tags, meta))
 }
 
 // InitTotal writes the total of a store without documents.
@@ -236,7 +282,7 @@ func (s *Sealer) InitTotal(tx *bolt.Tx) error {
 	if err != nil {
 		return err
 	}
-	return setTotal(key.tags, tx.Bucket(layout.Meta), total{})
+	return setTotal(newTagger(key.tags), tx.Bucket(layout.Meta), total{})
 }
 
 // ChangeMeta verifies the total, applies a change to the other values that its MAC covers, and writes the total again.
@@ -245,15 +291,15 @@ func (s *Sealer) ChangeMeta(tx *bolt.Tx, change func() error) error {
 	if err != nil {
 		return err
 	}
-	meta := tx.Bucket(layout.Meta)
-	sum, err := totalIn(key.tags, meta)
+	meta, tags := tx.Bucket(layout.Meta), newTagger(key.tags)
+	sum, err := totalIn(tags, meta)
 	if err != nil {
 		return err
 	}
 	if err := change(); err != nil {
 		return err
 	}
-	return setTotal(key.tags, meta, sum)
+	return setTotal(tags, meta, sum)
 }
 
 // Check verifies every document and compares them with the total.
@@ -263,8 +309,9 @@ func (s *Sealer) Check(tx *bolt.Tx) error {
 		return err
 	}
 	var found total
+	all := &Transaction{tx: tx, tags: newTagger(keys.tags)}
 	for _, name := range layout.Documents {
-		t := Table{tx: tx, name: name, bucket: tx.Bucket(name), key: keys.tags}
+		t := Table{of: all, name: name, bucket: tx.Bucket(name)}
 		if t.bucket == nil {
 			return errTotal
 		}
@@ -279,7 +326,7 @@ func (s *Sealer) Check(tx *bolt.Tx) error {
 			return err
 		}
 	}
-	want, err := totalIn(keys.tags, tx.Bucket(layout.Meta))
+	want, err := totalIn(all.tags, tx.Bucket(layout.Meta))
 	if err == nil && found != want {
 		err = errTotal
 	}

@@ -11,7 +11,9 @@ import (
 	"boxgate/store/document"
 )
 
-// Bounds limit a history. Each line keeps its first version, the one in force, and the last one whatever the bounds.
+// Bounds limit a history. Each line of an existing box keeps the version in force and the last one whatever the bounds, so that a
+// history has at most about twice the bytes of the policies themselves beyond its bound. It also keeps its first version, unless
+// the total is exceeded without it.
 type Bounds struct {
 	Versions int   // of a line
 	Bytes    int64 // of a line, where each version counts with its whole text
@@ -176,7 +178,8 @@ func (b Book) drop(l identified, t *totals) error {
 }
 
 // relieve writes the totals, and if they exceed the bounds, removes versions until they are a tenth below: always of the API
-// key that has the most, first the lines of its deleted boxes, then the older half of its largest line. So a key that
+// key that has the most, first the lines of its deleted boxes, then the older half of its largest line, and if that is not
+// enough, the first versions of its lines. So a key that
 // fills the history loses its own versions, and not the versions of others: no key with less than an equal part of the total loses any,
 // even if the versions that each line keeps exceed it. Then the next removal waits until another tenth was added.
 func (b Book) relieve(t totals) error {
@@ -197,8 +200,16 @@ func (b Book) relieve(t totals) error {
 			return err
 		}
 	}
-	if err := b.relieveBytes(shares, &t); err != nil {
+	if err := b.relieveBytes(shares, &t, b.halve); err != nil {
 		return err
+	}
+	if t.Bytes > b.Bounds.Total { // the versions that each line keeps exceed it
+		if list, err = b.all(); err != nil {
+			return err
+		}
+		if err := b.relieveBytes(sharesOf(list), &t, b.removeFirst); err != nil {
+			return err
+		}
 	}
 	if t.Least = 0; t.Bytes > b.Bounds.Total {
 		t.Least = t.Bytes
@@ -206,8 +217,8 @@ func (b Book) relieve(t totals) error {
 	return b.setTotals(t)
 }
 
-// relieveBytes is the part of relieve about bytes.
-func (b Book) relieveBytes(shares []*share, t *totals) (err error) {
+// relieveBytes is the part of relieve about bytes. shorten removes versions of the largest line of a share.
+func (b Book) relieveBytes(shares []*share, t *totals, shorten func(*share, *totals) error) (err error) {
 	least := b.Bounds.Total / 10 * 9 / int64(max(1, len(shares)))
 	for t.Bytes > b.Bounds.Total/10*9 && len(shares) > 0 {
 		s := slices.MaxFunc(shares, func(a, b *share) int { return cmp.Compare(a.bytes, b.bytes) })
@@ -217,7 +228,7 @@ func (b Book) relieveBytes(shares []*share, t *totals) (err error) {
 		case len(s.deleted) > 0:
 			err = b.dropOldest(s, t)
 		case len(s.lines) > 0:
-			err = b.halve(s, t)
+			err = shorten(s, t)
 		default:
 			shares = slices.DeleteFunc(shares, func(of *share) bool { return of == s })
 		}
@@ -280,5 +291,30 @@ func (b Book) halve(s *share, t *totals) error {
 	s.lines[last] = l
 	slices.SortFunc(s.lines, func(a, b identified) int { return cmp.Compare(a.Stored, b.Stored) })
 	_, err := put(b.Lines, l.Key(), l.Line)
+	return err
+}
+
+// removeFirst removes the first version of the largest line, unless it is in force or the last one. The line is then no longer
+// considered.
+func (b Book) removeFirst(s *share, t *totals) error {
+	last := len(s.lines) - 1
+	l := s.lines[last]
+	s.lines = s.lines[:last]
+	prefix := l.Key()
+	key, _ := b.Versions.Cursor().Seek(prefix)
+	if !bytes.HasPrefix(key, prefix) {
+		return nil
+	}
+	number := binary.BigEndian.Uint64(key[len(prefix):])
+	if number == l.Current || number == l.Last {
+		return nil
+	}
+	before := l.Stored
+	if err := b.remove(l.ID, &l.Line, t, number); err != nil {
+		return err
+	}
+	l.Dropped++
+	s.bytes -= before - l.Stored
+	_, err := put(b.Lines, prefix, l.Line)
 	return err
 }

@@ -16,6 +16,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"iter"
+	"math"
 	"slices"
 	"time"
 
@@ -115,7 +117,7 @@ type Line struct {
 	Count   int       `json:"count"`             // versions
 	Bytes   int64     `json:"bytes"`             // of the versions, each with its whole text
 	Stored  int64     `json:"stored"`            // part of the total: of the versions, and of the texts that no version had before
-	Dropped uint64    `json:"dropped,omitempty"` // versions that were removed to keep within the bounds, after the first
+	Dropped uint64    `json:"dropped,omitempty"` // versions that were removed to keep within the bounds
 	Holder  string    `json:"holder,omitempty"`  // the API key that is charged for it
 	Deleted time.Time `json:"deleted,omitzero"`  // when the box was deleted
 }
@@ -130,7 +132,7 @@ var (
 type Book struct {
 	Lines    document.Table // a [Line] under the key of its ID, and the totals
 	Versions document.Table // a [Version] under the key of its line and its number
-	Texts    document.Table // the text under its SHA-256, and the number of its versions
+	Texts    document.Table // the text under its SHA-256, and the number of its versions if it has several
 	Bounds   Bounds
 }
 
@@ -152,12 +154,7 @@ func (b Book) Version(id ID, number uint64) (v Version, err error) {
 // Latest returns at most most versions of a line with numbers below before, the latest first, and whether there are older
 // ones. A zero before or most is no limit.
 func (b Book) Latest(id ID, before uint64, most int) (list []Version, more bool, err error) {
-	keys := b.Versions.Keys(id.Key())
-	for _, key := range slices.Backward(keys) {
-		number := binary.BigEndian.Uint64(key[len(key)-8:])
-		if before != 0 && number >= before {
-			continue
-		}
+	for number := range b.below(id, before) {
 		if most != 0 && len(list) == most {
 			return list, true, nil
 		}
@@ -170,15 +167,50 @@ func (b Book) Latest(id ID, before uint64, most int) (list []Version, more bool,
 	return list, false, nil
 }
 
+// below iterates over the numbers of the versions of a line that are below a number, the highest first; 0: all. It reads no
+// version. The line must not change meanwhile.
+func (b Book) below(id ID, number uint64) iter.Seq[uint64] {
+	return func(yield func(uint64) bool) {
+		prefix, c := id.Key(), b.Versions.Cursor()
+		if number == 0 {
+			number = math.MaxUint64
+		}
+		key, _ := c.Seek(id.versionKey(number))
+		if key == nil {
+			key, _ = c.Last()
+		} else {
+			key, _ = c.Prev()
+		}
+		for ; bytes.HasPrefix(key, prefix) && yield(binary.BigEndian.Uint64(key[len(prefix):])); key, _ = c.Prev() {
+		}
+	}
+}
+
+// InForceAt returns the version that was in force at a time, if the line has it, and when the next one came into force; zero: there is
+// none. It reads only the versions since that time.
+func (b Book) InForceAt(id ID, at time.Time) (v Version, next time.Time, known bool, err error) {
+	for number := range b.below(id, 0) {
+		if v, err = b.Version(id, number); err != nil {
+			return Version{}, next, false, err
+		}
+		switch {
+		case v.Result != InForce:
+		case !v.Since.After(at):
+			return v, next, true, nil
+		default:
+			next = v.Since
+		}
+	}
+	return Version{}, time.Time{}, false, nil
+}
+
 // Next returns when the version after the given one that was in force came into force; zero: there is none. It reads only the versions
 // between them.
 func (b Book) Next(id ID, number uint64) (time.Time, error) {
-	for _, key := range b.Versions.Keys(id.Key()) {
-		n := binary.BigEndian.Uint64(key[len(key)-8:])
-		if n <= number {
-			continue
-		}
-		if v, err := b.Version(id, n); err != nil || v.Result == InForce {
+	prefix, c := id.Key(), b.Versions.Cursor()
+	for key, _ := c.Seek(id.versionKey(number + 1)); bytes.HasPrefix(key, prefix); key, _ = c.Next() {
+		v, err := b.Version(id, binary.BigEndian.Uint64(key[len(prefix):]))
+		if err != nil || v.Result == InForce {
 			return v.Since, err
 		}
 	}
@@ -188,8 +220,8 @@ func (b Book) Next(id ID, number uint64) (time.Time, error) {
 // During returns the versions of a line that were in force between two times, inclusive, the oldest first: at most most
 // of them, the latest ones. A zero until is now.
 func (b Book) During(id ID, since, until time.Time, most int) (list []Version, err error) {
-	for _, key := range slices.Backward(b.Versions.Keys(id.Key())) {
-		v, err := b.Version(id, binary.BigEndian.Uint64(key[len(key)-8:]))
+	for number := range b.below(id, 0) {
+		v, err := b.Version(id, number)
 		switch {
 		case err != nil:
 			return nil, err
@@ -219,15 +251,15 @@ func (b Book) Text(digest string) ([]byte, error) {
 }
 
 // Stage records a version with its text, before it is enforced. Its number must be higher than every earlier one, also of
-// versions that were rolled back, or be that of the staged version that it replaces; else the error is [ErrUsed]. holder is the API key
-// that is charged.
-func (b Book) Stage(id ID, holder string, v Version, text []byte) error {
+// versions that were rolled back, or be that of the staged version that it replaces; else the error is [ErrUsed]. holder returns
+// the API key that is charged; it is only called for the first version of a line.
+func (b Book) Stage(id ID, holder func() (string, error), v Version, text []byte) error {
 	l, known, err := b.Find(id)
+	if err == nil && !known {
+		l.Holder, err = holder()
+	}
 	if err != nil {
 		return err
-	}
-	if !known {
-		l.Holder = holder
 	}
 	if v.Number <= l.Last {
 		if old, err := b.Version(id, v.Number); err != nil || old.Result != Staged {
@@ -240,7 +272,7 @@ func (b Book) Stage(id ID, holder string, v Version, text []byte) error {
 
 // Add records a version that is in force since its origin's time, as [Book.Stage] and [Book.Settle] do.
 func (b Book) Add(id ID, holder string, v Version, text []byte) error {
-	if err := b.Stage(id, holder, v, text); err != nil {
+	if err := b.Stage(id, func() (string, error) { return holder, nil }, v, text); err != nil {
 		return err
 	}
 	return b.Settle(id, v.Number, InForce, v.At)
@@ -248,26 +280,37 @@ func (b Book) Add(id ID, holder string, v Version, text []byte) error {
 
 // Settle records the result of a staged version. It is a no-op for a version that is missing or has a result.
 func (b Book) Settle(id ID, number uint64, r Result, at time.Time) error {
-	v, err := b.Version(id, number)
-	if errors.Is(err, ErrMissing) || err == nil && v.Result != Staged {
-		return nil
-	}
-	if err != nil {
+	l, known, err := b.Find(id)
+	if err != nil || !known {
 		return err
 	}
-	l, _, err := b.Find(id)
-	if err != nil {
+	return b.settle(id, l, number, r, at)
+}
+
+// SettleLast is Settle for the version that was staged last.
+func (b Book) SettleLast(id ID, r Result, at time.Time) error {
+	l, known, err := b.Find(id)
+	if err != nil || !known {
+		return err
+	}
+	return b.settle(id, l, l.Last, r, at)
+}
+
+// settle is Settle for a line that was read.
+func (b Book) settle(id ID, l Line, number uint64, r Result, at time.Time) error {
+	key := id.versionKey(number)
+	data, err := b.Versions.Get(key)
+	if err != nil || data == nil {
+		return err
+	}
+	var v Version
+	if err := document.DecodeOwn(data, &v); err != nil || v.Result != Staged {
 		return err
 	}
 	if v.Result = r; r == InForce {
 		v.Since, l.Current = at, max(l.Current, number)
 	}
-	key := id.versionKey(number)
-	before, err := b.Versions.Get(key)
-	if err != nil {
-		return err
-	}
-	was := int64(len(before))
+	was := int64(len(data))
 	size, err := put(b.Versions, key, v)
 	if err != nil {
 		return err
@@ -341,7 +384,18 @@ func (b Book) retain(l *Line, t *totals, digest, text []byte) error {
 		}
 		l.Stored, t.Bytes = l.Stored+int64(len(text)), t.Bytes+int64(len(text))
 	}
-	return b.Texts.Put(countKey(digest), binary.BigEndian.AppendUint64(nil, n+1))
+	if n == 0 {
+		return nil
+	}
+	return b.putCount(digest, n+1)
+}
+
+// putCount writes the number of versions that have a text. It is only stored if there are several.
+func (b Book) putCount(digest []byte, n uint64) error {
+	if n == 1 {
+		return b.Texts.Delete(countKey(digest))
+	}
+	return b.Texts.Put(countKey(digest), binary.BigEndian.AppendUint64(nil, n))
 }
 
 // release counts one version less, and removes the text with the last one.
@@ -355,16 +409,23 @@ func (b Book) release(l *Line, t *totals, digest string, size int64) error {
 		return err
 	}
 	if n > 1 {
-		return b.Texts.Put(countKey(key), binary.BigEndian.AppendUint64(nil, n-1))
+		return b.putCount(key, n-1)
 	}
 	l.Stored, t.Bytes = l.Stored-size, t.Bytes-size
 	return errors.Join(b.Texts.Delete(key), b.Texts.Delete(countKey(key)))
 }
 
+// count returns the number of versions that have a text.
 func (b Book) count(digest []byte) (uint64, error) {
+	if !b.Texts.Has(digest) {
+		return 0, nil
+	}
 	data, err := b.Texts.Get(countKey(digest))
-	if err != nil || data == nil {
+	if err != nil {
 		return 0, err
+	}
+	if data == nil {
+		return 1, nil
 	}
 	if len(data) != 8 {
 		return 0, errors.New("the number of versions of a text is damaged")
@@ -448,7 +509,7 @@ func get(t document.Table, key []byte, v any) (known bool, err error) {
 	if err != nil || data == nil {
 		return false, err
 	}
-	return true, document.Decode(data, v)
+	return true, document.DecodeOwn(data, v)
 }
 
 // put encodes and writes a document, and returns its size.

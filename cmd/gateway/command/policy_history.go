@@ -87,7 +87,7 @@ func printVersions(w io.Writer, list api.PolicyVersions) error {
 		return err
 	}
 	if list.Dropped > 0 {
-		fmt.Fprintf(w, "%s after the first missing: the history is bounded.\n", cli.Count(int(list.Dropped), "version is", "versions are"))
+		fmt.Fprintf(w, "%s missing: the history is bounded.\n", cli.Count(int(list.Dropped), "version is", "versions are"))
 	}
 	if list.More {
 		fmt.Fprintln(w, "There are older versions: --limit shows more.")
