@@ -39,6 +39,8 @@ const (
 	MostWaits  = MostOpen            // responses that wait for an answer
 	perSecond  = 10                  // requests to the endpoint, sustained
 	burst      = 40                  // requests to the endpoint at a time
+	newBurst   = 32                  // new destinations that a box asks for at a time: each takes a compilation of its policy
+	newPerSec  = 1                   // such destinations, sustained
 	settled    = time.Hour           // time during which a denial also answers the same request
 	mostAnswer = 30 * 24 * time.Hour // of access for a time
 )
@@ -103,6 +105,7 @@ type Service struct {
 type asker struct {
 	turn  sync.Mutex // serialises requests and answers
 	limit *ratelimit.Limiter
+	fresh *ratelimit.Limiter // of new destinations
 
 	mu      sync.Mutex
 	waits   int
@@ -129,7 +132,7 @@ func (s *Service) of(id policy.BoxID) *asker {
 				delete(s.boxes, other)
 			}
 		}
-		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), changed: make(chan struct{}), open: map[string]time.Time{}}
+		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), fresh: ratelimit.New(newPerSec, newBurst, func() int64 { return 0 }), changed: make(chan struct{}), open: map[string]time.Time{}}
 		s.boxes[id] = a
 	}
 	return a
@@ -294,6 +297,10 @@ func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalReques
 	}
 	if same != nil && same.State == string(api.ApprovalOpen) && !s.Automatic {
 		return plain(*same), false, nil
+	}
+	if !a.fresh.Allow() {
+		s.counts.refused.WithLabelValues(boundRate).Inc()
+		return api.Approval{}, false, api.Errorf(api.ErrLimit, "the box asks for more destinations than %d at a time and %d a second; wait, then repeat the request", newBurst, newPerSec)
 	}
 	candidate, err := s.Rules.Candidate(ctx, id, to)
 	if err != nil {

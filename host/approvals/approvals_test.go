@@ -22,6 +22,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit/trail"
 	"boxgate/host/state"
+	"boxgate/internal/ratelimit"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
@@ -137,6 +138,7 @@ func TestRequestsOfABox(t *testing.T) {
 	for i := 1; i < MostOpen; i++ {
 		g.ask(t, fmt.Sprintf("h%d.example", i))
 	}
+	g.of("b1").fresh = ratelimit.New(1e6, 1e6, func() int64 { return 0 }) // of time, see TestRefusedRequestsAreBounded
 	if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "more.example"}, Reason: "x"}); !errors.Is(err, api.ErrLimit) {
 		t.Error("more open requests than allowed:", err)
 	}
@@ -351,6 +353,27 @@ func TestAutomaticApprovalOfRequests(t *testing.T) {
 				t.Errorf("%v: %v %v", c.to, got.State, err)
 			}
 		}
+	}
+}
+
+// TestRefusedRequestsAreBounded: requests that are refused are not stored, but each takes a compilation of the policy, so a box makes
+// few of them.
+func TestRefusedRequestsAreBounded(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.rules.fail = api.ErrForbidden
+	limited := 0
+	for i := range 4 * newBurst {
+		if _, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: fmt.Sprintf("h%d.example", i)}, Reason: "x"}); errors.Is(err, api.ErrLimit) {
+			limited++
+		}
+	}
+	if g.rules.looked > 2*newBurst || limited == 0 {
+		t.Errorf("%d effects were computed, %d requests refused by the limit", g.rules.looked, limited)
+	}
+	g.rules.fail = nil
+	if _, created, err := g.Ask(t.Context(), "b2", api.ApprovalRequest{Destination: api.Destination{Host: "a.example"}, Reason: "x"}); err != nil || !created {
+		t.Error("another box:", err)
 	}
 }
 

@@ -115,12 +115,19 @@ func (p *Service) Candidate(_ context.Context, id policy.BoxID, to api.Destinati
 	if err != nil {
 		return api.Candidate{}, err
 	}
-	b, err := p.boxes.Lock(id)
+	b, err := p.boxes.Find(id)
 	if err != nil {
+		return api.Candidate{}, err
+	}
+	if e, ok := p.shown.get(id, b.Policy.Load(), d.text()); ok {
+		return e.candidate, e.err
+	}
+	if b, err = p.boxes.Lock(id); err != nil {
 		return api.Candidate{}, err
 	}
 	defer b.Unlock()
 	c, _, err := p.candidateFor(b, d)
+	p.shown.put(id, b.Policy.Load(), d.text(), effect{c, err}, p.boxes.Has)
 	return c, err
 }
 

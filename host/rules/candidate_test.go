@@ -234,6 +234,52 @@ func TestCandidateForRequests(t *testing.T) {
 	}
 }
 
+// TestCandidatesAreComputedOnce: the effect of an approval is computed once for each policy, without waiting for changes of the box
+// afterwards, and anew once the policy is another, also for a grant.
+func TestCandidatesAreComputedOnce(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("b1")
+	set := func(s policy.Spec) {
+		t.Helper()
+		if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: s}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(denyAll)
+	to := api.Destination{Host: "b.example", Port: 443}
+	first, err := g.Candidate(t.Context(), "b1", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := g.boxes.Lock("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := g.Candidate(t.Context(), "b1", to)
+	b.Unlock()
+	if err != nil || again.Digest != first.Digest {
+		t.Error(again, err)
+	}
+	for i := range 3 * mostShown {
+		if _, err := g.Candidate(t.Context(), "b1", api.Destination{Host: fmt.Sprintf("h%d.example", i), Port: 443}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(g.shown.boxes["b1"].effects); n > mostShown {
+		t.Errorf("%d effects are kept", n)
+	}
+	set(allowAll)
+	if _, err := g.Candidate(t.Context(), "b1", to); !errors.Is(err, api.ErrConflict) {
+		t.Error("an effect under an earlier policy:", err)
+	}
+	g.addBox("b2")
+	g.boxes.Remove("b1")
+	if _, err := g.Candidate(t.Context(), "b2", to); g.shown.boxes["b1"] != nil {
+		t.Error("the effects of a deleted box are kept:", err)
+	}
+}
+
 // keepAll returns the temporary entries of a box.
 func keepAll(g *gateway, id policy.BoxID) *[]api.LeaseEntry {
 	keep := []api.LeaseEntry{}

@@ -72,6 +72,8 @@ type Service struct {
 	endingLeases  sync.WaitGroup
 	leaseGrace    time.Duration // [leaseGrace], except in tests
 
+	shown shown // effects of approvals
+
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
 	mu     sync.Mutex
