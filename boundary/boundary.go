@@ -44,6 +44,7 @@ type Denial struct {
 	Port   uint16 // 0 if unknown
 	Method string // of a request, with Path; "" for anything else
 	Path   string
+	Asked  string // ID of the open request of the box for it; "" if there is none
 }
 
 // NextSteps returns the steps that a program in a box can take after a denial by a policy, in order. It returns nil for reasons without
@@ -52,6 +53,11 @@ func NextSteps(c *policy.Compiled, d Denial) []string {
 	switch {
 	case policy.IsOfCeiling(d.Rule):
 		return []string{"Do not repeat the request: the operator's ceiling refuses it, and an approval cannot open it."}
+	case d.Asked != "":
+		return []string{
+			"You have asked for it. Wait for the answer: GET " + URL + "/v1/requests/" + d.Asked + "/wait, again while its state is open",
+			"If the state is once or always, repeat the denied request. If it is denied, do not repeat it: work without it, or report that it is missing.",
+		}
 	case CanAsk(d.Reason) && d.Host != "":
 		return steps("destination", ask{Host: d.Host, Port: d.Port})
 	case CanAsk(d.Reason):

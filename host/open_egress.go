@@ -112,6 +112,14 @@ func (i *inside) ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Reques
 	i.opened.Load().ServeBox(box, w, r)
 }
 
+// Asked implements [exchange.Inside].
+func (i *inside) Asked(box *policy.Box, d boundary.Denial) string {
+	if e := i.opened.Load(); e != nil {
+		return e.Asked(box, d)
+	}
+	return ""
+}
+
 // openApprovals opens the requests of boxes for access, and the endpoint where boxes make them.
 func (o *opening) openApprovals(context.Context) (err error) {
 	p, c := o.parts, o.parts.cfg.Approvals

@@ -29,6 +29,8 @@ type Host interface {
 	Allow(id policy.BoxID) bool
 	// Serves returns false, once another process serves or ctx has ended, if this process does not have the requests any more.
 	Serves(ctx context.Context) bool
+	// Asked returns the ID of the open request of a box for a denied destination, or "".
+	Asked(id policy.BoxID, d boundary.Denial) string
 	// Boundary returns the policy of a box as it may see it.
 	Boundary(ctx context.Context, id policy.BoxID) (boundary.Policy, error)
 	// Denials returns the latest denials of a box, oldest first.
@@ -74,6 +76,9 @@ func New(host Host) *Endpoint {
 func (e *Endpoint) Serves(box *policy.Box, host name.Name) bool {
 	return host == boundary.Name && box != nil && e.host.Asks(box.ID)
 }
+
+// Asked returns the ID of the open request of a box for a denied destination, or "".
+func (e *Endpoint) Asked(box *policy.Box, d boundary.Denial) string { return e.host.Asked(box.ID, d) }
 
 // boxKey is the context key of the box.
 type boxKey struct{}
@@ -226,14 +231,14 @@ func (e *Endpoint) denials(_ http.ResponseWriter, r *http.Request, id policy.Box
 		if ev.Addr.IsValid() {
 			v.Addr = ev.Addr.String()
 		}
-		v.NextSteps = stepsOf(boxOf(r).Policy.Load(), &v)
+		v.NextSteps = e.stepsOf(boxOf(r), &v)
 		views = append(views, v)
 	}
 	return http.StatusOK, map[string]any{"denials": views}, nil
 }
 
 // stepsOf returns the next steps after a denial. An approval for an address opens all its ports.
-func stepsOf(c *policy.Compiled, v *denialView) []string {
+func (e *Endpoint) stepsOf(box *policy.Box, v *denialView) []string {
 	d := boundary.Denial{Reason: v.Reason, Rule: v.Rule, Host: v.Host, Port: v.Port, Method: v.Method, Path: v.Path}
 	switch {
 	case v.Host == "":
@@ -241,7 +246,8 @@ func stepsOf(c *policy.Compiled, v *denialView) []string {
 	case v.Stage == policy.StageDNS:
 		d.Port = 0
 	}
-	return boundary.NextSteps(c, d)
+	d.Asked = e.host.Asked(box.ID, d)
+	return boundary.NextSteps(box.Policy.Load(), d)
 }
 
 // askBody is a request for access.

@@ -26,8 +26,14 @@ type memory struct {
 	events   []audit.Event
 }
 
-func (m *memory) Asks(policy.BoxID) bool      { return !m.off }
-func (m *memory) Allow(policy.BoxID) bool     { return !m.limited }
+func (m *memory) Asks(policy.BoxID) bool  { return !m.off }
+func (m *memory) Allow(policy.BoxID) bool { return !m.limited }
+func (m *memory) Asked(_ policy.BoxID, d boundary.Denial) string {
+	if d.Host == "asked.example" {
+		return "one"
+	}
+	return ""
+}
 func (m *memory) Serves(context.Context) bool { return !m.replaced }
 func (m *memory) Boundary(_ context.Context, id policy.BoxID) (boundary.Policy, error) {
 	m.boxes = append(m.boxes, id)
@@ -112,6 +118,9 @@ func TestDenialsLeadOn(t *testing.T) {
 	t.Parallel()
 	m := &memory{events: []audit.Event{
 		{Time: time.Unix(1, 0), Stage: policy.StageHTTP, Name: "a.example", Port: 8080, Method: "GET", Path: "/x", Reason: name.ReasonNotAllowed},
+		{Time: time.Unix(1, 0), Stage: policy.StageHTTP, Name: "asked.example", Port: 443, Method: "GET", Path: "/x", Reason: name.ReasonNotAllowed},
+		{Time: time.Unix(1, 0), Stage: policy.StageHTTP, Name: "a.example", Port: 443, Method: "DELETE", Path: "/x", Reason: name.ReasonRequestRule, Rule: "deny a.example mcp"},
+		{Time: time.Unix(1, 0), Stage: policy.StageHTTP, Name: "a.example", Port: 443, Reason: name.ReasonNotAllowed, Rule: "policy.ceiling"},
 		{Time: time.Unix(2, 0), Stage: policy.StageDNS, Name: "b.example", Reason: name.ReasonDeniedDomain, Rule: "*.example"},
 	}}
 	var got struct {
@@ -121,14 +130,33 @@ func TestDenialsLeadOn(t *testing.T) {
 			NextSteps    []string `json:"next_steps"`
 		}
 	}
-	if err := json.Unmarshal(call(m, "GET", "/v1/denials", "", "").Body.Bytes(), &got); err != nil || len(got.Denials) != 2 {
+	if err := json.Unmarshal(call(m, "GET", "/v1/denials", "", "").Body.Bytes(), &got); err != nil || len(got.Denials) != 5 {
 		t.Fatal(err, got)
 	}
 	if steps := strings.Join(got.Denials[0].NextSteps, "\n"); !strings.Contains(steps, `"host":"a.example","port":8080`) || !strings.Contains(steps, boundary.URL+"/v1/requests") {
 		t.Error(steps)
 	}
-	if steps := strings.Join(got.Denials[1].NextSteps, "\n"); !strings.Contains(steps, "Do not repeat") {
+	if steps := strings.Join(got.Denials[1].NextSteps, "\n"); !strings.Contains(steps, boundary.URL+"/v1/requests/one/wait") || strings.Contains(steps, "POST") {
 		t.Error(steps)
+	}
+	for _, d := range got.Denials[2:] {
+		if steps := strings.Join(d.NextSteps, "\n"); !strings.Contains(steps, "Do not repeat") || strings.Contains(steps, "POST") {
+			t.Error(steps)
+		}
+	}
+}
+
+// TestAReplacedProcessSendsTheBoxOn: a process that was replaced refuses requests so that the box makes them again on another connection.
+func TestAReplacedProcessSendsTheBoxOn(t *testing.T) {
+	t.Parallel()
+	m := &memory{replaced: true}
+	for _, path := range []string{"/v1/policy", "/v1/requests", "/v1/requests/one/wait"} {
+		if got := call(m, "GET", path, "", ""); got.Code != http.StatusServiceUnavailable || got.Header().Get("Connection") != "close" || got.Header().Get("Retry-After") == "" {
+			t.Error(path, got.Code, got.Header())
+		}
+	}
+	if len(m.boxes) > 0 {
+		t.Error("the data was used")
 	}
 }
 

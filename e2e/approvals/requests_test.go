@@ -71,6 +71,8 @@ func TestAMethodAndAPathCanBeAskedFor(t *testing.T) {
 	if got := status(w, box, "DELETE", "http://www.example.com/items/1"); got != "403" {
 		t.Error("asking alone has opened it:", got)
 	}
+	denied, _ = split(w, w.MustSh(box, "curl -sS -m 60 -w '\\n%{http_code}' -X DELETE http://www.example.com/items/1"))
+	harness.Contains(t, fmt.Sprint(denied["next_steps"]), endpoint+"/v1/requests/"+id+"/wait")
 	harness.Contains(t, w.Run(0, nil, "", "approvals", "show", id), "DELETE www.example.com:80/items/*", "every path that begins with /items/", "before the rule")
 	log := w.Run(0, nil, "", "log", "--box", box, "--denied")
 	harness.Contains(t, log, "the box has asked for it", "approvals show "+id)

@@ -20,6 +20,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit/trail"
+	"boxgate/boundary"
 	"boxgate/host/change"
 	"boxgate/host/state"
 	"boxgate/internal/fault"
@@ -109,8 +110,8 @@ type asker struct {
 
 	mu      sync.Mutex
 	waits   int
-	changed chan struct{}        // closed at the next change of a request
-	open    map[string]time.Time // the open requests, with their ends
+	changed chan struct{}          // closed at the next change of a request
+	open    map[string]openRequest // by ID
 }
 
 // New returns a service.
@@ -132,7 +133,7 @@ func (s *Service) of(id policy.BoxID) *asker {
 				delete(s.boxes, other)
 			}
 		}
-		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), fresh: ratelimit.New(newPerSec, newBurst, func() int64 { return 0 }), changed: make(chan struct{}), open: map[string]time.Time{}}
+		a = &asker{limit: ratelimit.New(perSecond, burst, func() int64 { return 0 }), fresh: ratelimit.New(newPerSec, newBurst, func() int64 { return 0 }), changed: make(chan struct{}), open: map[string]openRequest{}}
 		s.boxes[id] = a
 	}
 	return a
@@ -146,12 +147,30 @@ func (a *asker) notify() {
 	a.changed = make(chan struct{})
 }
 
+// openRequest is a request that has not been answered.
+type openRequest struct {
+	to   api.Destination
+	ends time.Time
+}
+
+// covers reports whether the request asks for a denied destination. Look-ups have no port.
+func (o *openRequest) covers(d boundary.Denial) bool {
+	if o.to.Host != d.Host || o.to.Port != d.Port && d.Port != 0 {
+		return false
+	}
+	if o.to.Method == "" {
+		return d.Reason != name.ReasonRequestRule
+	}
+	prefix, isPrefix := strings.CutSuffix(o.to.Path, "*")
+	return o.to.Method == d.Method && (o.to.Path == d.Path || isPrefix && strings.HasPrefix(d.Path, prefix))
+}
+
 // note keeps count of the open requests.
 func (a *asker) note(of store.Approval) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if of.State == string(api.ApprovalOpen) && isAlive(of) {
-		a.open[of.ID] = of.ExpiresAt
+		a.open[of.ID] = openRequest{destinationOf(of), of.ExpiresAt}
 	} else {
 		delete(a.open, of.ID)
 	}

@@ -1,6 +1,7 @@
 package approvals
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
@@ -18,9 +19,11 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"boxgate/api"
 	"boxgate/audit/trail"
+	"boxgate/boundary"
 	"boxgate/host/state"
 	"boxgate/internal/ratelimit"
 	"boxgate/policy"
@@ -335,6 +338,23 @@ func TestReadingTakesNoCompilation(t *testing.T) {
 	if open, waits, _ := g.standing(); open != MostOpen || waits != 0 {
 		t.Error(open, waits)
 	}
+	for d, want := range map[boundary.Denial]string{
+		{Reason: name.ReasonNotAllowed, Host: "h0.example", Port: 443}: list[0].ID, {Reason: name.ReasonNotAllowed, Host: "h0.example"}: list[0].ID, {Reason: name.ReasonNotAllowed, Host: "h0.example", Port: 80}: "",
+		{Reason: name.ReasonNotAllowed, Host: "other.example", Port: 443}: "", {Reason: name.ReasonRequestRule, Host: "h0.example", Port: 443, Method: "GET", Path: "/"}: "",
+	} {
+		if got := inside.Asked("b1", d); got != want {
+			t.Errorf("%v: %q", d, got)
+		}
+		if got := inside.Asked("b2", d); got != "" {
+			t.Errorf("%v of another box: %q", d, got)
+		}
+	}
+	if _, _, err := g.AnswerApproval(t.Context(), "b1", list[0].ID, api.ApprovalAnswer{Answer: string(api.ApprovalDenied), Reason: "no"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := inside.Asked("b1", boundary.Denial{Reason: name.ReasonNotAllowed, Host: "h0.example", Port: 443}); got != "" {
+		t.Error("an answered request is open:", got)
+	}
 }
 
 // TestAutomaticApprovalOfRequests: request rules of policies are opened automatically only for hosts whose requests the ceiling limits too.
@@ -377,6 +397,63 @@ func TestRefusedRequestsAreBounded(t *testing.T) {
 	}
 }
 
+// TestAReviewerThatMisbehaves: redirects are not followed, nor answers read that are no answers, too long, or for an impossible time; the
+// signing key is not in the log.
+func TestAReviewerThatMisbehaves(t *testing.T) {
+	t.Parallel()
+	const signing = "0123456789abcdef01234567"
+	key := "whsec_" + base64.StdEncoding.EncodeToString([]byte(signing))
+	other := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the redirect was followed") }))
+	t.Cleanup(other.Close)
+	yes := `{"answer":"once","reason":"fine","candidate":"d-%s"%s}`
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var got webhookBody
+		_ = json.NewDecoder(r.Body).Decode(&got)
+		host := strings.TrimSuffix(got.Data.Entry, ":443")
+		switch host {
+		case "redirect.example":
+			http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
+		case "error.example":
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprintf(w, yes, host, "")
+		case "long.example":
+			fmt.Fprintf(w, yes, host, `,"more":"`+strings.Repeat("x", mostAnswerBytes)+`"`)
+		case "overflow.example": // 2^64 nanoseconds and an hour, in seconds
+			fmt.Fprintf(w, yes, host, `,"expires_in":18446747673`)
+		case "negative.example":
+			fmt.Fprintf(w, yes, host, `,"expires_in":-1`)
+		case "control.example":
+			fmt.Fprintf(w, `{"answer":"denied","reason":"\u001b[2J"}`)
+		case "kind.example":
+			fmt.Fprintf(w, `{"answer":"open","reason":"x","candidate":"d-kind.example"}`)
+		}
+	}))
+	t.Cleanup(server.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	roots.AddCert(other.Certificate())
+	logged := &bytes.Buffer{}
+	g := newRig(t, func(c *Config) {
+		c.Reviewer = NewWebhook(server.URL, func(context.Context) (name.Secret, error) { return name.NewSecret(key), nil }, roots)
+		c.Log = zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "m"}), zapcore.AddSync(logged), zap.DebugLevel))
+	})
+	for _, host := range []string{"redirect.example", "error.example", "long.example", "overflow.example", "negative.example", "control.example", "kind.example", "empty.example"} {
+		g.Service.ask(t.Context(), <-func() chan store.Approval { g.ask(t, host); return g.queue }())
+	}
+	list, err := g.Approvals(t.Context(), "b1")
+	if err != nil || len(list) != 8 || len(g.rules.grants) > 0 {
+		t.Fatal(len(list), g.rules.grants, err)
+	}
+	for _, a := range list {
+		if a.State != api.ApprovalOpen || a.Human != "" {
+			t.Errorf("%+v", a)
+		}
+	}
+	if text := logged.String(); strings.Contains(text, signing) || strings.Contains(text, key) || !strings.Contains(text, "left to people") {
+		t.Error(text)
+	}
+}
+
 // TestTwoApprovers: of several answers at the same time one counts, and the access is given once.
 func TestTwoApprovers(t *testing.T) {
 	t.Parallel()
@@ -414,15 +491,19 @@ func TestAnEarlierProcessLeftRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := next.takeStock(); err != nil {
-		t.Fatal(err)
-	}
-	if open, _, _ := next.standing(); open != 1 {
+	if open, _, _ := g.standing(); open != 1 {
 		t.Error("open requests:", open)
 	}
 	got, created, err := next.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "a.example"}, Reason: "x"})
 	if err != nil || created || got.ID != a.ID || got.State != api.ApprovalOnce {
 		t.Error(got, created, err)
+	}
+	late := g.ask(t, "late.example")
+	if err := next.takeStock(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := next.Approval(t.Context(), "b1", late.ID); err != nil || got.State != api.ApprovalOnce || got.By != byCeiling {
+		t.Error(got, err)
 	}
 	g.ask(t, "b.example")
 	c.Automatic, c.Reviewer = false, reviewer(func(r Review) (api.ApprovalAnswer, error) {
@@ -438,7 +519,7 @@ func TestAnEarlierProcessLeftRequests(t *testing.T) {
 	defer cancel()
 	until(t, "the request is reviewed", func() bool {
 		list, err := next.Approvals(t.Context(), "b1")
-		return err == nil && len(list) == 2 && list[1].State == api.ApprovalDenied
+		return err == nil && len(list) == 3 && list[2].State == api.ApprovalDenied
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/boundary"
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -58,6 +59,19 @@ func (i *Inside) Denials(ctx context.Context, id policy.BoxID) ([]audit.Event, e
 		return nil, err
 	}
 	return slices.DeleteFunc(past.Events, func(e audit.Event) bool { return e.Stage == policy.StageURL || e.Box != id }), nil
+}
+
+// Asked returns the ID of the open request of a box for a denied destination, or "".
+func (i *Inside) Asked(id policy.BoxID, d boundary.Denial) string {
+	a := i.of(id)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for request, o := range a.open {
+		if o.covers(d) && fault.Now().Before(o.ends) {
+			return request
+		}
+	}
+	return ""
 }
 
 // Approvals returns the requests of a box without the effects of approvals.

@@ -96,13 +96,13 @@ func (s *Service) standing() (open, waits int, oldest time.Duration) {
 		}
 		a.mu.Lock()
 		waits += a.waits
-		for request, end := range a.open {
-			if !now.Before(end) {
+		for request, o := range a.open {
+			if !now.Before(o.ends) {
 				delete(a.open, request)
 				continue
 			}
 			open++
-			oldest = max(oldest, now.Sub(end.Add(-Lifetime)))
+			oldest = max(oldest, now.Sub(o.ends.Add(-Lifetime)))
 		}
 		a.mu.Unlock()
 	}

@@ -126,7 +126,7 @@ func (s *Service) Serve(ctx context.Context) error {
 	return nil
 }
 
-// takeStock counts the open requests that an earlier process has left, and queues those that it had not had reviewed.
+// takeStock counts the open requests that an earlier process has left, and has those answered that it could not.
 func (s *Service) takeStock() error {
 	if !s.Enabled {
 		return nil
@@ -148,6 +148,9 @@ func (s *Service) takeStockOf(id policy.BoxID) error {
 		return err
 	}
 	for _, a := range stored {
+		if a.State == string(api.ApprovalOpen) && isAlive(a) && s.Automatic {
+			a = s.approveLate(a)
+		}
 		box.note(a)
 		if s.Reviewer == nil || a.State != string(api.ApprovalOpen) || a.Human != "" || !isAlive(a) || a.CreatedAt.After(s.started) {
 			continue
@@ -159,6 +162,16 @@ func (s *Service) takeStockOf(id policy.BoxID) error {
 		}
 	}
 	return nil
+}
+
+// approveLate approves a request that the process that was replaced has left. The caller has the turn of the box.
+func (s *Service) approveLate(a store.Approval) store.Approval {
+	ctx := context.Background()
+	c, err := s.Rules.Candidate(ctx, a.Box, destinationOf(a))
+	if err != nil || !withinCeiling(a, c) {
+		return a
+	}
+	return s.approveByCeiling(ctx, a, c)
 }
 
 // ask has one request reviewed. A request that was answered or has changed its effect in the meantime stays as it is.

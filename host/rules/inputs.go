@@ -55,15 +55,16 @@ func (in inputs) compile() (*policy.Compiled, error) {
 // withLeases returns spec with the entries of leases added, and whether it is audited.
 func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bool) {
 	var allowed, denied []amend.Entry
+	var requests []amend.Preceding
 	for _, l := range leases {
 		switch {
 		case l.Audit:
 			audit = audit || l.Allow && l.ExpiresAt.Sub(l.StartedAt) <= api.MaxAudit
 			continue
 		case l.Allow && l.Before != "":
-			requests, err := amend.ParseRequestEntry(l.Entry)
+			e, err := amend.ParseRequestEntry(l.Entry)
 			if err == nil { // checked when the lease was made
-				spec, _ = requests.AllowBefore(spec, l.Before)
+				requests = append(requests, amend.Preceding{Entry: e, Rule: l.Before})
 			}
 			continue
 		}
@@ -79,6 +80,7 @@ func withLeases(spec policy.Spec, leases []store.Lease) (_ policy.Spec, audit bo
 		}
 	}
 	spec = amend.Beside(spec, allowed, denied)
+	spec, _ = amend.AllowRequests(spec, requests)
 	if audit && spec.Mode == policy.ModeDenyAll {
 		for _, e := range denied { // which deny-all has no list for, and the audit must not open
 			spec = spec.Overruled(e.String())

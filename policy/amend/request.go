@@ -107,20 +107,49 @@ func (e RequestEntry) Denying(c *policy.Compiled) (match.RequestRule, error) {
 	return r, nil
 }
 
-// AllowBefore returns a policy that allows the requests of the entry, by a request rule directly before the first rule with a
-// digest of [DigestOf]. It returns false, and the policy as it is, if there is no such rule or the policy has no space for another. The argument is not
-// modified.
+// AllowBefore returns a policy that allows the requests of the entry, by a request rule directly before the first rule with a digest of
+// [DigestOf]. It returns false, and the policy as it is, if there is no such rule or the policy has no space for another. The argument is
+// not modified.
 func (e RequestEntry) AllowBefore(s policy.Spec, digest string) (policy.Spec, bool) {
-	i := slices.IndexFunc(s.Rules, func(r match.RequestRule) bool { return r.Action == match.ActionDeny && DigestOf(r) == digest })
-	if i < 0 || len(s.Rules) >= match.MaxRules {
-		return s, false
+	s, placed := AllowRequests(s, []Preceding{{e, digest}})
+	return s, placed == 1
+}
+
+// Preceding is an entry for requests, with the digest of the request rule that it precedes.
+type Preceding struct {
+	Entry RequestEntry
+	Rule  string
+}
+
+// AllowRequests is [RequestEntry.AllowBefore] for several entries. It returns the number of entries that the policy then has.
+func AllowRequests(s policy.Spec, list []Preceding) (next policy.Spec, placed int) {
+	waiting := map[string][]match.RequestRule{} // by the digest
+	for _, p := range list {
+		waiting[p.Rule] = append(waiting[p.Rule], p.Entry.rule())
 	}
-	own := e.rule()
-	if i > 0 && reflect.DeepEqual(s.Rules[i-1], own) {
-		return s, true
+	var rules []match.RequestRule
+	space, sinceDenial := match.MaxRules-len(s.Rules), 0
+	for _, r := range s.Rules {
+		if r.Action == match.ActionDeny && len(waiting) > 0 {
+			digest := DigestOf(r)
+			for _, own := range waiting[digest] {
+				switch {
+				case slices.ContainsFunc(rules[sinceDenial:], func(o match.RequestRule) bool { return reflect.DeepEqual(o, own) }):
+					placed++
+				case space > 0:
+					rules, space, placed = append(rules, own), space-1, placed+1
+				}
+			}
+			delete(waiting, digest)
+		}
+		if rules = append(rules, r); r.Action == match.ActionDeny {
+			sinceDenial = len(rules)
+		}
 	}
-	s.Rules = slices.Insert(slices.Clone(s.Rules), i, own)
-	return s, true
+	if placed > 0 {
+		s.Rules = rules
+	}
+	return s, placed
 }
 
 // DigestOf identifies a request rule by its content.

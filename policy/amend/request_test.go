@@ -52,7 +52,7 @@ func TestRequestEntries(t *testing.T) {
 	}
 }
 
-// TestAllowBefore: an entry opens its requests and no others, whatever the rules around the denying one, and nothing once that rule
+// TestAllowBefore: an entry opens its requests and no others, whatever the rules around the denying one, and has no effect once that rule
 // has gone.
 func TestAllowBefore(t *testing.T) {
 	t.Parallel()
@@ -122,6 +122,20 @@ func TestAllowBefore(t *testing.T) {
 		if same, ok := e.AllowBefore(changed, DigestOf(denying)); ok || len(same.Rules) != len(changed.Rules) {
 			t.Errorf("%s: it precedes a rule that has changed", c.why)
 		}
+	}
+	// Several entries precede their rules, the first of equal ones, and those without a rule are left out.
+	both := ruled(rule("deny", "", "/a*"), rule("deny", "DELETE", ""), rule("deny", "DELETE", ""))
+	var list []Preceding
+	for text, i := range map[string]int{"GET api.example.com:443/a/1": 0, "DELETE api.example.com:443/b": 1} {
+		e, err := ParseRequestEntry(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, Preceding{e, DigestOf(both.Rules[i])}, Preceding{e, "gone"})
+	}
+	next, placed := AllowRequests(both, list)
+	if placed != 2 || len(next.Rules) != 5 || len(both.Rules) != 3 || next.Rules[0].Paths[0] != "/a/1" || next.Rules[2].Paths[0] != "/b" {
+		t.Error(placed, next.Rules)
 	}
 	full := ruled(rule("deny", "", ""))
 	for len(full.Rules) < match.MaxRules {

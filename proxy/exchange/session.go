@@ -74,6 +74,8 @@ type Core struct {
 type Inside interface {
 	// Serves reports whether the requests of a box to a host are for the endpoint.
 	Serves(box *policy.Box, host name.Name) bool
+	// Asked returns the ID of the open request of a box for a denied destination, or "".
+	Asked(box *policy.Box, d boundary.Denial) string
 	// ServeBox answers a request of a box. The context of the request ends with its connection.
 	ServeBox(box *policy.Box, w http.ResponseWriter, r *http.Request)
 }
@@ -87,7 +89,7 @@ func (k *Core) IsInside(box *policy.Box, host name.Name) bool {
 // about a request if asked has a method.
 func (k *Core) Advise(box *policy.Box, p *problem.Problem, asked boundary.Denial) {
 	if k.IsInside(box, boundary.Name) && p.NextSteps == nil {
-		asked.Reason, asked.Rule = p.Reason, p.Rule
+		asked.Reason, asked.Rule, asked.Asked = p.Reason, p.Rule, k.Inside.Asked(box, asked)
 		p.NextSteps = boundary.NextSteps(box.Policy.Load(), asked)
 	}
 }
