@@ -33,6 +33,7 @@ import (
 	"boxgate/host/doctor"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
+	"boxgate/host/har"
 	"boxgate/host/keys"
 	"boxgate/host/listen"
 	"boxgate/host/meter"
@@ -105,6 +106,7 @@ type services struct {
 	sources     *keys.Secrets      // the operator's secrets
 	selfTests   *box.SelfTests     // attacks boxes from inside
 	doctor      *doctor.Service    // diagnoses hosts
+	captures    *har.Service       // records the requests of boxes
 	approvals   *approvals.Service // requests of boxes for access
 }
 
@@ -113,7 +115,7 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, Versions: h.versions, URLs: h.publicURLs,
-		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Keys: h.keys, TrailReader: h.auditTrail,
+		Schedules: h.scheduled, Webhooks: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Doctor: h.doctor, Captures: h.captures, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities, Approvals: h.approvals,
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"boxgate/host/doctor"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
+	"boxgate/host/har"
 	"boxgate/host/keys"
 	"boxgate/host/listen"
 	"boxgate/host/netns"
@@ -243,6 +244,7 @@ func (o *opening) openRecords(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	o.captures = &har.Service{Boxes: p.boxes, Proxy: p.proxy}
 	o.doctor, err = doctor.New(doctor.Config{
 		Log: p.log, Addresses: p.addrs, Boxes: p.boxes, Life: o.lifecycle, Rules: o.policies, Commands: o.usage, Authorities: o.authorities, Roots: p.addedRoots,
 	})

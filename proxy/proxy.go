@@ -22,6 +22,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/har"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/postgres"
@@ -286,6 +287,21 @@ func (p *Proxy) Passing(box policy.BoxID) map[netip.AddrPort]bool {
 		}
 	}
 	return ends
+}
+
+// Capture begins to record the requests of a box that arrive from now on. ok is false if they are recorded already. The caller calls
+// release when it takes no more entries.
+func (p *Proxy) Capture(box *policy.Box, o har.Options) (c *har.Capture, release func(), ok bool) {
+	used := p.usages.Of(box)
+	c = har.New(o, used.Told.Texts())
+	if !used.Capture.CompareAndSwap(nil, c) {
+		return nil, nil, false
+	}
+	return c, func() {
+		used.Capture.CompareAndSwap(c, nil)
+		c.End("")
+		c.Discard()
+	}, true
 }
 
 // CloseBox closes every connection of a box and drops its state. Call it after Boxes has stopped finding the box, so that

@@ -208,6 +208,8 @@ var grants = map[string]grant{
 
 	"diagnoseHost": admin | changes, // connects from the host
 
+	"captureRequests": own | changes, // shows headers and bodies, which readers and auditors may not see
+
 	"listApprovals":    own | reads | approves, // lists the requests of the boxes that the key sees
 	"listBoxApprovals": own | reads | approves,
 	"getApproval":      own | reads | approves,

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ import (
 	"boxgate/policy/authority"
 	"boxgate/policy/content"
 	"boxgate/policy/name"
+	"boxgate/proxy/har"
 )
 
 // Key is the operator's API key.
@@ -65,6 +67,9 @@ type Host struct {
 	Keys       map[string]api.Key // by value; in addition to [Key]
 	Passphrase string             // of the last RotateStoreKey
 	Grace      time.Duration      // of the last RotateAPIKey
+
+	Captures  chan *har.Capture // receives captures that begin; nil: none may begin
+	capturing atomic.Bool
 
 	Addresses map[string][]netip.Addr               // of the names that Resolve looks up
 	Decisions []audit.Event                         // decisions passed to AddDecision
@@ -733,6 +738,21 @@ func (h *Host) Diagnose(_ context.Context, id policy.BoxID, req api.DiagnosisReq
 		return doctor.Diagnosis{}, err
 	}
 	return doctor.Diagnosis{Box: string(b.ID), Host: req.Host.String(), Port: req.Port, Path: req.Path, Verdict: doctor.Same, Millis: req.Idle.Milliseconds()}, nil
+}
+
+// Capture implements the Host of [boxgate/api/har]. The test adds entries to the capture that Captures receives.
+func (h *Host) Capture(_ context.Context, id policy.BoxID, o har.Options) (*har.Capture, func(), error) {
+	_, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return nil, nil, err
+	}
+	c := har.New(o, nil)
+	if h.Captures == nil || !h.capturing.CompareAndSwap(false, true) {
+		return nil, nil, api.Errorf(api.ErrConflict, "recorded by another call")
+	}
+	h.Captures <- c
+	return c, func() { h.capturing.Store(false) }, nil
 }
 
 // StartSession runs a command as a process of the test, in its own process group.

@@ -144,6 +144,15 @@ type Change struct {
 	Also          []Change     // consequences for the policies of other boxes
 }
 
+// Record passes the result of a request to the audit trail, for a handler that writes the response itself. It must be called before
+// the response begins; its error must be returned instead.
+func Record(w http.ResponseWriter, status int, change *Change) error {
+	if err := record(w, status, change); err != nil {
+		return recordFailed(err)
+	}
+	return nil
+}
+
 // record passes the result of a request to the audit trail before the response begins.
 func record(w http.ResponseWriter, status int, change *Change) error {
 	own, ok := w.(*Writer)

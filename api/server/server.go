@@ -28,6 +28,7 @@ import (
 	"boxgate/api/files"
 	"boxgate/api/gateway"
 	"boxgate/api/git"
+	"boxgate/api/har"
 	"boxgate/api/harness"
 	"boxgate/api/history"
 	"boxgate/api/keys"
@@ -70,6 +71,7 @@ type Services struct {
 	Snapshots   snapshots.Host
 	SelfTests   boxes.SelfTests
 	Doctor      doctor.Host
+	Captures    har.Host
 	Keys        keys.Host
 	TrailReader trailapi.Host
 	Health      gateway.Health
@@ -291,6 +293,7 @@ func (a *API) packages() []endpoints {
 		{"rules", "Network policies and header rules", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"decisions", "Decisions about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Versions: a.Versions, Bodies: bodies, Stopping: a.stopping}},
 		{"approvals", "Requests of boxes for access, and the answers to them", &approvals.Endpoints{Boxes: a.Boxes, Host: a.Approvals, History: past, Bodies: bodies}},
+		{"har", "HTTP archives of the requests of boxes", &har.Endpoints{Boxes: a.Boxes, Host: a.Captures, Bodies: bodies, Stopping: a.stopping}},
 		{"doctor", "Diagnoses of hosts", &doctor.Endpoints{Boxes: a.Boxes, Host: a.Doctor, Bodies: bodies}},
 		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
 		{"schedules", "Schedules of boxes", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},

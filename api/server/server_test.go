@@ -24,6 +24,7 @@ import (
 	"boxgate/api/files"
 	"boxgate/api/gateway"
 	"boxgate/api/git"
+	"boxgate/api/har"
 	"boxgate/api/harness"
 	"boxgate/api/keys"
 	"boxgate/api/lifecycle"
@@ -52,6 +53,7 @@ type anything interface {
 	boxes.Host
 	boxes.SelfTests
 	doctor.Host
+	har.Host
 	lifecycle.Host
 	exec.Host
 	session.Host
@@ -79,7 +81,7 @@ type anything interface {
 func services(h anything) Services {
 	return Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
-		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h,
+		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Captures: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h,
 	}
 }
 
@@ -438,7 +440,7 @@ var doors = map[string][]string{
 	"schedules": {"addSchedule"},
 	"commands":  {"runCommand", "streamCommand", "runCode", "streamCode", "openSession", "runAgent", "streamAgent", "gitClone", "gitCommit", "gitPush", "gitCheckout", "gitExec", "gitCreatePullRequest"},
 	"": { // makes no lasting objects, or only a bounded number per box
-		"reattachBox", "detachBox", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
+		"reattachBox", "detachBox", "deleteBoxes", "deleteBox", "testBox", "diagnoseHost", "captureRequests", "pauseBox", "resumeBox", "setStartup", "deleteStartup", "setInitCommand", "deleteInitCommand", "cancelRun",
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
 		"setPolicy", "addLeases", "endLeases", "setEnforcement", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",

@@ -68,9 +68,10 @@ dns: policy audit internal/fault internal/lru internal/memory internal/ratelimit
 dns/outbound:
 proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/ratelimit relay/h1 relay/h2 relay/h2/upstream internal/buffers internal/socket relay boundary
 proxy/recovery: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
+proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 proxy/recovery proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/route proxy/scrub internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder boundary
+proxy/har: policy audit internal/memory proxy/scrub proxy/proxytest relay/h1
 proxy/header: policy rule relay/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
+proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
 proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/offer:
@@ -85,7 +86,7 @@ proxy/scrub: policy
 proxy/ssh: policy rule/ssh internal/memory proxy/recovery
 proxy/proxydial: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/recovery relay/h1 internal/socket relay
-proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/scrub
+proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/har proxy/scrub
 relay: internal/buffers relay/h1 relay/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
@@ -111,12 +112,13 @@ launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit quota observe/replay policy/authority
 api/access: policy rule api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor proxy/har
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
+api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota
 api/doctor: policy api api/apitest api/problem api/rest api/strict doctor
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
@@ -130,7 +132,7 @@ api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
 api/rules: policy rule rule/header rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
+api/server: policy rule/header audit api api/access api/apitest api/boxes api/capture api/doctor api/egress api/exec api/files api/gateway api/git api/har api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota internal/required api/report api/approvals
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
@@ -202,6 +204,7 @@ host/sandboxns: policy api
 host/procwatch: policy host/sandboxns
 host/idle:
 host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store store/history
+host/har: policy api host/state proxy/har
 host/doctor: policy rule/legacytls rule/lenient api config doctor doctor/cause firewall/namespace host/box host/change host/rules host/state host/usage internal/required
 host/change: policy api internal/fault store store/history
 host/enforce: policy firewall internal/fault

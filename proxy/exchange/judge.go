@@ -17,6 +17,7 @@ import (
 	"boxgate/policy/content"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/proxy/har"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
@@ -40,6 +41,7 @@ type Message struct {
 	Tokens    placeholder.Scan
 	Head      Head             // nil: no field is known
 	Content   *content.Content // messages in the body that were read, see [Session.ReadMessages]
+	Capture   *har.Capture     // records the request; may be nil
 }
 
 // Head is the head of a request, some of whose fields rules may need.
@@ -74,6 +76,7 @@ type Decision struct {
 	identity      *origin.Identity // the client certificate for the connection; may be nil
 	sources       []string         // secrets of the configuration that are sent
 	revokedBefore uint64           // count of revocations before these secrets were fetched
+	capture       *har.Capture     // gets the secrets that are sent; may be nil
 }
 
 // Judge decides a request under the current policy and resolves the secrets it needs. It replaces the decision in r, in
@@ -124,13 +127,14 @@ func (s *Session) judge(ctx context.Context, m *Message, r *Decision, wait bool)
 		return r.unjudged()
 	}
 	r.fillValues(ctx, s, m)
+	r.maskCaptured()
 	r.setScrub(s)
 	return true
 }
 
 // begin sets the request to be decided, and removes all other parts of an earlier decision.
 func (r *Decision) begin(s *Session, m *Message) {
-	*r = Decision{}
+	*r = Decision{capture: m.Capture}
 	q := &r.Request
 	q.Stage, q.Box, q.Protocol = policy.StageHTTP, s.Box.ID, policy.TCP
 	q.Name, q.Addr, q.Port = s.Name, s.Orig.Addr(), s.Port

@@ -149,6 +149,7 @@ func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Probl
 	if err := w.sign(ctx); err != nil {
 		return w.refuse(err)
 	}
+	r.maskCaptured()
 	return nil
 }
 
@@ -317,11 +318,13 @@ func (r *Decision) valuesOf(ctx context.Context, s *Session, tokens []string, pl
 		}
 		values = append(values, v)
 	}
+	s.maskCaptured(values)
 	return values, nil
 }
 
 // addMaskText adds a text to those masked in the response.
 func (r *Decision) addMaskText(text string) {
+	r.capture.Mask(scrub.Texts(text))
 	if !r.header.Scrub {
 		return
 	}

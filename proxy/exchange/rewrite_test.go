@@ -9,6 +9,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
+	"boxgate/proxy/usage"
 	"boxgate/rule"
 	"boxgate/rule/placeholder"
 )
@@ -37,7 +38,7 @@ func TestEncodersAreCharged(t *testing.T) {
 			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
 			account := memory.New(100*most, most).Account("box")
 			r := &Decision{header: rules[0]}
-			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
+			w := &Rewriting{s: &Session{Box: &policy.Box{}, Usage: &usage.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
 			w.claim.Open(account, memory.Buffers)
 			if err := w.replacePlaceholders(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {
 				t.Errorf("%s with room for %d: %v", coding, try.room, err)

@@ -17,6 +17,7 @@ import (
 	"boxgate/boundary"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/proxy/har"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
@@ -116,6 +117,7 @@ type Exchange struct {
 	named   named
 	repairs h1.Repairs // of the response
 	sent    bool       // to a server, at least in part
+	entry   *har.Entry // of the capture of the box; nil without one
 }
 
 // Begin opens the event before the first check. Unless another outcome is recorded, it is a denial.
@@ -127,8 +129,9 @@ func (x *Exchange) Begin(s *Session) {
 	if opening == nil {
 		opening = &audit.Opening{}
 	}
-	*x = Exchange{s: s, opening: opening, named: x.named, Event: audit.Event{
-		Time: time.Now(), Box: s.Box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.Name.String(),
+	now := time.Now()
+	*x = Exchange{s: s, opening: opening, named: x.named, entry: s.newEntry(now), Event: audit.Event{
+		Time: now, Box: s.Box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.Name.String(),
 		Addr: s.Orig.Addr(), Port: s.Port, Action: audit.ActionRefuse, Reason: name.ReasonInternal,
 	}}
 }
@@ -137,6 +140,7 @@ func (x *Exchange) Begin(s *Session) {
 // well as at their end.
 func (x *Exchange) Under(at netip.Addr, asked policy.Request) {
 	x.sent = true
+	x.noteSent()
 	Dialled(&x.Event, at, asked.Addr)
 	x.opening.Begin(x.s.Core.Audit, &x.Event)
 }
@@ -176,6 +180,7 @@ func (x *Exchange) Judged(m *Message, r *Decision) {
 	if e.Via = r.to.Upstream.URL(); r.Via != nil {
 		e.Via = r.Via.way.Upstream.URL()
 	}
+	x.noteChanges(r)
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
 	e.Secrets = usedSecrets(r)
 	if r.identity != nil {
@@ -203,6 +208,7 @@ func usedSecrets(r *Decision) []string {
 
 // Rewritten records the changes and additions to the request since it was judged.
 func (x *Exchange) Rewritten(r *Decision) {
+	x.noteChanges(r)
 	x.Event.Headers = append(headerNames(r.Set, r.Swaps), r.changes...)
 }
 
@@ -286,6 +292,7 @@ func (x *Exchange) End() {
 		e.Error = "the response was malformed and repaired: " + x.repairs.String()
 	}
 	e.Duration = time.Since(e.Time)
+	x.entry.Finish(e)
 	x.opening.End(e)
 	if e.Reason == name.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not be lost
 		x.s.Usage.Excess.Add(*e)

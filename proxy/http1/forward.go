@@ -278,7 +278,10 @@ func (b *body) Interrupt() { _ = b.h.Conn.SetReadDeadline(time.Unix(1, 0)) }
 func (b *body) Panicked(v any) { recovery.Log(b.h.s.Core.Log, "panic in an exchange", b.h.s.Box.ID, v) }
 
 // Look implements [relay.Inspector].
-func (b *body) Look(content []byte) error { return b.watch.Look(content) }
+func (b *body) Look(content []byte) error {
+	b.h.x.CaptureUpload(content)
+	return b.watch.Look(content)
+}
 
 // End implements [relay.Inspector].
 func (b *body) End(trailers []h1.Field) error {
@@ -326,11 +329,25 @@ func (h *conn) Inspect(r *h1.Response) (err error) {
 
 // Begin implements [relay.Side].
 func (h *conn) Begin() (end bool) {
+	h.captureHead()
 	if h1.LogsIn(h.Res.Fields) {
 		h.bound = true
 		h.s.Core.Origins.NoteLogin(h.s.Box.ID, h.s.Name, h.s.Port)
 	}
 	return h.bound && h.Res.Close
+}
+
+// captureHead records the head of the response.
+func (h *conn) captureHead() {
+	if h.x.Captured() {
+		h.x.CaptureResponse(h.version(), h.Res.Status, exchange.CapturedResponse(&h.Res))
+	}
+}
+
+// Put implements [relay.Sink].
+func (h *conn) Put(content []byte) error {
+	h.x.CaptureDownload(content)
+	return h.Client.Put(content)
 }
 
 // Relay implements [relay.Side].
@@ -346,7 +363,11 @@ func (h *conn) Fill(in *h1.Reader) error { return in.Fill() }
 
 // AppendEnd implements [relay.Side].
 func (h *conn) AppendEnd(dst []byte, trailers []h1.Field) []byte {
-	return header.AppendLastChunk(dst, h.decision.ResponseFields(trailers), nil)
+	trailers = h.decision.ResponseFields(trailers)
+	if h.x.Captured() {
+		h.x.CaptureTrailers(exchange.CapturedFields(trailers))
+	}
+	return header.AppendLastChunk(dst, trailers, nil)
 }
 
 // Broken implements [relay.Side].
@@ -411,6 +432,7 @@ func (h *conn) NoResponse(err error) error {
 // Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways between the client and the upstream.
 // The request stays published: a later policy that denies it cuts the tunnel. n is the length of the response's head.
 func (h *conn) Tunnel(n int) error {
+	h.captureHead()
 	h.Out.Buf = relay.AppendResponse(h.Out.Take(), &h.Res, relay.Answer{Minor: 1, Upgrade: true}, h)
 	h.up.In.Take(n)
 	if err := h.Flush(); err != nil {

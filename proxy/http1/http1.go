@@ -24,6 +24,7 @@ import (
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/har"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
@@ -348,8 +349,14 @@ func (h *conn) message() exchange.Message {
 	}
 	m.Upgrades = relay.OpensWebSocket(r)
 	m.Tokens = placeholder.InRequest(h.In.Bytes()[:h.Head], r)
+	if h.x.Captured() {
+		h.x.CaptureRequest(&m, h.version(), h.Head, exchange.CapturedFields(r.Fields))
+	}
 	return m
 }
+
+// version returns the version of the request as HTTP archives have it.
+func (h *conn) version() string { return "HTTP/1." + strconv.Itoa(int(h.Req.Minor)) }
 
 // Forwarded implements [exchange.Head].
 func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.Req, needs) }
@@ -501,6 +508,14 @@ func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
 		fields = append(fields, [2]string{"Retry-After", exchange.RetryAfter})
 	}
 	h.advise(p)
-	_, err := h.Reply(&relay.Reply{Status: p.Status, Fields: fields, Body: p.Body(), Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
+	body := p.Body()
+	if h.work != nil && h.x.Captured() {
+		list := make([]har.Field, 0, len(fields))
+		for _, f := range fields {
+			list = append(list, har.Field{Name: f[0], Value: f[1]})
+		}
+		h.x.CaptureOwn(h.version(), p.Status, list, body)
+	}
+	_, err := h.Reply(&relay.Reply{Status: p.Status, Fields: fields, Body: body, Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
 	return err
 }

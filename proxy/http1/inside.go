@@ -30,6 +30,7 @@ const (
 // serveInside answers a request to the endpoint of the gateway. A nil error means that the connection can carry another request.
 func (h *conn) serveInside() error {
 	h.x.Event.Action = audit.ActionAnswer
+	h.x.Uncaptured()
 	body, err := h.insideBody()
 	if err != nil || body == nil {
 		return err

@@ -122,6 +122,7 @@ func (h *conn) readBody(b *body, w *exchange.Rewriting) (whole bool, err error) 
 		if err != nil {
 			return false, err
 		}
+		h.x.CaptureUpload(content)
 		more, err := w.Add(content)
 		if err != nil {
 			return false, err

@@ -286,6 +286,9 @@ func (st *stream) decide() {
 // response, which may wait for a client that does not read. If that is not available, the stream is reset.
 func (st *stream) admit() {
 	taken := st.s.Usage
+	if st.x.Captured() {
+		st.capture()
+	}
 	st.holds.Open(taken.Memory, memory.Streams)
 	if !st.holds.Grow(refusalCost + header.SizeFactor*st.headSize()) {
 		st.x.Refused(exchange.NoMemory())
@@ -431,6 +434,9 @@ func (st *stream) refuse(p *problem.Problem, more ...hpack.HeaderField) {
 		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
 	}
 	st.w.begin(p.Status, fields)
+	if st.x.Captured() {
+		st.x.CaptureOwn(version, p.Status, exchange.CapturedHTTP2(fields), body)
+	}
 	_, err := st.w.Write(body)
 	st.x.Failed(err)
 }

@@ -154,6 +154,7 @@ type http2Sink struct{ st *stream }
 
 func (s http2Sink) Write(p []byte) (int, error) {
 	s.st.x.Event.BytesIn += int64(len(p))
+	s.st.x.CaptureDownload(p)
 	return s.st.w.Write(p)
 }
 
@@ -199,7 +200,11 @@ func (st *stream) answer(status int, fields []hpack.HeaderField) {
 			fields = slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 		}
 	}
-	st.w.begin(status, st.decision.ResponseHTTP2(fields))
+	fields = st.decision.ResponseHTTP2(fields)
+	if st.x.Captured() {
+		st.x.CaptureResponse(version, status, exchange.CapturedHTTP2(fields))
+	}
+	st.w.begin(status, fields)
 }
 
 // interim sends a 1xx head, masked.
@@ -213,6 +218,9 @@ func (st *stream) setTrailers(fields []hpack.HeaderField) {
 	fields = header.PassTrailers(fields, nil)
 	exchange.MaskHTTP2(st.decision.Scrub, fields)
 	st.w.trailers = st.decision.ResponseHTTP2(fields)
+	if st.x.Captured() {
+		st.x.CaptureTrailers(exchange.CapturedHTTP2(st.w.trailers))
+	}
 }
 
 // relayScrubbed relays a body that is scrubbed.

@@ -81,7 +81,7 @@ func (st *stream) over(client *downstream.Stream, v any) {
 // send judges a request that has arrived whole and sends it, if that is possible without waiting. Otherwise it reports false,
 // and st.next continues the request. Once the request is sent, [stream.Arrived] owns st.
 func (st *stream) send() bool {
-	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() {
+	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() || st.x.Captured() {
 		return false
 	}
 	if st.admit(); st.denial != nil {
@@ -298,8 +298,18 @@ func (st *stream) message() exchange.Message {
 	}
 	return exchange.Message{
 		Method: h.Method, Authority: h.Authority, Scheme: scheme, Path: st.target, Websocket: st.isWebSocket(),
-		Tokens: placeholder.InHTTP2Request(st.fields, st.target, h.Method, h.Authority, h.Protocol), Head: st,
+		Tokens: placeholder.InHTTP2Request(st.fields, st.target, h.Method, h.Authority, h.Protocol), Head: st, Capture: st.x.Capture(),
 	}
+}
+
+// version is the version of requests and responses as HTTP archives have it.
+const version = "HTTP/2"
+
+// capture records the head of the request.
+func (st *stream) capture() {
+	h := &st.client.Head
+	m := exchange.Message{Method: h.Method, Authority: h.Authority, Path: st.target, Websocket: st.isWebSocket()}
+	st.x.CaptureRequest(&m, version, -1, exchange.CapturedHTTP2(st.fields))
 }
 
 // Forwarded implements [exchange.Head].
@@ -402,5 +412,7 @@ func (st *stream) Read(p []byte) (int, error) {
 	if st.expects && st.asked.CompareAndSwap(false, true) {
 		st.client.Continue() // unless it is answered
 	}
-	return st.client.Read(p)
+	n, err := st.client.Read(p)
+	st.x.CaptureUpload(p[:n])
+	return n, err
 }

@@ -204,6 +204,7 @@ func (st *stream) newUploadSource() *uploadSource {
 		return s
 	}
 	st.uploaded.Add(int64(n))
+	st.x.CaptureUpload(s.kept)
 	return s
 }
 

@@ -59,6 +59,16 @@ func (m *History) Set(host name.Name, texts []string, later bool, now time.Time)
 	return h.set
 }
 
+// Texts returns the secrets that were sent to all hosts.
+func (m *History) Texts() (all []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, h := range m.hosts {
+		all = slices.AppendSeq(all, maps.Keys(h.used))
+	}
+	return all
+}
+
 // hostLocked makes room for a new host by forgetting the one whose newest secret is the oldest.
 func (m *History) hostLocked(host name.Name) *hostHistory {
 	if h := m.hosts[host]; h != nil {

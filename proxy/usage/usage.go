@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/ratelimit"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/proxy/har"
 	"boxgate/proxy/scrub"
 )
 
@@ -47,6 +48,8 @@ type Box struct {
 	Refusals      Coalescer          // of connections
 	Excess        Coalescer          // of requests beyond a limit
 	Told          scrub.History      // secrets that its requests sent to each host
+
+	Capture atomic.Pointer[har.Capture] // records its requests; nil: none does
 
 	limits *policy.LiveLimits // its own limits
 }
@@ -110,7 +113,11 @@ func (t *Table) Has(box policy.BoxID) bool {
 // Forget drops the counters of a box and records its pending refusals.
 func (t *Table) Forget(box policy.BoxID) {
 	if v, ok := t.known.LoadAndDelete(box); ok {
-		v.(*Box).flush()
+		b := v.(*Box)
+		b.flush()
+		if c := b.Capture.Load(); c != nil {
+			c.End(har.EndBox)
+		}
 	}
 	t.cfg.Memory.Forget(string(box))
 }
