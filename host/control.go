@@ -119,7 +119,7 @@ type ControlAnswer struct {
 // adminTurn decides whether this process or its successor answers requests to the admin API. While a handover is
 // undecided, requests wait.
 type adminTurn struct {
-	lookUp func(key string) (api.Key, bool)
+	lookUp func(hash [sha256.Size]byte) (api.Key, bool)
 	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
 	// needsNoKey reports whether the user of a request needs no key; nil: all do.
 	needsNoKey func(*http.Request) bool
@@ -206,8 +206,8 @@ func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Reque
 	own.ServeHTTP(w, r)
 }
 
-// newAdminTurn returns an adminTurn of this process. lookUp finds API keys; dial connects to the successor's admin API.
-func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Context) (net.Conn, error)) *adminTurn {
+// newAdminTurn returns an adminTurn of this process. lookUp finds API keys by their SHA-256; dial connects to the successor's admin API.
+func newAdminTurn(lookUp func(hash [sha256.Size]byte) (api.Key, bool), dial func(context.Context) (net.Conn, error)) *adminTurn {
 	return &adminTurn{lookUp: lookUp, dial: dial}
 }
 
@@ -257,7 +257,11 @@ func (t *adminTurn) endChange() {
 // findKey returns the caller that a key identifies, if the key is valid. After the turn has passed on, keys that were valid
 // then remain so until they expire.
 func (t *adminTurn) findKey(key string) (api.Caller, bool) {
-	digest := sha256.Sum256([]byte(key))
+	return t.findHash(sha256.Sum256([]byte(key)))
+}
+
+// findHash is findKey for the SHA-256 of a key.
+func (t *adminTurn) findHash(digest [sha256.Size]byte) (api.Caller, bool) {
 	t.mu.Lock()
 	away, known := t.waiting != nil || t.passed, t.keys[digest]
 	t.mu.Unlock()
@@ -265,7 +269,7 @@ func (t *adminTurn) findKey(key string) (api.Caller, bool) {
 		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
 		return known.Caller, known.Key != "" && !expired
 	}
-	found, ok := t.lookUp(key)
+	found, ok := t.lookUp(digest)
 	if !ok {
 		return api.Caller{}, false
 	}

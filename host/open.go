@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -80,7 +81,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	}
 	o := &opening{parts: p}
 	// The functions are only called once the gateway serves.
-	o.turn = newAdminTurn(func(key string) (api.Key, bool) { return o.keys.LookUp(key) }, p.listeners.DialAdmin)
+	o.turn = newAdminTurn(func(hash [sha256.Size]byte) (api.Key, bool) { return o.keys.LookUp(hash) }, p.listeners.DialAdmin)
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },

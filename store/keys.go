@@ -119,8 +119,10 @@ func (db Keys) Check(key string) bool {
 
 // Find returns the record of a currently valid key. It looks up a hash, so its duration reveals no information
 // about existing keys. If the store cannot be read, no key is valid.
-func (db Keys) Find(key string) (APIKey, bool) {
-	hash := HashKey(key)
+func (db Keys) Find(key string) (APIKey, bool) { return db.FindHash(HashKey(key)) }
+
+// FindHash is [Keys.Find] for a program that has kept the hash of a key.
+func (db Keys) FindHash(hash KeyHash) (APIKey, bool) {
 	var found APIKey
 	known := false
 	err := db.view(func(tx *transaction) error {

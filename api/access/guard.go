@@ -4,9 +4,7 @@ package access
 
 import (
 	"context"
-	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -19,8 +17,8 @@ import (
 // Guard authenticates requests. Use [New].
 type Guard struct {
 	find  Finder
-	peer  PeerFinder      // nil: every request needs a key
-	hosts map[string]bool // lower case, without port and trailing dot
+	peer  PeerFinder // nil: every request needs a key
+	hosts Hosts
 }
 
 // PeerFinder returns the user of a request. It returns false unless the request came over the gateway's Unix socket.
@@ -32,12 +30,15 @@ type Finder func(key string) (api.Caller, bool)
 // New makes a guard that admits requests with a key known to find, or without a key from users who need none, if their Host is a
 // loopback name, the address of the connection, or one of names. A nil peer means that every request needs a key.
 func New(find Finder, peer PeerFinder, names []string) *Guard {
-	return &Guard{find: find, peer: peer, hosts: allowedHosts(names)}
+	return &Guard{find: find, peer: peer, hosts: NewHosts(names)}
 }
 
-// callerOf returns the caller of a request: the one that its key belongs to, or without any key a user who needs none. Such
-// users have the rights of the operator's key.
+// callerOf returns the caller of a request: the one that the dashboard has signed in, the one that its key belongs to, or without
+// any key a user who needs none. Such users have the rights of the operator's key.
 func (g *Guard) callerOf(r *http.Request) (api.Caller, bool) {
+	if s, ok := signedIn(r.Context()); ok {
+		return s.Caller, s.Valid()
+	}
 	if r.Header[api.KeyHeader] == nil && r.Header["Authorization"] == nil {
 		if g.peer == nil {
 			return g.find("")
@@ -52,9 +53,16 @@ func (g *Guard) callerOf(r *http.Request) (api.Caller, bool) {
 
 // Admit refuses a request that may come from a web page of another site (checking Host and Origin), and then one without
 // a valid key. The order matters: otherwise a page could find out whether a key is valid. [Permit] decides about the
-// permissions of the key.
+// permissions of the key. The dashboard checks Host and Origin itself.
 func (g *Guard) Admit(w http.ResponseWriter, r *http.Request) (api.Caller, error) {
-	if !g.knownHost(r) {
+	if _, ok := signedIn(r.Context()); ok {
+		caller, valid := g.callerOf(r)
+		if !valid {
+			return api.Caller{}, problem.Refuse(http.StatusUnauthorized, "the session at the dashboard has ended; sign in again")
+		}
+		return caller, nil
+	}
+	if !g.hosts.Known(r) {
 		return api.Caller{}, problem.Refuse(http.StatusMisdirectedRequest, "Host %q is not a name of this API; use its address or localhost", problem.Clip(r.Host))
 	}
 	if !sameOrigin(r) {
@@ -116,41 +124,6 @@ func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 		defer mu.Unlock()
 		timer.Stop()
 	}
-}
-
-func allowedHosts(extra []string) map[string]bool {
-	hosts := map[string]bool{"localhost": true, "127.0.0.1": true, "::1": true}
-	for _, h := range extra {
-		hosts[strings.ToLower(strings.TrimSuffix(h, "."))] = true
-	}
-	return hosts
-}
-
-// knownHost reports whether the Host header is a loopback name, the address of the connection, or a configured name. Any
-// other name may have been pointed here by its owner (DNS rebinding).
-func (g *Guard) knownHost(r *http.Request) bool {
-	if r.URL.IsAbs() {
-		return false // an absolute-form target replaces the Host header
-	}
-	host := bareHost(r.Host)
-	if g.hosts[host] {
-		return true
-	}
-	asked, err := netip.ParseAddr(host)
-	if err != nil {
-		return false
-	}
-	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	return ok && local.AddrPort().Addr().Unmap() == asked.Unmap()
-}
-
-func bareHost(hostport string) string {
-	host := hostport
-	if h, _, err := net.SplitHostPort(hostport); err == nil {
-		host = h
-	}
-	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
 // sameOrigin reports whether a request comes from this origin or from no web page at all (Fetch standard, Sec-Fetch-Site

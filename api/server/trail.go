@@ -121,8 +121,12 @@ func methodOf(r *http.Request) string {
 	return "other"
 }
 
-// remoteOf returns the address of the caller, or "unix" with the user at the other end of the socket.
+// remoteOf returns the address of the caller, or "unix" with the user at the other end of the socket. For requests of the dashboard
+// it is the address of the browser.
 func (a *API) remoteOf(r *http.Request) string {
+	if browser, ok := access.Dashboard(r.Context()); ok {
+		return "dashboard, " + browser
+	}
 	if a.Peer != nil {
 		if peer, ok := a.Peer(r); ok {
 			return "unix, " + peer.String()
@@ -166,6 +170,30 @@ func (a *API) recordRefusal(r *http.Request, pattern string, err error) {
 	if _, err := a.Trail.Append(e); err != nil {
 		a.Log.Warn("a refused admin request is not in the audit trail", zap.Error(err))
 	}
+}
+
+// RecordSession writes the end of an attempt to sign in at the dashboard to the audit trail, or of signing out. The zero caller is
+// one who has not shown a valid key. If it returns an error, nobody must be signed in.
+func (a *API) RecordSession(r *http.Request, route string, caller api.Caller, status int) error {
+	if a.Trail == nil {
+		return nil
+	}
+	e := trail.Entry{KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: "dashboard, " + a.remoteOf(r), Method: methodOf(r), Route: route}
+	if status >= http.StatusBadRequest {
+		left, ok := a.refusals.count(e.KeyID, time.Now())
+		if !ok {
+			return nil
+		}
+		e.Kind, e.Status, e.Suppressed = trail.Refused, status, left
+		_, err := a.Trail.Append(e)
+		return err
+	}
+	e.Kind = trail.Call
+	call, err := a.Trail.Append(e)
+	if err != nil {
+		return err
+	}
+	return a.recordAnswer(e, call, status, nil)
 }
 
 // maxRefusals is the number of refusals recorded per key and minute.

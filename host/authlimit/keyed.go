@@ -133,7 +133,7 @@ func (k *Keyed) uncountLocked(c *conn) {
 
 // State tracks idle connections; it is an [http.Server.ConnState] callback.
 func (k *Keyed) State(accepted net.Conn, state http.ConnState) {
-	c, ok := accepted.(*conn)
+	c, ok := below(accepted).(*conn)
 	if !ok || c.listener.Keyed != k {
 		return
 	}

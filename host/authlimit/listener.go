@@ -6,11 +6,11 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -131,8 +131,29 @@ type connKey struct{}
 
 // ConnContext makes a request's connection available to [Keyed.Shown]; it is an [http.Server.ConnContext] callback.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, c)
+	return context.WithValue(ctx, connKey{}, below(c))
 }
+
+// below returns the connection that a listener has accepted, below TLS.
+func below(c net.Conn) net.Conn {
+	if secured, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return secured.NetConn()
+	}
+	return c
+}
+
+// UserOf identifies the user of this host who has sent a request to a server with [ConnContext]. It returns "" if that is not known,
+// or the request came from another host.
+func UserOf(ctx context.Context) string {
+	c, ok := ctx.Value(connKey{}).(*conn)
+	if !ok || !strings.HasPrefix(c.peer, userPrefix) {
+		return ""
+	}
+	return c.peer
+}
+
+// userPrefix begins what identifies a user of this host.
+const userPrefix = "user "
 
 // peerOf identifies the peer of a connection: the user on this host, or else the address, as a /64 network for IPv6. It
 // runs for every connection before the next is accepted, so it must be cheap.
@@ -140,7 +161,7 @@ func peerOf(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.UnixConn:
 		if peer, err := credentialsOf(c); err == nil {
-			return "user " + strconv.Itoa(peer.UID)
+			return userPrefix + strconv.Itoa(peer.UID)
 		}
 	case *net.TCPConn:
 		remote, ok := c.RemoteAddr().(*net.TCPAddr)
@@ -150,7 +171,7 @@ func peerOf(c net.Conn) string {
 		}
 		a := remote.AddrPort().Addr().Unmap()
 		if uid, here := socketUser(remote.AddrPort(), local.AddrPort()); here {
-			return fmt.Sprintf("user %d", uid)
+			return userPrefix + strconv.FormatUint(uint64(uid), 10)
 		}
 		if a.Is6() {
 			if network, err := a.WithZone("").Prefix(64); err == nil {

@@ -5,6 +5,7 @@ package keys
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
@@ -75,9 +76,9 @@ func (k *Service) loadQuotas() error {
 // usesInterval is the interval at which the last uses of API keys are stored.
 const usesInterval = time.Minute
 
-// LookUp returns the owner and the expiry of an API key, if it is valid now.
-func (k *Service) LookUp(key string) (api.Key, bool) {
-	found, ok := k.keys.Find(key)
+// LookUp returns the owner and the expiry of the API key with this SHA-256, if it is valid now.
+func (k *Service) LookUp(hash [sha256.Size]byte) (api.Key, bool) {
+	found, ok := k.keys.FindHash(hash)
 	if !ok {
 		return api.Key{}, false
 	}

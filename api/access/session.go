@@ -1,0 +1,38 @@
+package access
+
+import (
+	"context"
+
+	"boxgate/api"
+)
+
+// Session is a caller whom the dashboard has signed in. Its requests are made inside this process, so they carry no key.
+type Session struct {
+	Caller api.Caller
+	Remote string // address of the browser, for the audit trail
+	// Valid reports whether the session has not ended. A request that takes long is cut soon after it has.
+	Valid func() bool
+}
+
+// sessionKey is the context key of the session. It is unexported and set by [WithCaller] only, so no field of a request from the
+// network can be one.
+type sessionKey struct{}
+
+// WithCaller returns a context whose requests to the API are those of a session. The [Guard] asks them for no key, and does not
+// check Host and Origin: whoever calls this has checked them for the request of the browser.
+func WithCaller(ctx context.Context, s Session) context.Context {
+	return context.WithValue(ctx, sessionKey{}, s)
+}
+
+// signedIn returns the session of a request inside this process.
+func signedIn(ctx context.Context) (Session, bool) {
+	s, ok := ctx.Value(sessionKey{}).(Session)
+	return s, ok && s.Valid != nil
+}
+
+// Dashboard returns the address of the browser whose request to the dashboard has led to this one. It returns false for requests
+// that the dashboard has not made.
+func Dashboard(ctx context.Context) (remote string, ok bool) {
+	s, ok := signedIn(ctx)
+	return s.Remote, ok
+}
