@@ -25,8 +25,8 @@ func together(edits ...func(*http.Request)) func(*http.Request) {
 	}
 }
 
-// TestForeignRequests: another site, another name of this host, a frame, and a form without the token of the session change
-// nothing, and read nothing.
+// TestForeignRequests: another site, another name of this host, a frame, and a form without the token of the session neither change
+// nor read a page.
 func TestForeignRequests(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -37,7 +37,7 @@ func TestForeignRequests(t *testing.T) {
 	if token == otherToken {
 		t.Fatal("two sessions have the same token")
 	}
-	none := header("Sec-Fetch-Site")
+	old := header("Sec-Fetch-Site") // a browser that does not send it
 	navigate := together(header("Sec-Fetch-Mode", "navigate"), header("Sec-Fetch-Dest", "document"))
 	host := func(h string) func(*http.Request) { return func(r *http.Request) { r.Host = h } }
 	form := func(values ...string) url.Values { return url.Values{TokenField: values} }
@@ -47,27 +47,27 @@ func TestForeignRequests(t *testing.T) {
 		edit   func(*http.Request)
 		want   int
 	}{
-		"its own form":              {"POST", form(token), none, 200},
+		"its own form":              {"POST", form(token), old, 200},
 		"its own script":            {"POST", nil, together(header("Content-Type", "application/x-www-form-urlencoded"), header(TokenHeader, token)), 200},
-		"its own origin":            {"POST", form(token), together(none, header("Origin", "http://localhost:8600")), 200},
+		"its own origin":            {"POST", form(token), together(old, header("Origin", "http://localhost:8600")), 200},
 		"a link elsewhere":          {"GET", nil, together(header("Sec-Fetch-Site", "cross-site"), navigate), 200},
 		"a known name":              {"GET", nil, host("Gate.Example.org.:8600"), 200},
-		"no token":                  {"POST", url.Values{}, none, 403},
-		"an empty token":            {"POST", form(""), none, 403},
-		"two tokens":                {"POST", form(token, token), none, 403},
-		"the token of another":      {"POST", form(otherToken), none, 403},
-		"no browser's method":       {"PUT", form(token), none, 403},
+		"no token":                  {"POST", url.Values{}, old, 403},
+		"an empty token":            {"POST", form(""), old, 403},
+		"two tokens":                {"POST", form(token, token), old, 403},
+		"the token of another":      {"POST", form(otherToken), old, 403},
+		"no browser's method":       {"PUT", form(token), old, 403},
 		"another site":              {"POST", form(token), header("Sec-Fetch-Site", "cross-site"), 403},
 		"another port":              {"POST", form(token), together(header("Sec-Fetch-Site", "same-site"), navigate), 403},
 		"two sites":                 {"POST", form(token), header("Sec-Fetch-Site", "same-origin", "cross-site"), 403},
-		"another origin":            {"POST", form(token), together(none, header("Origin", "http://localhost:3000")), 403},
-		"TLS of another":            {"POST", form(token), together(none, header("Origin", "https://localhost:8600")), 403},
-		"an opaque origin":          {"POST", form(token), together(none, header("Origin", "null")), 403},
-		"two origins":               {"POST", form(token), together(none, header("Origin", "http://localhost:8600", "http://localhost:8600")), 403},
+		"another origin":            {"POST", form(token), together(old, header("Origin", "http://localhost:3000")), 403},
+		"TLS of another":            {"POST", form(token), together(old, header("Origin", "https://localhost:8600")), 403},
+		"an opaque origin":          {"POST", form(token), together(old, header("Origin", "null")), 403},
+		"two origins":               {"POST", form(token), together(old, header("Origin", "http://localhost:8600", "http://localhost:8600")), 403},
 		"a script elsewhere reads":  {"GET", nil, together(header("Sec-Fetch-Site", "cross-site"), header("Sec-Fetch-Mode", "no-cors")), 403},
 		"another site frames it":    {"GET", nil, together(header("Sec-Fetch-Site", "cross-site"), navigate, header("Sec-Fetch-Dest", "iframe")), 403},
 		"it is framed by itself":    {"GET", nil, together(navigate, header("Sec-Fetch-Dest", "iframe")), 403},
-		"an old browser elsewhere":  {"GET", nil, together(none, header("Origin", "http://evil.example")), 403},
+		"an old browser elsewhere":  {"GET", nil, together(old, header("Origin", "http://evil.example")), 403},
 		"a name pointed here":       {"GET", nil, host("evil.example:8600"), 421},
 		"a name pointed here posts": {"POST", form(token), host("evil.example:8600"), 421},
 		"an absolute target":        {"GET", nil, func(r *http.Request) { r.URL.Scheme, r.URL.Host = "http", "localhost:8600" }, 421},

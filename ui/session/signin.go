@@ -112,7 +112,7 @@ const (
 	badKey   = "This is not a valid API key. On the gateway's host, gateway api-key create makes one."
 	badForm  = "The form was open for too long, or the browser keeps no cookies for this address. Try again; over plain HTTP use http://localhost."
 	tooMany  = "Too many people are signed in. Sign out elsewhere, or try again later."
-	notSaved = "The audit trail cannot be written, so nobody can sign in now: make room on the disk of state_dir."
+	notSaved = "The audit trail cannot be written, so signing in is not possible now: make room on the disk of state_dir."
 )
 
 // signIn begins a session for a valid key.
