@@ -18,8 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/internal/buildinfo"
 	"boxgate/policy"
 	"boxgate/policy/name"

@@ -21,8 +21,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/cmd/gateway/command/story"
 	"boxgate/policy"
 	"boxgate/policy/document"

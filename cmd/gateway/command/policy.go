@@ -16,8 +16,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/policy/authority"

@@ -24,8 +24,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/policy"
 	"boxgate/policy/amend"

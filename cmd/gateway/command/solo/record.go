@@ -15,8 +15,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/cmd/gateway/command/story"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"

@@ -18,7 +18,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
-	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/audit/remedy"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )

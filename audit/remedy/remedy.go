@@ -1,5 +1,5 @@
-// Package remedy suggests a fix for a denial in one sentence, for people at a terminal. docs/reasons.md explains each
-// reason in detail.
+// Package remedy suggests a fix for a denial in one sentence, for people at a terminal or at the dashboard. docs/reasons.md
+// explains each reason in detail.
 package remedy
 
 import (
