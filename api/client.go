@@ -46,6 +46,13 @@ func NewClient(target, key string) *Client {
 	return c
 }
 
+// NewClientOver makes a client whose requests go through a transport, which also identifies the caller.
+func NewClientOver(transport http.RoundTripper) *Client {
+	c := &Client{target: "the admin API", base: "http://localhost", http: &http.Client{Transport: transport}}
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c
+}
+
 // OnWait sets a function that Do calls before it waits for an answer. Do calls end afterwards. Call OnWait before the first request.
 func (c *Client) OnWait(begin func() (end func())) { c.onWait = begin }
 

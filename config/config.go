@@ -57,6 +57,7 @@ type Admin struct {
 	Socket string   `yaml:"socket"`
 	Group  string   `yaml:"group"` // may use the socket without an API key; empty: root alone opens it, with a key
 	Listen string   `yaml:"listen"`
+	UI     bool     `yaml:"ui"` // the dashboard on listen
 	Hosts  []string `yaml:"hosts"`
 	Audit  Bounds   `yaml:"audit"`
 }
@@ -173,7 +174,7 @@ func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
 		Store:    Store{Kind: "bbolt"},
-		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", Audit: Bounds{Days: 365, Size: 256 << 20}},
+		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", UI: true, Audit: Bounds{Days: 365, Size: 256 << 20}},
 		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),

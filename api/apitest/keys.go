@@ -2,9 +2,11 @@ package apitest
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,6 +28,19 @@ func (h *Host) FindKey(key string) (api.Caller, bool) {
 	defer h.Mu.Unlock()
 	k, ok := h.Keys[key]
 	return k.Caller, ok && (k.ExpiresAt.IsZero() || time.Now().Before(k.ExpiresAt))
+}
+
+// FindHash is FindKey for the SHA-256 of a key.
+func (h *Host) FindHash(hash [sha256.Size]byte) (api.Caller, bool) {
+	h.Mu.Lock()
+	all := append(slices.Collect(maps.Keys(h.Keys)), Key)
+	h.Mu.Unlock()
+	for _, key := range all {
+		if sha256.Sum256([]byte(key)) == hash {
+			return h.FindKey(key)
+		}
+	}
+	return api.Caller{}, false
 }
 
 // APIKeys implements the Host of [boxgate/api/keys].

@@ -1,0 +1,259 @@
+package ui
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// box is a box as the API describes it.
+type box struct {
+	ID             policy.BoxID  `json:"id"`
+	Name           string        `json:"name"`
+	Labels         []string      `json:"labels"`
+	Status         api.Status    `json:"status"`
+	Error          string        `json:"error"`
+	Progress       string        `json:"progress"`
+	Runtime        string        `json:"runtime"`
+	Size           string        `json:"size"`
+	IPv4           string        `json:"ipv4"`
+	IPv6           string        `json:"ipv6"`
+	Policy         policySummary `json:"network_policy"`
+	PolicyVersion  uint64        `json:"policy_version"`
+	NamedPolicy    string        `json:"named_policy"`
+	CreatedBy      string        `json:"created_by"`
+	CPU            int64         `json:"total_cpu_ns"`
+	Usage          boxUsage      `json:"usage"`
+	CreatedAt      int64         `json:"created_at"`
+	LastActivityAt int64         `json:"last_activity_at"`
+}
+
+// policySummary is the part of a policy that lists show.
+type policySummary struct {
+	Mode           policy.Mode       `json:"mode"`
+	AllowedDomains []string          `json:"allowed_domains"`
+	DeniedDomains  []string          `json:"denied_domains"`
+	AllowedCIDRs   []string          `json:"allowed_cidrs"`
+	DeniedCIDRs    []string          `json:"denied_cidrs"`
+	Rules          []json.RawMessage `json:"rules"`
+}
+
+// boxUsage is the usage of a box since it was created.
+type boxUsage struct {
+	Memory   int64  `json:"memory_bytes"`
+	BytesIn  uint64 `json:"bytes_in"`
+	BytesOut uint64 `json:"bytes_out"`
+	Disk     int64  `json:"disk_bytes"`
+}
+
+// Label returns the name of the box, or its ID.
+func (b box) Label() string { return cmp.Or(b.Name, string(b.ID)) }
+
+// boxHead is the part of a box above each of its pages.
+type boxHead struct {
+	ID     policy.BoxID
+	Name   string
+	Status api.Status // empty: the caller may not see it
+	Tabs   []navItem
+}
+
+// Label returns the name of the box, or its ID.
+func (b *boxHead) Label() string { return cmp.Or(b.Name, string(b.ID)) }
+
+// boxTabs are the pages of a box. Their names are the titles of the pages.
+var boxTabs = []struct {
+	name, path string
+	roles      []api.Role
+}{
+	{"Decisions", "", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox, api.RoleAuditor}},
+	{"Policy", "policy", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox}},
+	{"History", "history", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox, api.RoleAuditor}},
+	{"Header rules", "headers", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox}},
+	{"URLs", "urls", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox}},
+}
+
+// box reads the box of a page by the ID or name in its path, and returns it with its head. A role that may not see boxes gets the
+// ID alone.
+func (v *visit) box() (box, *boxHead, error) {
+	var b box
+	id := v.r.PathValue("id")
+	seen, err := v.optional(api.BoxPath(id), &b)
+	if err != nil {
+		return b, nil, err
+	}
+	if !seen {
+		b.ID = policy.BoxID(id)
+	}
+	head := &boxHead{ID: b.ID, Name: b.Name, Status: b.Status}
+	for _, tab := range boxTabs {
+		if slices.Contains(tab.roles, v.session.Caller.Role) {
+			path := boxPath(b.ID)
+			if tab.path != "" {
+				path = boxPath(b.ID, tab.path)
+			}
+			head.Tabs = append(head.Tabs, navItem{Name: tab.name, Path: path})
+		}
+	}
+	return b, head, nil
+}
+
+func (u *UI) boxesRoutes() []route {
+	return []route{{"GET /ui/{$}", serveBoxes}}
+}
+
+// boxesPerPage is how many boxes one page lists.
+const boxesPerPage = 250
+
+// boxRow is a row of the page of boxes.
+type boxRow struct {
+	box
+	Requests int // open ones
+}
+
+// boxesPage is the input of the page of boxes.
+type boxesPage struct {
+	Rows           []boxRow
+	Shown, All     int
+	Query, State   string
+	Label, Sort    string
+	States, Labels []string
+	Requests       bool // the caller may see requests
+	Pager          pager
+}
+
+// serveBoxes lists the boxes that the caller sees. Roles that see no boxes go to their first page.
+func serveBoxes(v *visit) (view, error) {
+	if nav := navFor(v.session.Caller.Role); len(nav) > 0 && nav[0].Path != Prefix {
+		return view{location: nav[0].Path}, nil
+	}
+	var all []box
+	if err := v.get("/v2/box", &all); err != nil {
+		return view{}, err
+	}
+	requests, seen, err := v.openRequests()
+	if err != nil {
+		return view{}, err
+	}
+	q := v.r.URL.Query()
+	page := boxesPage{All: len(all), Query: q.Get("q"), State: q.Get("state"), Label: q.Get("label"), Sort: q.Get("sort"), Requests: seen}
+	for _, b := range all {
+		if !slices.Contains(page.States, string(b.Status)) {
+			page.States = append(page.States, string(b.Status))
+		}
+		for _, l := range b.Labels {
+			if !slices.Contains(page.Labels, l) {
+				page.Labels = append(page.Labels, l)
+			}
+		}
+		if page.selects(b) {
+			page.Rows = append(page.Rows, boxRow{box: b, Requests: requests[b.ID]})
+		}
+	}
+	slices.Sort(page.States)
+	slices.Sort(page.Labels)
+	page.sort()
+	page.Shown = len(page.Rows)
+	page.Rows, page.Pager = paged(v, page.Rows, boxesPerPage)
+	return view{name: "boxes", title: "Boxes", section: "Boxes", data: page}, nil
+}
+
+// openRequests counts the open requests of each box for access. seen is false if the caller may not see them.
+func (v *visit) openRequests() (counts map[policy.BoxID]int, seen bool, err error) {
+	var open []struct{ Box policy.BoxID }
+	seen, err = v.optional("/v2/approvals?state=open", &open)
+	counts = map[policy.BoxID]int{}
+	for _, r := range open {
+		counts[r.Box]++
+	}
+	return counts, seen, err
+}
+
+// selects reports whether the filter of the page selects a box.
+func (p *boxesPage) selects(b box) bool {
+	word := strings.ToLower(p.Query)
+	return (p.State == "" || string(b.Status) == p.State) && (p.Label == "" || slices.Contains(b.Labels, p.Label)) &&
+		(word == "" || strings.Contains(strings.ToLower(b.Name), word) || strings.Contains(string(b.ID), word) || strings.Contains(strings.ToLower(b.NamedPolicy), word))
+}
+
+// sort orders the rows by the column that the page names, and then by name. A dash before the column reverses it.
+func (p *boxesPage) sort() {
+	column, descending := strings.CutPrefix(p.Sort, "-")
+	by := func(a, b boxRow) int {
+		switch column {
+		case "state":
+			return cmp.Compare(a.Status, b.Status)
+		case "policy":
+			return cmp.Or(cmp.Compare(a.NamedPolicy, b.NamedPolicy), cmp.Compare(a.Policy.Mode, b.Policy.Mode))
+		case "requests":
+			return cmp.Compare(a.Requests, b.Requests)
+		}
+		return 0
+	}
+	slices.SortStableFunc(p.Rows, func(a, b boxRow) int {
+		named := cmp.Or(cmp.Compare(a.Label(), b.Label()), cmp.Compare(a.ID, b.ID))
+		if column == "name" && descending {
+			return -named
+		}
+		order := by(a, b)
+		if descending {
+			order = -order
+		}
+		return cmp.Or(order, named)
+	})
+}
+
+// SortBy returns the query that sorts by a column, in the other direction if the page is sorted by it.
+func (p boxesPage) SortBy(column string) string {
+	sort := column
+	if numeric := column == "requests"; numeric && p.Sort != "-"+column || p.Sort == column {
+		sort = "-" + column
+	}
+	return withQuery("q", p.Query, "state", p.State, "label", p.Label, "sort", sort)
+}
+
+// Sorted returns the value of aria-sort for a column.
+func (p boxesPage) Sorted(column string) string {
+	switch {
+	case p.Sort == column, p.Sort == "" && column == "name":
+		return "ascending"
+	case p.Sort == "-"+column:
+		return "descending"
+	}
+	return "none"
+}
+
+// pager links the pages of a long list.
+type pager struct {
+	Previous, Next string // queries, or empty
+	Text           string // position in the list
+}
+
+// paged returns the part of a list that the query parameter "page" selects, and the links to its neighbours. A page beyond the end
+// is the last one.
+func paged[T any](v *visit, list []T, most int) ([]T, pager) {
+	pages := max((len(list)+most-1)/most, 1)
+	n, err := strconv.Atoi(v.r.URL.Query().Get("page"))
+	if err != nil || n < 1 {
+		n = 1
+	}
+	n = min(n, pages)
+	first, last := (n-1)*most, min(n*most, len(list))
+	p := pager{Text: number(first+1) + "–" + number(last) + " of " + number(len(list))}
+	link := func(page int) string {
+		q := v.r.URL.Query()
+		q.Set("page", strconv.Itoa(page))
+		return "?" + q.Encode()
+	}
+	if n > 1 {
+		p.Previous = link(n - 1)
+	}
+	if n < pages {
+		p.Next = link(n + 1)
+	}
+	return list[first:last], p
+}
