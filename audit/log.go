@@ -135,6 +135,9 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	r := l.ringLocked(e.Box)
 	e.BoxName = l.nameLocked(r, e.Box)
 	r.add(e, l.opts.PerBox)
+	if e.Verdict != policy.Allow {
+		r.denials.add(minuteOf(e.Time), max(e.Count, 1))
+	}
 	for s := range l.subs {
 		if s.filter.matches(e) && !s.deliver(e) {
 			l.metrics.lost.Inc()

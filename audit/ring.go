@@ -19,6 +19,7 @@ type ring struct {
 	n            int
 	kinds        kinds
 	latest       *remembered
+	denials      hour
 	forgotten    uint64        // Seq of the latest event that was evicted
 	element      *list.Element // in Log.recency
 	logShare     lines.Share   // of the log's buffer

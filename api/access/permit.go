@@ -197,6 +197,7 @@ var grants = map[string]grant{
 	"listBoxDecisions":     own | reads | audits,
 	"listObservations":     own | reads | audits,
 	"listDecisions":        admin | reads | audits,
+	"listActivity":         own | reads | audits, // of the boxes that the key sees
 	"listPastObservations": admin | reads | audits,
 	"searchBoxDecisions":   own | reads | audits,
 	"searchDecisions":      admin | reads | audits,

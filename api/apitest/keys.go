@@ -156,6 +156,21 @@ func (h *Host) Observations(_ context.Context, id policy.BoxID) (observe.Summary
 	return s, nil
 }
 
+// Activity implements the Host of [boxgate/api/egress] with all of the host's decisions.
+func (h *Host) Activity(context.Context) (map[policy.BoxID]audit.Activity, error) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	all := map[policy.BoxID]audit.Activity{}
+	for _, e := range h.Decisions {
+		a := all[e.Box]
+		if a.Latest = e; e.Verdict == policy.Deny {
+			a.Denied += max(e.Count, 1)
+		}
+		all[e.Box] = a
+	}
+	return all, nil
+}
+
 // PolicyVersions implements the Versions of [boxgate/api/egress] with the versions of the host's boxes.
 func (h *Host) PolicyVersions(_ context.Context, id policy.BoxID, q api.VersionQuery) (api.PolicyVersions, error) {
 	list := api.PolicyVersions{Box: id, Versions: []api.PolicyVersion{}}

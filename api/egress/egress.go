@@ -27,6 +27,8 @@ import (
 type Host interface {
 	// RecentEvents returns the decisions still in memory.
 	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+	// Activity sums up the latest decisions about each box.
+	Activity(ctx context.Context) (map[policy.BoxID]audit.Activity, error)
 	// FollowEvents delivers new decisions until ctx ends.
 	FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error)
 	// SearchEvents calls begin with the time since which the log of the filter's boxes is complete, and then do for each
@@ -62,6 +64,7 @@ func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/egress", ID: "listBoxDecisions", Summary: "Decisions about a box", Query: reflect.TypeFor[eventsQuery](), Produces: []string{stream.NDJSON, stream.EventStream}, Items: items, Handle: e.boxEvents},
 		{Method: "GET", Path: "/v2/egress", ID: "listDecisions", Summary: "Decisions about every box", Query: reflect.TypeFor[eventsQuery](), Produces: []string{stream.NDJSON, stream.EventStream}, Items: items, Handle: e.allEvents},
+		{Method: "GET", Path: "/v2/egress/activity", ID: "listActivity", Summary: "The latest decision about each box that the key sees, and its denials in the last hour", Response: reflect.TypeFor[[]activityView](), Handle: e.activity},
 		{Method: "GET", Path: "/v2/box/{id}/egress/history", ID: "searchBoxDecisions", Summary: "Decisions on disk about a box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchBox},
 		{Method: "GET", Path: "/v2/egress/history", ID: "searchDecisions", Summary: "Decisions on disk about every box, including those of earlier runs of the gateway", Query: reflect.TypeFor[searchAllQuery](), Produces: []string{stream.NDJSON}, Items: items[:1], Handle: e.searchAll},
 		{Method: "GET", Path: "/v2/box/{id}/egress/observations", ID: "listObservations", Summary: "The traffic of a box, summed up by destination, request and decision", Query: reflect.TypeFor[observationsQuery](), Response: reflect.TypeFor[observationsView](), Handle: e.observations},

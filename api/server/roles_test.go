@@ -59,15 +59,15 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getLimits getPolicy getLeases getEnforcement getHeaders getGlobalHeaders listBoxDecisions
-			listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy
+			listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions explainDecision replayPolicy learnPolicy listPolicyVersions getPolicyVersion listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy
 			listApprovals listBoxApprovals getApproval getAsking`), rt.ID)
 	},
 	api.RoleAuditor: func(rt rest.Route) bool {
-		return slices.Contains(strings.Fields(`getDescription listBoxDecisions listObservations listPastObservations listDecisions searchBoxDecisions searchDecisions listTrail verifyTrail
+		return slices.Contains(strings.Fields(`getDescription listBoxDecisions listObservations listPastObservations listDecisions listActivity searchBoxDecisions searchDecisions listTrail verifyTrail
 			getReport listSecretUses listPolicyVersions getPolicyVersion`), rt.ID)
 	},
 	api.RoleBox: func(rt rest.Route) bool {
-		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa", "listApprovals"}, rt.ID) {
+		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa", "listApprovals", "listActivity"}, rt.ID) {
 			return true
 		}
 		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "diagnoseHost" && rt.ID != "setSource"

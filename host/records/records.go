@@ -62,6 +62,11 @@ func (e *Decisions) RecentEvents(_ context.Context, f api.EventFilter) (api.Past
 	return api.PastEvents{Events: e.audit.Recent(which), Run: e.audit.ID(), Missing: missing}, nil
 }
 
+// Activity implements the Host of [boxgate/api/egress].
+func (e *Decisions) Activity(context.Context) (map[policy.BoxID]audit.Activity, error) {
+	return e.audit.Activity(), nil
+}
+
 // FollowEvents implements the Host of [boxgate/api/egress].
 func (e *Decisions) FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error) {
 	return e.audit.Subscribe(ctx, audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
