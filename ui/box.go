@@ -8,12 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/net/publicsuffix"
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
 	"boxgate/policy"
 )
 
@@ -37,14 +37,19 @@ type row struct {
 	Reason  string `json:"reason"`
 	Rule    string `json:"rule,omitempty"`
 	Count   uint64 `json:"count,omitempty"`
+	Domain  string `json:"domain,omitempty"` // registrable, of a denial
 
 	Event audit.Event `json:"-"`
 }
 
 // rowOf returns the row of a decision.
 func rowOf(e audit.Event) row {
+	domain := ""
+	if e.Verdict != policy.Allow {
+		domain = Visible(domainOf(e))
+	}
 	return row{
-		Seq: e.Seq, Nanos: strconv.FormatInt(e.Time.UnixNano(), 10), Verdict: markOf(e).Class, Stage: string(e.Stage), Method: Visible(e.Method),
+		Domain: domain, Seq: e.Seq, Nanos: strconv.FormatInt(e.Time.UnixNano(), 10), Verdict: markOf(e).Class, Stage: string(e.Stage), Method: Visible(e.Method),
 		Host: Visible(hostOf(e)), Port: e.Port, Path: Visible(e.Path), Reason: string(e.Reason), Rule: Visible(e.Rule), Count: e.Count, Event: e,
 	}
 }
@@ -64,18 +69,17 @@ func (r row) Link() string { return strconv.FormatUint(r.Seq, 10) + "?at=" + r.N
 type group struct {
 	Domain  string
 	Count   uint64
-	Last    time.Time
+	Last    row // the latest
 	Reasons []string
 	Hosts   []host
+	More    bool // there are more hosts
 }
 
 // host is the denials of one host and port.
 type host struct {
-	Name   string // as in the decision, for links
-	Port   uint16
+	Latest row
 	Count  uint64
-	Reason string
-	Link   string // to the latest decision
+	Allow  string // path of the page that allows it; empty: no entry of a policy does
 }
 
 // Limits of the page of a box: groups of denials, and hosts in each.
@@ -90,14 +94,33 @@ type boxPage struct {
 	Seen     bool // the caller may see the box
 	Rows     []row
 	Groups   []group
-	More     int // groups that are not shown
+	More     int    // groups that are not shown
+	Newest   uint64 // number of the latest decision that the groups count
 	Filter   filter
+	Verdicts []mark
 	Stages   []policy.Stage
 	Stream   string // path of the live decisions
 	URLs     []publicURL
 	URLsSeen bool
 	Requests int
 	MayAllow bool
+}
+
+// Entries describes the size of the policy.
+func (p boxPage) Entries() string {
+	var parts []string
+	for _, part := range []struct {
+		n    int
+		what string
+	}{
+		{len(p.Box.Policy.AllowedDomains) + len(p.Box.Policy.AllowedCIDRs), "allowed"}, {len(p.Box.Policy.DeniedDomains) + len(p.Box.Policy.DeniedCIDRs), "denied"},
+		{len(p.Box.Policy.Rules), "request rules"},
+	} {
+		if part.n > 0 {
+			parts = append(parts, number(part.n)+" "+part.what)
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // publicURL is a public URL of a box.
@@ -114,7 +137,7 @@ func (f filter) selects(r row) bool {
 }
 
 // stages are the stages of decisions that the filter offers.
-var stages = []policy.Stage{policy.StageDNS, policy.StageConn, policy.StageHTTP}
+var stages = []policy.Stage{policy.StageDNS, policy.StageKernel, policy.StageConn, policy.StageHTTP, policy.StageDial, policy.StageURL}
 
 // serveBox shows a box: its latest decisions, which a script continues with new ones, denials by domain, and its rules.
 func serveBox(v *visit) (view, error) {
@@ -124,7 +147,7 @@ func serveBox(v *visit) (view, error) {
 	}
 	q := v.r.URL.Query()
 	page := boxPage{
-		Box: b, Seen: head.Status != "", Stages: stages, Stream: boxPath(b.ID, "live"), Filter: filter{q.Get("verdict"), q.Get("host"), q.Get("stage")},
+		Box: b, Seen: head.Status != "", Verdicts: marks, Stages: stages, Stream: boxPath(b.ID, "live"), Filter: filter{q.Get("verdict"), q.Get("host"), q.Get("stage")},
 		MayAllow: mayChange(v.session.Caller.Role),
 	}
 	events, err := v.decisions(api.BoxPath(string(b.ID), "egress"))
@@ -138,6 +161,9 @@ func serveBox(v *visit) (view, error) {
 		}
 	}
 	page.Groups, page.More = groupsOf(events)
+	if len(events) > 0 {
+		page.Newest = events[0].Seq
+	}
 	if page.Seen {
 		var list struct {
 			Previews []publicURL `json:"previews"`
@@ -191,10 +217,11 @@ func groupsOf(events []audit.Event) (groups []group, more int) {
 		if g == nil {
 			if len(order) == maxGroups {
 				more++
-				byDomain[domain] = &group{}
+				g = &group{}
+				byDomain[domain] = g
 				continue
 			}
-			g = &group{Domain: Visible(domain), Last: e.Time}
+			g = &group{Domain: Visible(domain), Last: rowOf(e)}
 			byDomain[domain], order = g, append(order, g)
 		}
 		g.add(e)
@@ -213,15 +240,14 @@ func (g *group) add(e audit.Event) {
 	if reason := string(e.Reason); !slices.Contains(g.Reasons, reason) {
 		g.Reasons = append(g.Reasons, reason)
 	}
-	name, port := hostOf(e), e.Port
 	for i := range g.Hosts {
-		if h := &g.Hosts[i]; h.Name == name && h.Port == port {
+		if h := &g.Hosts[i]; hostOf(h.Latest.Event) == hostOf(e) && h.Latest.Port == e.Port {
 			h.Count += n
 			return
 		}
 	}
-	if len(g.Hosts) < maxHosts {
-		g.Hosts = append(g.Hosts, host{Name: name, Port: port, Count: n, Reason: string(e.Reason), Link: rowOf(e).Link()})
+	if g.More = len(g.Hosts) == maxHosts; !g.More {
+		g.Hosts = append(g.Hosts, host{Latest: rowOf(e), Count: n, Allow: allowPath(e)})
 	}
 }
 
@@ -234,11 +260,17 @@ func domainOf(e audit.Event) string {
 	return cmp.Or(h, "unknown")
 }
 
-// allowPath returns the path of the page that allows the destination of a denial, or "" if no entry of a policy would.
-func allowPath(id policy.BoxID, entry string, port uint16) string {
-	q := url.Values{"host": {entry}}
-	if port != 0 {
-		q.Set("port", strconv.Itoa(int(port)))
+// allowPath returns the path of the page that allows the destination of a denial, or "" if no entry of a policy lifts it.
+func allowPath(e audit.Event) string {
+	o, ok := remedy.OpeningOf(e)
+	if !ok {
+		return ""
 	}
-	return boxPath(id, "allow") + "?" + q.Encode()
+	q := url.Values{"host": {o.Entry}}
+	if !o.IsAddress() {
+		q = url.Values{"host": {strings.TrimSuffix(o.Entry, ":"+strconv.Itoa(int(o.Port)))}, "port": {strconv.Itoa(int(o.Port))}}
+	} else {
+		q.Set("port", "")
+	}
+	return boxPath(e.Box, "allow") + "?" + q.Encode()
 }

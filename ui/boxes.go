@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/policy"
 )
 
@@ -112,7 +113,9 @@ const boxesPerPage = 250
 // boxRow is a row of the page of boxes.
 type boxRow struct {
 	box
-	Requests int // open ones
+	Requests int    // open ones
+	Denied   uint64 // in the last hour
+	Latest   row    // decision; its Event has no time if there is none
 }
 
 // boxesPage is the input of the page of boxes.
@@ -126,16 +129,23 @@ type boxesPage struct {
 	Pager          pager
 }
 
+// firstPages are the first pages of the roles that see no boxes.
+var firstPages = map[api.Role]string{api.RoleAuditor: "trail", api.RoleApprover: "requests"}
+
 // serveBoxes lists the boxes that the caller sees. Roles that see no boxes go to their first page.
 func serveBoxes(v *visit) (view, error) {
-	if nav := navFor(v.session.Caller.Role); len(nav) > 0 && nav[0].Path != Prefix {
-		return view{location: nav[0].Path}, nil
+	if page := firstPages[v.session.Caller.Role]; page != "" {
+		return view{location: Prefix + page}, nil
 	}
 	var all []box
 	if err := v.get("/v2/box", &all); err != nil {
 		return view{}, err
 	}
 	requests, seen, err := v.openRequests()
+	if err != nil {
+		return view{}, err
+	}
+	activity, err := v.activity()
 	if err != nil {
 		return view{}, err
 	}
@@ -151,7 +161,8 @@ func serveBoxes(v *visit) (view, error) {
 			}
 		}
 		if page.selects(b) {
-			page.Rows = append(page.Rows, boxRow{box: b, Requests: requests[b.ID]})
+			a := activity[b.ID]
+			page.Rows = append(page.Rows, boxRow{box: b, Requests: requests[b.ID], Denied: a.Denied, Latest: rowOf(a.Latest)})
 		}
 	}
 	slices.Sort(page.States)
@@ -173,6 +184,24 @@ func (v *visit) openRequests() (counts map[policy.BoxID]int, seen bool, err erro
 	return counts, seen, err
 }
 
+// boxActivity is the activity of a box, see [audit.Activity].
+type boxActivity struct {
+	Box    policy.BoxID `json:"box"`
+	Denied uint64       `json:"denied_last_hour"`
+	Latest audit.Event  `json:"latest"`
+}
+
+// activity reads the activity of the boxes that the caller sees.
+func (v *visit) activity() (map[policy.BoxID]boxActivity, error) {
+	var list []boxActivity
+	_, err := v.optional("/v2/egress/activity", &list)
+	all := make(map[policy.BoxID]boxActivity, len(list))
+	for _, a := range list {
+		all[a.Box] = a
+	}
+	return all, err
+}
+
 // selects reports whether the filter of the page selects a box.
 func (p *boxesPage) selects(b box) bool {
 	word := strings.ToLower(p.Query)
@@ -191,6 +220,10 @@ func (p *boxesPage) sort() {
 			return cmp.Or(cmp.Compare(a.NamedPolicy, b.NamedPolicy), cmp.Compare(a.Policy.Mode, b.Policy.Mode))
 		case "requests":
 			return cmp.Compare(a.Requests, b.Requests)
+		case "denied":
+			return cmp.Compare(a.Denied, b.Denied)
+		case "latest":
+			return a.Latest.Event.Time.Compare(b.Latest.Event.Time)
 		}
 		return 0
 	}
@@ -207,10 +240,13 @@ func (p *boxesPage) sort() {
 	})
 }
 
+// mostFirst are the columns that are sorted in descending order first.
+var mostFirst = []string{"requests", "denied", "latest"}
+
 // SortBy returns the query that sorts by a column, in the other direction if the page is sorted by it.
 func (p boxesPage) SortBy(column string) string {
 	sort := column
-	if numeric := column == "requests"; numeric && p.Sort != "-"+column || p.Sort == column {
+	if slices.Contains(mostFirst, column) && p.Sort != "-"+column || p.Sort == column {
 		sort = "-" + column
 	}
 	return withQuery("q", p.Query, "state", p.State, "label", p.Label, "sort", sort)

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -8,6 +9,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/remedy"
+	"boxgate/policy"
 )
 
 func (u *UI) decisionRoutes() []route {
@@ -16,15 +19,34 @@ func (u *UI) decisionRoutes() []route {
 
 // decisionPage is the input of the page of one decision.
 type decisionPage struct {
-	Box   box
-	Event audit.Event
-	Host  string
+	Box     box
+	Row     row
+	Event   audit.Event
+	Meaning string
+	Remedy  string // empty: an allowed destination
+	Near    string // the entry of the policy that nearly allows it, and why it does not
+	Allow   string // path of the page that allows it; empty: the caller may not, or no entry of a policy does
+	Policy  bool   // the caller may read the policy
+	Now     *judgement
 }
+
+// judgement is the decision of the policy in force.
+type judgement struct {
+	Verdict policy.Verdict `json:"verdict"`
+	Reason  string         `json:"reason"`
+	Rule    string         `json:"rule"`
+	Version uint64         `json:"version"`
+	Beaten  []string       `json:"beaten"`
+	Unknown []string       `json:"unknown"`
+}
+
+// Event returns the judgement for the mark of its verdict.
+func (j *judgement) Event() audit.Event { return audit.Event{Verdict: j.Verdict} }
 
 // errNoDecision answers for a decision that neither the memory nor the history has.
 var errNoDecision = &api.ResponseError{Status: http.StatusNotFound, Message: "This decision is no longer known. The log of the gateway may have it."}
 
-// serveDecision explains one decision: the destination, the verdict, the rule, and the remedy.
+// serveDecision explains one decision: the destination, the verdict, the rule, the remedy, and what the policy in force decides.
 func serveDecision(v *visit) (view, error) {
 	b, head, err := v.box()
 	if err != nil {
@@ -34,8 +56,44 @@ func serveDecision(v *visit) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	page := decisionPage{Box: b, Event: e, Host: Visible(hostOf(e))}
-	return view{name: "decision", title: "One decision", section: "Boxes", box: head, data: page}, nil
+	p := decisionPage{
+		Box: b, Row: rowOf(e), Event: e, Meaning: remedy.Meaning(e.Reason), Remedy: Visible(remedy.For(e)), Policy: head.Status != "",
+		Near: Visible(remedy.NearMiss(policy.Spec{Mode: b.Policy.Mode, AllowedDomains: b.Policy.AllowedDomains}, e)),
+	}
+	if mayChange(v.session.Caller.Role) {
+		p.Allow = allowPath(e)
+	}
+	if p.Now, err = v.judge(string(b.ID), e); err != nil {
+		return view{}, err
+	}
+	return view{name: "decision", title: "One decision", section: "Boxes", box: head, data: p}, nil
+}
+
+// judge asks what the policy in force decides about the destination of a decision. It returns nil if the caller may not ask, or if
+// the decision was not about a destination of the box.
+func (v *visit) judge(id string, e audit.Event) (*judgement, error) {
+	if e.Stage == policy.StageURL || e.Name == "" && !e.Addr.IsValid() {
+		return nil, nil
+	}
+	in := map[string]any{"port": cmp.Or(e.Port, remedy.HTTPSPort)}
+	if e.Protocol != "" && e.Stage != policy.StageDNS {
+		in["protocol"] = e.Protocol
+	}
+	if e.Name != "" {
+		in["host"] = e.Name
+	}
+	if e.Addr.IsValid() && e.Stage != policy.StageDNS {
+		in["ip"] = e.Addr.Unmap().WithZone("").String()
+	}
+	if e.Stage == policy.StageHTTP && e.Method != "" && e.Path != "" {
+		in["method"], in["path"] = e.Method, e.Path
+	}
+	var now judgement
+	err := v.client.Do(v.r.Context(), http.MethodPost, api.BoxPath(id, "egress", "explain"), in, &now)
+	if isRefusal(err) { // a name that is not one, or a caller who may not ask
+		return nil, nil
+	}
+	return &now, err
 }
 
 // decision finds the decision of the path by its number and time, in memory or else on disk. The time makes it unique: numbers start

@@ -50,20 +50,22 @@ func readTemplates() map[string]*template.Template {
 
 // funcs are the functions of templates. Text of boxes and visitors goes through "text".
 var funcs = template.FuncMap{
-	"asset":   assetPath,
-	"ago":     ago,
-	"boxpath": boxPath,
-	"bytes":   size,
-	"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05") },
-	"count":   number,
-	"iso":     func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
-	"join":    func(list []string) string { return Visible(strings.Join(list, ", ")) },
-	"mark":    markOf,
-	"pick":    pick,
-	"short":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
-	"text":    func(v any) string { return Visible(fmt.Sprint(v)) },
-	"unix":    func(n int64) time.Time { return fromUnix(n) },
-	"with":    withQuery,
+	"asset":    assetPath,
+	"ago":      ago,
+	"boxpath":  boxPath,
+	"bytes":    size,
+	"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
+	"count":    number,
+	"cpu":      func(ns int64) string { return time.Duration(ns).Round(time.Second).String() },
+	"duration": func(d time.Duration) string { return d.Round(max(d/1000, time.Microsecond)).String() },
+	"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+	"join":     func(list []string) string { return Visible(strings.Join(list, ", ")) },
+	"mark":     markOf,
+	"pick":     pick,
+	"short":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
+	"text":     func(v any) string { return Visible(fmt.Sprint(v)) },
+	"unix":     func(n int64) time.Time { return fromUnix(n) },
+	"query":    withQuery,
 }
 
 // fromUnix returns the time of Unix seconds, or the zero time for 0, which the API uses for no time.
@@ -149,15 +151,18 @@ func ago(t time.Time) string {
 // mark is how a verdict is shown: with a shape and a word, and a class for its colour.
 type mark struct{ Shape, Word, Class string }
 
+// marks are all marks, for filters.
+var marks = []mark{{"▲", "denied", "deny"}, {"●", "allowed", "allow"}, {"◆", "would deny", "would"}}
+
 // markOf returns the mark of a decision.
 func markOf(e audit.Event) mark {
 	switch {
 	case e.Verdict != policy.Allow:
-		return mark{"▲", "denied", "deny"}
+		return marks[0]
 	case e.Reason == name.ReasonWouldDeny:
-		return mark{"◆", "would deny", "would"}
+		return marks[2]
 	}
-	return mark{"●", "allowed", "allow"}
+	return marks[1]
 }
 
 // document is the input of the layout.

@@ -3,7 +3,8 @@ import { clock, local } from "./base.js";
 const $ = id => document.getElementById(id);
 const box = $("live"), form = $("filter"), pause = $("pause"), tally = $("tally"), body = box.querySelector("tbody");
 const MOST = 10000, HEIGHT = 27, WORDS = { deny: ["▲", "denied"], allow: ["●", "allowed"], would: ["◆", "would deny"] };
-let all = [], shown = [], fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
+const groups = $("groups"), grouped = new Map();
+let newest = Number(groups.dataset.newest), all = [], shown = [], fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
 
 const number = n => n.toLocaleString("en");
 const wanted = () => ({ verdict: form.verdict.value, stage: form.stage.value, host: form.host.value.toLowerCase() });
@@ -17,13 +18,18 @@ function cell(row, cls, text) {
   return td;
 }
 
-function draw(r) {
-  const tr = document.createElement("tr"), at = new Date(Number(r.at.slice(0, -6)));
-  const a = document.createElement("a");
+// link returns the time of a decision with a link to its page.
+function link(r) {
+  const a = document.createElement("a"), at = new Date(Number(r.at.slice(0, -6)));
   a.href = box.dataset.base + r.seq + "?at=" + r.at;
   a.textContent = clock(at);
   a.title = local(at);
-  cell(tr, "", "").append(a);
+  return a;
+}
+
+function draw(r) {
+  const tr = document.createElement("tr");
+  cell(tr, "", "").append(link(r));
   const [shape, word] = WORDS[r.verdict], v = document.createElement("span"), s = document.createElement("span");
   v.className = "verdict " + r.verdict;
   s.setAttribute("aria-hidden", "true");
@@ -68,6 +74,7 @@ function show() {
   if (gap) words.push(gap);
   if (paused) words.push("paused");
   tally.textContent = words.join(" · ");
+  $("quiet").hidden = n > 0;
   tally.dataset.lost = lost;
 }
 
@@ -87,8 +94,58 @@ function filter() {
   queue();
 }
 
+for (const tr of groups.querySelectorAll("tr[data-domain]")) grouped.set(tr.dataset.domain, tr);
+
+// count adds a denial to the row of its domain. The rows of the page count everything up to newest.
+function count(r) {
+  let tr = grouped.get(r.domain);
+  if (!tr) {
+    if (grouped.size >= 200) return;
+    tr = document.createElement("tr");
+    const th = document.createElement("th");
+    th.scope = "row";
+    th.className = "mono";
+    th.textContent = r.domain;
+    tr.append(th);
+    cell(tr, "num", "").dataset.count = 0;
+    cell(tr, "", "").append(link(r));
+    cell(tr, "mono", r.reason);
+    const hosts = document.createElement("ul");
+    hosts.className = "hosts";
+    cell(tr, "", "").append(hosts);
+    groups.querySelector("tbody").prepend(tr);
+    grouped.set(r.domain, tr);
+    groups.hidden = false;
+    $("none-denied").hidden = true;
+  }
+  add(tr.children[1], r);
+  tr.children[2].replaceChildren(link(r));
+  const name = r.host + (r.port ? ":" + r.port : ""), hosts = tr.querySelector(".hosts");
+  let li = [...hosts.children].find(li => li.dataset.host === name);
+  if (!li) {
+    if (hosts.childElementCount > 12) return;
+    li = document.createElement("li");
+    li.dataset.host = name;
+    const a = link(r), n = document.createElement("span");
+    a.className = "mono";
+    a.textContent = name;
+    n.className = "soft";
+    n.dataset.count = 0;
+    li.append(a, " ", n);
+    hosts.append(li);
+  }
+  add(li.querySelector("[data-count]"), r);
+}
+
+// add adds the denials of a row to a number of the page.
+function add(n, r) {
+  n.dataset.count = Number(n.dataset.count) + (r.count || 1);
+  n.textContent = number(Number(n.dataset.count));
+}
+
 function take(m) {
   if (m.first) {
+    if (m.rows.length && m.rows[m.rows.length - 1].seq < newest) newest = 0; // another run of the gateway
     all = [];
     shown = [];
   }
@@ -98,6 +155,7 @@ function take(m) {
   let added = 0;
   for (const r of m.rows) {
     all.push(r);
+    if (r.domain && r.seq > newest) count(r);
     if (matches(r, f)) {
       shown.push(r);
       added++;
