@@ -49,8 +49,8 @@ func rowOf(e audit.Event) row {
 		domain = Visible(domainOf(e))
 	}
 	return row{
-		Domain: domain, Seq: e.Seq, Nanos: strconv.FormatInt(e.Time.UnixNano(), 10), Verdict: markOf(e).Class, Stage: string(e.Stage), Method: Visible(e.Method),
-		Host: Visible(hostOf(e)), Port: e.Port, Path: Visible(e.Path), Reason: string(e.Reason), Rule: Visible(e.Rule), Count: e.Count, Event: e,
+		Domain: domain, Seq: e.Seq, Nanos: strconv.FormatInt(e.Time.UnixNano(), 10), Verdict: markOf(e).Class, Stage: Visible(string(e.Stage)), Method: Visible(e.Method),
+		Host: Visible(hostOf(e)), Port: e.Port, Path: Visible(e.Path), Reason: Visible(string(e.Reason)), Rule: Visible(e.Rule), Count: e.Count, Event: e,
 	}
 }
 
@@ -96,6 +96,7 @@ type boxPage struct {
 	Groups   []group
 	More     int    // groups that are not shown
 	Newest   uint64 // number of the latest decision that the groups count
+	Run      string // of the gateway, which the number belongs to
 	Filter   filter
 	Verdicts []mark
 	Stages   []policy.Stage
@@ -150,7 +151,8 @@ func serveBox(v *visit) (view, error) {
 		Box: b, Seen: head.Status != "", Verdicts: marks, Stages: stages, Stream: boxPath(b.ID, "live"), Filter: filter{q.Get("verdict"), q.Get("host"), q.Get("stage")},
 		MayAllow: mayChange(v.session.Caller.Role),
 	}
-	events, err := v.decisions(api.BoxPath(string(b.ID), "egress"))
+	var events []audit.Event
+	page.Run, err = readEvents(v.r.Context(), v.client, api.BoxPath(string(b.ID), "egress"), func(e audit.Event) { events = append(events, e) })
 	if err != nil {
 		return view{}, err
 	}
@@ -186,21 +188,16 @@ func mayChange(r api.Role) bool {
 	return r == api.RoleAdmin || r == api.RoleCreator || r == api.RoleBox
 }
 
-// decisions reads the decisions at a path of the API, oldest first.
-func (v *visit) decisions(path string) (events []audit.Event, err error) {
-	err = readEvents(v.r.Context(), v.client, path, func(e audit.Event) { events = append(events, e) })
-	return events, err
-}
-
-// readEvents calls each for the decisions at a path.
-func readEvents(ctx context.Context, c *api.Client, path string, each func(audit.Event)) error {
-	return c.Lines(ctx, path, func(line []byte) error {
+// readEvents calls each for the decisions at a path of the API, oldest first, and returns the ID of the gateway's run.
+func readEvents(ctx context.Context, c *api.Client, path string, each func(audit.Event)) (run string, err error) {
+	err = c.Events(ctx, path, func(id string) { run = id }, func(line []byte) error {
 		var e audit.Event
 		if json.Unmarshal(line, &e) == nil && !e.Time.IsZero() {
 			each(e)
 		}
 		return nil
 	})
+	return run, err
 }
 
 // groupsOf groups denials by registrable domain, the domain with the latest first. more is the number of domains beyond maxGroups.
@@ -237,7 +234,7 @@ func groupsOf(events []audit.Event) (groups []group, more int) {
 func (g *group) add(e audit.Event) {
 	n := max(e.Count, 1)
 	g.Count += n
-	if reason := string(e.Reason); !slices.Contains(g.Reasons, reason) {
+	if reason := Visible(string(e.Reason)); !slices.Contains(g.Reasons, reason) {
 		g.Reasons = append(g.Reasons, reason)
 	}
 	for i := range g.Hosts {

@@ -112,12 +112,12 @@ func (v *visit) decision(id string) (audit.Event, error) {
 		}
 	}
 	since := url.Values{"since": {at.UTC().Format(time.RFC3339Nano)}}
-	if err := readEvents(v.r.Context(), v.client, api.BoxPath(id, "egress")+"?"+since.Encode(), look); err != nil {
+	if _, err := readEvents(v.r.Context(), v.client, api.BoxPath(id, "egress")+"?"+since.Encode(), look); err != nil {
 		return audit.Event{}, err
 	}
 	if found == nil {
 		since.Set("until", at.Add(time.Millisecond).UTC().Format(time.RFC3339Nano))
-		if err := readEvents(v.r.Context(), v.client, api.BoxPath(id, "egress", "history")+"?"+since.Encode(), look); err != nil && !isRefusal(err) {
+		if _, err := readEvents(v.r.Context(), v.client, api.BoxPath(id, "egress", "history")+"?"+since.Encode(), look); err != nil && !isRefusal(err) {
 			return audit.Event{}, err
 		}
 	}

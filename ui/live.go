@@ -2,6 +2,7 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -50,7 +51,7 @@ func (b *batch) add(line []byte) error {
 		}
 		_ = json.Unmarshal(line, &note)
 		b.lost += note.Lost
-		b.gap = note.Gap
+		b.gap = cmp.Or(note.Gap, b.gap)
 		return nil
 	}
 	isDenial := bytes.Contains(line, denial)
@@ -95,7 +96,7 @@ func livePath(v *visit) (path, after string) {
 	if v.r.URL.Query().Get("denied") != "" {
 		q.Set("denied", "true")
 	}
-	if after = v.r.Header.Get("Last-Event-ID"); after != "" {
+	if after = cmp.Or(v.r.Header.Get("Last-Event-ID"), v.r.URL.Query().Get("after")); after != "" {
 		q.Set("after", after)
 	}
 	return api.BoxPath(v.r.PathValue("id"), "egress") + "?" + q.Encode(), after
@@ -122,6 +123,9 @@ func serveLive(v *visit) (view, error) {
 	h.Set("Content-Type", stream.EventStream)
 	h.Set("X-Accel-Buffering", "no")
 	v.w.WriteHeader(http.StatusOK)
+	if v.r.Method == http.MethodHead {
+		return view{written: true}, nil
+	}
 	tick, ping := time.NewTicker(batchTime), time.NewTicker(streamPing)
 	defer tick.Stop()
 	defer ping.Stop()
