@@ -58,6 +58,7 @@ type Admin struct {
 	Group  string   `yaml:"group"` // may use the socket without an API key; empty: root alone opens it, with a key
 	Listen string   `yaml:"listen"`
 	UI     bool     `yaml:"ui"` // the dashboard on listen
+	TLS    AdminTLS `yaml:"tls"`
 	Hosts  []string `yaml:"hosts"`
 	Audit  Bounds   `yaml:"audit"`
 }
@@ -524,6 +525,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	if c.Admin.Group != "" && c.Admin.Socket == "" {
 		fail("admin.group", "needs admin.socket, which its members use")
 	}
+	c.Admin.checkTLS(fail)
 	c.Admin.Audit.check("admin.audit", false, fail)
 	c.Log.History.check("log.history", true, fail)
 	c.Log.Observations.check("log.observations", true, fail)

@@ -9,6 +9,7 @@ package host
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 
@@ -141,6 +142,7 @@ type parts struct {
 	memory    *memory.Budget    // shared by boxes
 	quotas    *quotas.Book      // of API keys
 	keyed     *authlimit.Keyed  // connections of clients that presented an API key
+	adminTLS  *tls.Config       `required:"false"` // of admin.listen; nil: plain HTTP
 
 	boxes      *state.Table
 	connected  *enforce.Registry

@@ -81,12 +81,12 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	}
 	o := &opening{parts: p}
 	// The functions are only called once the gateway serves.
-	o.turn = newAdminTurn(func(hash [sha256.Size]byte) (api.Key, bool) { return o.keys.LookUp(hash) }, p.listeners.DialAdmin)
+	o.turn = newAdminTurn(func(hash [sha256.Size]byte) (api.Key, bool) { return o.keys.LookUp(hash) }, p.dialAdmin)
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
-		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
+		p.openAdminTLS, p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
 		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.openApprovals, o.complete,
 		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },

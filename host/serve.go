@@ -114,10 +114,10 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.Admin {
-		h.serveKeyed(run, "admin", adminServer, ln)
+		h.serveAdmin(run, adminServer, ln)
 	}
 	if ln := h.parts.listeners.Metrics; ln != nil {
-		h.serveKeyed(run, "metrics", metrics, ln)
+		h.serveKeyed(run, "metrics", metrics.Serve, ln)
 	}
 	run("requests of commands", func() error { return h.serveControl(ctx) })
 	h.startLoops(ctx, run)
@@ -215,6 +215,7 @@ func (h *Host) httpServers(admin *server.API) (s, metrics *http.Server, err erro
 		return nil, nil, err
 	}
 	s, metrics = admin.Server(), h.metricsServer()
+	s.TLSConfig = h.parts.adminTLS
 	h.turn.needsNoKey = func(r *http.Request) bool { peer, ok := h.peerOf(r); return ok && peer.Admin }
 	s.Handler = h.turn.wrap(h.withDashboard(s.Handler))
 	s.ConnContext, s.ConnState = authlimit.ConnContext, h.parts.keyed.State
@@ -320,12 +321,12 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 }
 
 // serveKeyed serves HTTP to clients with API keys, and limits the connections of clients without one.
-func (h *Host) serveKeyed(run func(string, func() error), name string, server *http.Server, ln net.Listener) {
+func (h *Host) serveKeyed(run func(string, func() error), name string, serve func(net.Listener) error, ln net.Listener) {
 	tried := tryable(ln)
 	keyed := h.parts.shares.Keyless(tried)
 	keyed.Keyed = h.parts.keyed
 	h.health.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
-	run(name, func() error { return h.arrivals.serve(server, keyed) })
+	run(name, func() error { return h.arrivals.serve(serve, keyed) })
 }
 
 // serveURLs serves public URLs on a listener.
@@ -420,13 +421,13 @@ func (a *arrivals) track(servers ...*http.Server) {
 	}
 }
 
-// serve is [http.Server.Serve] for a tracked server.
-func (a *arrivals) serve(s *http.Server, ln net.Listener) error {
+// serve serves a listener with a function of a tracked server, such as [http.Server.Serve].
+func (a *arrivals) serve(serve func(net.Listener) error, ln net.Listener) error {
 	if !a.listen(ln) {
 		return errors.Join(http.ErrServerClosed, ln.Close())
 	}
 	defer a.serving.Done()
-	return s.Serve(ln)
+	return serve(ln)
 }
 
 // listen reports false if the servers are about to shut down.

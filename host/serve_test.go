@@ -56,7 +56,7 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- a.serve(s, ln) }()
+	go func() { served <- a.serve(s.Serve, ln) }()
 	var clients [2]net.Conn
 	for i := range clients {
 		if clients[i], err = net.Dial("tcp", ln.Addr().String()); err != nil {
@@ -96,7 +96,7 @@ func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	}
 	late := sockettest.NewLate(authlimit.New(socket.NewQueue(ln), 8))
 	served := make(chan error, 1)
-	go func() { served <- a.serve(s, late) }()
+	go func() { served <- a.serve(s.Serve, late) }()
 	<-late.Asked
 	client, err := net.Dial("tcp", ln.Addr().String())
 	if err != nil {

@@ -293,17 +293,18 @@ func checkSources(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// needCertificate requires a working source for the certificates of the public URLs.
+// needCertificate requires working sources for the certificates of the admin API and of the public URLs.
 func needCertificate(cfg config.Config) error {
+	err := host.CheckAdminTLS(cfg)
 	switch cfg.Ingress.TLS.Mode {
 	case "acme":
-		return host.CheckACME(cfg)
+		return errors.Join(err, host.CheckACME(cfg))
 	case "files":
-		if _, err := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil); err != nil {
-			return fmt.Errorf("ingress.tls: %w", err)
+		if _, failed := certs.NewFiles(cfg.Ingress.TLS.Cert, cfg.Ingress.TLS.Key, nil); failed != nil {
+			return errors.Join(err, fmt.Errorf("ingress.tls: %w", failed))
 		}
 	}
-	return nil
+	return err
 }
 
 // maxShown bounds the number of certificates listed individually.

@@ -204,7 +204,7 @@ func greeting(cfg config.Config) string {
 		admin = append(admin, cfg.Admin.Socket)
 	}
 	if cfg.Admin.Listen != "" {
-		admin = append(admin, "http://"+cfg.Admin.Listen)
+		admin = append(admin, cfg.Admin.URL())
 	}
 	lines := []string{
 		"", "boxgate " + buildinfo.Get().Version + " is ready. Ctrl-C stops it; boxes go on, and are closed where the gateway decides.", "",

@@ -101,17 +101,27 @@ func (o *Options) QuietClient() (*api.Client, error) {
 	}
 	key, err := apiKey(cfg)
 	if errors.Is(err, os.ErrNotExist) {
-		if absent := api.NewClient(o.address(cfg), "").Listens(); absent != nil {
+		if absent := o.newClient(cfg, "").Listens(); absent != nil {
 			return nil, absent // there is no key before the first start
 		}
 	}
 	if (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) && os.Geteuid() != 0 && opensSocket(o.address(cfg)) {
-		return api.NewClient(o.address(cfg), ""), nil
+		return o.newClient(cfg, ""), nil
 	}
 	if err != nil {
 		return nil, noKey(err)
 	}
-	return api.NewClient(o.address(cfg), key), nil
+	return o.newClient(cfg, key), nil
+}
+
+// newClient makes a client of the configured or given address. At an address over TLS it trusts the roots of the system, and at the
+// configured one the configured certificate instead, which may be no root's and for other names.
+func (o *Options) newClient(cfg config.Config, key string) *api.Client {
+	client := api.NewClient(o.address(cfg), key)
+	if data, err := os.ReadFile(cfg.Admin.TLS.Cert); o.Admin == "" && cfg.Admin.Socket == "" && err == nil {
+		client.TrustCertificate(data)
+	}
+	return client
 }
 
 // opensSocket reports whether this user may open a Unix socket.
@@ -137,7 +147,7 @@ func (o *Options) address(cfg config.Config) string {
 	case cfg.Admin.Socket != "":
 		return cfg.Admin.Socket
 	default:
-		return "http://" + cfg.Admin.Listen
+		return cfg.Admin.URL()
 	}
 }
 
