@@ -54,13 +54,14 @@ type Store struct {
 
 // Admin configures the listeners of the admin API, and the host names that it accepts.
 type Admin struct {
-	Socket string   `yaml:"socket"`
-	Group  string   `yaml:"group"` // may use the socket without an API key; empty: root alone opens it, with a key
-	Listen string   `yaml:"listen"`
-	UI     bool     `yaml:"ui"` // the dashboard on listen
-	TLS    AdminTLS `yaml:"tls"`
-	Hosts  []string `yaml:"hosts"`
-	Audit  Bounds   `yaml:"audit"`
+	Socket string    `yaml:"socket"`
+	Group  string    `yaml:"group"` // may use the socket without an API key; empty: root alone opens it, with a key
+	Listen string    `yaml:"listen"`
+	UI     bool      `yaml:"ui"` // the dashboard on listen
+	TLS    AdminTLS  `yaml:"tls"`
+	OIDC   AdminOIDC `yaml:"oidc"`
+	Hosts  []string  `yaml:"hosts"`
+	Audit  Bounds    `yaml:"audit"`
 }
 
 // Network has the address pools of the boxes, the operator's exemptions from the protected ranges, and the source
@@ -175,7 +176,7 @@ func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
 		Store:    Store{Kind: "bbolt"},
-		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", UI: true, Audit: Bounds{Days: 365, Size: 256 << 20}},
+		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", UI: true, OIDC: AdminOIDC{Scopes: []string{"email"}, GroupsClaim: "groups"}, Audit: Bounds{Days: 365, Size: 256 << 20}},
 		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),
@@ -526,6 +527,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 		fail("admin.group", "needs admin.socket, which its members use")
 	}
 	c.Admin.checkTLS(fail)
+	c.Admin.checkOIDC(fail, c.Secrets)
 	c.Admin.Audit.check("admin.audit", false, fail)
 	c.Log.History.check("log.history", true, fail)
 	c.Log.Observations.check("log.observations", true, fail)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/api/access"
+	"boxgate/api/server"
 	"boxgate/api/stream"
 	"boxgate/host/authlimit"
 	"boxgate/ui"
@@ -13,7 +14,7 @@ import (
 )
 
 // withDashboard serves the dashboard next to the admin API, on TCP and if the configuration has it.
-func (h *Host) withDashboard(admin http.Handler) http.Handler {
+func (h *Host) withDashboard(admin *server.API) http.Handler {
 	if !h.parts.cfg.Admin.UI {
 		return admin
 	}
@@ -24,6 +25,7 @@ func (h *Host) withDashboard(admin http.Handler) http.Handler {
 		Render: func(w http.ResponseWriter, r *http.Request, status int, p session.Page) {
 			pages.SignIn(w, r, status, p)
 		},
+		Record: admin.RecordSession, Issuer: h.parts.adminIssuer(),
 	})
 	pages = ui.New(ui.Options{API: admin, Sessions: sessions, Log: h.parts.log})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -27,6 +27,7 @@ import (
 	"boxgate/host/urls"
 	"boxgate/ingress"
 	"boxgate/ingress/account"
+	"boxgate/internal/openid"
 	"boxgate/policy/name"
 )
 
@@ -279,7 +280,7 @@ func (p *parts) openAccounts() (*ingress.Accounts, error) {
 	if err != nil {
 		return nil, err
 	}
-	desk := account.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: redirect}
+	desk := openid.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: redirect}
 	if c.ClientSecret != "" {
 		desk.Secret = func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
 	}

@@ -217,7 +217,7 @@ func (h *Host) httpServers(admin *server.API) (s, metrics *http.Server, err erro
 	s, metrics = admin.Server(), h.metricsServer()
 	s.TLSConfig = h.parts.adminTLS
 	h.turn.needsNoKey = func(r *http.Request) bool { peer, ok := h.peerOf(r); return ok && peer.Admin }
-	s.Handler = h.turn.wrap(h.withDashboard(s.Handler))
+	s.Handler = h.turn.wrap(h.withDashboard(admin))
 	s.ConnContext, s.ConnState = authlimit.ConnContext, h.parts.keyed.State
 	h.arrivals.track(s, metrics)
 	return s, metrics, nil

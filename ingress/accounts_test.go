@@ -25,6 +25,7 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/access"
 	"boxgate/ingress/account"
+	"boxgate/internal/openid"
 	"boxgate/ingress/pages"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -82,7 +83,7 @@ const accountOrigin = "https://auth" + domain
 func withAccounts(t *testing.T, issuer string, box *recorder) *fixture {
 	t.Helper()
 	f := start(t, func(c *Config) {
-		c.Accounts = &Accounts{Origin: accountOrigin, Desk: account.NewDesk(account.Config{
+		c.Accounts = &Accounts{Origin: accountOrigin, Desk: account.NewDesk(openid.Config{
 			Issuer: issuer, ClientID: "boxgate", Scopes: []string{"email"}, Groups: "groups", Redirect: accountOrigin + pages.ReturnPath,
 			Secret: func(context.Context) (name.Secret, error) { return name.NewSecret("client-secret"), nil },
 		}, 0)}

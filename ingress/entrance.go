@@ -19,6 +19,7 @@ import (
 	"boxgate/ingress/account"
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
+	"boxgate/internal/openid"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/relay/h1"
@@ -297,11 +298,11 @@ func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now tim
 		v.barred(wait)
 		return
 	}
-	t, code, err := g.Accounts.Desk.Return(ctx, v.query, account.FlowOf(v.values("cookie")), now, func(t account.Ticket, id account.Identity) bool {
+	t, code, err := g.Accounts.Desk.Return(ctx, v.query, account.FlowOf(v.values("cookie")), now, func(t account.Ticket, id openid.Identity) bool {
 		target, ok := g.URLs.Lookup(t.Host)
 		return ok && target.ID == t.URL && target.Access != nil && target.Access.Accounts.Allow(id)
 	})
-	if !errors.Is(err, account.ErrCode) {
+	if !errors.Is(err, openid.ErrCode) {
 		tally.right()
 	}
 	if err != nil {
@@ -335,7 +336,7 @@ func (g *core) finishAccount(v *visit, now time.Time) {
 func (g *core) noAccount(v *visit, err error) {
 	v.event.Error = err.Error()
 	switch {
-	case errors.Is(err, account.ErrDown):
+	case errors.Is(err, openid.ErrDown):
 		v.refuseWith(http.StatusServiceUnavailable, name.ReasonURLUnavailable, "The identity provider does not answer.", [2]string{"Retry-After", "5"})
 	case errors.Is(err, account.ErrTicket):
 		v.refuse(http.StatusForbidden, name.ReasonURLAuth, "This sign-in was begun elsewhere, has taken too long, or is complete already.")

@@ -1,41 +1,37 @@
 package account
 
 import (
-	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/openid"
 )
 
 func TestAllow(t *testing.T) {
 	t.Parallel()
 	rules := &Rules{Emails: []string{"ann@example.org", "mike@example.org", "\u00fcte@example.org"}, Domains: []string{"friends.example"}, Groups: []string{"staff"}}
 	for name, c := range map[string]struct {
-		id   Identity
+		id   openid.Identity
 		want bool
 	}{
-		"an address":            {Identity{Email: "Ann@Example.org", Verified: true}, true},
-		"a domain":              {Identity{Email: "bob@friends.example", Verified: true}, true},
-		"a group":               {Identity{Email: "eve@evil.example", Verified: true, Groups: []string{"x", "staff"}}, true},
-		"not verified":          {Identity{Email: "ann@example.org"}, false},
-		"a group, not verified": {Identity{Email: "eve@evil.example", Groups: []string{"staff"}}, false},
-		"another address":       {Identity{Email: "eve@example.org", Verified: true}, false},
-		"below the domain":      {Identity{Email: "eve@x.friends.example", Verified: true}, false},
-		"a domain alike":        {Identity{Email: "eve@evilfriends.example", Verified: true}, false},
-		"two addresses in one":  {Identity{Email: "eve@evil.example@friends.example", Verified: true}, false},
-		"a domain alone":        {Identity{Email: "@friends.example", Verified: true}, false},
-		"nobody":                {Identity{Verified: true}, false},
-		"a letter that folds":   {Identity{Email: "mi\u212ae@example.org", Verified: true}, false},
-		"a domain that folds":   {Identity{Email: "bob@fr\u0130ends.example", Verified: true}, false},
-		"beyond ASCII":          {Identity{Email: "\u00fcte@example.org", Verified: true}, true},
-		"the empty group":       {Identity{Verified: true, Groups: []string{""}}, false},
+		"an address":            {openid.Identity{Email: "Ann@Example.org", Verified: true}, true},
+		"a domain":              {openid.Identity{Email: "bob@friends.example", Verified: true}, true},
+		"a group":               {openid.Identity{Email: "eve@evil.example", Verified: true, Groups: []string{"x", "staff"}}, true},
+		"not verified":          {openid.Identity{Email: "ann@example.org"}, false},
+		"a group, not verified": {openid.Identity{Email: "eve@evil.example", Groups: []string{"staff"}}, false},
+		"another address":       {openid.Identity{Email: "eve@example.org", Verified: true}, false},
+		"below the domain":      {openid.Identity{Email: "eve@x.friends.example", Verified: true}, false},
+		"a domain alike":        {openid.Identity{Email: "eve@evilfriends.example", Verified: true}, false},
+		"two addresses in one":  {openid.Identity{Email: "eve@evil.example@friends.example", Verified: true}, false},
+		"a domain alone":        {openid.Identity{Email: "@friends.example", Verified: true}, false},
+		"nobody":                {openid.Identity{Verified: true}, false},
+		"a letter that folds":   {openid.Identity{Email: "mi\u212ae@example.org", Verified: true}, false},
+		"a domain that folds":   {openid.Identity{Email: "bob@fr\u0130ends.example", Verified: true}, false},
+		"beyond ASCII":          {openid.Identity{Email: "\u00fcte@example.org", Verified: true}, true},
+		"the empty group":       {openid.Identity{Verified: true, Groups: []string{""}}, false},
 	} {
 		if got := rules.Allow(c.id); got != c.want {
 			t.Errorf("%s: %v", name, got)
@@ -46,32 +42,10 @@ func TestAllow(t *testing.T) {
 	}
 }
 
-// claimed is a token with these claims.
-type claimed string
-
-func (c claimed) Claims(v any) error { return json.Unmarshal([]byte(c), v) }
-
-func TestClaims(t *testing.T) {
-	t.Parallel()
-	p := newProvider(Config{Groups: "roles"})
-	for text, want := range map[string]Identity{
-		`{"email":"a@b","email_verified":true,"roles":["x",1,"y"],"groups":["z"]}`: {Email: "a@b", Verified: true, Groups: []string{"x", "y"}},
-		`{"email":"a@b","email_verified":"true"}`:                                  {Email: "a@b", Verified: true},
-		`{"email":"a@b","email_verified":"yes"}`:                                   {Email: "a@b"},
-		`{"email":"a@b","email_verified":1,"roles":"x"}`:                           {Email: "a@b"},
-		`{"email":["a@b"],"email_verified":null}`:                                  {},
-		`{}`: {},
-	} {
-		if got, err := p.claims(claimed(text)); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v, %v", text, got, err)
-		}
-	}
-}
-
 // A ticket is valid for one step, in the browser for which it was issued, once, until it expires.
 func TestTickets(t *testing.T) {
 	t.Parallel()
-	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
 	begun, cookie := d.Begin("u", "host", "/x", now)
 	code := d.seal(toURL, Ticket{URL: "u", Host: "host", Bind: hash(cookie), ID: []byte("once"), Expires: now.Add(time.Minute).Unix(), Until: now.Add(time.Hour).Unix()})
 	for name, finish := range map[string]func() error{
@@ -80,7 +54,7 @@ func TestTickets(t *testing.T) {
 		"another browser":              func() error { _, _, err := d.Finish("u", code, newFlow(), now); return err },
 		"no cookie":                    func() error { _, _, err := d.Finish("u", code, "", now); return err },
 		"too late":                     func() error { _, _, err := d.Finish("u", code, cookie, now.Add(time.Minute)); return err },
-		"of another gateway":           func() error { _, _, err := NewDesk(Config{}, 0).Finish("u", code, cookie, now); return err },
+		"of another gateway":           func() error { _, _, err := NewDesk(openid.Config{}, 0).Finish("u", code, cookie, now); return err },
 		"changed":                      func() error { _, _, err := d.Finish("u", "A"+code[1:], cookie, now); return err },
 		"the provider's answer in another browser": func() error {
 			state := d.seal(fromProvider, Ticket{URL: "u", Host: "host", Flow: hash(cookie), Expires: now.Add(time.Minute).Unix()})
@@ -104,7 +78,7 @@ func TestTickets(t *testing.T) {
 // Neither the provider nor a reader of the addresses on the way learns which path the visitor opens at the URL.
 func TestWhereAVisitorGoesIsNotTold(t *testing.T) {
 	t.Parallel()
-	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
 	for next, want := range map[string]string{
 		"/reset?app_secret=hunter2&x": "/reset?app_secret=hunter2&x", "": "", "/": "/",
 		"/" + strings.Repeat("&", nextMost-1): "/" + strings.Repeat("&", nextMost-1), "/" + strings.Repeat("a", nextMost): "/",
@@ -143,7 +117,7 @@ func TestFlowOf(t *testing.T) {
 }
 
 func FuzzTicket(f *testing.F) {
-	d, now := NewDesk(Config{}, 0), time.Unix(1_800_000_000, 0)
+	d, now := NewDesk(openid.Config{}, 0), time.Unix(1_800_000_000, 0)
 	ticket, _ := d.Begin("u", "host", "/x", now)
 	f.Add(ticket)
 	f.Fuzz(func(t *testing.T, text string) {
@@ -151,47 +125,4 @@ func FuzzTicket(f *testing.F) {
 			t.Errorf("%q is a ticket", text)
 		}
 	})
-}
-
-// A caller that stops waiting for the provider returns immediately, and does not affect the others.
-func TestDiscoveryWaitsForNobody(t *testing.T) {
-	t.Parallel()
-	hold := make(chan struct{})
-	var srv *httptest.Server
-	srv = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		<-hold
-		_, _ = w.Write([]byte(`{"issuer":"` + srv.URL + `","authorization_endpoint":"` + srv.URL + `/a"}`))
-	}))
-	defer srv.Close()
-	p := newProvider(Config{Issuer: srv.URL})
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := p.discover(gone); !errors.Is(err, ErrDown) || !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
-	close(hold)
-	if known, err := p.discover(t.Context()); err != nil || known.Endpoint().AuthURL != srv.URL+"/a" {
-		t.Errorf("%v, %v", known, err)
-	}
-}
-
-// A ticket is accepted once until it expires, however many other tickets are used.
-func TestOnce(t *testing.T) {
-	t.Parallel()
-	var o once
-	if !o.first([]byte("a"), 10, 1) || o.first([]byte("a"), 10, 9) || !o.first([]byte("b"), 10, 9) || o.first(nil, 10, 9) {
-		t.Error("not the first")
-	}
-	for i := range onceMost + 100 {
-		if !o.first([]byte(fmt.Sprint(i)), 20, 10) {
-			t.Fatalf("%d is taken", i)
-		}
-	}
-	if n := len(o.taken); n != onceMost {
-		t.Errorf("%d are remembered", n)
-	}
-	o.first([]byte("c"), 40, 30)
-	if n := len(o.taken); n != 1 {
-		t.Errorf("%d are remembered although they have expired", n)
-	}
 }

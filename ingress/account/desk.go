@@ -8,15 +8,14 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"maps"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
 	"boxgate/ingress/access"
+	"boxgate/internal/openid"
 )
 
 // Cookie is the name of the cookie that binds the steps of a sign-in to a browser. There is one on the host of the URL and
@@ -51,24 +50,22 @@ const (
 
 // Desk sends visitors to the provider and back. Safe for concurrent use.
 type Desk struct {
-	provider *provider
+	provider *openid.Provider
 	key      access.Key // of tickets; a restart invalidates them
 	session  time.Duration
 
-	states, codes once
+	states, codes openid.Once
 }
 
 // NewDesk returns a desk. A session lasts as long as the ID token, or for the given time.
-func NewDesk(cfg Config, session time.Duration) *Desk {
-	return &Desk{provider: newProvider(cfg), key: access.NewKey(), session: session}
+func NewDesk(cfg openid.Config, session time.Duration) *Desk {
+	return &Desk{provider: openid.New(cfg), key: access.NewKey(), session: session}
 }
 
 // Errors of a sign-in.
 var (
 	ErrTicket  = errors.New("this sign-in was begun elsewhere, has taken too long, or is complete already")
 	ErrRefused = errors.New("the identity provider has refused")
-	// ErrCode refuses a code that the provider has not issued, or not for this sign-in, or that was used before.
-	ErrCode = errors.New("the identity provider has refused the code")
 )
 
 func (d *Desk) seal(s step, t Ticket) string {
@@ -145,7 +142,7 @@ func (d *Desk) Send(ctx context.Context, ticket string, now time.Time) (to, cook
 	cookie = newFlow()
 	t.Flow, t.ID = hash(cookie), hash(newFlow())
 	nonce, verifier := d.secrets(cookie)
-	to, err = d.provider.authURL(ctx, d.seal(fromProvider, t), nonce, verifier)
+	to, err = d.provider.AuthURL(ctx, d.seal(fromProvider, t), nonce, verifier)
 	return to, cookie, err
 }
 
@@ -157,7 +154,7 @@ func (d *Desk) secrets(cookie string) (nonce, verifier string) {
 
 // Return handles the browser's return from the provider. allow reports whether the URL of the ticket admits an identity.
 // The browser continues at Host with the code. Only one code per sign-in is sent to the provider.
-func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, allow func(Ticket, Identity) bool) (t Ticket, code string, err error) {
+func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, allow func(Ticket, openid.Identity) bool) (t Ticket, code string, err error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
 		return Ticket{}, "", ErrTicket
@@ -169,11 +166,11 @@ func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, 
 	if values.Get("error") != "" || values.Get("code") == "" {
 		return t, "", ErrRefused
 	}
-	if !d.states.first(t.ID, t.Expires, now.Unix()) {
+	if !d.states.First(t.ID, t.Expires, now.Unix()) {
 		return t, "", ErrTicket
 	}
 	nonce, verifier := d.secrets(cookie)
-	id, until, err := d.provider.identify(ctx, values.Get("code"), nonce, verifier)
+	id, until, err := d.provider.Identify(ctx, values.Get("code"), nonce, verifier)
 	if err != nil {
 		return t, "", err
 	}
@@ -190,7 +187,7 @@ func (d *Desk) Return(ctx context.Context, query, cookie string, now time.Time, 
 // Finish completes a sign-in at its URL. It returns the path to go to and the session's expiry. A code works once.
 func (d *Desk) Finish(id, code, cookie string, now time.Time) (next string, until time.Time, err error) {
 	t, err := d.open(toURL, code, now)
-	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.codes.first(t.ID, t.Expires, now.Unix()) {
+	if err != nil || t.URL != id || !bound(t.Bind, cookie) || !d.codes.First(t.ID, t.Expires, now.Unix()) {
 		return "", time.Time{}, ErrTicket
 	}
 	return nextOf(cookie), time.Unix(t.Until, 0), nil
@@ -221,41 +218,6 @@ func SetCookie(value string) string {
 	return Cookie + "=" + value + "; Path=/; Max-Age=" + age + "; Secure; HttpOnly; SameSite=Lax"
 }
 
-// onceMost is the maximum number of remembered tickets. Beyond it, an old one is dropped for each new one: accepting a
-// ticket twice, which is useless without the provider's answer, is better than refusing all sign-ins.
-const onceMost = 1 << 16
-
-// once remembers used tickets until they expire. The zero value is empty. Safe for concurrent use.
-type once struct {
-	mu    sync.Mutex
-	taken map[string]int64 // expiry by ticket
-	swept int64            // time of the last removal of expired tickets
-}
-
-// first reports whether a ticket is used for the first time. Times are in Unix seconds.
-func (o *once) first(id []byte, until, now int64) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if _, again := o.taken[string(id)]; again || len(id) == 0 {
-		return false
-	}
-	if o.taken == nil {
-		o.taken = map[string]int64{}
-	}
-	if now != o.swept {
-		o.swept = now
-		maps.DeleteFunc(o.taken, func(_ string, until int64) bool { return now >= until })
-	}
-	for other := range o.taken {
-		if len(o.taken) < onceMost {
-			break
-		}
-		delete(o.taken, other)
-	}
-	o.taken[string(id)] = until
-	return true
-}
-
 // Rules list the accounts that a public URL admits. The zero Rules admit no one.
 type Rules struct {
 	Emails  []string // in lower case
@@ -263,15 +225,8 @@ type Rules struct {
 	Groups  []string
 }
 
-// Identity is the visitor's identity according to the provider. The zero Identity is anonymous.
-type Identity struct {
-	Email    string
-	Verified bool // the provider has verified that the address is the visitor's
-	Groups   []string
-}
-
 // Allow reports whether the rules admit an identity. Unverified addresses do not count.
-func (r *Rules) Allow(id Identity) bool {
+func (r *Rules) Allow(id openid.Identity) bool {
 	if r == nil {
 		return false
 	}

@@ -91,7 +91,7 @@ relay: internal/buffers relay/h1 relay/h2/downstream internal/handshake internal
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
-ingress: policy audit internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay relay/pool
+ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs
@@ -186,6 +186,7 @@ relay/h2: internal/memory internal/buffers relay/h1
 relay/h2/downstream: internal/memory internal/buffers relay/h2 internal/socket
 relay/h2/upstream: internal/buffers relay/h1 relay/h2 internal/socket
 internal/handshake:
+internal/openid: policy
 internal/required:
 internal/lru:
 internal/memory:
@@ -229,9 +230,9 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/boxdial host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint
+host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid
 ui: policy audit api api/access api/apitest api/server api/stream
-ui/session: quota api api/access
+ui/session: policy quota api api/access internal/openid
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside

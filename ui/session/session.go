@@ -1,7 +1,8 @@
-// Package session signs people in to the dashboard, with an API key, and keeps their sessions in memory.
+// Package session signs people in to the dashboard, with an API key or at an identity provider, and keeps their sessions in memory.
 //
-// The cookie of a session is random, and only its hash is kept. A session has the permissions of its key as it is now: it ends
-// when the key does, when the key changes, or after twelve hours.
+// The cookie of a session is random, and only its hash is kept. A session with a key has the permissions of that key as it is now: it
+// ends when the key does, when the key changes, or after twelve hours. One of an identity provider ends when the ID token expires, if
+// that is earlier.
 package session
 
 import (
@@ -16,6 +17,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/internal/openid"
 	"boxgate/quota"
 )
 
@@ -28,7 +30,7 @@ const Lifetime = 12 * time.Hour
 // Session is what pages may know about the session of a request.
 type Session struct {
 	Caller  api.Caller
-	Person  string    // whom the pages greet: the name of the key
+	Person  string    // whom the pages greet: the name of the key, or of the person at the identity provider
 	Token   string    // must come with every form, as the field [TokenField]
 	Expires time.Time // at the latest
 }
@@ -46,6 +48,8 @@ type Options struct {
 	Peer func(*http.Request) string
 	// Admitted, if not nil, is called for each request with a session, like that of the API.
 	Admitted func(*http.Request, quota.Holder) error
+	// Issuer signs people in at an identity provider. nil: only API keys.
+	Issuer *Issuer
 	// Render writes the page of a sign-in. nil: a plain page.
 	Render func(w http.ResponseWriter, r *http.Request, status int, p Page)
 	// Record, if not nil, records the end of an attempt to sign in, and of signing out, in the audit trail.
@@ -57,7 +61,9 @@ type Options struct {
 // Store has the sessions. Safe for concurrent use. Create it with [New].
 type Store struct {
 	options Options
-	key     [32]byte // of the tokens of forms
+	key     [32]byte // of the tokens of forms, and of sign-ins at the provider
+	states  openid.Once
+	returns returns
 
 	mu       sync.Mutex
 	sessions map[[sha256.Size]byte]*entry // by the hash of the cookie
@@ -69,6 +75,7 @@ type entry struct {
 	hash    [sha256.Size]byte // of the cookie
 	caller  api.Caller
 	digest  [sha256.Size]byte // of the key
+	issued  bool              // by an identity provider; then it has no key
 	person  string
 	peer    string
 	expires time.Time
@@ -162,6 +169,9 @@ func (s *Store) lives(e *entry) bool {
 	default:
 	}
 	if s.options.Now().Before(e.expires) {
+		if e.issued {
+			return true
+		}
 		if caller, ok := s.options.Still(e.digest); ok && caller == e.caller {
 			return true
 		}

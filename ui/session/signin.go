@@ -38,6 +38,7 @@ type Page struct {
 	Token   string // of the form, as the field [TokenField]
 	Next    string // the path to go on at, as the field "next"
 	Problem string // why the person is not signed in; may be ""
+	Issuer  string // the address of a link to sign in at the identity provider; may be ""
 }
 
 // Handler serves the paths below /ui/ that are about signing in. It must be behind [Store.Protect].
@@ -46,6 +47,10 @@ func (s *Store) Handler() http.Handler {
 	mux.HandleFunc("GET "+SignInPath, s.showSignIn)
 	mux.HandleFunc("POST "+SignInPath, s.signIn)
 	mux.HandleFunc("POST "+SignOutPath, s.signOut)
+	if s.options.Issuer != nil {
+		mux.HandleFunc("GET "+StartPath, s.toIssuer)
+		mux.HandleFunc("GET "+CallbackPath, s.fromIssuer)
+	}
 	return mux
 }
 
@@ -89,6 +94,10 @@ func (s *Store) showSignIn(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, next, http.StatusSeeOther)
 		return
 	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" || site == "same-site" { // a link elsewhere: the browser held the cookie back
+		goOn(w, SignInPath+"?next="+url.QueryEscape(next))
+		return
+	}
 	s.render(w, r, http.StatusOK, Page{Next: next})
 }
 
@@ -100,6 +109,9 @@ func (s *Store) render(w http.ResponseWriter, r *http.Request, status int, p Pag
 		setCookie(w, formCookie, cookie, formTime)
 	}
 	p.Token = s.token(cookie)
+	if s.options.Issuer != nil {
+		p.Issuer = StartPath + "?next=" + url.QueryEscape(p.Next)
+	}
 	w.Header().Set("Cache-Control", "no-store")
 	s.options.Render(w, r, status, p)
 }
@@ -174,6 +186,10 @@ func (s *Store) finish(w http.ResponseWriter, r *http.Request, route string, e *
 	}
 	setCookie(w, Cookie, cookie, e.expires.Sub(s.options.Now()))
 	dropCookie(w, formCookie)
+	if e.issued {
+		goOn(w, p.Next)
+		return
+	}
 	http.Redirect(w, r, p.Next, http.StatusSeeOther)
 }
 
@@ -207,11 +223,16 @@ var plain = template.Must(template.New("plain").Parse(plainText))
 
 // renderPlain writes the page without the look of the dashboard.
 func renderPlain(w http.ResponseWriter, _ *http.Request, status int, p Page) {
+	pageHeader(w)
+	w.WriteHeader(status)
+	_ = plain.Execute(w, p)
+}
+
+// pageHeader sets the fields of a page that the dashboard does not render.
+func pageHeader(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
-	w.WriteHeader(status)
-	_ = plain.Execute(w, p)
 }

@@ -1,5 +1,5 @@
-// Command provider is an OpenID Connect provider for tests, with the accounts of a file. It is a separate module, so that its
-// dependencies are not boxgate's.
+// Command provider is an OpenID Connect provider for tests, with the accounts of a file and their groups. It is a separate module,
+// so that its dependencies are not boxgate's.
 //
 //	provider USERS CLIENT SECRET REDIRECT
 //
@@ -7,6 +7,8 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/zitadel/oidc/v3/example/server/exampleop"
 	"github.com/zitadel/oidc/v3/example/server/storage"
+	"github.com/zitadel/oidc/v3/pkg/oidc"
+	"github.com/zitadel/oidc/v3/pkg/op"
 )
 
 func main() {
@@ -45,5 +49,41 @@ func run(args []string) error {
 		os.Exit(0)
 	}()
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	return http.Serve(ln, exampleop.SetupServer(issuer, storage.NewStorage(users), quiet, false))
+	groups, err := groupsOf(args[0])
+	if err != nil {
+		return err
+	}
+	return http.Serve(ln, exampleop.SetupServer(issuer, &grouped{storage.NewStorage(users), groups}, quiet, false))
+}
+
+// grouped puts the groups of an account into its ID token, as the claim "groups".
+type grouped struct {
+	*storage.Storage
+	groups map[string][]string // by ID of the account
+}
+
+// SetUserinfoFromRequest implements op.CanSetUserinfoFromRequest, for ID tokens.
+func (g *grouped) SetUserinfoFromRequest(ctx context.Context, info *oidc.UserInfo, request op.IDTokenRequest, scopes []string) error {
+	if list := g.groups[request.GetSubject()]; list != nil {
+		info.AppendClaims("groups", list)
+	}
+	return g.Storage.SetUserinfoFromRequest(ctx, info, request, scopes)
+}
+
+// groupsOf reads the field Groups of each account of a file, by the account's ID.
+func groupsOf(path string) (map[string][]string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var accounts map[string]struct {
+		ID     string
+		Groups []string
+	}
+	err = json.Unmarshal(data, &accounts)
+	groups := map[string][]string{}
+	for _, a := range accounts {
+		groups[a.ID] = a.Groups
+	}
+	return groups, err
 }

@@ -10,8 +10,12 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/certs"
 	"boxgate/config"
+	"boxgate/internal/openid"
+	"boxgate/policy/name"
+	"boxgate/ui/session"
 )
 
 // openAdminTLS reads the certificate of admin.listen. It follows its files.
@@ -64,4 +68,21 @@ func (p *parts) dialAdmin(ctx context.Context) (net.Conn, error) {
 func CheckAdminTLS(cfg config.Config) error {
 	_, err := adminTLS(cfg.Admin.TLS, nil)
 	return err
+}
+
+// adminIssuer returns the identity provider of admin.oidc, nil if it is not set.
+func (p *parts) adminIssuer() *session.Issuer {
+	c := p.cfg.Admin.OIDC
+	if c.Issuer == "" {
+		return nil
+	}
+	provider := openid.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: c.RedirectURL, NeedGroups: true}
+	if c.ClientSecret != "" {
+		provider.Secret = func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
+	}
+	roles := map[string]api.Role{}
+	for group, role := range c.Groups {
+		roles[group] = api.Role(role)
+	}
+	return &session.Issuer{Provider: openid.New(provider), URL: c.Issuer, Claim: c.GroupsClaim, Roles: roles}
 }

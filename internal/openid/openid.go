@@ -1,4 +1,6 @@
-package account
+// Package openid signs people in at an identity provider (OpenID Connect): it discovers the provider, sends browsers there with PKCE,
+// state and nonce, and exchanges their codes for verified identities. It is shared by public URLs and the dashboard.
+package openid
 
 import (
 	"context"
@@ -22,12 +24,27 @@ type Config struct {
 	ClientID string
 	Secret   func(context.Context) (name.Secret, error) // the client's secret; may be nil
 	Scopes   []string                                   // in addition to openid
-	Groups   string                                     // the claim with a visitor's groups
+	Groups   string                                     // the claim with a person's groups
 	Redirect string                                     // the gateway's registered address
+	// NeedGroups asks the provider for the claims of a person if the ID token has no groups. Without it, only if it has no address.
+	NeedGroups bool
 }
 
-// ErrDown reports that the provider cannot be reached or does not answer.
-var ErrDown = errors.New("the identity provider does not answer")
+// Identity is who a person is according to the provider. The zero Identity is anonymous.
+type Identity struct {
+	Subject  string // unique and permanent at the provider
+	Email    string
+	Verified bool // the provider has verified that the address is the person's
+	Groups   []string
+}
+
+// Errors of a sign-in.
+var (
+	// ErrDown reports that the provider cannot be reached or does not answer.
+	ErrDown = errors.New("the identity provider does not answer")
+	// ErrCode refuses a code that the provider has not issued, or not for this sign-in, or that was used before.
+	ErrCode = errors.New("the identity provider has refused the code")
+)
 
 // patience is the timeout of a request to the provider.
 const patience = 10 * time.Second
@@ -35,8 +52,8 @@ const patience = 10 * time.Second
 // retry is the pause after the provider could not be reached.
 const retry = 2 * time.Second
 
-// provider discovers the provider's configuration on first use. Safe for concurrent use.
-type provider struct {
+// Provider discovers the provider's configuration on first use. Safe for concurrent use.
+type Provider struct {
 	cfg    Config
 	client *http.Client
 
@@ -66,18 +83,19 @@ func (d *discovery) stale() bool {
 // connections is the maximum number of connections to the provider.
 const connections = 16
 
-func newProvider(cfg Config) *provider {
+// New returns a provider, and asks it nothing.
+func New(cfg Config) *Provider {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, MaxConnsPerHost: connections, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
 		DialContext: (&net.Dialer{Timeout: patience}).DialContext, TLSHandshakeTimeout: patience, ResponseHeaderTimeout: patience, MaxResponseHeaderBytes: 64 << 10,
 	}
-	return &provider{cfg: cfg, client: &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error {
+	return &Provider{cfg: cfg, client: &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}}
 }
 
 // discover returns the provider's configuration. Concurrent callers share one request.
-func (p *provider) discover(ctx context.Context) (*oidc.Provider, error) {
+func (p *Provider) discover(ctx context.Context) (*oidc.Provider, error) {
 	d := p.discovery()
 	select {
 	case <-d.done:
@@ -87,7 +105,7 @@ func (p *provider) discover(ctx context.Context) (*oidc.Provider, error) {
 	}
 }
 
-func (p *provider) discovery() *discovery {
+func (p *Provider) discovery() *discovery {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.latest == nil || p.latest.stale() {
@@ -100,7 +118,7 @@ func (p *provider) discovery() *discovery {
 
 // ask fetches the provider's configuration within the client's timeout. The library fetches keys with the same context, so
 // that must live as long as the gateway.
-func (p *provider) ask(d *discovery) {
+func (p *Provider) ask(d *discovery) {
 	defer close(d.done)
 	known, err := oidc.NewProvider(oidc.ClientContext(context.Background(), p.client), p.cfg.Issuer)
 	if err != nil {
@@ -111,14 +129,14 @@ func (p *provider) ask(d *discovery) {
 }
 
 // oauth2 returns the client configuration of the gateway without its secret.
-func (p *provider) oauth2(known *oidc.Provider) *oauth2.Config {
+func (p *Provider) oauth2(known *oidc.Provider) *oauth2.Config {
 	return &oauth2.Config{
 		ClientID: p.cfg.ClientID, Endpoint: known.Endpoint(), RedirectURL: p.cfg.Redirect, Scopes: append([]string{oidc.ScopeOpenID}, p.cfg.Scopes...),
 	}
 }
 
-// authURL returns the address for the browser's sign-in at the provider.
-func (p *provider) authURL(ctx context.Context, state, nonce, verifier string) (string, error) {
+// AuthURL returns the address for the browser's sign-in at the provider.
+func (p *Provider) AuthURL(ctx context.Context, state, nonce, verifier string) (string, error) {
 	known, err := p.discover(ctx)
 	if err != nil {
 		return "", err
@@ -127,7 +145,7 @@ func (p *provider) authURL(ctx context.Context, state, nonce, verifier string) (
 }
 
 // exchange exchanges a code for tokens.
-func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, verifier string) (*oauth2.Token, error) {
+func (p *Provider) exchange(ctx context.Context, known *oidc.Provider, code, verifier string) (*oauth2.Token, error) {
 	c := p.oauth2(known)
 	if p.cfg.Secret != nil {
 		secret, err := p.cfg.Secret(ctx)
@@ -146,8 +164,8 @@ func (p *provider) exchange(ctx context.Context, known *oidc.Provider, code, ver
 	return token, nil
 }
 
-// identify exchanges the browser's code for the visitor's identity and its expiry.
-func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (id Identity, until time.Time, err error) {
+// Identify exchanges the browser's code for its identity and the expiry of the ID token.
+func (p *Provider) Identify(ctx context.Context, code, nonce, verifier string) (id Identity, until time.Time, err error) {
 	known, err := p.discover(ctx)
 	if err != nil {
 		return Identity{}, time.Time{}, err
@@ -170,14 +188,14 @@ func (p *provider) identify(ctx context.Context, code, nonce, verifier string) (
 		return Identity{}, time.Time{}, errors.New("the ID token is for another sign-in")
 	}
 	id, err = p.claims(verified)
-	if err == nil && id.Email == "" {
+	if id.Subject = verified.Subject; err == nil && (id.Email == "" || p.cfg.NeedGroups && len(id.Groups) == 0) {
 		err = p.userInfo(ctx, known, token, verified.Subject, &id)
 	}
 	return id, verified.Expiry, err
 }
 
 // claims returns the identity in a token.
-func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error) {
+func (p *Provider) claims(token interface{ Claims(any) error }) (Identity, error) {
 	var claims map[string]any
 	if err := token.Claims(&claims); err != nil {
 		return Identity{}, fmt.Errorf("the claims: %w", err)
@@ -200,7 +218,7 @@ func (p *provider) claims(token interface{ Claims(any) error }) (Identity, error
 }
 
 // userInfo requests the claims of a provider that does not put them into the ID token.
-func (p *provider) userInfo(ctx context.Context, known *oidc.Provider, token *oauth2.Token, subject string, id *Identity) error {
+func (p *Provider) userInfo(ctx context.Context, known *oidc.Provider, token *oauth2.Token, subject string, id *Identity) error {
 	if known.UserInfoEndpoint() == "" {
 		return nil
 	}
@@ -213,7 +231,7 @@ func (p *provider) userInfo(ctx context.Context, known *oidc.Provider, token *oa
 	}
 	more, err := p.claims(info)
 	if err == nil {
-		*id = Identity{Email: more.Email, Verified: more.Verified, Groups: append(id.Groups, more.Groups...)}
+		*id = Identity{Subject: subject, Email: more.Email, Verified: more.Verified, Groups: append(id.Groups, more.Groups...)}
 	}
 	return err
 }
