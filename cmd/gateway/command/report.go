@@ -13,8 +13,8 @@ import (
 	"golang.org/x/term"
 
 	"boxgate/audit"
+	"boxgate/audit/auditpage"
 	"boxgate/audit/report"
-	"boxgate/cmd/gateway/command/auditpage"
 	"boxgate/cmd/gateway/command/cli"
 )
 

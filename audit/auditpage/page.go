@@ -51,13 +51,15 @@ type view struct {
 	SecretCount, ChangeCount, ApprovalCount int
 }
 
+// Policy is the Content-Security-Policy of the page. A server adds directives that a page cannot contain, such as frame-ancestors.
+var Policy = func() string {
+	hash := sha256.Sum256([]byte(style))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'; base-uri 'none'; form-action 'none'"
+}()
+
 // WriteHTML writes a report as one page. The page loads no resource and runs no script: its own policy forbids both.
 func WriteHTML(w io.Writer, r report.Report) error {
-	hash := sha256.Sum256([]byte(style))
-	v := view{
-		Report: r, Style: template.CSS(style), //nolint:gosec // the embedded style sheet
-		Policy: "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'; base-uri 'none'; form-action 'none'",
-	}
+	v := view{Report: r, Style: template.CSS(style), Policy: Policy} //nolint:gosec // the embedded style sheet
 	used := map[string]bool{}
 	v.ChangeCount = len(r.Changes)
 	for i := range r.Boxes {
