@@ -50,6 +50,7 @@ type Approval struct {
 	// cannot be approved now.
 	Candidate *Candidate
 	Obstacle  string
+	Barred    string // why the caller may not answer an open request; "" if the gateway does not require another key
 }
 
 // Candidate is the effect that an approval of a request would have under the current policy of its box.

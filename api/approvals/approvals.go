@@ -73,6 +73,7 @@ type approvalView struct {
 	ExpiresIn  int64             `json:"expires_in,omitempty" doc:"seconds of access that the box asks for"`
 	Candidate  *candidateView    `json:"candidate,omitempty" doc:"the effect of an approval under the current policy"`
 	Obstacle   string            `json:"obstacle,omitempty" doc:"why it cannot be approved now"`
+	Barred     string            `json:"barred,omitempty" doc:"why this API key may not answer it, if approvals.four_eyes requires another one"`
 	NeedsHuman string            `json:"needs_human,omitempty" doc:"why the reviewer left it to a person"`
 	Answer     string            `json:"answer,omitempty" doc:"reason of the answer"`
 	By         string            `json:"answered_by,omitempty" doc:"name of the API key, or reviewer or automatic"`
@@ -98,7 +99,7 @@ type candidateView struct {
 func viewOf(a api.Approval, boxName string) approvalView {
 	v := approvalView{
 		ID: a.ID, Box: a.Box, BoxName: boxName, State: a.State, Host: a.Host, Port: a.Port, Method: a.Method, Path: a.Path, Entry: a.Entry, Reason: a.Reason, ExpiresIn: int64(a.Lasts / time.Second),
-		Obstacle: a.Obstacle, NeedsHuman: a.Human, Answer: a.Answer, By: a.By, Version: a.Version, Until: unix(a.Until), CreatedAt: unix(a.CreatedAt),
+		Obstacle: a.Obstacle, Barred: a.Barred, NeedsHuman: a.Human, Answer: a.Answer, By: a.By, Version: a.Version, Until: unix(a.Until), CreatedAt: unix(a.CreatedAt),
 		ExpiresAt: unix(a.ExpiresAt), AnsweredAt: unix(a.ClosedAt),
 	}
 	if c := a.Candidate; c != nil {

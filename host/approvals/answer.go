@@ -27,9 +27,8 @@ func (s *Service) AnswerApproval(ctx context.Context, id policy.BoxID, approval 
 	if err != nil {
 		return api.Approval{}, nil, err
 	}
-	caller := api.CallerOf(ctx)
-	if s.FourEyes && (caller.Role == api.RoleBox || caller.Key == cmp.Or(b.View().CreatedBy, api.OperatorKey)) {
-		return api.Approval{}, nil, api.Errorf(api.ErrForbidden, "this gateway requires that another API key answers: %q belongs to the box that asks, or created it", caller.Name)
+	if err := s.mayAnswer(api.CallerOf(ctx), b.View()); err != nil {
+		return api.Approval{}, nil, err
 	}
 	a := s.of(id)
 	a.turn.Lock()
@@ -46,6 +45,14 @@ func (s *Service) AnswerApproval(ctx context.Context, id policy.BoxID, approval 
 		return api.Approval{}, nil, err
 	}
 	return s.view(ctx, answered), state, nil
+}
+
+// mayAnswer returns an error if another key than that of the caller has to answer the requests of a box.
+func (s *Service) mayAnswer(caller api.Caller, box api.Box) error {
+	if s.FourEyes && (caller.Role == api.RoleBox || caller.Key == cmp.Or(box.CreatedBy, api.OperatorKey)) {
+		return api.Errorf(api.ErrForbidden, "this gateway requires that another API key answers: %q belongs to the box that asks, or created it", caller.Name)
+	}
+	return nil
 }
 
 // apply changes the policy as an answer demands, and stores the answer. The caller has the turn of the box.

@@ -278,6 +278,11 @@ func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
 	if v.State != api.ApprovalOpen {
 		return v
 	}
+	if b, err := s.Boxes.Find(a.Box); err == nil {
+		if err := s.mayAnswer(api.CallerOf(ctx), b.View()); err != nil {
+			v.Barred = err.Error()
+		}
+	}
 	c, err := s.Rules.Candidate(ctx, a.Box, destinationOf(a))
 	if err != nil {
 		v.Obstacle = err.Error()

@@ -201,7 +201,13 @@ func TestAnswers(t *testing.T) {
 	}
 	a := g.ask(t, "a.example")
 	yes := api.ApprovalAnswer{Answer: "once", Reason: "fine", Digest: "d-a.example", Lasts: time.Minute}
+	if seen, err := g.Approval(as("key_3", api.RoleApprover), "b1", a.ID); err != nil || seen.Barred != "" {
+		t.Error("another pair of eyes:", seen.Barred, err)
+	}
 	for _, ctx := range []context.Context{as("key_1", api.RoleCreator), as("key_2", api.RoleBox)} {
+		if seen, err := g.Approval(ctx, "b1", a.ID); err != nil || !strings.Contains(seen.Barred, "another API key") {
+			t.Errorf("the request does not tell why its reader may not answer: %+v %v", seen, err)
+		}
 		if _, _, err := g.AnswerApproval(ctx, "b1", a.ID, yes); !errors.Is(err, api.ErrForbidden) {
 			t.Error("one pair of eyes:", err)
 		}

@@ -31,15 +31,15 @@ func newApprovalsCommand(o *cli.Options) *cobra.Command {
 
 // approvalAnswer is a request for access as the API returns it.
 type approvalAnswer struct {
-	ID, Box, State, Host, Method, Path, Entry, Reason, Obstacle, Answer string
-	Port                                                                uint16
-	BoxName                                                             string `json:"box_name"`
-	ExpiresIn                                                           int64  `json:"expires_in"`
-	NeedsHuman                                                          string `json:"needs_human"`
-	By                                                                  string `json:"answered_by"`
-	Until                                                               int64
-	CreatedAt                                                           int64 `json:"created_at"`
-	Candidate                                                           *struct {
+	ID, Box, State, Host, Method, Path, Entry, Reason, Obstacle, Barred, Answer string
+	Port                                                                        uint16
+	BoxName                                                                     string `json:"box_name"`
+	ExpiresIn                                                                   int64  `json:"expires_in"`
+	NeedsHuman                                                                  string `json:"needs_human"`
+	By                                                                          string `json:"answered_by"`
+	Until                                                                       int64
+	CreatedAt                                                                   int64 `json:"created_at"`
+	Candidate                                                                   *struct {
 		Digest, Opens, Denied, Before, Mode string
 		Headers                             []string
 		Rules                               int
@@ -156,7 +156,7 @@ func printApproval(w io.Writer, a approvalAnswer) error {
 		}
 		rows = append(rows, []string{"candidate", c.Digest})
 	}
-	for _, field := range [][]string{{"obstacle", a.Obstacle}, {"needs a person", audit.Escape(oneLine(a.NeedsHuman), 1000)}, {"answered by", a.By}, {"answer", audit.Escape(oneLine(a.Answer), 1000)}} {
+	for _, field := range [][]string{{"obstacle", a.Obstacle}, {"not by this key", a.Barred}, {"needs a person", audit.Escape(oneLine(a.NeedsHuman), 1000)}, {"answered by", a.By}, {"answer", audit.Escape(oneLine(a.Answer), 1000)}} {
 		if field[1] != "" {
 			rows = append(rows, field)
 		}

@@ -8,7 +8,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/boundary"
-	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/audit/remedy"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
