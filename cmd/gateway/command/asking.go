@@ -7,8 +7,8 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
-	"boxgate/boundary"
 	"boxgate/audit/remedy"
+	"boxgate/boundary"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
