@@ -124,7 +124,7 @@ func (d *tour) summary() error {
 		fmt.Fprintf(d.out, "  %s  %-70s %6.1f s\n", mark, o.title, o.took.Seconds())
 	}
 	if missing := len(demoSteps()) + 1 - reached; failed > 0 || missing > 0 {
-		return fmt.Errorf("the demo is not complete: %d step(s) failed, %d not reached", failed, missing)
+		return fmt.Errorf("the demo is not complete: of its steps, %d failed and %d were not reached", failed, missing)
 	}
 	fmt.Fprintf(d.out, "\n%s\n", d.styled(bold, fmt.Sprintf("What you saw, in %.1f s", d.out.elapsed().Seconds())))
 	for _, line := range d.summaryLines() {

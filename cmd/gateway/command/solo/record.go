@@ -114,7 +114,12 @@ func (r *Record) record(e audit.Event) {
 	if d.name == "" && slices.Contains(r.sinks, d.addr) {
 		return // the sink address of a name that was already refused
 	}
-	if e.Verdict != policy.Allow && e.Reason.IsFailure() {
+	// Under allow-all, resolvers also try names of their search list.
+	missing := e.Verdict == policy.Allow && e.RCode == audit.NXDomain && e.Reason == name.ReasonAllowedDomain
+	if missing {
+		e.Reason = name.ReasonUnresolved
+	}
+	if missing || e.Verdict != policy.Allow && e.Reason.IsFailure() {
 		r.countLocked(r.failed, d, e)
 		r.printLocked("could not reach", d, e)
 		return
@@ -177,6 +182,9 @@ func (r *Record) printf(format string, args ...any) {
 
 // advice returns the remedy for a denial.
 func advice(d destination, e audit.Event) string {
+	if e.RCode == audit.NXDomain {
+		return "the policy allows the name, but it does not exist: check its spelling"
+	}
 	switch e.Reason {
 	case name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonNoName:
 		o, ok := remedy.OpeningOf(e)

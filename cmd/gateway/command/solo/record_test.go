@@ -35,6 +35,25 @@ func TestWhatIsSaidOfARefusal(t *testing.T) {
 	}
 }
 
+// TestNamesThatDoNotExist: an allowed name that does not exist is reported once, but not those of a resolver's search list.
+func TestNamesThatDoNotExist(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := newRecord(Options{Errout: &out})
+	e := audit.Event{Stage: policy.StageDNS, Verdict: policy.Allow, RCode: audit.NXDomain, Reason: name.ReasonAllowedDomain, Name: "pypy.example", Method: "A"}
+	r.record(e)
+	e.Method = "AAAA"
+	r.record(e)
+	e.Reason, e.Name = name.ReasonAllowAll, "pypi.org.corp.example"
+	r.record(e)
+	r.Summarize()
+	const want = "gateway: could not reach pypy.example (upstream_unresolved): the policy allows the name, but it does not exist: check its spelling\n" +
+		"gateway: reached nothing\ngateway: could not reach pypy.example (upstream_unresolved, 2 times)\ngateway: refused nothing\n"
+	if out.String() != want {
+		t.Errorf("got %s", &out)
+	}
+}
+
 // TestReportAsJSON: the summary is one line of JSON with counts, reasons and the entries that would allow the destinations.
 func TestReportAsJSON(t *testing.T) {
 	t.Parallel()
