@@ -97,7 +97,7 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 type boxBody map[string]any
 
 // sentByBox maps members of the request for a new box to flags, for commands that create boxes.
-var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label"}
+var sentByBox = map[string]string{"/network_policy": "--policy", "/network_policy/named": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit=", "/labels": "--label"}
 
 // setText sets the fields that are not empty.
 func (b boxBody) setText(fields map[string]string) {

@@ -316,6 +316,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 		}
 		for _, arg := range f.uses() {
 			named, _, _ := strings.Cut(arg, "=")
+			sent[document.Pointer(at, f.key)] = "--" + f.Name + "=" // of a name that the gateway does not repeat whole
 			pointer := document.Pointer(document.Pointer(at, f.key), named)
 			sent[pointer], sent[pointer+"/secret"] = "--"+f.Name+" "+named, "--"+f.Name+" "+named // without the value: it may be the secret itself
 			if f.Secret {

@@ -113,7 +113,7 @@ var mistakesOfPolicies = []helped{
 	{"policy set demo {dir}/good.json", "did you mean @{dir}/good.json?", "{dir}/good.json => @{dir}/good.json"},
 	{"policy set demo @{dir}/bad.json", "bad.json is not JSON: line 2, column 10", "gateway policy set --help"},
 	{"policy set demo @{dir}/none.json", "there is no file {dir}/none.json", "gateway policy set --help"},
-	{"policy set demo named:none", "there is no named policy none", "gateway policy named list"},
+	{"policy set demo named:none", "POLICY: there is no named policy none", "gateway policy named list"},
 	{`policy set demo '{"mode":"nope"}'`, `/mode: "nope" is no mode`, "gateway policy set --help"},
 	{`policy set demo '{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b"],"alowed_cidrs":[]}'`, "3 mistakes:", "gateway policy set --help"},
 	{`policy set demo '{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b"]}'`, `  /allowed_domains/1: "*.*.b" has a *`, "gateway policy set --help"},
@@ -146,6 +146,7 @@ var mistakesOfRules = []helped{
 	{"headers set --box demo api.github.com --secret openai=Authorization", "openai is one, so did you mean --secret HEADER=openai?", "openai=Authorization => Authorization=openai"},
 	{"headers set --box demo api.github.com --placeholder openai=TOKEN", "did you mean --placeholder VARIABLE=openai?", "openai=TOKEN => TOKEN=openai"},
 	{"headers set --box demo api.github.com --secret Authorization=gh", "--secret Authorization: there is no secret of this name", "gateway secret list"},
+	{"headers set --box demo api.github.com --header 'Bad Name=x'", "--header Bad…: ", "gateway headers set --help"},
 	{"headers set --box demo api.github.com --header Host=x", `--header Host: "Host" names the destination`, "gateway headers set --help"},
 	{"headers set --box demo api.github.com", `no rule given for "api.github.com"`, "gateway headers set --help"},
 	{"headers set --box demo {", "not a set of rules in JSON or YAML", "gateway headers set --help"},
@@ -170,6 +171,7 @@ var mistakesOfRules = []helped{
 
 // mistakesOfBoxes lists mistakes with boxes, snapshots, files and the gateway itself.
 var mistakesOfBoxes = []helped{
+	{"box create --snapshot nope", "unknown flag --snapshot; did you mean --from-snapshot?", "gateway box create --help"},
 	{"box create --size huge", "--size: must be small, medium or large", "huge => small"},
 	{"box create --env 1X=y", "--env 1X: the name must be", "gateway box create --help"},
 	{"box create --limit connections=-3", "--limit connections: must be 1 to 1000000", "gateway box create --help"},

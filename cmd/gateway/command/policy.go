@@ -269,6 +269,7 @@ policy keeps its own; the command goes on with the others, lists the failures an
 			})
 		},
 	}
+	cli.MapFields(cmd, map[string]string{"/named": "POLICY"})
 	cmd.Flags().StringVar(&label, "label", "", "every box with this label, instead of BOX")
 	return cmd
 }

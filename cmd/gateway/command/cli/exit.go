@@ -176,14 +176,23 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return UsageError(err)
 }
 
-// nearestFlag suggests a flag that starts with the same letter as the word.
+// nearestFlag suggests a flag that ends in the word, as --from-snapshot does in snapshot, or else one that begins like it.
 func nearestFlag(cmd *cobra.Command, word string) string {
-	var names []string
+	var ending, names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && word != "" && f.Name[0] == word[0] {
+		if f.Hidden || word == "" {
+			return
+		}
+		if strings.HasSuffix(f.Name, "-"+word) {
+			ending = append(ending, f.Name)
+		}
+		if begin := min(len(word), 2); strings.HasPrefix(f.Name, word[:begin]) {
 			names = append(names, f.Name)
 		}
 	})
+	if len(ending) > 0 {
+		names = ending
+	}
 	if len(names) == 0 {
 		return ""
 	}
@@ -454,6 +463,9 @@ func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
 			return "gateway secret list"
 		}
 		return unknownAt[refused.Pointer]
+	}
+	if refused.Status == http.StatusConflict && cmd.CommandPath() == "gateway api-key create" {
+		return "gateway api-key list"
 	}
 	if refused.Status != http.StatusNotFound {
 		return ""
