@@ -44,7 +44,7 @@ git clone -q "$work/srv/boxgate.git" "$work/srv/source"
 release=${NEWCOMER_RELEASE:-}
 if [ -z "$release" ]; then
   release=$work/release
-  dist/release.sh "$release" -arch "$(go env GOHOSTARCH)" deb rpm
+  dist/release.sh "$release" -unprofiled -arch "$(go env GOHOSTARCH)" deb rpm
 fi
 cp -r "$release" "$work/srv/release"
 CGO_ENABLED=0 go build -o "$work/srv/silence" ./internal/silence
