@@ -45,11 +45,20 @@ func wantsJSON(args []string) bool {
 // Tree returns all commands, for generating man pages and completions.
 func Tree() *cobra.Command { return newRootCommand(&cli.Options{}) }
 
+// firstCommands are the examples of the help without a command.
+const firstCommands = `  gateway run --allow example.com -- curl -sS https://example.com/   # one command, without a service
+  gateway check                                                      # may this host serve boxes?
+  gateway serve                                                      # then, in another terminal:
+  gateway box create --name demo --policy preset:npm
+  gateway box exec demo -- npm view express version
+  gateway log --box demo --denied                                    # with the commands that allow it`
+
 // newRootCommand builds the command tree.
 func newRootCommand(opts *cli.Options) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "gateway",
 		Short:         "The network gateway of a sandbox host",
+		Example:       firstCommands,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
