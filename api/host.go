@@ -225,7 +225,13 @@ type PolicyChange struct {
 	Keep *[]LeaseEntry
 }
 
-// Replay compares a candidate policy with the policy in force: on the traffic of a box, and in the destinations that they allow.
+// ReplayQuery selects what a candidate policy is compared with.
+type ReplayQuery struct {
+	Since   time.Time // only traffic seen at or after it
+	Against uint64    // this version of the policy; 0: the policy in force
+}
+
+// Replay compares a candidate policy with the policy in force, or with a version of it: on the traffic of a box, and in the destinations that they allow.
 type Replay struct {
 	Version    uint64 // of the policy in force
 	Result     replay.Result

@@ -57,6 +57,17 @@ func (db Rules) LastVersion(id policy.BoxID) (uint64, error) {
 	return History{db.file}.LastVersion(policySlot(id).history)
 }
 
+// PastPolicy returns a version of the policy of a box as it was written, without temporary entries. The error is [ErrNotFound] if the
+// history does not have it.
+func (db Rules) PastPolicy(id policy.BoxID, version uint64) (s policy.Spec, err error) {
+	_, text, err := History{db.file}.Version(policySlot(id).history, version)
+	if err != nil {
+		return s, err
+	}
+	err = json.Unmarshal(text, &s)
+	return s, err
+}
+
 // NoteEnded records as many further versions of the committed policy of a box as leases of it have ended without a stored
 // version: each may have been in force for a moment before the gateway ended. Call it at a start.
 func (db Rules) NoteEnded(id policy.BoxID, leases uint64) error {

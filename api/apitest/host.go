@@ -361,7 +361,7 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 }
 
 // Replay implements the Host of [boxgate/api/rules], and checks the change like SetPolicy.
-func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error) {
+func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, q api.ReplayQuery, ifMatch *uint64) (api.Replay, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -373,7 +373,7 @@ func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, 
 	if _, known := h.Named[set.Named]; set.Named != "" && !known {
 		return api.Replay{}, noNamed(set.Named, "/named")
 	}
-	line := replay.Line{Stage: policy.StageConn, Name: string(set.Spec.Mode) + set.Named, Count: 3, Last: since}
+	line := replay.Line{Stage: policy.StageConn, Name: string(set.Spec.Mode) + set.Named, Count: 3, Last: q.Since}
 	lines := replay.Lines{Count: 3, Lines: []replay.Line{line}}
 	none := replay.Lines{Lines: []replay.Line{}}
 	return api.Replay{

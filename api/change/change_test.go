@@ -3,6 +3,7 @@ package change
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"boxgate/api"
 	"boxgate/policy"
 	"boxgate/policy/match"
+	"boxgate/policy/policytest"
 )
 
 // written encodes a change.
@@ -119,5 +121,22 @@ func TestChangesAreBounded(t *testing.T) {
 	full := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: list, DeniedDomains: list, AllowedCIDRs: list}
 	if got := written(t, Policy(api.PolicyState{}, api.PolicyState{Spec: full}, Brief)); len(got) > 2*Brief || !strings.Contains(got, `"allowed_cidrs":{"more":10000}`) {
 		t.Errorf("%d bytes: %s", len(got), got[:min(len(got), 500)])
+	}
+}
+
+// TestEachFieldOfAPolicyIsInTheTrail: a change of any field of a policy is described.
+func TestEachFieldOfAPolicyIsInTheTrail(t *testing.T) {
+	t.Parallel()
+	for path, pair := range policytest.Variants() {
+		if strings.HasPrefix(path, ".Rules[]") && path != ".Rules[].Hosts[]" { // rules are described by their hosts
+			for i := range pair {
+				pair[i].Rules[0].Hosts = []string{"a.example"}
+			}
+		}
+		none, one, two := api.PolicyState{}, api.PolicyState{Spec: pair[0]}, api.PolicyState{Spec: pair[1]}
+		differ := reflect.DeepEqual(pair[0], pair[1]) || !reflect.DeepEqual(Policy(one, two, Whole), PolicyChange{})
+		if reflect.DeepEqual(Policy(none, one, Whole), PolicyChange{}) || !differ {
+			t.Errorf("%s is not described: %+v", path, Policy(one, two, Whole))
+		}
 	}
 }

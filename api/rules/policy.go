@@ -34,9 +34,9 @@ type Policies interface {
 	// SetPolicy returns after the new policy is applied everywhere. If ifMatch is neither nil nor the current version, the policy is
 	// unchanged and the error is ErrPrecondition.
 	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
-	// Replay compares what SetPolicy would do with the policy in force, on the traffic seen at or after since, without a change. It has
-	// the errors of SetPolicy.
-	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error)
+	// Replay compares what SetPolicy would do with the policy in force or a version of it, without a change. It has the errors of
+	// SetPolicy, and ErrNotFound for a version that the history lacks.
+	Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, q api.ReplayQuery, ifMatch *uint64) (api.Replay, error)
 	// AddLeases temporarily allows or denies destinations, and returns after that is applied everywhere. ifMatch is as in SetPolicy.
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
 	// SetEnforcement has the policy audited for a time, instead of enforced, or enforced again if that is 0; it replaces an earlier audit.
@@ -162,7 +162,7 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	case err != nil:
 		return rest.Reply{}, err
 	case q.DryRun:
-		reply, err := e.compare(r, box.ID, q.Since, set, match)
+		reply, err := e.compare(r, box.ID, q.Since, 0, set, match)
 		reply.Change = &rest.Change{Box: box.ID, What: map[string]bool{"dry_run": true}}
 		return reply, err
 	case q.Since != "":

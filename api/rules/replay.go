@@ -11,7 +11,8 @@ import (
 
 // replayQuery selects the traffic of a replay.
 type replayQuery struct {
-	Since string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now; only traffic seen at or after it" example:"24h"`
+	Since   string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now; only traffic seen at or after it" example:"24h"`
+	Against int64  `json:"against,omitempty" doc:"a version of the policy, to compare with it instead of the policy in force" min:"1"`
 }
 
 // putPolicyQuery asks for the effect of a change instead of the change.
@@ -34,16 +35,16 @@ func (e *Endpoints) replay(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.compare(r, box.ID, q.Since, set, match)
+	return e.compare(r, box.ID, q.Since, uint64(q.Against), set, match)
 }
 
 // compare answers with the effect of a change that is not made.
-func (e *Endpoints) compare(r *http.Request, box policy.BoxID, since string, set api.PolicyChange, match *uint64) (rest.Reply, error) {
+func (e *Endpoints) compare(r *http.Request, box policy.BoxID, since string, against uint64, set api.PolicyChange, match *uint64) (rest.Reply, error) {
 	from, err := spec.Since(since)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	out, err := e.Host.Replay(r.Context(), box, set, from, match)
+	out, err := e.Host.Replay(r.Context(), box, set, api.ReplayQuery{Since: from, Against: against}, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}

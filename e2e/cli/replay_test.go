@@ -133,6 +133,11 @@ func TestReplayOfACandidate(t *testing.T) {
 	}
 	harness.Contains(t, w.Run(0, nil, "", "policy", "replay", box, string(text)), "Would be allowed, and is denied now", "evil.example.net", "requests", "Control: the policy in force reproduces")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", box, string(text)), "+ allowed_domains: evil.example.net", "Authority:", "+  name")
+	var was struct{ Version uint64 }
+	if err := w.Client.Get(t.Context(), api.BoxPath(box, "config/network-policy"), &was); err != nil {
+		t.Fatal(err)
+	}
+	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", fmt.Sprintf("%s@%d", box, was.Version), string(text)), "+ allowed_domains: evil.example.net", "Authority:", "+  name")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "lint", box), "There are no findings.")
 	var dry spec.Replay
 	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/network-policy")+"?dry_run=1", candidate, &dry); err != nil || dry.Traffic.Opens.Count == 0 {

@@ -11,6 +11,7 @@ import (
 	"boxgate/observe/replay"
 	"boxgate/policy"
 	"boxgate/policy/authority"
+	"boxgate/store"
 )
 
 // replayTime bounds the work of a replay. What is not replayed by then is counted as unknown.
@@ -24,7 +25,7 @@ type pair struct {
 }
 
 // Replay implements the Host of [boxgate/api/rules].
-func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, since time.Time, ifMatch *uint64) (api.Replay, error) {
+func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyChange, q api.ReplayQuery, ifMatch *uint64) (api.Replay, error) {
 	caller := api.CallerOf(ctx)
 	if h := caller.Holder(); !h.Operator { // others wait for each other, each with one replay, and the operator for none of them
 		leave, err := p.replays.Enter(ctx, h.ID)
@@ -39,7 +40,7 @@ func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyCha
 			return api.Replay{}, ctx.Err()
 		}
 	}
-	both, err := p.candidate(ctx, id, set, ifMatch)
+	both, err := p.candidate(ctx, id, set, q.Against, ifMatch)
 	if err != nil {
 		return api.Replay{}, err
 	}
@@ -61,7 +62,7 @@ func (p *Service) Replay(ctx context.Context, id policy.BoxID, set api.PolicyCha
 		difference.HideHeaders(both.own)
 	}
 	return api.Replay{
-		Version: both.before.Version(), Result: replay.Run(ctx, both.before, both.after, seen.Observations, since), Authority: difference,
+		Version: both.before.Version(), Result: replay.Run(ctx, both.before, both.after, seen.Observations, q.Since), Authority: difference,
 		Overflow: seen.Overflow, Lost: seen.Lost, Complete: seen.Since, Unobserved: unobserved, Warnings: both.after.Warnings(),
 	}, nil
 }
@@ -77,8 +78,9 @@ func compared(ctx context.Context, both pair) (authority.Difference, error) {
 	return d, err
 }
 
-// candidate compiles a change of a policy in the same way as [Service.SetPolicy] does, and makes none.
-func (p *Service) candidate(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (pair, error) {
+// candidate compiles a change of a policy in the same way as [Service.SetPolicy] does, and makes none. It is compared with
+// the policy in force, or with the version against.
+func (p *Service) candidate(ctx context.Context, id policy.BoxID, set api.PolicyChange, against uint64, ifMatch *uint64) (pair, error) {
 	b, err := p.lockToFollow(ctx, id)
 	if err != nil {
 		return pair{}, err
@@ -90,20 +92,27 @@ func (p *Service) candidate(ctx context.Context, id policy.BoxID, set api.Policy
 			return pair{}, err
 		}
 	}
-	return p.pairLocked(b, set, ifMatch)
+	return p.pairLocked(b, set, against, ifMatch)
 }
 
-// pairLocked compiles the policy in force and a candidate. The caller holds the lock of b.
-func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, ifMatch *uint64) (both pair, err error) {
+// pairLocked compiles the policy in force, or an earlier version of it, and a candidate. The texts of versions have no temporary
+// entries, so neither side has any then. The caller holds the lock of b.
+func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, against uint64, ifMatch *uint64) (both pair, err error) {
 	_, in, err := p.editedLocked(b, ifMatch, editOf(set))
 	if err != nil {
 		return pair{}, err
 	}
 	now := p.shared.inputsOf(b)
+	if against != 0 {
+		if now.spec, err = p.pastSpec(b.ID, against); err != nil {
+			return pair{}, err
+		}
+		now.version, now.leases, in.leases = against, nil, nil
+	}
 	if both.after, err = in.compile(); err != nil {
 		return pair{}, err
 	}
-	if both.before = b.Policy.Load(); both.before == nil { // paused
+	if both.before = b.Policy.Load(); both.before == nil || against != 0 { // paused, or an earlier version
 		if both.before, err = now.compile(); err != nil {
 			return pair{}, err
 		}
@@ -115,4 +124,13 @@ func (p *Service) pairLocked(b *state.Box, set api.PolicyChange, ifMatch *uint64
 	both.own = in.headers
 	both.bareAfter, err = in.compile()
 	return both, err
+}
+
+// pastSpec returns the policy of a box in one of its versions.
+func (p *Service) pastSpec(id policy.BoxID, version uint64) (past policy.Spec, err error) {
+	past, err = p.store.PastPolicy(id, version)
+	if errors.Is(err, store.ErrNotFound) {
+		err = api.Errorf(api.ErrNotFound, "the history of box %s has no version %d of its policy", id, version)
+	}
+	return past, err
 }

@@ -40,18 +40,18 @@ func TestDryRunChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	custom := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"api.example.com"}}
-	got, err := g.Replay(t.Context(), "b1", api.PolicyChange{Spec: custom}, time.Time{}, nil)
+	got, err := g.Replay(t.Context(), "b1", api.PolicyChange{Spec: custom}, api.ReplayQuery{}, nil)
 	if err != nil || got.Version != 1 || got.Overflow != 7 || got.Result.Opens.Count != 1 || got.Result.Control.Reproduced.Count != 1 || len(got.Authority.Gained) != 1 {
 		t.Errorf("%+v %v", got, err)
 	}
 	two := uint64(2)
-	if _, err := g.Replay(t.Context(), "b1", api.PolicyChange{Spec: custom}, time.Time{}, &two); !errors.Is(err, api.ErrPrecondition) {
+	if _, err := g.Replay(t.Context(), "b1", api.PolicyChange{Spec: custom}, api.ReplayQuery{}, &two); !errors.Is(err, api.ErrPrecondition) {
 		t.Errorf("another version: %v", err)
 	}
 	for what, set := range map[string]api.PolicyChange{
 		"no list": {Spec: policy.Spec{Mode: policy.ModeCustom}}, "no such policy": {Named: "nope"}, "no such lease": {Spec: custom, Keep: &[]api.LeaseEntry{{Allow: true, Entry: "x.example.com"}}},
 	} {
-		_, dry := g.Replay(t.Context(), "b1", set, time.Time{}, nil)
+		_, dry := g.Replay(t.Context(), "b1", set, api.ReplayQuery{}, nil)
 		if _, err := g.SetPolicy(t.Context(), "b1", set, nil); err == nil || dry == nil || err.Error() != dry.Error() {
 			t.Errorf("%s: %v, and the change %v", what, dry, err)
 		}
@@ -84,7 +84,7 @@ func TestReplayHasTheInputsOfTheBox(t *testing.T) {
 	set := api.PolicyChange{Spec: allowAll}
 	headers := func(role api.Role) (headers []string) {
 		ctx := api.WithCaller(t.Context(), api.Caller{Key: "k", Role: role})
-		got, err := g.Replay(ctx, "b1", set, time.Time{}, nil)
+		got, err := g.Replay(ctx, "b1", set, api.ReplayQuery{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func TestReplayHasTheInputsOfTheBox(t *testing.T) {
 		t.Errorf("a key of the box sees the header rules of all boxes: %v", got)
 	}
 	g.shared.ceiling = ceiling
-	if got, err := g.Replay(t.Context(), "b1", set, time.Time{}, nil); err != nil || got.Result.Opens.Count != 0 || got.Result.Denied.Count != 1 || len(got.Authority.Gained) == 0 {
+	if got, err := g.Replay(t.Context(), "b1", set, api.ReplayQuery{}, nil); err != nil || got.Result.Opens.Count != 0 || got.Result.Denied.Count != 1 || len(got.Authority.Gained) == 0 {
 		t.Errorf("beyond the ceiling: %+v %v", got, err)
 	}
 }
@@ -113,11 +113,11 @@ func TestReplaysWaitForEachOther(t *testing.T) {
 	g.replaying <- struct{}{}
 	ctx, cancel := context.WithCancel(api.WithCaller(t.Context(), api.Caller{Key: "k", Role: api.RoleBox}))
 	cancel()
-	if _, err := g.Replay(ctx, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); !errors.Is(err, context.Canceled) {
+	if _, err := g.Replay(ctx, "b1", api.PolicyChange{Spec: allowAll}, api.ReplayQuery{}, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	admin := api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin})
-	if got, err := g.Replay(admin, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); err != nil || !got.Unobserved {
+	if got, err := g.Replay(admin, "b1", api.PolicyChange{Spec: allowAll}, api.ReplayQuery{}, nil); err != nil || !got.Unobserved {
 		t.Error(got.Unobserved, err)
 	}
 	<-g.replaying
@@ -126,11 +126,11 @@ func TestReplaysWaitForEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer leave()
-	if _, err := g.Replay(ctx, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); !errors.Is(err, context.Canceled) {
+	if _, err := g.Replay(ctx, "b1", api.PolicyChange{Spec: allowAll}, api.ReplayQuery{}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a second replay of a key: %v", err)
 	}
 	other := api.WithCaller(t.Context(), api.Caller{Key: "other", Role: api.RoleBox})
-	if _, err := g.Replay(other, "b1", api.PolicyChange{Spec: allowAll}, time.Time{}, nil); err != nil {
+	if _, err := g.Replay(other, "b1", api.PolicyChange{Spec: allowAll}, api.ReplayQuery{}, nil); err != nil {
 		t.Errorf("a replay of another key: %v", err)
 	}
 }
@@ -147,10 +147,38 @@ func TestAttackLargeReplay(t *testing.T) {
 	ctx, cancel := context.WithTimeout(api.WithCaller(t.Context(), api.Caller{Key: "k", Role: api.RoleBox}), 200*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
-	if _, err := g.Replay(ctx, "b1", set, time.Time{}, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := g.Replay(ctx, "b1", set, api.ReplayQuery{}, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	if took := time.Since(begin); took > time.Minute {
 		t.Errorf("it took %s", took)
+	}
+}
+
+// TestReplayAgainstAVersion: a candidate is compared with an earlier version of the policy, whatever is in force, and without the
+// temporary entries of either.
+func TestReplayAgainstAVersion(t *testing.T) {
+	t.Parallel()
+	g, _ := newLeasing(t)
+	g.observed = lookup("api.example.com")
+	allowing := func(names ...string) api.PolicyChange {
+		return api.PolicyChange{Spec: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: names}}
+	}
+	for _, set := range []api.PolicyChange{allowing("a.example.com"), allowing("a.example.com", "b.example.com"), allowing("c.example.com")} {
+		if _, err := g.SetPolicy(t.Context(), "b1", set, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.lease(true, time.Hour, "d.example.com")
+	got, err := g.Replay(t.Context(), "b1", allowing("a.example.com", "b.example.com"), api.ReplayQuery{Against: 2}, nil)
+	if err != nil || len(got.Authority.Gained) != 1 || len(got.Authority.Lost) != 0 {
+		t.Errorf("from version 2 to 3: %+v, %v", got.Authority, err)
+	}
+	got, err = g.Replay(t.Context(), "b1", allowing("a.example.com", "b.example.com"), api.ReplayQuery{}, nil)
+	if err != nil || len(got.Authority.Gained) != 2 || len(got.Authority.Lost) != 2 {
+		t.Errorf("from the policy in force to version 3: %+v, %v", got.Authority, err)
+	}
+	if _, err := g.Replay(t.Context(), "b1", allowing("a.example.com"), api.ReplayQuery{Against: 9}, nil); !errors.Is(err, api.ErrNotFound) {
+		t.Errorf("against a version that never was: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ policy/document: policy/name
 policy/match: policy/name policy/content policy/document
 policy/authority: policy
 policy/dialect: policy policy/policytest rule rule/forward rule/header rule/kinds rule/upstream
-policy/policytest: policy/document
+policy/policytest: policy policy/document
 policy/learn: policy policy/dialect policy/document policy/match policy/preset
 rule: policy/name policy/document policy/match
 rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/header rule/legacytls rule/lenient rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
@@ -115,7 +115,7 @@ api/access: policy rule api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota observe observe/replay policy/authority doctor proxy/har
 api/approvals: policy api api/apitest api/change api/history api/problem api/rest api/strict
 api/capture: policy api quota
-api/change: policy api api/rest
+api/change: policy api api/rest policy/policytest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict observe policy/learn
 api/har: policy audit api api/apitest api/problem api/rest api/stream api/strict internal/buildinfo internal/memory proxy/har quota

@@ -11,6 +11,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/name"
+	"boxgate/policy/policytest"
 )
 
 func entry(t *testing.T, s string) Entry {
@@ -249,5 +250,16 @@ func TestDiff(t *testing.T) {
 	}
 	if same := Diff(before, before); len(same) > 0 {
 		t.Error(same)
+	}
+}
+
+// TestDiffSeesEveryField: policies that differ in one field, however deep, are different.
+func TestDiffSeesEveryField(t *testing.T) {
+	t.Parallel()
+	for path, pair := range policytest.Variants() {
+		differ := reflect.DeepEqual(pair[0], pair[1]) || len(Diff(pair[0], pair[1])) > 0
+		if len(Diff(policy.Spec{}, pair[0])) == 0 || len(Diff(pair[0], policy.Spec{})) == 0 || !differ || len(Diff(pair[0], pair[0])) > 0 {
+			t.Errorf("%s is not compared: %v, %v", path, Diff(policy.Spec{}, pair[0]), Diff(pair[0], pair[1]))
+		}
 	}
 }

@@ -39,6 +39,7 @@ func Diff(before, after policy.Spec) []Difference {
 		{"denied_domains", before.DeniedDomains, after.DeniedDomains},
 		{"allowed_cidrs", before.AllowedCIDRs, after.AllowedCIDRs},
 		{"denied_cidrs", before.DeniedCIDRs, after.DeniedCIDRs},
+		{"upstream_proxy", upstream(before), upstream(after)},
 	} {
 		all = append(all, missing(f.name, f.before, f.after, false)...)
 		all = append(all, missing(f.name, f.after, f.before, true)...)
@@ -53,6 +54,14 @@ func one(s string) []string {
 		return nil
 	}
 	return []string{s}
+}
+
+// upstream returns the upstream proxy of a policy as JSON; nil if there is none.
+func upstream(s policy.Spec) []string {
+	if s.UpstreamProxy == nil {
+		return nil
+	}
+	return encoded([]policy.UpstreamSpec{*s.UpstreamProxy})
 }
 
 // missing returns the entries that another list lacks.

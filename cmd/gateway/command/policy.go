@@ -565,9 +565,7 @@ BOX@7 is version 7 of the policy of a box, on either side: ` + "`gateway policy 
 			var gain authority.Difference
 			why := "" // the reason why it is unknown
 			if !sameText(now.spec, next) {
-				if _, versioned := parseBoxVersion(args[0]); versioned {
-					why = "it is compared with the policy in force only"
-				} else if gain, why, err = authorityOf(cmd.Context(), client, args[0], next); err != nil {
+				if gain, why, err = authorityOf(cmd.Context(), client, args[0], next); err != nil {
 					return err
 				}
 			}

@@ -182,15 +182,22 @@ func signed(sign string, list []string) (out []string) {
 	return out
 }
 
-// authorityOf asks the gateway for the difference in authority. Without one, such as for a policy that the box cannot have, why is the
+// authorityOf asks the gateway for the difference in authority between the policy of a box, or a version of it, and another. Without one, such as for a policy that the box cannot have, why is the
 // reason.
 func authorityOf(ctx context.Context, client *api.Client, box string, next policy.Spec) (d authority.Difference, why string, err error) {
 	var r spec.Replay
-	err = client.Do(ctx, "POST", api.BoxPath(box, "egress/replay")+"?since=0s", next, &r)
+	of, versioned := parseBoxVersion(box)
+	path := api.BoxPath(of.box, "egress/replay") + "?since=0s"
+	if versioned {
+		path += "&against=" + strconv.FormatUint(of.version, 10)
+	}
+	err = client.Do(ctx, "POST", path, next, &r)
 	var refused *api.ResponseError
 	switch {
 	case !errors.As(err, &refused):
 		return r.Authority, "", err
+	case versioned && refused.Status == http.StatusNotFound:
+		return d, "only the policies of existing boxes are compared", nil
 	case refused.Status == http.StatusNotFound || refused.Status == http.StatusMethodNotAllowed: // an older gateway
 		return d, "", nil
 	}
