@@ -128,7 +128,7 @@ func timeText(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05")
 
 func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }
 
-// times shows two times, with the second one's date only if it differs.
+// times shows two times, with the second one's date, on a line of its own, only if it differs.
 func times(first, last time.Time) string {
 	a, b := first.UTC(), last.UTC()
 	switch {
@@ -137,7 +137,7 @@ func times(first, last time.Time) string {
 	case day(a) == day(b):
 		return timeText(a) + " – " + b.Format("15:04:05")
 	}
-	return timeText(a) + " – " + timeText(b)
+	return timeText(a) + " –\n" + timeText(b)
 }
 
 func host(h string, port uint16, protocol policy.Protocol) string {
