@@ -256,3 +256,21 @@ func TestAuditDeniesWithTheRest(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestAuditLiftsDenyingHeaderRules: a request that an entry deny of the header rules refuses passes under an audit, without the headers
+// of other rules, as docs/policies.md says; a denied domain stays closed.
+func TestAuditLiftsDenyingHeaderRules(t *testing.T) {
+	t.Parallel()
+	headers, err := ParseHeaderRules([]byte(`{"a.test":[{"match":{"path":{"prefix":"/admin/"}},"deny":true},{"headers":{"X-Key":"v"}}]}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := compileAudit(t, Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}}, Options{Audit: true, Headers: headers})
+	host, _ := name.Parse("a.test")
+	for path, want := range map[string]name.Reason{"/": name.ReasonAllowedDomain, "/admin/x": name.ReasonWouldDeny} {
+		rt := c.Route(Request{Name: host, Port: 443, Protocol: TCP, Method: "GET", Path: path}, Evidence{Opening: OpeningSecure})
+		if rt.Action != Forward || rt.Decision.Reason != want || rt.Audited != (want == name.ReasonWouldDeny) {
+			t.Errorf("%s: %+v", path, rt)
+		}
+	}
+}
