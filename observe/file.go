@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -80,9 +81,24 @@ func (f *file) close() error { return f.db.Close() }
 
 // digest returns the database key of an observation.
 func digest(k *Key) []byte {
-	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %q %v %d %q %q %d %q %q %q %q %q %v", k.Stage, k.Protocol, k.Name, k.Addr, k.Port, k.Method, k.Shape, k.Verdict, k.Action, k.Reason, k.Rule, k.Opening, k.Source, k.Proxied)
-	return h.Sum(nil)[:16]
+	b := make([]byte, 0, 512)
+	text := func(s string) { b = append(strconv.AppendQuote(b, s), ' ') }
+	number := func(n uint64) { b = append(strconv.AppendUint(b, n, 10), ' ') }
+	text(string(k.Stage))
+	text(string(k.Protocol))
+	text(k.Name)
+	b = append(append(b, k.Addr.String()...), ' ')
+	number(uint64(k.Port))
+	text(k.Method)
+	text(k.Shape)
+	number(uint64(k.Verdict))
+	text(string(k.Action))
+	text(string(k.Reason))
+	text(k.Rule)
+	text(k.Opening)
+	text(k.Source)
+	sum := sha256.Sum256(strconv.AppendBool(b, k.Proxied))
+	return sum[:16]
 }
 
 // write adds the decisions since the last call, in one transaction.

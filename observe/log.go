@@ -120,16 +120,17 @@ func (l *Log) recentLocked(id policy.BoxID) *recent {
 }
 
 func (l *Log) addLocked(e *queued) {
-	o := Of(&e.Event)
-	o.First = e.first
+	k := keyOf(&e.Event)
 	r := l.recentLocked(e.Box)
-	switch known := r.sums[o.Key]; {
+	switch known := r.sums[k]; {
 	case known != nil:
-		known.add(&o)
+		known.addEvent(&e.Event, e.first)
 	case len(r.sums) >= MaxPerBox || l.n >= 2*maxRecent:
-		r.overflow += o.Count
+		r.overflow += countOf(&e.Event)
 	default:
-		r.sums[o.Key] = &o
+		o := observationOf(&e.Event, k)
+		o.First = e.first
+		r.sums[k] = &o
 		l.n++
 	}
 }

@@ -114,11 +114,13 @@ type Observation struct {
 // Of returns an event as an observation. An event that only ends traffic counts as no decision: its beginning
 // was counted, unless the policy cut the traffic.
 func Of(e *audit.Event) Observation {
+	return observationOf(e, keyOf(e))
+}
+
+// observationOf is Of for an event whose key is known.
+func observationOf(e *audit.Event, k Key) Observation {
 	o := Observation{
-		Key: keyOf(e), Version: e.Version, Count: max(e.Count, 1), BytesIn: e.BytesIn, BytesOut: e.BytesOut, First: e.Time, Last: e.Time,
-	}
-	if e.Phase == audit.PhaseOngoing || e.Phase == audit.PhaseEnd && e.Verdict == policy.Allow {
-		o.Count = 0
+		Key: k, Version: e.Version, Count: countOf(e), BytesIn: e.BytesIn, BytesOut: e.BytesOut, First: e.Time, Last: e.Time,
 	}
 	if e.Path != "" {
 		o.Paths = []string{e.Path}
@@ -134,6 +136,44 @@ func Of(e *audit.Event) Observation {
 		o.Addrs = []netip.Addr{at}
 	}
 	return o
+}
+
+// countOf returns the number of decisions that an event stands for.
+func countOf(e *audit.Event) uint64 {
+	if e.Phase == audit.PhaseOngoing || e.Phase == audit.PhaseEnd && e.Verdict == policy.Allow {
+		return 0
+	}
+	return max(e.Count, 1)
+}
+
+// addEvent adds an event with the same key, the first of whose decisions was made at first. It has the result of add with the
+// observation of the event, and does not allocate if the event has no new example.
+func (o *Observation) addEvent(e *audit.Event, first time.Time) {
+	if !e.Time.Before(o.Last) {
+		o.Last, o.Version = e.Time, e.Version
+	}
+	if first.Before(o.First) {
+		o.First = first
+	}
+	o.Count += countOf(e)
+	o.BytesIn += e.BytesIn
+	o.BytesOut += e.BytesOut
+	if e.Path != "" && !slices.Contains(o.Paths, e.Path) {
+		o.More = union(&o.Paths, []string{e.Path}, within(o.Paths)) || o.More
+	}
+	if e.Seen.Known && e.Stage == policy.StageHTTP {
+		var p parameters
+		switch {
+		case !p.read(e.Seen.Query):
+			o.MoreQuery = true
+		case !slices.ContainsFunc(o.Queries, p.are):
+			names, _ := parameterNames(e.Seen.Query)
+			o.MoreQuery = union(&o.Queries, []string{names}, within(o.Queries)) || o.MoreQuery
+		}
+	}
+	if at := claimed(e); o.Name != "" && at.IsValid() && !slices.Contains(o.Addrs, at) {
+		o.MoreAddr = union(&o.Addrs, []netip.Addr{at}, func(netip.Addr) bool { return true }) || o.MoreAddr
+	}
 }
 
 // add adds an observation with the same key.

@@ -3,11 +3,14 @@ package observe
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
@@ -565,6 +568,47 @@ func BenchmarkSecond(b *testing.B) {
 		}
 		if second%5 == 4 {
 			l.Flush()
+		}
+	}
+}
+
+// TestEventsAreAddedAsObservations: adding events one by one has the result of adding their observations, and keys in files of
+// earlier versions stay what they were.
+func TestEventsAreAddedAsObservations(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	pick := func(list ...string) string { return list[random.IntN(len(list))] }
+	for range 200 {
+		first := request("api.example.com", "/a", begin)
+		first.Box = "b1"
+		one := Of(&first)
+		two := Of(&first)
+		for range 40 {
+			e := first
+			e.Path = pick("", "/a", "/b", "/"+strings.Repeat("x", random.IntN(maxPaths)), fmt.Sprint("/", random.IntN(30)))
+			e.Seen = audit.Seen{Known: random.IntN(4) > 0, Query: pick("", "a=1", "b=2&a=1", "a=2&b=3", "a", "ab=1", "a=1&b", "c=1;a=2", fmt.Sprint("p", random.IntN(30), "=1"))}
+			e.Time = begin.Add(time.Duration(random.IntN(100)-50) * time.Second)
+			e.Count, e.BytesIn, e.Version = uint64(random.IntN(3)), int64(random.IntN(9)), uint64(random.IntN(9))
+			e.Claimed = netip.AddrFrom4([4]byte{192, 0, 2, byte(random.IntN(20))})
+			e.Phase = []audit.Phase{"", audit.PhaseOngoing, audit.PhaseEnd}[random.IntN(3)]
+			at := e.Time.Add(-time.Duration(random.IntN(100)) * time.Second)
+			of := Of(&e)
+			of.First = at
+			one.add(&of)
+			two.addEvent(&e, at)
+			if !reflect.DeepEqual(one, two) {
+				t.Fatalf("added as an observation\n%+v\nas an event\n%+v", one, two)
+			}
+		}
+		k := one.Key
+		k.Name, k.Rule, k.Method = pick("a", "\"\\", "\x00\xff", "ü\u202e"), pick("", "*.a b"), pick("GET", "")
+		if random.IntN(2) == 0 {
+			k.Addr = netip.MustParseAddr(pick("192.0.2.1", "2001:db8::1"))
+		}
+		h := sha256.New()
+		fmt.Fprintf(h, "%q %q %q %v %d %q %q %d %q %q %q %q %q %v", k.Stage, k.Protocol, k.Name, k.Addr, k.Port, k.Method, k.Shape, k.Verdict, k.Action, k.Reason, k.Rule, k.Opening, k.Source, k.Proxied)
+		if got := digest(&k); !bytes.Equal(got, h.Sum(nil)[:16]) {
+			t.Fatalf("the digest of %+v is another", k)
 		}
 	}
 }

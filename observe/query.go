@@ -14,21 +14,52 @@ const (
 // parameterNames returns the names of the parameters of a query, sorted and joined by "&". whole is false if they cannot be
 // kept: there are too many, or one is long or no plain word, or has no "=", so that it may itself be a value, such as a token.
 func parameterNames(query string) (names string, whole bool) {
-	if query == "" {
-		return "", true
+	var p parameters
+	if !p.read(query) {
+		return "", false
 	}
-	var list []string
+	return strings.Join(p.names[:p.n], "&"), true
+}
+
+// parameters are the names of the parameters of one query, sorted.
+type parameters struct {
+	names [maxParameters]string
+	n     int
+}
+
+// read reads the names of a query, and reports whether they can be kept. It does not allocate.
+func (p *parameters) read(query string) (whole bool) {
 	for query != "" {
 		var name string
 		var valued bool
 		name, valued, query = nextParameter(query)
-		if len(list) == maxParameters || !valued || !isPlainName(name) {
-			return "", false
+		if p.n == maxParameters || !valued || !isPlainName(name) {
+			return false
 		}
-		list = append(list, name)
+		p.names[p.n] = name
+		p.n++
 	}
-	slices.Sort(list)
-	return strings.Join(list, "&"), true
+	slices.Sort(p.names[:p.n])
+	return true
+}
+
+// are reports whether the names joined by "&" are a text.
+func (p *parameters) are(text string) bool {
+	for i, name := range p.names[:p.n] {
+		if i > 0 {
+			rest, found := strings.CutPrefix(text, "&")
+			if !found {
+				return false
+			}
+			text = rest
+		}
+		rest, found := strings.CutPrefix(text, name)
+		if !found {
+			return false
+		}
+		text = rest
+	}
+	return text == ""
 }
 
 // nextParameter returns the name of the first parameter, whether it has a value, and the parameters after it. Like some
