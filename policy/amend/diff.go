@@ -56,7 +56,7 @@ func one(s string) []string {
 	return []string{s}
 }
 
-// upstream returns the upstream proxy of a policy as JSON; nil if there is none.
+// upstream returns the upstream proxy of a policy as JSON, nil without one.
 func upstream(s policy.Spec) []string {
 	if s.UpstreamProxy == nil {
 		return nil
