@@ -89,8 +89,8 @@ func (e RequestEntry) Request(box policy.BoxID) policy.Request {
 	return policy.Request{Stage: policy.StageHTTP, Box: box, Name: e.host, Port: e.port, Protocol: policy.TCP, Method: e.method, Path: path}
 }
 
-// Denying returns the request rule that denies every request of the entry, whatever its query, header fields and body. If there is
-// none, the error is the reason: an allowing rule before another rule could then open more than the entry.
+// Denying returns the request rule that denies every request of the entry, whatever its query, header fields and body. Otherwise
+// the error is the reason: an allowing rule before another rule could open more than the entry.
 func (e RequestEntry) Denying(c *policy.Compiled) (match.RequestRule, error) {
 	r, ok := c.RuleOf(e.Request(""))
 	asked := e.rule()
