@@ -4,6 +4,7 @@ package boundary
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"boxgate/policy"
@@ -83,7 +84,7 @@ func NextSteps(c *policy.Compiled, d Denial) []string {
 // canAskFor reports whether an approval may open a request that a request rule denies.
 func canAskFor(c *policy.Compiled, d Denial) bool {
 	n, err := name.Parse(d.Host)
-	if err != nil {
+	if err != nil || strings.Contains(d.Path, "*") { // which would mean other paths as well
 		return false
 	}
 	e, err := amend.NewRequestEntry(n, d.Port, d.Method, d.Path)

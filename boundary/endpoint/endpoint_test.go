@@ -165,6 +165,7 @@ func TestAReplacedProcessSendsTheBoxOn(t *testing.T) {
 func FuzzEndpoint(f *testing.F) {
 	f.Add("GET", "/v1/policy", "")
 	f.Add("POST", "/v1/requests", `{"host":"a.example","port":443,"reason":"x","expires_in":1}`)
+	f.Add("POST", "/v1/requests", `{"host":"a.example","method":"DELETE","path":"/x/*","reason":"x"}`)
 	f.Add("GET", "/v1/requests/x/wait?timeout=0", "")
 	f.Add("POST", "/v1/requests", "{\"host\":\"\u202e\",\"reason\":\"\\u0000\"}")
 	f.Fuzz(func(t *testing.T, method, path, body string) {
