@@ -1,10 +1,14 @@
 package approvals
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
@@ -160,5 +164,57 @@ func TestAWaitSurvivesAReplacement(t *testing.T) {
 	}
 	harness.Contains(t, agent.String(), `\"state\": \"once\"`)
 	w.MustSh(box, "curl -sS -m 60 -f http://www.example.com/")
+	w.NoInternalErrors()
+}
+
+// TestARequestInProgressEndsWithItsApproval: a response that streams when the approval of its method and path ends is cut, and other
+// requests of the box go on.
+func TestARequestInProgressEndsWithItsApproval(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, asking)
+	const host = "stream.example.net"
+	if err := errors.Join(w.Net.AddHost(host, "198.51.100.123"), w.Net.ServeHTTP(host, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_, _ = io.WriteString(rw, "more\n")
+				_ = http.NewResponseController(rw).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}))); err != nil {
+		t.Fatal(err)
+	}
+	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{host}, "rules": []any{
+		map[string]any{"hosts": []string{host}, "methods": []string{"GET"}, "action": "allow"}, map[string]any{"hosts": []string{host}, "action": "deny"},
+	}}})
+	stream := func(method, file string) func() (int, error) {
+		wait := w.Background(box, "curl -sS -N -m 600 -X "+method+" https://"+host+"/items/1 >"+file, io.Discard)
+		w.Until("the response streams", func() bool {
+			return strings.Contains(w.MustSh(box, "head -c 100 "+file+" 2>/dev/null || true"), "more")
+		})
+		return wait
+	}
+	other := stream("GET", "/tmp/other")
+	asked, code := ask(w, box, `{"host":"`+host+`","method":"POST","path":"/items/1","reason":"events"}`)
+	if code != "201" {
+		t.Fatal(code, asked)
+	}
+	w.Run(0, nil, "", "approvals", "approve", asked["id"].(string), "--for", "10m", "--reason", "fine", "--yes")
+	wait := stream("POST", "/tmp/approved")
+	w.Run(0, nil, "", "policy", "end", box, "POST "+host+":443/items/1")
+	if code, err := wait(); code == 0 || err != nil {
+		t.Error("the response was not cut:", code, err)
+	}
+	if got := status(w, box, "POST", "https://"+host+"/items/1"); got != "403" {
+		t.Error("after the end:", got)
+	}
+	size := w.MustSh(box, "wc -c </tmp/other")
+	w.Until("the other response goes on", func() bool { return w.MustSh(box, "wc -c </tmp/other") != size })
+	w.SetPolicy(box, map[string]any{"mode": "deny-all"})
+	_, _ = other()
 	w.NoInternalErrors()
 }
