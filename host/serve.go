@@ -199,6 +199,7 @@ func (h *Host) announce() {
 func (h *Host) drain(finish func(context.Context) error) error {
 	h.succession.stopping.Store(true)
 	_ = systemd.Notify("STOPPING=1")
+	h.approvals.Retire() // boxes that wait for an answer ask the next process
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	err := finish(drain)

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -33,6 +34,8 @@ const (
 	longestWait = time.Hour
 	pollTime    = 20 * time.Second // between two reports of progress
 	replacing   = 2 * time.Minute  // for the gateway to be replaced
+	connectTime = 5 * time.Second  // for a connection: packets to a gateway that starts may be lost
+	requestTime = time.Minute      // for an answer of the endpoint
 )
 
 // Error codes of JSON-RPC 2.0.
@@ -86,7 +89,8 @@ func (s *Server) Serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	if s.URL == "" {
 		s.URL = boundary.URL
 	}
-	s.client.Transport = &http.Transport{DisableCompression: true} // without a proxy: the gateway is the next hop
+	dialer := net.Dialer{Timeout: connectTime}
+	s.client.Transport = &http.Transport{DisableCompression: true, DialContext: dialer.DialContext} // without a proxy: the gateway is the next hop
 	var running sync.WaitGroup
 	defer running.Wait()
 	lines := bufio.NewScanner(in)
@@ -313,6 +317,8 @@ func resultOf(text string, err error) map[string]any {
 
 // request makes a request to the endpoint, and returns its answer. The error contains the answer if it is a refusal.
 func (s *Server) request(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, s.URL+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -353,7 +359,7 @@ func (s *Server) requestUntil(ctx context.Context, until time.Time, lost bool, m
 		if errors.As(err, &refused) {
 			again = refused.status == http.StatusServiceUnavailable || lost && refused.status >= 500 || lost && refused.status == http.StatusTooManyRequests
 		}
-		if !again || time.Now().After(until) {
+		if !again || ctx.Err() != nil || time.Now().After(until) {
 			return text, err
 		}
 		select {

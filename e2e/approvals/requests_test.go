@@ -167,6 +167,33 @@ func TestAWaitSurvivesAReplacement(t *testing.T) {
 	w.NoInternalErrors()
 }
 
+// TestAWaitEndsWithTheGateway: a gateway that stops answers the boxes that wait instead of cutting them at the end of its patience, and
+// `gateway mcp` waits for the next gateway.
+func TestAWaitEndsWithTheGateway(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, asking)
+	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
+	w.Run(0, nil, "", "box", "cp", harness.Gateway(), box+":/tmp/gateway")
+	asked, code := ask(w, box, `{"host":"www.example.com","port":80,"reason":"docs"}`)
+	if code != "201" {
+		t.Fatal(code, asked)
+	}
+	// Commands end with the gateway, so these are left behind in the box.
+	call := `{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"request_access","arguments":{"host":"www.example.com","port":80,"reason":"docs","wait_seconds":3600}}}`
+	w.MustSh(box, "chmod 755 /tmp/gateway; (setsid sh -c 'curl -sS -m 90 \""+asked["wait_url"].(string)+"\" >/tmp/waited 2>&1; echo $? >/tmp/code' </dev/null >/dev/null 2>&1 &)")
+	w.MustSh(box, "cat >/tmp/call <<'END'\n"+call+"\nEND\n(setsid sh -c '(cat /tmp/call; until grep -q \"id.:5\" /tmp/out; do sleep 0.2; done) | /tmp/gateway mcp >/tmp/out' </dev/null >/dev/null 2>&1 &)")
+	w.Until("both wait", func() bool { return w.Metric("boxgate_approvals_waiting") == 2 })
+	if err := errors.Join(w.Stop(), w.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	w.Until("the response has ended", func() bool { return w.MustSh(box, "cat /tmp/code 2>/dev/null || true") != "" })
+	harness.Contains(t, w.MustSh(box, "cat /tmp/code /tmp/waited"), "0\n", `"state": "open"`, `"wait_url"`)
+	w.Until("the agent waits again", func() bool { return w.Metric("boxgate_approvals_waiting") == 1 })
+	w.Run(0, nil, "", "approvals", "approve", asked["id"].(string), "--reason", "docs are fine", "--yes")
+	w.Until("the agent has the answer", func() bool { return strings.Contains(w.MustSh(box, "cat /tmp/out"), `\"state\": \"once\"`) })
+	w.NoInternalErrors()
+}
+
 // TestARequestInProgressEndsWithItsApproval: a response that streams when the approval of its method and path ends is cut, and other
 // requests of the box go on.
 func TestARequestInProgressEndsWithItsApproval(t *testing.T) {

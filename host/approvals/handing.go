@@ -24,7 +24,7 @@ var errReplaced = api.Errorf(api.ErrUnavailable, "the gateway is being replaced:
 // Release ends the use of the store, which another process opens next. Requests of boxes wait from then on. It may be called again.
 func (s *Service) Release() { s.handing.once[0].Do(func() { close(s.handing.released) }) }
 
-// Retire answers what waits: another process serves, which has the answers. It may be called again.
+// Retire answers what waits: another process serves, or will once this one has stopped, and has the answers. It may be called again.
 func (s *Service) Retire() {
 	s.Release()
 	s.handing.once[1].Do(func() { close(s.handing.retired) })
