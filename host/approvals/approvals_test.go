@@ -382,6 +382,42 @@ func TestAutomaticApprovalOfRequests(t *testing.T) {
 	}
 }
 
+// TestWaitsOfABoxAreBounded: one more response than a box may have waiting is refused, without effect on other boxes, and each gives its
+// place back.
+func TestWaitsOfABoxAreBounded(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	a := g.ask(t, "a.example")
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	for range MostWaits {
+		waiting.Go(func() {
+			if got, err := g.Wait(ctx, "b1", a.ID); err != nil || got.State != api.ApprovalOpen {
+				t.Error(got, err)
+			}
+		})
+	}
+	until(t, "all wait", func() bool { _, waits, _ := g.standing(); return waits == MostWaits })
+	if _, err := g.Wait(t.Context(), "b1", a.ID); !errors.Is(err, api.ErrLimit) {
+		t.Error("beyond the bound:", err)
+	}
+	if _, err := g.Wait(t.Context(), "b2", a.ID); !errors.Is(err, api.ErrNotFound) {
+		t.Error("another box:", err)
+	}
+	cancel()
+	waiting.Wait()
+	if _, waits, _ := g.standing(); waits != 0 {
+		t.Error(waits, "places are not given back")
+	}
+	// A request that expires ends the waiting.
+	if _, err := g.db.Approvals.Change("b1", a.ID, func(r *store.Approval) error { r.ExpiresAt = time.Now().Add(50 * time.Millisecond); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := g.Wait(t.Context(), "b1", a.ID); !errors.Is(err, api.ErrNotFound) {
+		t.Error("an expired request:", got, err)
+	}
+}
+
 // TestRefusedRequestsAreBounded: requests that are refused are not stored, but each takes a compilation of the policy, so a box makes
 // few of them.
 func TestRefusedRequestsAreBounded(t *testing.T) {
