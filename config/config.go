@@ -148,6 +148,8 @@ type Launcher struct {
 type Metrics struct {
 	Listen string `yaml:"listen"`
 	PerBox PerBox `yaml:"per_box"`
+	// OTLP is a collector that receives the same metrics.
+	OTLP MetricsOTLP `yaml:"otlp"`
 }
 
 // PerBox configures metrics of single boxes.
@@ -189,7 +191,7 @@ func Default() Config {
 			Enabled: true, Runtime: oci.Default, Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
 		},
 		Policy:  defaultPolicies(),
-		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
+		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}, OTLP: defaultMetricsOTLP()},
 		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Observations: Bounds{Days: 7, Size: 64 << 20}, Export: defaultExport()},
 		Drain:   5 * time.Minute,
 	}
@@ -426,6 +428,7 @@ func (c *Config) validate() error {
 	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MaxBoxMetrics {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MaxBoxMetrics)
 	}
+	c.Metrics.OTLP.check(fail, c.Secrets)
 	c.Limits.check(fail)
 	c.Quotas.check(fail)
 	c.Policy.check(fail)

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"boxgate/policy/match"
 )
@@ -24,6 +25,44 @@ type OTLP struct {
 	// Headers maps the names of headers to the names of entries of the section secrets with their values.
 	Headers map[string]string `yaml:"headers"`
 	Events  string            `yaml:"events"`
+}
+
+// MetricsOTLP is a collector that accepts metrics by OTLP over HTTP.
+type MetricsOTLP struct {
+	Endpoint string            `yaml:"endpoint"` // empty: no OTLP
+	Headers  map[string]string `yaml:"headers"`  // like the headers of OTLP
+	Interval time.Duration     `yaml:"interval"`
+	Protocol string            `yaml:"protocol"`
+}
+
+// protobufOverHTTP is the only protocol for metrics, by its name in OTEL_EXPORTER_OTLP_PROTOCOL.
+const protobufOverHTTP = "http/protobuf"
+
+func defaultMetricsOTLP() MetricsOTLP {
+	return MetricsOTLP{Interval: time.Minute, Protocol: protobufOverHTTP}
+}
+
+// URL returns the URL for metrics: the endpoint with /v1/metrics.
+func (o MetricsOTLP) URL() string {
+	const path = "/v1/metrics"
+	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), path) + path
+}
+
+// check finds values that make exporting impossible.
+func (o MetricsOTLP) check(fail func(key, format string, args ...any), secrets Secrets) {
+	const key = "metrics.otlp"
+	if o.Interval < time.Second || o.Interval > time.Hour {
+		fail(key+".interval", "%v is out of range; use 1s to 1h", o.Interval)
+	}
+	if o.Protocol != protobufOverHTTP {
+		fail(key+".protocol", "%q is not a valid value; use %s", o.Protocol, protobufOverHTTP)
+	}
+	if o.Endpoint != "" {
+		checkCollector(fail, key+".endpoint", "metrics", o.Endpoint)
+		checkSecretHeaders(fail, key+".headers", o.Headers, secrets)
+	} else if len(o.Headers) > 0 {
+		fail(key+".endpoint", "is not set; set it, or remove the rest of %s", key)
+	}
 }
 
 // Webhook is a receiver of signed webhooks.
@@ -66,7 +105,7 @@ func (e Export) check(fail func(key, format string, args ...any), secrets Secret
 	checkEvents(fail, otlp, e.OTLP.Events)
 	checkEvents(fail, webhook, e.Webhook.Events)
 	if e.OTLP.Endpoint != "" {
-		checkCollector(fail, otlp+".endpoint", e.OTLP.Endpoint)
+		checkCollector(fail, otlp+".endpoint", "decisions", e.OTLP.Endpoint)
 		checkSecretHeaders(fail, otlp+".headers", e.OTLP.Headers, secrets)
 	} else if len(e.OTLP.Headers) > 0 {
 		fail(otlp+".endpoint", "is not set; set it, or remove the rest of %s", otlp)
@@ -78,7 +117,7 @@ func (e Export) check(fail func(key, format string, args ...any), secrets Secret
 		}
 		return
 	}
-	checkCollector(fail, webhook+".url", w.URL)
+	checkCollector(fail, webhook+".url", "decisions", w.URL)
 	checkSecretHeaders(fail, webhook+".headers", w.Headers, secrets)
 	if _, known := secrets.Sources[w.Secret]; !known {
 		fail(webhook+".secret", "is not the name of an entry of secrets; add one that signs, such as secrets: {webhook: {file: /etc/boxgate/webhook}}, and use its name")
@@ -91,8 +130,8 @@ func checkEvents(fail func(key, format string, args ...any), key, value string) 
 	}
 }
 
-// checkCollector requires a URL without secrets that does not send decisions to another host unencrypted.
-func checkCollector(fail func(key, format string, args ...any), key, text string) {
+// checkCollector requires a URL without secrets that does not send what is exported to another host unencrypted.
+func checkCollector(fail func(key, format string, args ...any), key, what, text string) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Hostname() == "" || u.Opaque != "" || u.Scheme != "https" && u.Scheme != "http": // not quoted: it may contain credentials
@@ -100,7 +139,7 @@ func checkCollector(fail func(key, format string, args ...any), key, text string
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		fail(key, "has a user, a query or a fragment, which logs would show; put what is secret into headers")
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		fail(key, "sends decisions unencrypted; use https, or http to a loopback address")
+		fail(key, "sends %s unencrypted; use https, or http to a loopback address", what)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/audit/export"
 	"boxgate/host/netns"
 	"boxgate/ingress"
 	"boxgate/internal/acceptor"
@@ -30,6 +31,7 @@ type health struct {
 	proxy     *proxy.Proxy
 	ingress   *ingress.Ingress
 	unremoved func() []string // interfaces of closed boxes that could not be removed
+	pushed    *export.Metrics // nil: metrics are not exported
 	recovered atomic.Bool     // the boxes of an earlier run are known
 }
 
@@ -47,11 +49,19 @@ func (h *health) Ready(ctx context.Context) error {
 // Capacity implements the Health of [boxgate/api/gateway].
 func (h *health) Capacity(ctx context.Context) (api.Capacity, error) {
 	open, most, err := descriptors()
-	return api.Capacity{
+	c := api.Capacity{
 		Listeners: h.serving.states(ctx), Places: h.places(),
 		Descriptors: api.PlaceState{Name: "descriptors", Used: open, Limit: most},
 		Unremoved:   h.unremoved(),
-	}, err
+	}
+	if h.pushed != nil {
+		at, err := h.pushed.State()
+		c.MetricsExport = &api.ExportState{Succeeded: at}
+		if err != nil {
+			c.MetricsExport.Error = err.Error()
+		}
+	}
+	return c, err
 }
 
 // places returns the resources that all boxes or all visitors share, sorted by name.

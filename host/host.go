@@ -165,6 +165,7 @@ type parts struct {
 	observed     *observe.Log   `required:"false"` // sums of the traffic of boxes; nil: disabled
 	audit        *audit.Log
 	exporters    export.Exporters // of decisions; empty: disabled
+	pushed       *export.Metrics  `required:"false"` // sends the metrics; nil: disabled
 	exports      []audit.Export   // the exporters' inputs
 	secrets      *secrets.Secrets
 	tokens       *identity.Issuer
@@ -210,6 +211,7 @@ func (p *parts) close() error {
 		errs = append(errs, p.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
 	}
 	p.flushExports()
+	p.pushed.Close()
 	if p.past != nil {
 		_ = p.historyLines.Sync() // lost lines are counted
 		errs = append(errs, p.past.Close())

@@ -109,7 +109,7 @@ func (o *opening) complete(context.Context) error {
 // openHealth opens the health checks and their metrics.
 func (o *opening) openHealth(context.Context) error {
 	p := o.parts
-	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress, unremoved: p.firewall.Unremoved}
+	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress, unremoved: p.firewall.Unremoved, pushed: p.pushed}
 	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 

@@ -95,8 +95,8 @@ func registerProcess(r *prometheus.Registry) error {
 
 // openExports makes the exporters to the operator's collectors. They are idle until decisions arrive.
 func (p *parts) openExports() error {
-	c := p.cfg.Log.Export
-	if !c.Enabled() {
+	c, m := p.cfg.Log.Export, p.cfg.Metrics.OTLP
+	if !c.Enabled() && m.Endpoint == "" {
 		return nil
 	}
 	roots, err := exportRoots(p.cfg)
@@ -118,6 +118,16 @@ func (p *parts) openExports() error {
 	if o := common; c.Webhook.URL != "" {
 		o.Kind, o.URL, o.Headers, o.Key = export.Webhook, c.Webhook.URL, c.Webhook.Headers, c.Webhook.Secret
 		p.addExport(o, c.Webhook.Denied())
+	}
+	if o := common; m.Endpoint != "" {
+		o.URL, o.Headers = m.URL(), m.Headers
+		p.pushed = export.NewMetrics(o, p.metrics, m.Interval)
+		if err := p.metrics.Register(p.pushed); err != nil {
+			return err
+		}
+	}
+	if !c.Enabled() {
+		return nil
 	}
 	return p.metrics.Register(p.exporters)
 }

@@ -164,6 +164,9 @@ func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
 	if !h.options.NoWatch {
 		loop("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
+	if pushed := h.parts.pushed; pushed != nil {
+		loop("metrics export", func() error { pushed.Run(ctx); return nil })
+	}
 	if h.parts.acme != nil {
 		loop("certificates", func() error { h.parts.acme.Run(ctx); return nil })
 	}

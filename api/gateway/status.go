@@ -125,6 +125,13 @@ type gatewayView struct {
 	Places        []placeView        `json:"places" doc:"resources shared by all boxes or by all visitors"`
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
 	Unremoved     []string           `json:"unremoved" doc:"interfaces of closed boxes that the kernel did not remove; this is retried, and until then it may forward their traffic"`
+	MetricsExport *exportView        `json:"metrics_export,omitempty" doc:"the export of metrics by OTLP; absent: there is none"`
+}
+
+// exportView is the state of an export to a collector.
+type exportView struct {
+	LastSuccess string `json:"last_success,omitempty" doc:"when the collector last accepted something; absent: never" format:"date-time"`
+	Error       string `json:"error,omitempty" doc:"of the last attempt; absent: it succeeded, or there was none"`
 }
 
 // listenerView is one listener.
@@ -222,6 +229,12 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	}
 	for _, p := range capacity.Places {
 		view.Places = append(view.Places, placeView(p))
+	}
+	if x := capacity.MetricsExport; x != nil {
+		view.MetricsExport = &exportView{Error: x.Error}
+		if !x.Succeeded.IsZero() {
+			view.MetricsExport.LastSuccess = x.Succeeded.UTC().Format(time.RFC3339)
+		}
 	}
 	return rest.Reply{Body: view}, nil
 }

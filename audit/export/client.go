@@ -51,35 +51,53 @@ func newClient(roots *x509.CertPool) *http.Client {
 	}
 }
 
+// call is one request to a collector.
+type call struct {
+	client    *http.Client
+	options   *Options
+	mediaType string
+	body      []byte
+	sign      func(context.Context, http.Header) error // adds the headers that depend on the request
+	interpret func(res *http.Response, reply []byte) answer
+}
+
 // send makes one request.
 func (x *Exporter) send(id string, body []byte) answer {
 	ctx, cancel := context.WithTimeout(x.ctx, x.times.requestTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.options.URL, bytes.NewReader(body))
+	return call{
+		client: x.client, options: &x.options, mediaType: "application/json", body: body, interpret: x.protocol.interpret,
+		sign: func(ctx context.Context, h http.Header) error { return x.protocol.sign(ctx, h, id, body) },
+	}.send(ctx)
+}
+
+// send makes the request.
+func (r call) send(ctx context.Context) answer {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.options.URL, bytes.NewReader(r.body))
 	if err != nil {
 		return answer{err: errors.New("the address is not a URL"), noRetry: true}
 	}
-	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Content-Type", r.mediaType)
 	req.Header.Set("User-Agent", "boxgate")
-	if err := x.authorize(ctx, req.Header); err != nil {
+	if err := r.options.authorize(ctx, req.Header); err != nil {
 		return answer{err: err}
 	}
-	if err := x.protocol.sign(ctx, req.Header, id, body); err != nil {
+	if err := r.sign(ctx, req.Header); err != nil {
 		return answer{err: err}
 	}
-	res, err := x.client.Do(req)
+	res, err := r.client.Do(req)
 	if err != nil {
 		return answer{err: describeError(err)}
 	}
 	defer res.Body.Close()
 	reply, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status is the result, even if the body cannot be read
-	return x.protocol.interpret(res, reply)
+	return r.interpret(res, reply)
 }
 
 // authorize sets the headers whose values are secrets.
-func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
-	for name, secret := range x.options.Headers {
-		value, err := x.options.Secret(ctx, secret)
+func (o *Options) authorize(ctx context.Context, h http.Header) error {
+	for name, secret := range o.Headers {
+		value, err := o.Secret(ctx, secret)
 		if err != nil {
 			return err
 		}

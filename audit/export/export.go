@@ -1,5 +1,5 @@
 // Package export sends decisions to a collector of the operator: by OTLP over HTTP (OpenTelemetry), or in signed
-// webhooks (Standard Webhooks).
+// webhooks (Standard Webhooks). It also sends the metrics of the gateway by OTLP ([Metrics]).
 //
 // Recording a decision only adds a line to a bounded buffer, as for the other logs: an [Exporter] is the sink of a
 // [lines.Writer]. One batch is in flight at a time. It is retried until it is accepted, refused for good, or the
@@ -125,7 +125,7 @@ func newExporter(o Options, t times) *Exporter {
 		x.protocol = webhook{secret: o.Secret, key: o.Key}
 	}
 	x.lines = lines.New(x)
-	x.report = report{log: o.Log.With(zap.String("export", string(o.Kind))), warnInterval: t.warnInterval}
+	x.report = report{log: o.Log.With(zap.String("export", string(o.Kind))), warnInterval: t.warnInterval, what: "decisions"}
 	return x
 }
 
@@ -234,7 +234,7 @@ func (x *Exporter) deliver(b []byte) {
 		if final {
 			return
 		}
-		x.pause(x.backoff(attempts, a.retryAfter), a.retryAfter > 0)
+		x.pause(x.times.backoff(attempts, a.retryAfter), a.retryAfter > 0)
 	}
 	x.abandoned.Add(uint64(len(events)))
 }
@@ -250,11 +250,11 @@ func (x *Exporter) countAccepted(n uint64, a answer) {
 
 // backoff returns the delay after that many attempts: the one that the collector requests, or a random part of a delay
 // that doubles.
-func (x *Exporter) backoff(attempts int, asked time.Duration) time.Duration {
+func (t times) backoff(attempts int, asked time.Duration) time.Duration {
 	if asked > 0 {
 		return asked
 	}
-	d := min(x.times.maxBackoff, x.times.firstBackoff*time.Duration(math.Exp2(float64(min(attempts-1, 20)))))
+	d := min(t.maxBackoff, t.firstBackoff*time.Duration(math.Exp2(float64(min(attempts-1, 20)))))
 	return d/2 + mathrand.N(d/2+1)
 }
 
@@ -292,6 +292,7 @@ func (all Exporters) Close() {
 type report struct {
 	log          *zap.Logger
 	warnInterval time.Duration
+	what         string // is exported
 
 	mu          sync.Mutex
 	warned      time.Time // when a failure was last logged
@@ -304,7 +305,7 @@ type report struct {
 func (r *report) logFailure(err error, dropped uint64) {
 	r.mu.Lock()
 	if time.Since(r.warned) >= r.warnInterval {
-		r.log.Warn("decisions cannot be exported", zap.Error(err))
+		r.log.Warn(r.what+" cannot be exported", zap.Error(err))
 		r.failing, r.warned = true, time.Now()
 	}
 	r.mu.Unlock()
@@ -315,7 +316,7 @@ func (r *report) logFailure(err error, dropped uint64) {
 func (r *report) logRecovery(dropped uint64) {
 	r.mu.Lock()
 	if r.failing {
-		r.log.Info("decisions are exported again")
+		r.log.Info(r.what + " are exported again")
 	}
 	r.failing = false
 	r.mu.Unlock()

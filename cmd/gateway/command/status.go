@@ -45,6 +45,11 @@ type gatewayAnswer struct {
 	Places      []placeAnswer
 	Descriptors placeAnswer
 	Unremoved   []string // interfaces
+
+	MetricsExport *struct {
+		LastSuccess time.Time `json:"last_success"`
+		Error       string
+	} `json:"metrics_export"`
 }
 
 // deniedBox is the number of denials of one box.
@@ -206,6 +211,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		rows = append(rows, []string{"configuration", r.Configuration})
 	}
 	rows = append(rows, g.resourceRows()...)
+	if g.MetricsExport != nil {
+		rows = append(rows, []string{"metrics export", g.metricsExport(now)})
+	}
 	for _, c := range r.Certificates[:min(len(r.Certificates), maxShown)] {
 		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %s left", c.Subject, cli.Count(c.DaysLeft, "day", "days"))})
 	}
@@ -240,6 +248,18 @@ func (g gatewayAnswer) resourceRows() (rows [][]string) {
 		}
 	}
 	return rows
+}
+
+// metricsExport describes the export of metrics.
+func (g gatewayAnswer) metricsExport(now time.Time) string {
+	x, last := g.MetricsExport, "nothing accepted yet"
+	if !x.LastSuccess.IsZero() {
+		last = fmt.Sprintf("last accepted %v ago", max(now.Sub(x.LastSuccess), 0).Round(time.Second))
+	}
+	if x.Error != "" {
+		return fmt.Sprintf("FAILED: %s; %s", audit.Escape(x.Error, 200), last)
+	}
+	return last
 }
 
 // formatUsage formats a usage with its limit, if there is one.
