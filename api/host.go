@@ -644,14 +644,14 @@ type Capacity struct {
 	Places      []PlaceState    // resources shared by all boxes or by all visitors
 	Descriptors PlaceState      // open files of the process
 	Unremoved   []string        // interfaces of closed boxes that could not be removed from the kernel yet
-	// MetricsExport is the state of the export of metrics; nil: there is none.
+	// MetricsExport is the state of the export of metrics; nil: it is off.
 	MetricsExport *ExportState
 }
 
 // ExportState is the state of an export to a collector.
 type ExportState struct {
 	Succeeded time.Time // when the collector last accepted something; zero: never
-	Error     string    // of the last attempt; empty: it succeeded, or there was none
+	Error     string    // of the last attempt; empty: it succeeded, or has not begun
 }
 
 // ListenerState is the state of one listener.

@@ -125,13 +125,13 @@ type gatewayView struct {
 	Places        []placeView        `json:"places" doc:"resources shared by all boxes or by all visitors"`
 	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
 	Unremoved     []string           `json:"unremoved" doc:"interfaces of closed boxes that the kernel did not remove; this is retried, and until then it may forward their traffic"`
-	MetricsExport *exportView        `json:"metrics_export,omitempty" doc:"the export of metrics by OTLP; absent: there is none"`
+	MetricsExport *exportView        `json:"metrics_export,omitempty" doc:"the export of metrics by OTLP; absent: it is off"`
 }
 
 // exportView is the state of an export to a collector.
 type exportView struct {
 	LastSuccess string `json:"last_success,omitempty" doc:"when the collector last accepted something; absent: never" format:"date-time"`
-	Error       string `json:"error,omitempty" doc:"of the last attempt; absent: it succeeded, or there was none"`
+	Error       string `json:"error,omitempty" doc:"of the last attempt; absent: it succeeded, or has not begun"`
 }
 
 // listenerView is one listener.

@@ -14,7 +14,7 @@ import (
 )
 
 // Metrics sends the metrics of a gateway to a collector by OTLP (http/protobuf). Each request has the current values, so a collector
-// that fails costs resolution only: nothing is queued. Create it with [NewMetrics].
+// that fails costs resolution only, and no queue. Create it with [NewMetrics].
 type Metrics struct {
 	options  Options
 	gatherer prometheus.Gatherer
@@ -148,7 +148,7 @@ func rejectedPoints(res *http.Response, reply []byte) uint64 {
 	return n
 }
 
-// fieldOf returns the first field with the number 1 of a message: its bytes, or its encoded number. It is nil if there is none.
+// fieldOf returns the first field with the number 1 of a message: its bytes, or its encoded number. It is nil if the message lacks it.
 func fieldOf(message []byte, kind protowire.Type) []byte {
 	for len(message) > 0 {
 		number, is, n := protowire.ConsumeTag(message)

@@ -29,7 +29,7 @@ func (x *Exchange) Captured() bool { return x.entry != nil }
 // Capture returns the capture that records the exchange, or nil.
 func (x *Exchange) Capture() *har.Capture { return x.entry.Capture() }
 
-// CaptureRequest records the head of the request before anything in it is replaced, and sets the capture of m. fields are those that the box sent; size is the length of the head in bytes, -1 if it is not known.
+// CaptureRequest records the head of the request before anything in it is replaced, and sets the capture of m. fields are as the box sent them; size is the length of the head in bytes, -1 if it is not known.
 func (x *Exchange) CaptureRequest(m *Message, version string, size int, fields []har.Field) {
 	if x.entry == nil {
 		return
@@ -104,7 +104,7 @@ func CapturedFields(fields []h1.Field) []har.Field {
 	return out
 }
 
-// CapturedResponse returns the fields of a response over HTTP/1.x that the box gets, without those of the connection.
+// CapturedResponse returns the fields of a response over HTTP/1.x that the box gets, without fields of the connection.
 func CapturedResponse(r *h1.Response) []har.Field {
 	out := make([]har.Field, 0, len(r.Fields))
 	for i := range r.Fields {

@@ -49,7 +49,7 @@ type Box struct {
 	Excess        Coalescer          // of requests beyond a limit
 	Told          scrub.History      // secrets that its requests sent to each host
 
-	Capture atomic.Pointer[har.Capture] // records its requests; nil: none does
+	Capture atomic.Pointer[har.Capture] // records its requests; nil: they are not recorded
 
 	limits *policy.LiveLimits // its own limits
 }
