@@ -230,7 +230,7 @@ func TestMemoryOfTheBox(t *testing.T) {
 			incomplete++
 		}
 	}
-	if incomplete == 0 && a.Log.Boxgate.Dropped == 0 || uint64(waiting)+a.Log.Boxgate.Dropped != requests {
+	if incomplete == 0 || uint64(waiting)+a.Log.Boxgate.Dropped != requests {
 		t.Errorf("%d entries, %d of them incomplete, %+v", waiting, incomplete, a.Log.Boxgate)
 	}
 }
@@ -241,7 +241,6 @@ func TestBoxDeleted(t *testing.T) {
 	l := proxytest.New(t, proxytest.AllowAll)
 	r := record(t, l, har.Options{})
 	l.Proxy.CloseBox(l.Box.ID)
-	<-r.capture.Ended()
 	if r.capture.Reason() != har.EndBox {
 		t.Error(r.capture.Reason())
 	}

@@ -110,7 +110,7 @@ func TestNoSecretIsRecorded(t *testing.T) {
 // TestMessagesAreMasked: a secret that a box has learned in a WebSocket message is masked where it sends it afterwards.
 func TestMessagesAreMasked(t *testing.T) {
 	t.Parallel()
-	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed(canary)} })
 	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {
 			mirror(w, r)
@@ -118,7 +118,7 @@ func TestMessagesAreMasked(t *testing.T) {
 		}
 		proxytest.EchoWebSocket(w, r)
 	})
-	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "`+canary+`"}, "scrub": false, "places": ["header", "websocket"]}}`)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}, "scrub": false, "places": ["header", "websocket"]}}`)
 	r := record(t, l, har.Options{Bodies: 1000, Credentials: true})
 	client := l.HTTPClient(port, false)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
