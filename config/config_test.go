@@ -249,6 +249,27 @@ log: {export: {otlp: {endpoint: 'https://10.0.0.1:4318', headers: {authorization
 	}
 }
 
+// TestMetricsByOTLP checks the settings of the export of metrics.
+func TestMetricsByOTLP(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{endpoint: 'https://c/api/v1/otlp', headers: {authorization: collector}, interval: 10s}`: "",
+		`{endpoint: 'http://c:4318'}`:                              "metrics.otlp.endpoint: sends metrics unencrypted",
+		`{headers: {authorization: collector}}`:                    "metrics.otlp.endpoint: is not set",
+		`{interval: 500ms}`:                                        "metrics.otlp.interval",
+		`{protocol: grpc}`:                                         "metrics.otlp.protocol",
+		`{endpoint: 'https://c', headers: {authorization: other}}`: "metrics.otlp.headers.authorization",
+	} {
+		cfg, err := Parse("boxgate.yaml", []byte("secrets: {collector: {file: /etc/collector}}\nmetrics: {otlp: "+text+"}\n"), nil)
+		switch {
+		case want == "" && (err != nil || cfg.Metrics.OTLP.URL() != "https://c/api/v1/otlp/v1/metrics"):
+			t.Errorf("%s: %v, %s", text, err, cfg.Metrics.OTLP.URL())
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 // Root reads no configuration that another user owns or can change, not even through a link.
 func TestAttackConfigurationOfAnotherUser(t *testing.T) {
 	t.Parallel()
