@@ -293,7 +293,8 @@ func (s *Service) view(ctx context.Context, a store.Approval) api.Approval {
 }
 
 // Ask stores a request of a box. created is false if the box has made the same request before: it is open, or was denied within
-// the last hour, and is returned again. The result is without the effect of an approval.
+// the last hour, and is returned again. The error is an [api.ErrConflict] if the destination is allowed already, also by another change of
+// the policy than an answer. The result is without the effect of an approval.
 func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalRequest) (_ api.Approval, created bool, err error) {
 	if err := checkText("/reason", r.Reason); err != nil {
 		return api.Approval{}, false, err
@@ -320,7 +321,7 @@ func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalReques
 		return api.Approval{}, false, err
 	}
 	if same != nil && same.State == string(api.ApprovalOpen) && !s.Automatic {
-		return plain(*same), false, nil
+		return plain(*same), false, s.allowedSince(ctx, a, *same)
 	}
 	if !a.fresh.Allow() {
 		s.counts.refused.WithLabelValues(boundRate).Inc()
@@ -348,6 +349,18 @@ func (s *Service) Ask(ctx context.Context, id policy.BoxID, r api.ApprovalReques
 	s.counts.asked.Inc()
 	s.Log.Info("a box asks for access", zap.String("box", string(id)), zap.String("approval", asked.ID), zap.String("entry", entry), zap.String("candidate", candidate.Digest))
 	return plain(s.review(ctx, asked, candidate)), true, nil
+}
+
+// allowedSince returns an [api.ErrConflict] if a change of the policy has allowed the destination of an open request. If the box asks too
+// often, it learns of that later.
+func (s *Service) allowedSince(ctx context.Context, box *asker, a store.Approval) error {
+	if !box.fresh.Allow() {
+		return nil
+	}
+	if _, err := s.Rules.Candidate(ctx, a.Box, destinationOf(a)); errors.Is(err, api.ErrConflict) {
+		return err
+	}
+	return nil
 }
 
 // destinationOf returns the destination of a request.

@@ -332,9 +332,7 @@ func TestReadingTakesNoCompilation(t *testing.T) {
 	if _, err := inside.Wait(ended, "b1", list[0].ID); err != nil {
 		t.Error(err)
 	}
-	for _, host := range []string{"h0.example", "more.example"} {
-		_, _, _ = inside.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: host}, Reason: "x"})
-	}
+	_, _, _ = inside.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "more.example"}, Reason: "x"})
 	if g.rules.looked != before {
 		t.Errorf("%d effects were computed", g.rules.looked-before)
 	}
@@ -379,6 +377,27 @@ func TestAutomaticApprovalOfRequests(t *testing.T) {
 				t.Errorf("%v: %v %v", c.to, got.State, err)
 			}
 		}
+	}
+}
+
+// TestAskingAgain: a box that asks again learns that its destination has been allowed by a change of the policy, though the request is open.
+func TestAskingAgain(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	a := g.ask(t, "a.example")
+	again := func() (api.Approval, error) {
+		got, _, err := g.Ask(t.Context(), "b1", api.ApprovalRequest{Destination: api.Destination{Host: "a.example"}, Reason: "x"})
+		return got, err
+	}
+	for _, fail := range []error{nil, api.ErrForbidden} {
+		g.rules.fail = fail
+		if got, err := again(); err != nil || got.ID != a.ID {
+			t.Error(fail, got, err)
+		}
+	}
+	g.rules.fail = api.ErrConflict
+	if got, err := again(); !errors.Is(err, api.ErrConflict) {
+		t.Error(got, err)
 	}
 }
 
