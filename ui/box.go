@@ -82,10 +82,11 @@ type host struct {
 	Allow  string // path of the page that allows it; empty: no entry of a policy does
 }
 
-// Limits of the page of a box: groups of denials, and hosts in each.
+// Limits of the page of a box: rows unless it is asked for all, groups of denials, and hosts in each.
 const (
-	maxGroups = 40
-	maxHosts  = 12
+	rowsAtFirst = 100
+	maxGroups   = 40
+	maxHosts    = 12
 )
 
 // boxPage is the input of the page of a box.
@@ -93,6 +94,7 @@ type boxPage struct {
 	Box      box
 	Seen     bool // the caller may see the box
 	Rows     []row
+	All      string // query of the page with all rows; empty: it has them
 	Groups   []group
 	More     int    // groups that are not shown
 	Newest   uint64 // number of the latest decision that the groups count
@@ -161,6 +163,9 @@ func serveBox(v *visit) (view, error) {
 		if r := rowOf(e); page.Filter.selects(r) {
 			page.Rows = append(page.Rows, r)
 		}
+	}
+	if len(page.Rows) > rowsAtFirst && !q.Has("all") {
+		page.Rows, page.All = page.Rows[:rowsAtFirst], withQuery("verdict", page.Filter.Verdict, "host", page.Filter.Host, "stage", page.Filter.Stage, "all", "1")
 	}
 	page.Groups, page.More = groupsOf(events)
 	if len(events) > 0 {

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/server"
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -83,7 +84,7 @@ func batchOf(t *testing.T, text string) (m message) {
 func TestLive(t *testing.T) {
 	t.Parallel()
 	l := audit.New(audit.Options{})
-	g := serveWith(t, func(h *apitest.Host) anything { return logged{h, l} })
+	g := serve(t, func(c *server.Config) { c.Decisions = logged{c.Decisions.(*apitest.Host), l} })
 	id := policy.BoxID(g.host.Add(t, api.CreateRequest{Name: "first"}))
 	record := func(host string, v policy.Verdict) {
 		l.Record(audit.Event{Box: id, Stage: policy.StageHTTP, Name: host, Port: 443, Verdict: v, Reason: name.ReasonNotAllowed, Action: audit.ActionRefuse})
@@ -188,7 +189,7 @@ func TestAttackBoundsOfAStream(t *testing.T) {
 func TestStreamKeepsUp(t *testing.T) {
 	t.Parallel()
 	l := audit.New(audit.Options{})
-	g := serveWith(t, func(h *apitest.Host) anything { return logged{h, l} })
+	g := serve(t, func(c *server.Config) { c.Decisions = logged{c.Decisions.(*apitest.Host), l} })
 	id := policy.BoxID(g.host.Add(t, api.CreateRequest{Name: "first"}))
 	b := g.as(t, apitest.Key)
 	ctx, stop := context.WithCancel(t.Context())

@@ -13,90 +13,40 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/apitest"
-	"boxgate/api/approvals"
-	"boxgate/api/boxes"
-	"boxgate/api/doctor"
-	"boxgate/api/egress"
-	"boxgate/api/exec"
-	"boxgate/api/files"
-	"boxgate/api/gateway"
-	"boxgate/api/git"
-	"boxgate/api/harness"
-	"boxgate/api/keys"
-	"boxgate/api/lifecycle"
-	"boxgate/api/rules"
-	"boxgate/api/schedules"
 	"boxgate/api/server"
-	apisession "boxgate/api/session"
-	"boxgate/api/settings"
-	"boxgate/api/snapshots"
-	"boxgate/api/trail"
-	"boxgate/api/urls"
 	"boxgate/ui/session"
 )
 
-// rig is the dashboard over the real API, whose boxes are in memory.
+// rig is the dashboard over the real API, whose boxes are in h.
 type rig struct {
 	*httptest.Server
 	host *apitest.Host
 	ui   *UI
 }
 
-// anything implements every service of the API.
-type anything interface {
-	boxes.Table
-	boxes.Host
-	boxes.SelfTests
-	doctor.Host
-	lifecycle.Host
-	exec.Host
-	apisession.Host
-	files.Host
-	git.Host
-	rules.Host
-	settings.Rules
-	settings.Host
-	egress.Rules
-	egress.Host
-	egress.Versions
-	urls.Host
-	schedules.Host
-	harness.Webhooks
-	snapshots.Host
-	keys.Host
-	trail.Host
-	gateway.Health
-	gateway.Store
-	gateway.Secrets
-	gateway.Authorities
-	approvals.Host
-}
-
-func serve(t testing.TB) *rig {
-	return serveWith(t, func(h *apitest.Host) anything { return h })
-}
-
-// serveWith is serve with services that replace some of the host.
-func serveWith(t testing.TB, with func(*apitest.Host) anything) *rig {
+func serve(t testing.TB, edits ...func(*server.Config)) *rig {
 	t.Helper()
-	memory := apitest.NewHost(t)
-	h := with(memory)
-	a, err := server.New(server.Config{FindKey: memory.FindKey, Services: server.Services{
+	h := apitest.NewHost(t)
+	cfg := server.Config{FindKey: h.FindKey, Services: server.Services{
 		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h, Versions: h,
 		URLs: h, Schedules: h, Webhooks: h, Snapshots: h, SelfTests: h, Doctor: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h, Approvals: h,
-	}})
+	}}
+	for _, edit := range edits {
+		edit(&cfg)
+	}
+	a, err := server.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{host: memory}
+	g := &rig{host: h}
 	sessions := session.New(session.Options{
-		Find: memory.FindKey, Still: memory.FindHash, Hosts: access.NewHosts(nil),
+		Find: h.FindKey, Still: h.FindHash, Hosts: access.NewHosts(nil),
 		Render: func(w http.ResponseWriter, r *http.Request, status int, p session.Page) { g.ui.SignIn(w, r, status, p) },
 	})
 	g.ui = New(Options{API: a, Sessions: sessions})
 	g.Server = httptest.NewTLSServer(g.ui)
 	t.Cleanup(g.Close)
-	t.Cleanup(memory.End)
+	t.Cleanup(h.End)
 	return g
 }
 

@@ -230,3 +230,16 @@ func TestPlainHasNoCommands(t *testing.T) {
 		}
 	}
 }
+
+// TestEveryReasonHasAMeaning: each reason is described in a whole sentence, and no other.
+func TestEveryReasonHasAMeaning(t *testing.T) {
+	t.Parallel()
+	for _, r := range name.Reasons() {
+		if text := meanings[r]; !strings.HasSuffix(text, ".") || Meaning(r) != text {
+			t.Errorf("%s: %q", r, text)
+		}
+	}
+	if len(meanings) != len(name.Reasons()) || Meaning("new") == "" {
+		t.Errorf("%d meanings of %d reasons", len(meanings), len(name.Reasons()))
+	}
+}

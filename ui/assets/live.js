@@ -235,4 +235,5 @@ form.verdict.addEventListener("change", () => {
   }
 });
 box.classList.add("windowed");
+$("all")?.remove();
 open();
