@@ -18,15 +18,19 @@ type AdminTLS struct {
 // Enabled reports whether admin.listen speaks TLS.
 func (t AdminTLS) Enabled() bool { return t.Cert != "" }
 
-// URL returns the address of the TCP listener of the admin API as a URL; "" if there is none.
+// URL returns the address of the TCP listener of the admin API as a URL for this host; "" if there is none.
 func (a Admin) URL() string {
-	switch {
-	case a.Listen == "":
+	if a.Listen == "" {
 		return ""
-	case a.TLS.Enabled():
-		return "https://" + a.Listen
 	}
-	return "http://" + a.Listen
+	scheme, address := "http://", a.Listen
+	if a.TLS.Enabled() {
+		scheme = "https://"
+	}
+	if host, port, err := net.SplitHostPort(address); err == nil && (host == "" || host == "0.0.0.0" || host == "::") {
+		address = net.JoinHostPort("localhost", port) // the API refuses the Host of no address
+	}
+	return scheme + address
 }
 
 // IsPrivate reports whether only this host can read what is sent over the TCP listener: it is on loopback, or has TLS.

@@ -40,7 +40,7 @@ func (h *Host) withDashboard(admin *server.API) http.Handler {
 		case !strings.HasPrefix(r.URL.Path, ui.Prefix):
 			admin.ServeHTTP(w, r)
 		case !local.IP.IsLoopback() && r.TLS == nil:
-			http.Error(w, "The dashboard needs TLS beyond loopback, because a key is typed into it. Open it on a loopback address of the gateway's host, for example through an SSH tunnel.", http.StatusForbidden)
+			http.Error(w, "The dashboard needs TLS beyond loopback, because a key is typed into it. Set admin.tls, or open it on the gateway's host, for example through ssh -L 8600:localhost:8600.", http.StatusForbidden)
 		default:
 			pages.ServeHTTP(w, r)
 		}

@@ -98,6 +98,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 	cfg, err := o.Load()
 	findings := append([]preflight.Finding{finding(configurationFinding+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
+		finding("dashboard", checkDashboard(cfg)),
 		finding("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
 		finding("disk limits", host.CheckDiskLimits(cfg)),
 		finding("free space", preflight.CheckFree("state_dir", cfg.StateDir, uint64(cfg.Launcher.Reserve))),
@@ -291,6 +292,14 @@ func checkSources(cfg config.Config) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkDashboard warns if the dashboard is off for all but this host.
+func checkDashboard(cfg config.Config) error {
+	if a := cfg.Admin; a.UI && a.Listen != "" && !a.IsPrivate() {
+		return preflight.Warnf("admin.listen: the dashboard is served to this host only, because %s is not on loopback and has no TLS: set admin.tls, or set admin.ui to false", a.Listen)
+	}
+	return nil
 }
 
 // needCertificate requires working sources for the certificates of the admin API and of the public URLs.
