@@ -18,6 +18,14 @@ func TestConfigDefaultsAreValid(t *testing.T) {
 	}
 }
 
+// adminOIDC returns a configuration with an identity provider for the dashboard, with one other line.
+func adminOIDC(line string) string {
+	lines := []string{"issuer: 'https://accounts.example.org'", "client_id: a", "redirect_url: 'https://gate.example.org/ui/oidc/callback'", "groups: {a: admin}"}
+	key, _, _ := strings.Cut(line, ":")
+	lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, key+":") })
+	return "admin:\n  hosts: [gate.example.org]\n  oidc: {" + strings.Join(append(lines, line), ", ") + "}"
+}
+
 func TestConfigMistakesNameTheRemedy(t *testing.T) {
 	for name, c := range map[string]struct{ yaml, want string }{
 		"unknown key":        {"stat_dir: /x", `unknown key "stat_dir"; did you mean "state_dir"?`},
@@ -53,6 +61,18 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"OIDC in the clear":  {"ingress: {oidc: {issuer: 'http://accounts.example.org', client_id: a}}", "ingress.oidc.issuer"},
 		"OIDC, no secret":    {"ingress: {oidc: {issuer: 'https://accounts.example.org', client_id: a, client_secret: s3cret}}", "ingress.oidc.client_secret: is not the name"},
 		"OIDC elsewhere":     {"ingress: {oidc: {issuer: 'https://accounts.example.org', client_id: a, redirect_url: 'https://auth.example.org/x'}}", "ingress.oidc.redirect_url"},
+		"admin.tls half set": {"admin: {tls: {cert: /c.pem}}", "admin.tls: has one of cert and key; set both"},
+		"admin.tls, no port": {"admin: {listen: '', tls: {cert: /c.pem, key: /k.pem}}", "admin.tls: has no effect without admin.listen"},
+		"a host with a port": {"admin: {hosts: ['gate.example.org:8600']}", `admin.hosts: "gate.example.org:8600" is not a host name`},
+		"admin.oidc half":    {"admin: {oidc: {groups: {a: admin}}}", "admin.oidc.issuer: is not set"},
+		"admin.oidc clear":   {adminOIDC("issuer: 'http://accounts.example.org'"), "admin.oidc.issuer:"},
+		"admin.oidc, secret": {adminOIDC("client_secret: s3cret"), "admin.oidc.client_secret: is not the name"},
+		"admin.oidc, role":   {adminOIDC("groups: {a: box-creator}"), `admin.oidc.groups: group "a" cannot have the role "box-creator"; use admin, approver, read-only, auditor`},
+		"admin.oidc, nobody": {adminOIDC("groups: {}"), "admin.oidc.groups: is empty"},
+		"admin.oidc, claim":  {adminOIDC("groups_claim: ''"), "admin.oidc.groups_claim: is empty"},
+		"admin.oidc, path":   {adminOIDC("redirect_url: 'https://gate.example.org/x'"), "admin.oidc.redirect_url: \"https://gate.example.org/x\" is not the address of the dashboard"},
+		"admin.oidc, plain":  {adminOIDC("redirect_url: 'http://gate.example.org/ui/oidc/callback'"), "is neither https nor on loopback"},
+		"admin.oidc, host":   {adminOIDC("redirect_url: 'https://other.example.org/ui/oidc/callback'"), "refuses the name other.example.org; add it to admin.hosts"},
 		"export unencrypted": {"log: {export: {otlp: {endpoint: 'http://192.0.2.1:4318'}}}", "log.export.otlp.endpoint: sends decisions unencrypted"},
 		"export to nobody":   {"log: {export: {otlp: {endpoint: 'collector:4318'}}}", "log.export.otlp.endpoint: is not a URL"},
 		"export, a query":    {"secrets: {k: {value: x}}\nlog: {export: {webhook: {url: 'https://h.example.org/?key=s3cret', secret: k}}}", "log.export.webhook.url: has a user, a query or a fragment"},
@@ -307,5 +327,31 @@ func TestAttackConfigurationOfAnotherUser(t *testing.T) {
 	}
 	if _, err := Load(os.DevNull, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// The address of the admin API for this host, and whether others could read what is sent there.
+func TestAdminURL(t *testing.T) {
+	t.Parallel()
+	secured := AdminTLS{Cert: "/c", Key: "/k"}
+	for _, c := range []struct {
+		admin   Admin
+		url     string
+		private bool
+	}{
+		{Admin{Listen: "127.0.0.1:8600"}, "http://127.0.0.1:8600", true},
+		{Admin{Listen: "[::1]:8600"}, "http://[::1]:8600", true},
+		{Admin{Listen: "[::]:8600"}, "http://localhost:8600", false},
+		{Admin{Listen: ":8600", TLS: secured}, "https://localhost:8600", true},
+		{Admin{Listen: "192.0.2.1:8600"}, "http://192.0.2.1:8600", false},
+		{Admin{}, "", false},
+	} {
+		if c.admin.URL() != c.url || c.admin.IsPrivate() != c.private {
+			t.Errorf("%+v: %s, %v", c.admin, c.admin.URL(), c.admin.IsPrivate())
+		}
+	}
+	good := adminOIDC("scopes: [email]")
+	if _, err := Parse("x", []byte(good), nil); err != nil {
+		t.Errorf("%s: %v", good, err)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/nslock"
 	"boxgate/host/usage"
+	"boxgate/ui"
 )
 
 // AskControl sends a command to the gateway of this network namespace, and decodes its answer into out.
@@ -349,6 +350,14 @@ func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
 	if r.Header[api.KeyHeader] == nil && r.Header["Authorization"] == nil && t.needsNoKey != nil && t.needsNoKey(r) {
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, errReplaced, http.StatusServiceUnavailable)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, ui.Prefix) { // the successor sees neither the browser nor whether it uses TLS; on its next connection it does
+		w.Header().Set("Retry-After", "1")
+		if r.Method == http.MethodGet {
+			w.Header().Set("Refresh", "1")
+		}
+		http.Error(w, "The gateway is being replaced; try again.", http.StatusServiceUnavailable)
 		return
 	}
 	transport := &http.Transport{
