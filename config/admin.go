@@ -39,6 +39,13 @@ func (a Admin) IsPrivate() bool {
 	return a.TLS.Enabled() || err == nil && isLoopback(host)
 }
 
+// check finds values that no gateway could serve.
+func (a Admin) check(fail func(key, format string, args ...any), secrets Secrets) {
+	a.checkTLS(fail)
+	a.checkOIDC(fail, secrets)
+	a.Audit.check("admin.audit", false, fail)
+}
+
 // checkTLS finds files that are of no use.
 func (a Admin) checkTLS(fail func(key, format string, args ...any)) {
 	switch {

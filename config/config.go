@@ -529,9 +529,7 @@ func (c *Config) checkSections(fail func(key, format string, args ...any)) {
 	if c.Admin.Group != "" && c.Admin.Socket == "" {
 		fail("admin.group", "needs admin.socket, which its members use")
 	}
-	c.Admin.checkTLS(fail)
-	c.Admin.checkOIDC(fail, c.Secrets)
-	c.Admin.Audit.check("admin.audit", false, fail)
+	c.Admin.check(fail, c.Secrets)
 	c.Log.History.check("log.history", true, fail)
 	c.Log.Observations.check("log.observations", true, fail)
 	c.Log.Export.check(fail, c.Secrets)

@@ -237,7 +237,7 @@ func TestReturnsAreBounded(t *testing.T) {
 		}
 	}
 	if c.begin("192.0.2.1") || !c.begin("192.0.2.2") {
-		t.Error("an address takes more than its own, or others get nothing")
+		t.Error("an address takes more than its own, or others are refused")
 	}
 	c.end("192.0.2.1")
 	if !c.begin("192.0.2.1") {

@@ -214,7 +214,7 @@ const (
 
 // makeRoomLocked ends sessions so that caller can have one more: its own oldest one if it has as many as it may have, otherwise the
 // oldest of the caller with the most. It takes neither the last session of another caller, nor one of an admin for a caller that is
-// none.
+// not one.
 func (s *Store) makeRoomLocked(caller api.Caller) bool {
 	now := s.options.Now()
 	byCaller, oldest, others := map[string]int{}, map[string]*entry{}, 0
@@ -265,7 +265,7 @@ func newSecret() string {
 // secretLength is the length of a value of newSecret.
 const secretLength = 43
 
-// cookieOf returns the value of a cookie, or "" if there are none or several, or it was not made here.
+// cookieOf returns the value of a cookie, or "" if the request has not exactly one, or it was not made here.
 func cookieOf(r *http.Request, name string) string {
 	found := r.CookiesNamed(name)
 	if len(found) != 1 || len(found[0].Value) != secretLength {
