@@ -31,7 +31,7 @@ var noTime time.Time
 var templates = readTemplates()
 
 // shared are the files of templates that every page can use.
-var shared = []string{"templates/layout.html", "templates/partials.html"}
+var shared = []string{"templates/layout.html", "templates/partials.html", "templates/forms.html"}
 
 func readTemplates() map[string]*template.Template {
 	base := template.Must(template.New("").Funcs(funcs).ParseFS(templateFiles, shared...))
@@ -224,10 +224,11 @@ var navigation = []navItem{
 	{"Policies", Prefix + "policies", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader}},
 	{"Header rules", Prefix + "rules", []api.Role{api.RoleAdmin, api.RoleReader}},
 	{"URLs", Prefix + "urls", []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleReader, api.RoleBox}},
-	{"Secrets", Prefix + "secrets", []api.Role{api.RoleAdmin, api.RoleReader}},
+	{"Secrets", Prefix + "secrets", []api.Role{api.RoleAdmin, api.RoleReader, api.RoleAuditor}},
 	{"Keys", Prefix + "keys", []api.Role{api.RoleAdmin}},
 	{"Trail", Prefix + "trail", []api.Role{api.RoleAdmin, api.RoleAuditor}},
 	{"Report", Prefix + "report", []api.Role{api.RoleAdmin, api.RoleAuditor}},
+	{"Gateway", Prefix + "gateway", []api.Role{api.RoleAdmin, api.RoleReader}},
 }
 
 // navFor returns the navigation of a role.

@@ -73,6 +73,7 @@ func (u *UI) routes() (list []route) {
 		u.boxesRoutes(),
 		u.boxRoutes(),
 		u.decisionRoutes(),
+		u.pagesRoutes(),
 	} {
 		list = append(list, pages...)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"boxgate/api"
+	"boxgate/api/problem"
 	"boxgate/policy"
 )
 
@@ -44,6 +45,13 @@ func (h *Host) AnswerApproval(ctx context.Context, id policy.BoxID, approval str
 	a, err := h.Approval(ctx, id, approval)
 	if err != nil {
 		return a, nil, err
+	}
+	known := []string{string(api.ApprovalOnce), string(api.ApprovalAlways), string(api.ApprovalDenied), api.ApprovalNeedsHuman}
+	switch {
+	case given.Reason == "":
+		return a, nil, problem.Invalid("/reason", "is missing")
+	case !slices.Contains(known, given.Answer):
+		return a, nil, problem.Invalid("/answer", "must be once, always, denied or needs_human")
 	}
 	if a.State != api.ApprovalOpen || given.Answer != string(api.ApprovalDenied) && given.Digest != a.Candidate.Digest {
 		return a, nil, api.ErrConflict

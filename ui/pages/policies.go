@@ -1,0 +1,281 @@
+package pages
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"boxgate/api"
+	"boxgate/api/spec"
+	"boxgate/policy"
+	"boxgate/policy/authority"
+)
+
+// namedPolicy is a named policy, as the API shows it.
+type namedPolicy struct {
+	Name     string
+	Policy   json.RawMessage
+	Version  uint64
+	Boxes    []boxName
+	Warnings []problem
+}
+
+// Path returns the path of the policy's page.
+func (n namedPolicy) Path() string { return pathTo("policies", n.Name) }
+
+// Summary describes the policy in a few words: its mode, and the number of entries of each list.
+func (n namedPolicy) Summary() string {
+	var s policy.Spec
+	if json.Unmarshal(n.Policy, &s) != nil {
+		return ""
+	}
+	parts := []string{string(s.Mode)}
+	for _, list := range []struct {
+		count int
+		name  string
+	}{
+		{len(s.AllowedDomains) + len(s.AllowedCIDRs), "allowed"}, {len(s.DeniedDomains) + len(s.DeniedCIDRs), "denied"}, {len(s.Rules), "request rules"},
+	} {
+		if list.count > 0 {
+			parts = append(parts, strconv.Itoa(list.count)+" "+list.name)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func policyRoutes() []Route {
+	return []Route{
+		{"GET " + Prefix + "policies", policiesPage},
+		{"GET " + Prefix + "policies/{name}", policyPage},
+		{"POST " + Prefix + "policies/{name}", changePolicy},
+		{"POST " + Prefix + "policies/{name}/delete", deletePolicy},
+	}
+}
+
+// policyList is the data of the page of named policies.
+type policyList struct {
+	Policies []namedPolicy
+	Pager    Pager
+	MayEdit  bool
+}
+
+const namedPath = "/v2/box/settings/network-policies"
+
+// policiesPage lists the named policies. Its form for a new one leads to the page of that name.
+func policiesPage(v *Visit) (View, error) {
+	if name := v.asked("create"); name != "" {
+		return View{Location: pathTo("policies", name) + "?new=1"}, nil
+	}
+	data := policyList{MayEdit: v.is(api.RoleAdmin)}
+	if err := v.get(namedPath, &data.Policies); err != nil {
+		return View{}, err
+	}
+	data.Policies, data.Pager = paged(v, data.Policies)
+	return View{Name: "policies", Title: "Named policies", Section: "Policies", Data: data}, nil
+}
+
+// policyForm is the data of the page of a named policy.
+type policyForm struct {
+	namedPolicy
+	New     bool
+	MayEdit bool
+	Form    Form
+	Text    string // of the policy, in the editor
+	Checked string // identifies the text and version that were checked; "" if there was no check
+	Effects []effect
+	More    int // followers beyond the effects
+}
+
+// Shown returns the lines of the policy, for readers.
+func (p policyForm) Shown() []string { return strings.Split(p.Text, "\n") }
+
+// effect is the effect of a candidate on a box.
+type effect struct {
+	Box          boxName
+	Gained, Lost []reach
+	Replay       spec.Replay
+}
+
+// reach is a set of destinations that a policy allows and another one does not.
+type reach struct {
+	Text    string
+	Wide    bool     // anybody can have a name or an address in it
+	Headers []string // header rules that cover some of it
+}
+
+// reachesOf describes a list of differences.
+func reachesOf(list []authority.Line) (out []reach) {
+	for _, l := range list {
+		parts := []string{cmp.Or(l.Name, l.Prefix, strings.Join(l.Hosts, ", "), "allowed addresses")}
+		if len(l.Ports) > 0 {
+			parts = append(parts, "ports "+strings.Trim(fmt.Sprint(l.Ports), "[]"))
+		}
+		for _, p := range l.Protocols {
+			parts = append(parts, string(p))
+		}
+		parts = append(append(parts, l.Methods...), l.Paths...)
+		if l.Some {
+			parts = append(parts, "(some addresses of it)")
+		}
+		out = append(out, reach{strings.Join(parts, " "), l.Wide, l.Headers})
+	}
+	return out
+}
+
+// mostEffects bounds the boxes whose traffic is replayed for a check.
+const mostEffects = 10
+
+// newPolicy is the text of the editor for a new policy.
+const newPolicy = "{\n  \"mode\": \"custom\",\n  \"allowed_domains\": [\"api.example.com\"]\n}"
+
+// onePolicy reads the named policy of a visit. The policy of a page for a new one is empty.
+func onePolicy(v *Visit) (data policyForm, err error) {
+	data.MayEdit = v.is(api.RoleAdmin)
+	err = v.get(namedPath+"/"+url.PathEscape(v.R.PathValue("name")), &data.namedPolicy)
+	if isMissing(err) && data.MayEdit && v.R.URL.Query().Has("new") {
+		data.New, data.namedPolicy = true, namedPolicy{Name: v.R.PathValue("name"), Policy: json.RawMessage(newPolicy)}
+		err = nil
+	}
+	data.Text = indented(data.Policy)
+	return data, err
+}
+
+// indented formats a document for reading.
+func indented(text json.RawMessage) string {
+	var out bytes.Buffer
+	if json.Indent(&out, text, "", "  ") != nil {
+		return string(text)
+	}
+	return out.String()
+}
+
+func policyPage(v *Visit) (View, error) {
+	data, err := onePolicy(v)
+	if err != nil {
+		return View{}, err
+	}
+	return showPolicy(data, 0), nil
+}
+
+func showPolicy(data policyForm, status int) View {
+	return View{Name: "policy-named", Title: "Policy " + data.Name, Section: "Policies", Status: status, Data: data}
+}
+
+// CheckOf identifies a text that was checked against a version. It protects people from applying a text that they have edited
+// since, not the gateway: whoever can send the form can set the policy.
+func CheckOf(text string, version uint64) string {
+	sum := sha256.Sum256([]byte(strconv.FormatUint(version, 10) + "\n" + text))
+	return hex.EncodeToString(sum[:])
+}
+
+// changePolicy checks the text of the editor, or applies the text that was checked. A text that was changed since then is checked
+// again, and one for a version that was replaced is refused by the API.
+func changePolicy(v *Visit) (View, error) {
+	data, err := onePolicy(v)
+	if err != nil {
+		return View{}, err
+	}
+	now := data.Version
+	text := strings.ReplaceAll(v.R.PostForm.Get("policy"), "\r\n", "\n")
+	version, _ := strconv.ParseUint(v.field("version"), 10, 64)
+	data.Text, data.Version = text, version
+	candidate, err := withVersion(text, version)
+	if err != nil {
+		data.Version = now
+		data.Form = Form{Problems: map[string]string{"policy": err.Error()}, Message: "The policy has a problem; see below."}
+		return showPolicy(data, http.StatusUnprocessableEntity), nil
+	}
+	applied := v.field("do") == "apply" && v.field("checked") == CheckOf(text, version)
+	if applied {
+		err = v.send("PUT", namedPath+"/"+url.PathEscape(data.Name), candidate, nil)
+	} else if now == version {
+		err = check(v, &data, text)
+	} else {
+		err = &api.ResponseError{Status: http.StatusPreconditionFailed}
+	}
+	switch refused, ok := errors.AsType[*api.ResponseError](err); {
+	case err == nil && applied:
+		return View{Location: data.Path()}, nil
+	case err == nil:
+		data.Checked = CheckOf(text, version)
+		return showPolicy(data, 0), nil
+	case ok && refused.Status == http.StatusPreconditionFailed:
+		data.Version = now
+		data.Form = Form{Message: "The policy was changed by someone else in the meantime: version " + strconv.FormatUint(now, 10) + " is in force. Your text is below; check it against that version."}
+		return showPolicy(data, refused.Status), nil
+	}
+	return policyRefused(v, data, now, err)
+}
+
+// policyRefused shows the problems of a policy with their JSON pointers.
+func policyRefused(v *Visit, data policyForm, version uint64, err error) (View, error) {
+	f, status, other := v.refused(err)
+	if other != nil {
+		return View{}, other
+	}
+	data.Version = version
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok && len(refused.Problems) > 0 {
+		f.Message, f.Problems["policy"] = "The policy has a problem; see below.", f.Message
+	}
+	data.Form = f
+	return showPolicy(data, status), nil
+}
+
+// withVersion returns a policy with the version that it replaces, which the API compares.
+func withVersion(text string, version uint64) (json.RawMessage, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(text), &members); err != nil {
+		var scalar string
+		if json.Unmarshal([]byte(text), &scalar) == nil {
+			return nil, errors.New(`write a mode as an object: {"mode": "allow-all"}`)
+		}
+		return nil, errors.New("is not a JSON object: " + err.Error())
+	}
+	if members == nil {
+		return nil, errors.New("is not a JSON object")
+	}
+	members["version"] = json.RawMessage(strconv.FormatUint(version, 10))
+	return json.Marshal(members)
+}
+
+// check compares a candidate with the policy in force for the boxes that follow it. Without followers, the API finds
+// problems only when the policy is applied.
+func check(v *Visit, data *policyForm, text string) error {
+	for i, b := range data.Boxes {
+		if i == mostEffects {
+			data.More = len(data.Boxes) - i
+			break
+		}
+		e := effect{Box: b}
+		if err := v.send("POST", api.BoxPath(b.ID, "egress", "replay"), json.RawMessage(text), &e.Replay); err != nil {
+			return err
+		}
+		e.Gained, e.Lost = reachesOf(e.Replay.Authority.Gained), reachesOf(e.Replay.Authority.Lost)
+		data.Effects = append(data.Effects, e)
+	}
+	return nil
+}
+
+func deletePolicy(v *Visit) (View, error) {
+	data, err := onePolicy(v)
+	if err != nil {
+		return View{}, err
+	}
+	if v.field("confirm") != data.Name {
+		data.Form = Form{Problems: map[string]string{"confirm": "type the name of the policy to delete it"}}
+		return showPolicy(data, http.StatusUnprocessableEntity), nil
+	}
+	err = v.send("DELETE", namedPath+"/"+url.PathEscape(data.Name), nil, nil)
+	if err == nil {
+		return View{Location: Prefix + "policies"}, nil
+	}
+	return policyRefused(v, data, data.Version, err)
+}
