@@ -294,6 +294,9 @@ func TestNamedPolicyForm(t *testing.T) {
 	if resp, text = b.get(t, "/ui/policies?create=fresh"); resp.StatusCode != http.StatusOK || !strings.Contains(text, "no policy <strong>fresh") {
 		t.Errorf("a new one: %s %s", resp.Status, text)
 	}
+	if resp, text = b.form(t, page, "/ui/policies/fresh?new=1", url.Values{"policy": {`{"mode":"none"}`}, "version": {"0"}, "do": {"check"}}); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "/mode") {
+		t.Errorf("a problem without followers: %s %s", resp.Status, text)
+	}
 	fresh := url.Values{"policy": {next}, "version": {"0"}, "do": {"apply"}, "checked": {checkedText(next, 0)}}
 	if resp, text = b.form(t, page, "/ui/policies/fresh?new=1", fresh); resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/fresh") || len(g.host.Named) != 2 {
 		t.Errorf("making it: %s %s", resp.Status, text)
@@ -376,7 +379,7 @@ func TestPages(t *testing.T) {
 	for range 10 {
 		_, text := b.get(t, path)
 		for i := range 130 {
-			met[fmt.Sprint("person", i)] += strings.Count(text, fmt.Sprintf("<td>person%d<", i))
+			met[fmt.Sprint("person", i)] += strings.Count(text, fmt.Sprintf(`data-label="By">person%d<`, i))
 		}
 		_, rest, more := strings.Cut(text, `<nav class="pager"`)
 		next := between(rest, `<a href="`, `" rel="next"`)
@@ -393,7 +396,7 @@ func TestPages(t *testing.T) {
 	if _, text := b.get(t, "/ui/trail?before=1"); !strings.Contains(text, "no entries") && !strings.Contains(text, "No entry") {
 		t.Errorf("beyond the end: %s", text)
 	}
-	if _, text := b.get(t, "/ui/trail?key=person7"); strings.Count(text, "<td>person") != 1 {
+	if _, text := b.get(t, "/ui/trail?key=person7"); strings.Count(text, `data-label="By">person`) != 1 {
 		t.Errorf("by person: %s", text)
 	}
 	if resp, text := b.get(t, "/ui/trail?until=never"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "until") {

@@ -17,6 +17,7 @@ import (
 	"boxgate/api/spec"
 	"boxgate/policy"
 	"boxgate/policy/authority"
+	"boxgate/policy/document"
 )
 
 // namedPolicy is a named policy, as the API shows it.
@@ -246,9 +247,16 @@ func withVersion(text string, version uint64) (json.RawMessage, error) {
 	return json.Marshal(members)
 }
 
-// check compares a candidate with the policy in force for the boxes that follow it. Without followers, the API finds
-// problems only when the policy is applied.
+// check compares a candidate with the policy in force for the boxes that follow it. Without followers, it looks for problems of the
+// text alone.
 func check(v *Visit, data *policyForm, text string) error {
+	if len(data.Boxes) == 0 {
+		_, err := spec.ParsePolicy([]byte(text))
+		if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
+			return &api.ResponseError{Status: http.StatusUnprocessableEntity, Message: "The policy has a problem; see below.", Problems: invalid.Problems}
+		}
+		return err
+	}
 	for i, b := range data.Boxes {
 		if i == mostEffects {
 			data.More = len(data.Boxes) - i

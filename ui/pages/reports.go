@@ -43,7 +43,7 @@ type reportForm struct {
 }
 
 // formats are the forms of a report.
-var formats = []choice{{Value: "html", Text: "page, complete in itself"}, {Value: "csv", Text: "CSV"}, {Value: "json", Text: "JSON"}}
+var formats = []choice{{Value: "html", Text: "HTML page, complete in itself"}, {Value: "csv", Text: "CSV"}, {Value: "json", Text: "JSON"}}
 
 // reportPage shows the form. The form leads to the page of its format.
 func reportPage(v *Visit) (View, error) {

@@ -42,6 +42,9 @@ func (r request) Open() bool { return r.State == string(api.ApprovalOpen) }
 // Lines returns the lines of the reason.
 func (r request) Lines() []string { return strings.Split(r.Reason, "\n") }
 
+// OneLine returns the reason in one line.
+func (r request) OneLine() string { return strings.Join(strings.Fields(r.Reason), " ") }
+
 // Path returns the path of the request's page.
 func (r request) Path() string { return pathTo("requests", r.Box, r.ID) }
 

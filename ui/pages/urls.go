@@ -123,7 +123,7 @@ func showURLs(v *Visit, f Form, status int, made *publicURL) (View, error) {
 		return View{}, err
 	}
 	data.URLs = got.Previews
-	texts := map[string]string{"auto": "HTTP, found out", "http1": "HTTP/1.1", "h2c": "HTTP/2 without TLS (gRPC)", api.ProtocolTCP: "raw TCP in TLS"}
+	texts := map[string]string{"auto": "HTTP, version detected", "http1": "HTTP/1.1", "h2c": "HTTP/2 without TLS (gRPC)", api.ProtocolTCP: "raw TCP in TLS"}
 	chosen := f.Value("protocol", "auto")
 	for _, p := range api.URLProtocols {
 		data.Protocols = append(data.Protocols, choice{p, texts[p], p == chosen})
