@@ -14,6 +14,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/trail"
 	"boxgate/policy"
+	"boxgate/policy/authority"
 	"boxgate/policy/name"
 	"boxgate/ui/pages"
 )
@@ -183,7 +184,7 @@ func TestFormsByRole(t *testing.T) {
 	}{
 		{"/ui/requests/box1/open", url.Values{"answer": {"denied"}, "reason": {"no"}}, []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleBox, api.RoleApprover}},
 		{"/ui/policies/web", url.Values{"policy": {`{"mode":"deny-all"}`}, "version": {"1"}, "do": {"apply"}, "checked": {checkedText(`{"mode":"deny-all"}`, 1)}}, []api.Role{api.RoleAdmin}},
-		{"/ui/policies/web/delete", url.Values{"confirm": {"web"}}, []api.Role{api.RoleAdmin}},
+		{"/ui/policies/web/delete", url.Values{"delete": {"web"}}, []api.Role{api.RoleAdmin}},
 		{"/ui/boxes/box1/urls", url.Values{"port": {"8080"}, "protocol": {"auto"}}, []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleBox}},
 		{"/ui/boxes/box1/urls/3000/delete", url.Values{}, []api.Role{api.RoleAdmin, api.RoleCreator, api.RoleBox}},
 		{"/ui/keys", url.Values{"name": {"new"}, "role": {"read-only"}}, []api.Role{api.RoleAdmin}},
@@ -252,54 +253,86 @@ func TestAnswering(t *testing.T) {
 	}
 }
 
+// webPolicy is the page of the named policy of [filled].
+const webPolicy = "/ui/policies/web"
+
+// editor is a browser at the page of a named policy.
+type editor struct{ *browser }
+
+func (e editor) send(t testing.TB, do, text, checked, version string) (*http.Response, string) {
+	t.Helper()
+	return e.form(t, webPolicy, webPolicy, url.Values{"policy": {text}, "version": {version}, "do": {do}, "checked": {checked}})
+}
+
+func (e editor) mode() policy.Mode {
+	e.rig.host.Mu.Lock()
+	defer e.rig.host.Mu.Unlock()
+	return e.rig.host.Named["web"].Spec.Mode
+}
+
 // TestNamedPolicyForm: a policy is applied only as it was checked, for the version that was edited, and its problems have their pointers.
 func TestNamedPolicyForm(t *testing.T) {
 	t.Parallel()
 	g, _ := filled(t)
-	b := g.as(t, "sk-admin")
-	const page = "/ui/policies/web"
-	send := func(do, text, checked, version string) (*http.Response, string) {
-		return b.form(t, page, page, url.Values{"policy": {text}, "version": {version}, "do": {do}, "checked": {checked}})
-	}
-	mode := func() policy.Mode {
-		g.host.Mu.Lock()
-		defer g.host.Mu.Unlock()
-		return g.host.Named["web"].Spec.Mode
-	}
+	e := editor{g.as(t, "sk-admin")}
 	next := `{"mode":"deny-all"}`
-	resp, text := send("check", next, "", "1")
-	if resp.StatusCode != http.StatusOK || !strings.Contains(text, "Apply what was checked") || !strings.Contains(text, "3 denied would be allowed") || mode() != policy.ModeAllowAll {
+	resp, text := e.send(t, "check", next, "", "1")
+	if resp.StatusCode != http.StatusOK || !strings.Contains(text, "Apply what was checked") || !strings.Contains(text, "3 denied would be allowed") || e.mode() != policy.ModeAllowAll {
 		t.Errorf("check: %s %s", resp.Status, text)
 	}
-	if _, text = send("apply", next, checkedText("another", 1), "1"); !strings.Contains(text, "Apply what was checked") || mode() != policy.ModeAllowAll {
+	if _, text = e.send(t, "apply", next, checkedText("another", 1), "1"); !strings.Contains(text, "Apply what was checked") || e.mode() != policy.ModeAllowAll {
 		t.Errorf("a text that was edited after its check is not checked again: %s", text)
 	}
-	if resp, text = send("apply", next, checkedText(next, 7), "7"); resp.StatusCode != http.StatusPreconditionFailed || !strings.Contains(text, "changed by someone else") || mode() != policy.ModeAllowAll {
+	if resp, text = e.send(t, "apply", next, checkedText(next, 7), "7"); resp.StatusCode != http.StatusPreconditionFailed || !strings.Contains(text, "changed in the meantime") || e.mode() != policy.ModeAllowAll {
 		t.Errorf("another version: %s %s", resp.Status, text)
 	}
-	if resp, text = send("check", `{"mode":"custom","allowed_domains":["*foo.com"]}`, "", "1"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "/allowed_domains/0") || !strings.Contains(text, "*foo.com") {
+	if resp, text = e.send(t, "check", `{"mode":"custom","allowed_domains":["*foo.com"]}`, "", "1"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "/allowed_domains/0") || !strings.Contains(text, "*foo.com") {
 		t.Errorf("a problem: %s %s", resp.Status, text)
 	}
 	for _, bad := range []string{"", "nonsense", `"deny-all"`, "[]", "null"} {
-		if resp, text = send("check", bad, "", "1"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, `id="policy-hint"`) {
+		if resp, text = e.send(t, "check", bad, "", "1"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, `id="policy-hint"`) {
 			t.Errorf("%q: %s %s", bad, resp.Status, text)
 		}
 	}
-	if resp, text = send("apply", next, checkedText(next, 1), "1"); resp.StatusCode != http.StatusOK || mode() != policy.ModeDenyAll {
+	if resp, text = e.send(t, "apply", next, checkedText(next, 1), "1"); resp.StatusCode != http.StatusOK || e.mode() != policy.ModeDenyAll {
 		t.Errorf("apply: %s %s", resp.Status, text)
 	}
-	if resp, text = b.form(t, page, page+"/delete", url.Values{"confirm": {"other"}}); resp.StatusCode != http.StatusUnprocessableEntity || mode() != policy.ModeDenyAll {
+	if resp, text = e.form(t, webPolicy, webPolicy+"/delete", url.Values{"delete": {"other"}}); resp.StatusCode != http.StatusUnprocessableEntity || e.mode() != policy.ModeDenyAll {
 		t.Errorf("deleting without its name: %s %s", resp.Status, text)
 	}
-	if resp, text = b.get(t, "/ui/policies?create=fresh"); resp.StatusCode != http.StatusOK || !strings.Contains(text, "no policy <strong>fresh") {
+	if resp, text = e.get(t, "/ui/policies?create=fresh"); resp.StatusCode != http.StatusOK || !strings.Contains(text, "no policy <strong>fresh") {
 		t.Errorf("a new one: %s %s", resp.Status, text)
 	}
-	if resp, text = b.form(t, page, "/ui/policies/fresh?new=1", url.Values{"policy": {`{"mode":"none"}`}, "version": {"0"}, "do": {"check"}}); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "/mode") {
+	if resp, text = e.form(t, webPolicy, "/ui/policies/fresh?new=1", url.Values{"policy": {`{"mode":"none"}`}, "version": {"0"}, "do": {"check"}}); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "/mode") {
 		t.Errorf("a problem without followers: %s %s", resp.Status, text)
 	}
 	fresh := url.Values{"policy": {next}, "version": {"0"}, "do": {"apply"}, "checked": {checkedText(next, 0)}}
-	if resp, text = b.form(t, page, "/ui/policies/fresh?new=1", fresh); resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/fresh") || len(g.host.Named) != 2 {
+	if resp, text = e.form(t, webPolicy, "/ui/policies/fresh?new=1", fresh); resp.StatusCode != http.StatusOK || !strings.HasSuffix(resp.Request.URL.Path, "/fresh") || len(g.host.Named) != 2 {
 		t.Errorf("making it: %s %s", resp.Status, text)
+	}
+}
+
+// TestWideNamedPolicies: a policy that opens more than exact names is applied only with its name typed.
+func TestWideNamedPolicies(t *testing.T) {
+	t.Parallel()
+	g, _ := filled(t)
+	e := editor{g.as(t, "sk-admin")}
+	for _, wide := range []authority.Line{
+		{Kind: authority.KindName, Name: "*.example.org", Ports: []uint16{443}}, {Kind: authority.KindName, Name: "a.example"}, {Kind: authority.KindAddress, Prefix: "192.0.2.0/24"},
+		{Kind: authority.KindName, Name: "a.example", Ports: []uint16{443}, Headers: []string{"a.example"}}, {Kind: authority.KindQuery, Name: "*"},
+	} {
+		g.host.Mu.Lock()
+		g.host.Gained = []authority.Line{wide}
+		g.host.Mu.Unlock()
+		if resp, text := e.send(t, "apply", `{"mode":"deny-all"}`, checkedText(`{"mode":"deny-all"}`, 1), "1"); resp.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(text, "type the name") || e.mode() != policy.ModeAllowAll {
+			t.Errorf("%+v is applied without typing the name: %s %s", wide, resp.Status, text)
+		}
+	}
+	g.host.Mu.Lock()
+	g.host.Gained = []authority.Line{{Kind: authority.KindName, Name: "a.example", Ports: []uint16{443}}}
+	g.host.Mu.Unlock()
+	if resp, text := e.send(t, "check", `{"mode":"deny-all"}`, "", "1"); strings.Contains(text, "Type the name") || !strings.Contains(text, "a.example ports 443") {
+		t.Errorf("an exact name: %s %s", resp.Status, text)
 	}
 }
 
@@ -342,7 +375,7 @@ func TestOnceShown(t *testing.T) {
 // TestPages: lists show a part, and lead to the others; a page beyond the end is the last one.
 func TestPages(t *testing.T) {
 	t.Parallel()
-	g, k := filled(t)
+	g, _ := filled(t)
 	for i := range 120 {
 		g.host.AddApproval(api.Approval{ID: fmt.Sprint("r", i), Box: "box1", Entry: fmt.Sprintf("host%d.example:443", i), Reason: "r"})
 	}
@@ -366,6 +399,13 @@ func TestPages(t *testing.T) {
 			t.Error("a page after the last one")
 		}
 	}
+}
+
+// TestPagesOfTrail: each call is on one page of the trail, with its answer.
+func TestPagesOfTrail(t *testing.T) {
+	t.Parallel()
+	g, k := filled(t)
+	b := g.as(t, "sk-admin")
 	for i := range 130 {
 		seq, err := k.Append(trail.Entry{Kind: trail.Call, Key: fmt.Sprint("person", i), Route: "PUT /v2/box"})
 		if err == nil {

@@ -74,6 +74,7 @@ type Host struct {
 	Addresses map[string][]netip.Addr               // of the names that Resolve looks up
 	Decisions []audit.Event                         // decisions passed to AddDecision
 	Versions  map[policy.BoxID][]api.PolicyDocument // the history of policies, the oldest first
+	Gained    []authority.Line                      // in the answers of Replay
 	follow    []chan audit.Event
 	approvals []api.Approval
 }
@@ -379,7 +380,7 @@ func (h *Host) Replay(_ context.Context, id policy.BoxID, set api.PolicyChange, 
 	return api.Replay{
 		Version: b.Policy.Version, Overflow: 2, Lost: 1,
 		Result:    replay.Result{Opens: lines, Closes: none, Partly: none, Unknown: none, Reasons: map[replay.Why]replay.Total{}},
-		Authority: authority.Difference{Gained: []authority.Line{}, Lost: []authority.Line{}},
+		Authority: authority.Difference{Gained: append([]authority.Line{}, h.Gained...), Lost: []authority.Line{}},
 	}, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -112,6 +113,19 @@ type reach struct {
 	Headers []string // header rules that cover some of it
 }
 
+// isNarrow reports whether it is exact names on certain ports, without credentials of header rules.
+func isNarrow(l authority.Line) bool {
+	named := l.Kind == authority.KindName && len(l.Ports) > 0 || l.Kind == authority.KindQuery
+	return named && !l.Wide && len(l.Headers) == 0 && !strings.Contains(l.Name, "*")
+}
+
+// Retype reports whether the name of the policy must be typed to apply it, because it opens more than exact names.
+func (p policyForm) Retype() bool {
+	return slices.ContainsFunc(p.Effects, func(e effect) bool {
+		return slices.ContainsFunc(e.Replay.Authority.Gained, func(l authority.Line) bool { return !isNarrow(l) }) || e.Replay.Authority.More > 0
+	})
+}
+
 // reachesOf describes a list of differences.
 func reachesOf(list []authority.Line) (out []reach) {
 	for _, l := range list {
@@ -178,51 +192,61 @@ func CheckOf(text string, version uint64) string {
 }
 
 // changePolicy checks the text of the editor, or applies the text that was checked. A text that was changed since then is checked
-// again, and one for a version that was replaced is refused by the API.
+// again. A text for a version that was replaced is not applied; the API compares the versions as well.
 func changePolicy(v *Visit) (View, error) {
 	data, err := onePolicy(v)
 	if err != nil {
 		return View{}, err
 	}
 	now := data.Version
-	text := strings.ReplaceAll(v.R.PostForm.Get("policy"), "\r\n", "\n")
-	version, _ := strconv.ParseUint(v.field("version"), 10, 64)
-	data.Text, data.Version = text, version
-	candidate, err := withVersion(text, version)
+	data.Text = strings.ReplaceAll(v.R.PostForm.Get("policy"), "\r\n", "\n")
+	data.Version, _ = strconv.ParseUint(v.field("version"), 10, 64)
+	members, err := membersOf(data.Text)
 	if err != nil {
 		data.Version = now
 		data.Form = Form{Problems: map[string]string{"policy": err.Error()}, Message: "The policy has a problem; see below."}
 		return showPolicy(data, http.StatusUnprocessableEntity), nil
 	}
-	applied := v.field("do") == "apply" && v.field("checked") == CheckOf(text, version)
-	if applied {
-		err = v.send("PUT", namedPath+"/"+url.PathEscape(data.Name), candidate, nil)
-	} else if now == version {
-		err = check(v, &data, text)
-	} else {
-		err = &api.ResponseError{Status: http.StatusPreconditionFailed}
+	if data.Version != now {
+		return changedElsewhere(data, now), nil
 	}
-	switch refused, ok := errors.AsType[*api.ResponseError](err); {
-	case err == nil && applied:
-		return View{Location: data.Path()}, nil
-	case err == nil:
-		data.Checked = CheckOf(text, version)
+	if err := check(v, &data, members); err != nil {
+		return policyRefused(v, data, err)
+	}
+	data.Checked = CheckOf(data.Text, now)
+	if v.field("do") != "apply" || v.field("checked") != data.Checked {
 		return showPolicy(data, 0), nil
-	case ok && refused.Status == http.StatusPreconditionFailed:
-		data.Version = now
-		data.Form = Form{Message: "The policy was changed by someone else in the meantime: version " + strconv.FormatUint(now, 10) + " is in force. Your text is below; check it against that version."}
-		return showPolicy(data, refused.Status), nil
 	}
-	return policyRefused(v, data, now, err)
+	if data.Retype() && v.field("confirm") != data.Name {
+		data.Form = Form{Problems: map[string]string{"apply": "type the name of the policy to apply it"}}
+		return showPolicy(data, http.StatusUnprocessableEntity), nil
+	}
+	members["version"] = json.RawMessage(strconv.FormatUint(now, 10))
+	err = v.send("PUT", namedPath+"/"+url.PathEscape(data.Name), members, nil)
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	switch {
+	case err == nil:
+		return View{Location: data.Path()}, nil
+	case ok && refused.Status == http.StatusPreconditionFailed:
+		return changedElsewhere(data, now), nil
+	}
+	return policyRefused(v, data, err)
+}
+
+// changedElsewhere shows a text again that is for another version than the one in force.
+func changedElsewhere(data policyForm, now uint64) View {
+	data.Version, data.Checked, data.Effects = now, "", nil
+	data.Form = Form{Message: "The policy was changed in the meantime. Your text is below: compare it with the version in force, and check it again."}
+	return showPolicy(data, http.StatusPreconditionFailed)
 }
 
 // policyRefused shows the problems of a policy with their JSON pointers.
-func policyRefused(v *Visit, data policyForm, version uint64, err error) (View, error) {
+func policyRefused(v *Visit, data policyForm, err error) (View, error) {
 	f, status, other := v.refused(err)
 	if other != nil {
 		return View{}, other
 	}
-	data.Version = version
+	data.Checked, data.Effects = "", nil
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && len(refused.Problems) > 0 {
 		f.Message, f.Problems["policy"] = "The policy has a problem; see below.", f.Message
 	}
@@ -230,9 +254,8 @@ func policyRefused(v *Visit, data policyForm, version uint64, err error) (View, 
 	return showPolicy(data, status), nil
 }
 
-// withVersion returns a policy with the version that it replaces, which the API compares.
-func withVersion(text string, version uint64) (json.RawMessage, error) {
-	var members map[string]json.RawMessage
+// membersOf returns the members of a policy in JSON, without the ones that the API adds when it shows a policy.
+func membersOf(text string) (members map[string]json.RawMessage, err error) {
 	if err := json.Unmarshal([]byte(text), &members); err != nil {
 		var scalar string
 		if json.Unmarshal([]byte(text), &scalar) == nil {
@@ -243,17 +266,22 @@ func withVersion(text string, version uint64) (json.RawMessage, error) {
 	if members == nil {
 		return nil, errors.New("is not a JSON object")
 	}
-	members["version"] = json.RawMessage(strconv.FormatUint(version, 10))
-	return json.Marshal(members)
+	delete(members, "version")
+	delete(members, "warnings")
+	return members, nil
 }
 
 // check compares a candidate with the policy in force for the boxes that follow it. Without followers, it looks for problems of the
 // text alone.
-func check(v *Visit, data *policyForm, text string) error {
+func check(v *Visit, data *policyForm, members map[string]json.RawMessage) error {
 	if len(data.Boxes) == 0 {
-		_, err := spec.ParsePolicy([]byte(text))
+		text, err := json.Marshal(members)
+		if err != nil {
+			return err
+		}
+		_, err = spec.ParsePolicy(text)
 		if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
-			return &api.ResponseError{Status: http.StatusUnprocessableEntity, Message: "The policy has a problem; see below.", Problems: invalid.Problems}
+			return &api.ResponseError{Status: http.StatusUnprocessableEntity, Problems: invalid.Problems}
 		}
 		return err
 	}
@@ -263,7 +291,7 @@ func check(v *Visit, data *policyForm, text string) error {
 			break
 		}
 		e := effect{Box: b}
-		if err := v.send("POST", api.BoxPath(b.ID, "egress", "replay"), json.RawMessage(text), &e.Replay); err != nil {
+		if err := v.send("POST", api.BoxPath(b.ID, "egress", "replay"), members, &e.Replay); err != nil {
 			return err
 		}
 		e.Gained, e.Lost = reachesOf(e.Replay.Authority.Gained), reachesOf(e.Replay.Authority.Lost)
@@ -277,13 +305,13 @@ func deletePolicy(v *Visit) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	if v.field("confirm") != data.Name {
-		data.Form = Form{Problems: map[string]string{"confirm": "type the name of the policy to delete it"}}
+	if v.field("delete") != data.Name {
+		data.Form = Form{Problems: map[string]string{"delete": "type the name of the policy to delete it"}}
 		return showPolicy(data, http.StatusUnprocessableEntity), nil
 	}
 	err = v.send("DELETE", namedPath+"/"+url.PathEscape(data.Name), nil, nil)
 	if err == nil {
 		return View{Location: Prefix + "policies"}, nil
 	}
-	return policyRefused(v, data, data.Version, err)
+	return policyRefused(v, data, err)
 }
