@@ -91,7 +91,7 @@ func (v *Visit) asked(name string) string { return strings.TrimSpace(v.R.URL.Que
 type Form struct {
 	Values   map[string]string
 	Problems map[string]string // by field
-	Message  string            // the problem of the whole form; "" if there is none
+	Message  string            // the problem of the whole form; "" without one
 }
 
 // Value returns the text of a field, or another text if the form is empty.
@@ -142,7 +142,7 @@ const pageSize = 50
 // Pager leads to the pages of a list before and after the current one.
 type Pager struct {
 	Text           string
-	Previous, Next string // paths; "" if there is none
+	Previous, Next string // paths; "" without one
 }
 
 // paged returns the part of a list that a page shows.
