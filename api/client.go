@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -103,10 +104,19 @@ func (e *ResponseError) Error() string { return e.Message }
 // Do sends in as JSON (nil: no body) and decodes the response into out (nil: ignored; *[]byte: undecoded). An error
 // response is returned as a *[ResponseError].
 func (c *Client) Do(ctx context.Context, method, path string, in, out any) error {
+	return c.do(ctx, method, path, nil, in, out)
+}
+
+// DoIf is [Client.Do] if the resource still has a version; else the error is a *[ResponseError] with status 412.
+func (c *Client) DoIf(ctx context.Context, version uint64, method, path string, in, out any) error {
+	return c.do(ctx, method, path, http.Header{"If-Match": {strconv.Quote(strconv.FormatUint(version, 10))}}, in, out)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, header http.Header, in, out any) error {
 	if c.onWait != nil {
 		defer c.onWait()()
 	}
-	resp, err := c.send(ctx, method, path, in, nil)
+	resp, err := c.send(ctx, method, path, in, header)
 	if err != nil {
 		return err
 	}
