@@ -31,10 +31,10 @@ var noTime time.Time
 var templates = readTemplates()
 
 // shared are the files of templates that every page can use.
-var shared = []string{"templates/layout.html", "templates/partials.html", "templates/forms.html"}
+var shared = []string{"templates/layout.html", "templates/partials.html", "templates/forms.html", "templates/preview.html"}
 
 func readTemplates() map[string]*template.Template {
-	base := template.Must(template.New("").Funcs(funcs).ParseFS(templateFiles, shared...))
+	base := template.Must(template.New("").Funcs(funcs).Funcs(previewFuncs).ParseFS(templateFiles, shared...))
 	files, err := fs.Glob(templateFiles, "templates/*.html")
 	if err != nil {
 		panic(err) // the pattern is constant

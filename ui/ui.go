@@ -74,6 +74,9 @@ func (u *UI) routes() (list []route) {
 		u.boxRoutes(),
 		u.decisionRoutes(),
 		u.pagesRoutes(),
+		u.allowRoutes(),
+		u.policyRoutes(),
+		u.historyRoutes(),
 	} {
 		list = append(list, pages...)
 	}

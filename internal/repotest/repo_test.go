@@ -231,9 +231,10 @@ host/urls: policy api config host/change host/handover host/handover/handovertes
 host/uninstall: policy config firewall host/nslock launcher store observe
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/boxdial host/state host/procwatch ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid
-ui: policy audit api api/access api/apitest api/server api/stream policy/authority
+ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid
 ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec
+ui/preview: policy audit api api/spec observe observe/lint observe/replay policy/authority policy/learn
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet
 enclosure: enclosure/inside
@@ -246,7 +247,7 @@ cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota observe observe/replay api/spec policy/learn doctor store/history ui/preview
 `)
 
 // importTable parses lines of a package, a colon and the packages that it may import.

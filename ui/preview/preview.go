@@ -20,6 +20,7 @@ import (
 	"boxgate/api/spec"
 	"boxgate/policy"
 	"boxgate/policy/authority"
+	"boxgate/policy/document"
 	"boxgate/policy/learn"
 	"boxgate/policy/name"
 )
@@ -120,6 +121,17 @@ func headersIn(d authority.Difference) (list []string) {
 func Changed(err error) bool {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	return ok && refused.Status == http.StatusPreconditionFailed
+}
+
+// Fields returns problems by the field of the form that they point to.
+func Fields(problems []document.Problem) map[string]string {
+	fields := map[string]string{}
+	for _, p := range problems {
+		if name := strings.TrimPrefix(p.Pointer, "/"); fields[name] == "" {
+			fields[name] = p.Message
+		}
+	}
+	return fields
 }
 
 // Replayed is the traffic by which changes are previewed.

@@ -108,3 +108,26 @@ func (p *placer) value(pointer string, depth int) error {
 	}
 	return err
 }
+
+// Bounds of [Excerpt].
+const (
+	wholeText = 80 // lines up to which a text is shown in full
+	around    = 1  // lines around each line with notes
+)
+
+// Excerpt returns the lines to show: all of a short text, else those with notes and their neighbours.
+func Excerpt(lines []SourceLine) []SourceLine {
+	if len(lines) <= wholeText {
+		return lines
+	}
+	var out []SourceLine
+	for i := range lines {
+		for j := max(0, i-around); j <= min(len(lines)-1, i+around); j++ {
+			if len(lines[j].Notes) > 0 {
+				out = append(out, lines[i])
+				break
+			}
+		}
+	}
+	return out
+}
