@@ -88,7 +88,7 @@ func (l *Lab) writeConfig(change func(*config.Config)) error {
 	l.Socket = filepath.Join(l.Dir, "admin.sock")
 	cfg := config.Default()
 	cfg.StateDir = filepath.Join(l.Dir, "state")
-	cfg.Admin = config.Admin{Socket: l.Socket, Listen: "127.0.0.1:8600", Audit: cfg.Admin.Audit}
+	cfg.Admin = config.Admin{Socket: l.Socket, Listen: "127.0.0.1:8600", UI: cfg.Admin.UI, Audit: cfg.Admin.Audit}
 	cfg.Network.ProtectedExempt = testnet.Prefixes()
 	cfg.DNS.Upstreams = l.Net.DNSServers()
 	cfg.Proxy.UpstreamCAFiles = []string{ca}

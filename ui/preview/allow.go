@@ -152,8 +152,7 @@ func Allow(ctx context.Context, c Client, box string, d Destination, lasts time.
 	if a.change, err = bodyOf(candidate, &now); err != nil {
 		return a, err
 	}
-	path := api.BoxPath(box, "egress/replay") + "?since=" + strconv.Itoa(int(Replayed/time.Hour)) + "h"
-	if err := c.DoIf(ctx, now.Version, "POST", path, a.change, &a.Replay); err != nil {
+	if err := c.DoIf(ctx, now.Version, "POST", replayPath(box), a.change, &a.Replay); err != nil {
 		return a, err
 	}
 	a.Concerns, a.Headers = d.concerns(now.Spec, lasts), headersIn(a.Replay.Authority)

@@ -57,7 +57,7 @@ func Check(ctx context.Context, c Client, box, text string, version uint64, keep
 	if ch.body, ch.Problems = bodyOfText(text, &now, keep); len(ch.Problems) > 0 {
 		return ch, nil
 	}
-	err = c.DoIf(ctx, version, "PUT", policyPath(box)+fmt.Sprintf("?dry_run=true&since=%dh", Replayed/time.Hour), ch.body, &ch.Replay)
+	err = c.DoIf(ctx, version, "POST", replayPath(box), ch.body, &ch.Replay)
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusUnprocessableEntity {
 		if ch.Problems = refused.Problems; len(ch.Problems) == 0 {
 			ch.Problems = []document.Problem{{Pointer: refused.Pointer, Message: refused.Message}}

@@ -134,5 +134,10 @@ func Fields(problems []document.Problem) map[string]string {
 	return fields
 }
 
-// Replayed is the traffic by which changes are previewed.
-const Replayed = 7 * 24 * time.Hour
+// replayed is how much traffic a change is tried on. Outcome names it.
+const replayed = 7 * 24 * time.Hour
+
+// replayPath is the endpoint that makes the checks of a change of the policy, without the change.
+func replayPath(box string) string {
+	return api.BoxPath(box, "egress/replay") + fmt.Sprintf("?since=%dh", replayed/time.Hour)
+}
