@@ -202,13 +202,13 @@ func (p *page) visit(path string) {
 	}
 }
 
-// signIn signs in with an API key, and ends at the dashboard's first page.
+// signIn signs in with an API key, and ends at the first page of its role.
 func (p *page) signIn(key string) {
 	p.t.Helper()
 	p.visit("/ui/")
 	p.do("fill", "input[type=password]", key)
 	p.do("click", "main button[type=submit]")
-	p.do("waitURL", "/ui/$")
+	p.do("wait", "form.who")
 }
 
 // clean fails the test if scripts of the page failed, or if its content security policy refused anything.

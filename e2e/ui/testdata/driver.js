@@ -11,7 +11,7 @@ let browser;
 
 // open makes a page in a new context, so that it has its own cookies. options are those of newContext.
 async function open(name, options) {
-  const context = await browser.newContext(options);
+  const context = await browser.newContext({ reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(patience);
   const page = await context.newPage();
   const problems = []; // messages of the page's scripts and of the content security policy
@@ -33,6 +33,7 @@ async function axe(page) {
 async function expose(page, origin) {
   const entities = { "&lt;": "<", "&gt;": ">", "&#34;": '"', "&#39;": "'", "&#43;": "+", "&amp;": "&" };
   await page.route(origin + "/**", async (route) => {
+    if (route.request().headers().accept === "text/event-stream") return route.continue();
     const response = await route.fetch({ maxRedirects: 0 });
     const headers = response.headers();
     delete headers["content-security-policy"];
@@ -42,9 +43,9 @@ async function expose(page, origin) {
   });
 }
 
-// busy returns the share of one core that all processes of the browser use in a time, in percent, and the times in
-// milliseconds that tasks of the page took longer than 50 ms.
-async function busy(page, milliseconds) {
+// busy returns the share of one core that the processes of the browser use in a time, in percent, while a script runs on the page if one
+// is given, and the duration in milliseconds of each task of the page that took longer than 50 ms.
+async function busy(page, milliseconds, script) {
   const session = await browser.newBrowserCDPSession();
   const spent = async () => (await session.send("SystemInfo.getProcessInfo")).processInfo
     .reduce((all, process) => ({ ...all, [process.type]: (all[process.type] ?? 0) + process.cpuTime }), {});
@@ -53,7 +54,8 @@ async function busy(page, milliseconds) {
     new PerformanceObserver((list) => window.longTasks.push(...list.getEntries().map((entry) => entry.duration))).observe({ type: "longtask" });
   });
   const before = await spent(), began = performance.now();
-  await new Promise((resolve) => setTimeout(resolve, milliseconds));
+  if (script) await page.evaluate(script);
+  await new Promise((resolve) => setTimeout(resolve, Math.max(0, milliseconds - (performance.now() - began))));
   const after = await spent(), seconds = (performance.now() - began) / 1000;
   await session.detach();
   const percent = Object.fromEntries(Object.entries(after).map(([type, time]) => [type, (time - (before[type] ?? 0)) / seconds * 100]));
@@ -83,7 +85,7 @@ const verbs = {
   cookies: ({ context }) => context.cookies(),
   axe: ({ page }) => axe(page),
   expose: ({ page }, origin) => expose(page, origin),
-  busy: ({ page }, milliseconds) => busy(page, milliseconds),
+  busy: ({ page }, milliseconds, script) => busy(page, milliseconds, script),
   theme: ({ page }, colorScheme) => page.emulateMedia({ colorScheme }),
   size: ({ page }, width, height) => page.setViewportSize({ width, height }),
   screenshot: ({ page }, path, options) => page.screenshot({ path, animations: "disabled", caret: "hide", ...options }).then(() => null),
