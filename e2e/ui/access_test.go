@@ -181,7 +181,7 @@ func TestFormsWorkWithoutJavaScript(t *testing.T) {
 	p.visit("/ui/boxes/" + box + "/allow")
 	p.do("fill", "#host", "cdn.example.org")
 	p.do("select", "#for", "15m")
-	p.do("click", "form.allow button")
+	p.do("click", "form.ask button")
 	p.do("click", "form.decide button")
 	p.do("waitURL", "done=allowed")
 	p.do("fill", "textarea", `{"mode": "deny-all"}`)

@@ -83,7 +83,8 @@ func takeAll(t *testing.T, p *page, dir, name string) {
 			p.do("theme", theme)
 			p.busy(50*time.Millisecond, "")
 			path := filepath.Join(dir, fmt.Sprintf("%s-%d-%s.png", name, size[0], theme))
-			p.do("screenshot", path, map[string]any{"fullPage": true})
+			height := min(1600, get[int](p, "evaluate", "Math.max(innerHeight, document.documentElement.scrollHeight)"))
+			p.do("screenshot", path, map[string]any{"fullPage": true, "clip": map[string]int{"x": 0, "y": 0, "width": size[0], "height": height}})
 			if err := shrink(path); err != nil {
 				t.Fatal(err)
 			}
