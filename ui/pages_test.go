@@ -475,3 +475,38 @@ func TestReportOfTheDashboard(t *testing.T) {
 		t.Errorf("a window that is none: %s %s", resp.Status, text)
 	}
 }
+
+// TestHeaderRuleNames: header rules are shown with the names of headers and secrets, and without values.
+func TestHeaderRuleNames(t *testing.T) {
+	t.Parallel()
+	g, _ := filled(t)
+	rules, err := policy.ParseHeaderRules([]byte(`{
+		"api.example.com": {"headers": {"Authorization": {"secret": "openai", "prefix": "Bearer "}, "X-Team": "sk-value"}, "scrub": true},
+		"*.example.org": [{"match": {"methods": ["POST"]}, "deny": true}, {"headers": {"X-Other": "sk-value"}}]
+	}`), func(string) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.host.SetGlobalHeaders(t.Context(), rules, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.host.SetHeaders(t.Context(), "box1", rules[:1], nil); err != nil {
+		t.Fatal(err)
+	}
+	b := g.as(t, "sk-read-only")
+	for _, path := range []string{"/ui/rules", "/ui/boxes/box1/headers"} {
+		_, text := b.get(t, path)
+		for _, want := range []string{"api.example.com", "Authorization", "openai", "X-Team", "*.example.org", "X-Other", "POST", "denied"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s lacks %q: %s", path, want, text)
+			}
+		}
+		if strings.Contains(text, "sk-value") || strings.Contains(text, "Bearer ") {
+			t.Errorf("%s shows a value: %s", path, text)
+		}
+	}
+	own := g.as(t, "sk-one-box")
+	if resp, text := own.get(t, "/ui/boxes/box1/headers"); resp.StatusCode != http.StatusOK || strings.Contains(text, "Rules of all boxes") || !strings.Contains(text, "Rules of this box") {
+		t.Errorf("a key of the box: %s %s", resp.Status, text)
+	}
+}
