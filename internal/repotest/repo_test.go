@@ -233,7 +233,7 @@ host/usage: policy api api/files api/history audit firewall host/change host/han
 host: ui ui/session policy policy/dialect api api/access api/history api/server api/stream audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store store/history observe boundary boundary/endpoint internal/openid
 ui: policy audit api api/access api/apitest api/server api/stream policy/authority ui/preview api/spec observe/replay
 ui/session: policy quota api api/access internal/openid
-ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec
+ui/pages: policy policy/authority rule/kinds audit quota api api/rest api/spec ui/preview
 ui/preview: policy audit api api/spec observe observe/lint observe/replay policy/authority policy/learn
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config internal/lab internal/testnet

@@ -2,12 +2,10 @@ package pages
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -19,6 +17,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/authority"
 	"boxgate/policy/document"
+	"boxgate/ui/preview"
 )
 
 // namedPolicy is a named policy, as the API shows it.
@@ -93,7 +92,8 @@ type policyForm struct {
 	Text    string // of the policy, in the editor
 	Checked string // identifies the text and version that were checked; "" if there was no check
 	Effects []effect
-	More    int // followers beyond the effects
+	Source  []preview.SourceLine // the text with its problems
+	More    int                  // followers beyond the effects
 }
 
 // Shown returns the lines of the policy, for readers.
@@ -101,16 +101,17 @@ func (p policyForm) Shown() []string { return strings.Split(p.Text, "\n") }
 
 // effect is the effect of a candidate on a box.
 type effect struct {
-	Box          boxName
-	Gained, Lost []reach
-	Replay       spec.Replay
+	Box    boxName
+	Replay spec.Replay
 }
 
-// reach is a set of destinations that a policy allows and another one does not.
-type reach struct {
-	Text    string
-	Wide    bool     // anybody can have a name or an address in it
-	Headers []string // header rules that cover some of it
+// Headers returns the header rules that cover some of the names that the candidate opens.
+func (e effect) Headers() (list []string) {
+	for _, l := range e.Replay.Authority.Gained {
+		list = append(list, l.Headers...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 // isNarrow reports whether it is exact names on certain ports, without credentials of header rules.
@@ -124,25 +125,6 @@ func (p policyForm) Retype() bool {
 	return slices.ContainsFunc(p.Effects, func(e effect) bool {
 		return slices.ContainsFunc(e.Replay.Authority.Gained, func(l authority.Line) bool { return !isNarrow(l) }) || e.Replay.Authority.More > 0
 	})
-}
-
-// reachesOf describes a list of differences.
-func reachesOf(list []authority.Line) (out []reach) {
-	for _, l := range list {
-		parts := []string{cmp.Or(l.Name, l.Prefix, strings.Join(l.Hosts, ", "), "allowed addresses")}
-		if len(l.Ports) > 0 {
-			parts = append(parts, "ports "+strings.Trim(fmt.Sprint(l.Ports), "[]"))
-		}
-		for _, p := range l.Protocols {
-			parts = append(parts, string(p))
-		}
-		parts = append(append(parts, l.Methods...), l.Paths...)
-		if l.Some {
-			parts = append(parts, "(some addresses of it)")
-		}
-		out = append(out, reach{strings.Join(parts, " "), l.Wide, l.Headers})
-	}
-	return out
 }
 
 // mostEffects bounds the boxes whose traffic is replayed for a check.
@@ -249,6 +231,11 @@ func policyRefused(v *Visit, data policyForm, err error) (View, error) {
 	data.Checked, data.Effects = "", nil
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && len(refused.Problems) > 0 {
 		f.Message, f.Problems["policy"] = "The policy has a problem; see below.", f.Message
+		var notes []preview.Note
+		for _, p := range refused.Problems {
+			notes = append(notes, preview.Note{Pointer: p.Pointer, Message: p.Message, Problem: true})
+		}
+		data.Source = preview.Excerpt(preview.Source(data.Text, notes))
 	}
 	data.Form = f
 	return showPolicy(data, status), nil
@@ -291,10 +278,9 @@ func check(v *Visit, data *policyForm, members map[string]json.RawMessage) error
 			break
 		}
 		e := effect{Box: b}
-		if err := v.send("POST", api.BoxPath(b.ID, "egress", "replay"), members, &e.Replay); err != nil {
+		if err := v.send("POST", api.BoxPath(b.ID, "egress", "replay")+"?since=7d", members, &e.Replay); err != nil {
 			return err
 		}
-		e.Gained, e.Lost = reachesOf(e.Replay.Authority.Gained), reachesOf(e.Replay.Authority.Lost)
 		data.Effects = append(data.Effects, e)
 	}
 	return nil
