@@ -230,7 +230,7 @@ func policyRefused(v *Visit, data policyForm, err error) (View, error) {
 	}
 	data.Checked, data.Effects = "", nil
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && len(refused.Problems) > 0 {
-		f.Message, f.Problems["policy"] = "The policy has a problem; see below.", f.Message
+		f.Message, f.Problems["policy"] = "The policy has a problem; see below.", "is no policy; the problems are at their lines below"
 		var notes []preview.Note
 		for _, p := range refused.Problems {
 			notes = append(notes, preview.Note{Pointer: p.Pointer, Message: p.Message, Problem: true})
