@@ -18,7 +18,7 @@ func pagesOf(box string) []struct{ name, path string } {
 	return []struct{ name, path string }{
 		{"boxes", "/ui/"}, {"box", at}, {"policy", at + "/policy"}, {"history", at + "/history?a=1&b=2"}, {"allow", at + "/allow?host=cdn.example.org&port=443"},
 		{"box-headers", at + "/headers"}, {"box-urls", at + "/urls"}, {"requests", "/ui/requests"}, {"policies", "/ui/policies"}, {"policy-named", "/ui/policies/web"}, {"rules", "/ui/rules"}, {"urls", "/ui/urls"},
-		{"secrets", "/ui/secrets"}, {"keys", "/ui/keys"}, {"trail", "/ui/trail"}, {"report", "/ui/report"},
+		{"secrets", "/ui/secrets"}, {"keys", "/ui/keys"}, {"trail", "/ui/trail"}, {"trail-verified", "/ui/trail?verify=1"}, {"report", "/ui/report"}, {"gateway", "/ui/gateway"}, {"key", "/ui/keys/operator"}, {"policy-new", "/ui/policies/fresh?new=1"}, {"requests-answered", "/ui/requests?state=answered"},
 	}
 }
 
