@@ -54,7 +54,8 @@ func TestADenialBecomesALease(t *testing.T) {
 	if text := get[string](p, "text", "main"); !strings.Contains(text, "denied") || !strings.Contains(text, "cdn.example.org") {
 		t.Errorf("the decision: %s", text)
 	}
-	p.visit("/ui/boxes/" + box + "/allow?host=cdn.example.org&port=443") // LINK
+	p.do("click", "main a[href*='/allow?']")
+	p.do("waitURL", "/allow")
 	preview := get[string](p, "text", "main")
 	harness.Contains(t, preview, "Preview of cdn.example.org:443", "connections to cdn.example.org, port 443")
 	if got := get[string](p, "evaluate", "document.querySelector('#for').selectedOptions[0].textContent"); got != "1 hour" {

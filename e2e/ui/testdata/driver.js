@@ -59,7 +59,7 @@ async function busy(page, milliseconds, script) {
   const after = await spent(), seconds = (performance.now() - began) / 1000;
   await session.detach();
   const percent = Object.fromEntries(Object.entries(after).map(([type, time]) => [type, (time - (before[type] ?? 0)) / seconds * 100]));
-  return { percent, all: Object.values(percent).reduce((a, b) => a + b, 0), longTasks: await page.evaluate(() => window.longTasks) };
+  return { percent, seconds, all: Object.values(percent).reduce((a, b) => a + b, 0), longTasks: await page.evaluate(() => window.longTasks) };
 }
 
 const verbs = {
@@ -88,7 +88,7 @@ const verbs = {
   busy: ({ page }, milliseconds, script) => busy(page, milliseconds, script),
   theme: ({ page }, colorScheme) => page.emulateMedia({ colorScheme }),
   size: ({ page }, width, height) => page.setViewportSize({ width, height }),
-  screenshot: ({ page }, path, options) => page.screenshot({ path, animations: "disabled", caret: "hide", ...options }).then(() => null),
+  screenshot: ({ page }, path, options) => page.mouse.move(0, 0).then(() => page.screenshot({ path, animations: "disabled", caret: "hide", ...options })).then(() => null),
   problems: ({ problems }) => problems.splice(0),
   back: ({ page }) => page.goBack().then(() => null),
   close: ({ context }) => context.close(),
