@@ -128,7 +128,7 @@ test confined race mutants: proxies
 firewalls: image ## make a root file system with firewalld and ufw, for the tests beside them
 	@dist/firewalls.sh $(IMAGE_DIR)
 
-visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
+visitors: ## unpack Chromium, axe-core, testssl.sh and slowhttptest for tests of public URLs and the dashboard, without installing them
 	@dist/visitors.sh
 
 # testgate runs the tests, and repeats a failed test alone (docs/testing.md). GATEFLAGS: -slow, -log FILE.
@@ -175,9 +175,11 @@ check: deps ## formatting, vet, linters, and the tests with the race detector
 	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
 	@$(MAKE) --no-print-directory race
 
-docs: image build ## run the demo and redraw its picture in the documentation
+docs: image build visitors ## run the demo and redraw its picture in the documentation, and take the pictures of the dashboard
 	@bin/gateway demo --image-dir $(IMAGE_DIR) > bin/demo.txt || { cat bin/demo.txt; exit 1; }
 	@$(GO) run ./internal/recording < bin/demo.txt > docs/pictures/demo.svg.new && mv docs/pictures/demo.svg.new docs/pictures/demo.svg
+	@mkdir -p docs/pictures/dashboard
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_PICTURES=$(CURDIR)/docs/pictures/dashboard $(GO) test -count=1 ./e2e/ui -run '^TestPicturesOfAllPages$$'
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@set -e; for pkg in $$($(GO) list ./...); do \

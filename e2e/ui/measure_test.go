@@ -159,7 +159,7 @@ func TestABusyPageIsCheap(t *testing.T) {
 	var closed, opened []float64
 	var seen busyBrowser
 	var browser []float64
-	for range 6 {
+	for range 3 {
 		for _, open := range []bool{false, true} {
 			path := "/ui/sign-out"
 			if open {

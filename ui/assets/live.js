@@ -4,7 +4,7 @@ const $ = id => document.getElementById(id);
 const box = $("live"), form = $("filter"), pause = $("pause"), tally = $("tally"), body = box.querySelector("tbody");
 const MOST = 10000, HEIGHT = 27, WORDS = { deny: ["▲", "denied"], allow: ["●", "allowed"], would: ["◆", "would deny"] };
 const groups = $("groups"), grouped = new Map();
-let newest = Number(groups.dataset.newest), run = groups.dataset.run, latest = "", shift = 0, asleep = 0, all = [], shown = [], fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
+let newest = Number(groups.dataset.newest), all = [], shown = [], made = new Map(), fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
 
 const number = n => n.toLocaleString("en");
 const wanted = () => ({ verdict: form.verdict.value, stage: form.stage.value, host: form.host.value.toLowerCase() });
@@ -58,19 +58,20 @@ function spacer(rows) {
 // show draws the rows in view. Rows are the latest first, and all have the same height.
 function show() {
   queued = false;
-  const n = shown.length, top = box.scrollTop + shift * HEIGHT, first = Math.max(0, Math.min(n, Math.floor(top / HEIGHT)) - 20), last = Math.min(n, first + Math.ceil(box.clientHeight / HEIGHT) + 40);
+  const n = shown.length, first = Math.max(0, Math.floor(box.scrollTop / HEIGHT) - 8), last = Math.min(n, first + Math.ceil(box.clientHeight / HEIGHT) + 16);
   const state = first + " " + last + " " + n + " " + (n ? shown[n - 1 - first]?.seq : "");
   if (state !== drawn) {
     drawn = state;
-    const rows = [];
+    const rows = [], kept = new Map();
     if (first) rows.push(spacer(first));
-    for (let i = first; i < last; i++) rows.push(draw(shown[n - 1 - i]));
+    for (let i = first; i < last; i++) {
+      const r = shown[n - 1 - i], tr = made.get(r) ?? draw(r);
+      kept.set(r, tr);
+      rows.push(tr);
+    }
     if (last < n) rows.push(spacer(n - last));
+    made = kept;
     body.replaceChildren(...rows);
-  }
-  if (shift) {
-    shift = 0;
-    box.scrollTop = top;
   }
   const words = [number(n) + (n === all.length ? "" : " of " + number(all.length)) + " decisions"];
   if (fresh) words.push(number(fresh) + " new");
@@ -90,7 +91,6 @@ function queue() {
 }
 
 function filter() {
-  shift = 0;
   const f = wanted();
   shown = all.filter(r => matches(r, f));
   fresh = 0;
@@ -148,15 +148,9 @@ function add(n, r) {
   n.textContent = number(Number(n.dataset.count));
 }
 
-// take adds a batch. Another run of the gateway numbers its decisions anew.
-function take(m, id) {
-  const of = id.slice(0, id.lastIndexOf("-"));
-  if (of && of !== run) {
-    if (run) newest = 0;
-    run = of;
-  }
-  latest = id;
+function take(m) {
   if (m.first) {
+    if (m.rows.length && m.rows[m.rows.length - 1].seq < newest) newest = 0; // another run of the gateway
     all = [];
     shown = [];
   }
@@ -176,20 +170,17 @@ function take(m, id) {
     all = all.slice(-MOST);
     shown = shown.slice(-MOST);
   }
-  if (!follow && !m.first) { // the rows that are read stay where they are
+  if (!follow && !m.first) { // keep the rows that are read where they are
     fresh += added;
-    shift += added;
+    if (added) box.scrollTop += added * HEIGHT;
   } else fresh = 0;
   queue();
 }
 
-function open(after) {
-  const q = new URLSearchParams();
-  if (form.verdict.value === "deny") q.set("denied", "1");
-  if (after) q.set("after", after);
+function open() {
   source?.close();
-  source = new EventSource(box.dataset.stream + "?" + q);
-  source.addEventListener("rows", e => take(JSON.parse(e.data), e.lastEventId));
+  source = new EventSource(box.dataset.stream + (form.verdict.value === "deny" ? "?denied=1" : ""));
+  source.addEventListener("rows", e => take(JSON.parse(e.data)));
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
       gap = "not live: reload the page, or sign in again";
@@ -198,20 +189,14 @@ function open(after) {
   };
 }
 
-// A page that has been hidden for a while gives its connection back, and goes on later.
-document.addEventListener("visibilitychange", () => {
-  clearTimeout(asleep);
-  if (document.hidden) asleep = setTimeout(() => source.close(), 30000);
-  else if (source.readyState === EventSource.CLOSED) open(latest);
-});
-
 pause.hidden = false;
 pause.addEventListener("click", () => {
   paused = !paused;
   pause.setAttribute("aria-pressed", String(paused));
   pause.textContent = paused ? "Resume" : "Pause";
   if (!paused) {
-    box.scrollTop = shift = fresh = 0;
+    box.scrollTop = 0;
+    fresh = 0;
   }
   queue();
 });
@@ -235,5 +220,4 @@ form.verdict.addEventListener("change", () => {
   }
 });
 box.classList.add("windowed");
-$("all")?.remove();
 open();
