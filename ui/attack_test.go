@@ -17,15 +17,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// hostile is text that a box could send as a name, a path or anything else.
-const hostile = `<img src=x onerror=alert(1)>"'><script>alert(2)</script>` + "\u202egpj\u200b\x1b[2J`{{.}}</td>javascript:alert(3)"
+// hostileText is text that a box could send as a name, a path or anything else.
+const hostileText = `<img src=x onerror=alert(1)>"'><script>alert(2)</script>` + "\u202egpj\u200b\x1b[2J`{{.}}</td>javascript:alert(3)"
 
 // hostileDecision returns a decision with hostile text in each field that a box can influence.
 func hostileDecision(box policy.BoxID) audit.Event {
 	return audit.Event{
-		Seq: 7, Time: time.Now(), Box: box, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: hostile, Port: 443, Method: hostile, Path: "/" + hostile,
-		Addr: netip.MustParseAddr("203.0.113.7"), Messages: hostile, Verdict: policy.Deny, Action: audit.Action(hostile), Reason: name.Reason(hostile), Rule: hostile, Login: hostile,
-		Via: hostile, Headers: []string{hostile}, Secrets: []string{hostile}, Error: hostile, Phase: audit.Phase(hostile), Credential: audit.Credential(hostile),
+		Seq: 7, Time: time.Now(), Box: box, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: hostileText, Port: 443, Method: hostileText, Path: "/" + hostileText,
+		Addr: netip.MustParseAddr("203.0.113.7"), Messages: hostileText, Verdict: policy.Deny, Action: audit.Action(hostileText), Reason: name.Reason(hostileText), Rule: hostileText, Login: hostileText,
+		Via: hostileText, Headers: []string{hostileText}, Secrets: []string{hostileText}, Error: hostileText, Phase: audit.Phase(hostileText), Credential: audit.Credential(hostileText),
 	}
 }
 
@@ -53,13 +53,13 @@ func TestAttackTextOfBoxesInPages(t *testing.T) {
 	g := serve(t)
 	id := policy.BoxID(g.host.Add(t, api.CreateRequest{Name: "first"}))
 	g.host.Mu.Lock()
-	g.host.ByID[id].Name, g.host.ByID[id].Labels, g.host.ByID[id].Error = hostile, []string{hostile}, hostile
-	g.host.ByID[id].Policy.Named = hostile
+	g.host.ByID[id].Name, g.host.ByID[id].Labels, g.host.ByID[id].Error = hostileText, []string{hostileText}, hostileText
+	g.host.ByID[id].Policy.Named = hostileText
 	g.host.Mu.Unlock()
 	e := hostileDecision(id)
 	g.host.AddDecision(e)
 	b := g.as(t, apitest.Key)
-	for _, path := range []string{"/ui/", boxPath(id), boxPath(id) + "?" + url.Values{"host": {hostile[:5]}}.Encode(), boxPath(id, "decisions") + "/" + rowOf(e).Link(), "/ui/?q=gpj"} {
+	for _, path := range []string{"/ui/", boxPath(id), boxPath(id) + "?" + url.Values{"host": {hostileText[:5]}}.Encode(), boxPath(id, "decisions") + "/" + rowOf(e).Link(), "/ui/?q=gpj"} {
 		resp, page := b.get(t, path)
 		if resp.StatusCode != http.StatusOK {
 			t.Errorf("%s: %s", path, resp.Status)
@@ -68,10 +68,10 @@ func TestAttackTextOfBoxesInPages(t *testing.T) {
 	}
 	line, _ := g.stream(t, b, boxPath(id, "live"), 1)
 	wantHarmless(t, "the stream", line[0])
-	if _, page := b.get(t, "/ui/?"+url.Values{"q": {hostile}, "sort": {hostile}, "state": {hostile}, "page": {hostile}}.Encode()); strings.Contains(page, "<img") {
+	if _, page := b.get(t, "/ui/?"+url.Values{"q": {hostileText}, "sort": {hostileText}, "state": {hostileText}, "page": {hostileText}}.Encode()); strings.Contains(page, "<img") {
 		t.Errorf("the query is in the page: %s", page)
 	}
-	if _, page := b.get(t, "/ui/boxes/"+url.PathEscape(hostile)); strings.Contains(page, "<img") {
+	if _, page := b.get(t, "/ui/boxes/"+url.PathEscape(hostileText)); strings.Contains(page, "<img") {
 		t.Errorf("the path is in the page: %s", page)
 	}
 }

@@ -60,6 +60,7 @@ type boxHead struct {
 	ID     policy.BoxID
 	Name   string
 	Status api.Status // empty: the caller may not see it
+	Tab    string     // that is current, if it is not the title of the page
 	Tabs   []navItem
 }
 
@@ -104,7 +105,7 @@ func (v *visit) box() (box, *boxHead, error) {
 }
 
 func (u *UI) boxesRoutes() []route {
-	return []route{{"GET /ui/{$}", serveBoxes}}
+	return []route{{"GET /ui/{$}", serveBoxes}, {"GET /ui/activity", serveActivity}}
 }
 
 // boxesPerPage is how many boxes one page lists.
@@ -200,6 +201,29 @@ func (v *visit) activity() (map[policy.BoxID]boxActivity, error) {
 		all[a.Box] = a
 	}
 	return all, err
+}
+
+// serveActivity serves the activity of all boxes to the script of the list, which asks every few seconds.
+func serveActivity(v *visit) (view, error) {
+	all, err := v.activity()
+	if err != nil {
+		return view{}, err
+	}
+	type line struct {
+		Denied uint64 `json:"denied"`
+		Latest row    `json:"latest"`
+	}
+	lines := make(map[policy.BoxID]line, len(all))
+	for id, a := range all {
+		lines[id] = line{a.Denied, rowOf(a.Latest)}
+	}
+	text, err := json.Marshal(lines)
+	if err != nil {
+		return view{}, err
+	}
+	v.w.Header().Set("Content-Type", "application/json")
+	_, _ = v.w.Write(text)
+	return view{written: true}, nil
 }
 
 // selects reports whether the filter of the page selects a box.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"boxgate/api"
@@ -23,11 +24,34 @@ type decisionPage struct {
 	Row     row
 	Event   audit.Event
 	Meaning string
-	Remedy  string // empty: an allowed destination
+	Remedy  advice // empty: an allowed destination
 	Near    string // the entry of the policy that nearly allows it, and why it does not
 	Allow   string // path of the page that allows it; empty: the caller may not, or no entry of a policy does
 	Policy  bool   // the caller may read the policy
 	Now     *judgement
+}
+
+// advice is a sentence of package remedy, and the command in it.
+type advice struct{ Before, Command, After string }
+
+// adviceOf splits a sentence at its first command, which follows a colon and ends before a bracket, a semicolon or at the end.
+func adviceOf(text string) advice {
+	text = Visible(text)
+	if text == "" {
+		return advice{}
+	}
+	text = strings.ToUpper(text[:1]) + text[1:] + "."
+	at := strings.Index(text, ": gateway ")
+	if at < 0 {
+		return advice{Before: text}
+	}
+	before, command := text[:at+2], text[at+2:]
+	end := strings.IndexAny(command, "(;,")
+	if end < 0 {
+		end = len(command) - 1
+	}
+	end = len(strings.TrimRight(command[:end], " "))
+	return advice{before, command[:end], command[end:]}
 }
 
 // judgement is the decision of the policy in force.
@@ -57,7 +81,7 @@ func serveDecision(v *visit) (view, error) {
 		return view{}, err
 	}
 	p := decisionPage{
-		Box: b, Row: rowOf(e), Event: e, Meaning: remedy.Meaning(e.Reason), Remedy: Visible(remedy.For(e)), Policy: head.Status != "",
+		Box: b, Row: rowOf(e), Event: e, Meaning: remedy.Meaning(e.Reason), Remedy: adviceOf(remedy.For(e)), Policy: head.Status != "",
 		Near: Visible(remedy.NearMiss(policy.Spec{Mode: b.Policy.Mode, AllowedDomains: b.Policy.AllowedDomains}, e)),
 	}
 	if mayChange(v.session.Caller.Role) {
@@ -66,6 +90,7 @@ func serveDecision(v *visit) (view, error) {
 	if p.Now, err = v.judge(string(b.ID), e); err != nil {
 		return view{}, err
 	}
+	head.Tab = "Decisions"
 	return view{name: "decision", title: "One decision", section: "Boxes", box: head, data: p}, nil
 }
 

@@ -211,26 +211,6 @@ func TestNearMiss(t *testing.T) {
 	}
 }
 
-// TestPlainHasNoCommands: `gateway run` has no gateway that commands could ask, and explains what can be explained without.
-func TestPlainHasNoCommands(t *testing.T) {
-	t.Parallel()
-	for reason := range remedies {
-		if text := Plain(audit.Event{Reason: reason, Verdict: policy.Deny}); text == "" || strings.Contains(strings.ToLower(text), "gateway ") || strings.Contains(text, "OPENED") {
-			t.Errorf("%s: %s", reason, text)
-		}
-	}
-	for reason, want := range map[name.Reason]string{
-		name.ReasonUnresolved:  "the name does not exist, or has no address that may be dialled",
-		name.ReasonRequestRule: "a request rule refuses it",
-		name.ReasonUnreachable: "the policy allows it, but the server does not answer: check it, and the host's own connectivity",
-		name.ReasonDeniedCIDR:  elsewhere,
-	} {
-		if text := Plain(audit.Event{Reason: reason, Verdict: policy.Deny}); text != want {
-			t.Errorf("%s: %s", reason, text)
-		}
-	}
-}
-
 // TestEveryReasonHasAMeaning: each reason is described in a whole sentence, and no other.
 func TestEveryReasonHasAMeaning(t *testing.T) {
 	t.Parallel()

@@ -1,12 +1,11 @@
 // The live decisions of a box: windowed rows, a filter, a pause, and following that stops while the reader scrolls.
-import { clock, local } from "./base.js";
+import { clock, local, number, verdict } from "./base.js";
 const $ = id => document.getElementById(id);
 const box = $("live"), form = $("filter"), pause = $("pause"), tally = $("tally"), body = box.querySelector("tbody");
-const MOST = 10000, HEIGHT = 27, WORDS = { deny: ["▲", "denied"], allow: ["●", "allowed"], would: ["◆", "would deny"] };
+const MOST = 10000, HEIGHT = 27;
 const groups = $("groups"), grouped = new Map();
-let newest = Number(groups.dataset.newest), all = [], shown = [], made = new Map(), fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
+let newest = Number(groups.dataset.newest), run = groups.dataset.run, latest = "", shift = 0, asleep = 0, all = [], shown = [], made = new Map(), fresh = 0, lost = 0, gap = "", paused = false, source = null, drawn = "", queued = false;
 
-const number = n => n.toLocaleString("en");
 const wanted = () => ({ verdict: form.verdict.value, stage: form.stage.value, host: form.host.value.toLowerCase() });
 const matches = (r, f) => (!f.verdict || r.verdict === f.verdict) && (!f.stage || r.stage === f.stage) && (!f.host || r.host.toLowerCase().includes(f.host));
 
@@ -30,12 +29,7 @@ function link(r) {
 function draw(r) {
   const tr = document.createElement("tr");
   cell(tr, "", "").append(link(r));
-  const [shape, word] = WORDS[r.verdict], v = document.createElement("span"), s = document.createElement("span");
-  v.className = "verdict " + r.verdict;
-  s.setAttribute("aria-hidden", "true");
-  s.textContent = shape;
-  v.append(s, " " + word);
-  cell(tr, "", "").append(v);
+  cell(tr, "", "").append(verdict(r));
   cell(tr, "", r.stage);
   const to = (r.method ? r.method + " " : "") + r.host + (r.port ? ":" + r.port : "") + (r.path || "");
   cell(tr, "mono", to).title = to;
@@ -58,7 +52,7 @@ function spacer(rows) {
 // show draws the rows in view. Rows are the latest first, and all have the same height.
 function show() {
   queued = false;
-  const n = shown.length, first = Math.max(0, Math.floor(box.scrollTop / HEIGHT) - 8), last = Math.min(n, first + Math.ceil(box.clientHeight / HEIGHT) + 16);
+  const n = shown.length, top = box.scrollTop + shift * HEIGHT, first = Math.max(0, Math.min(n, Math.floor(top / HEIGHT)) - 8), last = Math.min(n, first + Math.ceil(box.clientHeight / HEIGHT) + 16);
   const state = first + " " + last + " " + n + " " + (n ? shown[n - 1 - first]?.seq : "");
   if (state !== drawn) {
     drawn = state;
@@ -71,9 +65,15 @@ function show() {
     }
     if (last < n) rows.push(spacer(n - last));
     made = kept;
+    const focused = document.activeElement;
     body.replaceChildren(...rows);
+    if (body.contains(focused)) focused.focus({ preventScroll: true });
   }
-  const words = [number(n) + (n === all.length ? "" : " of " + number(all.length)) + " decisions"];
+  if (shift) {
+    shift = 0;
+    box.scrollTop = top;
+  }
+  const words = [number(n) + (n === all.length ? "" : " of " + number(all.length)) + (all.length === 1 ? " decision" : " decisions")];
   if (fresh) words.push(number(fresh) + " new");
   if (lost) words.push(number(lost) + " left out, faster than this page can show");
   if (gap) words.push(gap);
@@ -91,6 +91,7 @@ function queue() {
 }
 
 function filter() {
+  shift = 0;
   const f = wanted();
   shown = all.filter(r => matches(r, f));
   fresh = 0;
@@ -148,15 +149,21 @@ function add(n, r) {
   n.textContent = number(Number(n.dataset.count));
 }
 
-function take(m) {
+// take adds a batch. Another run of the gateway numbers its decisions anew.
+function take(m, id) {
+  const of = id.slice(0, id.lastIndexOf("-"));
+  if (of && of !== run) {
+    if (run) newest = 0;
+    run = of;
+  }
+  latest = id;
   if (m.first) {
-    if (m.rows.length && m.rows[m.rows.length - 1].seq < newest) newest = 0; // another run of the gateway
     all = [];
     shown = [];
   }
   lost += m.lost || 0;
   gap = m.gap || gap;
-  const f = wanted(), follow = box.scrollTop < HEIGHT && !paused;
+  const f = wanted(), follow = box.scrollTop < HEIGHT && !paused && !body.contains(document.activeElement);
   let added = 0;
   for (const r of m.rows) {
     all.push(r);
@@ -170,17 +177,20 @@ function take(m) {
     all = all.slice(-MOST);
     shown = shown.slice(-MOST);
   }
-  if (!follow && !m.first) { // keep the rows that are read where they are
+  if (!follow && !m.first) { // the rows that are read stay where they are
     fresh += added;
-    if (added) box.scrollTop += added * HEIGHT;
+    shift += added;
   } else fresh = 0;
   queue();
 }
 
-function open() {
+function open(after) {
+  const q = new URLSearchParams();
+  if (form.verdict.value === "deny") q.set("denied", "1");
+  if (after) q.set("after", after);
   source?.close();
-  source = new EventSource(box.dataset.stream + (form.verdict.value === "deny" ? "?denied=1" : ""));
-  source.addEventListener("rows", e => take(JSON.parse(e.data)));
+  source = new EventSource(box.dataset.stream + "?" + q);
+  source.addEventListener("rows", e => take(JSON.parse(e.data), e.lastEventId));
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) {
       gap = "not live: reload the page, or sign in again";
@@ -189,14 +199,20 @@ function open() {
   };
 }
 
+// A page that has been hidden for a while gives its connection back, and goes on later.
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(asleep);
+  if (document.hidden) asleep = setTimeout(() => source.close(), 30000);
+  else if (source.readyState === EventSource.CLOSED) open(latest);
+});
+
 pause.hidden = false;
 pause.addEventListener("click", () => {
   paused = !paused;
   pause.setAttribute("aria-pressed", String(paused));
   pause.textContent = paused ? "Resume" : "Pause";
   if (!paused) {
-    box.scrollTop = 0;
-    fresh = 0;
+    box.scrollTop = shift = fresh = 0;
   }
   queue();
 });
@@ -220,4 +236,5 @@ form.verdict.addEventListener("change", () => {
   }
 });
 box.classList.add("windowed");
+$("all")?.remove();
 open();
