@@ -19,11 +19,11 @@ import (
 	"boxgate/ui/pages"
 )
 
-// hostile is a text that a box or a visitor might choose to harm a reader.
-const hostile = "<img src=x onerror=alert(1)>\"'&\u202egpj\u200b"
+// injected is a text that a box or a visitor might choose to harm a reader.
+const injected = "<img src=x onerror=alert(1)>\"'&\u202egpj\u200b"
 
-// hostileShown is how a page shows it.
-const hostileShown = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;\\u{202e}gpj\\u{200b}"
+// injectedShown is how a page shows it.
+const injectedShown = "&lt;img src=x onerror=alert(1)&gt;&#34;&#39;&amp;\\u{202e}gpj\\u{200b}"
 
 // kept is a trail in files of the test.
 type kept struct {
@@ -51,21 +51,21 @@ func withTrail(t testing.TB) (kept, func(*server.Config)) {
 	return k, func(c *server.Config) { c.Trail, c.TrailReader = k, k }
 }
 
-// filled is a dashboard with something on each page. Each text that a box, a visitor or a caller can choose is hostile.
+// filled is a dashboard with something on each page. Each text that a box, a visitor or a caller can choose is injected.
 func filled(t testing.TB) (*rig, kept) {
 	t.Helper()
 	k, edit := withTrail(t)
 	g := serve(t, edit)
-	g.host.Add(t, api.CreateRequest{Name: hostile, CreatedBy: "key_" + string(api.RoleCreator)})
-	g.host.AddApproval(api.Approval{ID: "open", Box: "box1", Host: hostile, Entry: hostile, Reason: "one\n" + hostile, Human: hostile, Lasts: 7 * time.Hour, CreatedAt: time.Now()})
-	g.host.AddApproval(api.Approval{ID: "done", Box: "box1", Host: hostile, Entry: hostile, Reason: hostile, CreatedAt: time.Now()})
-	as := api.WithCaller(t.Context(), api.Caller{Name: hostile, Role: api.RoleAdmin})
-	if _, _, err := g.host.AnswerApproval(as, "box1", "done", api.ApprovalAnswer{Answer: "denied", Reason: hostile}); err != nil {
+	g.host.Add(t, api.CreateRequest{Name: injected, CreatedBy: "key_" + string(api.RoleCreator)})
+	g.host.AddApproval(api.Approval{ID: "open", Box: "box1", Host: injected, Entry: injected, Reason: "one\n" + injected, Human: injected, Lasts: 7 * time.Hour, CreatedAt: time.Now()})
+	g.host.AddApproval(api.Approval{ID: "done", Box: "box1", Host: injected, Entry: injected, Reason: injected, CreatedAt: time.Now()})
+	as := api.WithCaller(t.Context(), api.Caller{Name: injected, Role: api.RoleAdmin})
+	if _, _, err := g.host.AnswerApproval(as, "box1", "done", api.ApprovalAnswer{Answer: "denied", Reason: injected}); err != nil {
 		t.Fatal(err)
 	}
 	g.host.AddDecision(audit.Event{
-		Time: time.Now().Add(-time.Minute), Box: "box1", BoxName: hostile, Verdict: policy.Allow, Reason: name.ReasonAllowedDomain, Stage: policy.StageHTTP, Name: hostile,
-		Port: 443, Method: "GET", Path: hostile, Secrets: []string{"openai"}, Headers: []string{"Authorization"},
+		Time: time.Now().Add(-time.Minute), Box: "box1", BoxName: injected, Verdict: policy.Allow, Reason: name.ReasonAllowedDomain, Stage: policy.StageHTTP, Name: injected,
+		Port: 443, Method: "GET", Path: injected, Secrets: []string{"openai"}, Headers: []string{"Authorization"},
 	})
 	g.host.Mu.Lock()
 	g.host.Keys = map[string]api.Key{}
@@ -74,9 +74,9 @@ func filled(t testing.TB) (*rig, kept) {
 	}
 	g.host.Named = map[string]api.NamedPolicy{"web": {Name: "web", Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 1}}
 	g.host.ByID["box1"].Policy.Named = "web"
-	g.host.ByID["box1"].URLs[3000] = api.URL{URL: "https://box1-3000.preview.example", Port: 3000, Hostnames: []string{hostile}, Bearer: true, CreatedAt: time.Now()}
+	g.host.ByID["box1"].URLs[3000] = api.URL{URL: "https://box1-3000.preview.example", Port: 3000, Hostnames: []string{injected}, Bearer: true, CreatedAt: time.Now()}
 	g.host.Mu.Unlock()
-	if _, err := k.Append(trail.Entry{Kind: trail.Refused, Key: hostile, Remote: hostile, Note: hostile, Route: "GET /v2/box", Status: 403}); err != nil {
+	if _, err := k.Append(trail.Entry{Kind: trail.Refused, Key: injected, Remote: injected, Note: injected, Route: "GET /v2/box", Status: 403}); err != nil {
 		t.Fatal(err)
 	}
 	return g, k
@@ -159,7 +159,7 @@ func TestHostileTextOnPages(t *testing.T) {
 		}
 		shows := []string{"/ui/requests", "/ui/boxes", "/ui/urls", "/ui/trail", "/ui/secrets/openai/uses", "/ui/report/html"}
 		for _, prefix := range shows {
-			if strings.HasPrefix(path, prefix) && !strings.Contains(text, hostileShown) && !without[path] {
+			if strings.HasPrefix(path, prefix) && !strings.Contains(text, injectedShown) && !without[path] {
 				t.Errorf("%s does not show it: %s", path, text)
 			}
 		}
