@@ -49,7 +49,7 @@ type allowPage struct {
 	Problems   map[string]string // by field
 	Notice     string            // why the entry was not made
 	Preview    *preview.Allowance
-	Confirm    string // what the person has typed again
+	Confirm    string // as the person has typed it again
 	MayChange  bool
 }
 
@@ -94,7 +94,7 @@ func (v *visit) preview(p *allowPage) error {
 	return err
 }
 
-// serveAllow shows what allowing a destination would do.
+// serveAllow shows the effect of allowing a destination.
 func serveAllow(v *visit) (view, error) {
 	p, head, err := v.readAllow(v.r.URL.Query())
 	if err == nil && p.Host != "" {

@@ -34,7 +34,7 @@ type comparison struct {
 	Entries       []amend.Difference // temporary ones
 }
 
-// Cause returns what made a version, in words.
+// Cause describes the cause of a version.
 func (historyPage) Cause(v api.PolicyVersion) string { return strings.ReplaceAll(v.Cause, "_", " ") }
 
 // Previous returns the query that compares a version with the one before it in a list, or "" if it is the first.

@@ -25,8 +25,8 @@ type policyPage struct {
 	Text      string // as it is edited
 	Version   uint64 // that was edited
 	Keep      bool   // temporary entries go on
-	Done      string // what the last form did
-	Notice    string // why nothing was changed
+	Done      string // the success of the last form
+	Notice    string // why the policy was not changed
 	Change    *preview.Change
 	Source    []preview.SourceLine // the text with its notes
 	Confirm   string
@@ -37,7 +37,7 @@ type policyPage struct {
 // Rows returns the height of the editor in lines.
 func (p *policyPage) Rows() int { return max(8, min(32, strings.Count(p.Text, "\n")+3)) }
 
-// Name returns what a person types to confirm a wide change.
+// Name returns the text that a person types to confirm a wide change.
 func (p *policyPage) Name() string { return p.Box.Label() }
 
 // done are the messages after a form by the query that its redirect has.
@@ -94,7 +94,7 @@ func changePolicy(v *visit) (view, error) {
 	case form.Get("do") != "apply":
 		return policyView(&p, head, http.StatusOK), nil
 	case !p.Change.Confirmed(form.Get("preview")):
-		p.Notice = "Nothing was changed: the text, or what it does, is another one than you had checked. This is the effect now."
+		p.Notice = "Nothing was changed: the text, or its effect, is another one than you had checked. This is the effect now."
 		return policyView(&p, head, http.StatusConflict), nil
 	case p.Change.Retype() && p.Confirm != p.Name():
 		p.Wrong = "Type " + p.Name() + " exactly as it is shown."

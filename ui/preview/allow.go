@@ -85,7 +85,7 @@ func prefixOf(s string) (netip.Prefix, bool) {
 	return p, err == nil
 }
 
-// concerns returns what a person should read twice.
+// concerns returns the warnings for a person.
 func (d Destination) concerns(now policy.Spec, lasts time.Duration) (list []Concern) {
 	wide := ""
 	switch {
@@ -94,7 +94,7 @@ func (d Destination) concerns(now policy.Spec, lasts time.Duration) (list []Conc
 	case d.prefix.IsValid():
 		wide = fmt.Sprintf("This opens every port of all addresses in %s, with UDP and ICMP, under any name.", d.prefix)
 	case d.pattern.IsWildcard():
-		wide = fmt.Sprintf("This opens every name below %s, also names that nobody has made yet.", d.pattern.Name())
+		wide = fmt.Sprintf("This opens every name below %s, and names that do not exist yet.", d.pattern.Name())
 	}
 	if wide != "" {
 		if lasts == 0 {
@@ -113,10 +113,10 @@ type Allowance struct {
 	Destination
 	Lasts   time.Duration // 0: for good
 	Version uint64        // of the policy in force
-	// Refused is why the entry cannot be made, or would open nothing. Then the rest is not set.
+	// Refused is why the entry cannot be made, or would have no effect. Then the rest is not set.
 	Refused  string
 	Replay   spec.Replay
-	Headers  []string // header rules that cover it: the box could use what they set
+	Headers  []string // header rules that cover it: the box could use the credentials in them
 	Concerns []Concern
 	Digest   string // of all of the above but the traffic
 
@@ -160,14 +160,14 @@ func Allow(ctx context.Context, c Client, box string, d Destination, lasts time.
 	return a, nil
 }
 
-// candidate returns the policy with the entry, or the reason why there is none.
+// candidate returns the policy with the entry, or the reason why it cannot have the entry.
 func (d Destination) candidate(now *State, lasts time.Duration) (policy.Spec, string) {
 	idle, err := d.Entry.Idle(now.Spec, true)
 	switch {
 	case err != nil:
 		return policy.Spec{}, err.Error()
 	case idle != "":
-		return policy.Spec{}, "The policy allows it already: " + strings.TrimPrefix(idle, "nothing to do: ") + ". What is denied nevertheless is refused by a request rule, or by a limit."
+		return policy.Spec{}, "The policy allows it already: " + strings.TrimPrefix(idle, "nothing to do: ") + ". A denial nevertheless is that of a request rule, or of a limit."
 	case lasts > 0:
 		return amend.Beside(now.Spec, []amend.Entry{d.Entry}, nil), ""
 	case now.Named != "":
@@ -219,7 +219,7 @@ func bodyOf(candidate policy.Spec, now *State) (map[string]any, error) {
 	return body, nil
 }
 
-// Make makes the entry that was previewed. If the policy has changed since, nothing is made, and [Changed] is true of the error.
+// Make makes the entry that was previewed. If the policy has changed since, it stays as it is, and [Changed] is true of the error.
 func (a *Allowance) Make(ctx context.Context, c Client, box string) error {
 	if a.Lasts == 0 {
 		return c.DoIf(ctx, a.Version, "PUT", policyPath(box), a.change, nil)

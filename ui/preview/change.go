@@ -29,9 +29,9 @@ type Change struct {
 	Same     bool               // the text is that of the policy in force
 	Replay   spec.Replay
 	Lint     []lint.Finding
-	Headers  []string // header rules that cover what is gained
+	Headers  []string // header rules that cover the gains
 	Concerns []Concern
-	Digest   string // of all of the above but the traffic and what depends on it
+	Digest   string // of all of the above but the traffic and the findings
 
 	body json.RawMessage
 }
@@ -139,7 +139,7 @@ func (c *Change) specOf(ctx context.Context, client Client, now *State) (next po
 	return next, nil
 }
 
-// concern fills in what a person should read twice.
+// concern fills in the warnings for a person.
 func (c *Change) concern(now, next policy.Spec) {
 	if next.DefaultAllow() && !now.DefaultAllow() {
 		c.Concerns = append(c.Concerns, Concern{"The policy allows everything that no list denies.", true})
@@ -170,14 +170,14 @@ func (c *Change) lint(ctx context.Context, client Client, box string, next polic
 		Since          time.Time `json:"complete_since"`
 	}
 	err := client.Get(ctx, api.BoxPath(box, "egress/observations"), &seen)
-	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusConflict { // it keeps none
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusConflict { // the gateway keeps no traffic
 		err = nil
 	}
 	c.Lint = lint.Check(next, observe.Summary{Observations: seen.Observations, Overflow: seen.Overflow, Lost: seen.Lost, Since: seen.Since}, time.Now())
 	return err
 }
 
-// Apply makes the change that was previewed. If the policy has changed since, nothing is made, and [Changed] is true of the error.
+// Apply makes the change that was previewed. If the policy has changed since, it stays as it is, and [Changed] is true of the error.
 func (c *Change) Apply(ctx context.Context, client Client, box string) error {
 	return client.DoIf(ctx, c.Version, "PUT", policyPath(box), c.body, nil)
 }

@@ -1,7 +1,7 @@
-// Package preview tells a person what a change of a box's policy would do before it is made, and what must be confirmed by typing it
-// again. It asks the admin API, with the authority of the caller, and changes nothing itself.
+// Package preview shows a person the effect of a change of a box's policy before it is made, and demands that wide destinations are typed
+// again. It asks the admin API, with the authority of the caller. A preview is without effect.
 //
-// [Allow] previews one destination, and [Check] the text of a whole policy. Both return a digest of what was shown: a page makes the
+// [Allow] previews one destination, and [Check] the text of a whole policy. Both return a digest of the effect: a page makes the
 // change only if the digest is still the same, and only of the version that was shown.
 package preview
 
@@ -103,7 +103,7 @@ func digestOf(parts ...any) string {
 // same reports whether a digest is that of a preview.
 func same(digest, shown string) bool { return digest != "" && digest == shown }
 
-// headersIn returns the header rules that cover what a difference gains.
+// headersIn returns the header rules that cover the gains of a difference.
 func headersIn(d authority.Difference) (list []string) {
 	seen := map[string]bool{}
 	for i := range d.Gained {

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/authority"
 )
 
-// TestParseDestination: a name needs one port, addresses have none, and nothing that anybody can have a name in is a destination.
+// TestParseDestination: a name needs one port, addresses have none, and wildcards below public suffixes are refused.
 func TestParseDestination(t *testing.T) {
 	for _, c := range []struct{ host, port, entry, at string }{
 		{"api.example.com", "443", "api.example.com:443", ""},
@@ -173,12 +173,12 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestDigest: a preview that could not be encoded confirms nothing.
+// TestDigest: a preview that could not be encoded cannot be confirmed.
 func TestDigest(t *testing.T) {
 	if same("", "") || same("", digestOf(1)) || !same(digestOf(1, "a"), digestOf(1, "a")) || same(digestOf(1), digestOf(2)) {
 		t.Error("digests")
 	}
 	if digestOf(func() {}) != "" {
-		t.Error("a digest of what cannot be encoded")
+		t.Error("a digest of a function")
 	}
 }

@@ -79,7 +79,7 @@ func TrafficText(l *replay.Line) string {
 	return strings.Join(slices.DeleteFunc([]string{text, string(l.Stage)}, func(s string) bool { return s == "" }), ", ")
 }
 
-// Outcome is what a change would do to the traffic that a box has had, in sentences.
+// Outcome describes the effect of a change on the traffic that a box has had, in sentences.
 func Outcome(r *spec.Replay) []string {
 	t := &r.Traffic
 	if r.Unobserved {
@@ -110,9 +110,9 @@ func Outcome(r *spec.Replay) []string {
 	return list
 }
 
-func count(n uint64, what string) string {
+func count(n uint64, noun string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + noun
 	}
-	return strconv.FormatUint(n, 10) + " " + what + "s"
+	return strconv.FormatUint(n, 10) + " " + noun + "s"
 }
