@@ -70,7 +70,7 @@ func (j *judgement) Event() audit.Event { return audit.Event{Verdict: j.Verdict}
 // errNoDecision answers for a decision that neither the memory nor the history has.
 var errNoDecision = &api.ResponseError{Status: http.StatusNotFound, Message: "This decision is no longer known. The log of the gateway may have it."}
 
-// serveDecision explains one decision: the destination, the verdict, the rule, the remedy, and what the policy in force decides.
+// serveDecision explains one decision: the destination, the verdict, the rule, the remedy, and the decision of the policy in force.
 func serveDecision(v *visit) (view, error) {
 	b, head, err := v.box()
 	if err != nil {
@@ -94,7 +94,7 @@ func serveDecision(v *visit) (view, error) {
 	return view{name: "decision", title: "One decision", section: "Boxes", box: head, data: p}, nil
 }
 
-// judge asks what the policy in force decides about the destination of a decision. It returns nil if the caller may not ask, or if
+// judge asks for the decision of the policy in force about the same destination. It returns nil if the caller may not ask, or if
 // the decision was not about a destination of the box.
 func (v *visit) judge(id string, e audit.Event) (*judgement, error) {
 	if e.Stage == policy.StageURL || e.Name == "" && !e.Addr.IsValid() {
