@@ -41,7 +41,7 @@ var (
 		"connect: policy in force",
 	}
 	stepsOfDelete = []string{
-		"delete: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
+		"delete: begun", "remove: begun", "remove: link deleted", "disconnect: off the network", "delete: deletion stored",
 		"remove: processes ended", "remove: namespaces gone", "remove: files in the trash", "delete: nothing runs", "delete: record gone",
 	}
 	stepsOfChange = []string{
