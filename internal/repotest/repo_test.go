@@ -72,7 +72,7 @@ proxy/exchange: policy rule audit internal/fault internal/handshake relay/h1 pro
 proxy/har: policy audit internal/memory proxy/scrub proxy/proxytest relay/h1
 proxy/header: policy rule relay/h1 proxy/scrub relay
 proxy/http1: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 proxy/har proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
-proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary
+proxy/http2: policy audit internal/memory internal/buffers proxy/recovery proxy/exchange relay/h1 relay/h2 relay/h2/downstream relay/h2/upstream proxy/header proxy/live proxy/origin proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule rule/placeholder boundary proxy/usage
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/offer:
 proxy/origin: policy rule internal/fault internal/memory relay/h1 relay/h2/upstream proxy/offer proxy/problem proxy/route internal/socket proxy/proxydial proxy/usage relay relay/pool

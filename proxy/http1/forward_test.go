@@ -37,7 +37,7 @@ func FuzzForward(f *testing.F) {
 		}
 		reader := h1.Reader{Source: bytes.NewReader(in[n:])}
 		defer reader.Release()
-		up := body{set: set}
+		up := body{h: &conn{work: &work{}}, set: set}
 		up.Begin(&reader, r.Body, &up)
 		out, sent, whole, err := up.Body.Gather(header.AppendRequest(nil, &r, set, false))
 		var pending relay.Output

@@ -9,6 +9,7 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
+	"boxgate/proxy/usage"
 )
 
 type recorder struct{}
@@ -18,7 +19,7 @@ func (recorder) Record(audit.Event) {}
 // TestStreamOfAPanicIsNotUsedAgain: an upload may go on for a moment after the handler has panicked.
 func TestStreamOfAPanicIsNotUsedAgain(t *testing.T) {
 	t.Parallel()
-	s := &exchange.Session{Box: &policy.Box{}, Live: &live.Conn{}, Core: &exchange.Core{Log: zap.NewNop(), Audit: recorder{}}}
+	s := &exchange.Session{Usage: &usage.Box{}, Box: &policy.Box{}, Live: &live.Conn{}, Core: &exchange.Core{Log: zap.NewNop(), Audit: recorder{}}}
 	st := &stream{progress: progress{s: s, c: &conn{s: s, flights: map[*stream]struct{}{}}}}
 	st.x.Begin(s)
 	func() {
