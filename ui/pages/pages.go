@@ -178,11 +178,14 @@ func (v *Visit) here(name, value string) string {
 	return v.R.URL.Path + "?" + q.Encode()
 }
 
-// stamp is a time of the API: RFC 3339, or Unix seconds, where 0 is no time.
+// stamp is a time of the API: RFC 3339 or Unix seconds. An empty text and 0 are no time.
 type stamp struct{ time.Time }
 
 // UnmarshalJSON implements [json.Unmarshaler].
 func (s *stamp) UnmarshalJSON(text []byte) error {
+	if string(text) == `""` {
+		return nil
+	}
 	if bytes.HasPrefix(text, []byte{'"'}) {
 		return json.Unmarshal(text, &s.Time)
 	}

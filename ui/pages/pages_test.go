@@ -44,11 +44,11 @@ func TestDurations(t *testing.T) {
 	}
 }
 
-// TestStamps: both forms of times are read, and 0 is no time.
+// TestStamps: both forms of times are read, and 0 and an empty text are no time.
 func TestStamps(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Time{
-		`0`: {}, `1700000000`: time.Unix(1700000000, 0), `"2026-11-01T12:00:00Z"`: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
+		`0`: {}, `""`: {}, `1700000000`: time.Unix(1700000000, 0), `"2026-11-01T12:00:00Z"`: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
 	} {
 		var s stamp
 		if err := json.Unmarshal([]byte(text), &s); err != nil || !s.Equal(want) {
