@@ -79,7 +79,7 @@ type group struct {
 type host struct {
 	Latest row
 	Count  uint64
-	Allow  string // path of the page that allows it; empty: no entry of a policy does
+	Allow  string // path of the page that allows it; empty: no entry of a policy does, or another host has the same path
 }
 
 // Limits of the page of a box: rows unless it is asked for all, groups of denials, and hosts in each.
@@ -249,7 +249,11 @@ func (g *group) add(e audit.Event) {
 		}
 	}
 	if g.More = len(g.Hosts) == maxHosts; !g.More {
-		g.Hosts = append(g.Hosts, host{Latest: rowOf(e), Count: n, Allow: allowPath(e)})
+		allow := allowPath(e)
+		if slices.ContainsFunc(g.Hosts, func(h host) bool { return h.Allow == allow }) {
+			allow = "" // a look-up and a connection of one name need the same entry
+		}
+		g.Hosts = append(g.Hosts, host{Latest: rowOf(e), Count: n, Allow: allow})
 	}
 }
 
