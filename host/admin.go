@@ -35,7 +35,8 @@ func adminTLS(c config.AdminTLS, failed func(error)) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("admin.tls: %w", err)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: files.GetCertificate}, nil
+	// With the protocols set here, the server does not change the configuration while another listener reads it.
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: files.GetCertificate, NextProtos: []string{"h2", "http/1.1"}}, nil
 }
 
 // serveAdmin serves the admin API on a listener: with TLS on the TCP listener if admin.tls is set, and never on the Unix socket.
