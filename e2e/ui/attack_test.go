@@ -102,7 +102,7 @@ func TestOtherSitesCannotUseTheDashboard(t *testing.T) {
 	port := ln.Addr().(*net.TCPAddr).Port
 	b := newBrowser(t, w.Net.Gateway(), "--host-resolver-rules=MAP evil.example 127.0.0.1")
 	p := operator(t, w, b, "a", nil)
-	for _, from := range []string{fmt.Sprintf("http://127.0.0.1:%d", port), fmt.Sprintf("http://evil.example:%d", port)} {
+	for _, from := range []string{siteAt(port), fmt.Sprintf("http://evil.example:%d", port)} {
 		p.do("goto", from)
 		read := get[string](p, "evaluate", `(async () => {
 			const tries = [fetch("`+origin+`/ui/", { credentials: "include" }).then(r => r.text()),
@@ -130,12 +130,13 @@ func TestOtherSitesCannotUseTheDashboard(t *testing.T) {
 		t.Errorf("the policy is %+v %v", now, err)
 	}
 	p.visit("/ui/") // still signed in
-	if framed := frameRefused(t, b, from0(port)); !framed {
+	if framed := frameRefused(t, b, siteAt(port)); !framed {
 		t.Error("the dashboard is shown in a frame")
 	}
 }
 
-func from0(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+// siteAt returns the origin of a site at another port of the same name.
+func siteAt(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
 
 // frameRefused reports whether the browser refuses to show the dashboard in a frame of a page.
 func frameRefused(t *testing.T, b *browser, from string) bool {
