@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/api"
 	"boxgate/policy/authority"
 )
 
@@ -149,4 +151,39 @@ func FuzzRules(f *testing.F) {
 			t.Fatalf("%d rows of %d rules", len(rows), len(h.Rules))
 		}
 	})
+}
+
+// TestReportsAreBounded: of the reports that browsers are slow to receive, others than the operator have two in memory, one for each
+// key, and the operator does not wait for them.
+func TestReportsAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newReports()
+	auditor := func(key string) api.Caller { return api.Caller{Key: key, Role: api.RoleAuditor} }
+	first, err := r.admit(t.Context(), auditor("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := r.admit(t.Context(), auditor("b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, key := range []string{"a", "c"} {
+		if _, err := r.admit(over, auditor(key)); err == nil {
+			t.Error("a third report, of", key)
+		}
+	}
+	operator, err := r.admit(t.Context(), api.Caller{Key: api.OperatorKey, Role: api.RoleAdmin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator()
+	first()
+	second()
+	third, err := r.admit(t.Context(), auditor("c"))
+	if err != nil {
+		t.Fatal("after the others were sent:", err)
+	}
+	third()
 }

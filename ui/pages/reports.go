@@ -27,8 +27,12 @@ type reports struct {
 // maxReports is the number of reports in memory, for admin keys and for other keys each.
 const maxReports = 2
 
+func newReports() *reports {
+	return &reports{operators: make(chan struct{}, maxReports), others: make(chan struct{}, maxReports)}
+}
+
 func reportRoutes() []Route {
-	r := &reports{operators: make(chan struct{}, maxReports), others: make(chan struct{}, maxReports)}
+	r := newReports()
 	return []Route{
 		{"GET " + Prefix + "report", reportPage},
 		{"GET " + Prefix + "report/{format}", r.file},
