@@ -28,7 +28,7 @@ leave() {
 }
 
 clean() {
-  [ ${#children[@]} -eq 0 ] || kill "${children[@]}" 2>/dev/null || true
+  [ ${#children[@]} -eq 0 ] || kill -KILL "${children[@]}" 2>/dev/null || true # unshare --fork ignores SIGTERM
   wait
   leave
   rm -rf --one-file-system "$work"
