@@ -25,8 +25,8 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/access"
 	"boxgate/ingress/account"
-	"boxgate/internal/openid"
 	"boxgate/ingress/pages"
+	"boxgate/internal/openid"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
