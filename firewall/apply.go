@@ -88,15 +88,15 @@ func (f *Firewall) checkPlan(ctx context.Context, p Plan) error {
 }
 
 // Suspend takes the interface of a box down, so that no packet of the box passes, until [Firewall.Resume]. Repairs do not
-// raise it, and a box that is added meanwhile stays suspended. For a box that is not attached it is a no-op.
+// raise it, and a box that is added meanwhile, for the first time too, stays suspended. After an error the interface may be up.
 func (f *Firewall) Suspend(_ context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.suspended[id] = true
 	b, ok := f.boxes.byID[id]
 	if !ok {
 		return nil
 	}
-	b.suspended = true
 	if err := f.links.Lower(b.Link); err != nil {
 		return fmt.Errorf("firewall: suspend box %s: %w", id, err)
 	}
@@ -104,20 +104,20 @@ func (f *Firewall) Suspend(_ context.Context, id policy.BoxID) error {
 }
 
 // Resume ends [Firewall.Suspend]: the box has its network again, under the plan applied last. For a box that is not suspended it
-// is a no-op. After an error the box stays closed.
+// is a no-op. After an error its interface is down until a repair raises it under that plan.
 func (f *Firewall) Resume(ctx context.Context, id policy.BoxID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	b, ok := f.boxes.byID[id]
-	if !ok || !b.suspended {
+	suspended := f.suspended[id]
+	delete(f.suspended, id)
+	if !ok || !suspended {
 		return nil
 	}
 	if _, failed := f.removing[b.Link]; failed {
 		return nil
 	}
-	b.suspended = false
 	if err := f.restoreBox(ctx, b); err != nil {
-		b.suspended = true
 		return fmt.Errorf("firewall: resume box %s: %w", id, errors.Join(err, f.links.Lower(b.Link)))
 	}
 	return nil

@@ -192,7 +192,6 @@ func (f *Firewall) checkAttachments(ctx context.Context, list []Attachment) []*j
 		j.old = f.leftover[j.Link]
 		if known, ok := f.boxes.byID[a.Box]; ok {
 			j.old, j.plan, j.noted, j.known = known.Entry, known.plan, known.noted, true
-			j.suspended = known.suspended
 		}
 	}
 	return all
@@ -294,7 +293,7 @@ func (f *Firewall) attachLink(ctx context.Context, j *joining, view *link.View) 
 	f.boxes.add(j.box, at)
 	delete(f.leftover, j.Link)
 	f.trackBox(j.box)
-	if j.suspended {
+	if f.suspended[j.ID] {
 		return f.links.Lower(j.Link)
 	}
 	return nil

@@ -32,14 +32,15 @@ type Firewall struct {
 
 	removals removals
 
-	mu       sync.Mutex // guards the following, and serializes changes of the kernel's state
-	table    *nft.Table
-	boxes    roster
-	leftover map[string]nft.Entry    // by interface: boxes of an earlier run that have not been added again yet
-	removing map[string]policy.BoxID // by interface: boxes whose removal has failed; the ID is empty for a box of an earlier run
-	retry    removalRetry
-	idle     idle
-	closed   bool
+	mu        sync.Mutex // guards the following, and serializes changes of the kernel's state
+	table     *nft.Table
+	boxes     roster
+	leftover  map[string]nft.Entry    // by interface: boxes of an earlier run that have not been added again yet
+	removing  map[string]policy.BoxID // by interface: boxes whose removal has failed; the ID is empty for a box of an earlier run
+	retry     removalRetry
+	suspended map[policy.BoxID]bool // boxes whose interface is down until Resume, including those that are not attached yet
+	idle      idle
+	closed    bool
 }
 
 // box is an attached box.
@@ -50,8 +51,6 @@ type box struct {
 	plan  policy.KernelPlan
 	noted bool // all its forwarded connections have been noted, see idle
 	gone  bool // its network namespace is gone, and that has been logged
-
-	suspended bool // its interface is down until Resume
 
 	repairs repairs
 }
@@ -69,7 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
 	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
-		leftover: map[string]nft.Entry{}, removing: map[string]policy.BoxID{}, retry: removalRetry{first: firstRemoval}, idle: idle{wait: inFlight}}
+		leftover: map[string]nft.Entry{}, removing: map[string]policy.BoxID{}, suspended: map[policy.BoxID]bool{}, retry: removalRetry{first: firstRemoval}, idle: idle{wait: inFlight}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)

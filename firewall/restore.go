@@ -105,7 +105,7 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 	problems = map[policy.BoxID]error{}
 	for id := range boxes {
 		if b, ok := f.boxes.byID[id]; ok && !f.closed {
-			if _, failed := f.removing[b.Link]; failed || b.suspended {
+			if _, failed := f.removing[b.Link]; failed || f.suspended[b.ID] {
 				continue // its link is down on purpose; a failed removal is retried, and Resume restores a suspended box
 			}
 			if !b.repairs.allow(time.Now()) {
@@ -174,7 +174,7 @@ func (f *Firewall) restoreBox(ctx context.Context, b *box) error {
 
 // restoreLink restores the interface pair of a box.
 func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) error {
-	if b.suspended {
+	if f.suspended[b.ID] {
 		return nil
 	}
 	at, err := f.links.Attach(ctx, &b.Attachment, view)

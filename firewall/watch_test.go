@@ -296,8 +296,11 @@ func TestASuspendedBoxHasNoNetwork(t *testing.T) {
 	w.wait("the way of the box that was resumed", func() bool { return w.reaches("one", server) })
 	w.must(w.fw.Suspend(t.Context(), "one"))
 	w.must(w.fw.RemoveBox(t.Context(), "one"))
-	w.must(errors.Join(w.fw.Resume(t.Context(), "one"), w.fw.Suspend(t.Context(), "unknown")))
 	w.must(w.fw.AddBox(t.Context(), a))
 	w.apply("one", allow("198.51.100.0/28"))
+	if w.isUp("one") || w.reaches("one", server) {
+		t.Error("a suspended box that was removed and added anew has a network")
+	}
+	w.must(errors.Join(w.fw.Resume(t.Context(), "one"), w.fw.Suspend(t.Context(), "unknown"), w.fw.Resume(t.Context(), "unknown")))
 	w.wait("the way of the box that was added anew", func() bool { return w.reaches("one", server) })
 }

@@ -197,32 +197,49 @@ const leaseGrace = 10 * time.Second
 // and the caller resumes the box.
 func (p *Service) lockToEnd(b *state.Box) (suspended bool) {
 	locked, late := make(chan struct{}), make(chan bool)
-	go func() {
-		grace := time.NewTimer(p.leaseGrace)
-		defer grace.Stop()
-		select {
-		case <-locked:
-			late <- false
-		case <-grace.C:
-			err := p.contain(b, func() error { return p.net.Suspend(context.Background(), b.ID) })
-			p.log.Error("a box is off the network until a running change of it ends: its temporary entries have ended, and the change holds its policy",
-				zap.String("box", string(b.ID)), zap.Error(err))
-			late <- true
-		}
-	}()
+	go func() { late <- p.suspendLate(b, locked) }()
 	b.Lock()
 	close(locked)
 	return <-late
 }
 
-// resume puts a box that lockToEnd has suspended back on the network. The caller holds the lock of b, and has applied its policy
-// without ended leases, or closed it.
+// suspendLate takes a box off the network if it is not locked in time and still has an entry that allows something and has ended. It
+// tries again until that succeeds, and reports whether it tried.
+func (p *Service) suspendLate(b *state.Box, locked <-chan struct{}) (tried bool) {
+	for wait := p.leaseGrace; ; wait = min(p.leaseGrace, leaseTick) {
+		select {
+		case <-locked:
+			return tried
+		case <-time.After(wait):
+		}
+		if !p.overstays(b) {
+			continue
+		}
+		tried = true
+		err := p.contain(b, func() error { return p.net.Suspend(context.Background(), b.ID) })
+		if err == nil {
+			p.log.Error("a box is off the network until a running change of it ends: its temporary entries have ended, and the change holds its policy",
+				zap.String("box", string(b.ID)))
+			return true
+		}
+		p.log.Error("a box could not be taken off the network although its temporary entries have ended; retrying", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+}
+
+// overstays reports whether the policy of a box has an entry that allows something and has ended. A denial that has ended opens
+// no destination by staying.
+func (p *Service) overstays(b *state.Box) bool {
+	now := p.shared.now()
+	return slices.ContainsFunc(b.Applied.Load().Leases, func(l store.Lease) bool { return l.Allow && lease.Remaining(l, now) == 0 })
+}
+
+// resume puts a box that lockToEnd has suspended back on the network, or closes it if that fails. The caller holds the lock of b, and
+// has applied its policy without ended leases, or closed it.
 func (p *Service) resume(b *state.Box) {
 	ctx, cancel := change.DetachRollback(context.Background())
 	defer cancel()
 	if err := p.contain(b, func() error { return p.net.Resume(ctx, b.ID) }); err != nil {
-		p.log.Error("a box is closed: its network could not be restored", zap.String("box", string(b.ID)), zap.Error(err))
-		b.ShowError(closedProblem)
+		p.log.Error("the network of a box could not be restored", zap.String("box", string(b.ID)), zap.Error(errors.Join(err, p.closeBox(b))))
 	}
 }
 

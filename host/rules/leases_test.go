@@ -598,11 +598,44 @@ func TestALeaseEndsAlthoughAnotherChangeHoldsItsBox(t *testing.T) {
 	if g.kernel.Suspended.Load() != 0 || g.allows("a.example.com") || len(b.Leases) != 0 || g.isClosed("b1") {
 		t.Errorf("suspended %d times; leases %v, closed %t", g.kernel.Suspended.Load(), b.Leases, g.isClosed("b1"))
 	}
+	g.lease(false, time.Hour, "b.example.com")
+	b.Lock()
+	h.pass(time.Hour)
+	if g.overstays(b) {
+		t.Error("a box is taken off the network for the end of a denial")
+	}
+	b.Unlock()
+	g.endDueLeases()
 	g.Service.leaseGrace = time.Hour
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	g.endDueLeases()
 	if g.kernel.Suspended.Load() != 0 || g.allows("a.example.com") {
 		t.Error("a box whose lock is free is suspended, or its lease goes on")
+	}
+}
+
+// TestALeaseEndsAlthoughTheKernelRefuses: a box is taken off the network although that fails at first, and is closed if its network
+// cannot be restored.
+func TestALeaseEndsAlthoughTheKernelRefuses(t *testing.T) {
+	t.Parallel()
+	g, h := newLeasing(t)
+	g.Service.leaseGrace = time.Millisecond
+	g.lease(true, time.Hour, "a.example.com")
+	b := g.loadBox("b1")
+	b.Lock()
+	h.pass(time.Hour)
+	g.kernel.Refused.Store(3)
+	g.endDue(t.Context())
+	for end := time.Now().Add(time.Minute); g.kernel.Suspended.Load() != 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the box still has its network")
+		}
+	}
+	g.kernel.Refused.Store(1)
+	b.Unlock()
+	g.endingLeases.Wait()
+	if !g.isClosed("b1") || b.Problem != closedProblem {
+		t.Errorf("a box whose network cannot be restored: closed %t, %q", g.isClosed("b1"), b.Problem)
 	}
 }

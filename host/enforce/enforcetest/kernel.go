@@ -3,6 +3,7 @@ package enforcetest
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"boxgate/firewall"
@@ -16,11 +17,27 @@ type Kernel struct {
 	Cut    func(policy.BoxID) error
 	Seen   func(context.Context)
 
-	Suspended atomic.Int64 // calls of Suspend minus calls of Resume
+	Suspended atomic.Int64 // calls of Suspend that succeeded minus calls of Resume
+	Refused   atomic.Int64 // how many of the next calls of Suspend and Resume fail
 }
 
-func (k *Kernel) Suspend(context.Context, policy.BoxID) error { k.Suspended.Add(1); return nil }
-func (k *Kernel) Resume(context.Context, policy.BoxID) error  { k.Suspended.Add(-1); return nil }
+var errRefused = errors.New("refused")
+
+func (k *Kernel) Suspend(context.Context, policy.BoxID) error {
+	if k.Refused.Add(-1) >= 0 {
+		return errRefused
+	}
+	k.Suspended.Add(1)
+	return nil
+}
+
+func (k *Kernel) Resume(context.Context, policy.BoxID) error {
+	k.Suspended.Add(-1)
+	if k.Refused.Add(-1) >= 0 {
+		return errRefused
+	}
+	return nil
+}
 
 func (k *Kernel) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
 	if k.Seen != nil {
