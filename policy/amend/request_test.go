@@ -1,6 +1,7 @@
 package amend
 
 import (
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +145,79 @@ func TestAllowBefore(t *testing.T) {
 	e, _ := ParseRequestEntry("GET api.example.com:443/x")
 	if _, ok := e.AllowBefore(full, DigestOf(full.Rules[0])); ok {
 		t.Error("more rules than a policy takes")
+	}
+}
+
+// TestAllowBeforeOpensNoOther compares the decisions before and after for many policies, entries and requests: only requests of the
+// entry are opened, and none is closed.
+func TestAllowBeforeOpensNoOther(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	methods := []string{"GET", "POST", "DELETE", "HEAD", "OPTIONS", "delete", "Get"}
+	paths := []string{"/", "/v1", "/v1/", "/v1/x", "/v1/x/y", "/v1/X", "/v10", "/v1/a%20b", "/v1/a", "/other"}
+	odd := []string{"/v1/../other", "/v1//x", "/v1/%78", "/v1/x;y", "/v1%2fx", "/v1/.", "/v1/x%", "*", "/v1/*"}
+	pick := func(of []string) string { return of[random.IntN(len(of))] }
+	path := func() string { return pick(paths) + pick([]string{"", "", "*"}) }
+	someRule := func() match.RequestRule {
+		r := match.RequestRule{Hosts: []string{pick([]string{"api.example.com", "api.example.com:443", "*.example.com", "*", "api.example.com:80"})}, Action: pick([]string{"deny", "deny", "allow"})}
+		if random.IntN(2) == 0 {
+			r.Methods = []string{pick(methods[:5])}
+		}
+		switch random.IntN(6) {
+		case 0, 1:
+			r.Paths = []string{path(), path()}
+		case 2:
+			r.Match = &match.Match{Path: match.Prefix(pick(paths))}
+		case 3:
+			r.Match = &match.Match{Path: match.Regex("^/v1/[a-z]*$")}
+		case 4:
+			r.Match = &match.Match{Query: match.Pairs{Pairs: []match.Pair{{Key: *match.Exact("admin")}}}}
+		}
+		return r
+	}
+	n, _ := name.Parse("api.example.com")
+	opened := 0
+	for range 3000 {
+		var rules []match.RequestRule
+		for range 1 + random.IntN(4) {
+			rules = append(rules, someRule())
+		}
+		spec, method, of := ruled(rules...), pick(methods[:5]), path()
+		e, err := NewRequestEntry(n, 443, method, of)
+		if err != nil {
+			t.Fatal(of, err)
+		}
+		before := compiled(t, spec)
+		denying, err := e.Denying(before)
+		if err != nil {
+			continue
+		}
+		next, ok := e.AllowBefore(spec, DigestOf(denying))
+		if !ok {
+			t.Fatalf("%v: no place for %v", rules, e)
+		}
+		after := compiled(t, next)
+		prefix, isPrefix := strings.CutSuffix(of, "*")
+		for _, m := range methods {
+			for _, at := range slices.Concat(paths, odd) {
+				for _, port := range []uint16{443, 80} {
+					for _, query := range []string{"", "admin=1"} {
+						r := policy.Request{Stage: policy.StageHTTP, Name: n, Port: port, Protocol: policy.TCP, Method: m, Path: at, Query: query}
+						was, is := before.Decide(r).Allowed(), after.Decide(r).Allowed()
+						own := m == method && port == 443 && (at == of || isPrefix && strings.HasPrefix(at, prefix)) && !match.IsAmbiguous(at)
+						if is != was && (was || !own) {
+							t.Fatalf("%v with %v: %s %d %s?%s: %v, then %v", rules, e, m, port, at, query, was, is)
+						}
+						if is && !was {
+							opened++
+						}
+					}
+				}
+			}
+		}
+	}
+	if opened < 1000 {
+		t.Errorf("only %d requests were opened", opened)
 	}
 }
 
