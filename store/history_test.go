@@ -427,6 +427,44 @@ func TestAttackHistoryOfOthers(t *testing.T) {
 	}
 }
 
+// TestTextsOfRemovedLinesAreCharged: a key whose boxes took their texts from a box that no longer exists is charged for them, and loses
+// its own versions instead of those of another key.
+func TestTextsOfRemovedLinesAreCharged(t *testing.T) {
+	t.Parallel()
+	const total = 300_000
+	db := open(t, Options{Dir: newDir(t)})
+	bounds := history.Bounds{Versions: 1000, Bytes: 1 << 20, Total: total, Deleted: 20}
+	text := func(of string, n int) []byte { return []byte(of + strings.Repeat(fmt.Sprintf("%04d", n), 500)) }
+	inBook(t, db, bounds, func(b history.Book) (err error) {
+		add := func(holder, box string, n int) {
+			err = errors.Join(err, b.Add(policyLine(policy.BoxID(box)), holder, history.Version{Number: uint64(n)}, text(holder, n)))
+		}
+		for n := 1; n <= 65; n++ {
+			add("quiet", "quiet", n)
+		}
+		for n := 1; n <= 55; n++ {
+			add("loud", "first", n)
+			add("loud", "second", n)
+		}
+		if err != nil {
+			return err
+		}
+		if err = b.Delete("first", time.Now().Add(-time.Hour)); err == nil {
+			_, err = b.Expire(time.Now(), 10)
+		}
+		for n := 56; n <= 150; n++ {
+			add("loud", "second", n)
+		}
+		return err
+	})
+	if got := numbers(t, db, policyLine("quiet")); len(got) != 65 {
+		t.Errorf("another key has %d versions of 65", len(got))
+	}
+	if got := numbers(t, db, policyLine("second")); len(got) > 75 || got[len(got)-1] != 150 {
+		t.Errorf("the key that filled the history has %d versions", len(got))
+	}
+}
+
 // contentsOf returns the size of each document of a bucket.
 func contentsOf(t *testing.T, db *DB, bucket []byte) map[string]int {
 	t.Helper()

@@ -190,6 +190,9 @@ func (b Book) relieve(t totals) error {
 	if err != nil {
 		return err
 	}
+	if err := b.recharge(list, t.Bytes); err != nil {
+		return err
+	}
 	shares := sharesOf(list)
 	for t.Deleted > b.Bounds.Deleted/10*9 {
 		s := slices.MaxFunc(shares, func(a, b *share) int { return cmp.Compare(len(a.deleted), len(b.deleted)) })
@@ -215,6 +218,41 @@ func (b Book) relieve(t totals) error {
 		t.Least = t.Bytes
 	}
 	return b.setTotals(t)
+}
+
+// recharge charges each text to the first line that has it, if the charges differ from the total by more than a tenth of it. They
+// differ when a line that was charged for a text, or that removed it last, no longer exists: other lines may then have texts that no
+// key is charged for, or a charge for texts that were removed.
+func (b Book) recharge(list []identified, total int64) error {
+	sum := int64(0)
+	for _, l := range list {
+		sum += l.Stored
+	}
+	if max(sum-total, total-sum) <= total/10 {
+		return nil
+	}
+	charged := map[string]bool{}
+	for i := range list {
+		l := &list[i]
+		l.Stored = 0
+		err := b.Versions.Each(l.Key(), func(_, data []byte) error {
+			var v Version
+			if err := document.DecodeOwn(data, &v); err != nil {
+				return err
+			}
+			if l.Stored += int64(len(data)); !charged[v.Digest] {
+				charged[v.Digest], l.Stored = true, l.Stored+v.Size
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if _, err := put(b.Lines, l.Key(), l.Line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // relieveBytes is the part of relieve about bytes. shorten removes versions of the largest line of a share.
