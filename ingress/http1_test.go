@@ -157,6 +157,23 @@ func TestNothingIsLeftForTheNextRequest(t *testing.T) {
 	if conns.Load() != 5 {
 		t.Errorf("%d connections for 5 requests", conns.Load())
 	}
+	// The same on a connection that was kept after an earlier response.
+	conns = f.script(t, "two", func(c net.Conn, in *bufio.Reader) {
+		for _, text := range []string{"", poison, "", ""} {
+			if _, err := http.ReadRequest(in); err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"+text)
+		}
+	})
+	for range 6 {
+		if _, body := get(t, f.client(t, false), "https://two"+domain+"/", nil); body != "hi" {
+			t.Fatalf("answered %q after an earlier response", body)
+		}
+	}
+	if conns.Load() < 3 { // more if a request came before the connection was kept
+		t.Errorf("%d connections for 6 requests, and the second answer of each has surplus bytes", conns.Load())
+	}
 }
 
 // Connections to a box are reused, and an idempotent request succeeds although the box has just closed its connection.

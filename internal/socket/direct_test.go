@@ -312,6 +312,34 @@ func TestAskAServerThatEnds(t *testing.T) {
 	}
 }
 
+// TestAskForAnAnswerThatIsEarlyOrLast: an answer that arrives before the whole request was sent is left to the next read, and the end
+// of the stream after an answer as well.
+func TestAskForAnAnswerThatIsEarlyOrLast(t *testing.T) {
+	t.Parallel()
+	for _, long := range [][]byte{[]byte("request"), bytes.Repeat([]byte("0123456789abcdef"), 1<<20)} {
+		near, far := pair(t)
+		got := make(chan int64, 1)
+		go func() {
+			_, _ = io.ReadFull(far, make([]byte, 7))
+			_, _ = io.WriteString(far, "answer, ended")
+			_ = far.CloseWrite()
+			n, _ := io.Copy(io.Discard, far)
+			got <- n
+		}()
+		begin, err := request(t, near, long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rest, err := io.ReadAll(near); begin+string(rest) != "answer, ended" || err != nil {
+			t.Errorf("%d bytes: %q and %q, %v", len(long), begin, rest, err)
+		}
+		_ = near.Close()
+		if n := <-got; n != int64(len(long)-7) {
+			t.Errorf("%d bytes: the peer got %d more", len(long), n)
+		}
+	}
+}
+
 func TestAskIsInterrupted(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)
