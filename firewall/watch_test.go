@@ -304,3 +304,57 @@ func TestASuspendedBoxHasNoNetwork(t *testing.T) {
 	w.must(errors.Join(w.fw.Resume(t.Context(), "one"), w.fw.Suspend(t.Context(), "unknown"), w.fw.Resume(t.Context(), "unknown")))
 	w.wait("the way of the box that was added anew", func() bool { return w.reaches("one", server) })
 }
+
+// pairs returns the addresses, routes, neighbours and queues of the links of boxes, on both ends.
+func (w *world) pairs(ids ...policy.BoxID) (all string) {
+	w.t.Helper()
+	for _, id := range ids {
+		for name, ns := range map[string]netns.NsHandle{network.LinkName(id): w.gateway, "eth0": w.boxNS[id]} {
+			w.must(w.in(ns, func() error {
+				out, err := exec.Command("sh", "-ec", strings.ReplaceAll("(ip -o -br addr show dev LINK; ip -d route show table all dev LINK; ip -6 -d route show table all dev LINK; "+
+					"ip neigh show dev LINK; ip -6 neigh show dev LINK; tc qdisc show dev LINK; tc filter show dev LINK ingress) | sed -E 's/ (id|refcnt) [0-9]+//'", "LINK", name)).CombinedOutput()
+				all += string(id) + " " + name + "\n" + string(out)
+				return err
+			}))
+		}
+	}
+	lines := strings.Split(all, "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// TestNetworkAfterASuspension: the link of a box is as before, which the kernel strips of its routes and neighbours when it goes down,
+// after Resume and also if the gateway ends while the box is suspended.
+func TestNetworkAfterASuspension(t *testing.T) {
+	w := newWorld(t)
+	one, two := w.addBox("one", 10), w.addBox("two", 11)
+	plan := allow("198.51.100.0/28", "2001:db8:2::/64")
+	w.apply("one", plan)
+	w.apply("two", plan)
+	w.must(w.fw.SetRates(t.Context(), "one", Rates{Send: 1 << 20, Receive: 1 << 20}))
+	one.Rates = Rates{Send: 1 << 20, Receive: 1 << 20}
+	port := w.serveTCP(w.outside, ":0", nil).Port()
+	reached := func(when string) {
+		t.Helper()
+		for _, a := range []netip.Addr{outside4, outside6} {
+			w.wait("the way of the box to "+a.String()+" "+when, func() bool { return w.reaches("one", netip.AddrPortFrom(a, port)) })
+		}
+	}
+	reached("at first")
+	before := w.pairs("one", "two")
+	w.must(w.fw.Suspend(t.Context(), "one"))
+	w.must(w.fw.Resume(t.Context(), "one"))
+	reached("after the suspension")
+	if after := w.pairs("one", "two"); after != before {
+		t.Errorf("before a suspension:\n%s\nafter it:\n%s", before, after)
+	}
+	w.must(w.fw.Suspend(t.Context(), "one"))
+	w.must(w.fw.Close())
+	w.open()
+	w.must(errors.Join(w.fw.AddBoxes(t.Context(), []Attachment{one, two})...))
+	w.must(errors.Join(w.fw.ApplyAll(t.Context(), []Plan{{"one", plan}, {"two", plan}})...))
+	reached("after a restart")
+	if after := w.pairs("one", "two"); after != before {
+		t.Errorf("before a restart:\n%s\nafter it:\n%s", before, after)
+	}
+}
