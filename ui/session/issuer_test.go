@@ -92,7 +92,7 @@ func (b *browser) atIssuer(t *testing.T, next, user string) string {
 	if to == "" {
 		t.Fatalf("%s", text(resp))
 	}
-	if strings.Contains(to, "b1") {
+	if strings.Contains(to, "boxes") { // random texts in the address contain shorter ones
 		t.Errorf("the provider learns the path: %s", to)
 	}
 	jar, err := cookiejar.New(nil)
