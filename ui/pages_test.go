@@ -444,6 +444,32 @@ func TestPagesOfTrail(t *testing.T) {
 	}
 }
 
+// TestLongEntriesOfTrail: a page of the trail has fewer entries if they are long, and the next one goes on. Changes are shown without
+// effect on the direction of text.
+func TestLongEntriesOfTrail(t *testing.T) {
+	t.Parallel()
+	g, k := filled(t)
+	b := g.as(t, "sk-admin")
+	const count, size = 10, 600 << 10
+	for i := range count {
+		change := trail.Change{RawMessage: []byte(`{"reason":"` + strings.Repeat("a", size) + "\u202e" + `"}`)}
+		if _, err := k.Append(trail.Entry{Kind: trail.Answer, Key: fmt.Sprint("person", i), Route: "PUT /v2/box", Status: 200, Change: change}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, first := b.get(t, "/ui/trail")
+	if n := strings.Count(first, `data-label="By">person`); n == 0 || n*size > 4<<20 || strings.Contains(first, "\u202e") {
+		t.Errorf("%d entries on %d bytes, with bidirectional characters: %v", n, len(first), strings.Contains(first, "\u202e"))
+	}
+	next := between(first[strings.Index(first, `<nav class="pager"`):], `<a href="`, `" rel="next"`)
+	_, second := b.get(t, strings.ReplaceAll(next[strings.LastIndex(next, `"`)+1:], "&amp;", "&"))
+	for i := range count {
+		if n := strings.Count(first+second, fmt.Sprintf(`data-label="By">person%d<`, i)); n != 1 {
+			t.Errorf("entry %d is on the pages %d times", i, n)
+		}
+	}
+}
+
 // between returns the text between two others, or "".
 func between(s, from, to string) string {
 	before, _, ok := strings.Cut(s, to)

@@ -57,8 +57,13 @@ func (r trailRow) Outcome() string {
 	return ""
 }
 
-// Details returns the change of the entry as indented JSON, or "".
-func (r trailRow) Details() string { return indented(r.Change.RawMessage) }
+// Details returns the lines of the change of the entry as indented JSON. It may contain text of callers and boxes.
+func (r trailRow) Details() []string {
+	if len(r.Change.RawMessage) == 0 {
+		return nil
+	}
+	return strings.Split(indented(r.Change.RawMessage), "\n")
+}
 
 // trailQuery is the filter.
 type trailQuery struct {
@@ -128,6 +133,17 @@ type line struct {
 	text []byte
 }
 
+// maxTrailBytes bounds the lines of a page, which has fewer entries if they are long: one with the change of a large policy may have
+// megabytes.
+const maxTrailBytes = 4 << 20
+
+func bytesOf(list []line) (n int) {
+	for _, l := range list {
+		n += len(l.text)
+	}
+	return n
+}
+
 // readTrail reads the latest entries that the query selects, the latest first, and whether there are older ones. A call is left
 // out if its answer follows, which contains everything that the call does.
 func readTrail(v *Visit, q trailQuery) (rows []trailRow, more bool, err error) {
@@ -156,8 +172,12 @@ func readTrail(v *Visit, q trailQuery) (rows []trailRow, more bool, err error) {
 		if e.Seq < before {
 			list = append(list, line{e.Seq, bytes.Clone(text)})
 		}
-		if len(list) > 2*pageSize { // more than a page, because answers remove calls
-			list, more = slices.Delete(list, 0, len(list)-2*pageSize), true
+		drop := max(0, len(list)-2*pageSize) // more than a page stay, because answers remove calls
+		for size := bytesOf(list[drop:]); drop < len(list)-1 && size > maxTrailBytes; drop++ {
+			size -= len(list[drop].text)
+		}
+		if drop > 0 {
+			list, more = slices.Delete(list, 0, drop), true
 		}
 		return nil
 	})
