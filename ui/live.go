@@ -3,7 +3,9 @@ package ui
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -102,6 +104,16 @@ func livePath(v *visit) (path, after string) {
 	return api.BoxPath(v.r.PathValue("id"), "egress") + "?" + q.Encode(), after
 }
 
+// readLive reads the API's stream into a batch. A panic ends this stream only: here it would end the gateway.
+func readLive(ctx context.Context, c *api.Client, path string, begun chan<- string, into *batch) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("a decision cannot be shown: %v", p)
+		}
+	}()
+	return c.Events(ctx, path, func(run string) { begun <- run }, into.add)
+}
+
 // serveLive streams the decisions about a box as server-sent events, in batches. It ends with the session.
 func serveLive(v *visit) (view, error) {
 	path, after := livePath(v)
@@ -109,13 +121,17 @@ func serveLive(v *visit) (view, error) {
 	waiting := &batch{most: maxFirst}
 	begun, ended := make(chan string, 1), make(chan error, 1)
 	go func() {
-		ended <- v.client.Events(ctx, path, func(run string) { begun <- run }, waiting.add)
+		ended <- readLive(ctx, v.client, path, begun, waiting)
 	}()
 	var run string
 	select {
 	case run = <-begun:
 	case err := <-ended:
-		return view{}, err
+		if err != nil {
+			return view{}, err
+		}
+		run = <-begun // it has begun and ended
+		ended <- nil
 	}
 	out := &liveWriter{w: v.w, rc: http.NewResponseController(v.w), run: run}
 	defer func() { _ = out.rc.SetWriteDeadline(noTime) }()

@@ -219,3 +219,20 @@ func TestStreamKeepsUp(t *testing.T) {
 		t.Error("the page is not told that it lost decisions")
 	}
 }
+
+// lines answers every request with these lines.
+type lines string
+
+func (l lines) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(l))), Request: req}, nil
+}
+
+// TestLivePanics: a panic about one decision ends the stream, not the gateway.
+func TestLivePanics(t *testing.T) {
+	t.Parallel()
+	begun := make(chan string, 1)
+	client := api.NewClientOver(lines("{\"seq\":1}\n"))
+	if err := readLive(t.Context(), client, "/v2/box/b/egress", begun, nil); err == nil || !strings.Contains(err.Error(), "cannot be shown") {
+		t.Errorf("%v", err)
+	}
+}
