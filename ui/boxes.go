@@ -3,6 +3,7 @@ package ui
 import (
 	"cmp"
 	"encoding/json"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,7 +223,7 @@ func serveActivity(v *visit) (view, error) {
 		return view{}, err
 	}
 	v.w.Header().Set("Content-Type", "application/json")
-	_, _ = v.w.Write(text)
+	send(v.w, http.StatusOK, text)
 	return view{written: true}, nil
 }
 

@@ -203,11 +203,18 @@ func (u *UI) write(w http.ResponseWriter, name string, status int, doc document)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendTime))
+	send(w, status, b.Bytes())
+}
+
+// send sends a response whose browser has sendTime to receive it.
+func send(w http.ResponseWriter, status int, content []byte) {
+	rc := http.NewResponseController(w)
+	w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+	_ = rc.SetWriteDeadline(time.Now().Add(sendTime))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes())
-	_ = http.NewResponseController(w).SetWriteDeadline(noTime)
+	_, _ = w.Write(content)
+	_ = rc.Flush() // within the deadline: the server would send the rest without one
+	_ = rc.SetWriteDeadline(noTime)
 }
 
 // navItem is an entry of the navigation.
