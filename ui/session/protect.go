@@ -32,21 +32,37 @@ func (s *Store) token(cookie string) string {
 // sites, in frames, and forms without the token of their session. It reads the forms, so next must not limit their size.
 func (s *Store) Protect(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = bounded(w, r, s.bodyTime)
 		switch {
 		case !s.options.Hosts.Known(r):
 			http.Error(w, "This is not a name of this dashboard; use its address or localhost, or add the name to admin.hosts.", http.StatusMisdirectedRequest)
 		case !allowed(r):
 			http.Error(w, "Requests of other sites are refused.", http.StatusForbidden)
-		case isSafe(r) || r.URL.Path == SignInPath:
-			next.ServeHTTP(w, r)
 		default:
-			if err := s.checkToken(w, r); err != nil {
-				http.Error(w, err.Error(), http.StatusForbidden)
-				return
-			}
-			next.ServeHTTP(w, r)
+			s.visit(w, r, next)
 		}
 	})
+}
+
+// visit serves a request of a browser, unless its caller has too many under way, or it is a form without the token of its session.
+func (s *Store) visit(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	e := s.entryOf(r)
+	if e != nil {
+		n := weightOf(r)
+		if !s.visits.begin(e.caller.Key, n) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "Too many pages are open with this key or account. Close some, or try again in a moment.", http.StatusTooManyRequests)
+			return
+		}
+		defer s.visits.end(e.caller.Key, n)
+	}
+	if !isSafe(r) && r.URL.Path != SignInPath {
+		if err := s.checkToken(w, r, e); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+	}
+	next.ServeHTTP(w, r)
 }
 
 func isSafe(r *http.Request) bool { return r.Method == http.MethodGet || r.Method == http.MethodHead }
@@ -54,18 +70,20 @@ func isSafe(r *http.Request) bool { return r.Method == http.MethodGet || r.Metho
 // errToken refuses a form.
 var errToken = errors.New("This form is not one of your session, or it has ended: open the page again.") //nolint:staticcheck // shown to people
 
-// checkToken refuses a form that a page of the session of the request has not made.
-func (s *Store) checkToken(w http.ResponseWriter, r *http.Request) error {
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-	if r.Method != http.MethodPost || r.ParseForm() != nil {
+// checkToken refuses a form that a page of the session of the request has not made. It reads nothing of a stranger.
+func (s *Store) checkToken(w http.ResponseWriter, r *http.Request, e *entry) error {
+	if e == nil || r.Method != http.MethodPost {
 		return errToken
 	}
-	session, ok := s.Caller(r)
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if r.ParseForm() != nil {
+		return errToken
+	}
 	got := r.PostForm[TokenField]
 	if header := r.Header.Values(TokenHeader); len(got) == 0 {
 		got = header
 	}
-	if !ok || len(got) != 1 || !equal(got[0], session.Token) {
+	if len(got) != 1 || !equal(got[0], s.token(cookieOf(r, Cookie))) {
 		return errToken
 	}
 	return nil

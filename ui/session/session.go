@@ -64,6 +64,9 @@ type Store struct {
 	key     [32]byte // of the tokens of forms, and of sign-ins at the provider
 	states  openid.Once
 	returns returns
+	visits  visits
+
+	bodyTime time.Duration // for the form of a request
 
 	mu       sync.Mutex
 	sessions map[[sha256.Size]byte]*entry // by the hash of the cookie
@@ -94,7 +97,7 @@ func New(o Options) *Store {
 	if o.Render == nil {
 		o.Render = renderPlain
 	}
-	s := &Store{options: o, sessions: map[[sha256.Size]byte]*entry{}}
+	s := &Store{options: o, bodyTime: bodyTime, sessions: map[[sha256.Size]byte]*entry{}}
 	_, _ = rand.Read(s.key[:]) // never fails
 	return s
 }

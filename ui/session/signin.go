@@ -30,7 +30,7 @@ const formCookie = "__Host-boxgate-form"
 // formTime is how long the form of a sign-in may be open.
 const formTime = time.Hour
 
-// bodyTime is how long the form of a sign-in may take to arrive.
+// bodyTime is how long a form may take to arrive.
 const bodyTime = 10 * time.Second
 
 // Page is the page of a sign-in.
@@ -129,10 +129,8 @@ const (
 
 // signIn begins a session for a valid key.
 func (s *Store) signIn(w http.ResponseWriter, r *http.Request) {
-	_ = http.NewResponseController(w).SetReadDeadline(s.options.Now().Add(bodyTime))
 	r.Body = http.MaxBytesReader(w, r.Body, maxSign)
 	err := r.ParseForm()
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	p := Page{Next: Local(r.PostForm.Get("next"))}
 	cookie := cookieOf(r, formCookie)
 	if err != nil || cookie == "" || len(r.PostForm[TokenField]) != 1 || !equal(r.PostForm.Get(TokenField), s.token(cookie)) {

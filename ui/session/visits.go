@@ -1,0 +1,80 @@
+package session
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Bounds of the pages and forms that the browsers of one caller have under way. A page is in memory until its browser has received it,
+// and a form with its decoded fields until it is answered.
+const (
+	mostVisits = 64 // pages and streams, of all sessions of the caller
+	formVisits = 8  // pages that a form counts as
+)
+
+// visits counts the pages and forms under way, by caller. The zero value is empty. Safe for concurrent use.
+type visits struct {
+	mu   sync.Mutex
+	held map[string]int
+}
+
+// begin counts a page or a form of a caller, and reports false if it has too many. Each success must be followed by a call of end.
+func (v *visits) begin(caller string, n int) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.held[caller]+n > mostVisits {
+		return false
+	}
+	if v.held == nil {
+		v.held = map[string]int{}
+	}
+	v.held[caller] += n
+	return true
+}
+
+func (v *visits) end(caller string, n int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.held[caller] -= n; v.held[caller] == 0 {
+		delete(v.held, caller)
+	}
+}
+
+// weightOf returns the number of pages that a request counts as.
+func weightOf(r *http.Request) int {
+	if isSafe(r) {
+		return 1
+	}
+	return formVisits
+}
+
+// timed is a body that has to arrive before a deadline. The deadline stays until all of the body has been read: the server waits for the
+// rest of a body that no handler has read.
+type timed struct {
+	io.ReadCloser
+	rc *http.ResponseController
+}
+
+// bounded returns the request with a body that has to arrive within a time.
+func bounded(w http.ResponseWriter, r *http.Request, within time.Duration) *http.Request {
+	if r.Body == nil || r.Body == http.NoBody {
+		return r
+	}
+	body := timed{r.Body, http.NewResponseController(w)}
+	_ = body.rc.SetReadDeadline(time.Now().Add(within)) // not supported by recorders of tests
+	r = r.WithContext(r.Context())                      // a copy: the server looks at the body of its own
+	r.Body = body
+	return r
+}
+
+// Read implements [io.Reader].
+func (b timed) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		_ = b.rc.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
