@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -84,6 +85,19 @@ const (
 	mostOfAddress = 4
 )
 
+// networkOf returns the text that an address is counted as: an IPv4 address, or an IPv6 network of the size that one customer has.
+func networkOf(address string) string {
+	a, err := netip.ParseAddr(address)
+	if err != nil || a.Unmap().Is4() {
+		return address
+	}
+	network, err := a.WithZone("").Prefix(64)
+	if err != nil {
+		return address
+	}
+	return network.String()
+}
+
 // returns counts the returns from the provider that are being completed, by address. The zero value is empty.
 type returns struct {
 	mu   sync.Mutex
@@ -149,6 +163,9 @@ func (s *Store) expiryOf(state, flow string) int64 {
 // toIssuer sends a browser to the provider.
 func (s *Store) toIssuer(w http.ResponseWriter, r *http.Request) {
 	next := Local(r.URL.Query().Get("next"))
+	if s.hasSession(w, r, next, StartPath) {
+		return
+	}
 	flow, expires := newSecret(), s.options.Now().Add(flowTime).Unix()
 	nonce, verifier := s.secretsOf(flow)
 	ctx, cancel := context.WithTimeout(r.Context(), bodyTime)
@@ -195,7 +212,7 @@ func (s *Store) fromIssuer(w http.ResponseWriter, r *http.Request) {
 	p, status := Page{Next: next}, http.StatusForbidden
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	expires := s.expiryOf(query.Get("state"), flow)
-	address := remoteOf(r)
+	address := networkOf(remoteOf(r))
 	switch {
 	case err != nil || expires == 0:
 		p.Problem = staleFlow

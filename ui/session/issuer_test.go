@@ -251,6 +251,36 @@ func TestReturnsAreBounded(t *testing.T) {
 	}
 }
 
+// TestSignInAtAProviderKeepsTheSession: a link elsewhere does not make somebody another person, by a sign-in at the provider that needs
+// no click.
+func TestSignInAtAProviderKeepsTheSession(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.options.Issuer = &Issuer{Provider: openid.New(openid.Config{Issuer: "http://127.0.0.1:1"})}
+	f.handler = f.Protect(f.Handler())
+	b := f.browser()
+	b.signIn("reader-key", "")
+	without := f.browser() // as a browser sends it, without cookies of the same site only
+	if page := text(without.send("GET", StartPath+"?next=/ui/boxes", nil, crossSite)); !strings.Contains(page, `content="0; url=/ui/oidc/start?next=%2Fui%2Fboxes"`) {
+		t.Errorf("a link elsewhere: %s", page)
+	}
+	if resp := b.send("GET", StartPath+"?next=/ui/boxes", nil); resp.StatusCode != http.StatusSeeOther || resp.Header.Get("Location") != "/ui/boxes" || b.cookies[flowCookie] != "" {
+		t.Errorf("with a session: %s %s", resp.Status, resp.Header.Get("Location"))
+	}
+}
+
+func TestNetworkOf(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string]string{
+		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "::ffff:192.0.2.1", "2001:db8::1:2": "2001:db8::/64", "2001:db8:0:0:ffff::": "2001:db8::/64",
+		"fe80::1%eth0": "fe80::/64", "unknown": "unknown",
+	} {
+		if got := networkOf(address); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+}
+
 func TestPersonOf(t *testing.T) {
 	t.Parallel()
 	for want, id := range map[string]openid.Identity{

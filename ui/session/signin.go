@@ -90,15 +90,25 @@ const oidcPrefix = "/ui/oidc/"
 // showSignIn shows the form.
 func (s *Store) showSignIn(w http.ResponseWriter, r *http.Request) {
 	next := Local(r.URL.Query().Get("next"))
-	if _, ok := s.Caller(r); ok {
-		http.Redirect(w, r, next, http.StatusSeeOther)
-		return
-	}
-	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" || site == "same-site" { // a link elsewhere: the browser held the cookie back
-		goOn(w, SignInPath+"?next="+url.QueryEscape(next))
+	if s.hasSession(w, r, next, SignInPath) {
 		return
 	}
 	s.render(w, r, http.StatusOK, Page{Next: next})
+}
+
+// hasSession sends a browser that has signed in on to next, and one that may have, to path again: browsers hold the cookie of the session
+// back when a link of another site is followed. It returns false for a browser that has not signed in.
+func (s *Store) hasSession(w http.ResponseWriter, r *http.Request, next, path string) bool {
+	if _, ok := s.Caller(r); ok {
+		http.Redirect(w, r, next, http.StatusSeeOther)
+		return true
+	}
+	site := r.Header.Get("Sec-Fetch-Site")
+	if site != "cross-site" && site != "same-site" {
+		return false
+	}
+	goOn(w, path+"?next="+url.QueryEscape(next))
+	return true
 }
 
 // render writes the form with a token for this browser.
