@@ -65,6 +65,7 @@ type Store struct {
 	states  openid.Once
 	returns returns
 	visits  visits
+	signIns signIns
 
 	bodyTime time.Duration // for the form of a request
 

@@ -134,6 +134,7 @@ const (
 	badKey   = "This is not a valid API key. On the gateway's host, gateway api-key create makes one."
 	badForm  = "The form was open for too long, or the browser keeps no cookies for this address. Try again; over plain HTTP use http://localhost."
 	tooMany  = "Too many people are signed in. Sign out elsewhere, or try again later."
+	tooOften = "This key or account has signed in too often. Try again in a minute."
 	notSaved = "The audit trail cannot be written, so signing in is not possible now: make room on the disk of state_dir."
 )
 
@@ -176,6 +177,12 @@ func (s *Store) finish(w http.ResponseWriter, r *http.Request, route string, e *
 			s.render(w, r, http.StatusTooManyRequests, p)
 			return
 		}
+	}
+	if !s.signIns.count(e.caller.Key, s.options.Now()) {
+		w.Header().Set("Retry-After", "60")
+		p.Problem = tooOften
+		s.render(w, r, http.StatusTooManyRequests, p)
+		return
 	}
 	if err := s.record(r, route, e.caller, http.StatusSeeOther); err != nil {
 		p.Problem = notSaved

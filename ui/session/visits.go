@@ -43,6 +43,27 @@ func (v *visits) end(caller string, n int) {
 	}
 }
 
+// mostSignIns is how often a caller can sign in each minute. Each sign-in is an entry on disk.
+const mostSignIns = 300
+
+// signIns counts the sign-ins of the current minute, by caller. The zero value is empty. Safe for concurrent use.
+type signIns struct {
+	mu     sync.Mutex
+	since  time.Time
+	counts map[string]int
+}
+
+// count counts a sign-in, and reports false if the caller has too many in this minute.
+func (c *signIns) count(caller string, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.counts == nil || now.Sub(c.since) >= time.Minute {
+		c.counts, c.since = map[string]int{}, now
+	}
+	c.counts[caller]++
+	return c.counts[caller] <= mostSignIns
+}
+
 // weightOf returns the number of pages that a request counts as.
 func weightOf(r *http.Request) int {
 	if isSafe(r) {

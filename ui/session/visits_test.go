@@ -130,3 +130,25 @@ func (b *browser) copy() *browser {
 	}
 	return c
 }
+
+// TestSignInsAreBounded: a key that signs in again and again does not fill the audit trail, and others sign in.
+func TestSignInsAreBounded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for range mostSignIns {
+		if resp := f.browser().signIn("reader-key", ""); resp.StatusCode != http.StatusSeeOther {
+			t.Fatal(resp.Status)
+		}
+	}
+	recorded := len(f.made)
+	if resp := f.browser().signIn("reader-key", ""); resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || len(f.made) != recorded {
+		t.Errorf("one more: %s, %d entries", resp.Status, len(f.made)-recorded)
+	}
+	if resp := f.browser().signIn("operator-key", ""); resp.StatusCode != http.StatusSeeOther {
+		t.Errorf("the operator: %s", resp.Status)
+	}
+	f.change(func() { f.now = f.now.Add(time.Minute) })
+	if resp := f.browser().signIn("reader-key", ""); resp.StatusCode != http.StatusSeeOther {
+		t.Errorf("a minute later: %s", resp.Status)
+	}
+}
