@@ -16,19 +16,26 @@ const (
 // telling are parts of names that credentials have, as header fields or query parameters. Names are compared in lower case, without
 // dashes and underscores.
 var telling = []string{
-	"accesskey", "apikey", "assertion", "authkey", "authorization", "clientsecret", "cookie", "credential", "jwt", "passphrase", "passwd", "password",
-	"privatekey", "secret", "session", "signature", "token", "xauth",
+	"accesskey", "apikey", "assertion", "authkey", "authorization", "clientsecret", "cookie", "credential", "dpop", "jwt", "oidc", "passphrase", "passwd",
+	"password", "privatekey", "saml", "secret", "session", "signature", "token", "xauth",
 }
 
+// endings are ends of names that credentials have, such as Ocp-Apim-Subscription-Key, and harmless are names that end so but are none.
+var (
+	endings  = []string{"key", "auth"}
+	harmless = []string{"cachekey", "idempotencykey", "partitionkey", "publickey", "secwebsocketkey", "sortkey", "surrogatekey", "xcachekey"}
+)
+
 // whole are names of credentials that are parts of other names as well.
-var whole = []string{"auth", "code", "key", "pass", "pwd", "sid", "sig"}
+var whole = []string{"code", "otp", "pass", "pwd", "sid", "sig", "ticket"}
 
 var separators = strings.NewReplacer("-", "", "_", "", ".", "", "[", "", "]", "")
 
 // isCredential reports whether a field or parameter of that name is a credential.
 func isCredential(name string) bool {
 	plain := separators.Replace(strings.ToLower(name))
-	return slices.Contains(whole, plain) || slices.ContainsFunc(telling, func(part string) bool { return strings.Contains(plain, part) })
+	return slices.Contains(whole, plain) || slices.ContainsFunc(telling, func(part string) bool { return strings.Contains(plain, part) }) ||
+		!slices.Contains(harmless, plain) && slices.ContainsFunc(endings, func(end string) bool { return strings.HasSuffix(plain, end) })
 }
 
 // schemes are schemes of Authorization that are shown.
@@ -45,6 +52,8 @@ func (r redaction) field(name, value string) string {
 	switch strings.ToLower(name) {
 	case "location", "content-location", "referer":
 		return r.reference(value)
+	case "sec-websocket-protocol":
+		return r.protocols(value)
 	}
 	if r.credentials || !isCredential(name) || slices.Contains(r.shown, value) {
 		return value
@@ -94,10 +103,38 @@ func (r redaction) reference(value string) string {
 		return value
 	}
 	value, _, fragment := strings.Cut(value, "#")
+	if scheme, rest, found := strings.Cut(value, "//"); found && (scheme == "" || strings.HasSuffix(scheme, ":")) {
+		authority := rest[:len(rest)-len(strings.TrimLeftFunc(rest, func(c rune) bool { return !strings.ContainsRune("/\\?", c) }))]
+		if at := strings.LastIndexByte(authority, '@'); at >= 0 {
+			value = scheme + "//" + url.QueryEscape(Redacted) + rest[at:]
+		}
+	}
 	if value, _ = r.path(value); fragment {
 		value += "#" + Redacted
 	}
 	return value
+}
+
+// longProtocol is the length of the longest subprotocol that is shown, in bytes: names are shorter than tokens.
+const longProtocol = 32
+
+// protocols returns the list of subprotocols of a WebSocket. Browsers can set no other field, so that clients also put credentials
+// there: as a name, as in openai-insecure-api-key.TOKEN, or after one.
+func (r redaction) protocols(value string) string {
+	if r.credentials {
+		return value
+	}
+	list := strings.Split(value, ",")
+	told := false // the preceding names tell of a credential
+	for i, p := range list {
+		name := strings.TrimSpace(p)
+		secret := told || len(name) > longProtocol || isCredential(name)
+		told = told || isCredential(name) || strings.Contains(strings.ToLower(name), "bearer")
+		if secret && !slices.ContainsFunc(r.shown, func(token string) bool { return strings.HasSuffix(name, token) }) {
+			list[i] = strings.Replace(p, name, Redacted, 1)
+		}
+	}
+	return strings.Join(list, ",")
 }
 
 func unescape(text string) string {

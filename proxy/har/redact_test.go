@@ -15,6 +15,13 @@ func TestCredentialsAreRedacted(t *testing.T) {
 		{"Proxy-Authorization", "Basic abc", "Basic [redacted]"}, {"Cookie", "a=b", Redacted}, {"Set-Cookie", "a=b", Redacted}, {"X-Api-Key", "abc", Redacted},
 		{"X_API_KEY", "abc", Redacted}, {"X-Goog-Api-Key", "bxgph_1", "bxgph_1"}, {"Private-Token", "abc", Redacted}, {"X-Amz-Security-Token", "abc", Redacted},
 		{"Accept", "abc", "abc"}, {"WWW-Authenticate", "Basic realm=a", "Basic realm=a"}, {"Sec-WebSocket-Key", "abc", "abc"},
+		{"Ocp-Apim-Subscription-Key", "abc", Redacted}, {"DD-APPLICATION-KEY", "abc", Redacted}, {"X-Sentry-Auth", "abc", Redacted}, {"DPoP", "abc", Redacted},
+		{"X-Amzn-Oidc-Data", "abc", Redacted}, {"Idempotency-Key", "abc", "abc"}, {"Location", "/in?ticket=abc", "/in?ticket=%5Bredacted%5D"},
+		{"Location", "https://me:abc@a.example/", "https://%5Bredacted%5D@a.example/"}, {"Location", "//me:abc@a.example?a=@", "//%5Bredacted%5D@a.example?a=@"},
+		{"Location", "/a//b@c", "/a//b@c"}, {"Location", "https://a.example/b@c", "https://a.example/b@c"},
+		{"Sec-WebSocket-Protocol", "graphql-ws, v1", "graphql-ws, v1"}, {"Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.abc", "realtime, [redacted]"},
+		{"Sec-WebSocket-Protocol", "bearer, abc", "bearer, [redacted]"}, {"Sec-WebSocket-Protocol", "openai-insecure-api-key.bxgph_1", "openai-insecure-api-key.bxgph_1"},
+		{"Sec-WebSocket-Protocol", "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9", Redacted},
 		{"Location", "/in?code=abc&a=b#access_token=c", "/in?code=%5Bredacted%5D&a=b#[redacted]"}, {"Referer", "https://a.example/?sig=abc", "https://a.example/?sig=%5Bredacted%5D"},
 	} {
 		if got := r.field(tt[0], tt[1]); got != tt[2] {
