@@ -137,6 +137,14 @@ type Account struct {
 // InUse returns the bytes in use by the account.
 func (a *Account) InUse() int64 { return a.inUse.Load() }
 
+// Limit returns the bytes that the account may use at most. It is 0 for an account that refuses every acquisition.
+func (a *Account) Limit() int64 {
+	if a == nil || a.budget == nil {
+		return 0
+	}
+	return min(a.limit(a.budget.accountLimit), a.budget.total)
+}
+
 // Acquire reports whether the account may use n more bytes, and counts them if so. The caller must release them.
 func (a *Account) Acquire(k Kind, n int) bool {
 	if a == nil || a.budget == nil {
@@ -167,7 +175,7 @@ func (a *Account) Release(k Kind, n int) {
 
 // reserve adds n to the bytes in use by the account if that stays within its limit, and returns the previous value.
 func (a *Account) reserve(n int64) (before int64, ok bool) {
-	most := min(a.limit(a.budget.accountLimit), a.budget.total)
+	most := a.Limit()
 	if n > small {
 		most -= most / 8
 	}

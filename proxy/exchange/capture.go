@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -26,15 +27,12 @@ func (s *Session) newEntry(at time.Time) *har.Entry {
 // Captured reports whether the exchange is recorded.
 func (x *Exchange) Captured() bool { return x.entry != nil }
 
-// Capture returns the capture that records the exchange, or nil.
-func (x *Exchange) Capture() *har.Capture { return x.entry.Capture() }
-
-// CaptureRequest records the head of the request before anything in it is replaced, and sets the capture of m. fields are as the box sent them; size is the length of the head in bytes, -1 if it is not known.
+// CaptureRequest records the head of the request before anything in it is replaced. fields are as the box sent them; size is the
+// length of the head in bytes, -1 if it is not known.
 func (x *Exchange) CaptureRequest(m *Message, version string, size int, fields []har.Field) {
 	if x.entry == nil {
 		return
 	}
-	m.Capture = x.Capture()
 	r := har.Request{
 		Version: version, Method: m.Method, Scheme: "http", Host: m.Authority, Path: m.Path, Size: size, Upgrade: m.Upgrades || m.Websocket, Fields: fields,
 	}
@@ -140,9 +138,23 @@ func (r *Decision) maskCaptured() {
 	for i := range r.Set[min(len(r.Set), r.ownFields):] {
 		f := &r.Set[r.ownFields+i]
 		if v := f.Value.Reveal(); len(v) >= minSignature && !r.introduces(f) {
-			r.capture.Mask(scrub.Texts(v))
+			r.capture.Mask(signatureTexts(v))
 		}
 	}
+}
+
+// signatureTexts returns the texts to mask for a signature. Of Authorization for AWS they are its values, which its servers reflect one
+// by one when they refuse a signature.
+func signatureTexts(value string) (texts []string) {
+	if !strings.HasPrefix(value, "AWS4-") {
+		return scrub.Texts(value)
+	}
+	for part := range strings.SplitSeq(value, ",") {
+		if _, v, _ := strings.Cut(part, "="); len(v) >= minSignature {
+			texts = append(texts, v)
+		}
+	}
+	return texts
 }
 
 // introduces reports whether a header describes the request to the proxy that it is sent to.

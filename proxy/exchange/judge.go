@@ -41,7 +41,6 @@ type Message struct {
 	Tokens    placeholder.Scan
 	Head      Head             // nil: no field is known
 	Content   *content.Content // messages in the body that were read, see [Session.ReadMessages]
-	Capture   *har.Capture     // records the request; may be nil
 }
 
 // Head is the head of a request, some of whose fields rules may need.
@@ -134,7 +133,7 @@ func (s *Session) judge(ctx context.Context, m *Message, r *Decision, wait bool)
 
 // begin sets the request to be decided, and removes all other parts of an earlier decision.
 func (r *Decision) begin(s *Session, m *Message) {
-	*r = Decision{capture: m.Capture}
+	*r = Decision{capture: s.Usage.Capture.Load()} // which may have begun since the request arrived
 	q := &r.Request
 	q.Stage, q.Box, q.Protocol = policy.StageHTTP, s.Box.ID, policy.TCP
 	q.Name, q.Addr, q.Port = s.Name, s.Orig.Addr(), s.Port

@@ -127,6 +127,7 @@ func (w *Rewriting) Add(part []byte) (more bool, err error) {
 // current values of secrets. If refused is not nil, the decision refuses.
 func (w *Rewriting) End(ctx context.Context, whole bool) (refused *problem.Problem) {
 	r := w.r
+	r.capture = w.s.Usage.Capture.Load()
 	w.Whole = whole && w.read
 	if w.read { // reading may have taken long
 		if !r.sameAsCurrent(w.s) {

@@ -20,9 +20,10 @@ const (
 )
 
 const (
-	queueEntries = 1024    // finished entries that wait for the reader
-	queueBytes   = 8 << 20 // their memory, which is the box's
-	mostTexts    = 1024    // secrets that are masked
+	queueEntries = 1024     // finished entries that wait for the reader
+	queueBytes   = 8 << 20  // their memory, which is the box's
+	mostHeld     = 32 << 20 // memory of all entries, also of those in progress; and at most a quarter of the limit of the box
+	mostTexts    = 1024     // secrets that are masked
 	textBytes    = 256 << 10
 )
 
@@ -57,13 +58,16 @@ type Capture struct {
 	done    chan struct{}
 	dropped atomic.Uint64
 	queued  atomic.Int64 // bytes in entries
+	held    atomic.Int64 // bytes of all entries
 
 	mu    sync.Mutex
 	why   Reason // "" until the capture has ended
 	ended bool
 	texts map[string]struct{} // to mask
 	size  int                 // of texts
-	set   *scrub.Set          // finds all of texts; nil if they have changed
+	lacks bool                // texts lacks some
+	set   *scrub.Set          // finds the first texts
+	finds int                 // number of texts that set finds
 }
 
 // New begins a capture. texts are secrets that servers already know.
@@ -89,6 +93,15 @@ func (c *Capture) endLocked(why Reason) {
 
 // Ended returns a channel that is closed when the capture ends.
 func (c *Capture) Ended() <-chan struct{} { return c.done }
+
+func (c *Capture) hasEnded() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
 
 // Reason returns the reason why the capture has ended; "" before.
 func (c *Capture) Reason() Reason {
@@ -116,40 +129,41 @@ func (c *Capture) Mask(texts []string) {
 			continue
 		}
 		if len(c.texts) >= mostTexts || c.size+len(t) > textBytes {
+			c.lacks = true
 			c.endLocked(EndSecrets)
 			return
 		}
 		c.texts[t] = struct{}{}
 		c.size += len(t)
-		c.set = nil
 	}
 }
 
-// masks returns the set of all secrets. ok is false if there are secrets that it lacks.
+// masks returns the set of all secrets that were added before. ok is false if there are secrets that it lacks. One goroutine calls it.
 func (c *Capture) masks() (set *scrub.Set, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.set == nil {
-		c.set = scrub.New(slices.Collect(maps.Keys(c.texts)))
+	if c.set == nil || c.finds != len(c.texts) {
+		texts := slices.Collect(maps.Keys(c.texts))
+		c.mu.Unlock() // exchanges do not wait for it
+		set = scrub.New(texts)
+		c.mu.Lock()
+		c.set, c.finds = set, len(texts)
 	}
-	return c.set, c.why != EndSecrets
+	return c.set, !c.lacks
 }
 
 // Begin begins the entry of an exchange that arrived at a time. Its memory is that of account. It returns nil if there is none, or
 // the capture has ended.
 func (c *Capture) Begin(account *memory.Account, at time.Time) *Entry {
-	select {
-	case <-c.done:
+	if c.hasEnded() {
 		return nil
-	default:
 	}
-	e := &Entry{capture: c, began: at}
+	e := &Entry{capture: c, began: at, most: min(mostHeld, account.Limit()/4)}
 	e.claim.Open(account, memory.Buffers)
-	if !e.claim.Grow(entryCost) {
+	if !e.grow(entryCost) {
 		c.dropped.Add(1)
 		return nil
 	}
-	e.size = entryCost
 	return e
 }
 
@@ -158,7 +172,7 @@ func (c *Capture) add(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
-		e.claim.Close()
+		e.release()
 		return
 	}
 	if c.queued.Add(int64(e.size)) <= queueBytes {
@@ -170,20 +184,30 @@ func (c *Capture) add(e *Entry) {
 	}
 	c.queued.Add(-int64(e.size))
 	c.dropped.Add(1)
-	e.claim.Close()
+	e.release()
 }
 
 // taken releases the memory of an entry that was written.
 func (c *Capture) taken(e *Entry) {
 	c.queued.Add(-int64(e.size))
-	e.claim.Close()
+	e.release()
 }
 
-// Discard releases the entries that were not written. The capture must have ended.
+// reserve reports whether the entries may use n more bytes, most in all, and counts them if so.
+func (c *Capture) reserve(n int, most int64) bool {
+	if c.held.Add(int64(n)) > most {
+		c.held.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+// Discard releases the entries that were not written, and counts them as dropped. The capture must have ended.
 func (c *Capture) Discard() {
 	for {
 		select {
 		case e := <-c.entries:
+			c.dropped.Add(1)
 			c.taken(e)
 		default:
 			return

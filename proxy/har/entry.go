@@ -35,6 +35,7 @@ type Request struct {
 type Entry struct {
 	capture *Capture
 	began   time.Time
+	most    int64 // memory of all entries of the capture
 
 	mu       sync.Mutex
 	claim    memory.Claim
@@ -68,12 +69,16 @@ type content struct {
 	blocked bool // it is a stream, which is not recorded
 }
 
-// lock locks the entry, unless it is nil or finished.
+// lock locks the entry, unless it is nil or finished. If the capture has ended, it drops the entry.
 func (e *Entry) lock() bool {
 	if e == nil {
 		return false
 	}
 	e.mu.Lock()
+	if !e.finished && e.capture.hasEnded() {
+		e.finished = true
+		e.release()
+	}
 	if e.finished {
 		e.mu.Unlock()
 		return false
@@ -81,9 +86,22 @@ func (e *Entry) lock() bool {
 	return true
 }
 
+// release drops the contents of an entry with their memory. The exchange may keep the entry until the next one on its connection.
+func (e *Entry) release() {
+	e.request, e.upload, e.download, e.fields, e.trailers = Request{}, content{}, content{}, nil, nil
+	e.outcome = audit.Event{}
+	e.capture.held.Add(-int64(e.size))
+	e.claim.Close()
+}
+
 // grow reserves memory.
 func (e *Entry) grow(n int) bool {
 	if e.short || !e.claim.Grow(n) {
+		e.short = true
+		return false
+	}
+	if !e.capture.reserve(n, e.most) {
+		e.claim.Shrink(n)
 		e.short = true
 		return false
 	}
@@ -99,14 +117,6 @@ func (e *Entry) keep(fields []Field) []Field {
 		}
 	}
 	return fields
-}
-
-// Capture returns the capture that the entry is for.
-func (e *Entry) Capture() *Capture {
-	if e == nil {
-		return nil
-	}
-	return e.capture
 }
 
 // Request records the head of the request.
@@ -195,7 +205,7 @@ func (e *Entry) Discard() {
 	if e.lock() {
 		defer e.mu.Unlock()
 		e.finished = true
-		e.claim.Close()
+		e.release()
 	}
 }
 

@@ -1,8 +1,11 @@
 package har_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -161,5 +164,53 @@ func TestRotatedSecretsAreMasked(t *testing.T) {
 	r.finish(1)
 	if proxytest.Leak(r.text.String()) != "" {
 		t.Errorf("%s", r.text.String())
+	}
+}
+
+// TestSignaturesAreMasked: a server that refuses a signature reflects it without the rest of its header, as S3 does.
+func TestSignaturesAreMasked(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	signatures := make(chan string, 1)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
+		_, signature, _ := strings.Cut(r.Header.Get("Authorization"), "Signature=")
+		signatures <- signature
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte("<Error><SignatureProvided>" + signature + "</SignatureProvided></Error>"))
+	})
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": `+kinds["aws"]+`}`)
+	r := record(t, l, har.Options{Bodies: 1000, Credentials: true})
+	proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
+	r.finish(1)
+	if signature := <-signatures; len(signature) != 64 || strings.Contains(r.text.String(), signature) {
+		t.Errorf("the signature %q is recorded: %s", signature, r.text.String())
+	}
+}
+
+// TestSecretOfAnEarlierRequest: a request that has begun before the capture sends its secret during the capture.
+func TestSecretOfAnEarlierRequest(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed(canary)} })
+	_, port := l.HTTPSServer(false, mirror)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": `+kinds["source"]+`}`)
+	c := l.DialPair(proxytest.API, port, true)
+	const body = `{"key": "none"}`
+	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", proxytest.HostPort(port), proxytest.TokenFor("KEY"), len(body))
+	in := bufio.NewReader(c)
+	if line, err := in.ReadString('\n'); err != nil || !strings.Contains(line, " 100 ") {
+		t.Fatalf("%q, %v", line, err)
+	}
+	r := record(t, l, har.Options{Bodies: 1000, Credentials: true})
+	if _, err := in.Discard(2); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(c, body)
+	if res, err := http.ReadResponse(in, nil); err != nil || !strings.Contains(proxytest.ReadAll(t, res.Body), canary) {
+		t.Fatalf("%v, %v", res, err)
+	}
+	proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/"+canary, nil)
+	r.finish(1)
+	if form := leaks(r.text.String(), canary); form != "" {
+		t.Errorf("the archive has %q: %s", form, r.text.String())
 	}
 }

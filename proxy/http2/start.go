@@ -298,7 +298,7 @@ func (st *stream) message() exchange.Message {
 	}
 	return exchange.Message{
 		Method: h.Method, Authority: h.Authority, Scheme: scheme, Path: st.target, Websocket: st.isWebSocket(),
-		Tokens: placeholder.InHTTP2Request(st.fields, st.target, h.Method, h.Authority, h.Protocol), Head: st, Capture: st.x.Capture(),
+		Tokens: placeholder.InHTTP2Request(st.fields, st.target, h.Method, h.Authority, h.Protocol), Head: st,
 	}
 }
 
