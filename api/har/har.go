@@ -107,14 +107,20 @@ type archive struct {
 	rc *http.ResponseController
 }
 
-// write writes the archive. It fails if the client has gone.
+// write writes the archive. It fails if the client has gone. The capture ends in time even while a slow client holds up a write.
 func (a *archive) write(ctx context.Context, during time.Duration, e *Endpoints) error {
 	if err := a.Begin(buildinfo.Get().Version); err != nil {
 		return err
 	}
-	end := time.NewTimer(during)
-	defer end.Stop()
-	for {
+	defer time.AfterFunc(during, func() { a.capture.End(har.EndTime) }).Stop()
+	defer context.AfterFunc(ctx, func() {
+		if _, ours := errors.AsType[*problem.Refusal](context.Cause(ctx)); ours {
+			a.capture.End(har.EndKey)
+		} else {
+			a.capture.End("") // the client has gone
+		}
+	})()
+	for a.capture.Reason() != har.EndKey {
 		if len(a.capture.Entries()) == 0 {
 			if err := a.rc.Flush(); err != nil {
 				return err
@@ -127,21 +133,18 @@ func (a *archive) write(ctx context.Context, during time.Duration, e *Endpoints)
 			}
 		case <-a.capture.Ended():
 			return a.finish()
-		case <-end.C:
-			a.capture.End(har.EndTime)
 		case <-e.Stopping:
 			a.capture.End(har.EndStopping)
-		case <-ctx.Done():
-			if _, ours := errors.AsType[*problem.Refusal](context.Cause(ctx)); !ours {
-				return ctx.Err()
-			}
-			a.capture.End(har.EndKey)
 		}
 	}
+	return a.finish()
 }
 
-// finish writes the entries that had ended before the capture did, and the end.
+// finish writes the entries that had ended before the capture did, and the end. A key that has ended gets no more entries.
 func (a *archive) finish() error {
+	if a.capture.Reason() == har.EndKey {
+		a.capture.Discard()
+	}
 	for {
 		select {
 		case entry := <-a.capture.Entries():
