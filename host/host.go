@@ -210,8 +210,7 @@ func (p *parts) close() error {
 	if p.firewall != nil {
 		errs = append(errs, p.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
 	}
-	p.flushExports()
-	p.pushed.Close()
+	p.closeExports()
 	if p.past != nil {
 		_ = p.historyLines.Sync() // lost lines are counted
 		errs = append(errs, p.past.Close())

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -144,6 +145,15 @@ func (p *parts) flushExports() {
 		p.audit.Flush()
 	}
 	p.exporters.Close()
+}
+
+// closeExports is flushExports at the end of the gateway, which sends the metrics once more. Both are sent at the same time, so that
+// collectors that hang delay the end by one timeout.
+func (p *parts) closeExports() {
+	var metrics sync.WaitGroup
+	metrics.Go(p.pushed.Close)
+	p.flushExports()
+	metrics.Wait()
 }
 
 // exportKey is the configuration key of the roots trusted for collectors only.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -33,6 +34,9 @@ type Metrics struct {
 
 // NewMetrics makes an exporter of the metrics of a gatherer. The kind and the key of o are not used.
 func NewMetrics(o Options, g prometheus.Gatherer, interval time.Duration) *Metrics {
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
 	return &Metrics{
 		options: o, gatherer: g, interval: interval, times: defaultTimes, client: newClient(o.Roots), started: time.Now(),
 		report: report{log: o.Log.Named("metrics"), warnInterval: defaultTimes.warnInterval, what: "metrics"},
@@ -84,7 +88,9 @@ func (m *Metrics) export(ctx context.Context, patience time.Duration) (a answer)
 		m.rejected.Add(a.rejected)
 		m.sent.Add(1)
 	}
-	m.note(a)
+	if a.err == nil || !errors.Is(ctx.Err(), context.Canceled) { // the gateway stops, and exports once more
+		m.note(a)
+	}
 	return a
 }
 

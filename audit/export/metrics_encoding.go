@@ -3,6 +3,7 @@ package export
 import (
 	"iter"
 	"math"
+	"strings"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -30,7 +31,7 @@ func (e encoding) requests(families []*dto.MetricFamily) iter.Seq[[]byte] {
 		send := func() bool {
 			body, err := proto.Marshal(e.data(list))
 			list, points = nil, 0
-			return err != nil || yield(body) // texts are valid: the registry checks them
+			return err != nil || yield(body) // texts are valid: the registry checks labels, and attributeOf the rest
 		}
 		for _, family := range families {
 			all := family.GetMetric()
@@ -65,6 +66,7 @@ func (e encoding) data(list []*metrics.Metric) *metrics.MetricsData {
 }
 
 func attributeOf(key, value string) *common.KeyValue {
+	value = strings.ToValidUTF8(value, "\ufffd") // the name of a host may be any bytes
 	return &common.KeyValue{Key: key, Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: value}}}
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,7 +131,9 @@ func TestManyMetricsAreSplit(t *testing.T) {
 // its state. A status that is not to be retried waits for the interval.
 func TestMetricsOfAFailingCollector(t *testing.T) {
 	t.Parallel()
-	stalled := make(chan struct{})
+	stalled, enough := make(chan struct{}), make(chan struct{})
+	var running atomic.Pointer[Metrics]
+	var once sync.Once
 	c := newCollector(t, func(n int, w http.ResponseWriter, r *http.Request) {
 		switch n {
 		case 1:
@@ -147,18 +151,23 @@ func TestMetricsOfAFailingCollector(t *testing.T) {
 			w.Header().Set("Content-Type", "application/x-protobuf")
 			reply := protowire.AppendTag(nil, 1, protowire.BytesType)
 			_, _ = w.Write(protowire.AppendBytes(reply, protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 2)))
+		default:
+			if running.Load().sent.Load() >= 3 {
+				once.Do(func() { close(enough) })
+			}
 		}
 	})
 	t.Cleanup(func() { close(stalled) })
 	m, r := newMetrics(t, c, 20*time.Millisecond)
 	r.MustRegister(m)
+	running.Store(m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { m.Run(ctx); close(done) }()
-	for limit := time.Now().Add(patience); m.sent.Load() < 3; time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("%d requests, %v", len(c.received()), m.err)
-		}
+	select {
+	case <-enough:
+	case <-time.After(patience):
+		t.Fatalf("%d requests", len(c.received()))
 	}
 	cancel()
 	<-done
