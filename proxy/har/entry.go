@@ -30,7 +30,7 @@ type Request struct {
 	Fields  []Field
 }
 
-// Entry is one exchange. Its methods record what was sent, and ignore it after [Entry.Finish]. A nil Entry records nothing. Safe for
+// Entry is one exchange. Its methods record what was sent, and ignore it after [Entry.Finish]. A nil Entry has no effect. Safe for
 // concurrent use.
 type Entry struct {
 	capture *Capture

@@ -194,7 +194,7 @@ func TestSecretOfAnEarlierRequest(t *testing.T) {
 	_, port := l.HTTPSServer(false, mirror)
 	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": `+kinds["source"]+`}`)
 	c := l.DialPair(proxytest.API, port, true)
-	const body = `{"key": "none"}`
+	const body = `{"key": "else"}`
 	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", proxytest.HostPort(port), proxytest.TokenFor("KEY"), len(body))
 	in := bufio.NewReader(c)
 	if line, err := in.ReadString('\n'); err != nil || !strings.Contains(line, " 100 ") {
