@@ -37,7 +37,7 @@ func parsed() name.Name {
 // and faults of the request are not open to approval.
 func CanAsk(why name.Reason) bool { return why == name.ReasonNotAllowed || why == name.ReasonDenyAll }
 
-// Denial is a denial of which a program in a box learns.
+// Denial is a denial as it is reported to a program in a box.
 type Denial struct {
 	Reason name.Reason
 	Rule   string // the rule that decided, if known

@@ -9,7 +9,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestNextSteps: the steps after a denial lead to a request for access only where an approval can open what was denied.
+// TestNextSteps: next_steps suggest a request for access only if an approval can lift the denial.
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	read := match.RequestRule{Hosts: []string{"a.example"}, Methods: []string{"GET"}, Action: "allow"}

@@ -128,6 +128,15 @@ type VersionList struct {
 	Until    time.Time         // when the first version after them that was in force came into force; zero: there is none
 }
 
+// lineOf returns a line. If it does not exist the error is [ErrNotFound].
+func lineOf(book history.Book, id history.ID) (history.Line, error) {
+	l, known, err := book.Find(id)
+	if err == nil && !known {
+		err = fmt.Errorf("history of box %s: %w", id.Owner, ErrNotFound)
+	}
+	return l, err
+}
+
 // Versions returns at most most versions of a line that are older than the version before, the latest first; 0: all of them. If the
 // line does not exist the error is [ErrNotFound].
 func (db History) Versions(id history.ID, before uint64, most int) (list VersionList, err error) {
@@ -136,14 +145,9 @@ func (db History) Versions(id history.ID, before uint64, most int) (list Version
 		if err != nil {
 			return err
 		}
-		l, known, err := book.Find(id)
-		if err != nil {
+		if list.Line, err = lineOf(book, id); err != nil {
 			return err
 		}
-		if !known {
-			return fmt.Errorf("history of box %s: %w", id.Owner, ErrNotFound)
-		}
-		list.Line = l
 		if list.Versions, list.More, err = book.Latest(id, before, most); err == nil && len(list.Versions) > 0 {
 			list.Until, err = book.Next(id, list.Versions[0].Number)
 		}
@@ -159,14 +163,9 @@ func (db History) InForceAt(id history.ID, at time.Time) (list VersionList, err 
 		if err != nil {
 			return err
 		}
-		l, known, err := book.Find(id)
-		if err != nil {
+		if list.Line, err = lineOf(book, id); err != nil {
 			return err
 		}
-		if !known {
-			return fmt.Errorf("history of box %s: %w", id.Owner, ErrNotFound)
-		}
-		list.Line = l
 		v, next, found, err := book.InForceAt(id, at)
 		if found {
 			list.Versions, list.Until = []history.Version{v}, next

@@ -7,11 +7,12 @@ import (
 	"strings"
 )
 
-// Hosts are the names by which clients may address the gateway: lower case, without port and trailing dot.
+// Hosts is the set of accepted Host values of requests: lower case, without port and trailing dot.
 type Hosts map[string]bool
 
 // DashboardHost is a loopback name for the dashboard. Browsers send the cookies of "localhost" to every program that listens on a
-// port of that name, but those of this name only to programs that are opened by it. They resolve it without DNS (RFC 6761).
+// port of localhost. No other program is opened under this name, so its cookies reach the dashboard only. Browsers resolve it without
+// DNS (RFC 6761).
 const DashboardHost = "boxgate.localhost"
 
 // NewHosts returns the loopback names and the given ones.

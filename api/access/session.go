@@ -18,8 +18,8 @@ type Session struct {
 // network can be one.
 type sessionKey struct{}
 
-// WithCaller returns a context whose requests to the API are those of a session. The [Guard] asks them for no key, and does not
-// check Host and Origin: whoever calls this has checked them for the request of the browser.
+// WithCaller returns a context for in-process requests to the API on behalf of a session. The [Guard] requires no key for them and
+// skips its checks of Host and Origin, so the caller must have checked both on the browser's request.
 func WithCaller(ctx context.Context, s Session) context.Context {
 	return context.WithValue(ctx, sessionKey{}, s)
 }

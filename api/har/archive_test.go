@@ -34,8 +34,8 @@ func (c *slowClient) Write(b []byte) (int, error) {
 	return c.Buffer.Write(b)
 }
 
-// TestEndWhileTheClientIsSlow: a client that does not read cannot prolong a capture beyond its time or its key. What was recorded before
-// is written if the time is over, but not to a key that has ended.
+// TestEndWhileTheClientIsSlow: a client that does not read cannot prolong a capture beyond its time or its key. Recorded
+// entries are still written when the time is over, but never to a client whose key has ended.
 func TestEndWhileTheClientIsSlow(t *testing.T) {
 	t.Parallel()
 	for why, want := range map[har.Reason]int{har.EndTime: 3, har.EndKey: 1} {

@@ -41,7 +41,7 @@ func (e *Endpoints) Routes() []rest.Route {
 	}
 }
 
-// captureBody selects what is recorded.
+// captureBody is the body of a request to record.
 type captureBody struct {
 	Seconds     *int64 `json:"seconds,omitempty" doc:"how long to record; absent: 300" min:"1" max:"3600"`
 	BodyBytes   int64  `json:"body_bytes,omitempty" doc:"bytes of each body; absent: bodies are left out" min:"0" max:"1048576"`

@@ -172,8 +172,8 @@ func (a *API) recordRefusal(r *http.Request, pattern string, err error) {
 	}
 }
 
-// RecordSession writes the end of an attempt to sign in at the dashboard to the audit trail, or of signing out. The zero caller is
-// one who has not shown a valid key. If it returns an error, nobody must be signed in.
+// RecordSession writes the end of an attempt to sign in at the dashboard to the audit trail, or of signing out. A zero caller
+// stands for an attempt without a valid key. On an error, the sign-in must fail.
 func (a *API) RecordSession(r *http.Request, route string, caller api.Caller, status int) error {
 	if a.Trail == nil {
 		return nil

@@ -27,7 +27,7 @@ type Host interface {
 	Asks(id policy.BoxID) bool
 	// Allow counts a request of a box, and reports whether it is within the rate.
 	Allow(id policy.BoxID) bool
-	// Serves returns false, once another process serves or ctx has ended, if this process does not have the requests any more.
+	// Serves reports whether this process still holds the requests. During a replacement it waits for the successor, or for ctx.
 	Serves(ctx context.Context) bool
 	// Asked returns the ID of the open request of a box for a denied destination, or "".
 	Asked(id policy.BoxID, d boundary.Denial) string

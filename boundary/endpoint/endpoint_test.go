@@ -16,7 +16,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// memory is a Host with fixed answers that records what is asked.
+// memory is a Host with fixed answers that records its calls.
 type memory struct {
 	off      bool
 	limited  bool

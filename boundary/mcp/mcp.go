@@ -157,7 +157,7 @@ func (s *Server) handle(ctx context.Context, x *exchange, line []byte) {
 	switch {
 	case m.ID == nil && m.Method == "notifications/cancelled":
 		s.cancel(m.Params)
-	case m.ID == nil || m.Method == "": // another notification, or a response to a request, of which this server makes none
+	case m.ID == nil || m.Method == "": // another notification, or a response: this server sends no requests
 	case m.Version != "2.0" || !isID(m.ID):
 		x.answer(failed(null, codeRequest, "the message is no request of JSON-RPC 2.0"))
 	case m.Method == "tools/call":

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// asking finds what boxes have asked for, for hints below denials. The zero value is ready to use.
+// asking looks up the approval requests of boxes, for hints below denials. The zero value is ready to use.
 type asking struct {
 	open []approvalAnswer
 	may  map[policy.BoxID]bool // whether the box may ask
