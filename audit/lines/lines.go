@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// interval is how long a line waits for others. It leaves the scheduler another 5 ms to keep the promised 10 ms.
-	interval = 5 * time.Millisecond
+	// interval is how long a line waits for others. It leaves the scheduler another 2 ms to keep the promised 10 ms.
+	interval = 8 * time.Millisecond
+	// idleAfter is how long after its last write a log is idle, see [Writer.Push].
+	idleAfter = 5 * time.Millisecond
 	// batch is the number of pending bytes that are written without waiting for more.
 	batch = 64 << 10
 	// limit is the maximum number of pending bytes.
@@ -172,7 +174,7 @@ func (w *Writer) write(b []byte) (int, bool, error) {
 func (w *Writer) Push() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.pending) > 0 && !w.writing && !w.failing && time.Since(w.lastWrite) >= interval {
+	if len(w.pending) > 0 && !w.writing && !w.failing && time.Since(w.lastWrite) >= idleAfter {
 		w.flush(w.sink.TryWrite)
 	}
 }
