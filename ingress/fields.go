@@ -42,7 +42,7 @@ func (e forwarding) Announces([]byte) bool { return false }
 
 // AppendOwn implements [relay.RequestFields].
 func (e forwarding) AppendOwn(dst []byte) []byte {
-	return appendForwarded(dst, e.visitor.peer, string(e.Req.Host), e.visitor.secure)
+	return appendForwarded(dst, e.visitor.peer, e.Req.Host, e.visitor.secure)
 }
 
 // withoutOwnParameters removes the gateway's parameters from the query of a target or a URL.
@@ -55,13 +55,13 @@ func withoutOwnParameters(target []byte) []byte {
 
 // appendForwarded appends the client's address, taken from the connection, in all fields that servers read. The client's own
 // such fields are dropped, and it cannot drop these by naming them in Connection.
-func appendForwarded(dst []byte, client, host string, secure bool) []byte {
+func appendForwarded(dst []byte, client string, host []byte, secure bool) []byte {
 	proto := "http"
 	if secure {
 		proto = "https"
 	}
 	dst = h1.AppendPair(dst, "X-Forwarded-For", client)
-	dst = h1.AppendPair(dst, "X-Forwarded-Host", host)
+	dst = append(append(append(dst, "X-Forwarded-Host: "...), host...), "\r\n"...)
 	dst = h1.AppendPair(dst, "X-Forwarded-Proto", proto)
 	dst = h1.AppendPair(dst, "X-Real-Ip", client)
 	dst = append(dst, "Forwarded: "...)
@@ -70,7 +70,7 @@ func appendForwarded(dst []byte, client, host string, secure bool) []byte {
 }
 
 // appendForwardedValue appends a value of Forwarded (RFC 7239).
-func appendForwardedValue(dst []byte, client, host, proto string) []byte {
+func appendForwardedValue(dst []byte, client string, host []byte, proto string) []byte {
 	dst = append(dst, "for="...)
 	if strings.IndexByte(client, ':') >= 0 {
 		dst = append(append(append(dst, `"[`...), client...), `]"`...) // RFC 7239, 6
@@ -78,9 +78,9 @@ func appendForwardedValue(dst []byte, client, host, proto string) []byte {
 		dst = append(dst, client...)
 	}
 	dst = append(dst, `;host="`...)
-	for i := range len(host) {
-		if host[i] != '\\' && host[i] != '"' {
-			dst = append(dst, host[i])
+	for _, c := range host {
+		if c != '\\' && c != '"' {
+			dst = append(dst, c)
 		}
 	}
 	return append(append(dst, `";proto=`...), proto...)

@@ -265,8 +265,10 @@ func (f *Files) Segments() []Segment {
 
 // Size returns the total number of bytes.
 func (f *Files) Size() (sum int64) {
-	for _, s := range f.Segments() {
-		sum += s.Size
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.list {
+		sum += f.list[i].Size
 	}
 	return sum
 }
