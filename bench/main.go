@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 
 	"boxgate/bench/load"
 	"boxgate/bench/origin"
@@ -86,7 +87,9 @@ const (
 func compareCommand(ctx context.Context, args []string) error {
 	var revision, binary string
 	var threshold float64
+	starts := 4
 	o, err := parse("compare", args, func(fs *flag.FlagSet) {
+		fs.IntVar(&starts, "starts", starts, "how often to start both gateways anew; each time all rounds are measured")
 		fs.StringVar(&revision, "base", "", "the revision to compare with")
 		fs.StringVar(&binary, "gateway", "bin/gateway", "the gateway to measure")
 		fs.Float64Var(&threshold, "threshold", 1.1, "the ratio of costs that is a regression")
@@ -94,6 +97,8 @@ func compareCommand(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	o.starts = starts
+	o.form.Limit *= time.Duration(max(starts, 1))
 	dir, err := os.MkdirTemp("", "boxgate-base-")
 	if err != nil {
 		return err

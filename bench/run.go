@@ -27,6 +27,7 @@ type options struct {
 	only, root string
 	samples    string
 	images     string
+	starts     int // of all programs; each measures all rounds
 }
 
 // parse reads the flags of a command. more adds its own flags.
@@ -162,6 +163,7 @@ type bench struct {
 	builds  []build
 	peers   []*peer.Peer
 	samples []scenario.Sample
+	start   int // number of the current start of the programs, from 0
 }
 
 // run measures and stops everything that it started. On an error it also returns the results so far.
@@ -176,14 +178,31 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	var failed []error
+	for b.start = range max(b.starts, 1) {
+		if b.starts > 1 {
+			fmt.Printf("\nstart %d of %d\n", b.start+1, b.starts)
+		}
+		if err := b.measure(ctx, file); err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return b.samples, errors.Join(failed...)
+}
+
+// measure starts all programs, measures the scenarios and stops the programs.
+func (b *bench) measure(ctx context.Context, samples io.Writer) (err error) {
 	f, err := field.New(ctx, b.images)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	runner, err := b.prepare(ctx, f, file)
+	runner, err := b.prepare(ctx, f, samples)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var failed []error
 	for _, s := range b.scenarios() {
@@ -195,7 +214,7 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 			break
 		}
 	}
-	return b.samples, errors.Join(failed...)
+	return errors.Join(failed...)
 }
 
 // files is the limit of open files for each program, as for a systemd service.
@@ -227,6 +246,7 @@ func (b *bench) prepare(ctx context.Context, f *field.Field, samples io.Writer) 
 	root := peer.Root(b.root)
 	encoder := json.NewEncoder(samples)
 	r := &scenario.Runner{Form: b.form, Log: os.Stdout, Out: func(s scenario.Sample) {
+		s.Start = b.start
 		b.samples = append(b.samples, s)
 		_ = encoder.Encode(s) // the report does not depend on it
 	}}

@@ -31,14 +31,14 @@ type key struct{ scenario, name, program string }
 
 // row holds the results of one program in one case.
 type row struct {
-	cost, rate, p50, p99 map[int]float64 // by round
+	cost, rate, p50, p99 map[stat.Round]float64
 	failures             []string
 	points               map[float64][]float64 // for memory: costs by number of connections
 }
 
 func newRow() *row {
 	return &row{
-		cost: map[int]float64{}, rate: map[int]float64{}, p50: map[int]float64{}, p99: map[int]float64{}, points: map[float64][]float64{},
+		cost: map[stat.Round]float64{}, rate: map[stat.Round]float64{}, p50: map[stat.Round]float64{}, p99: map[stat.Round]float64{}, points: map[float64][]float64{},
 	}
 }
 
@@ -69,12 +69,13 @@ func (w *row) add(s scenario.Sample, counts bool) {
 	if !counts {
 		return
 	}
-	w.cost[s.Round] = s.Cost
-	w.rate[s.Round], w.p50[s.Round], w.p99[s.Round] = s.Rate, s.P50, s.P99
+	at := stat.Round{Start: s.Start, Number: s.Round}
+	w.cost[at] = s.Cost
+	w.rate[at], w.p50[at], w.p99[at] = s.Rate, s.P50, s.P99
 }
 
 // figures returns the per-round figures that a goal refers to. w may be nil.
-func (w *row) figures(of scenario.Measure) map[int]float64 {
+func (w *row) figures(of scenario.Measure) map[stat.Round]float64 {
 	switch {
 	case w == nil:
 		return nil
@@ -87,7 +88,7 @@ func (w *row) figures(of scenario.Measure) map[int]float64 {
 }
 
 // medianOf returns the median of the rounds, or NaN if there are none.
-func medianOf(rounds map[int]float64) float64 {
+func medianOf(rounds map[stat.Round]float64) float64 {
 	return stat.Median(slices.Collect(maps.Values(rounds)))
 }
 
@@ -311,7 +312,7 @@ func verdict(g scenario.Goal, measured float64) (text string, met bool) {
 	return "**missed**", false
 }
 
-func compared(ours, theirs map[int]float64) (median float64, text string) {
+func compared(ours, theirs map[stat.Round]float64) (median float64, text string) {
 	ratio := stat.Ratios(ours, theirs)
 	return ratio.Median, ratioText(ratio)
 }
@@ -352,6 +353,9 @@ func (r *Report) Compare(base string, threshold float64) (lines, regressions []s
 			}
 			ratio := stat.Ratios(ours.cost, theirs.cost)
 			line := fmt.Sprintf("%-4s %-18s %10s %10s  %s", s.ID, c.Name, number(theirs.median()), number(ours.median()), ratioText(ratio))
+			if ratio.Starts > 1 {
+				line += fmt.Sprintf("  %.3f [%.3f–%.3f] in %d starts", ratio.Mean, ratio.From, ratio.To, ratio.Starts)
+			}
 			if len(ours.failures) > 0 {
 				line += fmt.Sprintf("  %d failed: %s", len(ours.failures), ours.failures[0])
 			}

@@ -84,6 +84,7 @@ type Case struct {
 // Sample is the result of one program in one round.
 type Sample struct {
 	Scenario, Case, Program string
+	Start                   int `json:",omitempty"` // number of the start of the programs, from 0
 	Round                   int
 	Cost                    float64 // CPU time or memory, in the scenario's unit
 	Rate                    float64 // units per second; for bytes, millions per second

@@ -2,8 +2,10 @@
 package stat
 
 import (
+	"maps"
 	"math"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -21,25 +23,65 @@ func Median(values []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
+// Round is one round of measurements after a start of the programs.
+type Round struct{ Start, Number int }
+
 // Ratio compares two programs over the rounds in which both were measured.
 type Ratio struct {
 	Median, Low, High float64
 	Rounds            int
+
+	// Mean is the geometric mean of the medians of each start, and From to To its 90 % confidence interval, by a bootstrap
+	// over the starts. Two processes of one program can differ by several percent for as long as they run, which the
+	// spread of the rounds does not show. NaN unless there are several starts.
+	Mean, From, To float64
+	Starts         int
 }
 
 // Ratios divides a by b round by round. If the machine is slower in one round, both programs are, which a ratio of two
 // medians would not show.
-func Ratios(a, b map[int]float64) Ratio {
+func Ratios(a, b map[Round]float64) Ratio {
 	var all []float64
+	starts := map[int][]float64{}
 	for round, over := range a {
 		if under, ok := b[round]; ok && under > 0 {
 			all = append(all, over/under)
+			starts[round.Start] = append(starts[round.Start], over/under)
 		}
 	}
+	nan := math.NaN()
 	if len(all) == 0 {
-		return Ratio{Median: math.NaN(), Low: math.NaN(), High: math.NaN()}
+		return Ratio{Median: nan, Low: nan, High: nan, Mean: nan, From: nan, To: nan}
 	}
-	return Ratio{Median: Median(all), Low: slices.Min(all), High: slices.Max(all), Rounds: len(all)}
+	r := Ratio{Median: Median(all), Low: slices.Min(all), High: slices.Max(all), Rounds: len(all), Mean: nan, From: nan, To: nan, Starts: len(starts)}
+	if len(starts) > 1 {
+		var logs []float64
+		for _, start := range slices.Sorted(maps.Keys(starts)) {
+			logs = append(logs, math.Log(Median(starts[start])))
+		}
+		r.Mean, r.From, r.To = bootstrap(logs)
+	}
+	return r
+}
+
+// bootstrap returns the mean of the logarithms, and its 90 % confidence interval, as powers of e.
+func bootstrap(logs []float64) (at, from, to float64) {
+	const samples = 4000
+	mean := func(pick func(int) float64) float64 {
+		sum := 0.0
+		for i := range logs {
+			sum += pick(i)
+		}
+		return sum / float64(len(logs))
+	}
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same figures give the same interval
+	means := make([]float64, samples)
+	for i := range means {
+		means[i] = mean(func(int) float64 { return logs[random.IntN(len(logs))] })
+	}
+	slices.Sort(means)
+	at = mean(func(i int) float64 { return logs[i] })
+	return math.Exp(at), math.Exp(means[samples/20]), math.Exp(means[samples-samples/20])
 }
 
 // octave is the base-2 logarithm of the number of buckets per doubling of the latency. Quantiles are at most 1.6 % off.

@@ -23,14 +23,31 @@ func TestMedian(t *testing.T) {
 }
 
 func TestRatiosPairRounds(t *testing.T) {
-	ours := map[int]float64{1: 10, 2: 40, 3: 30, 4: 7}
-	theirs := map[int]float64{1: 10, 2: 20, 3: 20, 5: 1}
+	ours := map[Round]float64{{0, 1}: 10, {0, 2}: 40, {0, 3}: 30, {0, 4}: 7}
+	theirs := map[Round]float64{{0, 1}: 10, {0, 2}: 20, {0, 3}: 20, {0, 5}: 1, {1, 4}: 1}
 	got := Ratios(ours, theirs)
-	if want := (Ratio{Median: 1.5, Low: 1, High: 2, Rounds: 3}); got != want {
-		t.Errorf("got %+v, want %+v", got, want)
+	if got.Median != 1.5 || got.Low != 1 || got.High != 2 || got.Rounds != 3 || got.Starts != 1 || !math.IsNaN(got.Mean) {
+		t.Errorf("got %+v", got)
 	}
 	if got := Ratios(ours, nil); got.Rounds != 0 || !math.IsNaN(got.Median) {
 		t.Errorf("a ratio to nothing is %+v", got)
+	}
+}
+
+// Rounds of one start agree with each other, but the starts differ: only their number narrows the interval.
+func TestIntervalIsOfStarts(t *testing.T) {
+	ours, theirs := map[Round]float64{}, map[Round]float64{}
+	for start, ratio := range []float64{0.9, 1.1, 0.95, 1.05, 1} {
+		for number := range 20 {
+			ours[Round{start, number}], theirs[Round{start, number}] = 10*ratio, 10
+		}
+	}
+	got := Ratios(ours, theirs)
+	if got.Starts != 5 || math.Abs(got.Mean-1) > 0.01 || got.From > 0.97 || got.To < 1.03 || got.From < 0.9 || got.To > 1.1 {
+		t.Errorf("got %+v", got)
+	}
+	if again := Ratios(ours, theirs); again != got {
+		t.Errorf("the same figures give %+v, then %+v", got, again)
 	}
 }
 
