@@ -18,10 +18,20 @@ var (
 	noSlug  = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 )
 
+// documents returns the pages in docs and its folders.
+func documents() ([]string, error) {
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		return nil, err
+	}
+	below, err := filepath.Glob("docs/*/*.md")
+	return append(pages, below...), err
+}
+
 // TestDocumentsLinkToWhatExists: every link within the repository leads to an existing file and heading.
 func TestDocumentsLinkToWhatExists(t *testing.T) {
 	atRoot(t)
-	docs, err := filepath.Glob("docs/*.md")
+	docs, err := documents()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +113,7 @@ func TestEveryPageIsFoundFromTheIndex(t *testing.T) {
 			}
 		}
 	}
-	pages, err := filepath.Glob("docs/*.md")
+	pages, err := documents()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +127,7 @@ func TestEveryPageIsFoundFromTheIndex(t *testing.T) {
 // TestDocumentsRepeatNothing: a merge of two branches that added the same row, heading or line leaves it there twice.
 func TestDocumentsRepeatNothing(t *testing.T) {
 	atRoot(t)
-	docs, err := filepath.Glob("docs/*.md")
+	docs, err := documents()
 	if err != nil {
 		t.Fatal(err)
 	}

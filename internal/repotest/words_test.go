@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -167,7 +166,7 @@ func comments(t *testing.T) map[string]prose {
 
 // pages returns the text of the README and of each page in docs.
 func pages(t *testing.T) map[string]prose {
-	paths, err := filepath.Glob("docs/*.md")
+	paths, err := documents()
 	if err != nil || len(paths) == 0 {
 		t.Fatal(paths, err)
 	}

@@ -214,7 +214,7 @@ func allow(name, value string) error {
 	}
 	check := checkedFlags[name]
 	if check == nil {
-		return fmt.Errorf("%s cannot be used here: it is not known to keep a container behind the gateway (docs/attach.md); "+
+		return fmt.Errorf("%s cannot be used here: it is not known to keep a container behind the gateway (docs/attach/docker.md); "+
 			"to run one with it, start the container with docker run --network none and attach it: gateway box attach --container NAME", name)
 	}
 	if err := check(value); err != nil {
