@@ -406,6 +406,7 @@ const (
 	AttachNetNS  = "netns"  // the path of a network namespace
 	AttachPID    = "pid"    // a process in that namespace
 	AttachDocker = "docker" // a Docker container
+	AttachOCI    = "oci"    // a container of `gateway oci`; its box is deleted when it ends
 )
 
 // Which network stack the interface of an attached box belongs to.
@@ -416,18 +417,21 @@ const (
 
 // Attached identifies the sandbox that was attached, as its caller named it.
 type Attached struct {
-	Kind  string `json:"kind" enum:"netns pid docker"` // one of the constants
+	Kind  string `json:"kind" enum:"netns pid docker oci"` // one of the constants
 	Ref   string `json:"ref"`
 	Stack string `json:"stack" enum:"host guest"` // one of the constants
-	PID   int    `json:"-"`                       // Ref as a number, for AttachPID
+	PID   int    `json:"-"`                       // Ref as a number, for AttachPID; a process of the container, for AttachOCI
 	// Container is the ID of the Docker container that Ref named when it was attached.
 	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
+	// Runtime is the program that runs the container, for AttachOCI.
+	Runtime string `json:"runtime,omitempty" doc:"OCI runtime of the container"`
 }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.
 type AttachRequest struct {
 	Attached
-	Name    string // may be empty
+	Search  []string // search list of its resolver, if the caller knows it; nil: that of a process in the namespace
+	Name    string   // may be empty
 	Labels  []string
 	Source  policy.Source // as in [Box]
 	Limits  BoxLimits     // likewise

@@ -41,6 +41,7 @@ type Config struct {
 	Policy    Policies  `yaml:"policy"`
 	Secrets   Secrets   `yaml:"secrets,omitempty"`
 	Approvals Approvals `yaml:"approvals"`
+	Attach    Attach    `yaml:"attach,omitempty"`
 	Metrics   Metrics   `yaml:"metrics"`
 	Log       Log       `yaml:"log"`
 	// Drain is how long a replaced process lets open connections continue.
@@ -357,7 +358,7 @@ func setFromText(field reflect.Value, value string) error {
 		for _, directory := range splitList(value) {
 			*target = append(*target, Issuer{Directory: directory})
 		}
-	case *Domains:
+	case *Domains, *AttachRules:
 		return errors.New("set it in the configuration file: it cannot be set by a variable")
 	case *map[string]string:
 		m := map[string]string{}
@@ -415,6 +416,7 @@ func (c *Config) validate() error {
 		fail("launcher.images", `has no entry "default"`)
 	}
 	c.Launcher.Disk.check(fail)
+	c.Attach.check(fail)
 	if r := c.Launcher.Reserve; r < MinReserve || r > 1<<44 {
 		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(MinReserve))
 	}

@@ -70,13 +70,15 @@ type BoxLimits struct {
 
 // Attached describes the attached sandbox if the gateway did not launch the box itself.
 type Attached struct {
-	Kind string `json:"kind"` // interface, netns, pid or docker
+	Kind string `json:"kind"` // interface, netns, pid, docker or oci
 	Ref  string `json:"ref"`
 	// Container is the ID of a Docker container, whichever way Ref names it.
 	Container string `json:"container,omitempty"`
 	// Stack is guest if the sandbox's own network stack uses the interface; else host, or empty in boxes of older
 	// versions.
 	Stack string `json:"stack,omitempty"`
+	// Runtime is the OCI runtime of a container of `gateway oci`.
+	Runtime string `json:"runtime,omitempty"`
 	// Search is the search list of its resolver when it was attached.
 	Search []string `json:"search,omitempty"`
 }

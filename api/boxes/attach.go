@@ -24,6 +24,7 @@ type sandboxBody struct {
 // attachBody is the JSON of an attach: the sandbox, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
 	sandboxBody
+	OCI           *ociBody     `json:"oci,omitempty" doc:"with pid: the container of an OCI runtime that the process belongs to"`
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"which network stack uses the interface: host (default), that of the namespace; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
@@ -40,12 +41,13 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	var p problem.List
 	what := b.attached(&p)
 	what.Stack = b.stack(&p)
+	search := b.OCI.apply(&what, &p)
 	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources, Limits: b.Limits}
 	req, err := rest.request(hasSecret)
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
-	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
+	return api.AttachRequest{Attached: what, Search: search, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
 }
 
 // stack returns the network stack to use. The default is that of the namespace.

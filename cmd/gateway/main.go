@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/oci"
 )
 
-func main() { os.Exit(command.Run(os.Args[1:])) }
+func main() { os.Exit(command.Run(oci.Arguments(os.Args))) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -40,12 +41,16 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
+	conf := []byte("search " + strings.Join(req.Search, " "))
+	if req.Search == nil {
+		conf = sandboxns.ResolvConf(ctx, found.NS, req.PID)
+	}
 	var search []string
-	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(sandboxns.ResolvConf(ctx, found.NS, req.PID))) {
+	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(conf)) {
 		search = append(search, n.String())
 	}
 	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Limits: req.Limits, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Search: search}, origin{})
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Runtime: req.Runtime, Search: search}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -84,6 +89,9 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 	now := b.Sandbox.Load()
 	if now == nil {
 		return api.Box{}, api.Errorf(api.ErrConflict, "box %s is being attached already", id)
+	}
+	if to == nil && now.Kind == api.AttachOCI {
+		return api.Box{}, api.Errorf(api.ErrConflict, "box %s is a container of `gateway oci`: start another one, which gets a box of its own", id)
 	}
 	if to == nil {
 		to = &api.Attached{Kind: now.Kind, Ref: now.Ref, Container: now.Container}
@@ -223,11 +231,14 @@ func (l followed) Sandbox(id policy.BoxID) (sandboxns.Sandbox, uint64, bool) {
 // Disconnect implements [follow.Owner].
 func (l followed) Disconnect(ctx context.Context, id policy.BoxID, turn uint64, why string) error {
 	return l.inTurn(id, turn, func(b *state.Box) error {
+		ctx, cancel := change.Detach(ctx)
+		defer cancel()
+		if b.Record.Attached.Kind == api.AttachOCI { // its container cannot start again: a restart creates another one
+			return l.deleteLocked(ctx, b)
+		}
 		if b.Status == api.StatusGone && b.Problem == why {
 			return nil
 		}
-		ctx, cancel := change.Detach(ctx)
-		defer cancel()
 		if err := l.detach(ctx, b, *b.Record.Attached, why); err != nil {
 			return err
 		}

@@ -129,13 +129,18 @@ func (l *Service) DeleteBox(ctx context.Context, id policy.BoxID) error {
 		return err
 	}
 	defer b.Unlock()
-	if err := change.Contain(l.log, func() error { return l.tearDown(ctx, b) }, zap.String("box", string(id))); err != nil {
-		l.log.Error("a box could not be deleted", zap.String("box", string(id)), zap.Error(err))
+	return l.deleteLocked(ctx, b)
+}
+
+// deleteLocked is DeleteBox for a box whose lock the caller holds.
+func (l *Service) deleteLocked(ctx context.Context, b *state.Box) error {
+	if err := change.Contain(l.log, func() error { return l.tearDown(ctx, b) }, zap.String("box", string(b.ID))); err != nil {
+		l.log.Error("a box could not be deleted", zap.String("box", string(b.ID)), zap.Error(err))
 		if b.Deleted {
 			return nil
 		}
 		b.ShowError("it could not be fully deleted; delete it again")
-		return api.Errorf(api.ErrUnavailable, "deleting box %s: %w", id, err)
+		return api.Errorf(api.ErrUnavailable, "deleting box %s: %w", b.ID, err)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func Open(ctx context.Context, a api.Attached, check func(path string) error) (F
 		return Found{NS: ns}, err
 	}
 	switch a.Kind {
-	case api.AttachPID:
+	case api.AttachPID, api.AttachOCI:
 		pointer, open = "/pid", func() (Found, error) {
 			ns, err := openNetNS(netNSOf(a.PID))
 			if errors.Is(err, fs.ErrNotExist) {
@@ -155,6 +155,9 @@ type Place struct {
 func Locate(ctx context.Context, s Sandbox) (Place, error) {
 	if s.Kind == api.AttachDocker && s.Container != "" {
 		return locateContainer(ctx, s)
+	}
+	if s.Pin == "" && s.Kind == api.AttachOCI {
+		return Place{Ended: "its container has ended"}, nil
 	}
 	if s.Pin == "" {
 		return Place{}, nil // a path or process ID that reappears may belong to another sandbox

@@ -232,7 +232,7 @@ func attachedView(a *store.Attached) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost)}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime}
 }
 
 // AwaitLock waits until the lock of the box is free.

@@ -74,6 +74,7 @@ func newBoxState(o *cli.Options, call, short string) *cobra.Command {
 type boxAnswer struct {
 	ID, Name, Status, Size, Runtime, IPv4, IPv6, Error string
 	Labels                                             []string
+	Attached                                           *api.Attached
 	NetworkPolicy                                      struct{ Mode string } `json:"network_policy"`
 	AuditedUntil                                       int64                 `json:"policy_audited_until"`
 	Warnings                                           []cli.Warning
@@ -93,18 +94,33 @@ func auditedMark(until int64) string {
 
 var boxHeading = []string{"ID", "NAME", "STATUS", "SIZE", "POLICY", "IPV4", "IPV6"}
 
-// printBoxes prints boxes as a table, with a column of labels if any box has one.
+// attachment returns by what a box is attached; "-" if it was launched.
+func (b boxAnswer) attachment() string {
+	if b.Attached == nil {
+		return "-"
+	}
+	return strings.Join(strings.Fields(b.Attached.Kind+" "+b.Attached.Runtime+" "+b.Attached.Ref), " ")
+}
+
+// printBoxes prints boxes as a table, with columns of attachments and labels if any box has them.
 func printBoxes(w io.Writer, boxes []boxAnswer) error {
 	labelled := slices.ContainsFunc(boxes, func(b boxAnswer) bool { return len(b.Labels) > 0 })
 	heading := boxHeading
 	if labelled {
 		heading = append(slices.Clone(heading), "LABELS")
 	}
+	attached := slices.ContainsFunc(boxes, func(b boxAnswer) bool { return b.Attached != nil })
+	if attached {
+		heading = append(slices.Clone(heading), "ATTACHED")
+	}
 	rows := [][]string{heading}
 	for _, b := range boxes {
 		row := b.row()
 		if labelled {
 			row = append(row, cmp.Or(strings.Join(b.Labels, ","), "-"))
+		}
+		if attached {
+			row = append(row, b.attachment())
 		}
 		rows = append(rows, row)
 	}

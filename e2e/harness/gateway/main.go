@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/oci"
 	"boxgate/e2e/harness/confine"
 	"boxgate/e2e/harness/knobs"
 	"boxgate/internal/fault"
@@ -27,7 +28,7 @@ func main() {
 	}
 	injectFaults()
 	setResolver()
-	os.Exit(command.Run(os.Args[1:]))
+	os.Exit(command.Run(oci.Arguments(os.Args)))
 }
 
 // confined is an environment variable set in a confined process.

@@ -1,0 +1,118 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Attach configures the containers that launchers of others attach by themselves.
+type Attach struct {
+	// OCI are the rules for containers of `gateway oci`; the first one of a container's namespace applies.
+	OCI AttachRules `yaml:"oci,omitempty"`
+}
+
+// AttachRules are bounds of the annotations of containers, in order.
+type AttachRules []AttachRule
+
+// AttachRule bounds the annotations of the containers of a namespace. The zero value allows none.
+type AttachRule struct {
+	// Namespace is a Kubernetes namespace; empty: all, and containers without one.
+	Namespace string `yaml:"namespace,omitempty"`
+	// Policies may be named by the annotation boxgate.dev/policy: named:NAME, preset:NAME, a mode, or "*" for all of these.
+	Policies []string `yaml:"policies,omitempty"`
+	// Default is the policy of a container without the annotation, in the same forms; empty: policy.default.
+	Default string `yaml:"default,omitempty"`
+	// Headers maps names for the annotation boxgate.dev/headers (named:NAME) to files with header rules.
+	Headers map[string]string `yaml:"headers,omitempty"`
+	// Names are patterns (path.Match) of the names that containers may give their boxes by boxgate.dev/name.
+	Names []string `yaml:"names,omitempty"`
+	// Labels may be given by boxgate.dev/labels; "*" allows all.
+	Labels []string `yaml:"labels,omitempty"`
+}
+
+// For returns the rule for a namespace, which is empty for a container without one. Without a matching rule it is the zero value.
+func (rules AttachRules) For(namespace string) AttachRule {
+	for _, r := range rules {
+		if r.Namespace == "" || r.Namespace == namespace {
+			return r
+		}
+	}
+	return AttachRule{}
+}
+
+// Policy returns the policy of a container whose annotation asks for one; "" means that it asks for none. deny-all may always be asked
+// for. A result of "" is the gateway's policy.default.
+func (r AttachRule) Policy(asked string) (string, error) {
+	switch {
+	case asked == "":
+		return r.Default, nil
+	case !isAnnotatedPolicy(asked):
+		return "", fmt.Errorf("the annotation asks for the policy %.200q, which is not %s", asked, annotatedPolicies)
+	case asked == "deny-all" || slices.Contains(r.Policies, asked) || slices.Contains(r.Policies, "*"):
+		return asked, nil
+	}
+	return "", fmt.Errorf("the annotation asks for the policy %.200q, which the gateway's configuration does not allow here: add it to policies of a rule of attach.oci", asked)
+}
+
+// HeaderFile returns the file with the header rules that an annotation asks for; "" asks for none.
+func (r AttachRule) HeaderFile(asked string) (string, error) {
+	if asked == "" {
+		return "", nil
+	}
+	name, ok := strings.CutPrefix(asked, "named:")
+	if file := r.Headers[name]; ok && file != "" {
+		return file, nil
+	}
+	return "", fmt.Errorf("the annotation asks for the header rules %.200q, which the gateway's configuration does not have here: add named:NAME to headers of a rule of attach.oci", asked)
+}
+
+// CheckName returns an error for a name that the rule does not allow.
+func (r AttachRule) CheckName(name string) error {
+	if slices.ContainsFunc(r.Names, func(pattern string) bool { ok, err := path.Match(pattern, name); return ok && err == nil }) {
+		return nil
+	}
+	return fmt.Errorf("the annotation asks for the name %.200q, which the gateway's configuration does not allow here: add it to names of a rule of attach.oci", name)
+}
+
+// CheckLabel returns an error for a label that the rule does not allow.
+func (r AttachRule) CheckLabel(label string) error {
+	if slices.Contains(r.Labels, label) || slices.Contains(r.Labels, "*") {
+		return nil
+	}
+	return fmt.Errorf("the annotation asks for the label %.200q, which the gateway's configuration does not allow here: add it to labels of a rule of attach.oci", label)
+}
+
+// annotatedPolicies are the forms of a policy in an annotation: never a file, and never a document, which no list could bound.
+const annotatedPolicies = "named:NAME, preset:NAME,…, allow-all or deny-all"
+
+var annotatedPolicy = regexp.MustCompile(`^(allow-all|deny-all|(named|preset):[A-Za-z0-9*][A-Za-z0-9._,*:/-]{0,500})$`)
+
+func isAnnotatedPolicy(text string) bool { return annotatedPolicy.MatchString(text) }
+
+func (a Attach) check(fail func(key, format string, args ...any)) {
+	for i, r := range a.OCI {
+		key := fmt.Sprintf("attach.oci[%d]", i)
+		for _, p := range r.Policies {
+			if p != "*" && !isAnnotatedPolicy(p) {
+				fail(key+".policies", "%q is not %s or *", p, annotatedPolicies)
+			}
+		}
+		if r.Default != "" && !isAnnotatedPolicy(r.Default) {
+			fail(key+".default", "%q is not %s", r.Default, annotatedPolicies)
+		}
+		for _, pattern := range r.Names {
+			if _, err := path.Match(pattern, ""); err != nil {
+				fail(key+".names", "%q is not a pattern such as agent-*", pattern)
+			}
+		}
+		for name, file := range r.Headers {
+			if name == "" || !filepath.IsAbs(file) {
+				fail(key+".headers", "%q: %q is not an absolute path of a file with header rules", name, file)
+			}
+		}
+	}
+}
