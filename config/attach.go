@@ -18,7 +18,7 @@ type Attach struct {
 // AttachRules are bounds of the annotations of containers, in order.
 type AttachRules []AttachRule
 
-// AttachRule bounds the annotations of the containers of a namespace. The zero value allows none.
+// AttachRule bounds the annotations of the containers of a namespace. The zero value allows no annotation.
 type AttachRule struct {
 	// Namespace is a Kubernetes namespace; empty: all, and containers without one.
 	Namespace string `yaml:"namespace,omitempty"`

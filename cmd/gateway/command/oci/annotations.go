@@ -25,12 +25,12 @@ const (
 // namespaceAnnotations are set by containerd's CRI plugin and by CRI-O.
 var namespaceAnnotations = []string{"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"}
 
-// asked is what the annotations of a container ask for.
+// asked are the values of the annotations of a container.
 type asked struct {
 	Policy, Headers, Name, Labels, Stack string
 }
 
-// readAnnotations returns what annotations ask for. An unknown one of the gateway's is an error: it may be meant to restrict.
+// readAnnotations returns the values of annotations. An unknown one of the gateway's is an error: it may be meant to restrict.
 func readAnnotations(all map[string]string) (asked, error) {
 	var a asked
 	known := map[string]*string{annotationPolicy: &a.Policy, annotationHeaders: &a.Headers, annotationName: &a.Name, annotationLabels: &a.Labels, annotationStack: &a.Stack}

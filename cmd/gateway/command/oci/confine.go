@@ -41,7 +41,7 @@ func (b *bundle) refuse(sockets ...string) error {
 	return nil
 }
 
-// ownFileSystems are the types of file systems that show a container only what it has itself.
+// ownFileSystems are the types of file systems without files of the host.
 var ownFileSystems = strings.Fields("proc sysfs tmpfs devpts mqueue cgroup cgroup2")
 
 // refuseNamespaces requires namespaces of its own where those of the host lead past the gateway.

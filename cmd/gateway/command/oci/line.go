@@ -19,7 +19,7 @@ const Prefix = "gateway-oci-"
 // Command is the name of the command.
 const Command = "oci"
 
-// Arguments returns the arguments of the program, given those with which it was executed.
+// Arguments returns the arguments of the program, without its name.
 func Arguments(argv []string) []string {
 	if len(argv) == 0 {
 		return nil
@@ -35,7 +35,7 @@ type Line struct {
 	Own     map[string]string // the gateway's own flags, by name
 	Runtime string            // program that runs the containers
 	Globals []string          // its flags before the command
-	Command string            // "" if there is none
+	Command string            // empty for a line without a command
 	Args    []string          // arguments of the command
 
 	Root    string // value of --root

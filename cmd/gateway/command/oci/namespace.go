@@ -110,7 +110,7 @@ func checkLinks(path string) error {
 }
 
 // Docker connects a container to its networks by a hook of the runtime, which passes the container's network namespace to the daemon.
-// The gateway passes another one, in which no process is. Docker's interface ends there.
+// The gateway passes an empty one. Docker's interface ends there.
 
 // dockerHook is the argument of the hook.
 const dockerHook = "libnetwork-setkey"
@@ -132,7 +132,7 @@ func (b *bundle) takeDockerHooks() (hooks []specs.Hook) {
 			return found
 		})
 	}
-	b.spec.Hooks.Prestart = take(b.spec.Hooks.Prestart) //nolint:staticcheck // what Docker uses
+	b.spec.Hooks.Prestart = take(b.spec.Hooks.Prestart) //nolint:staticcheck // Docker uses it
 	b.spec.Hooks.CreateRuntime = take(b.spec.Hooks.CreateRuntime)
 	return hooks
 }

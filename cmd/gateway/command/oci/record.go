@@ -58,7 +58,7 @@ func lock(ctx context.Context, place string) (unlock func(), err error) {
 	}, nil
 }
 
-// load returns the record at a place, and nil if there is none.
+// load returns the record at a place, or nil if the place is empty.
 func load(place string) (*record, error) {
 	data, err := os.ReadFile(filepath.Join(place, "record.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +85,7 @@ func (r *record) save() error {
 // remove removes the files of the container.
 func (r *record) remove() error { return os.RemoveAll(r.dir) }
 
-// ownerOf returns the record of the container for which a network namespace was made, and nil if there is none.
+// ownerOf returns the record of the container that owns a network namespace, or nil if the namespace is of another origin.
 func ownerOf(netns string) (*record, error) {
 	entries, err := os.ReadDir(stateDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

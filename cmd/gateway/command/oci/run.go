@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,7 +57,7 @@ func run(ctx context.Context, l Line, open func() (Gateway, error)) (status int,
 		return 0, err
 	}
 	if l.Command == "start" {
-		if err := l.checkStart(c); err != nil {
+		if err := l.checkStart(ctx, c); err != nil {
 			return 0, err
 		}
 		return 0, l.become()
@@ -112,14 +113,27 @@ func (l Line) call(ctx context.Context, args []string) (status int, err error) {
 	return 0, err
 }
 
+// state returns the state of a container. Its errors are not written to the engine's log.
+func (l Line) state(ctx context.Context, id string) (pid int, err error) {
+	out, err := exec.CommandContext(ctx, l.Runtime, slices.Concat(l.Globals, []string{"--log", os.DevNull, "state", id})...).Output()
+	var state struct{ Pid int }
+	if err == nil {
+		err = json.Unmarshal(out, &state)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("the state of the container: %w", err)
+	}
+	return state.Pid, nil
+}
+
 // knows reports whether the runtime has a container.
 func (l Line) knows(ctx context.Context, id string) bool {
-	args := append(append([]string{}, l.Globals...), "state", id)
-	return exec.CommandContext(ctx, l.Runtime, args...).Run() == nil
+	_, err := l.state(ctx, id)
+	return err == nil
 }
 
 // checkStart returns why a created container must not start.
-func (l Line) checkStart(c call) error {
+func (l Line) checkStart(ctx context.Context, c call) error {
 	r, err := load(place(l.Runtime, l.Root, c.ID))
 	if err != nil {
 		return err
@@ -127,15 +141,11 @@ func (l Line) checkStart(c call) error {
 	if r == nil {
 		return fmt.Errorf("the container %s was not created by gateway oci, or its state in %s is gone", c.ID, stateDir)
 	}
-	out, err := exec.Command(l.Runtime, append(append([]string{}, l.Globals...), "state", c.ID)...).Output()
-	var state struct{ Pid int }
-	if err == nil {
-		err = json.Unmarshal(out, &state)
-	}
+	pid, err := l.state(ctx, c.ID)
 	if err != nil {
-		return fmt.Errorf("the state of the container: %w", err)
+		return err
 	}
-	netns := fmt.Sprintf("/proc/%d/ns/net", state.Pid)
+	netns := fmt.Sprintf("/proc/%d/ns/net", pid)
 	if now, err := identity(netns); err != nil || now != r.NetNS {
 		return fmt.Errorf("the container %s is not in the network namespace that the gateway has attached", c.ID)
 	}
@@ -189,7 +199,7 @@ func (l Line) create(ctx context.Context, g Gateway, c call) (status int, err er
 	return status, err
 }
 
-// forget removes what is left of an earlier container of the same ID. One that exists is an error.
+// forget detaches an earlier container of the same ID. One that exists is an error.
 func (l Line) forget(ctx context.Context, g Gateway, r *record) error {
 	if l.knows(ctx, r.ID) {
 		return fmt.Errorf("a container with the ID %s exists already", r.ID)
@@ -201,7 +211,7 @@ func (l Line) forget(ctx context.Context, g Gateway, r *record) error {
 	return old.release(ctx, g)
 }
 
-// undo removes what was made for a container, unless it exists.
+// undo detaches a container that the runtime does not have.
 func (l Line) undo(ctx context.Context, g Gateway, r *record) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
@@ -211,7 +221,7 @@ func (l Line) undo(ctx context.Context, g Gateway, r *record) error {
 	return r.release(ctx, g)
 }
 
-// prepare attaches a container, and returns the arguments with which the runtime creates it in its network namespace, and the process
+// prepare attaches a container, and returns the arguments of the runtime to create it in its network namespace, and the process
 // that holds this namespace until then.
 func (l Line) prepare(ctx context.Context, g Gateway, c call, b *bundle, r *record) (args []string, holding *holder, err error) {
 	hooks := b.takeDockerHooks()
@@ -339,7 +349,7 @@ func (l Line) delete(ctx context.Context, g Gateway, c call) (status int, err er
 		return 0, err
 	}
 	defer unlock()
-	status, err = l.call(ctx, append(append(append([]string{}, l.Globals...), l.Command), l.Args...))
+	status, err = l.call(ctx, slices.Concat(l.Globals, []string{l.Command}, l.Args))
 	if err != nil {
 		return status, err
 	}
@@ -350,7 +360,7 @@ func (l Line) delete(ctx context.Context, g Gateway, c call) (status int, err er
 	return status, l.undo(ctx, g, old)
 }
 
-// logError appends an error to the log of the runtime, from which engines take their messages.
+// logError appends an error to the log of the runtime, where engines look for their messages.
 func (l Line) logError(err error) {
 	if l.Log == "" {
 		return
