@@ -35,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker podman firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -113,6 +113,9 @@ promtool: ## unpack Prometheus' checker of metrics and alerts, without installin
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
+podman: ## unpack Podman for one test, without installing it
+	@dist/unpack.sh /var/lib/boxgate/podman usr/bin/podman podman conmon
+
 runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runtimes (about two minutes)
 	@mkdir -p $(RUNSC_DIR)
 	GOBIN=$(RUNSC_DIR) GOFLAGS=-trimpath CGO_ENABLED=0 $(GO) install -ldflags '-s -w' $(RUNSC)
@@ -137,7 +140,7 @@ quick: ## run the tests that need neither root nor the kernel
 	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -vet=off -timeout 15m $(TESTFLAGS) \
 	  $$($(GO) list $(PACKAGES) | grep -vE '^boxgate/(e2e(/|$$)|internal/testnet$$)')
 
-test: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## the gate: run all tests except the nightly ones
+test: image docker podman runtime-debs promtool nameserver postgres sshd visitors firewalls ## the gate: run all tests except the nightly ones
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(PACKAGES)
@@ -145,13 +148,13 @@ test: image docker runtime-debs promtool nameserver postgres sshd visitors firew
 nightly: ## run everything at full size, in resumable parts (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
 
-confined: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the end-to-end tests with gateways confined like the systemd unit
+confined: image docker podman runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the end-to-end tests with gateways confined like the systemd unit
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
 scale: image ## create and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## remove each protection in turn, and require that its tests fail; BASE=rev: changed packages only
+mutants: image docker podman runtime-debs promtool nameserver postgres sshd visitors firewalls ## remove each protection in turn, and require that its tests fail; BASE=rev: changed packages only
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants -ledger $(MUTANTLEDGER) $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
 
 structure: ## print the lengths of each package's functions, and the longest functions
@@ -164,7 +167,7 @@ vet: ## build every package and its tests, and vet them
 	$(GO) build ./...
 	$(GO) vet ./...
 
-race: image docker runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the tests with the race detector
+race: image docker podman runtime-debs promtool nameserver postgres sshd visitors firewalls ## run the tests with the race detector
 	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 60m $(TESTFLAGS) $(PACKAGES)
 
 check: deps ## formatting, vet, linters, and the tests with the race detector

@@ -22,7 +22,8 @@ type daemon struct {
 	w       *harness.World
 	dir     string
 	script  string   // starts it; $D is dir
-	client  []string // its command line
+	client  []string // its command line; $P is the daemon's process
+	env     []string // of the client
 	process *exec.Cmd
 	exited  chan struct{}
 }
@@ -47,7 +48,7 @@ func newDaemon(w *harness.World, script string, client ...string) *daemon {
 		}
 	}
 	// Its PATH has its dependencies but no modprobe, so that the machine's kernel is not changed.
-	for _, tool := range []string{"iptables", "ip6tables", "ip", "runc", "crun", "mount", "true", "sh", "unshare", "umount"} {
+	for _, tool := range []string{"iptables", "ip6tables", "ip", "runc", "crun", "mount", "true", "sh", "unshare", "umount", "sleep"} {
 		path, err := exec.LookPath(tool)
 		if err == nil {
 			err = os.Symlink(path, filepath.Join(dir, "bin", tool))
@@ -105,8 +106,12 @@ func (d *daemon) start() {
 func (d *daemon) try(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.w.T.Context()), harness.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, d.client[0], append(append([]string{}, d.client[1:]...), args...)...)
-	cmd.Env = []string{"HOME=" + d.dir, "PATH=" + os.Getenv("PATH")}
+	words := append(append([]string{}, d.client...), args...)
+	for i := range words {
+		words[i] = strings.ReplaceAll(words[i], "$P", strconv.Itoa(d.process.Process.Pid))
+	}
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
+	cmd.Env = append([]string{"HOME=" + d.dir, "PATH=" + os.Getenv("PATH")}, d.env...)
 	out, err := cmd.CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }

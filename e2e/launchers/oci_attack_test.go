@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -277,6 +278,22 @@ func TestAttackCreationsOfOneID(t *testing.T) {
 	if got := boxesOf(w, c.id); won != 1 || lost != 3 || len(got) != 1 {
 		t.Errorf("%d creations succeeded, %d failed, boxes %v", won, lost, got)
 	}
+	var state struct{ Pid int }
+	out, _ := c.call("state", c.id)
+	if err := json.Unmarshal([]byte(out), &state); err != nil {
+		t.Fatal(err, out)
+	}
+	inside := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("nsenter", append([]string{"--net", "--target", fmt.Sprint(state.Pid), "ip", "link"}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+	}
+	inside("add", "other0", "type", "veth", "peer", "name", "other1")
+	if out, code := c.call("start", c.id); code == 0 || !strings.Contains(out, "only way out") {
+		t.Errorf("start with another interface: %d %s", code, out)
+	}
+	inside("del", "other0")
 	c.start()
 	isGuarded(t, c.read("out"))
 	other := e.newContainer("other", "touch /ran", nil)
