@@ -16,7 +16,7 @@ func TestContainerdWithTheGatewayAsRuntime(t *testing.T) {
 	e := newEngine(w, "runc", guarded(t)...)
 	c := e.newContainer("ctr-agent", "", nil)
 	rootfs := filepath.Join(c.bundle, "rootfs")
-	d := newDaemon(w, `exec containerd --address $D/sock --root $D/data --state $D/exec`, dockerRoot+"/usr/bin/ctr", "--address", "$D/sock")
+	d := newDaemon(w, `exec containerd --address $D/sock --root $D/data --state $D/exec`, "nsenter", "--mount", "--target", "$P", dockerRoot+"/usr/bin/ctr", "--address", "$D/sock")
 	d.start()
 	run := func(id string, more ...string) (string, error) {
 		args := append([]string{"run", "--detach", "--runc-binary", e.program, "--rootfs", "--env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "--cgroup", "/" + filepath.Base(d.dir) + "/" + id}, more...)
@@ -60,7 +60,7 @@ func TestPodmanWithTheGatewayAsRuntime(t *testing.T) {
 		"--tmpdir", "$D/work", "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--conmon", podmanRoot+"/usr/bin/conmon", "--runtime", e.program)
 	d.env = []string{"LD_LIBRARY_PATH=" + podmanRoot + "/usr/lib/x86_64-linux-gnu:" + podmanRoot + "/usr/lib/aarch64-linux-gnu"}
 	d.start()
-	id := d.must("run", "--detach", "--network", "none", "--name", "podman-agent", "--rootfs", rootfs, "sh", "-c", "rm -f /out; "+asks)
+	id := d.must("run", "--detach", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "none", "--name", "podman-agent", "--rootfs", rootfs, "sh", "-c", "rm -f /out; "+asks)
 	isGuarded(t, c.read("out"))
 	if got := boxesOf(w, id); len(got) != 1 {
 		t.Errorf("boxes: %v", got)
@@ -68,10 +68,10 @@ func TestPodmanWithTheGatewayAsRuntime(t *testing.T) {
 	if got := d.must("exec", "podman-agent", "ls", "/sys/class/net"); strings.Join(strings.Fields(got), " ") != "eth0 lo" {
 		t.Errorf("interfaces: %s", got)
 	}
-	if out, err := d.try("run", "--rm", "--network", "none", "--annotation", "boxgate.dev/policy=allow-all", "--rootfs", rootfs, "true"); err == nil || !strings.Contains(out, "does not allow here") {
+	if out, err := d.try("run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "none", "--annotation", "boxgate.dev/policy=allow-all", "--rootfs", rootfs, "true"); err == nil || !strings.Contains(out, "does not allow here") {
 		t.Errorf("an annotation: %v %s", err, out)
 	}
-	if out, err := d.try("run", "--rm", "--network", "container:podman-agent", "--rootfs", rootfs, "sh", "-c", "curl -sS --max-time 60 https://api.example.com/echo"); err != nil || !strings.Contains(out, harness.Canary) {
+	if out, err := d.try("run", "--rm", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "--network", "container:podman-agent", "--rootfs", rootfs, "sh", "-c", "curl -sS --max-time 60 https://api.example.com/echo"); err != nil || !strings.Contains(out, harness.Canary) {
 		t.Errorf("a container that joins the network: %v %s", err, out)
 	}
 	if got := boxesOf(w, id); len(got) != 1 {
