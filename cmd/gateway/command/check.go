@@ -110,6 +110,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 		finding("secrets", checkSecrets(ctx, cfg)),
 		finding("kernel limits", preflight.CheckSupplies("/proc/sys")),
 	)
+	findings = append(findings, preflight.Launchers("/")...)
 	findings = append(findings, certificateFindings(ctx, cfg, time.Now())...)
 	switch {
 	case store.InUse(cfg.StateDir):
