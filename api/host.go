@@ -3,6 +3,8 @@ package api
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -407,6 +409,7 @@ const (
 	AttachPID    = "pid"    // a process in that namespace
 	AttachDocker = "docker" // a Docker container
 	AttachOCI    = "oci"    // a container of `gateway oci`; its box is deleted when it ends
+	AttachCNI    = "cni"    // a network namespace that a container runtime passed to the CNI plugin
 )
 
 // Which network stack the interface of an attached box belongs to.
@@ -417,14 +420,30 @@ const (
 
 // Attached identifies the sandbox that was attached, as its caller named it.
 type Attached struct {
-	Kind  string `json:"kind" enum:"netns pid docker oci"` // one of the constants
-	Ref   string `json:"ref"`
-	Stack string `json:"stack" enum:"host guest"` // one of the constants
-	PID   int    `json:"-"`                       // Ref as a number, for AttachPID; a process of the container, for AttachOCI
+	Kind  string `json:"kind" enum:"netns pid docker oci cni"` // one of the constants
+	Ref   string `json:"ref"`                                  // for AttachCNI: see [CNIRef]
+	Stack string `json:"stack" enum:"host guest"`              // one of the constants
+	PID   int    `json:"-"`                                    // Ref as a number, for AttachPID; a process of the container, for AttachOCI
 	// Container is the ID of the Docker container that Ref named when it was attached.
 	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
 	// Runtime is the program that runs the container, for AttachOCI.
 	Runtime string `json:"runtime,omitempty" doc:"OCI runtime of the container"`
+	// NetNS is the path of the namespace, for AttachCNI.
+	NetNS string `json:"netns,omitempty" doc:"path of the network namespace of a CNI attachment"`
+	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI; it is only shown.
+	Pod string `json:"pod,omitempty" doc:"Kubernetes pod of a CNI attachment, as namespace/name"`
+}
+
+// CNIRef is the Ref of a CNI attachment: network, container ID and interface, which identify it according to the CNI specification.
+// None of them contains a slash.
+func CNIRef(network, container, ifname string) string {
+	return network + "/" + container + "/" + ifname
+}
+
+// CNIName is the name of the box of a CNI attachment, so that there is at most one, and it is found by its reference.
+func CNIName(ref string) string {
+	sum := sha256.Sum256([]byte(ref))
+	return "cni-" + hex.EncodeToString(sum[:12])
 }
 
 // AttachRequest is a request to attach, validated as a [CreateRequest] is.

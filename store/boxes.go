@@ -70,7 +70,7 @@ type BoxLimits struct {
 
 // Attached describes the attached sandbox if the gateway did not launch the box itself.
 type Attached struct {
-	Kind string `json:"kind"` // interface, netns, pid, docker or oci
+	Kind string `json:"kind"` // interface, netns, pid, docker, oci or cni
 	Ref  string `json:"ref"`
 	// Container is the ID of a Docker container, whichever way Ref names it.
 	Container string `json:"container,omitempty"`
@@ -79,6 +79,10 @@ type Attached struct {
 	Stack string `json:"stack,omitempty"`
 	// Runtime is the OCI runtime of a container of `gateway oci`.
 	Runtime string `json:"runtime,omitempty"`
+	// NetNS is the path of the namespace if Ref is a CNI attachment.
+	NetNS string `json:"netns,omitempty"`
+	// Pod is the Kubernetes pod of a CNI attachment, NAMESPACE/NAME.
+	Pod string `json:"pod,omitempty"`
 	// Search is the search list of its resolver when it was attached.
 	Search []string `json:"search,omitempty"`
 }

@@ -25,6 +25,7 @@ type sandboxBody struct {
 type attachBody struct {
 	sandboxBody
 	OCI           *ociBody     `json:"oci,omitempty" doc:"with pid: the container of an OCI runtime that the process belongs to"`
+	CNI           *cniBody     `json:"cni,omitempty" doc:"with netns: the attachment as the container runtime named it to gateway cni"`
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"which network stack uses the interface: host (default), that of the namespace; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
@@ -42,6 +43,15 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	what := b.attached(&p)
 	what.Stack = b.stack(&p)
 	search := b.OCI.apply(&what, &p)
+	if b.CNI != nil {
+		search = b.CNI.apply(&what, &p)
+	}
+	if b.CNI != nil {
+		if b.Name != "" {
+			p.Add("/name", "is given by the gateway to a CNI attachment")
+		}
+		b.Name = api.CNIName(what.Ref)
+	}
 	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources, Limits: b.Limits}
 	req, err := rest.request(hasSecret)
 	if err := p.Merge("", err); err != nil {

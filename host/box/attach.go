@@ -50,7 +50,7 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 		search = append(search, n.String())
 	}
 	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Limits: req.Limits, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Runtime: req.Runtime, Search: search}, origin{})
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Runtime: req.Runtime, NetNS: req.NetNS, Pod: req.Pod, Search: search}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -94,7 +94,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 		return api.Box{}, api.Errorf(api.ErrConflict, "box %s is a container of `gateway oci`: start another one, which gets a box of its own", id)
 	}
 	if to == nil {
-		to = &api.Attached{Kind: now.Kind, Ref: now.Ref, Container: now.Container}
+		to = &api.Attached{Kind: now.Kind, Ref: now.Ref, Container: now.Container, NetNS: now.NetNS}
 		to.PID, _ = strconv.Atoi(now.Ref)
 	}
 	found, err := sandboxns.Open(ctx, *to, func(path string) error { return l.checkSandbox(b, path) })
@@ -108,7 +108,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 		return api.Box{}, err
 	}
 	defer l.follower.Look(id)
-	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack}
+	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack, NetNS: to.NetNS, Pod: b.Attached.Pod}
 	if err := l.move(ctx, b, target, found.NS); err != nil {
 		return api.Box{}, api.Errorf(api.ErrUnavailable, "box %s could not be attached again, and is disconnected: %w", id, err)
 	}

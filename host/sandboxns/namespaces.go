@@ -32,16 +32,17 @@ type Found struct {
 // *[document.InvalidError].
 func Open(ctx context.Context, a api.Attached, check func(path string) error) (Found, error) {
 	pointer, open := "/netns", func() (Found, error) {
-		ns, err := openNetNS(a.Ref)
+		path := cmp.Or(a.NetNS, a.Ref)
+		ns, err := OpenNetNS(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("there is no file %s; `ip netns list` lists the namespaces below /run/netns", a.Ref)
+			err = fmt.Errorf("there is no file %s; `ip netns list` lists the namespaces below /run/netns", path)
 		}
 		return Found{NS: ns}, err
 	}
 	switch a.Kind {
 	case api.AttachPID, api.AttachOCI:
 		pointer, open = "/pid", func() (Found, error) {
-			ns, err := openNetNS(netNSOf(a.PID))
+			ns, err := OpenNetNS(netNSOf(a.PID))
 			if errors.Is(err, fs.ErrNotExist) {
 				err = fmt.Errorf("there is no process %d in the gateway's PID namespace", a.PID)
 			}
@@ -89,7 +90,7 @@ func openContainer(ctx context.Context, ref string) (Found, error) {
 	if now != c {
 		return Found{}, errRestarted
 	}
-	ns, err := openNetNS(netNSOf(c.PID))
+	ns, err := OpenNetNS(netNSOf(c.PID))
 	if err != nil {
 		return Found{}, err
 	}
@@ -106,9 +107,9 @@ func openContainer(ctx context.Context, ref string) (Found, error) {
 // errRestarted means that a container was restarted while its namespace was being opened.
 var errRestarted = errors.New("the container was restarted just now: attach it again")
 
-// openNetNS opens a network namespace. It opens the path with O_PATH first and checks that it is a namespace, because
+// OpenNetNS opens a network namespace. It opens the path with O_PATH first and checks that it is a namespace, because
 // opening a device or a pipe has side effects.
-func openNetNS(path string) (*os.File, error) {
+func OpenNetNS(path string) (*os.File, error) {
 	place, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
 		return nil, err
@@ -137,6 +138,7 @@ func invalidAt(pointer string, err error) error {
 type Sandbox struct {
 	Kind, Ref string
 	Container string // Docker container ID; "" if it is not a container
+	NetNS     string // path that a CNI attachment was made with
 	Pin       string // path of the pinned namespace; "" while the box is not attached
 }
 
@@ -167,11 +169,12 @@ func Locate(ctx context.Context, s Sandbox) (Place, error) {
 	switch s.Kind {
 	case api.AttachPID:
 		hint, _ = strconv.Atoi(s.Ref)
-	case api.AttachNetNS:
-		if Same(s.Pin, s.Ref) {
+	case api.AttachNetNS, api.AttachCNI:
+		path := cmp.Or(s.NetNS, s.Ref)
+		if Same(s.Pin, path) {
 			return Place{}, nil
 		}
-		ended = fmt.Sprintf("%s does not name its network namespace any more", s.Ref)
+		ended = fmt.Sprintf("%s does not name its network namespace any more", path)
 	}
 	if p := inhabitant(s.Pin, hint); p != nil {
 		return Place{Process: p}, nil

@@ -28,14 +28,14 @@ func TestAttackAttachedPathIsNotOpened(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(watch, trap, unix.IN_OPEN); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := openNetNS(trap); err == nil {
+	if f, err := OpenNetNS(trap); err == nil {
 		f.Close()
 		t.Error("a file was accepted as a network namespace")
 	}
 	if n, err := unix.Read(watch, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("it was opened: %d %v", n, err)
 	}
-	f, err := openNetNS("/proc/self/ns/net")
+	f, err := OpenNetNS("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,7 +90,9 @@ func (f *Follower) Run(ctx context.Context) {
 }
 
 // isPolled reports whether changes of a sandbox cause no events.
-func isPolled(s sandboxns.Sandbox) bool { return s.Kind == api.AttachNetNS && s.Pin != "" }
+func isPolled(s sandboxns.Sandbox) bool {
+	return (s.Kind == api.AttachNetNS || s.Kind == api.AttachCNI) && s.Pin != ""
+}
 
 // stopWatching stops watching processes.
 func (f *Follower) stopWatching() {

@@ -232,7 +232,7 @@ func attachedView(a *store.Attached) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod}
 }
 
 // AwaitLock waits until the lock of the box is free.
@@ -296,7 +296,7 @@ type Attachment struct {
 // caller holds the lock of b.
 func (b *Box) Follow(pin string) {
 	a := b.Record.Attached
-	next := &Attachment{Sandbox: sandboxns.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Pin: pin}}
+	next := &Attachment{Sandbox: sandboxns.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, NetNS: a.NetNS, Pin: pin}}
 	if last := b.Sandbox.Load(); last != nil {
 		next.Turn = last.Turn + 1
 	}
