@@ -35,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker podman firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
+.PHONY: help deps build image docker podman cni firewalls runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb rpm newcomer oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -116,6 +116,9 @@ docker: ## unpack the Docker daemon of one test, without installing it
 podman: ## unpack Podman for one test, without installing it
 	@dist/unpack.sh /var/lib/boxgate/podman usr/bin/podman podman conmon
 
+cni: docker ## build cnitool, crictl and plugins of the CNI project, for the tests of `gateway cni`
+	@GO="$(GO)" dist/cni.sh
+
 runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runtimes (about two minutes)
 	@mkdir -p $(RUNSC_DIR)
 	GOBIN=$(RUNSC_DIR) GOFLAGS=-trimpath CGO_ENABLED=0 $(GO) install -ldflags '-s -w' $(RUNSC)
@@ -126,7 +129,7 @@ postgres: ## unpack the PostgreSQL server of one test where there is none, witho
 proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
 	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
 
-test confined race mutants: proxies
+test confined race mutants: proxies cni
 
 firewalls: image ## make a root file system with firewalld and ufw, for the tests beside them
 	@dist/firewalls.sh $(IMAGE_DIR)

@@ -13,6 +13,8 @@ import (
 type Attach struct {
 	// OCI are the rules for containers of `gateway oci`; the first one of a container's namespace applies.
 	OCI AttachRules `yaml:"oci,omitempty"`
+	// CNI are the rules for pods of `gateway cni`. Pods cannot name their boxes.
+	CNI AttachRules `yaml:"cni,omitempty"`
 }
 
 // AttachRules are bounds of the annotations of containers, in order.
@@ -55,7 +57,7 @@ func (r AttachRule) Policy(asked string) (string, error) {
 	case asked == "deny-all" || slices.Contains(r.Policies, asked) || slices.Contains(r.Policies, "*"):
 		return asked, nil
 	}
-	return "", fmt.Errorf("the annotation asks for the policy %.200q, which the gateway's configuration does not allow here: add it to policies of a rule of attach.oci", asked)
+	return "", fmt.Errorf("the annotation asks for the policy %.200q, which the gateway's configuration does not allow here: add it to policies of a rule of attach", asked)
 }
 
 // HeaderFile returns the file with the header rules that an annotation asks for; "" asks for none.
@@ -67,7 +69,7 @@ func (r AttachRule) HeaderFile(asked string) (string, error) {
 	if file := r.Headers[name]; ok && file != "" {
 		return file, nil
 	}
-	return "", fmt.Errorf("the annotation asks for the header rules %.200q, which the gateway's configuration does not have here: add named:NAME to headers of a rule of attach.oci", asked)
+	return "", fmt.Errorf("the annotation asks for the header rules %.200q, which the gateway's configuration does not have here: add named:NAME to headers of a rule of attach", asked)
 }
 
 // CheckName returns an error for a name that the rule does not allow.
@@ -75,7 +77,7 @@ func (r AttachRule) CheckName(name string) error {
 	if slices.ContainsFunc(r.Names, func(pattern string) bool { ok, err := path.Match(pattern, name); return ok && err == nil }) {
 		return nil
 	}
-	return fmt.Errorf("the annotation asks for the name %.200q, which the gateway's configuration does not allow here: add it to names of a rule of attach.oci", name)
+	return fmt.Errorf("the annotation asks for the name %.200q, which the gateway's configuration does not allow here: add it to names of a rule of attach", name)
 }
 
 // CheckLabel returns an error for a label that the rule does not allow.
@@ -83,7 +85,7 @@ func (r AttachRule) CheckLabel(label string) error {
 	if slices.Contains(r.Labels, label) || slices.Contains(r.Labels, "*") {
 		return nil
 	}
-	return fmt.Errorf("the annotation asks for the label %.200q, which the gateway's configuration does not allow here: add it to labels of a rule of attach.oci", label)
+	return fmt.Errorf("the annotation asks for the label %.200q, which the gateway's configuration does not allow here: add it to labels of a rule of attach", label)
 }
 
 // annotatedPolicies are the forms of a policy in an annotation: never a file, and never a document, which no list could bound.
@@ -94,8 +96,13 @@ var annotatedPolicy = regexp.MustCompile(`^(allow-all|deny-all|(named|preset):[A
 func isAnnotatedPolicy(text string) bool { return annotatedPolicy.MatchString(text) }
 
 func (a Attach) check(fail func(key, format string, args ...any)) {
-	for i, r := range a.OCI {
-		key := fmt.Sprintf("attach.oci[%d]", i)
+	a.OCI.check("attach.oci", fail)
+	a.CNI.check("attach.cni", fail)
+}
+
+func (rules AttachRules) check(section string, fail func(key, format string, args ...any)) {
+	for i, r := range rules {
+		key := fmt.Sprintf("%s[%d]", section, i)
 		for _, p := range r.Policies {
 			if p != "*" && !isAnnotatedPolicy(p) {
 				fail(key+".policies", "%q is not %s or *", p, annotatedPolicies)

@@ -7,7 +7,6 @@ import (
 	"os"
 
 	"boxgate/cmd/gateway/command"
-	"boxgate/cmd/gateway/command/oci"
 )
 
-func main() { os.Exit(command.Run(oci.Arguments(os.Args))) }
+func main() { os.Exit(command.Run(command.Arguments(os.Args))) }

@@ -243,6 +243,7 @@ enclosure/inside/connect:
 cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/netns host/sandboxns firewall certs launcher launcher/oci launcher/files api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server observe boundary boundary/mcp observe/replay observe/lint policy/authority api/spec policy/learn doctor doctor/probe host/doctor
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
+cmd/gateway/command/cni: policy config api cmd/gateway/command/cli host/sandboxns firewall/link firewall/network
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command"
-	"boxgate/cmd/gateway/command/oci"
 	"boxgate/e2e/harness/confine"
 	"boxgate/e2e/harness/knobs"
 	"boxgate/internal/fault"
@@ -28,7 +27,7 @@ func main() {
 	}
 	injectFaults()
 	setResolver()
-	os.Exit(command.Run(oci.Arguments(os.Args)))
+	os.Exit(command.Run(command.Arguments(os.Args)))
 }
 
 // confined is an environment variable set in a confined process.

@@ -1,0 +1,63 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+// A sandbox gets a policy that the first rule of its namespace allows, or an error.
+func TestPoliciesOfAttachRules(t *testing.T) {
+	t.Parallel()
+	cfg, err := Parse("f", []byte(`attach: {cni: [{namespace: team-a, policies: ["named:a"]}, {namespace: none}, {default: "named:web", policies: ["named:web", "named:git"]}]}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		namespace, asked, want string
+		ok                     bool
+	}{
+		{"default", "", "named:web", true},
+		{"default", "named:web", "named:web", true},
+		{"default", "named:git", "named:git", true},
+		{"default", "deny-all", "deny-all", true},
+		{"default", "named:a", "", false},
+		{"default", "named:", "", false},
+		{"default", "web", "", false},
+		{"default", "allow-all", "", false},
+		{"default", "@/etc/shadow", "", false},
+		{"default", `{"mode":"allow-all"}`, "", false},
+		{"default", "named:web\nnamed:a", "", false},
+		{"", "named:git", "named:git", true},
+		{"team-a", "", "", true}, // policy.default
+		{"team-a", "named:a", "named:a", true},
+		{"team-a", "named:web", "", false},
+		{"none", "named:web", "", false},
+	} {
+		got, err := cfg.Attach.CNI.For(c.namespace).Policy(c.asked)
+		if got != c.want || (err == nil) != c.ok {
+			t.Errorf("%s asks for %q: %q %v", c.namespace, c.asked, got, err)
+		}
+	}
+	if _, err := (AttachRules{}).For("default").Policy("named:web"); err == nil {
+		t.Error("allowed without a rule")
+	}
+}
+
+func TestMistakesInAttach(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`attach: {cni: [{default: web}]}`:             "attach.cni[0].default: ",
+		`attach: {oci: [{}, {policies: ["x y"]}]}`:    "attach.oci[1].policies: ",
+		`attach: {cni: [{headers: {a: rules.json}}]}`: "attach.cni[0].headers: ",
+		`attach: {cni: [{names: ["["]}]}`:             "attach.cni[0].names: ",
+		`attach: {cni: [{polices: [x]}]}`:             "polices",
+		`attach: {docker: []}`:                        "attach.docker",
+	} {
+		if _, err := Parse("f", []byte(text), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := Parse("", nil, []string{"BOXGATE_ATTACH_CNI=a"}); err == nil {
+		t.Error("rules were set by a variable")
+	}
+}
