@@ -108,6 +108,28 @@ func TestFilesThatAreNotTrusted(t *testing.T) {
 	wants(t, s, "s", canary)
 }
 
+// A Secret of Kubernetes is a volume of links to files in a directory that is replaced as a whole.
+func TestFilesOfAKubernetesSecret(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(version, value string) {
+		t.Helper()
+		err := errors.Join(os.Mkdir(filepath.Join(dir, version), 0o755), os.WriteFile(filepath.Join(dir, version, "openai"), []byte(value), 0o400),
+			os.Symlink(version, filepath.Join(dir, "..data.new")), os.Rename(filepath.Join(dir, "..data.new"), filepath.Join(dir, "..data")))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("..1", "one")
+	if err := os.Symlink("..data/openai", filepath.Join(dir, "openai")); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := opened(t, map[string]Source{"openai": {File: filepath.Join(dir, "openai"), Refresh: 100 * time.Millisecond}})
+	wants(t, s, "openai", "one")
+	write("..2", "two")
+	eventually(t, "the new value is used", func() bool { v, _ := s.Secret(t.Context(), "openai"); return v.Reveal() == "two" })
+}
+
 // A refresh detects every kind of change of a file; while the file is missing there is no value.
 func TestFilesAreReadAgain(t *testing.T) {
 	t.Parallel()

@@ -195,6 +195,7 @@ internal/socket:
 bench: api internal/testnet
 bench/profiled: cmd/gateway
 dist:
+dist/kubernetes: config
 internal/buildinfo:
 config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
 preflight: config launcher/oci
