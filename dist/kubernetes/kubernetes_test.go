@@ -38,7 +38,7 @@ func TestManifests(t *testing.T) {
 	text := conf.String()
 	for _, conf := range []string{text, strings.NewReplacer("# secrets:", "secrets:", "#   openai:", "  openai:").Replace(text)} {
 		cfg, err := config.Parse("boxgate.yaml", []byte(conf), nil)
-		if err != nil || cfg.Launcher.Enabled || cfg.Attach.CNI.Of("sandboxes").Default != "web" {
+		if err != nil || cfg.Launcher.Enabled || cfg.Attach.CNI.For("sandboxes").Default != "named:web" {
 			t.Errorf("the configuration: %v\n%s", err, conf)
 		}
 	}

@@ -293,7 +293,7 @@ func TestPodsOfContainerd(t *testing.T) {
 	confined("annotated", two)
 	classed, three := c.run("classed", "boxgate", webAnnotation, roleServe, rolePause)
 	confined("by class", three)
-	if out, err := c.crictl("runp", c.podConfig("greedy", map[string]string{"boxgate.dev/policy": "named:" + secretPolicy})); err == nil || !strings.Contains(out, "is not allowed here") {
+	if out, err := c.crictl("runp", c.podConfig("greedy", map[string]string{"boxgate.dev/policy": "named:" + secretPolicy})); err == nil || !strings.Contains(out, "does not allow here") {
 		t.Errorf("a pod that asks for more: %s", out)
 	}
 	c.stop()
