@@ -322,6 +322,9 @@ func (f *Firewall) AwaitBox(ctx context.Context, id policy.BoxID) error {
 	if !ok {
 		return fmt.Errorf("firewall: box %s: %w", id, errUnknownBox)
 	}
+	if a.Tap != nil { // the virtual machine may start later
+		return nil
+	}
 	ns, inside, err := namespace.Open(a.NetNS)
 	if err != nil {
 		return fmt.Errorf("firewall: box %s: %w", id, err)

@@ -65,6 +65,8 @@ type Config struct {
 type (
 	// Attachment is the network attachment of one box.
 	Attachment = link.Attachment
+	// Tap is the interface of a virtual machine.
+	Tap = link.Tap
 	// Rates limit how much one box may send and receive.
 	Rates = link.Rates
 	// Flow is one connection that the kernel forwards for a box, as seen by the box.
@@ -133,6 +135,11 @@ func (c *Config) checkAttachment(a Attachment) error {
 	}
 	if a.NetNS == "" {
 		return fmt.Errorf("box %s: the path of its network namespace is missing", a.Box)
+	}
+	if a.Tap != nil {
+		if err := link.CheckTapName(a.Tap.Name); err != nil {
+			return fmt.Errorf("box %s: tap: %w", a.Box, err)
+		}
 	}
 	for _, p := range []struct {
 		addr       netip.Addr

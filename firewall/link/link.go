@@ -40,6 +40,7 @@ type Attachment struct {
 	// GuestStack: the sandbox's own network stack uses the interface. The namespace is configured only when the interface
 	// is created, for a sandbox that reads its configuration there, and not changed afterwards.
 	GuestStack bool
+	Tap        *Tap // of a virtual machine, which has GuestStack; nil: none
 
 	Rates Rates // the box's own
 }
@@ -130,16 +131,8 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	if err := l.prepareHostSide(b, link, made, v); err != nil {
 		return at, err
 	}
-	// A guest stack has removed the addresses from the interface. With them, the kernel would answer instead.
-	if made || !b.GuestStack {
-		if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil {
-			return at, err
-		}
-	}
-	if !made && !b.GuestStack {
-		if err := l.resize(b, link, inside); err != nil {
-			return at, err
-		}
+	if err := l.prepareBoxSide(b, inside, ns, link, made); err != nil {
+		return at, err
 	}
 	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
 		return at, err
@@ -150,9 +143,28 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	return at, fault.At(ctx, "link: host's end up")
 }
 
+// prepareBoxSide configures the box's end.
+func (l *Links) prepareBoxSide(b *Attachment, inside *netlink.Handle, ns netns.NsHandle, link netlink.Link, made bool) error {
+	switch {
+	case b.Tap.isHostSide():
+		return l.nameTap(b, link)
+	case b.Tap != nil:
+		return l.joinTap(b, inside, ns)
+	case b.GuestStack && !made: // it has removed the addresses from the interface. With them, the kernel would answer instead.
+		return nil
+	}
+	if err := l.configureInside(b, inside, ns, link.Attrs().HardwareAddr); err != nil || made {
+		return err
+	}
+	return l.resize(b, link, inside)
+}
+
 // findLink returns the host side of a pair whose other end is in this very namespace, or nil. A pair to
 // another namespace is left from an earlier box with this ID and is deleted.
 func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlink.Link, error) {
+	if b.Tap.isHostSide() {
+		return l.findTap(b, v)
+	}
 	host, err := l.linkNamed(b.name(), v)
 	if err != nil {
 		return nil, err
@@ -178,6 +190,9 @@ func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlin
 }
 
 func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, error) {
+	if b.Tap.isHostSide() {
+		return l.createTap(b)
+	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.Group = b.name(), linkMAC(b.Box, "host"), network.LinkGroup
 	attrs.MTU = l.wantedMTU() // both ends
@@ -206,7 +221,7 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *
 			return fmt.Errorf("interface %s: alias: %w", b.name(), err)
 		}
 	}
-	if err := errors.Join(l.setGate(link), l.setShaper(link, b.Rates.Receive, made)); err != nil {
+	if err := errors.Join(l.setGate(b, link), l.setShaper(link, b.Rates.Receive, made)); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	want := linkSysctls(b.name())
