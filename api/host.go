@@ -410,6 +410,7 @@ const (
 	AttachDocker = "docker" // a Docker container
 	AttachOCI    = "oci"    // a container of `gateway oci`; its box is deleted when it ends
 	AttachCNI    = "cni"    // a network namespace that a container runtime passed to the CNI plugin
+	AttachTap    = "tap"    // a tap in the network namespace of the gateway, for a virtual machine
 )
 
 // Which network stack the interface of an attached box belongs to.
@@ -420,10 +421,10 @@ const (
 
 // Attached identifies the sandbox that was attached, as its caller named it.
 type Attached struct {
-	Kind  string `json:"kind" enum:"netns pid docker oci cni"` // one of the constants
-	Ref   string `json:"ref"`                                  // for AttachCNI: see [CNIRef]
-	Stack string `json:"stack" enum:"host guest"`              // one of the constants
-	PID   int    `json:"-"`                                    // Ref as a number, for AttachPID; a process of the container, for AttachOCI
+	Kind  string `json:"kind" enum:"netns pid docker oci cni tap"` // one of the constants
+	Ref   string `json:"ref"`                                      // for AttachCNI: see [CNIRef]
+	Stack string `json:"stack" enum:"host guest"`                  // one of the constants
+	PID   int    `json:"-"`                                        // Ref as a number, for AttachPID; a process of the container, for AttachOCI
 	// Container is the ID of the Docker container that Ref named when it was attached.
 	Container string `json:"container_id,omitempty" doc:"ID of the Docker container; used to find the container again after a restart"`
 	// Runtime is the program that runs the container, for AttachOCI.
@@ -432,6 +433,18 @@ type Attached struct {
 	NetNS string `json:"netns,omitempty" doc:"path of the network namespace of a CNI attachment"`
 	// Pod is the Kubernetes pod, NAMESPACE/NAME, for AttachCNI; it is only shown.
 	Pod string `json:"pod,omitempty" doc:"Kubernetes pod of a CNI attachment, as namespace/name"`
+	Tap *Tap   `json:"tap,omitempty" doc:"the interface of a virtual machine"`
+}
+
+// Tap is the interface of a virtual machine, and the configuration of its network. Packets from other addresses are dropped.
+type Tap struct {
+	Name       string         `json:"name"`
+	Owner      int            `json:"owner" doc:"ID of the user who may open it; 0: root"`
+	MultiQueue bool           `json:"multi_queue" doc:"the VMM opens it with several queues"`
+	MAC        string         `json:"mac" doc:"hardware address of the interface in the virtual machine"`
+	Addresses  []netip.Prefix `json:"addresses"`
+	Gateways   []netip.Addr   `json:"gateways" doc:"next hops of the default routes, also the DNS servers"`
+	KernelIP   string         `json:"kernel_argument" doc:"configures IPv4 in a Linux kernel without DHCP"`
 }
 
 // CNIRef is the Ref of a CNI attachment: network, container ID and interface, which identify it according to the CNI specification.

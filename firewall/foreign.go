@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/firewall/foreign"
+	"boxgate/firewall/link"
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/route"
 	"boxgate/internal/fault"
@@ -62,6 +63,13 @@ func harmless(l netlink.Link) bool {
 	}
 	return a.Flags&net.FlagUp == 0 && a.NetNsID < 0 && slices.Contains(fallbackTunnels, l.Type())
 }
+
+// CheckTapName returns an error unless an interface of that name can be the tap of a box.
+func CheckTapName(name string) error { return link.CheckTapName(name) }
+
+// GuestMAC returns the hardware address of the interface of the virtual machine that is a box with a [Tap]. Packets from
+// another address are dropped.
+func GuestMAC(id policy.BoxID) net.HardwareAddr { return link.MAC(id) }
 
 // CheckOtherRules returns an error for every chain of another program that drops packets of boxes, with the rule that would
 // allow them: in netfilter every chain must accept a packet. Such a chain has the policy drop and no rule that accepts the

@@ -70,7 +70,7 @@ type BoxLimits struct {
 
 // Attached describes the attached sandbox if the gateway did not launch the box itself.
 type Attached struct {
-	Kind string `json:"kind"` // interface, netns, pid, docker, oci or cni
+	Kind string `json:"kind"` // interface, netns, pid, docker, oci, cni or tap
 	Ref  string `json:"ref"`
 	// Container is the ID of a Docker container, whichever way Ref names it.
 	Container string `json:"container,omitempty"`
@@ -85,6 +85,15 @@ type Attached struct {
 	Pod string `json:"pod,omitempty"`
 	// Search is the search list of its resolver when it was attached.
 	Search []string `json:"search,omitempty"`
+	// Tap is the interface of a virtual machine: with Kind tap in the gateway's network namespace, else in that of the sandbox.
+	Tap *Tap `json:"tap,omitempty"`
+}
+
+// Tap is the interface of a virtual machine.
+type Tap struct {
+	Name       string `json:"name"`
+	Owner      int    `json:"owner,omitempty"` // the user who may open it
+	MultiQueue bool   `json:"multi_queue,omitempty"`
 }
 
 // sealedBoxFields is the sealed part of a box.

@@ -21,11 +21,22 @@ type sandboxBody struct {
 	Container string `json:"container,omitempty" doc:"ID or name of a Docker container, started with --network none"`
 }
 
+// tapBody is the JSON of a tap.
+type tapBody struct {
+	Name       string `json:"name" doc:"name by which the VMM opens it"`
+	Owner      int    `json:"owner,omitempty" doc:"ID of the user who may open it (default: 0, root)"`
+	MultiQueue bool   `json:"multi_queue,omitempty" doc:"the VMM opens it with several queues"`
+}
+
+// maxUID is the highest ID of a user.
+const maxUID = 1<<31 - 1
+
 // attachBody is the JSON of an attach: the sandbox, and the fields of a create that do not depend on the launcher.
 type attachBody struct {
 	sandboxBody
 	OCI           *ociBody     `json:"oci,omitempty" doc:"with pid: the container of an OCI runtime that the process belongs to"`
 	CNI           *cniBody     `json:"cni,omitempty" doc:"with netns: the attachment as the container runtime named it to gateway cni"`
+	Tap           *tapBody     `json:"tap,omitempty" doc:"the sandbox is a virtual machine, whose VMM opens this tap: in the namespace netns, or without it in the gateway's"`
 	Stack         string       `json:"stack,omitempty" enum:"host guest" doc:"which network stack uses the interface: host (default), that of the namespace; guest, that of a sandbox such as gVisor or a virtual machine, which removes the addresses from the interface"`
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
@@ -40,24 +51,56 @@ var containerPat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 // request validates an attach.
 func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, error) {
 	var p problem.List
-	what := b.attached(&p)
-	what.Stack = b.stack(&p)
-	search := b.OCI.apply(&what, &p)
-	if b.CNI != nil {
-		search = b.CNI.apply(&what, &p)
-	}
-	if b.CNI != nil {
-		if b.Name != "" {
-			p.Add("/name", "is given by the gateway to a CNI attachment")
-		}
-		b.Name = api.CNIName(what.Ref)
-	}
+	what, search := b.sandbox(&p)
 	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources, Limits: b.Limits}
 	req, err := rest.request(hasSecret)
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
 	return api.AttachRequest{Attached: what, Search: search, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
+}
+
+// sandbox returns the sandbox to attach, and the search list of its resolver: nil if it is not known.
+func (b *attachBody) sandbox(p *problem.List) (what api.Attached, search []string) {
+	if b.Tap != nil {
+		if b.OCI != nil || b.CNI != nil {
+			p.Add("/tap", "goes with neither oci nor cni")
+		}
+		return b.virtualMachine(p), nil
+	}
+	what = b.attached(p)
+	what.Stack = b.stack(p)
+	search = b.OCI.apply(&what, p)
+	if b.CNI != nil {
+		search = b.CNI.apply(&what, p)
+		if b.Name != "" {
+			p.Add("/name", "is given by the gateway to a CNI attachment")
+		}
+		b.Name = api.CNIName(what.Ref)
+	}
+	return what, search
+}
+
+// virtualMachine returns the sandbox to attach by a tap.
+func (b *attachBody) virtualMachine(p *problem.List) api.Attached {
+	what := api.Attached{Kind: api.AttachTap, Ref: b.Tap.Name}
+	switch {
+	case b.PID != 0 || b.Container != "":
+		p.Add("/tap", "goes with netns or alone: its VMM runs in a network namespace")
+	case b.NetNS != "":
+		what = b.attached(p)
+	}
+	if what.Stack = api.StackGuest; b.Stack == api.StackHost {
+		p.Add("/stack", "of a tap is guest")
+	} else if b.Stack != "" {
+		b.stack(p)
+	}
+	spec.Text(p, "/tap/name", b.Tap.Name, 15, false)
+	if b.Tap.Owner < 0 || b.Tap.Owner > maxUID {
+		p.Add("/tap/owner", "is not the ID of a user")
+	}
+	what.Tap = &api.Tap{Name: b.Tap.Name, Owner: b.Tap.Owner, MultiQueue: b.Tap.MultiQueue}
+	return what
 }
 
 // stack returns the network stack to use. The default is that of the namespace.

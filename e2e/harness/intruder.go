@@ -70,7 +70,7 @@ func (in *Intruder) InNetNS(f func() error) error {
 		return err
 	}
 	defer pin.Close()
-	return inNamespace(pin, f)
+	return InNamespace(pin, f)
 }
 
 // Connect dials an address from within the box. It fails the test if the test process runs out of file descriptors,

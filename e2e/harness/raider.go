@@ -102,7 +102,7 @@ func (r *Raider) Own(like netip.Addr) netip.Addr {
 
 // Inside runs f in the namespace. The sockets it opens stay there.
 func (r *Raider) Inside(f func() error) error {
-	return inNamespace(r.Pin, f)
+	return InNamespace(r.Pin, f)
 }
 
 // Dial connects from within the box.
@@ -405,8 +405,8 @@ func (r *Raider) Chat(network string, to netip.AddrPort) *Chatter {
 	return c
 }
 
-// inNamespace runs f in a network namespace. The sockets it opens stay there.
-func inNamespace(pin *os.File, f func() error) error {
+// InNamespace runs f in a network namespace. The sockets it opens stay there.
+func InNamespace(pin *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/policy"
 )
 
 // Tap is the interface of a box that is a virtual machine. Its VMM opens it by name.
@@ -45,8 +46,8 @@ func CheckTapName(name string) error {
 // isHostSide reports whether the tap itself is the host side.
 func (t *Tap) isHostSide() bool { return t != nil && !t.Inside }
 
-// MAC returns the hardware address that the guest must use on its interface. The gateway's end has another.
-func MAC(a *Attachment) net.HardwareAddr { return linkMAC(a.Box, "box") }
+// MAC returns the hardware address that a guest must use on its interface. The gateway's end has another.
+func MAC(id policy.BoxID) net.HardwareAddr { return linkMAC(id, "box") }
 
 // findTap returns the tap of a box that an earlier run made, or nil. Any other interface with its name is deleted.
 func (l *Links) findTap(b *Attachment, v *View) (netlink.Link, error) {

@@ -36,21 +36,17 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
+	if err := checkTap(req.Tap); err != nil {
+		return api.Box{}, err
+	}
 	found, err := sandboxns.Open(ctx, req.Attached, l.firewall.CheckForeign)
 	if err != nil {
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
-	conf := []byte("search " + strings.Join(req.Search, " "))
-	if req.Search == nil {
-		conf = sandboxns.ResolvConf(ctx, found.NS, req.PID)
-	}
-	var search []string
-	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(conf)) {
-		search = append(search, n.String())
-	}
+	search := searchOf(ctx, req, found.NS)
 	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Limits: req.Limits, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Runtime: req.Runtime, NetNS: req.NetNS, Pod: req.Pod, Search: search}, origin{})
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Runtime: req.Runtime, NetNS: req.NetNS, Pod: req.Pod, Search: search, Tap: storedTap(req.Tap)}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -62,6 +58,21 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 	b.Follow(p.netns)
 	l.follower.Look(b.ID)
 	return b.ViewWithWarnings(), nil
+}
+
+// searchOf returns the search list of the sandbox's resolver. That of a virtual machine is not known.
+func searchOf(ctx context.Context, req api.AttachRequest, ns *os.File) (search []string) {
+	if req.Tap != nil {
+		return nil
+	}
+	conf := []byte("search " + strings.Join(req.Search, " "))
+	if req.Search == nil {
+		conf = sandboxns.ResolvConf(ctx, ns, req.PID)
+	}
+	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(conf)) {
+		search = append(search, n.String())
+	}
+	return search
 }
 
 // DetachBox implements the Host of [boxgate/api/boxes].
@@ -97,6 +108,9 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 		to = &api.Attached{Kind: now.Kind, Ref: now.Ref, Container: now.Container, NetNS: now.NetNS}
 		to.PID, _ = strconv.Atoi(now.Ref)
 	}
+	if (to.Kind == api.AttachTap) != (now.Kind == api.AttachTap) {
+		return api.Box{}, api.Errorf(api.ErrConflict, "box %s is attached by a tap of the gateway: detach it, then attach it to another sandbox", id)
+	}
 	found, err := sandboxns.Open(ctx, *to, func(path string) error { return l.checkSandbox(b, path) })
 	if err != nil {
 		return api.Box{}, err
@@ -108,7 +122,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 		return api.Box{}, err
 	}
 	defer l.follower.Look(id)
-	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack, NetNS: to.NetNS, Pod: b.Attached.Pod}
+	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack, NetNS: to.NetNS, Pod: b.Attached.Pod, Tap: b.Attached.Tap}
 	if err := l.move(ctx, b, target, found.NS); err != nil {
 		return api.Box{}, api.Errorf(api.ErrUnavailable, "box %s could not be attached again, and is disconnected: %w", id, err)
 	}

@@ -95,6 +95,7 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 	if err != nil {
 		return nil, err
 	}
+	l.describeTap(b)
 	b.Lock()
 	l.boxes.Add(b)
 	return b, nil

@@ -209,6 +209,7 @@ func (l *Service) loadBox(r store.Box) (*state.Box, error) {
 	if err != nil {
 		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{}, 0)
 	}
+	l.describeTap(b)
 	return b, err
 }
 

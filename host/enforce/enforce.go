@@ -171,6 +171,7 @@ func (e *Enforcer) CutAllFlows(ctx context.Context, boxes []*policy.Box) error {
 type Interface struct {
 	NetNS      string // path of the network namespace
 	GuestStack bool   // the box runs its own network stack on the interface
+	Tap        *firewall.Tap
 }
 
 // Joining is a box to be connected.
@@ -193,7 +194,7 @@ func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	for _, j := range list {
 		e.judged.remove(j.Box.ID) // an earlier run may have accepted connections
 		attachments = append(attachments, firewall.Attachment{
-			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Rates: ratesOf(j.Box.Limits.Load()),
+			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Tap: j.At.Tap, Rates: ratesOf(j.Box.Limits.Load()),
 		})
 	}
 	errs := e.Kernel.AddBoxes(ctx, attachments)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/firewall/namespace"
 	"boxgate/policy/document"
 )
 
@@ -47,6 +48,11 @@ func Open(ctx context.Context, a api.Attached, check func(path string) error) (F
 				err = fmt.Errorf("there is no process %d in the gateway's PID namespace", a.PID)
 			}
 			return Found{NS: ns}, err
+		}
+	case api.AttachTap: // its namespace has no interface and no process: the box is bound to it as others are to theirs
+		pointer, open = "/tap", func() (Found, error) {
+			ns, err := namespace.New()
+			return Found{NS: os.NewFile(uintptr(ns), "network namespace")}, err
 		}
 	case api.AttachDocker:
 		pointer, open = "/container", func() (Found, error) { return openContainer(ctx, cmp.Or(a.Container, a.Ref)) }
@@ -163,6 +169,9 @@ func Locate(ctx context.Context, s Sandbox) (Place, error) {
 	}
 	if s.Pin == "" {
 		return Place{}, nil // a path or process ID that reappears may belong to another sandbox
+	}
+	if s.Kind == api.AttachTap {
+		return Place{}, nil // a virtual machine may open the tap any time, until it is detached
 	}
 	hint := 0
 	ended := "no process runs in its network namespace"

@@ -32,6 +32,7 @@ type Box struct {
 	Shown    atomic.Pointer[api.Box]      // the API's view; published after each change, so that readers do not wait for changes
 	Applied  atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
 	Gate     idle.Gate                    // open while the box is idle and is not changing state
+	Tap      *api.Tap                     // of a virtual machine; set before the box is in the table
 	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
 	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
 
@@ -196,7 +197,7 @@ func (b *Box) Publish() {
 		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, Ephemeral: b.Record.Ephemeral,
 		ExpiresAt: b.Record.ExpiresAt, Status: b.Status, Error: b.Problem, V4: b.V4, V6: b.V6, Source: b.Record.Source, Limits: api.BoxLimits(b.Record.Limits), Policy: b.policyState(),
-		Hosted: b.Hosted, Attached: attachedView(b.Record.Attached), CreatedBy: b.Record.CreatedBy, CreatedAt: b.CreatedAt, UpdatedAt: b.Record.UpdatedAt,
+		Hosted: b.Hosted, Attached: attachedView(b.Record.Attached, b.Tap), CreatedBy: b.Record.CreatedBy, CreatedAt: b.CreatedAt, UpdatedAt: b.Record.UpdatedAt,
 	})
 }
 
@@ -227,12 +228,12 @@ func (b *Box) ViewWithWarnings() api.Box {
 	return v
 }
 
-// attachedView converts a stored attachment to its API form.
-func attachedView(a *store.Attached) *api.Attached {
+// attachedView converts a stored attachment to its API form. tap is the description of its tap, if any.
+func attachedView(a *store.Attached, tap *api.Tap) *api.Attached {
 	if a == nil {
 		return nil
 	}
-	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod}
+	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost), Runtime: a.Runtime, NetNS: a.NetNS, Pod: a.Pod, Tap: tap}
 }
 
 // AwaitLock waits until the lock of the box is free.

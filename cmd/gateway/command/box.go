@@ -99,7 +99,11 @@ func (b boxAnswer) attachment() string {
 	if b.Attached == nil {
 		return "-"
 	}
-	return strings.Join(strings.Fields(b.Attached.Kind+" "+b.Attached.Runtime+" "+b.Attached.Ref), " ")
+	words := b.Attached.Kind + " " + b.Attached.Runtime + " " + cmp.Or(b.Attached.Pod, b.Attached.Ref)
+	if t := b.Attached.Tap; t != nil && b.Attached.Kind != api.AttachTap {
+		words += " tap " + t.Name
+	}
+	return strings.Join(strings.Fields(words), " ")
 }
 
 // printBoxes prints boxes as a table, with columns of attachments and labels if any box has them.
@@ -131,8 +135,23 @@ func printBoxes(w io.Writer, boxes []boxAnswer) error {
 func newBoxAnswer(cmd *cobra.Command) cli.Render {
 	return cli.Decoded(func(w io.Writer, b boxAnswer) error {
 		cli.PrintWarnings(cmd, b.Warnings)
-		return printBoxes(w, []boxAnswer{b})
+		if err := printBoxes(w, []boxAnswer{b}); err != nil || b.Attached == nil {
+			return err
+		}
+		return printTap(w, b.Attached.Tap)
 	})
+}
+
+// printTap prints how a virtual machine has to configure its network; nil: the box is none.
+func printTap(w io.Writer, t *api.Tap) error {
+	if t == nil {
+		return nil
+	}
+	rows := [][]string{{""}, {"tap", t.Name}, {"MAC", t.MAC}}
+	for i, a := range t.Addresses {
+		rows = append(rows, []string{"address", a.String()}, []string{"route", "default via " + t.Gateways[i].String()})
+	}
+	return cli.Table(w, append(rows, []string{"DNS", t.Gateways[0].String()}, []string{"kernel", t.KernelIP})...)
 }
 
 // newBoxLabel is `gateway box label`.

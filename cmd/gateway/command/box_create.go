@@ -255,12 +255,16 @@ type boxAttach struct {
 	name, policy, headers, stack string
 	sources, limits, labels      []string
 	installCA, disconnect        bool
+
+	tap        string
+	owner      int
+	multiQueue bool
 }
 
 func newBoxAttach(o *cli.Options) *cobra.Command {
 	var a boxAttach
 	cmd := &cobra.Command{
-		Use:   "attach (--netns PATH | --pid PID | --container ID)",
+		Use:   "attach (--netns PATH | --pid PID | --container ID | --tap NAME [--netns PATH])",
 		Short: "Attach an existing sandbox to the gateway and print it",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -284,7 +288,11 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	}
 	a.add(cmd)
 	cli.MapFields(cmd, sentByBox)
+	cli.MapFields(cmd, map[string]string{"/tap": "--tap", "/tap/name": "--tap", "/tap/owner": "--owner"})
 	f := cmd.Flags()
+	f.StringVar(&a.tap, "tap", "", "make a tap of this name for a virtual machine, in the namespace of --netns or in the gateway's")
+	f.IntVar(&a.owner, "owner", 0, "with --tap: ID of the user who may open it (default: root)")
+	f.BoolVar(&a.multiQueue, "multi-queue", false, "with --tap: the virtual machine opens it with several queues")
 	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
@@ -298,14 +306,23 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 }
 
 func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
-	if a.netns == "" && a.container == "" && a.pid == 0 {
-		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid or --container")
+	if a.netns == "" && a.container == "" && a.pid == 0 && a.tap == "" {
+		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid, --container or --tap")
+	}
+	if a.tap == "" && (a.owner != 0 || a.multiQueue) {
+		return nil, cli.Usagef("--owner and --multi-queue need --tap")
+	}
+	if a.tap != "" && (a.pid != 0 || a.container != "") {
+		return nil, cli.Usagef("give --tap alone or with --netns")
 	}
 	if len(a.sandbox.body()) > 1 {
 		return nil, cli.Usagef("give one of --netns, --pid and --container")
 	}
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
+	if a.tap != "" {
+		body["tap"] = map[string]any{"name": a.tap, "owner": a.owner, "multi_queue": a.multiQueue}
+	}
 	body.setLabels(a.labels)
 	body.setSources(a.sources)
 	if err := body.setLimits(a.limits); err != nil {
