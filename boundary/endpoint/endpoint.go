@@ -64,7 +64,7 @@ type Endpoint struct {
 func New(host Host) *Endpoint {
 	e := &Endpoint{host: host, mux: http.NewServeMux()}
 	for pattern, handle := range map[string]handler{
-		"GET /v1/policy": e.policy, "GET /v1/denials": e.denials, "GET /v1/ca": e.ca, "GET /AGENTS.md": agents,
+		"GET /v1/policy": e.policy, "GET /v1/denials": e.denials, "GET /v1/ca": e.ca, "GET /ca.pem": e.ca, "GET /AGENTS.md": agents,
 		"POST /v1/requests": e.ask, "GET /v1/requests": e.list, "GET /v1/requests/{id}": e.get, "GET /v1/requests/{id}/wait": e.wait,
 	} {
 		e.mux.Handle(pattern, handle)

@@ -75,6 +75,7 @@ func TestEndpoint(t *testing.T) {
 	}{
 		{"GET", "/v1/policy", "", "", 200, `"deny-all"`},
 		{"GET", "/v1/ca", "", "", 200, "PEM"},
+		{"GET", "/ca.pem", "", "", 200, "PEM"},
 		{"GET", "/AGENTS.md", "", "", 200, boundary.URL},
 		{"GET", "/v1/denials", "", "", 200, `"denials": []`},
 		{"GET", "/v1/requests", "", "", 200, `"requests": []`},

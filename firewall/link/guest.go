@@ -146,7 +146,7 @@ func (g *guestFilter) filterV6(p *assembler) {
 	p.jump(jlt, 2, 133, "own address")
 	p.jump(jgt, 2, 137, "own address")
 	p.jump(always, 0, 0, "drop")
-	// Nothing leaves the link from link-local addresses or none.
+	// Packets from link-local addresses, or without an address, do not leave the link.
 	p.label("own address")
 	p.load(2, 2, 10, source)
 	p.jump(jeq, 2, 0, "drop")

@@ -40,7 +40,7 @@ type Attachment struct {
 	// GuestStack: the sandbox's own network stack uses the interface. The namespace is configured only when the interface
 	// is created, for a sandbox that reads its configuration there, and not changed afterwards.
 	GuestStack bool
-	Tap        *Tap // of a virtual machine, which has GuestStack; nil: none
+	Tap        *Tap // of a virtual machine, with GuestStack set; else nil
 
 	Rates Rates // the box's own
 }

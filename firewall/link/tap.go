@@ -93,9 +93,9 @@ func (l *Links) createTap(b *Attachment) (netlink.Link, error) {
 	return made, nil
 }
 
-// removeUnused removes an interface with the name of a tap that is to be made, if that is a persistent tap which is in no
+// removeUnused removes an interface with the name of a tap that is to be made, if that is a persistent tap in no
 // use: no program has it open, it has no address, and it is part of no bridge or other interface. Anything else is an error.
-// Making it anew leaves nothing that somebody has configured there, such as filters.
+// Making it anew removes what another program has configured there, such as filters.
 func removeUnused(h *netlink.Handle, t *Tap) error {
 	old, err := h.LinkByName(t.Name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -163,7 +163,7 @@ func makeTap(name string, t *Tap) error {
 	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
 }
 
-// nameTap gives the host side the name by which the VMM opens it, and its own hardware address, which the VMM can change.
+// nameTap gives the host side the VMM's name for it, and its hardware address, since the VMM can change that.
 func (l *Links) nameTap(b *Attachment, link netlink.Link) error {
 	if mac := linkMAC(b.Box, "host"); !bytes.Equal(link.Attrs().HardwareAddr, mac) {
 		if err := l.nl.LinkSetHardwareAddr(link, mac); err != nil {

@@ -202,7 +202,7 @@ preflight: config launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
 host/sandboxwatch: policy api host/sandboxns
-host/sandboxns: policy api
+host/sandboxns: policy api firewall/namespace
 host/procwatch: policy host/sandboxns
 host/idle:
 host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/sandboxwatch host/sandboxns host/keys host/meter host/boxdial host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store store/history

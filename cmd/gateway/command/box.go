@@ -142,7 +142,7 @@ func newBoxAnswer(cmd *cobra.Command) cli.Render {
 	})
 }
 
-// printTap prints how a virtual machine has to configure its network; nil: the box is none.
+// printTap prints how a virtual machine has to configure its network; nil: it has no tap.
 func printTap(w io.Writer, t *api.Tap) error {
 	if t == nil {
 		return nil
