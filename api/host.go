@@ -441,6 +441,7 @@ type Tap struct {
 	Name       string         `json:"name"`
 	Owner      int            `json:"owner" doc:"ID of the user who may open it; 0: root"`
 	MultiQueue bool           `json:"multi_queue" doc:"the VMM opens it with several queues"`
+	NoDHCP     bool           `json:"no_dhcp" doc:"the gateway answers no DHCP there"`
 	MAC        string         `json:"mac" doc:"hardware address of the interface in the virtual machine"`
 	Addresses  []netip.Prefix `json:"addresses"`
 	Gateways   []netip.Addr   `json:"gateways" doc:"next hops of the default routes, also the DNS servers"`

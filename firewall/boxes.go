@@ -284,6 +284,10 @@ func (f *Firewall) register(chunk []*joining) {
 // attachLink creates the link of a registered box.
 func (f *Firewall) attachLink(ctx context.Context, j *joining, view *link.View) error {
 	at, err := f.links.Attach(ctx, &j.Attachment, view)
+	if err == nil {
+		f.dismissGuest(j.Box) // its configuration may have changed
+		err = f.serveGuest(j.box, at)
+	}
 	if err != nil {
 		if !j.known {
 			err = errors.Join(err, f.undoRegister(j))

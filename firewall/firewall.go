@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"boxgate/firewall/dhcp"
 	"boxgate/firewall/flow"
 	"boxgate/firewall/link"
 	"boxgate/firewall/nft"
@@ -39,6 +40,7 @@ type Firewall struct {
 	removing  map[string]policy.BoxID // by interface: boxes whose removal has failed; the ID is empty for a box of an earlier run
 	retry     removalRetry
 	suspended map[policy.BoxID]bool // boxes whose interface is down until Resume, including those that are not attached yet
+	guests    map[policy.BoxID]*dhcp.Server
 	idle      idle
 	closed    bool
 }
@@ -177,12 +179,12 @@ func (f *Firewall) Close() error {
 	if f.retry.timer != nil {
 		f.retry.timer.Stop()
 	}
-	var err error
+	err := f.dismissGuests()
 	if f.watcher != nil {
 		f.watcher.Close()
 	}
 	if f.reports != nil {
-		err = f.reports.Close()
+		err = errors.Join(err, f.reports.Close())
 	}
 	if f.nl != nil {
 		f.nl.Close()

@@ -150,6 +150,7 @@ func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link
 // forgetBox drops the state of a removed box.
 func (f *Firewall) forgetBox(id policy.BoxID, link string) {
 	f.untrackBox(id)
+	f.dismissGuest(id)
 	f.boxes.remove(id)
 	delete(f.leftover, link)
 	delete(f.removing, link)

@@ -183,7 +183,7 @@ func (f *Firewall) restoreLink(ctx context.Context, b *box, view *link.View) err
 	}
 	f.boxes.add(b, at)
 	f.trackBox(b)
-	return nil
+	return f.serveGuest(b, at)
 }
 
 // errFlapping is returned when a box's link has been repaired too often recently. A box that controls its own network can

@@ -11,7 +11,9 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -444,5 +446,79 @@ func TestTapsInUseAreRefused(t *testing.T) {
 	tap, ok := l.(*netlink.Tuntap)
 	if !ok || tap.Owner != 1000 || tap.NonPersist || l.Attrs().Group != network.LinkGroup || l.Attrs().Name != network.LinkName("one") {
 		t.Errorf("the tap: %+v", l)
+	}
+}
+
+// discover returns the frame of a DHCP client that looks for a server.
+func (g *guest) discover(modifiers ...dhcpv4.Modifier) []byte {
+	g.w.t.Helper()
+	mac := link.MAC(g.Box)
+	m, err := dhcpv4.NewDiscovery(mac, modifiers...)
+	g.w.must(err)
+	body := m.ToBytes()
+	udp := binary.BigEndian.AppendUint16([]byte{0, 68, 0, 67}, uint16(8+len(body)))
+	p := packet4(netip.IPv4Unspecified(), netip.MustParseAddr("255.255.255.255"), unix.IPPROTO_UDP, nil, 0, append(append(udp, 0, 0), body...))
+	return ether(broadcast, mac, unix.ETH_P_IP, checked(p))
+}
+
+// offers returns the answers of DHCP that the guest has got.
+func (g *guest) offers() (all []*dhcpv4.DHCPv4) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, f := range g.seen {
+		if len(f) > 42 && f[12] == 8 && f[13] == 0 && f[23] == unix.IPPROTO_UDP && binary.BigEndian.Uint16(f[34:]) == 67 {
+			if m, err := dhcpv4.FromBytes(f[42:]); err == nil {
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+// A guest gets its addresses and router without our hands in it; others get no answer, and a flood few.
+func TestGuestConfiguresItself(t *testing.T) {
+	w := newWorld(t)
+	for _, inside := range []bool{false, true} {
+		g := w.addGuest(policy.BoxID(fmt.Sprintf("guest-%v", inside)), 20, inside)
+		w.apply(g.Box, allow("198.51.100.0/24", "2001:db8:2::/48"))
+		w.wait("an offer", func() bool {
+			g.send(g.discover())
+			return len(g.offers()) > 0
+		})
+		if m := g.offers()[0]; !m.YourIPAddr.Equal(g.V4.AsSlice()) || !m.Router()[0].Equal(w.cfg.GatewayV4.AsSlice()) {
+			t.Errorf("offered: %v", m.Summary())
+		}
+		g.join() // its kernel solicits a router
+		w.wait("the router of the advertisement", func() bool {
+			found := false
+			w.must(w.in(g.stack, func() error {
+				routes, err := netlink.RouteList(nil, netlink.FAMILY_V6)
+				for _, r := range routes {
+					found = found || r.Gw.Equal(link.RouterV6.AsSlice())
+				}
+				return err
+			}))
+			return found
+		})
+		before, begun := len(g.offers()), time.Now()
+		for range 5000 {
+			g.send(g.discover())
+		}
+		if _, err := w.exchange(g.stack, "tcp", netip.AddrPortFrom(outside4, w.serveTCP(w.outside, "[::]:0", nil).Port()), "during the flood"); err != nil {
+			t.Errorf("during the flood: %v", err)
+		}
+		if n, most := len(g.offers())-before, 2*(20+20*int(time.Since(begun).Seconds()+1)); n > most {
+			t.Errorf("%d answers to a flood, more than %d", n, most)
+		}
+		w.must(w.fw.RemoveBox(context.Background(), g.Box))
+	}
+	g := w.addGuest("by-hand", 21, false)
+	if w.fw.guests[g.Box] == nil || len(w.fw.guests) != 1 {
+		t.Errorf("servers: %v", w.fw.guests)
+	}
+	g.Tap.NoDHCP = true
+	w.must(w.fw.AddBox(context.Background(), g.Attachment))
+	if len(w.fw.guests) != 0 {
+		t.Errorf("servers of boxes without DHCP: %v", w.fw.guests)
 	}
 }

@@ -94,6 +94,7 @@ type Tap struct {
 	Name       string `json:"name"`
 	Owner      int    `json:"owner,omitempty"` // the user who may open it
 	MultiQueue bool   `json:"multi_queue,omitempty"`
+	NoDHCP     bool   `json:"no_dhcp,omitempty"`
 }
 
 // sealedBoxFields is the sealed part of a box.

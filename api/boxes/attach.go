@@ -26,6 +26,7 @@ type tapBody struct {
 	Name       string `json:"name" doc:"name by which the VMM opens it"`
 	Owner      int    `json:"owner,omitempty" doc:"ID of the user who may open it (default: 0, root)"`
 	MultiQueue bool   `json:"multi_queue,omitempty" doc:"the VMM opens it with several queues"`
+	NoDHCP     bool   `json:"no_dhcp,omitempty" doc:"answer no DHCP, DHCPv6 and router solicitations there"`
 }
 
 // maxUID is the highest ID of a user.
@@ -99,7 +100,7 @@ func (b *attachBody) virtualMachine(p *problem.List) api.Attached {
 	if b.Tap.Owner < 0 || b.Tap.Owner > maxUID {
 		p.Add("/tap/owner", "is not the ID of a user")
 	}
-	what.Tap = &api.Tap{Name: b.Tap.Name, Owner: b.Tap.Owner, MultiQueue: b.Tap.MultiQueue}
+	what.Tap = &api.Tap{Name: b.Tap.Name, Owner: b.Tap.Owner, MultiQueue: b.Tap.MultiQueue, NoDHCP: b.Tap.NoDHCP}
 	return what
 }
 

@@ -23,6 +23,7 @@ type Tap struct {
 	Name string // alternative name of the box's host-side interface; with Inside, the name in the namespace
 	// Owner is the user who may open it; 0: root alone, never everybody.
 	Owner      int
+	NoDHCP     bool // the guest's network is configured without the gateway
 	MultiQueue bool // the VMM opens it with IFF_MULTI_QUEUE, which the kernel compares
 	// Inside: the VMM runs in the namespace of the box, and so the tap is there. Two filters join it to the box's end of an
 	// interface pair, whose other end is the host side as for other boxes. Otherwise the tap itself is the host side.
@@ -48,6 +49,9 @@ func (t *Tap) isHostSide() bool { return t != nil && !t.Inside }
 
 // MAC returns the hardware address that a guest must use on its interface. The gateway's end has another.
 func MAC(id policy.BoxID) net.HardwareAddr { return linkMAC(id, "box") }
+
+// HostMAC returns the hardware address of the gateway's end.
+func HostMAC(id policy.BoxID) net.HardwareAddr { return linkMAC(id, "host") }
 
 // findTap returns the tap of a box that an earlier run made, or nil. Any other interface with its name is deleted.
 func (l *Links) findTap(b *Attachment, v *View) (netlink.Link, error) {

@@ -28,7 +28,7 @@ func storedTap(t *api.Tap) *store.Tap {
 	if t == nil {
 		return nil
 	}
-	return &store.Tap{Name: t.Name, Owner: t.Owner, MultiQueue: t.MultiQueue}
+	return &store.Tap{Name: t.Name, Owner: t.Owner, MultiQueue: t.MultiQueue, NoDHCP: t.NoDHCP}
 }
 
 // tapOf returns the tap of an attached box for the firewall; nil if it has none or was launched.
@@ -36,7 +36,7 @@ func tapOf(a *store.Attached) *firewall.Tap {
 	if a == nil || a.Tap == nil {
 		return nil
 	}
-	return &firewall.Tap{Name: a.Tap.Name, Owner: a.Tap.Owner, MultiQueue: a.Tap.MultiQueue, Inside: a.Kind != api.AttachTap}
+	return &firewall.Tap{Name: a.Tap.Name, Owner: a.Tap.Owner, MultiQueue: a.Tap.MultiQueue, NoDHCP: a.Tap.NoDHCP, Inside: a.Kind != api.AttachTap}
 }
 
 // describeTap sets what the API shows of the tap of a box, if it has one. The box is not in the table yet.
@@ -46,7 +46,7 @@ func (l *Service) describeTap(b *state.Box) {
 	}
 	t := b.Attached.Tap
 	b.Tap = &api.Tap{
-		Name: t.Name, Owner: t.Owner, MultiQueue: t.MultiQueue, MAC: firewall.GuestMAC(b.ID).String(),
+		Name: t.Name, Owner: t.Owner, MultiQueue: t.MultiQueue, NoDHCP: t.NoDHCP, MAC: firewall.GuestMAC(b.ID).String(),
 		Addresses: []netip.Prefix{netip.PrefixFrom(b.V4, l.addrs.PoolV4.Bits()), netip.PrefixFrom(b.V6, l.addrs.PoolV6.Bits())},
 		Gateways:  []netip.Addr{l.addrs.GatewayV4, l.addrs.GatewayV6},
 		KernelIP:  kernelIP(b.V4, l.addrs.GatewayV4, l.addrs.PoolV4.Bits()),

@@ -56,6 +56,7 @@ boundary/mcp: boundary
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
+firewall/dhcp:
 firewall/foreign: firewall/namespace firewall/network
 firewall/link: policy internal/fault firewall/namespace firewall/network
 firewall/namespace:

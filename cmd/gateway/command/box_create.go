@@ -259,6 +259,7 @@ type boxAttach struct {
 	tap        string
 	owner      int
 	multiQueue bool
+	noDHCP     bool
 }
 
 func newBoxAttach(o *cli.Options) *cobra.Command {
@@ -293,6 +294,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f.StringVar(&a.tap, "tap", "", "make a tap of this name for a virtual machine, in the namespace of --netns or in the gateway's")
 	f.IntVar(&a.owner, "owner", 0, "with --tap: ID of the user who may open it (default: root)")
 	f.BoolVar(&a.multiQueue, "multi-queue", false, "with --tap: the virtual machine opens it with several queues")
+	f.BoolVar(&a.noDHCP, "no-dhcp", false, "with --tap: answer no DHCP, DHCPv6 and router solicitations of the virtual machine")
 	f.StringVar(&a.stack, "stack", "", "which network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
@@ -309,8 +311,8 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	if a.netns == "" && a.container == "" && a.pid == 0 && a.tap == "" {
 		return nil, cli.Usagef("give the sandbox to attach: --netns, --pid, --container or --tap")
 	}
-	if a.tap == "" && (a.owner != 0 || a.multiQueue) {
-		return nil, cli.Usagef("--owner and --multi-queue need --tap")
+	if a.tap == "" && (a.owner != 0 || a.multiQueue || a.noDHCP) {
+		return nil, cli.Usagef("--owner, --multi-queue and --no-dhcp need --tap")
 	}
 	if a.tap != "" && (a.pid != 0 || a.container != "") {
 		return nil, cli.Usagef("give --tap alone or with --netns")
@@ -321,7 +323,7 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
 	if a.tap != "" {
-		body["tap"] = map[string]any{"name": a.tap, "owner": a.owner, "multi_queue": a.multiQueue}
+		body["tap"] = map[string]any{"name": a.tap, "owner": a.owner, "multi_queue": a.multiQueue, "no_dhcp": a.noDHCP}
 	}
 	body.setLabels(a.labels)
 	body.setSources(a.sources)
