@@ -19,11 +19,13 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
+	"boxgate/launcher/enter"
 	"boxgate/launcher/process"
 	"boxgate/launcher/rootfs"
 	"boxgate/launcher/terminal"
@@ -136,8 +138,8 @@ func (l *Launcher) startWithSlot(ctx context.Context, r record, p *specs.Process
 	return l.startCommand(ctx, r, p, spec.Bound, streams)
 }
 
-// startCommand makes the runtime start a process and leave it to us. When ctx ends it does not stop immediately, because
-// the runtime would leave a half-started process behind.
+// startCommand starts a process, by entering the box or with the runtime. The runtime is not stopped immediately when ctx
+// ends, because it would leave a half-started process behind.
 func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process, bound bool, streams *process.Streams) (_ *Command, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -165,7 +167,22 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 			return nil, err
 		}
 	}
-	files, remove, err := l.newExecFiles(r.ID, p)
+	if l.entering != nil {
+		c, err := l.enterBox(ctx, r.ID, p, lim, branch, streams)
+		if err == nil {
+			return c, nil
+		}
+		if !errors.Is(err, enter.ErrNotEntered) || l.entersOnly {
+			return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
+		}
+		l.log.Debug("a box cannot be entered; the runtime starts its command", zap.String("box", string(r.ID)), zap.Error(err))
+	}
+	return l.startByRuntime(ctx, r.ID, p, lim, branch, streams)
+}
+
+// startByRuntime starts a command with the runtime's exec.
+func (l *Launcher) startByRuntime(ctx context.Context, id policy.BoxID, p *specs.Process, lim container.Limits, branch *cgroup.Branch, streams *process.Streams) (*Command, error) {
+	files, remove, err := l.newExecFiles(id, p)
 	if err != nil {
 		return nil, err
 	}
@@ -179,10 +196,10 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	}
 	startCtx, cancel := graceAfter(ctx, startGrace)
 	defer cancel()
-	if err := l.runtimeExec(startCtx, r.ID, lim, files, branch, streams); err != nil {
-		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
+	if err := l.runtimeExec(startCtx, id, lim, files, branch, streams); err != nil {
+		return nil, l.explainExec(ctx, id, p.Args[0], err)
 	}
-	c, err := l.adopt(r.ID, files, branch)
+	c, err := l.adopt(id, files, branch)
 	if err != nil || console == nil {
 		return c, err
 	}
@@ -235,6 +252,11 @@ func adopt(pidFile string, branch *cgroup.Branch) (*Command, error) {
 	if err != nil {
 		return nil, err
 	}
+	return adoptStarted(pid, branch)
+}
+
+// adoptStarted wraps a child of this process.
+func adoptStarted(pid int, branch *cgroup.Branch) (*Command, error) {
 	var tree process.Tree
 	if branch != nil {
 		tree = branch

@@ -171,6 +171,7 @@ func (l *Launcher) buildRoot(spec Spec, img image.Image, ids namespace.IDs, writ
 	if err != nil {
 		return err
 	}
+	l.filters.forget(id)
 	if err := os.Mkdir(l.dirs.bundle(spec.ID), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -262,6 +263,7 @@ func (l *Launcher) removeKernelState(ctx context.Context, id policy.BoxID) error
 	defer l.background.CloseAll(id)
 	defer l.motion.AllowStarts(id)
 	defer l.branches.Forget(l.cgroup(id))
+	defer l.filters.forget(id)
 	return runSteps(id, "stopped",
 		func() error { return l.removeContainer(ctx, id) },
 		func() error { return fault.At(ctx, "remove: processes ended") },

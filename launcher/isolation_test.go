@@ -319,11 +319,12 @@ func TestRecoverGoesOnPastABoxThatStays(t *testing.T) {
 	}
 }
 
-// The environment of a command may contain a secret. On the host it passes through a private directory that the next
-// launcher empties.
+// The environment of a command may contain a secret. When the runtime starts it, it passes through a private directory of the
+// host that the next launcher empties.
 func TestEnvironmentOfCommandsIsKeptClose(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
+	l.entering = nil
 	id := newBox(t, l, nil)
 	seen := filepath.Join(t.TempDir(), "seen")
 	spy := filepath.Join(t.TempDir(), "runtime")

@@ -23,6 +23,7 @@ import (
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/cgroup"
 	"boxgate/launcher/container"
+	"boxgate/launcher/enter"
 	"boxgate/launcher/files"
 	"boxgate/launcher/freezer"
 	"boxgate/launcher/image"
@@ -75,9 +76,12 @@ type IOLimits = container.IO
 type Launcher struct {
 	cfg          Config
 	dirs         dirs
-	tag          string       // distinguishes the control groups of this state directory from control groups of others
-	runtime      *oci.Runtime // the differences between OCI runtimes
-	runc         *runc.Runc   // runs the OCI runtime
+	tag          string         // distinguishes the control groups of this state directory from control groups of others
+	runtime      *oci.Runtime   // the differences between OCI runtimes
+	runc         *runc.Runc     // runs the OCI runtime
+	entering     *enter.Program // starts commands without the runtime; nil: the runtime starts them
+	filters      filters
+	entersOnly   bool // in tests: the runtime starts no commands if entering is possible
 	log          *zap.Logger
 	execs        execCount
 	starts       *startSlots
@@ -134,6 +138,7 @@ func New(cfg Config) (*Launcher, error) {
 	l.branches.Bound = l.dirs.bound()
 	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, defaultCaptureLimits
 	l.useRuntime(cfg.Runtime)
+	l.useEntering()
 	if err := CheckRunDir(cfg.StateDir, cfg.RunDir); err != nil {
 		return nil, err
 	}

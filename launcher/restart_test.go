@@ -142,14 +142,19 @@ func TestRestartOverMountPoints(t *testing.T) {
 	}
 }
 
-// TestBoxThatHoldsUpTheRuntime puts a pipe in place of the user database that the runtime reads: commands report that, and
-// neither they nor the box block for long.
+// TestBoxThatHoldsUpTheRuntime puts a pipe in place of the user database that the runtime reads: commands that the runtime
+// starts report that, and neither they nor the box block for long. Commands that enter the box do not read it.
 func TestBoxThatHoldsUpTheRuntime(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
+	enters := l.entering
 	for _, name := range []string{"/etc/passwd", "/etc/group"} {
 		id := newBox(t, l, nil)
 		want(t, rootSh(t, l, id, "rm "+name+"; mkfifo "+name+"; echo made"), "made")
+		if l.entering = enters; enters != nil {
+			want(t, sh(t, l, id, "echo entered"), "entered")
+		}
+		l.entering = nil
 		var start *StartError
 		if _, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); !errors.As(err, &start) || !strings.Contains(start.Message, name+" in the box is not a file") {
 			t.Errorf("a command: %v", err)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/launcher/enter"
 	"boxgate/launcher/oci"
 )
 
@@ -364,7 +365,19 @@ func needRuntime(program string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%s is missing: %s, or name another OCI runtime in launcher.runtime", program, oci.ByName(program).Install)
 	}
-	return runtimeLacks(program, "/sys/fs/cgroup")
+	return errors.Join(runtimeLacks(program, "/sys/fs/cgroup"), needEntering(program))
+}
+
+// needEntering warns if the runtime has to start every command of boxes, although boxes of that runtime can be entered.
+func needEntering(program string) error {
+	if !oci.ByName(program).Enterable {
+		return nil
+	}
+	p, err := enter.New()
+	if err != nil {
+		return Warnf("every command in a box is started by the runtime, which takes some ten milliseconds more, since this host or unit keeps the gateway from running a program in memory: %w", err)
+	}
+	return p.Close()
 }
 
 // runtimeLacks warns about features missing from a runtime on a host whose cgroups are mounted at a path.

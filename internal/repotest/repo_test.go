@@ -98,6 +98,7 @@ launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs
 launcher/cgroup: launcher/oci
 launcher/container: launcher/namespace
+launcher/enter: launcher/container launcher/launchertest launcher/process
 launcher/disk:
 launcher/files:
 launcher/rootfs: launcher/files launcher/namespace launcher/launchertest
@@ -199,7 +200,7 @@ dist:
 dist/kubernetes: config
 internal/buildinfo:
 config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
-preflight: config launcher/oci
+preflight: config launcher/enter launcher/oci
 host/netns: firewall/namespace
 host/nslock: host/netns
 host/sandboxwatch: policy api host/sandboxns

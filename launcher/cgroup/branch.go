@@ -78,6 +78,34 @@ func (g Group) branch(h hierarchies, name string) *Branch {
 	return b
 }
 
+// Directories returns the directories of the control groups for a command of a box: the branch (which may be nil) in its
+// hierarchies, and the box's group in all others. On a host with version 2 only, there is one: unified.
+func (g Group) Directories(b *Branch) (dirs []string, unified string, err error) {
+	if dirs, err = g.Dirs(); err != nil {
+		return nil, "", err
+	}
+	h, err := mounted()
+	if err != nil {
+		return nil, "", err
+	}
+	if b != nil {
+		for i, dir := range dirs {
+			if n := slices.IndexFunc(b.dirs, func(below string) bool { return filepath.Dir(below) == dir }); n >= 0 {
+				dirs[i] = b.dirs[n]
+			}
+		}
+	}
+	switch {
+	case len(dirs) == 0:
+		return nil, "", fmt.Errorf("the control group %s: %w", string(g), fs.ErrNotExist)
+	case h.unified == "":
+		return dirs, "", nil
+	case len(dirs) != 1:
+		return nil, "", fmt.Errorf("%d control groups on a host with version 2", len(dirs))
+	}
+	return nil, dirs[0], nil
+}
+
 // Args returns the arguments for the runtime's exec.
 func (b *Branch) Args() []string {
 	if b == nil {

@@ -23,24 +23,36 @@ type Group string
 // Dirs returns the directories of the group in the hierarchies that this host has mounted: one with version 2, one for each
 // controller with version 1, both on a hybrid host.
 func (g Group) Dirs() ([]string, error) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := mountPoints()
 	if err != nil {
 		return nil, err
 	}
 	var dirs []string
-	for line := range strings.Lines(string(data)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields := strings.Fields(before)
-		if !ok || len(fields) < 5 || !strings.HasPrefix(after, "cgroup") {
-			continue
-		}
-		dir := filepath.Join(fields[4], string(g))
+	for _, at := range mounts {
+		dir := filepath.Join(at, string(g))
 		if _, err := os.Stat(dir); err == nil {
 			dirs = append(dirs, dir)
 		}
 	}
 	return dirs, nil
 }
+
+// mountPoints returns where the host's hierarchies are mounted. They are read once, like [mounted]: the file has a line
+// for each mount of each box.
+var mountPoints = sync.OnceValues(func() (list []string, err error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(data)) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(before)
+		if ok && len(fields) >= 5 && strings.HasPrefix(after, "cgroup") {
+			list = append(list, fields[4])
+		}
+	}
+	return list, nil
+})
 
 // Join moves a process into the group, in every hierarchy. It fails if the group does not exist: the box has ended.
 func (g Group) Join(pid int) error {

@@ -15,18 +15,18 @@ import (
 // maxPtys is how many terminals a box may have. The host has kernel.pty.max of them (4,096) in total.
 const maxPtys = 64
 
-// rlimit is one resource limit of the processes of a box.
-type rlimit struct {
-	name       string // name in the runtime's configuration
-	resource   int
-	soft, hard uint64
+// Rlimit is one resource limit of the processes of a box.
+type Rlimit struct {
+	Name       string // in the runtime's configuration
+	Resource   int
+	Soft, Hard uint64
 }
 
-// rlimits returns the resource limits for each process and each user of a box. Processes of a box cannot raise a hard
+// Rlimits returns the resource limits for each process and each user of a box. Processes of a box cannot raise a hard
 // limit. Core dumps are off, because boxes must not feed the host's crash handler.
-func rlimits(lim Limits) []rlimit {
+func Rlimits(lim Limits) []Rlimit {
 	pids := uint64(lim.Pids)
-	list := []rlimit{
+	list := []Rlimit{
 		{"RLIMIT_NOFILE", unix.RLIMIT_NOFILE, 16 << 10, 64 << 10},
 		{"RLIMIT_NPROC", unix.RLIMIT_NPROC, pids, pids},
 		{"RLIMIT_SIGPENDING", unix.RLIMIT_SIGPENDING, 16 << 10, 16 << 10}, // also bounds POSIX timers
@@ -36,9 +36,9 @@ func rlimits(lim Limits) []rlimit {
 	}
 	for i, r := range list { // a hard limit above this process's needs CAP_SYS_RESOURCE
 		var own unix.Rlimit
-		if err := unix.Getrlimit(r.resource, &own); err == nil {
-			list[i].hard = min(r.hard, own.Max)
-			list[i].soft = min(r.soft, own.Max)
+		if err := unix.Getrlimit(r.Resource, &own); err == nil {
+			list[i].Hard = min(r.Hard, own.Max)
+			list[i].Soft = min(r.Soft, own.Max)
 		}
 	}
 	return list
@@ -51,8 +51,8 @@ func specRlimits(lim Limits) []specs.POSIXRlimit {
 		return nil
 	}
 	var list []specs.POSIXRlimit
-	for _, r := range rlimits(lim) {
-		list = append(list, specs.POSIXRlimit{Type: r.name, Soft: r.soft, Hard: r.hard})
+	for _, r := range Rlimits(lim) {
+		list = append(list, specs.POSIXRlimit{Type: r.Name, Soft: r.Soft, Hard: r.Hard})
 	}
 	return list
 }
@@ -117,9 +117,9 @@ func limitStopped(pid int, lim Limits) error {
 	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_EXITKILL); err != nil {
 		return err
 	}
-	for _, r := range rlimits(lim) {
-		if err := unix.Prlimit(pid, r.resource, &unix.Rlimit{Cur: r.soft, Max: r.hard}, nil); err != nil {
-			return fmt.Errorf("%s: %w", r.name, err)
+	for _, r := range Rlimits(lim) {
+		if err := unix.Prlimit(pid, r.Resource, &unix.Rlimit{Cur: r.Soft, Max: r.Hard}, nil); err != nil {
+			return fmt.Errorf("%s: %w", r.Name, err)
 		}
 	}
 	return unix.PtraceDetach(pid)

@@ -25,6 +25,9 @@ type Runtime struct {
 	// when it starts. From then on the gateway must not change the inside of the network namespace, and processes of the
 	// host in it have no network.
 	OwnNetwork bool
+	// Enterable: commands can be started by entering the namespaces of the box's first process, without the runtime's exec.
+	// The box has no state elsewhere.
+	Enterable bool
 	// OwnProcesses: commands run in a guest kernel, and only the runtime can signal them. Their IDs inside come from exec
 	// --internal-pid-file, and kill takes them with --pid or --pgid.
 	OwnProcesses bool

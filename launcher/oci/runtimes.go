@@ -20,6 +20,7 @@ var runc = &Runtime{
 	Name: Default, Title: "runc", Package: "runc", Install: "apt-get install runc",
 	CreateArgs: []string{noKeyring},
 	CgroupFlag: CgroupPerController,
+	Enterable:  true,
 	// runc:[1:CHILD] and runc:[2:INIT] set up namespaces and wait for their turn.
 	halfStarted: func(comm string, _ func() bool) bool { return strings.HasPrefix(comm, "runc:[") },
 }
@@ -30,6 +31,7 @@ var crun = &Runtime{
 	Name: "crun", Title: "crun", Package: "crun", Install: "apt-get install crun",
 	CreateArgs: []string{noKeyring},
 	CgroupFlag: CgroupOfAll,
+	Enterable:  true,
 
 	RefusesHybrid:    true,
 	LateTerminalSize: true,

@@ -70,6 +70,9 @@ func (s *Streams) Connect(cmd *exec.Cmd) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.far[0], s.far[1], s.far[2]
 }
 
+// Far returns the far ends, for a command that is not started with [Streams.Connect].
+func (s *Streams) Far() [3]*os.File { return s.far }
+
 // CloseFar closes the far ends.
 func (s *Streams) CloseFar() {
 	for _, f := range s.far {

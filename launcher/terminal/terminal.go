@@ -55,14 +55,25 @@ func (s *Socket) Receive() (*os.File, error) {
 	if err == nil && (len(files) != 1 || flags&unix.MSG_CTRUNC != 0) {
 		err = fmt.Errorf("the runtime sent %d files instead of a terminal", len(files))
 	}
-	if err == nil {
-		err = checkMaster(int(files[0].Fd()))
-	}
 	if err != nil {
 		closeAll(files)
 		return nil, err
 	}
-	return pollable(files[0])
+	return Master(files[0])
+}
+
+// Master checks that a file which was opened in a box is the master side of a terminal, and returns it, or closes it. f may be
+// nil.
+func Master(f *os.File) (*os.File, error) {
+	if f == nil {
+		return nil, errors.New("no terminal was opened in the box")
+	}
+	err := checkMaster(int(f.Fd()))
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return pollable(f)
 }
 
 // filesIn returns the descriptors in a control message.

@@ -1,0 +1,143 @@
+package launcher
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/cgroup"
+	"boxgate/launcher/container"
+	"boxgate/launcher/enter"
+	"boxgate/launcher/process"
+	"boxgate/launcher/terminal"
+	"boxgate/policy"
+)
+
+// useEntering prepares to start commands without the runtime, where that is possible; otherwise it logs the reason.
+func (l *Launcher) useEntering() {
+	l.entering = nil
+	if !l.runtime.Enterable || l.cfg.AttachOnly {
+		return
+	}
+	p, err := enter.New()
+	if err != nil {
+		l.log.Warn("commands in boxes are started by the runtime, which is slower", zap.Error(err))
+		return
+	}
+	l.entering = p
+}
+
+// enterBox starts a command by entering the box. On an error that wraps [enter.ErrNotEntered], no process of the box has
+// run, and the runtime may start the command instead: it confines it in the same way.
+func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Process, lim container.Limits, branch *cgroup.Branch, streams *process.Streams) (*Command, error) {
+	ctx, cancel := withRuntimeTimeout(ctx)
+	defer cancel()
+	filter, err := l.filters.of(id, filepath.Join(l.dirs.bundle(id), "config.json"))
+	if err != nil {
+		return nil, errors.Join(enter.ErrNotEntered, err)
+	}
+	first, err := l.FirstProcess(id)
+	if err != nil {
+		return nil, errors.Join(enter.ErrNotEntered, err)
+	}
+	defer first.Close()
+	command := enter.Command{Process: p, Limits: container.Rlimits(lim), Filter: filter}
+	if command.Groups, command.Unified, err = l.cgroup(id).Directories(branch); err != nil {
+		return nil, errors.Join(enter.ErrNotEntered, err)
+	}
+	started, err := l.entering.Start(ctx, first, command, streams.Far())
+	if err != nil {
+		return nil, err
+	}
+	streams.CloseFar() // only then do our ends see EOF when the command closes its own
+	c, err := adoptStarted(started.PID, branch)
+	if err != nil {
+		_ = unix.Kill(started.PID, unix.SIGKILL)
+		if started.Terminal != nil {
+			started.Terminal.Close()
+		}
+		return nil, err
+	}
+	if !p.Terminal {
+		return c, nil
+	}
+	if c.tty, err = terminal.Master(started.Terminal); err != nil {
+		_, _ = c.proc.Await(endedContext())
+		return nil, err
+	}
+	streams.Attach(c.tty)
+	return c, nil
+}
+
+// filters has the compiled seccomp filters of boxes. Boxes with the same profile share one. The zero value is ready to
+// use. Safe for concurrent use.
+type filters struct {
+	mu       sync.Mutex
+	boxes    map[policy.BoxID]*filter      // guarded by mu
+	profiles map[[sha256.Size]byte]*filter // guarded by mu
+}
+
+type filter struct {
+	key   [sha256.Size]byte // of the profile
+	boxes int
+	code  []unix.SockFilter
+}
+
+// of returns the filter of a box, whose runtime's configuration is in a file.
+func (f *filters) of(id policy.BoxID, config string) ([]unix.SockFilter, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if known := f.boxes[id]; known != nil {
+		return known.code, nil
+	}
+	data, err := os.ReadFile(config)
+	if err != nil {
+		return nil, err
+	}
+	var spec struct {
+		Linux struct {
+			Seccomp json.RawMessage `json:"seccomp"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return nil, fmt.Errorf("%s: %w", config, err)
+	}
+	key := sha256.Sum256(spec.Linux.Seccomp)
+	shared := f.profiles[key]
+	if shared == nil {
+		code, err := enter.Compile(spec.Linux.Seccomp)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", config, err)
+		}
+		shared = &filter{key: key, code: code}
+	}
+	if f.boxes == nil {
+		f.boxes, f.profiles = map[policy.BoxID]*filter{}, map[[sha256.Size]byte]*filter{}
+	}
+	shared.boxes++
+	f.boxes[id], f.profiles[key] = shared, shared
+	return shared.code, nil
+}
+
+// forget forgets a box, which ends or gets a new configuration.
+func (f *filters) forget(id policy.BoxID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	known := f.boxes[id]
+	if known == nil {
+		return
+	}
+	delete(f.boxes, id)
+	if known.boxes--; known.boxes == 0 {
+		delete(f.profiles, known.key)
+	}
+}
