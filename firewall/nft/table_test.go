@@ -21,7 +21,7 @@ import (
 )
 
 // newTable writes a table with one box in a new network namespace.
-func newTable(t *testing.T) (*Table, *Entry) {
+func newTable(t testing.TB) (*Table, *Entry) {
 	t.Helper()
 	ns := emptyNamespace(t)
 	tbl := New(ns, Config{Addresses: network.Addresses{
@@ -37,7 +37,7 @@ func newTable(t *testing.T) (*Table, *Entry) {
 	return tbl, &box
 }
 
-func emptyNamespace(t *testing.T) netns.NsHandle {
+func emptyNamespace(t testing.TB) netns.NsHandle {
 	t.Helper()
 	nightly.Root(t)
 	ns, err := namespace.New()
