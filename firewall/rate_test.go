@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -312,6 +313,43 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 		_, err := w.exchange(w.boxNS["one"], "udp", server, "x")
 		return err == nil
 	})
+}
+
+// A burst fills a limit that is divided into many lists, and no list lets one more through. Connections may end in an order
+// that empties some lists only.
+func TestABurstFillsTheLimit(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	const limit, rest = 2048, 68 // see divideLimit of package nft
+	w.cfg.FlowLimit = limit
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24"))
+	live := func(keep func(n int) bool) (n int) {
+		w.must(w.fw.CutFlows(t.Context(), "one", func(Flow) bool { n++; return keep(n) }))
+		return n
+	}
+	all := func(int) bool { return true }
+	burst := func(port int) {
+		to := w.silentUDP(fmt.Sprintf("198.51.100.9:%d", port))
+		for range 2 * limit / 256 {
+			for _, c := range w.openUDP("one", to, 256) {
+				_ = c.Close()
+			}
+		}
+	}
+	burst(5001)
+	if n := live(all); n > limit || n < limit*99/100 {
+		t.Errorf("a burst of twice the limit opened %d connections of %d", n, limit)
+	}
+	live(func(n int) bool { return n%2 == 0 })
+	w.wait("the kernel forgets ended connections", func() bool {
+		burst(5002)
+		return live(all) >= limit-rest-limit/100
+	})
+	if n := live(all); n > limit {
+		t.Errorf("%d connections are open, of at most %d", n, limit)
+	}
 }
 
 // Lookups from a port that was used before lead to the current gateway, not to the port of an earlier run.

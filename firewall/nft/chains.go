@@ -180,10 +180,43 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 // limit of connections can still resolve names.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
-	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
-		t.rule(chain, why, ctState(stateNew), unconfirmed(), perInterface(set, &expr.Connlimit{Count: c.FlowLimit,
-			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(name.ReasonLimit))
+	lists, each, rest := divideLimit(c.FlowLimit)
+	for chain, room := range map[string]census{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
+		var full match
+		if lists > 0 {
+			full = match{meta(expr.MetaKeyIIFNAME), &expr.Numgen{Register: r2, Modulus: lists, Type: unix.NFT_NG_INCREMENTAL},
+				update(room.lists, moreThan(each))}
+		}
+		t.rule(chain, why, ctState(stateNew), unconfirmed(), full, perInterface(room.rest, moreThan(rest)), refuse(name.ReasonLimit))
 	}
+}
+
+// The kernel counts connections by listing them, and walks the list for the first new connection in each clock tick. A box
+// therefore has many short lists that take its connections in turn, and one for connections whose list is full. The
+// capacities add up to the limit, so a box never has more connections, and a burst fills all of them. As connections end
+// unevenly, some lists are full before others, and a connection in the last list keeps its place in the first one too: a
+// box close to its limit may be refused a connection while it has up to rest fewer than the limit.
+
+const (
+	listCapacity = 64  // about the capacity of a short list
+	mostLists    = 251 // a prime, so that regular traffic uses all lists evenly
+)
+
+// divideLimit divides a limit into lists of a capacity each, and the capacity of the last list. For a low limit there is
+// only the last one.
+func divideLimit(limit uint32) (lists, each, rest uint32) {
+	const spare = 50 // at least one connection of so many goes to the last list
+	lists = min(limit/listCapacity|1, mostLists)
+	if lists < 16 {
+		return 0, 0, limit
+	}
+	each = (limit - limit/spare) / lists
+	return lists, each, limit - lists*each
+}
+
+// moreThan matches if a connection is one too many. It adds the connection to the list either way.
+func moreThan(limit uint32) *expr.Connlimit {
+	return &expr.Connlimit{Count: limit, Flags: expr.NFT_CONNLIMIT_F_INV}
 }
 
 // unconfirmed matches the first packet of a connection. Later packets may be "new" too, until an answer arrives, and the
@@ -462,8 +495,12 @@ const SnapLength = 64
 
 // perInterface keeps a statement's state for each interface in the set. A limit ends the rule when it is exceeded.
 func perInterface(s *nftables.Set, state expr.Any) match {
-	return match{meta(expr.MetaKeyIIFNAME), &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID,
-		Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}}
+	return match{meta(expr.MetaKeyIIFNAME), update(s, state)}
+}
+
+// update keeps a statement's state for the key that starts in register 1.
+func update(s *nftables.Set, state expr.Any) *expr.Dynset {
+	return &expr.Dynset{SrcRegKey: r1, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{state}}
 }
 
 // logTo sends the packet's headers to the reader of the NFLOG group, with the reason.

@@ -92,10 +92,10 @@ type staticSets struct {
 	sent     *nftables.Set                    // bytes sent by boxes, per interface
 	most     *nftables.Set                    // the same for boxes whose own send rate has a bound
 	sends    *nftables.Set                    // interface → the chain of a box with its own send rate
-	forwards *nftables.Set                    // forwarded connections per interface
+	forwards census                           // forwarded connections
 	notes    *nftables.Set                    // interfaces with forwarded connections
-	accepts  *nftables.Set                    // connections to the gateway per interface
-	lookups  *nftables.Set                    // DNS lookups over UDP per interface
+	accepts  census                           // connections to the gateway
+	lookups  census                           // DNS lookups over UDP
 	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from
 }
 
@@ -161,11 +161,21 @@ func (t *txn) meter(name string) *nftables.Set {
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
-// census creates a set of connections per interface. The kernel removes an interface when its last connection is gone, so
-// there is no timeout (and cannot be).
-func (t *txn) census(name string) *nftables.Set {
-	return t.set(&nftables.Set{Name: name, Dynamic: true, KeyType: nftables.TypeIFName,
-		KeyByteOrder: binaryutil.NativeEndian})
+// census is where the kernel lists the connections of boxes, see divideLimit. It removes a list when its last connection is
+// gone, so there is no timeout (and cannot be).
+type census struct {
+	lists *nftables.Set // per interface and number
+	rest  *nftables.Set // per interface
+}
+
+// census creates the sets of a census.
+func (t *txn) census(name string) census {
+	return census{
+		lists: t.set(&nftables.Set{Name: name + "_lists", Dynamic: true, Concatenation: true,
+			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)}),
+		rest: t.set(&nftables.Set{Name: name, Dynamic: true, KeyType: nftables.TypeIFName,
+			KeyByteOrder: binaryutil.NativeEndian}),
+	}
 }
 
 func (t *txn) declareCounters() {

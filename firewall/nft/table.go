@@ -88,7 +88,7 @@ func (tbl *Table) Close() error {
 // layout changes whenever a hook, a set's type, a pool or the contents of a meter change. A table with another layout is
 // replaced, not updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 6, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	return fmt.Sprintf("layout 7, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
 }
 
 // Install writes the static part in one transaction; it contains no interval set. A table of the same layout keeps its

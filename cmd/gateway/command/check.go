@@ -228,7 +228,7 @@ func needKernel(ctx context.Context) error {
 	}
 	if err := firewall.Probe(ctx); err != nil {
 		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
-			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit "+
+			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit nft_numgen "+
 			"nfnetlink_log nf_conntrack_netlink veth cls_bpf sch_ingress)", err)
 	}
 	return nil
