@@ -55,13 +55,29 @@ func (k *conn) forQueries() (*netlink.Conn, error) {
 	if k.queries != nil {
 		return k.queries, nil
 	}
-	const answer = 4 << 10 // several times the size of one element
+	const answer = 32 << 10 // the most that the kernel sends at a time
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(k.ns), MessageBufferSize: answer})
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	k.queries = c
 	return c, nil
+}
+
+// elementsRequest returns a request for the elements of a set that keys encodes, or for all. The nftables library cannot ask
+// for single elements, and decodes all that it receives.
+func elementsRequest(set string, flags netlink.HeaderFlags, keys func(*netlink.AttributeEncoder) error) (netlink.Message, error) {
+	e := netlink.NewAttributeEncoder()
+	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, network.TableName)
+	e.String(unix.NFTA_SET_ELEM_LIST_SET, set)
+	if keys != nil {
+		e.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, keys)
+	}
+	attrs, err := e.Encode()
+	return netlink.Message{
+		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: netlink.Request | flags},
+		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	}, err
 }
 
 // closeAfterError closes the connection after an error, since it may have unread answers.

@@ -309,12 +309,9 @@ func hasNote(c *netlink.Conn, link string) (bool, error) {
 	return err == nil, err
 }
 
-// noteRequest returns the request for one element, which the nftables library lacks.
+// noteRequest returns the request for the note of an interface.
 func noteRequest(link string) (netlink.Message, error) {
-	e := netlink.NewAttributeEncoder()
-	e.String(unix.NFTA_SET_ELEM_LIST_TABLE, network.TableName)
-	e.String(unix.NFTA_SET_ELEM_LIST_SET, notesSet().Name)
-	e.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(e *netlink.AttributeEncoder) error {
+	return elementsRequest(notesSet().Name, 0, func(e *netlink.AttributeEncoder) error {
 		e.Nested(unix.NFTA_LIST_ELEM, func(e *netlink.AttributeEncoder) error {
 			e.Nested(unix.NFTA_SET_ELEM_KEY, func(e *netlink.AttributeEncoder) error {
 				e.Bytes(unix.NFTA_DATA_VALUE, ifname(link))
@@ -324,9 +321,4 @@ func noteRequest(link string) (netlink.Message, error) {
 		})
 		return nil
 	})
-	attrs, err := e.Encode()
-	return netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM, Flags: netlink.Request},
-		Data:   append([]byte{unix.NFPROTO_INET, unix.NFNETLINK_V0, 0, 0}, attrs...),
-	}, err
 }

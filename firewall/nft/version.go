@@ -12,7 +12,9 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/network"
 	"boxgate/internal/fault"
@@ -155,6 +157,7 @@ func (tbl *Table) drafts(changes []Change) (drafts []*draft, there, back []move)
 		}
 		if v == nil {
 			d := tbl.draft(c.Plan, shields)
+			d.version.plan = plan
 			v, made[plan] = d.version, d.version
 			drafts = append(drafts, d)
 		}
@@ -181,7 +184,7 @@ func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft 
 		}
 	}
 	s.users++
-	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, plan: tbl.digest(plan), sourced: plan.Sourced, from: plan.Source}
+	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, sourced: plan.Sourced, from: plan.Source}
 	for _, fam := range network.Families {
 		d.allowed[fam] = d.addSet("_allow", fam, plan.Allowed)
 		d.denied[fam] = d.addSet("_deny", fam, plan.Denied)
@@ -254,19 +257,54 @@ func (tbl *Table) verify(sets []*addressSet) error {
 	return errors.Join(errs...)
 }
 
+// countElements compares the number of a set's elements in the kernel with the number written. It does not decode them, which
+// would take longer than to write them.
 func (tbl *Table) countElements(set string, want int) error {
-	c, err := tbl.forChanges()
+	c, err := tbl.forQueries()
 	if err != nil {
 		return err
 	}
-	got, err := c.GetSetElements(&nftables.Set{Table: table(), Name: set})
+	request, err := elementsRequest(set, netlink.Dump, nil)
 	if err != nil {
+		return err
+	}
+	answers, err := c.Execute(request)
+	got := 0
+	for _, a := range answers {
+		n, countErr := countIn(a.Data)
+		got, err = got+n, errors.Join(err, countErr)
+	}
+	if err != nil {
+		tbl.queries = nil // it may have unread answers
+		go func() { _ = c.Close() }()
 		return fmt.Errorf("nftables: set %s: %w", set, err)
 	}
-	if len(got) != want {
-		return fmt.Errorf("nftables: set %s holds %d of %d elements", set, len(got), want)
+	if got != want {
+		return fmt.Errorf("nftables: set %s holds %d of %d elements", set, got, want)
 	}
 	return nil
+}
+
+// countIn returns the number of elements in one answer to a request for the elements of a set.
+func countIn(answer []byte) (n int, err error) {
+	const header = 4 // struct nfgenmsg
+	if len(answer) < header {
+		return 0, errors.New("the answer is too short")
+	}
+	ad, err := netlink.NewAttributeDecoder(answer[header:])
+	if err != nil {
+		return 0, fmt.Errorf("the answer: %w", err)
+	}
+	for ad.Next() {
+		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			continue
+		}
+		ad.Nested(func(elements *netlink.AttributeDecoder) error {
+			n += elements.Len()
+			return nil
+		})
+	}
+	return n, ad.Err()
 }
 
 // switchTo switches the packets of boxes to versions. It exchanges the boxes' elements in a separate transaction, which must
