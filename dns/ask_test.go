@@ -331,7 +331,7 @@ func (r byHand) query(host string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	w := pendingQuery{visit: r.usages.admit(r.box, now), wire: wire, from: netip.MustParseAddrPort("127.0.0.1:9"), buf: new([maxQuery]byte)}
+	w := pendingQuery{visit: r.usages.admit(r.box, now), wire: wire, from: peer{from: netip.MustParseAddrPort("127.0.0.1:9")}, buf: new([maxQuery]byte)}
 	if !r.askUpstream(w, cacheKey{mustName(r.t, host), mdns.TypeA}) {
 		r.t.Fatalf("%s is not asked for", host)
 	}

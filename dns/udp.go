@@ -97,7 +97,7 @@ func (r *reader) serve(ctx context.Context) error {
 // without an answer, so that queries of other boxes on the same socket are not lost.
 func (r *reader) handleQuery(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
-	v := r.usages.admit(r.boxAt(from.Addr()), now)
+	v := r.usages.admit(r.boxAt(from.from.Addr()), now)
 	if !v.admitted && !v.usage.answers.AllowAt(now) {
 		r.drop(v)
 		return
@@ -123,7 +123,7 @@ func (r *reader) handleQuery(ctx context.Context, i int, now time.Time) {
 type pendingQuery struct {
 	visit
 	wire []byte
-	from netip.AddrPort
+	from peer
 	buf  *[maxQuery]byte // contains wire
 	done func()          // called at the end; may be nil
 }
@@ -190,12 +190,14 @@ type batch struct {
 	in       [batchSize]datagram
 	inParts  [batchSize]unix.Iovec
 	peers    [batchSize]unix.RawSockaddrInet6 // large enough for both families
-	bufs     [batchSize]*[maxQuery]byte       // nil: handed out by detachBuffer
+	inInfo   [batchSize]info
+	bufs     [batchSize]*[maxQuery]byte // nil: handed out by detachBuffer
 	received int
 
 	out      [batchSize]datagram
 	outParts [batchSize]unix.Iovec
 	outPeers [batchSize]unix.RawSockaddrInet6
+	outInfo  [batchSize]info
 	replies  [batchSize][udpSize]byte
 	queued   int // the used entries of out
 }
@@ -221,6 +223,10 @@ func (b *batch) read(flags uintptr) (int, error) {
 			b.inParts[i].SetLen(maxQuery)
 		}
 		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
+		if b.socket.forAny {
+			b.in[i].header.Control = (*byte)(unsafe.Pointer(&b.inInfo[i]))
+			b.in[i].header.SetControllen(infoSize)
+		}
 	}
 	// While queries arrive one after the other, the next one is often there already: a raw system call then saves the
 	// Go scheduler the work for a call that may block.
@@ -244,8 +250,12 @@ func (b *batch) read(flags uintptr) (int, error) {
 }
 
 // query returns a datagram that has been read, and its source. The next read overwrites it.
-func (b *batch) query(i int) ([]byte, netip.AddrPort) {
-	return b.bufs[i][:b.in[i].size], addrPort(&b.peers[i])
+func (b *batch) query(i int) ([]byte, peer) {
+	p := peer{from: addrPort(&b.peers[i])}
+	if b.socket.forAny {
+		p.asked = b.inInfo[i].asked(b.in[i].header.Controllen)
+	}
+	return b.bufs[i][:b.in[i].size], p
 }
 
 // detachBuffer returns the buffer of a datagram that outlives the batch. The caller returns it to queryBuffers.
@@ -272,11 +282,17 @@ func (b *batch) replyBuffer() []byte {
 }
 
 // add queues an answer for flush, which must have room for it. The answer must not change until flush.
-func (b *batch) add(answer []byte, to netip.AddrPort) {
+func (b *batch) add(answer []byte, to peer) {
 	n := b.queued
 	b.outParts[n].Base = &answer[0]
 	b.outParts[n].SetLen(len(answer))
-	b.out[n].header.Namelen = putAddrPort(&b.outPeers[n], to)
+	b.out[n].header.Namelen = putAddrPort(&b.outPeers[n], to.from)
+	b.out[n].header.Control = nil
+	b.out[n].header.SetControllen(0)
+	if to.asked.IsValid() {
+		b.out[n].header.Control = (*byte)(unsafe.Pointer(&b.outInfo[n]))
+		b.out[n].header.SetControllen(b.outInfo[n].put(to.asked))
+	}
 	b.queued++
 }
 
@@ -313,6 +329,7 @@ func (b *batch) flush() {
 // if no goroutine waits for it, which costs more than answering the queries. A read blocks a thread instead.
 type socket struct {
 	fd      int
+	forAny  bool     // it receives queries for any server
 	threads *os.File // /proc/self/task, opened early: stopReading may run without a free file descriptor
 
 	mu       sync.Mutex
@@ -372,6 +389,7 @@ func newSocket(pc net.PacketConn) (*socket, error) {
 	}
 	s := &socket{threads: threads}
 	err = control(conn, func(fd int) (err error) {
+		s.forAny = reportsAsked(fd)
 		s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	})
@@ -398,8 +416,13 @@ func (s *socket) close() error {
 }
 
 // send sends a datagram. On failure the datagram is lost like any other.
-func (s *socket) send(wire []byte, to netip.AddrPort) {
-	_ = unix.Sendto(s.fd, wire, unix.MSG_DONTWAIT, sockaddr(to))
+func (s *socket) send(wire []byte, to peer) {
+	var control info
+	var n int
+	if to.asked.IsValid() {
+		n = control.put(to.asked)
+	}
+	_, _ = unix.SendmsgN(s.fd, wire, control.bytes(n), sockaddr(to.from), unix.MSG_DONTWAIT)
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

@@ -45,7 +45,7 @@ func TestAttackAnswersThatCannotBeSent(t *testing.T) {
 			if i%3 == 0 || i%5 == 0 { // first, last, and adjacent
 				at = nowhere
 			}
-			b.add(fmt.Append(b.replyBuffer(), i), at)
+			b.add(fmt.Append(b.replyBuffer(), i), peer{from: at})
 		}
 		b.flush()
 		buf := make([]byte, udpSize)

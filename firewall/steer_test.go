@@ -109,11 +109,7 @@ func TestPort53GoesToTheGatewayWhateverServerIsAsked(t *testing.T) {
 	w := newWorld(t)
 	a := w.addBox("one", 10)
 	w.apply("one", allow())
-	for _, gw := range []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6} {
-		dns := netip.AddrPortFrom(gw, w.cfg.DNSPort).String()
-		w.serveUDP(w.gateway, dns)
-		w.serveTCP(w.gateway, dns, transparent)
-	}
+	w.serveDNS(true)
 	for _, server := range []string{"10.77.0.1", "8.8.8.8", "169.254.169.254", "203.0.113.1", "fd77::1", "2606:4700::1111", "2001:db8:1::1"} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(server), 53)
 		for _, network := range []string{"udp", "tcp"} {

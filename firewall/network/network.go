@@ -69,6 +69,19 @@ func (a *Addresses) Pool(f Family) netip.Prefix {
 // Gateways returns the gateway's own addresses.
 func (a *Addresses) Gateways() []netip.Addr { return []netip.Addr{a.GatewayV4, a.GatewayV6} }
 
+// LookupAddrs is the number of addresses of [LookupAddr], a power of two.
+const LookupAddrs = 8
+
+// LookupAddr returns the address of the i-th socket for DNS lookups that boxes send to other servers than the gateway, i
+// below [LookupAddrs]. Boxes are divided among the sockets by the end of their addresses. No packet with such a destination
+// comes from a network: the kernel rules assign lookups to these sockets, which is possible only by address and port.
+func LookupAddr(f Family, i int) netip.Addr {
+	if f == V4 {
+		return netip.AddrFrom4([4]byte{127, 83, 53, byte(i)}) // loopback
+	}
+	return netip.AddrFrom16([16]byte{0: 1, 14: 83, 15: byte(i)}) // 100::/64 is discarded (RFC 6666)
+}
+
 // TableName is the nftables table (family inet) that boxgate owns.
 const TableName = "boxgate"
 

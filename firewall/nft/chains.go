@@ -38,6 +38,9 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
 		t.rule(chainShape+suffix(network.V6), "extension header or fragment", hasExtension(h), refuse(name.ReasonProtocol))
 	}
+	for _, f := range network.Families {
+		t.rule(chainShape+suffix(f), "lookups need no entry in the connection table", udp, destPort(53), notrack())
+	}
 }
 
 // checkSource writes the rules that let a box send only from its own addresses.
@@ -65,6 +68,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	known := t.anonymous(nftables.TypeInetProto, bytesOf(unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP,
 		unix.IPPROTO_ICMPV6))
 	t.rule(chain, "", ctState(stateEstablished), jump(chainKnown))
+	t.rule(chain, "DNS, to any server", udp, destPort(53), jumpTo(chainLookup))
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
 		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(name.ReasonProtocol))
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
@@ -73,8 +77,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
 		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
-	t.rule(chain, "DNS, to any server: see chain dns", tcp, destPort(53), jumpTo(chainGateway))
-	t.rule(chain, "", udp, destPort(53), jumpTo(chainLookup))
+	t.rule(chain, "DNS, to any server", tcp, destPort(53), jumpTo(chainLookupTCP))
 	t.judgeOwn(c)
 	local := t.anonymous(nftables.TypeFIBAddr, []nftables.SetElement{{Key: native32(unix.RTN_LOCAL)},
 		{Key: native32(unix.RTN_BROADCAST)}, {Key: native32(unix.RTN_ANYCAST)}})
@@ -123,7 +126,6 @@ func (t *txn) judgeOwn(c *Config) {
 		t.rule(chainJudgeBox, "", ofFamily(f), match{addr(f, false, r1), lookup(set)}, jump(chainOwn))
 		gateway, sink := destIs(own[0]), destIs(own[1])
 		t.rule(chainOwn, "the gateway's DNS", gateway, tcp, destPort(c.DNSPort), jumpTo(chainGateway))
-		t.rule(chainOwn, "", gateway, udp, destPort(c.DNSPort), jumpTo(chainLookup))
 		t.rule(chainOwn, "the explicit proxy", gateway, tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
 		t.rule(chainOwn, "sink: the proxy reads the name; it refuses all but public URLs", sink, tcp, jumpTo(chainProxy))
 		t.rule(chainOwn, "", sink, refuse(name.ReasonNotAllowed))
@@ -134,12 +136,11 @@ func (t *txn) judgeOwn(c *Config) {
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
 	t.rule(chainGateway, "", admit(network.MarkLocal))
-	t.rule(chainLookup, "", jump(chainAdmitNames))
-	t.rule(chainLookup, "", admit(network.MarkLocal))
+	t.writeLookups(c)
 	t.rule(chainProxy, "", jump(chainAdmitOwn))
 	for _, f := range network.Families {
 		t.rule(chainProxy, "the destination is kept; the socket is the proxy's", ofFamily(f), tcp,
-			toSocket(f, c.ProxyPort), admit(network.MarkProxy))
+			toSocket(loopback[f], c.ProxyPort), admit(network.MarkProxy))
 	}
 	t.rule(chainProxy, "the proxy does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
 
@@ -176,12 +177,41 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 
+// writeLookups sends DNS of any server to the gateway's DNS server. UDP has no connection to translate addresses by: for
+// the gateway's own address the port is changed in the packet, and back in the answer (chain answers). Lookups at other
+// servers keep their destination and are assigned to one of several sockets by the box's address; the server sends the
+// answer from the address that was asked.
+func (t *txn) writeLookups(c *Config) {
+	for _, a := range c.Gateways() {
+		t.rule(chainLookup, "the gateway's DNS", destIs(a), setPort(2, c.DNSPort), admit(network.MarkLocal))
+	}
+	for _, f := range network.Families {
+		first := network.LookupAddr(f, 0).AsSlice()
+		mask := make([]byte, len(first))
+		mask[len(mask)-1] = network.LookupAddrs - 1
+		t.rule(chainLookup, "other servers: a socket for each group of boxes", ofFamily(f), udp, match{addr(f, true, r1),
+			&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: uint32(len(mask)), Mask: mask, Xor: first}},
+			assign(f, c.DNSPort), admit(network.MarkProxy))
+	}
+	t.rule(chainLookup, "the gateway does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
+
+	t.rule(chainLookupTCP, "connections that an earlier version translated", destChanged(), jumpTo(chainGateway))
+	t.rule(chainLookupTCP, "", jump(chainAdmitOwn))
+	for _, a := range c.Gateways() {
+		t.rule(chainLookupTCP, "the server that was asked is kept; the socket is the gateway's", ofFamily(network.FamilyOf(a)), tcp,
+			toSocket(a, c.DNSPort), admit(network.MarkProxy))
+	}
+	t.rule(chainLookupTCP, "the gateway does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
+
+	t.rule(chainAnswers, "answers to lookups leave from port 53", toBox(), udp, sourcePort(c.DNSPort), notrack(), setPort(0, 53))
+}
+
 // writeAdmission keeps one box from filling the host's connection table. The limits are separate, so that a box at its
-// limit of connections can still resolve names.
+// limit of forwarded connections reaches the proxy, and the reverse. Lookups over UDP have no entries in that table.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
 	lists, each, rest := divideLimit(c.FlowLimit)
-	for chain, room := range map[string]census{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
+	for chain, room := range map[string]census{chainAdmit: s.forwards, chainAdmitOwn: s.accepts} {
 		var full match
 		if lists > 0 {
 			full = match{meta(expr.MetaKeyIIFNAME), &expr.Numgen{Register: r2, Modulus: lists, Type: unix.NFT_NG_INCREMENTAL},
@@ -236,30 +266,37 @@ func transparentSocket() match {
 	return match{&expr.Socket{Key: expr.SocketKeyTransparent, Register: r1}, eq([]byte{1})}
 }
 
-// toSocket assigns the packet to the listener on loopback, or ends the rule if there is no listener.
-func toSocket(f network.Family, port uint16) match {
-	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if f == network.V6 {
-		loopback = netip.IPv6Loopback()
-	}
+// loopback has the addresses of the transparent proxy.
+var loopback = map[network.Family]netip.Addr{network.V4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), network.V6: netip.IPv6Loopback()}
+
+// toSocket assigns the packet to the gateway's socket at an address, or ends the rule if there is none.
+func toSocket(at netip.Addr, port uint16) match {
+	return append(match{&expr.Immediate{Register: r1, Data: at.AsSlice()}}, assign(network.FamilyOf(at), port)...)
+}
+
+// assign assigns the packet to the gateway's socket at the address in register 1, or ends the rule if there is none.
+func assign(f network.Family, port uint16) match {
 	return match{
-		&expr.Immediate{Register: r1, Data: loopback.AsSlice()},
 		&expr.Immediate{Register: r2, Data: big16(port)},
 		&expr.TProxy{Family: byte(f), TableFamily: byte(nftables.TableFamilyINet), RegAddr: r1, RegPort: r2},
 	}
 }
 
-// writeHooks writes address translation, and a second check that drops packets without a mark of the judge chain.
-func (t *txn) writeHooks(c *Config, s *staticSets) {
-	t.rule(chainDNS, "", fromBox(), marked(network.MarkLocal), jumpTo(chainDNSBox))
-	for _, a := range []netip.Addr{c.GatewayV4, c.GatewayV6} {
-		for _, l4 := range []match{tcp, udp} {
-			t.rule(chainDNSBox, "", ofFamily(network.FamilyOf(a)), l4, destPort(53), match{
-				&expr.Immediate{Register: r1, Data: a.AsSlice()},
-				&expr.Immediate{Register: r2, Data: big16(c.DNSPort)},
-				&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(network.FamilyOf(a)), RegAddrMin: r1, RegProtoMin: r2}})
-		}
+// notrack keeps the packet out of the connection table.
+func notrack() match { return match{&expr.Notrack{}} }
+
+// setPort changes the port of a UDP packet at the offset in its header, and its checksum.
+func setPort(offset uint32, port uint16) match {
+	const checksum = 6
+	return match{
+		&expr.Immediate{Register: r1, Data: big16(port)},
+		&expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: r1, Base: expr.PayloadBaseTransportHeader,
+			Offset: offset, Len: 2, CsumType: expr.CsumTypeInet, CsumOffset: checksum},
 	}
+}
+
+// writeHooks writes the translation of sources, and a second check that drops packets without a mark of the judge chain.
+func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainInput, "", fromBox(), jumpTo(chainInputBox))
 	t.rule(chainInputBox, "", marked(network.MarkProxy), accept())
 	t.rule(chainInputBox, "", notMarked(network.MarkLocal), counted(countUnjudged), drop())
@@ -416,6 +453,11 @@ func port() *expr.Payload {
 }
 
 func destPort(p uint16) match { return match{port(), eq(big16(p))} }
+
+// sourcePort matches the source port of TCP or UDP.
+func sourcePort(p uint16) match {
+	return match{&expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Len: 2}, eq(big16(p))}
+}
 
 // ctState matches if the connection is in one of the states.
 func ctState(states uint32) match {

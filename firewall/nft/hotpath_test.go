@@ -236,7 +236,11 @@ func (m *machine) step(e expr.Any, p *packet) (v expr.Verdict, matches bool) {
 			p.ctMark = readNative32(m.reg(e.Register))
 		}
 	case *expr.Payload:
-		copy(m.reg(e.DestRegister), p.load(e))
+		if e.OperationType == expr.PayloadLoad {
+			copy(m.reg(e.DestRegister), p.load(e))
+		} else if e.Offset == 2 {
+			p.port = binary.BigEndian.Uint16(m.reg(e.SourceRegister))
+		}
 	case *expr.Fib:
 		copy(m.reg(e.Register), p.load(e))
 	case *expr.Exthdr:
@@ -286,7 +290,7 @@ func (m *machine) lookup(e *expr.Lookup) (v expr.Verdict, matches bool) {
 type way struct {
 	name   string
 	packet func(network.Family) packet
-	hooks  [6]string // chains, in order; empty: not passed
+	hooks  [5]string // chains, in order; empty: not passed
 }
 
 // Addresses allowed by the plan, other addresses, and addresses of packets outside.
@@ -294,6 +298,7 @@ var (
 	allowed   = bothFamilies("198.51.100.7", "2001:db8:2::7")
 	elsewhere = bothFamilies("203.0.113.7", "2001:db8:1::7")
 	host      = bothFamilies("203.0.113.1", "2001:db8:1::1")
+	gateway   = bothFamilies("10.77.0.1", "fd77::1")
 )
 
 func bothFamilies(v4, v6 string) map[network.Family]netip.Addr {
@@ -318,18 +323,21 @@ func ways(box *Entry) []way {
 			return packet{family: f, src: own[f], dst: elsewhere[f], proto: unix.IPPROTO_TCP, port: 443, from: box.Link, state: state, ctMark: box.Mark, accepted: accepted}
 		}
 	}
-	query := func(f network.Family) packet {
-		return packet{family: f, src: own[f], dst: elsewhere[f], proto: unix.IPPROTO_UDP, port: 53, from: box.Link, state: stateNew, accepted: true}
+	query := func(server map[network.Family]netip.Addr) func(network.Family) packet {
+		return func(f network.Family) packet {
+			return packet{family: f, src: own[f], dst: server[f], proto: unix.IPPROTO_UDP, port: 53, from: box.Link, state: stateUntracked, accepted: true}
+		}
 	}
-	known := [6]string{chainGuard, chainJudge, "", chainForward, "", chainLeak}
-	first := [6]string{chainGuard, chainJudge, chainDNS, chainForward, chainHide, chainLeak}
+	known := [5]string{chainGuard, chainJudge, chainForward, "", chainLeak}
+	first := [5]string{chainGuard, chainJudge, chainForward, chainHide, chainLeak}
 	return []way{
 		{"forwarded, from the box", out(stateEstablished, box.Mark|network.FlowForwarded), known},
 		{"forwarded, to the box", in, known},
 		{"forwarded, the first of a connection", out(stateNew, 0), first},
-		{"to the proxy", steered(stateEstablished, true), [6]string{chainGuard, chainJudge, "", chainInput}},
-		{"to the proxy, the first of a connection", steered(stateNew, true), [6]string{chainGuard, chainJudge, chainDNS, chainInput}},
-		{"a DNS query from a new port", query, [6]string{chainGuard, chainJudge, chainDNS, chainInput}},
+		{"to the proxy", steered(stateEstablished, true), [5]string{chainGuard, chainJudge, chainInput}},
+		{"to the proxy, the first of a connection", steered(stateNew, true), [5]string{chainGuard, chainJudge, chainInput}},
+		{"a DNS query to the gateway", query(gateway), [5]string{chainGuard, chainJudge, chainInput}},
+		{"a DNS query to another server", query(elsewhere), [5]string{chainGuard, chainJudge, chainInput}},
 	}
 }
 

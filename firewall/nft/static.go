@@ -35,12 +35,11 @@ const (
 	chainPassICMP   = "pass_icmp"
 	chainPing       = "pass_ping"
 	chainGateway    = "to_gateway"
-	chainLookup     = "to_dns"        // over UDP
+	chainLookup     = "to_dns" // over UDP
+	chainLookupTCP  = "to_dns_tcp"
 	chainAdmit      = "admit"         // limits forwarded connections
 	chainAdmitOwn   = "admit_gateway" // limits connections to the gateway
-	chainAdmitNames = "admit_lookup"  // limits DNS lookups over UDP
-	chainDNS        = "dns"
-	chainDNSBox     = "dns_box" // to the gateway, from a box
+	chainAnswers    = "answers"       // output, before conntrack
 	chainInput      = "input"
 	chainInputBox   = "input_box" // from a box
 	chainForward    = "forward"
@@ -95,7 +94,6 @@ type staticSets struct {
 	forwards census                           // forwarded connections
 	notes    *nftables.Set                    // interfaces with forwarded connections
 	accepts  census                           // connections to the gateway
-	lookups  census                           // DNS lookups over UDP
 	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from
 }
 
@@ -138,7 +136,7 @@ func (t *txn) declareSets() *staticSets {
 		t.set(set)
 	}
 	s.pings, s.sent, s.most = t.meter("pings"), t.meter(sentSet), t.meter(mostSet)
-	s.forwards, s.accepts, s.lookups, s.notes = t.census("forwards"), t.census("accepts"), t.census("lookups"), t.set(notesSet())
+	s.forwards, s.accepts, s.notes = t.census("forwards"), t.census("accepts"), t.set(notesSet())
 	return s
 }
 
@@ -191,7 +189,7 @@ func (t *txn) declareCounters() {
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainSource, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
-		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainLookup, chainAdmit, chainAdmitOwn, chainAdmitNames, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
+		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainLookup, chainLookupTCP, chainAdmit, chainAdmitOwn, chainInputBox, chainForwardOut, chainForwardIn,
 		chainHideBox, chainClosed, chainReject} {
 		t.chain(name)
 	}
@@ -205,7 +203,7 @@ func (t *txn) declareChains() {
 	// Before defragmentation (-400): fragments are refused as fragments, and never fill the host's reassembly memory.
 	t.hook(chainGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityConntrackDefrag-50)
 	t.hook(chainJudge, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle)
-	t.hook(chainDNS, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest)
+	t.hook(chainAnswers, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw)
 	t.hook(chainInput, nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityFilter)
 	t.hook(chainForward, nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter)
 	t.hook(chainHide, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)

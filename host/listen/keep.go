@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/firewall/network"
 	"boxgate/host/systemd"
 )
 
@@ -57,6 +58,13 @@ func isConfigured(cfg config.Config, a config.Addresses, name string) bool {
 		explicit := explicitKey + " " + netip.AddrPortFrom(g, ExplicitPort).String()
 		if name == explicit || name == dnsName(g) || strings.HasPrefix(name, udpPrefix(g)) {
 			return true
+		}
+	}
+	for _, f := range network.Families {
+		for i := range network.LookupAddrs {
+			if strings.HasPrefix(name, udpPrefix(network.LookupAddr(f, i))) {
+				return true
+			}
 		}
 	}
 	return name == proxyName(loopback[0]) || name == proxyName(loopback[1])

@@ -18,7 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/dns"
 	"boxgate/firewall"
+	"boxgate/firewall/network"
 	"boxgate/host/netns"
 	"boxgate/host/nslock"
 	"boxgate/proxy"
@@ -409,7 +411,12 @@ func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, erro
 			port, err = checkPort(port, ln)
 		}
 		if err == nil {
-			err = l.openUDP(ctx, netip.AddrPortFrom(a, port))
+			err = l.openUDP(netip.AddrPortFrom(a, port), func(at netip.AddrPort) ([]net.PacketConn, error) {
+				return dns.ListenUDP(ctx, gatewaySocket, at)
+			})
+		}
+		if err == nil {
+			err = l.openLookups(ctx, network.FamilyOf(a), port)
 		}
 		if err != nil {
 			rollback()

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/dns"
+	"boxgate/firewall/network"
 	"boxgate/host/handover"
 )
 
@@ -75,8 +76,8 @@ func (l *Sockets) openListener(name string, listen func() (net.Listener, error))
 	return ln, nil
 }
 
-// openUDP opens the sockets that share the queries to one address, or takes inherited ones.
-func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
+// openUDP opens the sockets that receive the queries to one address, or takes inherited ones.
+func (l *Sockets) openUDP(at netip.AddrPort, listen func(at netip.AddrPort) ([]net.PacketConn, error)) error {
 	name := func(i int) string { return udpName(at.Addr(), i) }
 	had := len(l.DNSUDP)
 	for i := 0; l.inherited[name(i)] != nil; i++ {
@@ -90,7 +91,7 @@ func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 	if len(l.DNSUDP) > had {
 		return nil
 	}
-	pcs, err := dns.ListenUDP(ctx, gatewaySocket, at)
+	pcs, err := listen(at)
 	if err != nil {
 		return err
 	}
@@ -105,6 +106,20 @@ func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 			return err
 		}
 		l.addUDP(name(i), UDPSocket{pc, f})
+	}
+	return nil
+}
+
+// openLookups opens the sockets that receive the queries to other servers, or takes inherited ones.
+func (l *Sockets) openLookups(ctx context.Context, f network.Family, port uint16) error {
+	for i := range network.LookupAddrs {
+		err := l.openUDP(netip.AddrPortFrom(network.LookupAddr(f, i), port), func(at netip.AddrPort) ([]net.PacketConn, error) {
+			pc, err := dns.ListenUDPForAny(ctx, gatewaySocket, at)
+			return []net.PacketConn{pc}, err
+		})
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

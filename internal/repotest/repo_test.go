@@ -220,7 +220,7 @@ host/approvals: policy api api/change audit boundary host/change host/state inte
 host/authlimit: internal/socket quota
 host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store
 host/lease: internal/fault store
-host/listen: config dns firewall host/netns host/handover host/nslock host/systemd proxy selftest
+host/listen: config dns firewall firewall/network host/netns host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
 host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
