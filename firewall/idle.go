@@ -34,8 +34,8 @@ func (f *Firewall) findOwners() {
 	}
 }
 
-// cutLookups cuts DNS lookups that were redirected to the port of an earlier run, after installing the rules that redirect
-// to this run's port.
+// cutLookups cuts DNS lookups that an earlier version translated to another port than this run's, after installing the rules
+// of this run. This version translates none.
 func (f *Firewall) cutLookups() {
 	if err := f.flows.CutLookups([]netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6}, f.cfg.DNSPort); err != nil {
 		f.cfg.Log.Warn("firewall: the connection table cannot be read; for some minutes, lookups of names from ports that boxes use again may fail", zap.Error(err))

@@ -187,6 +187,9 @@ func flood(g guest) *steady {
 	s := &steady{stop: make(chan struct{})}
 	s.box(g, "DNS over UDP", "getent ahosts api.example.com")
 	s.box(g, "DNS over TCP", "RES_OPTIONS=use-vc getent ahosts api.example.com")
+	s.box(g, "DNS of another server", `bash -c 'exec 3<>/dev/udp/8.8.8.8/53
+		printf "\0\1\1\0\0\1\0\0\0\0\0\0\3api\7example\3com\0\0\1\0\1" >&3
+		test $(timeout 60 head -c 12 <&3 | wc -c) = 12'`)
 	s.box(g, "a spliced connection", "curl -sSk --max-time 60 -o /dev/null https://www.example.com/")
 	s.box(g, "an intercepted connection", "curl -sSk --max-time 60 -o /dev/null https://api.example.com/")
 	return s
