@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,35 +17,33 @@ func TestAnswersLeaveFromTheAddressThatWasAsked(t *testing.T) {
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{})
 	b.boxes = anyBox{b.box}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	defer func() {
-		cancel()
-		for range 2 {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-	}()
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer cancel()
 	for any, asked := range map[string][]string{"0.0.0.0:0": {"127.0.0.1", "127.0.0.77", "127.83.53.1"}, "[::]:0": {"::1"}} {
 		pc, err := ListenUDPForAny(t.Context(), net.ListenConfig{}, netip.MustParseAddrPort(any))
 		if err != nil {
 			t.Fatal(err)
 		}
 		port := pc.LocalAddr().(*net.UDPAddr).AddrPort().Port()
-		go func() { done <- b.ServeUDP(ctx, pc) }()
+		serving.Go(func() {
+			if err := b.ServeUDP(ctx, pc); err != nil {
+				t.Error(err)
+			}
+		})
 		for _, at := range asked {
 			for _, host := range []string{"a.example.com", "a.example.com", "denied.example.net"} {
 				conn, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr(at), port).String())
 				if err != nil {
 					t.Fatal(err)
 				}
-				_ = conn.SetDeadline(time.Now().Add(time.Minute))
+				_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 				co := &mdns.Conn{Conn: conn}
 				if err := co.WriteMsg(newQuery(host, mdns.TypeA)); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := co.ReadMsg(); err != nil {
-					t.Errorf("%s asked at %s: %v", host, at, err)
+					t.Fatalf("%s asked at %s: %v", host, at, err)
 				}
 				_ = conn.Close()
 			}
