@@ -73,6 +73,8 @@ type Network struct {
 	ProtectedExempt []string `yaml:"protected_exempt"`
 	ForwardExempt   []string `yaml:"forward_exempt"`
 	Sources         []string `yaml:"sources"`
+	// Services are hosts and boxes that policies may list by name.
+	Services Services `yaml:"services,omitempty"`
 }
 
 // DNS has the upstream DNS servers.
@@ -358,7 +360,7 @@ func setFromText(field reflect.Value, value string) error {
 		for _, directory := range splitList(value) {
 			*target = append(*target, Issuer{Directory: directory})
 		}
-	case *Domains, *AttachRules:
+	case *Domains, *AttachRules, *Services:
 		return errors.New("set it in the configuration file: it cannot be set by a variable")
 	case *map[string]string:
 		m := map[string]string{}
@@ -427,6 +429,7 @@ func (c *Config) validate() error {
 	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)
 	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
 	c.Network.checkSources(fail)
+	c.checkServices(fail)
 	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MaxBoxMetrics {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MaxBoxMetrics)
 	}

@@ -42,7 +42,7 @@ type Config struct {
 	// certificate must carry. Ports default to 53 and 853.
 	Upstreams      []string
 	SinkV4, SinkV6 netip.Addr // answered for denied names and for names of public URLs
-	// IsURL reports whether a name currently is a public URL of this gateway, which is answered with the sink. nil: no
+	// IsURL reports whether a name currently is a public URL of this gateway or may be a service, which is answered with the sink. nil: no
 	// name is.
 	IsURL func(name.Name) bool
 	// IsInside reports whether a name is the gateway's endpoint for a box. It is answered with the sink under every policy. nil: no

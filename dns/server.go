@@ -116,7 +116,7 @@ func newServer(c Config, up exchanger) *Server {
 //  2. The query is parsed.
 //  3. An unknown box, a box over its limits, and queries that boxes may not send are refused.
 //  4. The policy decides on the name. A denied name gets the sink or an empty answer and is not sent upstream.
-//  5. A public URL of this gateway is answered with the sink, which leads to it through the proxy, and is not sent upstream.
+//  5. A public URL of this gateway, or a service of the operator, is answered with the sink, which leads to it through the proxy, and is not sent upstream.
 //  6. The name is resolved from the cache or upstream; the policy decides on each name of a CNAME chain before it is looked up.
 //  7. The policy, as it is then, decides on each address.
 //  8. The allowed addresses are granted to the box, then sent.
@@ -181,6 +181,9 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 		return s.deny(pol, box, name, q, ev)
 	}
 	if d.Allowed() && (s.isURL(name) || pol.ResolvedThere(name)) {
+		if name.IsService() {
+			s.usages.usageOf(box).sinkTracker.recordName(name, time.Now())
+		}
 		return s.url(q, ev)
 	}
 	res, err := s.resolve(ctx, box, name, q.qtype)

@@ -42,6 +42,7 @@ import (
 	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
+	hostservices "boxgate/host/services"
 	"boxgate/host/share"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
@@ -153,6 +154,7 @@ type parts struct {
 	inside     *inside // endpoint for boxes
 	reach      *boxdial.Boxes
 	visits     *usage.Visits
+	forBoxes   *hostservices.Services // of the operator
 	minter     *certs.Minter
 	history    *history.History
 	roots      *x509.CertPool // trusted for upstream servers

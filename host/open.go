@@ -155,7 +155,7 @@ func (o *opening) openRules(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
-	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources)
+	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources).WithServices(p.forBoxes)
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}

@@ -22,6 +22,7 @@ import (
 	"boxgate/dns"
 	"boxgate/host/approvals"
 	"boxgate/host/enforce"
+	hostservices "boxgate/host/services"
 	"boxgate/host/share"
 	"boxgate/host/urls"
 	"boxgate/launcher"
@@ -59,9 +60,14 @@ func (p *parts) openEgress(context.Context) error {
 	p.urlTable = urls.NewTable(signIn.Hostname())
 	p.ownURLs = urls.NewOwnURLs(domain, p.listeners.PortOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
 	p.inside = &inside{}
+	if p.forBoxes, err = hostservices.New(hostservices.Config{
+		Services: p.cfg.Network.Services, Boxes: p.boxes, Visits: p.visits, Reach: p.reach, Gateway: p.listeners.Bound(),
+	}); err != nil {
+		return err
+	}
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		IsURL: p.ownURLs.Named, IsInside: p.inside.Serves, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+		IsURL: func(n name.Name) bool { return n.IsService() || p.ownURLs.Named(n) }, IsInside: p.inside.Serves, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
@@ -75,7 +81,7 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.minter = &certs.Minter{HostDomains: []name.Name{domain}}
 	egress := proxy.Config{
-		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
+		Boxes: p.connected, Resolver: hostservices.Resolver{Resolver: p.dns, Services: p.forBoxes}, Services: p.forBoxes, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},
 		Own:      []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 		Host:     p.minter.HostDomains,

@@ -47,7 +47,7 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	parsed = parsed.under(ruleCeiling + ": ")
 	parsed.denied = parsed.deniedRanges(spec, MaxEntries, &ps) // with the new texts
 	c := build(spec, parsed, nil, 0)
-	c.protected = &name.Protected{} // the policies of boxes deny protected ranges
+	c.bounds, c.protected = true, &name.Protected{} // the policies of boxes deny protected ranges
 	c.plan = c.newKernelPlan(parsed)
 	return &Ceiling{c, c.domains.indexBelow()}, nil
 }

@@ -40,6 +40,9 @@ type Compiled struct {
 	lacks      lacks          // of the source
 	auditing   *auditing      // nil: the policy is enforced
 	byName     bool           // destinations in no list are dialled by their name, if they have one
+	services   Services       // of the operator; nil: there are none
+	named      []name.Name    // services that the policy lists
+	bounds     bool           // a ceiling, which does not decide whether a service exists
 }
 
 // Options are the inputs of [Compile] in addition to the [Spec]. The zero value has no header rules and protects every
@@ -53,6 +56,7 @@ type Options struct {
 	Source    Source                  // source addresses of all traffic; zero: chosen by the host
 	Unusable  func(netip.Addr) string // returns why an address of Source cannot be used now, or ""; nil: no address can be used
 	Withheld  Withheld                // denies everything for now; zero: no restriction
+	Services  Services                // services of the operator; nil: there are none
 	// Audit lets all traffic pass that the policy refuses, except for denied lists, protected ranges and the ceiling; without
 	// credentials of the gateway, and with reason [name.ReasonWouldDeny].
 	Audit bool
@@ -80,6 +84,7 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	c.plan = c.newKernelPlan(parsed)
 	c.setUpstream(spec.UpstreamProxy)
 	c.warnings = c.newWarnings(parsed, o.Headers)
+	c.setServices(o.Services, parsed)
 	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.OnConnections().Redirect != nil }) {
 		c.forwarding = c.newReach(o.Protected.Forwarding())
 	}

@@ -194,7 +194,7 @@ const (
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. They must also be allowed by the
 // operator's ceiling, have a source address (see [Options.Source]), and not be withheld (see [Options.Withheld]). While the policy
 // is audited (see [Options.Audit]), most denied traffic is allowed with reason would_deny, and its rule is allocated.
-// A nil or zero policy denies.
+// A nil or zero policy denies. Names of services are decided by decideService instead of 1 to 6.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
 		return Decision{Reason: name.ReasonNoPolicy}
@@ -229,6 +229,9 @@ func (c *Compiled) decide(r Request) Decision {
 }
 
 func (c *Compiled) decideDestination(r Request) Decision {
+	if r.Name.IsService() {
+		return c.decideService(r)
+	}
 	addr := name.CanonicalAddr(r.Addr)
 	hasAddr := addr.IsValid()
 	if hasAddr {

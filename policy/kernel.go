@@ -80,6 +80,9 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	plan.SteerOther.Add(name.HTTPPort)
 	plan.SteerOther.Add(name.HTTPSPort)
 	for _, d := range parsed.allowedDomains {
+		if d.pattern.IsService() { // reached at the sink
+			continue
+		}
 		plan.SteerOther.Add(d.pattern.Port())
 		if d.pattern.Port() == 0 || d.pattern.Port() == portQUIC {
 			plan.rejectQUIC(portQUIC)

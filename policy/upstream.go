@@ -268,21 +268,24 @@ func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 
 // ResolvedThere reports whether an upstream proxy resolves a name, so that the gateway does not.
 func (c *Compiled) ResolvedThere(n name.Name) bool {
-	return c != nil && c.upstream != nil && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
+	return c != nil && c.upstream != nil && !n.IsService() && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
 }
 
 // by adds the upstream proxy and the source to a route that lets bytes pass. It refuses connections whose proxy or source would change. A name
-// that a client only claims for an address is not an exception from the proxy.
+// that a client only claims for an address is not an exception from the proxy. A service is connected to without either.
 func (q *question) by(rt *Route) {
-	p, r := q.upstream, &rt.Request
+	p, from, r := q.upstream, q.source, &rt.Request
+	if r.Name.IsService() { // inside the host's network
+		p, from = nil, Source{}
+	}
 	if p != nil && (rt.ByName && p.exceptsName(r.Name, r.Port) || !rt.ByName && p.exceptsAddr(r.Addr)) {
 		p = nil
 	}
-	if q.e.Settled && (q.e.By != p.Key() || q.e.From != q.source) {
+	if q.e.Settled && (q.e.By != p.Key() || q.e.From != from) {
 		*rt = q.refuse(*r, name.ReasonPolicyChanged, NeedNothing)
 		return
 	}
-	rt.Upstream, rt.From = p, q.source
+	rt.Upstream, rt.From = p, from
 	rt.There = p != nil && rt.ByName && p.resolves(r.Name, r.Port) && (rt.Action == Broker || !q.isUnread())
 }
 

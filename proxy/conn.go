@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"boxgate/audit"
@@ -374,7 +375,21 @@ func (c *conn) evidence(f peek.First) (policy.Request, policy.Evidence) {
 	if c.bound.IsZero() && r.Addr.IsValid() && !begunTLS {
 		e.Told = c.p.cfg.Resolver.GrantedNames(c.box.ID, r.Addr)
 	}
+	if c.bound.IsZero() && c.sink.IsValid() && !begunTLS {
+		e.Told = c.services()
+	}
 	return r, e
+}
+
+// services returns the service that a connection to the sink without a name is for: the only one on its port that the policy allows, or
+// the one of several that DNS answered last.
+func (c *conn) services() []name.Name {
+	possible := c.box.Policy.Load().ServicesOn(c.port)
+	if len(possible) < 2 {
+		return possible
+	}
+	told := c.p.cfg.Resolver.GrantedNames(c.box.ID, c.sink)
+	return slices.DeleteFunc(possible, func(n name.Name) bool { return !slices.Contains(told, n) })
 }
 
 // seen returns the part of the evidence that other policies need for a decision about the same connection.

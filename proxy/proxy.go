@@ -84,6 +84,7 @@ type Config struct {
 	Host     []name.Name      // domains of the gateway's host, including its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	Inside   exchange.Inside  // endpoint of the gateway for boxes; nil: none
+	Services Services         // services of the operator; nil: there are none
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
 	// OriginalDst returns the original destination of a transparently accepted connection. nil: its local address, for
@@ -142,6 +143,10 @@ func (c *Config) setDefaults() {
 	}
 }
 
+// Services connects to the services that the operator opens to boxes by name. Names are judged like all others; the [Resolver] returns
+// their addresses.
+type Services = origin.Services
+
 // Proxy is the egress proxy. Only [New] makes one. Safe for concurrent use.
 type Proxy struct {
 	cfg     Config
@@ -192,6 +197,7 @@ func New(cfg Config) (*Proxy, error) {
 				return v, used.Revoked, err
 			},
 			Panicked:  func(box policy.BoxID, v any) { recovery.Log(p.cfg.Log, "panic in connecting to a server", box, v) },
+			Services:  p.cfg.Services,
 			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams, MaxExtra: p.cfg.MaxExtraAttempts,
 		}),
 	}

@@ -42,7 +42,8 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.refuseFailed(f.Kind, err)
 		return
 	}
-	if len(addrs) == 1 && rt.Action == policy.Splice && rt.Upstream == nil && c.startTunnel(f, rt, addrs[0], deadline) {
+	alone := len(addrs) == 1 && rt.Action == policy.Splice && rt.Upstream == nil && !rt.Request.Name.IsService()
+	if alone && c.startTunnel(f, rt, addrs[0], deadline) {
 		return
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, deadline)

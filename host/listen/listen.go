@@ -488,6 +488,16 @@ func (l *Sockets) PortOfHTTP() uint16 {
 	return PortOf(l.HTTP)
 }
 
+// Bound returns the addresses of all IP sockets of the gateway.
+func (l *Sockets) Bound() (list []netip.AddrPort) {
+	for _, p := range l.passable {
+		if at := boundTo(p.conn); at.IsValid() {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
 // ClosedToBoxes returns the ports of the gateway that boxes must not reach.
 func (l *Sockets) ClosedToBoxes() []selftest.Port {
 	var ports []selftest.Port

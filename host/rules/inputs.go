@@ -30,6 +30,7 @@ type inputs struct {
 	upstream  *policy.HostUpstream
 	source    policy.Source           // source addresses of its connections
 	unusable  func(netip.Addr) string // why an address cannot be used as source now; "" if it can
+	services  policy.Services         // nil: no services
 }
 
 // errNoTokenKey refuses to compile placeholders without a key: every box would have the same tokens, or empty ones.
@@ -42,7 +43,7 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	}
 	o := policy.Options{
 		Version: in.version, Headers: policy.WithTokens(in.rules(), in.tokens), Protected: in.protected, Ceiling: in.ceiling,
-		Upstream: in.upstream, Source: in.source, Unusable: in.unusable,
+		Upstream: in.upstream, Source: in.source, Unusable: in.unusable, Services: in.services,
 	}
 	if in.spent {
 		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
@@ -97,6 +98,7 @@ type Shared struct {
 	ceiling  *policy.Ceiling      // from the configuration
 	upstream *policy.HostUpstream // from the configuration
 	sources  []netip.Addr         // network.sources of the configuration
+	services policy.Services      // network.services of the configuration; nil: no services
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
 
@@ -110,6 +112,12 @@ type Shared struct {
 // they are set.
 func NewShared(ceiling *policy.Ceiling, upstream *policy.HostUpstream, sources []netip.Addr) *Shared {
 	return &Shared{ceiling: ceiling, upstream: upstream, sources: sources}
+}
+
+// WithServices sets the services that policies can list, and returns s. It must not be called once s is in use.
+func (s *Shared) WithServices(services policy.Services) *Shared {
+	s.services = services
+	return s
 }
 
 // Compile compiles a box's current policy. The caller holds the lock of b.
@@ -154,6 +162,7 @@ func (s *Shared) sharedInputs() inputs {
 	defer s.mu.Unlock()
 	return inputs{
 		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.hostAddresses),
+		services: s.services,
 	}
 }
 

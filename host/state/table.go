@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -70,6 +71,22 @@ func (t *Table) NameOf(id policy.BoxID) (name string, known bool) {
 		return "", false
 	}
 	return b.Name, true
+}
+
+// Named returns the ID and the IPv4 address of the connected box with a name, or with an ID.
+func (t *Table) Named(nameOrID string) (policy.BoxID, netip.Addr, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.byID[policy.BoxID(nameOrID)]
+	for _, other := range t.byID {
+		if b == nil && nameOrID != "" && other.Name == nameOrID {
+			b = other
+		}
+	}
+	if b == nil || !b.Connected() {
+		return "", netip.Addr{}, false
+	}
+	return b.ID, b.V4, true
 }
 
 // Has reports whether a box exists.

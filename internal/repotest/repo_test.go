@@ -226,6 +226,7 @@ host/boxdial: policy launcher/namespace
 host/records: api audit config internal/buildinfo quota store observe policy
 host/rules: policy rule/header api api/change audit boundary config firewall host/netns host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store observe/replay policy/authority observe store/history quota
 host/schedule: policy api api/history api/problem api/schedules host/change host/webhook host/keys host/state internal/fault internal/required proxy quota store
+host/services: policy config firewall/namespace host/boxdial proxy/route
 host/share: config host/authlimit internal/memory preflight proxy quota
 host/snapshots: policy internal/fault launcher store
 host/state: policy api host/idle host/sandboxns launcher store

@@ -75,7 +75,7 @@ func (e Entry) isSame(o Entry) bool { return e.covers(o) && o.covers(e) }
 func (e Entry) coveredBy(list []string) string {
 	i := slices.IndexFunc(list, func(s string) bool {
 		other, ok := listed(s)
-		return ok && other.covers(e)
+		return ok && other.covers(e) && (!e.pattern.IsService() || !other.pattern.IsWildcard()) // which opens no service
 	})
 	if i < 0 {
 		return ""
@@ -123,6 +123,9 @@ func unchanged(s policy.Spec, format string, args ...any) Change {
 // Denied entries win, so the error names a remaining one that covers the entry. With precedence: specific only one of the same length
 // or longer wins, and the entry is added also if an allowed entry covers it but loses to a denied one. The argument is not modified.
 func Allow(s policy.Spec, e Entry) (Change, error) {
+	if e.pattern.IsService() && s.DefaultAllow() {
+		return Change{}, fmt.Errorf("%s is opened by an entry of allowed_domains only, and the policy has no such list; nothing was changed. Use mode custom with allowed_domains: [\"*\", %q]", e, e.text)
+	}
 	switch s.Mode {
 	case policy.ModeAllowAll:
 		return unchanged(s, "the mode allow-all allows it already"), nil

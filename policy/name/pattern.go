@@ -21,7 +21,8 @@ const (
 	HTTPPort  = 80
 )
 
-// ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error contains the corrected form if it
+// ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port", or "service:{name}" for the host name of a service
+// ([ParseService]). The error contains the corrected form if it
 // is obvious.
 func ParsePattern(s string) (Pattern, error) {
 	p, flaw := parsePattern(s)
@@ -36,6 +37,11 @@ func parsePattern(s string) (p Pattern, flaw string) {
 		return Pattern{}, shapeFlaw(s)
 	}
 	host, port, found := strings.Cut(s, ":")
+	if label, isService := strings.CutPrefix(s, servicePrefix); isService && label != "" && 'a' <= label[0] && label[0] <= 'z' {
+		p.ok = true
+		p.name, flaw = parseService(label)
+		return p, flaw
+	}
 	if found {
 		if p.port, flaw = parsePort(port); flaw != "" {
 			return Pattern{}, flaw

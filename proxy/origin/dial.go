@@ -36,9 +36,10 @@ type Config struct {
 	Credential func(ctx context.Context, secret string) (value name.Secret, revoked func() bool, err error)
 	// Panicked logs a panic while connecting to a server. It is called on the stack of the panic; it may be nil.
 	Panicked  func(policy.BoxID, any)
-	MaxPerBox int // connections of a box, in use or idle
-	MaxAll    int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
-	MaxExtra  int // parallel attempts of all boxes in addition to the first of each connection
+	Services  Services // of the operator; nil: there are none
+	MaxPerBox int      // connections of a box, in use or idle
+	MaxAll    int      // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
+	MaxExtra  int      // parallel attempts of all boxes in addition to the first of each connection
 }
 
 // Origins makes connections to origin servers and pools them per box: no box can affect the connections of another. Create
@@ -187,6 +188,25 @@ func (p *Origins) addresses(ctx context.Context, box *policy.Box, d Target) ([]n
 	return route.Interleave(addrs, orig.Is6()), nil
 }
 
+// Services connects to the services that the operator opens to boxes by name. Safe for concurrent use.
+type Services interface {
+	// IsGateway reports whether a connection to an address would reach a socket of the gateway.
+	IsGateway(netip.AddrPort) bool
+	// DialBox connects to a service in a box at the address that it has now. ok is false for a service outside of boxes.
+	DialBox(ctx context.Context, service name.Name, at netip.AddrPort) (conn net.Conn, ok bool, err error)
+}
+
+// judgeService refuses services at the gateway's own sockets, which the configuration cannot open.
+func (p *Origins) judgeService(d Target, a netip.Addr) error {
+	if !d.Request.Name.IsService() {
+		return nil
+	}
+	if p.cfg.Services == nil || p.cfg.Services.IsGateway(netip.AddrPortFrom(a, d.Asked.Port)) {
+		return policy.Decision{Reason: name.ReasonHostPort, Version: d.Decision.Version}.Err(d.dialling(a))
+	}
+	return nil
+}
+
 // judgeDial asks the current policy whether an address may be dialled. Addresses of the gateway itself and the sink are
 // always refused.
 func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a netip.Addr) error {
@@ -201,7 +221,7 @@ func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a ne
 	if why := was.OverruledBy(d.Route); why != nil {
 		return why
 	}
-	return nil
+	return p.judgeService(d, a)
 }
 
 // dialling returns the policy request for one address of the target.
@@ -224,6 +244,16 @@ func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a net
 	from, ok := d.From.For(a)
 	if !ok {
 		return nil, d.sourceless(errNoSource)
+	}
+	if d.Request.Name.IsService() && p.cfg.Services != nil {
+		if err := p.judgeDial(ctx, box, d, a); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		if conn, ok, err := p.cfg.Services.DialBox(ctx, d.Request.Name, netip.AddrPortFrom(a, d.Asked.Port)); ok {
+			return conn, err
+		}
 	}
 	var unbound error
 	dialer := net.Dialer{
