@@ -222,6 +222,30 @@ type sinkTracker struct {
 	name    name.Name
 	at      time.Time
 	otherAt time.Time // when the box last received it for another name
+
+	services []name.Name // that the box has received it for, the latest first
+}
+
+// maxSinkServices is the number of services that are remembered for a box.
+const maxSinkServices = 16
+
+// recordService records that the box received the sink for a service.
+func (s *sinkTracker) recordService(n name.Name) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rest := slices.DeleteFunc(s.services, func(o name.Name) bool { return o == n })
+	s.services = slices.Insert(rest[:min(len(rest), maxSinkServices-1)], 0, n)
+}
+
+// names returns the denied name, the zero name if there were several, and the services.
+func (s *sinkTracker) names(now time.Time) []name.Name {
+	names := s.onlyName(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if names == nil && !s.name.IsZero() && now.Sub(s.at) <= sinkGrace {
+		names = []name.Name{{}}
+	}
+	return append(names, s.services...)
 }
 
 // recordName records that the box received the sink for a name.
@@ -244,10 +268,10 @@ func (s *sinkTracker) onlyName(now time.Time) []name.Name {
 	return []name.Name{s.name}
 }
 
-// sinkNames returns the name that was answered to a box with the sink within sinkGrace, if there is only one.
+// sinkNames returns the names that a connection of a box to the sink may be for: see [sinkTracker.names].
 func (s *Server) sinkNames(box policy.BoxID, now time.Time) []name.Name {
 	if v, ok := s.usages.known.Load(box); ok {
-		return v.(*usage).sinkTracker.onlyName(now)
+		return v.(*usage).sinkTracker.names(now)
 	}
 	return nil
 }

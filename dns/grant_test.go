@@ -252,3 +252,40 @@ func TestSinkIsNamed(t *testing.T) {
 		t.Errorf("of another box it is for %v", got)
 	}
 }
+
+// A connection to the sink is for a service only if it cannot be for a denied name, and services do not hide one another.
+func TestSinkNamesOfServices(t *testing.T) {
+	parse := func(s string) name.Name {
+		n, err := name.Parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var s sinkTracker
+	now := time.Now()
+	db, cache := parse("db.service.boxgate.internal"), parse("cache.service.boxgate.internal")
+	s.recordService(db)
+	s.recordService(cache)
+	s.recordService(db)
+	if got := s.names(now); !slices.Equal(got, []name.Name{db, cache}) {
+		t.Errorf("after services: %v", got)
+	}
+	s.recordName(parse("denied.example"), now)
+	if got := s.names(now); !slices.Equal(got, []name.Name{parse("denied.example"), db, cache}) {
+		t.Errorf("after a denied name: %v", got)
+	}
+	s.recordName(parse("other.example"), now)
+	if got := s.names(now); !slices.Equal(got, []name.Name{{}, db, cache}) {
+		t.Errorf("after two denied names: %v", got)
+	}
+	if got := s.names(now.Add(sinkGrace + time.Second)); !slices.Equal(got, []name.Name{db, cache}) {
+		t.Errorf("some time after denied names: %v", got)
+	}
+	for i := range 2 * maxSinkServices {
+		s.recordService(parse(string(rune('a'+i%26)) + string(rune('a'+i/26)) + ".service.boxgate.internal"))
+	}
+	if got := len(s.names(now.Add(time.Minute))); got != maxSinkServices {
+		t.Errorf("%d services are remembered", got)
+	}
+}

@@ -182,7 +182,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	}
 	if d.Allowed() && (s.isURL(name) || pol.ResolvedThere(name)) {
 		if name.IsService() {
-			s.usages.usageOf(box).sinkTracker.recordName(name, time.Now())
+			s.usages.usageOf(box).sinkTracker.recordService(name)
 		}
 		return s.url(q, ev)
 	}
@@ -291,7 +291,8 @@ func (s *Server) RetainGrant(box policy.BoxID, n name.Name, a netip.Addr) (relea
 }
 
 // GrantedNames returns the names that were answered to the box with the address a, the latest first, without expired grants.
-// For the sink it returns the name that was answered with the sink within the last seconds, if there is only one.
+// For the sink it returns the name that was denied within the last seconds, or the zero name if there were several, and then the services
+// that were answered with the sink, the latest first.
 func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 	if s.isSink(a) {
 		return s.sinkNames(box, time.Now())

@@ -100,7 +100,7 @@ func (d *domains) listed(n name.Name, port uint16) (rule string, ok bool) {
 	return node.own.allowed.find(port)
 }
 
-// ServicesOn returns the names of the services on a port that the policy allows. All of them are reached at one address of the gateway, so
+// ServicesOn returns the names of the services on a port, 0 for every port, that the policy allows. All of them are reached at one address of the gateway, so
 // that a connection whose protocol has no host names is for the service with its port.
 func (c *Compiled) ServicesOn(port uint16) (names []name.Name) {
 	if c == nil {

@@ -382,14 +382,23 @@ func (c *conn) evidence(f peek.First) (policy.Request, policy.Evidence) {
 }
 
 // services returns the service that a connection to the sink without a name is for: the only one on its port that the policy allows, or
-// the one of several that DNS answered last.
+// the one of several that DNS answered last. While the connection may be for a denied name, which has the same address, it is for no
+// service.
 func (c *conn) services() []name.Name {
-	possible := c.box.Policy.Load().ServicesOn(c.port)
+	pol, told := c.box.Policy.Load(), c.p.cfg.Resolver.GrantedNames(c.box.ID, c.sink)
+	if len(told) > 0 && !slices.Contains(pol.ServicesOn(0), told[0]) {
+		return nil
+	}
+	possible := pol.ServicesOn(c.port)
 	if len(possible) < 2 {
 		return possible
 	}
-	told := c.p.cfg.Resolver.GrantedNames(c.box.ID, c.sink)
-	return slices.DeleteFunc(possible, func(n name.Name) bool { return !slices.Contains(told, n) })
+	for _, n := range told {
+		if slices.Contains(possible, n) {
+			return []name.Name{n}
+		}
+	}
+	return nil
 }
 
 // seen returns the part of the evidence that other policies need for a decision about the same connection.
