@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/e2e/harness"
-	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -29,7 +28,7 @@ var open = []string{"--policy", "allow-all"}
 // TestAttackRunIsLeft: by other namespaces, links, raw packets, setuid programs and protocols.
 func TestAttackRunIsLeft(t *testing.T) {
 	t.Parallel()
-	w := &world{harness.NewStopped(t, lab.Options{Net: testnet.Options{Capture: true}})}
+	w := &world{harness.SharedStopped(t, testnet.Options{Capture: true})}
 	www := w.V4("www.example.com")
 	port := w.servePort()
 	id, err := os.ReadFile("/usr/bin/id")

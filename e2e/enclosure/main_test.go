@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"boxgate/e2e/harness"
-	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
 )
 
 func TestMain(m *testing.M) { harness.Main(m) }
@@ -21,7 +21,7 @@ type world struct{ *harness.World }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	return &world{harness.NewStopped(t, lab.Options{})}
+	return &world{harness.SharedStopped(t, testnet.Options{})}
 }
 
 // user is the user who calls sudo. It is in no database.

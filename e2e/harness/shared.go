@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,37 +16,88 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/config"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
 // Shared returns the world of a lab with the default configuration that other tests of the package also use. A test
 // uses the lab exclusively: parallel tests are in different labs, and the next test finds no boxes, no records of the
-// internet and an empty log. At the end of the test its boxes and snapshots are deleted. If anything else has changed,
-// such as the gateway's configuration, its settings, the kernel's rules or the names of the internet, the lab is closed
-// instead of reused. A restart of the gateway is allowed. State in the gateway's memory remains, such as metrics and
-// cached DNS answers: a test that counts them needs [NewWorld].
-func Shared(t *testing.T) *World { t.Helper(); return acquireShared(t, &plainLabs) }
+// internet and an empty log. At the end of the test its boxes, snapshots and API keys are deleted, and the internet gets its
+// predefined hosts back. If anything else has changed, such as the gateway's configuration, its settings or the kernel's
+// rules, the lab is closed instead of reused. A restart of the gateway is allowed. State in the gateway's memory
+// remains, such as metrics and cached DNS answers: a test that counts them needs [NewWorld], and a name that a test adds to the
+// internet must be its own among the tests of its package.
+func Shared(t *testing.T) *World { t.Helper(); return acquireShared(t, lab.Options{}) }
 
 // SharedCaptured is [Shared] for labs made like [NewCaptured].
-func SharedCaptured(t *testing.T) *World { t.Helper(); return acquireShared(t, &capturedLabs) }
+func SharedCaptured(t *testing.T) *World {
+	t.Helper()
+	return acquireShared(t, lab.Options{Net: testnet.Options{Capture: true}})
+}
 
-var plainLabs, capturedLabs = labs{}, labs{captured: true}
+// SharedWith is [Shared] for labs with another configuration. Tests whose change leads to the same configuration share labs.
+func SharedWith(t *testing.T, change func(*config.Config)) *World {
+	t.Helper()
+	return acquireShared(t, lab.Options{Change: change})
+}
+
+// SharedCapturedWith is [SharedCaptured] for labs with another configuration.
+func SharedCapturedWith(t *testing.T, change func(*config.Config)) *World {
+	t.Helper()
+	return acquireShared(t, lab.Options{Change: change, Net: testnet.Options{Capture: true}})
+}
+
+// SharedStopped is [Shared] for labs whose gateway is not started, neither before nor in the test: for commands that need none.
+func SharedStopped(t *testing.T, net testnet.Options) *World {
+	t.Helper()
+	return acquireFrom(t, lab.Options{Net: net}, true)
+}
+
+// pools are the idle labs by configuration.
+var pools struct {
+	mu     sync.Mutex
+	byText map[string]*labs
+}
+
+// poolFor returns the labs with a configuration. Its text stands for it, without the paths and addresses that differ with each lab.
+func poolFor(o lab.Options, stopped bool) (*labs, error) {
+	cfg := config.Default()
+	patiently(o.Change)(&cfg)
+	text, err := yaml.Marshal(cfg)
+	if err != nil {
+		return nil, err
+	}
+	key := fmt.Sprintf("capture: %v, stopped: %v\n%s", o.Net.Capture, stopped, text)
+	pools.mu.Lock()
+	defer pools.mu.Unlock()
+	if pools.byText == nil {
+		pools.byText = map[string]*labs{}
+	}
+	if pools.byText[key] == nil {
+		pools.byText[key] = &labs{options: o, stopped: stopped}
+	}
+	return pools.byText[key], nil
+}
 
 // labs are the idle labs with one configuration.
 type labs struct {
-	captured bool
-	mu       sync.Mutex
-	idle     []*sharedLab
+	options lab.Options
+	stopped bool // without a gateway
+	mu      sync.Mutex
+	idle    []*sharedLab
 }
 
 // sharedLab is a lab and its state at the start of each test.
 type sharedLab struct {
 	*lab.Lab
-	state string
+	state   string
+	stopped bool     // its gateway is not started
+	keys    []string // IDs of the API keys
 }
 
 // counted counts the labs of this process.
@@ -59,10 +111,16 @@ func countLabs() string {
 		counted.own.Load(), counted.shared.Load(), counted.used.Load(), counted.closed.Load(), holders.waited.Round(time.Millisecond))
 }
 
-func acquireShared(t *testing.T, from *labs) *World {
+func acquireShared(t *testing.T, o lab.Options) *World { t.Helper(); return acquireFrom(t, o, false) }
+
+func acquireFrom(t *testing.T, o lab.Options, stopped bool) *World {
 	t.Helper()
 	needRoot(t)
 	TakeSlot(t)
+	from, err := poolFor(o, stopped)
+	if err != nil {
+		t.Fatal(err)
+	}
 	s, err := from.acquire()
 	if err != nil {
 		t.Fatal(err)
@@ -120,16 +178,18 @@ func (l *labs) release(s *sharedLab) {
 // start creates a lab and starts its gateway.
 func (l *labs) start() (*sharedLab, error) {
 	ctx := context.Background()
-	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Change: patiently(nil), Net: testnet.Options{Capture: l.captured}})
+	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Change: patiently(l.options.Change), Net: l.options.Net})
 	if err != nil {
 		return nil, err
 	}
 	s := &sharedLab{Lab: made}
-	if l.captured {
+	if l.options.Net.Capture {
 		err = limitNoICMP(made)
 	}
-	if err == nil {
-		err = made.Start(ctx)
+	if s.stopped = l.stopped; err == nil && !s.stopped {
+		if err = made.Start(ctx); err == nil {
+			s.keys, err = s.keyIDs(ctx)
+		}
 	}
 	if err == nil {
 		s.state, err = s.readState(ctx)
@@ -143,7 +203,7 @@ func (l *labs) start() (*sharedLab, error) {
 
 // closeShared closes the labs of all configurations.
 func closeShared() (err error) {
-	for _, l := range []*labs{&plainLabs, &capturedLabs} {
+	for _, l := range pools.byText {
 		for _, s := range l.idle {
 			err = errors.Join(err, s.Close())
 		}
@@ -157,15 +217,12 @@ func (s *sharedLab) reset(t *testing.T, own *lab.Lab) error {
 	if t.Failed() {
 		return errors.New("a test has failed in it")
 	}
-	if s.Net.Changed() {
-		return errors.New("the internet has been changed")
-	}
-	if err := s.adoptGateway(own); err != nil {
+	if err := noteNames(t, s.Net.Edits()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	if err := s.deleteBoxes(ctx); err != nil {
+	if err := s.resetGateway(ctx, own); err != nil {
 		return err
 	}
 	state, err := s.readState(ctx)
@@ -175,7 +232,52 @@ func (s *sharedLab) reset(t *testing.T, own *lab.Lab) error {
 	if state != s.state {
 		return fmt.Errorf("the gateway's host has been changed: %s", firstDifference(s.state, state))
 	}
+	if err := s.Net.Restore(); err != nil {
+		return err
+	}
 	s.Net.Renew()
+	return nil
+}
+
+// resetGateway deletes from the gateway what the test has made.
+func (s *sharedLab) resetGateway(ctx context.Context, own *lab.Lab) error {
+	if s.stopped {
+		if own.Process != nil {
+			return errors.New("the gateway has been started")
+		}
+		return nil
+	}
+	if err := s.adoptGateway(own); err != nil {
+		return err
+	}
+	return s.deleteBoxes(ctx)
+}
+
+// added are the names that tests of this process added to shared labs → the test.
+var added struct {
+	mu    sync.Mutex
+	names map[string]string
+}
+
+// noteNames checks the names that a test has changed, because the gateway may have cached their answers. It returns an error if a
+// predefined name is among them. The test fails if another test has added the same name, in whichever lab: the two could be in the same
+// lab in another run.
+func noteNames(t *testing.T, edits map[string]bool) error {
+	added.mu.Lock()
+	defer added.mu.Unlock()
+	if added.names == nil {
+		added.names = map[string]string{}
+	}
+	test, _, _ := strings.Cut(t.Name(), "/")
+	for name, predefined := range edits {
+		if predefined {
+			return fmt.Errorf("%s has been changed", name)
+		}
+		if other, ok := added.names[name]; ok && other != test && name != OriginName {
+			t.Errorf("%s has added the host %s to a shared lab, as this test has: each needs its own", other, name)
+		}
+		added.names[name] = test
+	}
 	return nil
 }
 
@@ -211,7 +313,32 @@ func (s *sharedLab) deleteBoxes(ctx context.Context) error {
 			return fmt.Errorf("deleting box %s: %w", box.ID, err)
 		}
 	}
-	return s.deleteSnapshots(ctx)
+	return errors.Join(s.deleteSnapshots(ctx), s.deleteKeys(ctx))
+}
+
+// deleteKeys deletes the API keys that were made since the gateway's first start.
+func (s *sharedLab) deleteKeys(ctx context.Context) error {
+	ids, err := s.keyIDs(ctx)
+	for _, id := range ids {
+		if err == nil && !slices.Contains(s.keys, id) {
+			err = s.Client.Do(ctx, "DELETE", "/v2/api-keys/"+id, nil, nil)
+		}
+	}
+	return err
+}
+
+// keyIDs returns the IDs of the API keys.
+func (s *sharedLab) keyIDs(ctx context.Context) (ids []string, err error) {
+	var list struct {
+		Keys []struct{ ID string } `json:"api_keys"`
+	}
+	err = s.Client.Get(ctx, "/v2/api-keys", &list)
+	for _, key := range list.Keys {
+		if !slices.Contains(ids, key.ID) { // a key and the one that it replaced have the same
+			ids = append(ids, key.ID)
+		}
+	}
+	return ids, err
 }
 
 func (s *sharedLab) deleteSnapshots(ctx context.Context) error {
@@ -243,13 +370,9 @@ const hostState = `nft --stateless --terse list ruleset | sed -E 's/, start [a-z
 // readState returns the state that must be equal for each test: the gateway's settings, its configuration, and the
 // network of its host.
 func (s *sharedLab) readState(ctx context.Context) (string, error) {
-	var state string
-	for _, path := range statePaths {
-		var text []byte
-		if err := s.Client.Get(ctx, path, &text); err != nil {
-			return "", err
-		}
-		state += path + " " + string(text) + "\n"
+	state, err := s.filesOrSettings(ctx)
+	if err != nil {
+		return "", err
 	}
 	text, err := os.ReadFile(s.Config)
 	if err != nil {
@@ -257,6 +380,24 @@ func (s *sharedLab) readState(ctx context.Context) (string, error) {
 	}
 	out, err := s.Net.Gateway().Run(ctx, "sh", "-c", hostState)
 	return state + string(text) + out, err
+}
+
+// filesOrSettings returns the gateway's settings, or the names of all files of a lab whose gateway is not started.
+func (s *sharedLab) filesOrSettings(ctx context.Context) (state string, err error) {
+	if s.stopped {
+		return state, filepath.WalkDir(s.Dir, func(path string, _ fs.DirEntry, err error) error {
+			state += path + "\n"
+			return err
+		})
+	}
+	for _, path := range statePaths {
+		var text []byte
+		if err := s.Client.Get(ctx, path, &text); err != nil {
+			return "", err
+		}
+		state += path + " " + string(text) + "\n"
+	}
+	return state, nil
 }
 
 // firstDifference returns the first line that differs between two texts, from both.

@@ -123,7 +123,62 @@ type zone struct {
 	history    map[string]map[netip.Addr]bool
 	answerers  map[string]Answerer
 	counts     map[string]int
-	changed    bool // since the predefined hosts
+	edited     map[string]bool // names changed since the predefined hosts
+	predefined *zoneContent    // nil until all predefined hosts exist
+}
+
+// zoneContent is the part of a zone that [zone.restore] restores.
+type zoneContent struct {
+	records    map[string][]dns.RR
+	firstNames map[netip.Addr]string
+	history    map[string]map[netip.Addr]bool
+}
+
+// contentLocked returns a copy of the zone's content.
+func (z *zone) contentLocked() *zoneContent {
+	c := &zoneContent{records: map[string][]dns.RR{}, firstNames: maps.Clone(z.firstNames), history: map[string]map[netip.Addr]bool{}}
+	for name, rrs := range z.records {
+		c.records[name] = slices.Clone(rrs)
+	}
+	for name, addrs := range z.history {
+		c.history[name] = maps.Clone(addrs)
+	}
+	return c
+}
+
+// noteLocked records that a name changes.
+func (z *zone) noteLocked(name string) {
+	if z.edited == nil {
+		z.edited = map[string]bool{}
+	}
+	z.edited[canonical(name)] = true
+}
+
+// keepPredefined makes the present names the predefined ones.
+func (z *zone) keepPredefined() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.predefined, z.edited = z.contentLocked(), nil
+}
+
+// edits returns the names that were changed since the predefined hosts, and whether each is a predefined one.
+func (z *zone) edits() map[string]bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	out := map[string]bool{}
+	for name := range z.edited {
+		_, out[name] = z.predefined.records[name]
+	}
+	return out
+}
+
+// restore removes every name but the predefined ones, which get their records back.
+func (z *zone) restore() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.records, z.firstNames, z.history = z.predefined.records, z.predefined.firstNames, z.predefined.history
+	z.predefined, z.edited = z.contentLocked(), nil
+	z.answerers, z.counts = map[string]Answerer{}, map[string]int{}
 }
 
 func newZone() *zone {
@@ -140,7 +195,7 @@ func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(n
 func (z *zone) setTTL(name string, ttl uint32) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.changed = true
+	z.noteLocked(name)
 	rrs := z.records[canonical(name)]
 	for i, rr := range rrs {
 		rr = dns.Copy(rr) // an answer in progress may still use the old one
@@ -153,7 +208,7 @@ func (z *zone) setTTL(name string, ttl uint32) {
 func (z *zone) setAnswerer(name string, f Answerer) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.changed = true
+	z.noteLocked(name)
 	delete(z.counts, canonical(name))
 	if f == nil {
 		delete(z.answerers, canonical(name))
@@ -165,7 +220,7 @@ func (z *zone) setAnswerer(name string, f Answerer) {
 func (z *zone) set(name string, rrs []dns.RR) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.changed = true
+	z.noteLocked(name)
 	if len(rrs) == 0 {
 		delete(z.records, canonical(name))
 		return

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
 )
 
 // Options configure an internet.
@@ -26,6 +28,9 @@ type Net struct {
 
 	gateway *NS
 	packets packets
+
+	routesMu           sync.Mutex
+	predefined, routed []netip.Addr // addresses of predefined and of other hosts, outside the hosted ranges
 
 	closeOnce sync.Once
 	closeErr  error
@@ -65,6 +70,7 @@ func (n *Net) build(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
+	n.lasting = len(n.closers)
 	return nil
 }
 
@@ -181,7 +187,8 @@ func (n *Net) usualHosts() error {
 		}
 	}
 	err := n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
-	n.zone.changed = false
+	n.zone.keepPredefined()
+	n.predefined, n.routed = n.routed, nil
 	return err
 }
 
@@ -194,13 +201,41 @@ func (n *Net) AddHost(name string, addrs ...string) error {
 		if err != nil {
 			return fmt.Errorf("host %s: %w", name, err)
 		}
-		if err := host(n.internet, a); err != nil {
+		if err := n.route(a); err != nil {
 			return err
 		}
 		parsed[i] = a
 	}
 	n.zone.setAddrs(name, parsed)
 	return nil
+}
+
+// route ensures that an address belongs to the internet namespace.
+func (n *Net) route(a netip.Addr) error {
+	n.routesMu.Lock()
+	defer n.routesMu.Unlock()
+	if isHosted(a) || slices.Contains(n.predefined, a) || slices.Contains(n.routed, a) {
+		return nil
+	}
+	n.routed = append(n.routed, a)
+	return withLinks(n.internet, func(h *netlink.Handle) error { return addLocalPrefix(h, netip.PrefixFrom(a, a.BitLen())) })
+}
+
+// unroute removes the addresses of hosts that are not predefined.
+func (n *Net) unroute() error {
+	n.routesMu.Lock()
+	defer n.routesMu.Unlock()
+	if len(n.routed) == 0 {
+		return nil
+	}
+	err := withLinks(n.internet, func(h *netlink.Handle) (err error) {
+		for _, a := range n.routed {
+			err = errors.Join(err, removeLocalPrefix(h, netip.PrefixFrom(a, a.BitLen())))
+		}
+		return err
+	})
+	n.routed = nil
+	return err
 }
 
 // Addrs returns the current addresses of a name.

@@ -379,19 +379,29 @@ func addLocalPrefix(h *netlink.Handle, p netip.Prefix) error {
 	return nil
 }
 
-// host ensures that an address belongs to the internet namespace.
-func host(internet *NS, a netip.Addr) error {
-	for _, p := range hosted {
-		if p.Contains(a) {
-			return nil
-		}
+// removeLocalPrefix undoes addLocalPrefix.
+func removeLocalPrefix(h *netlink.Handle, p netip.Prefix) error {
+	dst := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	err := h.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST})
+	if err != nil {
+		return fmt.Errorf("removing addresses %s: %w", p, err)
 	}
-	h, err := openLinks(internet)
+	return nil
+}
+
+// isHosted reports whether an address is always one of the internet namespace.
+func isHosted(a netip.Addr) bool {
+	return slices.ContainsFunc(hosted, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// withLinks calls f with a netlink handle in the namespace.
+func withLinks(ns *NS, f func(*netlink.Handle) error) error {
+	h, err := openLinks(ns)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	return addLocalPrefix(h, netip.PrefixFrom(a, a.BitLen()))
+	return f(h)
 }
 
 func hostNet(a netip.Addr) *net.IPNet {

@@ -167,13 +167,16 @@ func (n *Net) Renew() {
 	n.packets.forget()
 }
 
-// Changed reports whether names, addresses or servers differ from a new internet's.
-func (n *Net) Changed() bool {
-	n.zone.mu.Lock()
-	defer n.zone.mu.Unlock()
-	n.closersMu.Lock()
-	defer n.closersMu.Unlock()
-	return n.zone.changed || n.changed
+// Edits returns the names that were added or changed since New or [Net.Restore], and whether each is one of the predefined
+// hosts. Servers added to a host are no edit.
+func (n *Net) Edits() map[string]bool { return n.zone.edits() }
+
+// Restore closes the servers added since New, removes the names and addresses added and restores the predefined names. It waits for
+// the handlers of the servers. Whoever resolved a changed name before may still use the answer until it expires.
+func (n *Net) Restore() error {
+	err := n.closeAdded()
+	n.zone.restore()
+	return errors.Join(err, n.unroute())
 }
 
 func (n *Net) matcher(host string, filters []Filter) Filter {

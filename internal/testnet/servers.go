@@ -49,8 +49,9 @@ type servers struct {
 
 	closersMu sync.Mutex
 	closers   []io.Closer
-	changed   bool // servers were added after New
+	lasting   int // number of closers after New: those of predefined servers
 	running   sync.WaitGroup
+	added     sync.WaitGroup // goroutines of other servers
 }
 
 // newServers returns servers that are not listening yet.
@@ -72,6 +73,22 @@ func (n *servers) Close() error {
 		err = errors.Join(err, n.closers[i].Close())
 	}
 	n.running.Wait()
+	n.added.Wait()
+	return err
+}
+
+// closeAdded closes the servers added after New, resets all connections and waits for the handlers of those servers.
+func (n *servers) closeAdded() (err error) {
+	n.closersMu.Lock()
+	defer n.closersMu.Unlock()
+	for _, c := range n.closers[n.lasting:] {
+		if e := c.Close(); !errors.Is(e, net.ErrClosed) { // by the test
+			err = errors.Join(err, e)
+		}
+	}
+	n.closers = n.closers[:n.lasting]
+	n.conns.reset(func(*recordedConn) bool { return true })
+	n.added.Wait()
 	return err
 }
 
@@ -379,7 +396,7 @@ func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Hand
 	s.Protocols.SetHTTP2(slices.Contains(config.NextProtos, http2.NextProtoTLS))
 	n.addCloser(s)
 	ln = recorded{ln, n.records, n.conns}
-	n.running.Go(func() {
+	n.added.Go(func() {
 		if secure {
 			err = s.ServeTLS(ln, "", "")
 		} else {
@@ -406,13 +423,13 @@ func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), pr
 		if len(protocols) > 0 {
 			ln = tls.NewListener(ln, &tls.Config{GetCertificate: n.chooseCertificate, NextProtos: protocols})
 		}
-		n.running.Go(func() {
+		n.added.Go(func() {
 			for {
 				c, err := ln.Accept()
 				if err != nil {
 					return
 				}
-				n.running.Go(func() {
+				n.added.Go(func() {
 					if t, ok := c.(*tls.Conn); ok && t.Handshake() != nil {
 						_ = c.Close()
 						return
@@ -435,7 +452,6 @@ func (n *servers) ResetConns(host string) {
 func (n *servers) addCloser(c interface{ Close() error }) {
 	n.closersMu.Lock()
 	defer n.closersMu.Unlock()
-	n.changed = true
 	n.closers = append(n.closers, c)
 }
 
