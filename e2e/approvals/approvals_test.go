@@ -51,7 +51,7 @@ func split(w *harness.World, out string) (answer map[string]any, status string) 
 // approved from outside, and finishes. The trail names the key that approved, and both reasons.
 func TestAnAgentAsksIsApprovedAndFinishes(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	// The denial contains the request that the agent makes next.
 	denied, status := split(w, w.MustSh(box, "curl -sS -m 60 -w '\\n%{http_code}' http://www.example.com/"))
@@ -116,7 +116,7 @@ func TestAnAgentAsksIsApprovedAndFinishes(t *testing.T) {
 // that is approved while the agent waits.
 func TestAnAgentAsksByMCP(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.Run(0, nil, "", "box", "cp", harness.Gateway(), box+":/tmp/gateway")
 	w.MustSh(box, "chmod 755 /tmp/gateway; curl -sS -m 60 -o /dev/null http://www.example.com/")

@@ -42,7 +42,7 @@ func policyText(w *harness.World, box string) string {
 // someone else leave the policy and its version as they were. The requests that are open at a time are bounded.
 func TestAskingOpensNothing(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"}, "denied_domains": []string{"evil.example.net"}}})
 	other := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	before := policyText(w, box)
@@ -109,7 +109,7 @@ func TestAskingOpensNothing(t *testing.T) {
 // proxy and over both families, and nowhere else; other names lead nowhere else either.
 func TestTheEndpointIsOneName(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	for _, p := range []map[string]any{
 		{"mode": "allow-all"}, {"mode": "deny-all"}, harness.Custom("api.example.com"),
 		{"mode": "custom", "denied_domains": []string{"evil.example.net", "*.boxgate.internal"}}, {"mode": "custom", "allowed_cidrs": []string{"192.0.2.0/24"}},
@@ -157,7 +157,7 @@ func TestTheEndpointIsOff(t *testing.T) {
 	if out, code := off.GatewayCommand("approvals", "enable", box); code != 1 || !strings.Contains(out, "approvals.enabled") {
 		t.Error(code, out)
 	}
-	w := harness.NewWorld(t, func(c *config.Config) { c.Approvals.Enabled = true })
+	w := harness.SharedWith(t, func(c *config.Config) { c.Approvals.Enabled = true })
 	one, two := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}), w.Create(map[string]any{})
 	w.Run(0, nil, "", "approvals", "enable", one)
 	w.MustSh(one, "curl -sS -m 60 -f "+endpoint+"/v1/policy")
@@ -191,7 +191,7 @@ func TestTheEndpointIsOff(t *testing.T) {
 // answer fails, "always" adds exactly the shown entry to the policy, and a denial answers the same request again.
 func TestAnApprovalAppliesWhatWasShown(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	asked, _ := ask(w, box, `{"host":"www.example.com","reason":"docs"}`)
 	path := api.BoxPath(box, "approvals", asked["id"].(string))
@@ -255,7 +255,7 @@ func TestAnApprovalAppliesWhatWasShown(t *testing.T) {
 // the box alone answers its requests.
 func TestFourEyes(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, func(c *config.Config) { asking(c); c.Approvals.FourEyes = true })
+	w := harness.SharedWith(t, func(c *config.Config) { asking(c); c.Approvals.FourEyes = true })
 	key := func(body map[string]any) *api.Client {
 		var made struct{ Key string }
 		if err := w.Client.Do(t.Context(), "POST", "/v2/api-keys", body, &made); err != nil {

@@ -91,7 +91,7 @@ func (d *dashboard) form(page, action string, values url.Values) (status int, te
 // has shown, and without JavaScript.
 func TestFourEyesInTheDashboard(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, func(c *config.Config) { asking(c); c.Approvals.FourEyes = true })
+	w := harness.SharedWith(t, func(c *config.Config) { asking(c); c.Approvals.FourEyes = true })
 	keyOf := func(body map[string]any) string {
 		var made struct{ Key string }
 		if err := w.Client.Do(t.Context(), "POST", "/v2/api-keys", body, &made); err != nil {

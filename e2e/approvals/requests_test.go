@@ -33,7 +33,7 @@ func status(w *harness.World, box, method, url string) string {
 // and an approval opens this method on these paths only, until it ends or for good.
 func TestAMethodAndAPathCanBeAskedFor(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": readOnly()})
 	denied, code := split(w, w.MustSh(box, "curl -sS -m 60 -w '\\n%{http_code}' -X DELETE 'http://www.example.com/items/1?force=1'"))
 	if code != "403" || denied["reason"] != "request_rule" {
@@ -117,7 +117,7 @@ func TestAMethodAndAPathCanBeAskedFor(t *testing.T) {
 // process that follows, which has the answer; `gateway mcp` does so by itself.
 func TestAWaitSurvivesAReplacement(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.Run(0, nil, "", "box", "cp", harness.Gateway(), box+":/tmp/gateway")
 	w.MustSh(box, "chmod 755 /tmp/gateway")
@@ -171,7 +171,7 @@ func TestAWaitSurvivesAReplacement(t *testing.T) {
 // `gateway mcp` waits for the next gateway.
 func TestAWaitEndsWithTheGateway(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.Run(0, nil, "", "box", "cp", harness.Gateway(), box+":/tmp/gateway")
 	asked, code := ask(w, box, `{"host":"www.example.com","port":80,"reason":"docs"}`)
@@ -198,7 +198,7 @@ func TestAWaitEndsWithTheGateway(t *testing.T) {
 // requests of the box go on.
 func TestARequestInProgressEndsWithItsApproval(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, asking)
+	w := harness.SharedWith(t, asking)
 	const host = "stream.example.net"
 	if err := errors.Join(w.Net.AddHost(host, "198.51.100.123"), w.Net.ServeHTTP(host, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		tick := time.NewTicker(10 * time.Millisecond)
