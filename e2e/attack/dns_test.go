@@ -173,7 +173,7 @@ func TestAttackEncryptedDNS(t *testing.T) {
 // Data hidden in names, types and options does not leave the host.
 func TestAttackDNSTunnel(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	long := strings.Repeat(strings.Repeat("0123456789abcdef", 3)+".", 4)
 	if err := w.Net.AddHost("ok.example.com", "198.51.100.77", "2001:db8:1::77"); err != nil {
 		t.Fatal(err)
@@ -266,7 +266,7 @@ func testDNSOptions(t *testing.T, r *harness.Raider) {
 // A box queries as fast as it can. Its rate is limited, and another box is not affected.
 func TestAttackDNSFlood(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	flooder := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
 	neighbour := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
 	var stop atomic.Bool

@@ -59,7 +59,7 @@ const githubToken = "ghp_" + harness.Canary
 // A token of GitHub used by git and curl in a box is not found in the box in any encoding, and goes to no other host.
 func TestAttackGitHubTokenInTheBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	var mu sync.Mutex
 	got := map[string][]string{} // host → values of Authorization
 	basic := base64.StdEncoding.EncodeToString([]byte("x-access-token:" + githubToken))

@@ -20,7 +20,7 @@ import (
 // at the second query.
 func TestAttackRebinding(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	bad := [2]string{"169.254.169.254", "fd00::5"}
 	good := [2]netip.Addr{netip.MustParseAddr("198.51.100.91"), netip.MustParseAddr("2001:db8:1::91")}
 	denied := harness.AttackerAt(66)

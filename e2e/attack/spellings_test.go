@@ -35,7 +35,7 @@ var canonicalNames = []string{"API.Example.COM", "api.example.com.", "api。exam
 // Unusual spellings of a name are either that name or invalid.
 func TestAttackSpellingsOfNames(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	if err := w.Net.AddHost("xn--bcher-kva.example.com", "198.51.100.81", "2001:db8:1::81"); err != nil {
 		t.Fatal(err)
 	}

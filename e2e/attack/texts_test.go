@@ -42,7 +42,7 @@ func afterRead(end func(net.Conn)) func(net.Conn) {
 func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 	t.Parallel()
 	const host, closed = "rude.example.com", 9440
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	key, rules := map[string]string{"X-Key": harness.Canary}, map[string]any{"bad-cert.example.com": map[string]string{"X-Key": harness.Canary}}
 	if err := w.Net.AddHost(host, "198.51.100.91", "2001:db8:1::91"); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 // host's DNS. The box learns that it is protected, but neither the address nor its range.
 func TestAttackDenialsShowNoProtectedRange(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	v4, v6 := w.Net.GatewayAddrs()
 	if err := w.Net.AddHost("inside.example.com", "10.11.12.13", "fd99::13"); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 // secretWorld returns a world with a box that may reach a few hosts, with a key for api.example.com, but not
 // evil.example.net.
 func secretWorld(t *testing.T, change func(*config.Config)) *harness.Intruder {
-	w := harness.NewWorld(t, change)
+	w := harness.SharedWith(t, change)
 	return w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com", harness.OriginName),
 		"attach_headers": map[string]any{

@@ -84,7 +84,7 @@ func tunnel(in *harness.Intruder, gateway, authority string) net.Conn {
 // lenient server but not to a strict parser: transparently, and in a tunnel to the allowed host.
 func TestAttackDeniedVirtualHost(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	server := &lenientServer{}
 	for _, port := range []uint16{80, 8080} {
 		if err := w.Net.ServeConns("cdn.example.org", port, server.serve); err != nil {
