@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -120,4 +121,22 @@ func cpuHierarchy(t *testing.T) (mount string, unified bool) {
 	}
 	t.Fatal("this host has no control groups for processor time")
 	return "", false
+}
+
+// unifiedMount is the mount point of control groups version 2 on a hybrid host.
+const unifiedMount = "/sys/fs/cgroup/unified"
+
+// WithoutUnified returns a runtime that sees only control groups version 1, for a runtime that refuses a host with controllers of both.
+func WithoutUnified(t *testing.T, path string) string {
+	t.Helper()
+	if controllers, err := os.ReadFile(unifiedMount + "/cgroup.controllers"); err != nil || len(bytes.TrimSpace(controllers)) == 0 {
+		return path
+	}
+	wrapper := filepath.Join(t.TempDir(), filepath.Base(path))
+	text := "#!/bin/sh\nexec unshare --mount --propagation unchanged sh -c 'mount --make-rprivate /sys/fs/cgroup && umount " + unifiedMount +
+		" && exec " + path + " \"$@\"' sh \"$@\"\n"
+	if err := os.WriteFile(wrapper, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return wrapper
 }

@@ -33,7 +33,7 @@ func newEngine(w *harness.World, runtime string, flags ...string) *engine {
 		w.T.Skipf("there is no %s on this machine", runtime)
 	}
 	if oci.ByName(path).RefusesHybrid {
-		path = withoutUnified(w.T, path)
+		path = harness.WithoutUnified(w.T, path)
 	}
 	e := &engine{w: w, runtime: path, dir: w.T.TempDir()}
 	e.program = script(w, e.dir, append(append([]string{"oci"}, flags...), path)...)
@@ -207,24 +207,6 @@ func boxesOf(w *harness.World, id string) (found []string) {
 func untilNoBox(w *harness.World, id string) {
 	w.T.Helper()
 	w.Until("the container "+id+" has no box", func() bool { return len(boxesOf(w, id)) == 0 })
-}
-
-// unified is the mount point of control groups version 2 on a hybrid host.
-const unified = "/sys/fs/cgroup/unified"
-
-// withoutUnified returns a runtime that sees only control groups version 1, for a runtime that refuses a host with controllers of both.
-func withoutUnified(t *testing.T, path string) string {
-	t.Helper()
-	if controllers, err := os.ReadFile(unified + "/cgroup.controllers"); err != nil || len(bytes.TrimSpace(controllers)) == 0 {
-		return path
-	}
-	wrapper := filepath.Join(t.TempDir(), filepath.Base(path))
-	text := "#!/bin/sh\nexec unshare --mount --propagation unchanged sh -c 'mount --make-rprivate /sys/fs/cgroup && umount " + unified +
-		" && exec " + path + " \"$@\"' sh \"$@\"\n"
-	if err := os.WriteFile(wrapper, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return wrapper
 }
 
 // eachRuntime runs a test with each runtime that uses the host's network stack.

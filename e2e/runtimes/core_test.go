@@ -48,30 +48,11 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.R
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if runtime.RefusesHybrid {
-				path = withoutUnified(t, path)
+				path = harness.WithoutUnified(t, path)
 			}
 			test(t, harness.NewWorld(t, func(c *config.Config) { c.Launcher.Runtime = path }), runtime)
 		})
 	}
-}
-
-// unified is the mount point of control groups version 2 on a hybrid host.
-const unified = "/sys/fs/cgroup/unified"
-
-// withoutUnified returns a runtime that sees only control groups version 1, for a runtime that refuses a host with
-// controllers of both.
-func withoutUnified(t *testing.T, path string) string {
-	t.Helper()
-	if controllers, err := os.ReadFile(unified + "/cgroup.controllers"); err != nil || len(bytes.TrimSpace(controllers)) == 0 {
-		return path
-	}
-	wrapper := filepath.Join(t.TempDir(), filepath.Base(path))
-	script := "#!/bin/sh\nexec unshare --mount --propagation unchanged sh -c 'mount --make-rprivate /sys/fs/cgroup && umount " + unified +
-		" && exec " + path + " \"$@\"' sh \"$@\"\n"
-	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return wrapper
 }
 
 // Commands get their environment, directory and streams. Their output streams arrive separately and complete, and their
