@@ -82,13 +82,16 @@ func (p *assembler) address(dst, at int) {
 }
 
 // read copies n bytes of the packet in register 6 to the stack; without them the packet is dropped.
-func (p *assembler) read(from, at int, n uint32) {
+func (p *assembler) read(from, at int, n uint32) { p.readOr(from, at, n, "drop") }
+
+// readOr is read; without the bytes, the program continues at other.
+func (p *assembler) readOr(from, at int, n uint32, other string) {
 	p.move(1, 6)
 	p.set(2, uint32(from)) //nolint:gosec // positive
 	p.address(3, at)
 	p.set(4, n)
 	p.call(helperLoadBytes)
-	p.jump(jne, 0, 0, "drop")
+	p.jump(jne, 0, 0, other)
 }
 
 // send writes the first n bytes of the packet from the stack and sends it back out of its interface.
@@ -177,6 +180,10 @@ func (p *assembler) checksum(at int, n, more uint32, to int) {
 //
 // A multicast packet passes everything up to routing, unlike a packet to another host. The packet is in register 1.
 func (p *assembler) gate() {
+	p.move(6, 1)
+	p.checkOffload()
+	p.label("judge")
+	p.move(1, 6)
 	p.set(2, network.MarkUnjudged)
 	p.store(4, 1, skbMark, 2)
 	p.load(4, 2, 1, skbType)
@@ -184,9 +191,70 @@ func (p *assembler) gate() {
 	p.set(2, unix.PACKET_MULTICAST)
 	p.call(helperChangeType)
 	p.jump(jeq, 0, 0, "passed")
+	p.label("refuse")
 	p.exit(shot)
 	p.label("passed")
 	p.exit(pass)
+}
+
+// checkOffload drops packets whose checksum is still to be computed, unless the field for it comes after the addresses and
+// ports. The sender chooses the field (struct virtio_net_hdr of a tap or packet socket), and the uplink fills it in when the packet has
+// been judged: it would replace the address or port that the rules have compared. Only packets without extension headers and
+// fragmentation have such checksums otherwise.
+//
+// A filter cannot read whether a checksum is to be computed. But bpf_l4_csum_replace leaves the packet as it is then, and
+// bpf_skb_change_tail refuses to remove the field: with EINVAL, before it changes anything.
+func (p *assembler) checkOffload() {
+	const kind, before, after = 12, -8, -4 // of the protocol in the packet; on the stack
+	const refused = 1<<32 - 22             // -EINVAL as a word
+	const beyondPorts = 4 + 1              // a field from there on ends after a packet of this length
+	p.readOr(kind, before, 2, "refuse")
+	p.move(1, 6)
+	p.set(2, kind)
+	p.set(3, 0)
+	p.set(4, 1)
+	p.set(5, 2) // as if two bytes had changed from 0 to 1
+	p.call(helperReplaceChecksum)
+	p.jump(jne, 0, 0, "refuse")
+	p.readOr(kind, after, 2, "refuse")
+	p.load(2, 7, 10, before)
+	p.load(2, 2, 10, after)
+	p.add(0xac, 2, 7, 0, 0) // register 2 ^= register 7
+	p.jump(jeq, 2, 0, "unfinished")
+	p.move(1, 6)
+	p.set(2, kind)
+	p.address(3, before)
+	p.set(4, 2)
+	p.set(5, 0)
+	p.call(helperStoreBytes)
+	p.jump(jne, 0, 0, "refuse")
+	p.jump(always, 0, 0, "judge")
+
+	p.label("unfinished")
+	p.jump(jeq, 7, native16(unix.ETH_P_IP), "unfinished ipv4")
+	p.jump(jne, 7, native16(unix.ETH_P_IPV6), "refuse")
+	p.readOr(etherHeader+6, before, 1, "refuse")
+	p.load(1, 2, 10, before)
+	for _, extension := range []uint32{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_AH, unix.IPPROTO_DSTOPTS} {
+		p.jump(jeq, 2, extension, "refuse")
+	}
+	p.set(7, etherHeader+40+beyondPorts)
+	p.jump(always, 0, 0, "field")
+	p.label("unfinished ipv4")
+	p.readOr(etherHeader, before, 8, "refuse")
+	p.load(2, 2, 10, before+6)
+	p.and(2, native16(0x3fff))
+	p.jump(jne, 2, 0, "refuse") // a fragment
+	p.load(1, 7, 10, before)
+	p.and(7, 15)
+	p.add(0x64, 7, 0, 0, 2) // register 7 <<= 2
+	p.plus(7, etherHeader+beyondPorts)
+	p.label("field")
+	p.move(1, 6)
+	p.move(2, 7)
+	p.set(3, 0)
+	p.call(helperChangeTail)
+	p.jump(jne, 0, refused, "refuse")
 }
 
 // code encodes the program.

@@ -37,12 +37,13 @@ const (
 
 // Helpers of the kernel (linux/bpf.h).
 const (
-	helperStoreBytes = 9
-	helperRedirect   = 23
-	helperLoadBytes  = 26
-	helperChecksum   = 28 // bpf_csum_diff
-	helperChangeType = 32
-	helperChangeTail = 38
+	helperStoreBytes      = 9
+	helperReplaceChecksum = 11 // bpf_l4_csum_replace
+	helperRedirect        = 23
+	helperLoadBytes       = 26
+	helperChecksum        = 28 // bpf_csum_diff
+	helperChangeType      = 32
+	helperChangeTail      = 38
 )
 
 // The frame is copied to the stack, with the network header at an address that is a multiple of eight.
