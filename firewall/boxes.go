@@ -310,7 +310,9 @@ func (f *Firewall) undoRegister(j *joining) error {
 	if err == nil {
 		delete(f.leftover, j.Link)
 	}
-	return errors.Join(f.links.Delete(j.Link), err)
+	err = errors.Join(f.links.Delete(j.Link), err)
+	f.deleteInside(&j.Attachment)
+	return err
 }
 
 // boxTimeout is how long AwaitBox waits for the box's end of the link.

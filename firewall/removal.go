@@ -147,13 +147,24 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 // linkDeleted is the fault point between the deletion of interfaces and of their rules.
 func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link deleted") }
 
-// forgetBox drops the state of a removed box.
+// forgetBox drops the state of a removed box, and deletes its tap if that is in its namespace, where it leads nowhere.
 func (f *Firewall) forgetBox(id policy.BoxID, link string) {
+	if b, ok := f.boxes.byID[id]; ok {
+		f.deleteInside(&b.Attachment)
+	}
 	f.untrackBox(id)
 	f.dismissGuest(id)
 	f.boxes.remove(id)
 	delete(f.leftover, link)
 	delete(f.removing, link)
+}
+
+// deleteInside deletes the tap in the namespace of a box without a link. The box's removal does not depend on it.
+func (f *Firewall) deleteInside(a *Attachment) {
+	if err := f.links.DeleteInside(a); err != nil {
+		f.cfg.Log.Warn("the tap of a box remains in its network namespace; delete it before attaching the namespace again",
+			zap.String("box", string(a.Box)), zap.Error(err))
+	}
 }
 
 // remove removes the box of an interface. For a box that an earlier run left, id is empty.

@@ -246,6 +246,14 @@ func TestGuestCannotForgeFrames(t *testing.T) {
 		stranger := net.HardwareAddr{2, 1, 1, 1, 1, 1}
 		dhcp := udp(300)
 		copy(dhcp, []byte{0, 67, 0, 68})
+		passes := func(a netip.Addr) {
+			t.Helper()
+			w.wait("a packet of its own arrives", func() bool {
+				g.send(g.frame(unix.ETH_P_IP, fine(a)))
+				return w.wire.find(func(p seenPacket) bool { return p.dst == a })
+			})
+		}
+		passes(netip.MustParseAddr("198.51.100.62")) // from now on the kernel takes frames from the tap
 		for _, f := range map[string][]byte{
 			"another's hardware address":       ether(host, stranger, unix.ETH_P_IP, fine(to)),
 			"another destination":              ether(stranger, mac, unix.ETH_P_IP, fine(to)),
@@ -269,13 +277,8 @@ func TestGuestCannotForgeFrames(t *testing.T) {
 			"a frame that ends in its address": g.frame(unix.ETH_P_IPV6, packet6(g.V6, to6, unix.IPPROTO_UDP, nil)[:30]),
 		} {
 			g.send(f)
-
 		}
-		last := netip.MustParseAddr("198.51.100.61")
-		w.wait("a packet of its own arrives", func() bool {
-			g.send(g.frame(unix.ETH_P_IP, fine(last)))
-			return w.wire.find(func(p seenPacket) bool { return p.dst == last })
-		})
+		passes(netip.MustParseAddr("198.51.100.61"))
 		if w.wire.find(func(p seenPacket) bool {
 			return p.dst == to || p.dst == to6 || p.dst.Is4() && p.dst.As4()[0] == 255 || p.dst.IsMulticast() && p.src.Is4()
 		}) {
@@ -368,12 +371,15 @@ func TestGuestKeepsItsConnections(t *testing.T) {
 			w.apply(g.Box, allow("198.51.100.0/24", "2001:db8:2::/48"))
 		}
 		w.must(w.fw.RemoveBox(context.Background(), g.Box))
-		w.must(w.in(w.gateway, func() error {
-			if _, err := netlink.LinkByName(g.Tap.Name); !errors.As(err, new(netlink.LinkNotFoundError)) {
-				t.Errorf("the tap of a removed box: %v", err)
-			}
-			return nil
-		}))
+		for _, ns := range []netns.NsHandle{w.gateway, w.boxNS[g.Box]} { // also while a VMM has it open
+			w.must(w.in(ns, func() error {
+				if _, err := netlink.LinkByName(g.Tap.Name); !errors.As(err, new(netlink.LinkNotFoundError)) {
+					t.Errorf("the tap of a removed box: %v", err)
+				}
+				return nil
+			}))
+		}
+		w.must(w.fw.CheckForeign(g.NetNS)) // the namespace can be attached again
 	}
 }
 
@@ -447,6 +453,44 @@ func TestTapsInUseAreRefused(t *testing.T) {
 	if !ok || tap.Owner != 1000 || tap.NonPersist || l.Attrs().Group != network.LinkGroup || l.Attrs().Name != network.LinkName("one") {
 		t.Errorf("the tap: %+v", l)
 	}
+}
+
+// A VMM can give away the tap that it has open, and delete it. The gateway makes a deleted one again, with filter and owner, and gives a
+// closed one back to its owner.
+func TestTapThatItsMachineChanges(t *testing.T) {
+	w := newWorld(t)
+	w.watch()
+	g := w.addGuest("guest", 20, false)
+	gw, err := netlink.NewHandleAt(w.gateway)
+	w.must(err)
+	defer gw.Close()
+	owner := func() int {
+		if l, err := gw.LinkByName(g.Tap.Name); err == nil {
+			if tap, ok := l.(*netlink.Tuntap); ok {
+				return int(tap.Owner)
+			}
+		}
+		return -1
+	}
+	w.must(unix.IoctlSetInt(int(g.tap.Fd()), unix.TUNSETOWNER, 1234))
+	w.must(w.fw.AddBox(context.Background(), g.Attachment))
+	if now := owner(); now != 1234 {
+		t.Errorf("the owner of an open tap: %d", now)
+	}
+	w.must(g.tap.Close())
+	w.must(w.fw.AddBox(context.Background(), g.Attachment))
+	if now := owner(); now != 0 {
+		t.Errorf("the owner of a closed tap: %d", now)
+	}
+	before, err := gw.LinkByName(g.Tap.Name)
+	w.must(err)
+	g.tap = w.openTap(w.gateway, g.Tap.Name)
+	w.must(unix.IoctlSetInt(int(g.tap.Fd()), unix.TUNSETPERSIST, 0))
+	w.must(g.tap.Close())
+	w.wait("the tap is there again", func() bool {
+		l, err := gw.LinkByName(g.Tap.Name)
+		return err == nil && l.Attrs().Index != before.Attrs().Index && l.Attrs().RawFlags&unix.IFF_UP != 0 && w.fw.links.GateIntact(l.Attrs().Index)
+	})
 }
 
 // discover returns the frame of a DHCP client that looks for a server.

@@ -175,8 +175,7 @@ func TestVirtualMachinesOnTaps(t *testing.T) {
 			t.Error(out)
 		}
 		w.Until("the tap of a detached box is gone from the gateway", func() bool {
-			err := w.Net.Gateway().Do(func() error { _, err := netlink.LinkByName("vm-host"); return err })
-			return err != nil
+			return in.vmm(func() error { _, err := netlink.LinkByName(m.tap.Name); return err }) != nil
 		})
 	}
 }

@@ -74,13 +74,13 @@ func isTap(l netlink.Link, t *Tap) bool {
 	return ok && tap.Mode == netlink.TUNTAP_MODE_TAP && !tap.NonPersist && (tap.Flags&netlink.TUNTAP_MULTI_QUEUE != 0) == t.MultiQueue
 }
 
-// createTap makes the tap of a box, the host side of its link. It is down, and only its owner can open it. It replaces a
-// tap with the name, see removeUnused.
+// createTap makes the tap of a box, the host side of its link. It is down, and until nameTap, which follows the filter, only root can
+// open it: another program could bring it up before. It replaces a tap with the name, see removeUnused.
 func (l *Links) createTap(b *Attachment) (netlink.Link, error) {
 	if err := removeUnused(l.nl, b.Tap); err != nil {
 		return nil, err
 	}
-	if err := namespace.Do(l.ns, func() error { return makeTap(b.name(), b.Tap) }); err != nil {
+	if err := namespace.Do(l.ns, func() error { return makeTap(b.name(), &Tap{MultiQueue: b.Tap.MultiQueue}) }); err != nil {
 		return nil, fmt.Errorf("tap %s: %w", b.Tap.Name, err)
 	}
 	made, err := l.nl.LinkByName(b.name())
@@ -143,6 +143,28 @@ var ErrTapInUse = errors.New("the name of the tap is taken")
 // makeTap makes a persistent tap in the namespace of the calling thread. Its VMM chooses offloads and headers (IFF_VNET_HDR,
 // TUNSETOFFLOAD) when it opens it.
 func makeTap(name string, t *Tap) error {
+	return withTap(name, t, unix.IFF_TUN_EXCL, func(fd int) error {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, t.Owner); err != nil {
+			return os.NewSyscallError("TUNSETOWNER", err)
+		}
+		return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
+	})
+}
+
+// setOwner sets the owner of a tap in the namespace of the calling thread, unless a VMM has it open: that may have given
+// it away.
+func setOwner(name string, t *Tap) error {
+	err := withTap(name, t, 0, func(fd int) error {
+		return os.NewSyscallError("TUNSETOWNER", unix.IoctlSetInt(fd, unix.TUNSETOWNER, t.Owner))
+	})
+	if errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	return err
+}
+
+// withTap calls do with a descriptor of a tap.
+func withTap(name string, t *Tap, flags uint16, do func(fd int) error) error {
 	f, err := os.OpenFile("/dev/net/tun", os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -152,7 +174,7 @@ func makeTap(name string, t *Tap) error {
 	if err != nil {
 		return err
 	}
-	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+	flags |= unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR
 	if t.MultiQueue {
 		flags |= unix.IFF_MULTI_QUEUE
 	}
@@ -161,16 +183,18 @@ func makeTap(name string, t *Tap) error {
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
 		return os.NewSyscallError("TUNSETIFF", err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOWNER, t.Owner); err != nil {
-		return os.NewSyscallError("TUNSETOWNER", err)
-	}
-	return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1))
+	return do(fd)
 }
 
-// nameTap gives the host side the VMM's name for it, and its hardware address, since the VMM can change that.
+// nameTap gives the host side the VMM's name for it, its owner, and its hardware address, since the VMM can change those.
 func (l *Links) nameTap(b *Attachment, link netlink.Link) error {
 	if mac := linkMAC(b.Box, "host"); !bytes.Equal(link.Attrs().HardwareAddr, mac) {
 		if err := l.nl.LinkSetHardwareAddr(link, mac); err != nil {
+			return fmt.Errorf("tap %s: %w", b.Tap.Name, err)
+		}
+	}
+	if tap, ok := link.(*netlink.Tuntap); ok && int(tap.Owner) != b.Tap.Owner && tap.Queues == 0 { // opening it resets its flags
+		if err := namespace.Do(l.ns, func() error { return setOwner(b.name(), b.Tap) }); err != nil {
 			return fmt.Errorf("tap %s: %w", b.Tap.Name, err)
 		}
 	}
@@ -222,6 +246,31 @@ func (l *Links) joinTap(b *Attachment, inside *netlink.Handle, ns netns.NsHandle
 		}
 	}
 	return errors.Join(inside.LinkSetUp(tap), inside.LinkSetUp(end))
+}
+
+// DeleteInside deletes the tap in the namespace of a box, if it has one there. [Links.Delete] leaves it, since it is no end of the
+// pair. A namespace that is gone has taken the tap with it.
+func (l *Links) DeleteInside(b *Attachment) error {
+	if b.Tap == nil || !b.Tap.Inside {
+		return nil
+	}
+	ns, inside, err := namespace.Open(b.NetNS)
+	if errors.Is(err, namespace.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("inside the box: tap %s: %w", b.Tap.Name, err)
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	tap, err := inside.LinkByName(b.Tap.Name)
+	if err == nil && isTap(tap, b.Tap) {
+		err = inside.LinkDel(tap)
+	}
+	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("inside the box: tap %s: %w", b.Tap.Name, err)
+	}
+	return nil
 }
 
 // forward sends all packets that arrive on one interface out of another.
