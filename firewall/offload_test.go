@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
@@ -165,5 +166,40 @@ func TestChecksumsRewriteNoHeaders(t *testing.T) {
 		w.wire.mu.Lock()
 		w.wire.seen = nil
 		w.wire.mu.Unlock()
+	}
+}
+
+// A box does not make the uplink send many headers that no limit counts, by packets to be split into tiny ones (UDP_SEGMENT). Larger
+// parts pass.
+func TestPacketsAreNotSplitIntoTinyOnes(t *testing.T) {
+	w := newWorld(t)
+	w.computeChecksums()
+	box := w.addBox("box", 22)
+	w.apply(box.Box, allow("198.51.100.0/24"))
+	send := func(to string, part int) {
+		c, err := w.dial(w.boxNS[box.Box], "udp", netip.AddrPortFrom(netip.MustParseAddr(to), 4001))
+		w.must(err)
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		w.must(err)
+		w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, part) }))
+		w.must(err)
+		_, err = c.Write(make([]byte, 120))
+		w.must(err)
+	}
+	arrived := func(to string) (n int) {
+		w.wire.find(func(p seenPacket) bool {
+			if p.dst == netip.MustParseAddr(to) {
+				n++
+			}
+			return false
+		})
+		return n
+	}
+	send("198.51.100.60", 1)
+	send("198.51.100.61", 60)
+	w.wait("the parts of a packet arrive", func() bool { return arrived("198.51.100.61") == 2 })
+	w.flushWire(box.Box)
+	if n := arrived("198.51.100.60"); n != 0 {
+		t.Errorf("a packet of 120 bytes was sent in %d", n)
 	}
 }

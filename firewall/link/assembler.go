@@ -171,6 +171,10 @@ func (p *assembler) checksum(at int, n, more uint32, to int) {
 	p.store(2, 10, to, 0)
 }
 
+// minSegment is the smallest size of the parts, in bytes without headers, into which the host may split a packet when it leaves. The
+// limits of rate and volume count the packet before. TCP's smallest parts are 36 bytes, where a server asks for them.
+const minSegment = 32
+
 // gate writes the part that makes packets undeliverable until they are judged, see setGate:
 //
 //	skb->mark = markUnjudged;
@@ -181,6 +185,10 @@ func (p *assembler) checksum(at int, n, more uint32, to int) {
 // A multicast packet passes everything up to routing, unlike a packet to another host. The packet is in register 1.
 func (p *assembler) gate() {
 	p.move(6, 1)
+	p.load(4, 2, 6, skbGSOSize)
+	p.jump(jeq, 2, 0, "one packet")
+	p.jump(jlt, 2, minSegment, "refuse")
+	p.label("one packet")
 	p.checkOffload()
 	p.label("judge")
 	p.move(1, 6)
