@@ -130,6 +130,25 @@ func TestLookupsHaveNoEntryInTheConnectionTable(t *testing.T) {
 	}
 }
 
+// A client may leave the checksum out (RFC 768), as some of virtual machines do.
+func TestLookupsWithoutAChecksum(t *testing.T) {
+	w := newWorld(t)
+	w.serveDNS(true)
+	w.addBox("one", 10)
+	for _, server := range []string{"10.77.0.1", "8.8.8.8"} {
+		c, err := w.dial(w.boxNS["one"], "udp4", netip.AddrPortFrom(netip.MustParseAddr(server), 53))
+		w.must(err)
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		w.must(err)
+		var failed error
+		w.must(raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1) }))
+		w.must(failed)
+		if _, err := ask(c, "query"); err != nil {
+			t.Errorf("%s: %v", server, err)
+		}
+	}
+}
+
 // All lookups of a box arrive at one socket, whatever server and port; boxes with adjacent addresses have different ones.
 func TestLookupsOfABoxArriveAtOneSocket(t *testing.T) {
 	w := newWorld(t)

@@ -182,9 +182,10 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 // servers keep their destination and are assigned to one of several sockets by the box's address; the server sends the
 // answer from the address that was asked.
 func (t *txn) writeLookups(c *Config) {
-	for _, a := range c.Gateways() {
-		t.rule(chainLookup, "the gateway's DNS", destIs(a), setPort(2, c.DNSPort), admit(network.MarkLocal))
-	}
+	own, unsummed := destIs(c.GatewayV4), setPort(2, c.DNSPort, expr.CsumTypeNone)
+	t.rule(chainLookup, "the gateway's DNS", own, hasChecksum(), setPort(2, c.DNSPort, expr.CsumTypeInet), admit(network.MarkLocal))
+	t.rule(chainLookup, "the same without a checksum, which stays absent", own, unsummed, admit(network.MarkLocal))
+	t.rule(chainLookup, "the gateway's DNS", destIs(c.GatewayV6), setPort(2, c.DNSPort, expr.CsumTypeInet), admit(network.MarkLocal))
 	for _, f := range network.Families {
 		first := network.LookupAddr(f, 0).AsSlice()
 		mask := make([]byte, len(first))
@@ -203,7 +204,8 @@ func (t *txn) writeLookups(c *Config) {
 	}
 	t.rule(chainLookupTCP, "the gateway does not listen: closed", counted(countNoProxy), toHost(), jumpTo(chainReject))
 
-	t.rule(chainAnswers, "answers to lookups leave from port 53", toBox(), udp, sourcePort(c.DNSPort), notrack(), setPort(0, 53))
+	t.rule(chainAnswers, "answers to lookups leave from port 53", toBox(), udp, sourcePort(c.DNSPort), notrack(),
+		setPort(0, 53, expr.CsumTypeInet))
 }
 
 // writeAdmission keeps one box from filling the host's connection table. The limits are separate, so that a box at its
@@ -285,14 +287,22 @@ func assign(f network.Family, port uint16) match {
 // notrack keeps the packet out of the connection table.
 func notrack() match { return match{&expr.Notrack{}} }
 
-// setPort changes the port of a UDP packet at the offset in its header, and its checksum.
-func setPort(offset uint32, port uint16) match {
-	const checksum = 6
+// checksum is the offset of the checksum in the header of UDP.
+const checksum = 6
+
+// setPort changes the port of a UDP packet at the offset in its header, and its checksum with [expr.CsumTypeInet].
+func setPort(offset uint32, port uint16, sum expr.PayloadCsumType) match {
 	return match{
 		&expr.Immediate{Register: r1, Data: big16(port)},
 		&expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: r1, Base: expr.PayloadBaseTransportHeader,
-			Offset: offset, Len: 2, CsumType: expr.CsumTypeInet, CsumOffset: checksum},
+			Offset: offset, Len: 2, CsumType: sum, CsumOffset: checksum},
 	}
+}
+
+// hasChecksum matches a UDP packet with a checksum. Over IPv4 a sender may leave it out (RFC 768), and the kernel would make a
+// wrong one of none.
+func hasChecksum() match {
+	return match{&expr.Payload{DestRegister: r1, Base: expr.PayloadBaseTransportHeader, Offset: checksum, Len: 2}, neq([]byte{0, 0})}
 }
 
 // writeHooks writes the translation of sources, and a second check that drops packets without a mark of the judge chain.

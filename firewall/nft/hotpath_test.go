@@ -63,6 +63,7 @@ func (p *packet) header(e *expr.Payload) []byte {
 	switch {
 	case e.Base == expr.PayloadBaseTransportHeader:
 		binary.BigEndian.PutUint16(h[2:], p.port)
+		binary.BigEndian.PutUint16(h[checksum:], 1)
 	case p.family == network.V4:
 		h[0] = 0x45
 		copy(h[12:], p.src.AsSlice())
