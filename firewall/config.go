@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
 
 	"boxgate/firewall/flow"
@@ -36,6 +37,10 @@ type Config struct {
 	// may have to the gateway; 0 means the default, 16384. More are refused with reason limit. The host's connection table
 	// (net.netfilter.nf_conntrack_max) must be large enough for all boxes that are busy at the same time.
 	FlowLimit uint32
+
+	// OneList makes the kernel count the connections of a box in one list, as without the module nft_numgen. New connections
+	// of a box with many live ones then take longer.
+	OneList bool
 
 	// SendRate and ReceiveRate are how many bytes per second a box without its own Rates may send and receive, all traffic
 	// counted; 0 means no limit. Packets from the box that exceed the rate for longer than a second are dropped. Packets to
@@ -124,7 +129,17 @@ func (c *Config) addresses() network.Addresses {
 // table returns the configuration of the table.
 func (c *Config) table() nft.Config {
 	return nft.Config{Addresses: c.addresses(), DNSPort: c.DNSPort, ProxyPort: c.ProxyPort, ExplicitPort: c.ExplicitPort,
-		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, SendRate: c.SendRate, Sources: c.Sources, Log: c.Log}
+		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, OneList: c.OneList, SendRate: c.SendRate, Sources: c.Sources, Log: c.Log}
+}
+
+// chooseLists makes the kernel count connections in one list if it lacks the module for more.
+func (c *Config) chooseLists(ns netns.NsHandle) error {
+	has, err := nft.HasNumgen(ns)
+	if err == nil && !has && !c.OneList {
+		c.OneList = true
+		c.Log.Warn("the kernel lacks nft_numgen: new connections of a box with thousands of live ones take longer")
+	}
+	return err
 }
 
 var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

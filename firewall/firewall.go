@@ -69,6 +69,10 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err != nil {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
+	if err := cfg.chooseLists(ns); err != nil {
+		_ = ns.Close()
+		return nil, fmt.Errorf("firewall: %w", err)
+	}
 	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
 		leftover: map[string]nft.Entry{}, removing: map[string]policy.BoxID{}, suspended: map[policy.BoxID]bool{}, retry: removalRetry{first: firstRemoval}, idle: idle{wait: inFlight}}
 	if err := f.open(ctx); err != nil {

@@ -15,6 +15,7 @@ import (
 	"boxgate/firewall/foreign"
 	"boxgate/firewall/link"
 	"boxgate/firewall/namespace"
+	"boxgate/firewall/nft"
 	"boxgate/firewall/route"
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -82,6 +83,17 @@ func CheckOtherRules() error { return foreign.Check() }
 // error of a pool names the network and its interface; err means that the host's networks could not be read.
 func OverlappingPools(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
 	return route.OverlappingPools(pools...)
+}
+
+// HasNumgen reports whether the kernel can count the connections of a box in many lists, see Config.OneList. The host's own
+// network is not touched.
+func HasNumgen() (bool, error) {
+	ns, err := namespace.New()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = ns.Close() }()
+	return nft.HasNumgen(ns)
 }
 
 // Probe checks whether the kernel supports everything that the firewall needs: it opens one, with a box, in temporary

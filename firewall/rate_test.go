@@ -313,6 +313,33 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	})
 }
 
+// A kernel without nft_numgen counts the connections of a box in one list, to the same limit. A table with the other kind of
+// lists is replaced, since its lists contain connections.
+func TestConnectionsInOneList(t *testing.T) {
+	w := newWorld(t)
+	const limit = 1100 // enough for many lists
+	w.cfg.FlowLimit = limit
+	for _, one := range []bool{false, true, false, true} { // with the other kind before
+		w.must(w.fw.Close())
+		w.cfg.OneList = one
+		w.open()
+		w.shell(w.gateway, map[bool]string{false: "", true: "! "}[one]+"nft list table inet boxgate | grep -q numgen")
+	}
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24"))
+	to := w.silentUDP("198.51.100.9:0")
+	for range 5 {
+		for _, c := range w.openUDP("one", to, 256) {
+			_ = c.Close()
+		}
+	}
+	n := 0
+	w.must(w.fw.CutFlows(t.Context(), "one", func(Flow) bool { n++; return true }))
+	if n != limit {
+		t.Errorf("%d connections of %d", n, limit)
+	}
+}
+
 // A burst fills a limit that is divided into many lists, and no list lets one more through. Connections may end in an order
 // that empties some lists only.
 func TestABurstFillsTheLimit(t *testing.T) {

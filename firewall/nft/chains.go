@@ -212,7 +212,7 @@ func (t *txn) writeLookups(c *Config) {
 // limit of forwarded connections reaches the proxy, and the reverse. Lookups over UDP have no entries in that table.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
-	lists, each, rest := divideLimit(c.FlowLimit)
+	lists, each, rest := c.divideLimit()
 	for chain, room := range map[string]census{chainAdmit: s.forwards, chainAdmitOwn: s.accepts} {
 		var full match
 		if lists > 0 {
@@ -220,45 +220,6 @@ func (t *txn) writeAdmission(c *Config, s *staticSets) {
 				update(room.lists, moreThan(each))}
 		}
 		t.rule(chain, why, ctState(stateNew), unconfirmed(), full, perInterface(room.rest, moreThan(rest)), refuse(name.ReasonLimit))
-	}
-}
-
-// The kernel counts connections by listing them, and walks the list for the first new connection in each clock tick. A box
-// therefore has many short lists that take its connections in turn, and one for connections whose list is full. The
-// capacities add up to the limit, so a box never has more connections, and a burst fills all of them. As connections end
-// unevenly, some lists are full before others, and a connection in the last list keeps its place in the first one too: a
-// box close to its limit may be refused a connection while it has up to rest fewer than the limit.
-
-const (
-	listCapacity = 64  // about the capacity of a short list
-	mostLists    = 251 // a prime, so that regular traffic uses all lists evenly
-)
-
-// divideLimit divides a limit into lists of a capacity each, and the capacity of the last list. For a low limit there is
-// only the last one.
-func divideLimit(limit uint32) (lists, each, rest uint32) {
-	const spare = 50 // at least one connection of so many goes to the last list
-	lists = min(limit/listCapacity|1, mostLists)
-	if lists < 16 {
-		return 0, 0, limit
-	}
-	each = (limit - limit/spare) / lists
-	return lists, each, limit - lists*each
-}
-
-// moreThan matches if a connection is one too many. It adds the connection to the list either way.
-func moreThan(limit uint32) *expr.Connlimit {
-	return &expr.Connlimit{Count: limit, Flags: expr.NFT_CONNLIMIT_F_INV}
-}
-
-// unconfirmed matches the first packet of a connection. Later packets may be "new" too, until an answer arrives, and the
-// kernel would count each of them as another connection.
-func unconfirmed() match {
-	const confirmed = 1 << 3 // IPS_CONFIRMED (linux/netfilter/nf_conntrack_common.h)
-	return match{
-		&expr.Ct{Key: expr.CtKeySTATUS, Register: r1},
-		&expr.Bitwise{SourceRegister: r1, DestRegister: r1, Len: 4, Mask: native32(confirmed), Xor: native32(0)},
-		eq(native32(0)),
 	}
 }
 

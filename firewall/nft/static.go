@@ -159,23 +159,6 @@ func (t *txn) meter(name string) *nftables.Set {
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
-// census is where the kernel lists the connections of boxes, see divideLimit. It removes a list when its last connection is
-// gone, so there is no timeout (and cannot be).
-type census struct {
-	lists *nftables.Set // per interface and number
-	rest  *nftables.Set // per interface
-}
-
-// census creates the sets of a census.
-func (t *txn) census(name string) census {
-	return census{
-		lists: t.set(&nftables.Set{Name: name + "_lists", Dynamic: true, Concatenation: true,
-			KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeMark)}),
-		rest: t.set(&nftables.Set{Name: name, Dynamic: true, KeyType: nftables.TypeIFName,
-			KeyByteOrder: binaryutil.NativeEndian}),
-	}
-}
-
 func (t *txn) declareCounters() {
 	names := append([]string(nil), silent...)
 	for _, r := range Refusals {

@@ -29,6 +29,7 @@ type Config struct {
 	DNSPort, ProxyPort, ExplicitPort uint16
 	LogGroup                         uint16       // NFLOG group for refused packets
 	FlowLimit                        uint32       // concurrent connections of one box
+	OneList                          bool         // count the connections of a box in one list: the kernel lacks nft_numgen
 	SendRate                         uint64       // bytes per second that one box may send; 0: no limit
 	Sources                          []netip.Addr // host addresses that plans may use as the source of boxes' connections
 	Log                              *zap.Logger
@@ -88,7 +89,11 @@ func (tbl *Table) Close() error {
 // layout changes whenever a hook, a set's type, a pool or the contents of a meter change. A table with another layout is
 // replaced, not updated.
 func (c *Config) layout() string {
-	return fmt.Sprintf("layout 7, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	text := fmt.Sprintf("layout 7, pools %v %v, %d connections a box", c.PoolV4, c.PoolV6, c.FlowLimit)
+	if c.OneList {
+		text += " in one list"
+	}
+	return text
 }
 
 // Install writes the static part in one transaction; it contains no interval set. A table of the same layout keeps its
@@ -306,7 +311,7 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 		return false, nil // not our table, or incomplete: it is replaced by a closed one
 	}
 	stamp, _ := userdata.GetString(rules[0].UserData, userdata.TypeComment)
-	if want := tbl.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {
+	if want := tbl.cfg.layout() + ", start"; len(stamp) < len(want) || stamp[:len(want)] != want {
 		return false, nil
 	}
 	versions, sends, err := tbl.readVersions(c)

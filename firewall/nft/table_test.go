@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
 	"github.com/vishvananda/netns"
 	"go.uber.org/zap"
 
@@ -206,5 +208,32 @@ func TestDigestsDifferInEveryField(t *testing.T) {
 	}
 	if tbl.digest(policy.KernelPlan{Version: 7}) != tbl.digest(policy.KernelPlan{}) {
 		t.Error("the version of a policy keeps boxes from sharing rules")
+	}
+}
+
+// The kernel is asked for an expression without a trace, and one that no kernel has is missing, not an error.
+func TestProbeOfAnExpression(t *testing.T) {
+	t.Parallel()
+	ns := emptyNamespace(t)
+	for _, c := range []struct {
+		e    expr.Any
+		want bool
+	}{{&expr.Counter{}, true}, {&expr.Target{Name: "BOXGATENONE", Info: &xt.Unknown{0, 0, 0, 0}}, false}} {
+		if has, err := supports(ns, c.e); has != c.want || err != nil {
+			t.Errorf("%T: %v, %v", c.e, has, err)
+		}
+	}
+	if _, err := supports(ns, &expr.Numgen{Register: r1}); err == nil {
+		t.Error("another error of the kernel is hidden")
+	}
+	tbl := New(ns, Config{})
+	t.Cleanup(func() { _ = tbl.Close() })
+	c, err := tbl.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	if tables, err := c.ListTables(); err != nil || len(tables) != 0 {
+		t.Errorf("%d tables are left: %v", len(tables), err)
 	}
 }

@@ -103,6 +103,7 @@ func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
 		finding("disk limits", host.CheckDiskLimits(cfg)),
 		finding("free space", preflight.CheckFree("state_dir", cfg.StateDir, uint64(cfg.Launcher.Reserve))),
 		finding("other images", preflight.CheckImages(cfg)),
+		finding("lists of connections", checkLists(firewall.HasNumgen)),
 		finding("other firewall rules", checkOtherRules()),
 		finding("roots in boxes", checkRoots(cfg)),
 		finding("AppArmor", checkAppArmor(cfg)),
@@ -228,10 +229,23 @@ func needKernel(ctx context.Context) error {
 	}
 	if err := firewall.Probe(ctx); err != nil {
 		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
-			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit nft_numgen "+
+			"connlimit, NFLOG, conntrack, veth and tc with BPF (modprobe -a nf_tables nft_tproxy nft_socket nft_connlimit "+
 			"nfnetlink_log nf_conntrack_netlink veth cls_bpf sch_ingress)", err)
 	}
 	return nil
+}
+
+// checkLists warns if the kernel counts the connections of a box in one list.
+func checkLists(hasNumgen func() (bool, error)) error {
+	if preflight.NeedRoot() != nil {
+		return nil //nolint:nilerr // reported by NeedRoot
+	}
+	has, err := hasNumgen()
+	if err == nil && !has {
+		err = preflight.Warnf("the kernel lacks the module nft_numgen, so new connections of a box with thousands of live ones take longer: " +
+			"load it (modprobe nft_numgen) before the gateway starts")
+	}
+	return err
 }
 
 // checkOtherRules finds rules of the host's own firewall that would block boxes.

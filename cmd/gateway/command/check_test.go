@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/config"
+	"boxgate/internal/nightly"
 	"boxgate/preflight"
 )
 
@@ -86,6 +87,17 @@ secrets:
 	for i := range want {
 		if got := all[i].Error(); !strings.HasPrefix(got, want[i]) || strings.Contains(got, "canary") {
 			t.Errorf("%q, want %q", got, want[i])
+		}
+	}
+}
+
+// A kernel without nft_numgen works: the check warns.
+func TestOneListOfConnectionsIsAWarning(t *testing.T) {
+	nightly.Root(t)
+	for _, has := range []bool{true, false} {
+		err := checkLists(func() (bool, error) { return has, nil })
+		if has != (err == nil) || !has && (!errors.As(err, new(preflight.Warning)) || !strings.Contains(err.Error(), "modprobe nft_numgen")) {
+			t.Errorf("numgen %v: %v", has, err)
 		}
 	}
 }
