@@ -20,6 +20,20 @@ const (
 	atArgs   = 16
 )
 
+// newestCall is the last call that libseccomp 2.5.4 knows (set_mempolicy_home_node, of Linux 5.17). Debian 12 has that version,
+// the oldest that boxes run with. A runtime ignores what its libseccomp does not know, so a command that may make a later
+// call could do more than the box's first process. Numbers are the same on all architectures since Linux 5.1; those
+// from privateCalls on are ARM's own.
+const (
+	newestCall   = 450
+	privateCalls = 0xf0000
+)
+
+// knownCall reports whether libseccomp 2.5.4 knows a call of the table.
+func knownCall(name string, number int) bool {
+	return (number <= newestCall || number >= privateCalls) && name != "uretprobe" // Linux 6.11, with a number among older ones
+}
+
 // x32Bit marks calls of the x32 ABI, which has the same architecture as x86-64.
 const x32Bit = 0x40000000
 
@@ -41,7 +55,8 @@ type rule struct {
 }
 
 // Compile compiles the seccomp profile of a runtime's configuration, given as JSON, like the runtimes do with libseccomp: calls of another
-// architecture, and of x32, kill the thread; calls newer than all in the profile fail with ENOSYS, as with runc. It
+// architecture, and of x32, kill the thread; calls newer than all in the profile fail with ENOSYS, as with runc. Calls newer
+// than [newestCall] are refused even if the profile allows them, since the box's first process may lack them. It
 // returns an error for a profile with features that boxes do not use.
 func Compile(profile []byte) ([]unix.SockFilter, error) {
 	var s *specs.LinuxSeccomp
@@ -104,7 +119,7 @@ func verdicts(s *specs.LinuxSeccomp, info *arch.Info, fallback uint32) (map[int]
 		}
 		for _, name := range entry.Names {
 			n, ok := info.SyscallNames[name]
-			if !ok {
+			if !ok || !knownCall(name, n) {
 				continue // libseccomp ignores unknown names too
 			}
 			v := calls[n]
