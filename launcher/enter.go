@@ -50,7 +50,10 @@ func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Proce
 		return nil, errors.Join(enter.ErrNotEntered, err)
 	}
 	defer first.Close()
-	command := enter.Command{Process: p, Limits: container.Rlimits(lim), Filter: filter}
+	command := enter.Command{Process: p, Limits: container.Rlimits(lim), Filter: filter, Lost: func() {
+		process.ReapOrphans(branch.Has)
+		_ = killHalfStarted(branch)
+	}}
 	if command.Groups, command.Unified, err = l.cgroup(id).Directories(branch); err != nil {
 		return nil, errors.Join(enter.ErrNotEntered, err)
 	}
@@ -62,6 +65,7 @@ func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Proce
 	c, err := adoptStarted(started.PID, branch)
 	if err != nil {
 		_ = unix.Kill(started.PID, unix.SIGKILL)
+		_ = process.ReapLater(started.PID)
 		if started.Terminal != nil {
 			started.Terminal.Close()
 		}

@@ -3,10 +3,13 @@ package launcher
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"path"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,4 +249,114 @@ func TestStoppedEntryEndsWithItsCaller(t *testing.T) {
 	c.Kill()
 	_, _ = c.Wait(t.Context())
 	want(t, sh(t, l, id, "until [ $(ls -d /proc/[0-9]* | wc -l) -le 5 ]; do sleep 0.01; done; echo gone"), "gone")
+}
+
+// TestEndOfTheFirstProcessWhileCommandsStart: when the box's first process is killed while commands are being entered, they
+// end, and no process of the box is left.
+func TestEndOfTheFirstProcessWhileCommandsStart(t *testing.T) {
+	t.Parallel()
+	l := enteringLauncher(t)
+	for range 5 {
+		id := newBox(t, l, nil)
+		pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var inside atomic.Int64 // commands that have started
+		var group sync.WaitGroup
+		for range 4 {
+			group.Go(func() {
+				for {
+					c, err := l.Start(t.Context(), id, ExecSpec{Args: []string{"sleep", "9000"}})
+					if err != nil {
+						return // the box has ended
+					}
+					inside.Add(1)
+					group.Go(func() {
+						if res, err := c.Wait(t.Context()); err != nil || res.Status != 128+9 {
+							t.Errorf("%+v, %v", res, err)
+						}
+					})
+				}
+			})
+		}
+		until(t, "commands have started", func() bool { return inside.Load() >= 4 })
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		group.Wait()
+		dirs, err := l.cgroup(id).Dirs()
+		if err != nil {
+			t.Error(err)
+		}
+		until(t, "no process of the box is left", func() bool { return members(t, dirs) == 0 })
+		if err := l.Delete(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// TestCommandsOfABoxAtItsLimitOfProcesses: a box that has all processes it may have gets no further command, and none runs
+// outside its limit.
+func TestCommandsOfABoxAtItsLimitOfProcesses(t *testing.T) {
+	t.Parallel()
+	l := enteringLauncher(t)
+	id := newBox(t, l, nil)
+	full := make(chan struct{})
+	var once sync.Once
+	c, err := l.Start(t.Context(), id, ExecSpec{
+		Args: []string{"python3", "-c", `
+import os, signal
+n = 0
+while True:
+    try:
+        if os.fork() == 0:
+            signal.pause()
+        n += 1
+    except OSError:
+        break
+print(n, flush=True)
+signal.pause()
+`},
+		Stdout: writerFunc(func(p []byte) (int, error) { once.Do(func() { close(full) }); return len(p), nil }),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-full
+	for _, user := range []string{"root", "boxuser"} {
+		if res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"true"}, User: user}); err == nil {
+			t.Errorf("a command as %s: %+v", user, res)
+		}
+	}
+	c.Kill()
+	_, _ = c.Wait(t.Context())
+	want(t, sh(t, l, id, "echo goes on"), "goes on")
+}
+
+// TestNoEntryIntoAPausedBox: a paused box gets no command, and none waits in it.
+func TestNoEntryIntoAPausedBox(t *testing.T) {
+	t.Parallel()
+	l := enteringLauncher(t)
+	id := newBox(t, l, nil)
+	if err := l.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := l.Exec(t.Context(), id, ExecSpec{Args: []string{"touch", "/tmp/entered"}}); !errors.Is(err, ErrPaused) {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if err := l.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	want(t, sh(t, l, id, "ls /tmp"), "")
 }

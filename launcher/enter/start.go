@@ -28,6 +28,9 @@ type Started struct {
 // may start the command otherwise.
 var ErrNotEntered = errors.New("the box cannot be entered")
 
+// errKilled is returned if the entering process was killed, as by the end of the box. It may have started a process in the box.
+var errKilled = errors.New("the entering process was killed")
+
 // StepError reports the step that failed in the box.
 type StepError struct {
 	Step  string
@@ -65,7 +68,7 @@ func (p *Program) Start(ctx context.Context, box *os.File, c Command, streams [3
 	if err != nil {
 		return Started{}, errors.Join(ErrNotEntered, err)
 	}
-	run.plan, run.program = list, c.Process.Args[0]
+	run.plan, run.program, run.lose = list, c.Process.Args[0], c.Lost
 	return run.await(ctx)
 }
 
@@ -130,10 +133,12 @@ type running struct {
 	reports *net.UnixConn
 	plan    *plan
 	program string
+	lose    func() // see [Command.Lost]
 
 	mu       sync.Mutex
 	pid      int  // guarded by mu; of the child, once it has been reported
 	unwanted bool // guarded by mu; the child is to be killed
+	lost     bool // guarded by mu; the outer process was killed before the child was reported
 }
 
 // kill kills the child now, or as soon as it is reported. Its ID is not reused before it has been waited for.
@@ -146,12 +151,32 @@ func (r *running) kill() {
 	}
 }
 
-// started records the child's ID.
-func (r *running) started(pid int) {
+// started records the child's ID. It returns false if the child is already given up.
+func (r *running) started(pid int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.lost {
+		return false
+	}
 	if r.pid = pid; r.unwanted && pid > 1 {
 		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	return true
+}
+
+// waitOuter waits for the outer process. If it was killed before it reported its child, the caller of [Program.Start] must find
+// the child: it would keep the reports open, as long as the box stops it, and stay a zombie.
+func (r *running) waitOuter() {
+	state, err := r.outer.Wait()
+	if err == nil && state.Exited() {
+		return
+	}
+	r.mu.Lock()
+	r.lost = r.pid <= 1
+	lost := r.lost
+	r.mu.Unlock()
+	if lost && r.lose != nil {
+		r.lose()
 	}
 }
 
@@ -258,6 +283,11 @@ func (r *running) await(ctx context.Context) (Started, error) {
 func (r *running) collect() outcome {
 	var o outcome
 	var failed error
+	outerEnded := make(chan struct{})
+	go func() {
+		defer close(outerEnded)
+		r.waitOuter()
+	}()
 	for {
 		m, file, err := r.receive()
 		if err != nil {
@@ -268,8 +298,9 @@ func (r *running) collect() outcome {
 		}
 		switch m.mark {
 		case startedMark:
-			o.PID = int(m.value)
-			r.started(o.PID)
+			if r.started(int(m.value)) {
+				o.PID = int(m.value)
+			}
 		case terminalMark:
 			if o.Terminal != nil {
 				o.Terminal.Close()
@@ -279,10 +310,10 @@ func (r *running) collect() outcome {
 			failed = r.stepError(m)
 		}
 	}
-	_, _ = r.outer.Wait()
+	<-outerEnded
 	switch {
-	case o.PID <= 1 && failed == nil:
-		failed = fmt.Errorf("%w: the entering process was killed", ErrNotEntered)
+	case o.PID <= 1 && (r.lost || failed == nil):
+		failed = errors.Join(errKilled, failed)
 	case o.PID <= 1:
 		failed = fmt.Errorf("%w: %w", ErrNotEntered, failed)
 	}

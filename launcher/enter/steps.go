@@ -23,6 +23,10 @@ type Command struct {
 	// hosts with version 1.
 	Groups  []string
 	Unified string
+	// Lost is called, once at most, if the entering process was killed when it may have started a process that it has not
+	// reported. It must kill all processes of the command and reap those that are children of this process. It may be
+	// called after [Program.Start] has returned.
+	Lost func()
 }
 
 // Marks of reports that are no failed calls.
