@@ -19,7 +19,6 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/launcher/boxfs"
@@ -175,7 +174,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 		if !errors.Is(err, enter.ErrNotEntered) || l.entersOnly {
 			return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
 		}
-		l.log.Debug("a box cannot be entered; the runtime starts its command", zap.String("box", string(r.ID)), zap.Error(err))
+		l.logNotEntered(r.ID, err)
 	}
 	return l.startByRuntime(ctx, r.ID, p, lim, branch, streams)
 }

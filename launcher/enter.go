@@ -36,6 +36,16 @@ func (l *Launcher) useEntering() {
 	l.entering = p
 }
 
+// logNotEntered logs why the runtime starts a command: for the first one as information, since all others may be slower
+// too.
+func (l *Launcher) logNotEntered(id policy.BoxID, err error) {
+	level := zap.DebugLevel
+	if l.notEntered.CompareAndSwap(false, true) {
+		level = zap.InfoLevel
+	}
+	l.log.Log(level, "a box cannot be entered; the runtime starts its command", zap.String("box", string(id)), zap.Error(err))
+}
+
 // enterBox starts a command by entering the box. On an error that wraps [enter.ErrNotEntered], no process of the box has
 // run, and the runtime may start the command instead: it confines it in the same way.
 func (l *Launcher) enterBox(ctx context.Context, id policy.BoxID, p *specs.Process, lim container.Limits, branch *cgroup.Branch, streams *process.Streams) (*Command, error) {

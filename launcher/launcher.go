@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	runc "github.com/containerd/go-runc"
@@ -81,7 +82,8 @@ type Launcher struct {
 	runc         *runc.Runc     // runs the OCI runtime
 	entering     *enter.Program // starts commands without the runtime; nil: the runtime starts them
 	filters      filters
-	entersOnly   bool // in tests: the runtime starts no commands if entering is possible
+	notEntered   atomic.Bool // a command was started by the runtime although entering is possible; this has been logged
+	entersOnly   bool        // in tests: the runtime starts no commands if entering is possible
 	log          *zap.Logger
 	execs        execCount
 	starts       *startSlots

@@ -55,6 +55,7 @@ func TestTheUnitsConfinement(t *testing.T) {
 	isConfined(t, w)
 
 	box := w.SecretBox()
+	entersBoxes(t, w, box)
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/confined")
 	if seen := w.Net.Received("api.example.com", testnet.Path("/confined")); len(seen) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+harness.TestSecret {
 		t.Errorf("the server received %+v", seen)
@@ -91,6 +92,30 @@ func TestTheUnitsConfinement(t *testing.T) {
 	w.MustSh(box, "curl -sS -o /dev/null http://plain.example.com/ && cat file")
 	w.MustDelete(copied.ID)
 	w.MustDelete(box)
+}
+
+// entersBoxes checks that the unit does not keep the gateway from entering boxes for commands: the runtime starts none.
+// Its exec needs files in a directory.
+func entersBoxes(t *testing.T, w *harness.World, box string) {
+	t.Helper()
+	files := filepath.Join(lab.RunDir(w.Dir), "exec")
+	before, err := os.Stat(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.MustSh(box, "true")
+	after, err := os.Stat(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !after.ModTime().Equal(before.ModTime()) {
+		t.Error("the runtime started a command")
+	}
+	for _, line := range []string{"commands in boxes are started by the runtime", "a box cannot be entered"} {
+		if strings.Contains(w.LogText(), line) {
+			t.Errorf("the log has %q", line)
+		}
+	}
 }
 
 func mustDo(w *harness.World, method, path string, body any) {

@@ -16,7 +16,8 @@
 //
 //   - It cannot be traced, and its memory, descriptors and links in /proc cannot be opened (CVE-2016-9962): it is not
 //     dumpable, and its memory belongs to the host's user namespace, in which the box has no capability. It also has at
-//     least the capabilities of the box's root.
+//     least the capabilities of the box's root. Between a change of its user and the next call it is as dumpable as
+//     fs.suid_dumpable sets: boxes are not entered on hosts where that is 1.
 //   - It has no descriptor of the host except its standard streams and the socket on which it reports errors, which closes
 //     when the command is executed: all others are closed before it enters (CVE-2024-21626). Its working directory and root
 //     are the box's, so no path leads out.
@@ -27,6 +28,8 @@
 //   - It gives up capabilities that a command does not get before it looks at the first path of the box.
 //   - It is subject to the box's control groups before it exists: a box at its limit of processes gets no command.
 //   - The box's root can kill it or stop it, like the command that it becomes. The caller bounds the wait.
+//   - If the outer process is killed before it has reported the child, for lack of memory or with its control group, the caller
+//     kills and reaps the control group, and the command is not started again.
 //
 // The terminal is opened in the box, whose root can replace /dev/ptmx; the other side is taken from the opened file and not
 // by a path, and the caller must check the file that it receives.

@@ -123,6 +123,9 @@ type Program struct{ file *os.File }
 // New makes the program and tries it. An error is the reason why this host or this process cannot enter boxes; their
 // commands must then be started by the runtime.
 func New() (*Program, error) {
+	if err := checkDumpable(suidDumpable); err != nil {
+		return nil, err
+	}
 	code, err := program(runtime.GOARCH)
 	if err != nil {
 		return nil, err
@@ -137,6 +140,22 @@ func New() (*Program, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// suidDumpable has the kernel's setting for processes that change their user (proc(5)).
+const suidDumpable = "/proc/sys/fs/suid_dumpable"
+
+// checkDumpable returns an error if processes that change their user can be traced, by the file with that setting: an
+// entering process would be open to the box from there to its next call, which forbids it.
+func checkDumpable(file string) error {
+	value, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if v := string(bytes.TrimSpace(value)); v != "0" && v != "2" {
+		return fmt.Errorf("%s is %s, so that boxes could trace processes that enter them", file, v)
+	}
+	return nil
 }
 
 // Close releases the program. Processes that it has started are not affected.

@@ -81,6 +81,24 @@ func TestKilledEnteringProcess(t *testing.T) {
 	run.reports.Close()
 }
 
+// TestDumpableAfterChangeOfUser: boxes are not entered on a host whose kernel lets processes be traced that have changed
+// their user.
+func TestDumpableAfterChangeOfUser(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "suid_dumpable")
+	for value, safe := range map[string]bool{"0\n": true, "2\n": true, "1\n": false, "": false, "3\n": false} {
+		if err := os.WriteFile(file, []byte(value), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkDumpable(file); (err == nil) != safe {
+			t.Errorf("%q: %v", value, err)
+		}
+	}
+	if checkDumpable(file+"2") == nil {
+		t.Error("a missing file is accepted")
+	}
+}
+
 // pausing waits for a child of this process in pause, and returns its ID.
 func pausing() int {
 	for {
