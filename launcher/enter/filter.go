@@ -22,7 +22,7 @@ const (
 
 // newestCall is the last call that libseccomp 2.5.4 knows (set_mempolicy_home_node, of Linux 5.17). Debian 12 has that version,
 // the oldest that boxes run with. A runtime ignores what its libseccomp does not know, so a command that may make a later
-// call could do more than the box's first process. Numbers are the same on all architectures since Linux 5.1; those
+// call could do more than the box's first process. Numbers are the same on all architectures since Linux 5.1; numbers
 // from privateCalls on are ARM's own.
 const (
 	newestCall   = 450
@@ -37,7 +37,7 @@ func knownCall(name string, number int) bool {
 // x32Bit marks calls of the x32 ABI, which has the same architecture as x86-64.
 const x32Bit = 0x40000000
 
-// architectures are those of profiles that can be compiled.
+// architectures are the architectures of profiles that can be compiled.
 var architectures = map[specs.Arch]*arch.Info{
 	specs.ArchX86_64: arch.X86_64, specs.ArchX86: arch.I386, specs.ArchAARCH64: arch.AARCH64, specs.ArchARM: arch.ARM,
 }
