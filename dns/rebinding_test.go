@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,4 +195,25 @@ func TestCachedChainToDeniedName(t *testing.T) {
 	b.box = newBox(t, "box2", policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"*.evil.net"}})
 	wantBlocked(t, b.ask(t, "a.example.com", mdns.TypeA))
 	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonDeniedDomain)
+}
+
+// Names of services are never sent upstream: neither those that a policy with allowed addresses would resolve, nor as the target of an alias.
+func TestServicesAreNotAskedUpstream(t *testing.T) {
+	t.Parallel()
+	const db = "db.service.boxgate.internal"
+	z := newZone(t, "a.example.com. 60 IN CNAME "+db+".", db+". 60 IN A "+goodV4)
+	b := newBench(t, policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{goodV4}}, z)
+	wantBlocked(t, b.ask(t, db, mdns.TypeA), sinkV4)
+	wantBlocked(t, b.ask(t, "DB.Service.Boxgate.Internal", mdns.TypeA), sinkV4)
+	if m := b.ask(t, "a.example.com", mdns.TypeA); len(m.Answer) > 0 && m.Rcode == mdns.RcodeSuccess {
+		t.Errorf("an alias of a service has the answer\n%v", m)
+	}
+	if addrs, err := b.Lookup(t.Context(), b.box, mustName(t, db)); err == nil {
+		t.Errorf("a lookup found %v", addrs)
+	}
+	for _, q := range z.questions() {
+		if strings.HasPrefix(q, db) {
+			t.Errorf("upstream was asked for %s", q)
+		}
+	}
 }

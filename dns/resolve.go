@@ -34,6 +34,9 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtyp
 	use := s.usages.usageOf(box)
 	seen := map[name.Name]bool{n: true}
 	for range maxQuestions {
+		if n.IsService() { // not for upstream servers, also as the target of an alias
+			return resolution{}, fmt.Errorf("%w: %s", ErrNoAddress, n)
+		}
 		a, err := s.cache.answerFor(ctx, use, n, qtype)
 		if err != nil {
 			return resolution{}, err

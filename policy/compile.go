@@ -224,9 +224,9 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 }
 
 // ResolvesOthers reports whether dns: resolve applies to a name that is not allowed. Such a name is resolved, for A and AAAA
-// only, and the answers are limited to addresses that Decide allows.
+// only, and the answers are limited to addresses that Decide allows. Names of services never are.
 func (c *Compiled) ResolvesOthers(n name.Name) bool {
-	if c == nil || c.withheld != nil {
+	if c == nil || c.withheld != nil || n.IsService() {
 		return false
 	}
 	if c.ceiling == nil {

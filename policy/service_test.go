@@ -123,6 +123,14 @@ func TestServicesChangeNothingElse(t *testing.T) {
 	if w := withServices(t, listing("service:gone", "*.service.boxgate.internal"), nil).Warnings(); len(w) != 2 {
 		t.Errorf("entries without effect: %v", w)
 	}
+	addresses := Spec{Mode: ModeCustom, AllowedCIDRs: []string{"93.184.215.0/24"}}
+	for what, change := range map[string]func(*Options){"alone": nil, "under a ceiling": func(o *Options) { o.Ceiling, _ = NewCeiling(addresses) }} {
+		for _, of := range []string{"db", "gone"} {
+			if c := withServices(t, addresses, change); c.ResolvesOthers(service(of)) || !c.ResolvesOthers(mustName(t, "x.example")) {
+				t.Errorf("%s, allowed addresses: %s is resolved upstream, or no name is", what, of)
+			}
+		}
+	}
 	proxied := listing("service:db")
 	proxied.UpstreamProxy = &UpstreamSpec{URL: "http://proxy.example:3128", ResolveThere: []string{"*"}}
 	c := withServices(t, proxied, nil)
