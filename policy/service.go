@@ -55,6 +55,15 @@ func (c *Compiled) targetOf(n name.Name) (at netip.AddrPort, known bool) {
 // and no other address is allowed for the name. Denied names and addresses win as for every destination. A ceiling without allowed lists
 // permits each service that it does not deny.
 func (c *Compiled) decideService(r Request) Decision {
+	d := c.decideListed(r)
+	if !d.Allowed() || c.bounds {
+		return d
+	}
+	return c.judgeTarget(r, d)
+}
+
+// decideListed is decideService for a service that exists.
+func (c *Compiled) decideListed(r Request) Decision {
 	m := c.domains.match(r.Name, r.Port, r.Stage == StageDNS)
 	if m.denied {
 		return Decision{Reason: name.ReasonDeniedDomain, Rule: m.denyRule}
@@ -76,9 +85,13 @@ func (c *Compiled) decideService(r Request) Decision {
 		return Decision{Verdict: Allow, Reason: name.ReasonNotDenied, DialName: true}
 	case !listed:
 		return Decision{Reason: name.ReasonNotAllowed}
-	case c.bounds:
-		return Decision{Verdict: Allow, Reason: name.ReasonAllowedDomain, Rule: rule, DialName: true}
 	}
+	return Decision{Verdict: Allow, Reason: name.ReasonAllowedDomain, Rule: rule, DialName: true}
+}
+
+// judgeTarget denies a service that does not exist, and all but its address and port, which decideListed does not look at.
+func (c *Compiled) judgeTarget(r Request, listed Decision) Decision {
+	addr := name.CanonicalAddr(r.Addr)
 	at, known := c.targetOf(r.Name)
 	switch {
 	case !known:
@@ -88,7 +101,16 @@ func (c *Compiled) decideService(r Request) Decision {
 	case addr.IsValid() && addr != name.CanonicalAddr(at.Addr()):
 		return Decision{Reason: name.ReasonProtectedRange, Rule: ruleServiceAddr}
 	}
-	return Decision{Verdict: Allow, Reason: name.ReasonAllowedDomain, Rule: rule, DialName: true}
+	return listed
+}
+
+// DecideListed decides about a name in [name.ServiceZone] as if it were a service on the requested port. Entries of a policy outlive the
+// configuration and the boxes that their services have now. Ceiling, quota and request rules are left out.
+func (c *Compiled) DecideListed(r Request) Decision {
+	if c == nil || c.domains == nil {
+		return Decision{Reason: name.ReasonNoPolicy}
+	}
+	return c.decideListed(r)
 }
 
 // listed returns the rule of an allowed pattern for this name alone.

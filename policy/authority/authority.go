@@ -156,9 +156,17 @@ const (
 	allowed
 )
 
+// decide is Decide, but whether there is a service now does not matter, nor on which port: it may have one when the entry is used.
+func decide(c *policy.Compiled, r policy.Request) policy.Decision {
+	if r.Name.IsService() {
+		return c.DecideListed(r)
+	}
+	return c.Decide(r)
+}
+
 // stateOf returns the state of a name or an address.
 func stateOf(c *policy.Compiled, r policy.Request) state {
-	switch d := c.Decide(r); {
+	switch d := decide(c, r); {
 	case d.Allowed():
 		return allowed
 	case d.Reason == name.ReasonNotAllowed, d.Reason == name.ReasonProtocol, d.Reason == name.ReasonNoName:

@@ -214,9 +214,13 @@ func TestLines(t *testing.T) {
 		"the rule is gone": {with(custom("x.example.com"), func(s *policy.Spec) {
 			s.Rules = []match.RequestRule{{Hosts: []string{"x.example.com"}, Methods: []string{"DELETE"}, Action: "deny"}}
 		}), custom("x.example.com"), "request x.example.com DELETE; unjudged x.example.com"},
-		"everything":         {policy.Spec{Mode: policy.ModeDenyAll}, policy.Spec{Mode: policy.ModeAllowAll}, "name * wide; address 0.0.0.0/0 tcp,udp,icmp wide; address ::/0 tcp,udp,icmp wide"},
-		"only less":          {custom("x.example.com", "y.example.com"), custom("x.example.com"), ""},
-		"QUIC to an address": {with(custom("x.example.com"), func(s *policy.Spec) { s.AllowedCIDRs = []string{"8.8.8.8"} }), policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{"8.8.8.8"}}, "query *; port udp [443]"},
+		"everything":                  {policy.Spec{Mode: policy.ModeDenyAll}, policy.Spec{Mode: policy.ModeAllowAll}, "name * wide; address 0.0.0.0/0 tcp,udp,icmp wide; address ::/0 tcp,udp,icmp wide"},
+		"only less":                   {custom("x.example.com", "y.example.com"), custom("x.example.com"), ""},
+		"a service":                   {custom("x.example.com"), custom("x.example.com", "service:db"), "name db.service.boxgate.internal"},
+		"a service besides any name":  {custom("*"), custom("*", "service:db"), "name db.service.boxgate.internal"},
+		"any name and a service":      {policy.Spec{Mode: policy.ModeDenyAll}, custom("*", "service:db"), "name * wide; name db.service.boxgate.internal; address 0.0.0.0/0 tcp wide; address ::/0 tcp wide"},
+		"a wildcard opens no service": {custom("x.example.com"), custom("x.example.com", "*.service.boxgate.internal"), ""},
+		"QUIC to an address":          {with(custom("x.example.com"), func(s *policy.Spec) { s.AllowedCIDRs = []string{"8.8.8.8"} }), policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{"8.8.8.8"}}, "query *; port udp [443]"},
 	} {
 		var headed []policy.HeaderRule
 		if strings.Contains(c.want, "headers") {

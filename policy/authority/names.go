@@ -70,6 +70,9 @@ func (w *world) names() (lines []Line) {
 
 // coveredAbove reports whether the line of the names below a shorter base covers a line.
 func coveredAbove(line Line, at string, wild bool, wide map[string]Line) bool {
+	if n, err := name.Parse(at); err == nil && n.IsService() {
+		return false // a wildcard opens no service
+	}
 	for at != "" {
 		_, at, _ = strings.Cut(at, ".")
 		if above, ok := wide[at]; ok && (len(above.Ports) == 0 || len(line.Ports) > 0 && !slices.ContainsFunc(line.Ports, func(p uint16) bool { return !slices.Contains(above.Ports, p) })) && (above.Kind == KindName || line.Kind == KindQuery) {
@@ -112,7 +115,7 @@ func (w *world) nameLine(b base, wild bool) (Line, bool) {
 
 // answers returns how much of the answers for a name a policy lets pass: none, addresses that are allowed, or all.
 func answers(c *policy.Compiled, r policy.Request) int {
-	switch d := c.Decide(r); {
+	switch d := decide(c, r); {
 	case d.Allowed():
 		return 2
 	case d.Reason == name.ReasonNotAllowed && c.ResolvesOthers(r.Name):
