@@ -7,10 +7,12 @@ import (
 	"testing"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // containerd runs containers of `ctr` behind the gateway, and shows why it refuses one.
 func TestContainerdWithTheGatewayAsRuntime(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	w := harness.Shared(t)
 	e := newEngine(w, "runc", guarded(t)...)
@@ -48,6 +50,7 @@ const podmanRoot = "/var/lib/boxgate/podman"
 
 // Podman runs containers behind the gateway, alone and as a pod, whose containers have one network.
 func TestPodmanWithTheGatewayAsRuntime(t *testing.T) {
+	nightly.Only(t)
 	t.Parallel()
 	if _, err := os.Stat(filepath.Join(podmanRoot, "usr/bin/podman")); err != nil {
 		t.Fatalf("there is no Podman to test with: run `sudo make podman` (%v)", err)

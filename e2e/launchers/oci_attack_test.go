@@ -310,3 +310,58 @@ func TestAttackCreationsOfOneID(t *testing.T) {
 		t.Error("it ran")
 	}
 }
+
+// A container does not act through processes or memory of another container that is not behind the gateway. One of the same box may.
+func TestAttackNamespacesOfOtherContainers(t *testing.T) {
+	t.Parallel()
+	w := harness.Shared(t)
+	e := newEngine(w, "runc", guarded(t)...)
+	pidOf := func(c *container) int {
+		t.Helper()
+		var state struct{ Pid int }
+		out, _ := c.call("state", c.id)
+		if err := json.Unmarshal([]byte(out), &state); err != nil {
+			t.Fatal(err, out)
+		}
+		return state.Pid
+	}
+	open := e.newContainer("open", "sleep 1000", nil)
+	program := e.program
+	e.program = e.runtime
+	if out, code := open.call("create", "--bundle", open.bundle, open.id); code != 0 {
+		t.Fatalf("the runtime itself: %s", out)
+	}
+	e.program = program
+	owner := e.newContainer("owner", "sleep 1000", nil)
+	box := owner.create()
+	joins := func(id string, kinds map[specs.LinuxNamespaceType]*container) *container {
+		t.Helper()
+		c := e.newContainer(id, asks, nil)
+		for kind, of := range kinds {
+			file := map[specs.LinuxNamespaceType]string{specs.NetworkNamespace: "net", specs.PIDNamespace: "pid", specs.IPCNamespace: "ipc"}[kind]
+			namespaceAt(&c.spec, kind, fmt.Sprintf("/proc/%d/ns/%s", pidOf(of), file))
+		}
+		c.write()
+		return c
+	}
+	for id, kinds := range map[string]map[specs.LinuxNamespaceType]*container{
+		"pid-of-open": {specs.PIDNamespace: open}, "ipc-of-open": {specs.IPCNamespace: open},
+		"member-and-pid-of-open": {specs.NetworkNamespace: owner, specs.PIDNamespace: open},
+		"pid-of-owner":           {specs.PIDNamespace: owner},
+	} {
+		joins(id, kinds).refused("namespace of another one")
+	}
+	member := joins("member", map[specs.LinuxNamespaceType]*container{specs.NetworkNamespace: owner, specs.PIDNamespace: owner, specs.IPCNamespace: owner})
+	if out, code := member.call("create", "--bundle", member.bundle, member.id); code != 0 {
+		t.Fatalf("a container of the same box: %s", out)
+	}
+	member.start()
+	isGuarded(t, member.read("out"))
+	if got := boxesOf(w, owner.id); len(boxesOf(w, member.id)) != 0 || len(got) != 1 || got[0] != box {
+		t.Errorf("boxes: %v", got)
+	}
+	alone := joins("alone", map[specs.LinuxNamespaceType]*container{specs.NetworkNamespace: open})
+	if alone.create() == box {
+		t.Error("a container in the network of the engine has the box of another one")
+	}
+}

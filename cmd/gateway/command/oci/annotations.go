@@ -47,14 +47,18 @@ func readAnnotations(all map[string]string) (asked, error) {
 	return a, nil
 }
 
-// namespaceOf returns the Kubernetes namespace of a container, "" outside of Kubernetes.
-func namespaceOf(annotations map[string]string) string {
+// namespaceOf returns the Kubernetes namespace of a container, "" outside of Kubernetes. Where the engine sets one of the annotations, the
+// author of a pod may have set the other: they must not differ.
+func namespaceOf(annotations map[string]string) (namespace string, err error) {
 	for _, key := range namespaceAnnotations {
-		if annotations[key] != "" {
-			return annotations[key]
+		switch value := annotations[key]; {
+		case value != "" && namespace != "" && value != namespace:
+			return "", fmt.Errorf("the annotations %s name different namespaces", strings.Join(namespaceAnnotations, " and "))
+		case value != "":
+			namespace = value
 		}
 	}
-	return ""
+	return namespace, nil
 }
 
 // body returns the request to attach a container, within the bounds of a rule. policy and headers are the operator's, of the command

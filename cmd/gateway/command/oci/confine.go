@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -28,7 +29,15 @@ func (b *bundle) refuse(sockets ...string) error {
 	if len(l.MaskedPaths) == 0 {
 		return errors.New("the container could change the host's kernel: it has no linux.maskedPaths, as with --privileged and systempaths=unconfined")
 	}
+	for _, path := range kernelFiles {
+		if !slices.Contains(l.ReadonlyPaths, path) && !slices.Contains(l.MaskedPaths, path) {
+			return fmt.Errorf("the container could change the host's kernel: linux.readonlyPaths has no %s, as with systempaths=unconfined and unmask", path)
+		}
+	}
 	for _, m := range b.spec.Mounts {
+		if slices.Contains(m.Options, "remount") {
+			return fmt.Errorf("the mount at %.200q changes another one, by the option remount", m.Destination)
+		}
 		switch {
 		case isBind(m):
 			if err := docker.CheckBind(m.Source, m.Options, sockets...); err != nil {
@@ -36,9 +45,38 @@ func (b *bundle) refuse(sockets ...string) error {
 			}
 		case !slices.Contains(ownFileSystems, m.Type):
 			return fmt.Errorf("the mount at %.200q: a file system of type %.50q can be a disk or another host", m.Destination, m.Type)
+		case !harmlessKernelMount(m):
+			return fmt.Errorf("the mount at %.200q: with another %.50q than that of each container, the container could change the host's kernel", m.Destination, m.Type)
 		}
 	}
 	return nil
+}
+
+// kernelFiles are below /proc, and change the kernel for root without capabilities.
+var kernelFiles = []string{"/proc/sys", "/proc/sysrq-trigger"}
+
+// harmlessKernelMount reports whether a mount is not of the kernel's files, or where the runtime hides the dangerous ones, or read-only.
+func harmlessKernelMount(m specs.Mount) bool {
+	switch m.Type {
+	case "proc":
+		return filepath.Clean(m.Destination) == "/proc"
+	case "sysfs":
+		return isReadOnly(m)
+	case "cgroup", "cgroup2":
+		var st unix.Statfs_t // version 1 has programs that the kernel starts on the host
+		return isReadOnly(m) || unix.Statfs("/sys/fs/cgroup", &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
+	}
+	return true
+}
+
+// isReadOnly reports whether a mount is read-only. Of contradicting options the last one applies.
+func isReadOnly(m specs.Mount) (is bool) {
+	for _, option := range m.Options {
+		if option == "ro" || option == "rw" {
+			is = option == "ro"
+		}
+	}
+	return is
 }
 
 // ownFileSystems are the types of file systems without files of the host.
@@ -58,6 +96,9 @@ func (b *bundle) refuseNamespaces() error {
 			if ns.Path == "" {
 				continue
 			}
+			if kind == specs.MountNamespace {
+				return errors.New("a container in the mount namespace of another one has files that were not checked")
+			}
 			same, err := isSame(ns.Path, "/proc/self/ns/"+file, "/proc/1/ns/"+file)
 			if err != nil {
 				return fmt.Errorf("the %s namespace of the container: %w", kind, err)
@@ -72,6 +113,36 @@ func (b *bundle) refuseNamespaces() error {
 	}
 	if len(b.spec.Linux.UIDMappings) > 0 || slices.ContainsFunc(b.spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace }) {
 		return errors.New("gateway oci cannot attach a container with a user namespace: start it without one (as with --userns host)")
+	}
+	return nil
+}
+
+// refuseShared refuses processes and memory of containers that are not behind the gateway: a container could act through them. owner is
+// the container whose network it joins, nil if it has a box of its own. The runtime gets the namespaces that were judged.
+func (b *bundle) refuseShared(ctx context.Context, owner *record, held *holder) error {
+	for i, ns := range b.spec.Linux.Namespaces {
+		file := map[specs.LinuxNamespaceType]string{specs.PIDNamespace: "pid", specs.IPCNamespace: "ipc"}[ns.Type]
+		if file == "" || ns.Path == "" {
+			continue
+		}
+		open, err := os.OpenFile(ns.Path, unix.O_PATH, 0)
+		if err != nil {
+			return fmt.Errorf("the %s namespace of the container: %w", ns.Type, err)
+		}
+		b.spec.Linux.Namespaces[i].Path = held.keep(open)
+		id, err := identity(b.spec.Linux.Namespaces[i].Path)
+		if err != nil {
+			return err
+		}
+		shared := false
+		if owner != nil {
+			if shared, err = owner.shares(ctx, file, id); err != nil {
+				return err
+			}
+		}
+		if !shared {
+			return fmt.Errorf("a container in the %s namespace of another one, whose box it does not share, can leave the gateway: let it join the network of that one, which gateway oci has started, too", ns.Type)
+		}
 	}
 	return nil
 }

@@ -112,7 +112,11 @@ type call struct {
 }
 
 // valuedOfCommand are the flags of create, run and delete with a value in the next argument.
-var valuedOfCommand = strings.Fields(`--bundle -b --console-socket --pid-file --preserve-fds --config -f --user-log`)
+var valuedOfCommand = strings.Fields(`--bundle -b --console-socket --pid-file --pidfd-socket --preserve-fds --config -f --user-log`)
+
+// switchesOfCommand are their other flags. An unknown one is refused: it could be another form of --bundle, and so lead to a configuration
+// that was not checked.
+var switchesOfCommand = strings.Fields(`--detach -d --keep --no-pivot --no-new-keyring --no-subreaper --systemd-log --help -h`)
 
 // parseCall parses the arguments of create, run, start and delete.
 func (l Line) parseCall() (call, error) {
@@ -142,8 +146,8 @@ func (l Line) parseCall() (call, error) {
 			c.Bundle, c.bundle = value, at
 		case name == "--detach" || name == "-d":
 			c.Detach = true
-		case name == "--config" || name == "-f" || name == "--regex" || name == "-r":
-			return c, fmt.Errorf("gateway oci does not know %s of %s", name, l.Command)
+		case !slices.Contains(valuedOfCommand, name) && !slices.Contains(switchesOfCommand, name) || name == "--config" || name == "-f":
+			return c, fmt.Errorf("gateway oci does not know %.100s of %s", name, l.Command)
 		}
 	}
 	if c.ID == "" || len(c.ID) > 256 || c.ID != filepath.Base(c.ID) || c.ID == "." || c.ID == ".." {

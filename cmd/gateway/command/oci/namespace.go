@@ -44,6 +44,14 @@ func Wait(in io.Reader, out io.Writer) error {
 type holder struct {
 	cmd *exec.Cmd
 	end io.Closer
+
+	joined []*os.File // namespaces of other containers that the container joins
+}
+
+// keep keeps a file open until the holder is closed, and returns its path for the runtime.
+func (h *holder) keep(f *os.File) string {
+	h.joined = append(h.joined, f)
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
 }
 
 // newHolder makes a network namespace.
@@ -75,6 +83,9 @@ func (h *holder) path() string { return fmt.Sprintf("/proc/%d/ns/net", h.cmd.Pro
 
 func (h *holder) close() {
 	h.end.Close()
+	for _, f := range h.joined {
+		f.Close()
+	}
 	_ = h.cmd.Process.Kill()
 	_ = h.cmd.Wait()
 }

@@ -85,8 +85,8 @@ func (r *record) save() error {
 // remove removes the files of the container.
 func (r *record) remove() error { return os.RemoveAll(r.dir) }
 
-// ownerOf returns the record of the container that owns a network namespace, or nil if the namespace is of another origin.
-func ownerOf(netns string) (*record, error) {
+// findRecords returns the records that match.
+func findRecords(match func(*record) bool) (found []*record, err error) {
 	entries, err := os.ReadDir(stateDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -95,11 +95,51 @@ func ownerOf(netns string) (*record, error) {
 		if !e.IsDir() {
 			continue
 		}
-		if r, err := load(filepath.Join(stateDir, e.Name())); err == nil && r != nil && r.NetNS == netns && !r.Member {
-			return r, nil
+		if r, err := load(filepath.Join(stateDir, e.Name())); err == nil && r != nil && match(r) {
+			found = append(found, r)
 		}
 	}
-	return nil, nil
+	return found, nil
+}
+
+// ownersOf returns the records of containers that own a network namespace. Without a deletion, as after a crash, the record of one that
+// has ended stays, and the kernel may have given its namespace's number to another namespace since.
+func ownersOf(netns string) ([]*record, error) {
+	return findRecords(func(r *record) bool { return r.NetNS == netns && !r.Member })
+}
+
+// process returns the ID of the first process of the container, or 0 if none is in its network namespace.
+func (r *record) process(ctx context.Context) int {
+	l := Line{Runtime: r.Runtime}
+	if r.Root != "" {
+		l.Globals = []string{"--root", r.Root}
+	}
+	pid, err := l.state(ctx, r.ID)
+	if err != nil || pid <= 0 {
+		return 0
+	}
+	if now, err := identity(fmt.Sprintf("/proc/%d/ns/net", pid)); err != nil || now != r.NetNS {
+		return 0 // of an ended container, whose process ID another process has
+	}
+	return pid
+}
+
+// shares reports whether a namespace is that of a container with the same box. file is its name in /proc/PID/ns, id its identity.
+func (r *record) shares(ctx context.Context, file, id string) (bool, error) {
+	all, err := findRecords(func(other *record) bool { return other.Box == r.Box })
+	if err != nil {
+		return false, err
+	}
+	for _, other := range all {
+		pid := other.process(ctx)
+		if pid == 0 {
+			continue
+		}
+		if own, err := identity(fmt.Sprintf("/proc/%d/ns/%s", pid, file)); err == nil && own == id {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // identity returns device and inode of a file.

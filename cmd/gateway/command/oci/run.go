@@ -17,6 +17,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/sandboxns"
 	"boxgate/launcher/oci"
 )
 
@@ -276,17 +277,15 @@ func (l Line) attach(ctx context.Context, g Gateway, b *bundle, r *record, held 
 	if err != nil {
 		return err
 	}
-	if path := b.network(); path != "" {
-		if r.NetNS, err = identity(path); err != nil {
-			return fmt.Errorf("the network namespace of the container: %w", err)
-		}
-		owner, err := ownerOf(r.NetNS)
-		if err != nil {
-			return err
-		}
-		if owner != nil {
-			return r.join(ctx, g, owner, want)
-		}
+	owner, err := r.joined(ctx, g, b, held)
+	if err != nil {
+		return err
+	}
+	if err := b.refuseShared(ctx, owner, held); err != nil {
+		return fmt.Errorf("the container cannot be behind the gateway: %w", err)
+	}
+	if owner != nil {
+		return r.join(owner, want)
 	}
 	if b.spec.Annotations[criContainer] == "container" {
 		return errors.New("the sandbox of the container's pod was not started by gateway oci: they need the same runtime class")
@@ -299,7 +298,11 @@ func (l Line) attach(ctx context.Context, g Gateway, b *bundle, r *record, held 
 	if oci.ByName(l.Runtime).OwnNetwork {
 		stack = api.StackGuest
 	}
-	body, err := want.body(g.Rules.For(namespaceOf(b.spec.Annotations)), g.Policy, g.Headers, stack)
+	namespace, err := namespaceOf(b.spec.Annotations)
+	if err != nil {
+		return err
+	}
+	body, err := want.body(g.Rules.For(namespace), g.Policy, g.Headers, stack)
 	if err != nil {
 		return err
 	}
@@ -314,14 +317,49 @@ func (l Line) attach(ctx context.Context, g Gateway, b *bundle, r *record, held 
 	return r.save()
 }
 
+// joined returns the container whose network namespace the container is to join, with a box that is attached, or nil. The runtime gets
+// the namespace that was judged, whatever the engine's path refers to later.
+func (r *record) joined(ctx context.Context, g Gateway, b *bundle, held *holder) (*record, error) {
+	path := b.network()
+	if path == "" {
+		return nil, nil
+	}
+	ns, err := sandboxns.OpenNetNS(path)
+	if err != nil {
+		return nil, fmt.Errorf("the network namespace of the container: %w", err)
+	}
+	path = held.keep(ns)
+	if r.NetNS, err = identity(path); err != nil {
+		return nil, err
+	}
+	owners, err := ownersOf(r.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	var ended error
+	for _, owner := range owners {
+		if owner.process(ctx) == 0 {
+			continue // it has ended: its namespace's number may be another's
+		}
+		// While a box is attached the gateway holds its namespace, whose number no other has.
+		var box struct{ Status api.Status }
+		switch err := g.Client.Get(ctx, api.BoxPath(owner.Box), &box); {
+		case err != nil:
+			ended = fmt.Errorf("the box of %s, whose network the container joins: %w", owner.ID, err)
+		case box.Status != api.StatusIdle && box.Status != api.StatusRunning && box.Status != api.StatusPaused:
+			ended = fmt.Errorf("the box of %s, whose network the container joins, is %s", owner.ID, box.Status)
+		default:
+			b.joins(path)
+			return owner, nil
+		}
+	}
+	return nil, ended
+}
+
 // join makes a container a member of the box of another one, whose network namespace it joins.
-func (r *record) join(ctx context.Context, g Gateway, owner *record, want asked) error {
+func (r *record) join(owner *record, want asked) error {
 	if want != (asked{}) && want != owner.Asked {
 		return fmt.Errorf("the container joins the network of %s, and has other annotations of boxgate.dev: remove them", owner.ID)
-	}
-	var box struct{ Status string }
-	if err := g.Client.Get(ctx, api.BoxPath(owner.Box), &box); err != nil {
-		return fmt.Errorf("the box of %s, whose network the container joins: %w", owner.ID, err)
 	}
 	r.Box, r.Member = owner.Box, true
 	return r.save()
