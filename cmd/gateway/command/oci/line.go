@@ -135,8 +135,10 @@ func (l Line) parseCall() (call, error) {
 		}
 		force := l.Command == "delete" && (name == "--force" || name == "-f")
 		at := i
-		if !joined && !force && slices.Contains(valuedOfCommand, name) && i+1 < len(c.args) {
-			i++
+		if !joined && !force && slices.Contains(valuedOfCommand, name) {
+			if i++; i == len(c.args) {
+				return c, fmt.Errorf("%.100s of gateway oci %s needs a value", name, l.Command)
+			}
 			value = c.args[i]
 		}
 		switch {
@@ -150,7 +152,7 @@ func (l Line) parseCall() (call, error) {
 			return c, fmt.Errorf("gateway oci does not know %.100s of %s", name, l.Command)
 		}
 	}
-	if c.ID == "" || len(c.ID) > 256 || c.ID != filepath.Base(c.ID) || c.ID == "." || c.ID == ".." {
+	if c.ID == "" || len(c.ID) > 256 || strings.Contains(c.ID, "/") || c.ID == "." || c.ID == ".." {
 		return c, fmt.Errorf("gateway oci %s: %.100q is not the ID of a container", l.Command, c.ID)
 	}
 	return c, nil

@@ -23,6 +23,8 @@ func TestCallsWithUnknownFlags(t *testing.T) {
 		{"runc create --bundle /b c1 c2", "-"},
 		{"runc create --bundle /b ../c1", "-"},
 		{"runc create --bundle /b", "-"},
+		{"runc create c1 --bundle", "-"},
+		{"runc delete /", "-"},
 		{"runc delete --regex c.*", "-"},
 		{"runc delete --force c1", ""},
 		{"runc start c1", ""},
