@@ -213,7 +213,7 @@ func (u *Conn) Usable(c *policy.Compiled) bool { return u.Ready(c) && u.Quiet() 
 // Ready reports whether the connection can carry another request, as far as the gateway knows: its last exchange ended
 // cleanly, and the policy c still allows its address.
 func (u *Conn) Ready(c *policy.Compiled) bool {
-	if u.judged != c && !u.place.Key().decider(c).Decide(u.dial).Allowed() {
+	if (u.judged != c || u.dial.Name.IsService()) && !u.place.Key().decider(c).Decide(u.dial).Allowed() { // a service may have moved
 		return false
 	}
 	u.judged = c

@@ -39,7 +39,7 @@ func (u *H2Conn) AllowedBy(c *policy.Compiled) bool { return u.judged.Load() == 
 
 // Usable implements [pool.Conn]. It evaluates a policy for the address, once per policy.
 func (u *H2Conn) Usable(c *policy.Compiled) bool {
-	if u.judged.Load() != c {
+	if u.judged.Load() != c || u.dial.Name.IsService() { // a service may have moved
 		if !u.place.Key().decider(c).Decide(u.dial).Allowed() {
 			return false
 		}
