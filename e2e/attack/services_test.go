@@ -1,13 +1,19 @@
 package attack
 
 import (
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"boxgate/audit"
+	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
@@ -96,4 +102,121 @@ except OSError as e:
 		t.Errorf("the connection outlived its entry: %d %v", code, err)
 	}
 	_ = open.Close()
+}
+
+// ruledServices are two servers of the gateway's host, over HTTP and TLS, that record requests.
+type ruledServices struct {
+	mu   sync.Mutex
+	seen []string // host, path and X-Key of each request
+}
+
+// received returns the requests since the last call.
+func (s *ruledServices) received() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, s.seen = s.seen, nil
+	return all
+}
+
+const (
+	plainService  = "web.service.boxgate.internal"
+	secretService = "tls.service.boxgate.internal"
+)
+
+// ruledWorld starts a gateway with the services web and tls, and serves them.
+func ruledWorld(t *testing.T) (*harness.World, *ruledServices) {
+	t.Helper()
+	ca, err := certs.NewCA("services")
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued, err := certs.NewIssued(ca, secretService)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, ca.CertificatePEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := harness.NewCaptured(t, func(c *config.Config) {
+		c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, file)
+		c.Network.Services = config.Services{"web": {Host: "127.0.0.1:8080"}, "tls": {Host: "127.0.0.1:8443"}}
+	})
+	s := &ruledServices{}
+	for at, secured := range map[string]bool{"127.0.0.1:8080": false, "127.0.0.1:8443": true} {
+		var ln net.Listener
+		if err := w.Net.Gateway().Do(func() (err error) { ln, err = net.Listen("tcp", at); return err }); err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: s, TLSConfig: &tls.Config{GetCertificate: issued.GetCertificate}}
+		t.Cleanup(func() { _ = server.Close() })
+		if secured {
+			go func() { _ = server.ServeTLS(ln, "", "") }()
+		} else {
+			go func() { _ = server.Serve(ln) }()
+		}
+	}
+	return w, s
+}
+
+// ServeHTTP records a request.
+func (s *ruledServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = append(s.seen, r.Host+" "+r.URL.Path+" "+r.Header.Get("X-Key"))
+	_, _ = io.WriteString(w, "served")
+}
+
+// Header rules apply to services over TLS, under every spelling of the name. Inside of a connection to a service no request
+// leaves it, and none comes to it from a connection to another host. The explicit proxy opens no more.
+func TestAttackServiceWithACredential(t *testing.T) {
+	t.Parallel()
+	w, s := ruledWorld(t)
+	key := map[string]string{"X-Key": harness.Canary}
+	box := w.Create(map[string]any{
+		"network_policy": harness.Custom("service:web", "service:tls", "api.example.com"),
+		"attach_headers": map[string]any{plainService + ":8080": key, secretService + ":8443": key, "api.example.com": map[string]string{"X-Other": "other"}},
+	})
+	in := w.Intrude(box)
+	for network, sink := range map[string]string{"ip4": "10.200.0.2", "ip6": "fd42:b0c5::2"} {
+		if got := in.Resolve("WEB.Service.boxgate.internal", network); got.String() != sink {
+			t.Errorf("DNS answers %v, want the sink", got)
+		}
+	}
+	const get = "curl -sS -m 60 --noproxy '*' -o /dev/null -w '%{http_code}' "
+	const proxied = "curl -sS -m 60 -o /dev/null -w '%{http_code}' -x http://10.200.0.1:3128 "
+	for _, url := range []string{
+		get + "http://" + plainService + ":8080/1", get + "http://WEB.Service.BOXGATE.internal.:8080/1", proxied + "http://" + plainService + ":8080/1",
+		get + "https://" + secretService + ":8443/1", get + "--http1.1 https://TLS.service.boxgate.internal:8443/1", proxied + "https://" + secretService + ":8443/1",
+		proxied + "-p http://" + plainService + ":8080/1",
+	} {
+		out, _ := w.Sh(box, url)
+		seen := s.received()
+		want := " /1 "
+		if strings.Contains(url, "https:") {
+			want += harness.Canary
+		}
+		if out != "200" || len(seen) != 1 || !strings.HasSuffix(seen[0], want) {
+			t.Errorf("%s: %s, the service saw %q", url, out, seen)
+		}
+	}
+	for _, line := range []string{
+		get + "-H 'Host: evil.example.net' http://" + plainService + ":8080/2",
+		get + "-H 'Host: " + plainService + ":8080' http://api.example.com/2",
+		get + "-H 'Host: " + plainService + "' http://" + plainService + ":8080/2",
+		get + "-H 'Host: evil.example.net' https://" + secretService + ":8443/2",
+		get + "--http1.1 -H 'Host: evil.example.net' https://" + secretService + ":8443/2",
+		get + "-H 'Host: " + plainService + ":8080' https://" + secretService + ":8443/2",
+		get + "-H 'Host: " + secretService + ":8443' https://api.example.com/2",
+		get + "--http1.1 -H 'Host: " + secretService + "' https://api.example.com/2",
+		get + "http://127.0.0.1:8080/2", proxied + "http://127.0.0.1:8080/2", proxied + "-p http://127.0.0.1:8080/2", proxied + "http://localhost:8080/2",
+		proxied + "http://[::ffff:127.0.0.1]:8080/2", proxied + "http://0.0.0.0:8080/2", proxied + "-p http://" + plainService + ":8443/2",
+		proxied + "https://" + secretService + ":8080/2", get + "http://a." + plainService + ":8080/2", get + "http://service.boxgate.internal:8080/2",
+	} {
+		out, _ := w.Sh(box, line)
+		if seen := s.received(); strings.Contains(out, "200") && len(seen) == 0 || len(seen) > 0 {
+			t.Errorf("%s: %s, the services saw %q", line, out, seen)
+		}
+	}
+	w.NothingReached("evil.example.net")
 }
