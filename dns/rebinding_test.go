@@ -197,7 +197,7 @@ func TestCachedChainToDeniedName(t *testing.T) {
 	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonDeniedDomain)
 }
 
-// Names of services are never sent upstream: neither those that a policy with allowed addresses would resolve, nor as the target of an alias.
+// No name of a service is sent upstream, even if the policy allows addresses or an alias points to it.
 func TestServicesAreNotAskedUpstream(t *testing.T) {
 	t.Parallel()
 	const db = "db.service.boxgate.internal"

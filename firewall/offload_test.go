@@ -90,7 +90,7 @@ func (w *world) packetSocket(ns netns.NsHandle) func([]byte) {
 }
 
 // A checksum that the uplink computes lands in no address and no port: neither of a virtual machine, nor of a box with packet
-// sockets. Those of the kernel's own connections pass.
+// sockets. The kernel's own connections are unaffected.
 func TestChecksumsRewriteNoHeaders(t *testing.T) {
 	w := newWorld(t)
 	w.computeChecksums()

@@ -10,7 +10,7 @@ import (
 	"boxgate/api/spec"
 )
 
-// cniBody is the JSON of a CNI attachment: the names by which the container runtime finds it again.
+// cniBody is the JSON of a CNI attachment, which its network, container ID and interface identify.
 type cniBody struct {
 	Network   string   `json:"network" doc:"name of the CNI network"`
 	Container string   `json:"container_id" doc:"the runtime's ID of the pod's sandbox"`

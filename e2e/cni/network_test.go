@@ -197,7 +197,7 @@ func (p *pod) sh(line string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// reaches checks what the policy web opens, and what it does not.
+// reaches checks that the policy web is in force: its host answers, and another is denied.
 func (p *pod) reaches(when string) {
 	p.n.T.Helper()
 	for _, family := range []string{"-4", "-6"} {

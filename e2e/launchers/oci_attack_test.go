@@ -98,7 +98,7 @@ func TestAttackAnnotationsThatAskForMore(t *testing.T) {
 	}
 }
 
-// A bundle that leads out of the gateway, or that is not what it seems, is refused.
+// A bundle that bypasses the gateway or is malformed is refused.
 func TestAttackOddBundles(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -211,7 +211,7 @@ func TestAttackLinksInAnImage(t *testing.T) {
 	}
 }
 
-// Without the gateway no container is created, and those that exist are closed.
+// While the gateway is down no container can be created, and running ones have no network.
 func TestAttackContainersWithoutTheGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

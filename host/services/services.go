@@ -137,7 +137,7 @@ func (s *Services) DialBox(ctx context.Context, n name.Name, at netip.AddrPort) 
 	return conn, true, nil
 }
 
-// Resolver returns the addresses of services, and those of other names from another resolver.
+// Resolver resolves names of services from the configuration, and passes on all others.
 type Resolver struct {
 	route.Resolver
 	Services *Services

@@ -119,7 +119,7 @@ func (p *Plugin) gc(args *skel.CmdArgs) error {
 	return errors.Join(errs...)
 }
 
-// collect removes an attachment that the runtime does not know any more.
+// collect removes an attachment that the runtime no longer lists (GC).
 func (c *call) collect(ref string) (err error) {
 	rec, err := openRecord(c.conf.stateDir(), ref)
 	if err != nil {

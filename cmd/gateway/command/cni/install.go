@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Installation is the plugin with its configuration on a host. Paths are those of the process that installs, which may see the host's
-// files below a mount.
+// Installation has the directories into which the plugin and its configuration are installed, as the installing process sees them: in a
+// pod they are mounts of the host's.
 type Installation struct {
 	Binaries string // directory of CNI plugins
 	Networks string // directory of CNI networks; runtimes use the first in it

@@ -2,8 +2,7 @@ package docker
 
 import "fmt"
 
-// The checks below are those of `gateway docker run`, for other ways to start a container. Each returns why a container could leave
-// the gateway, or nil.
+// The checks of `gateway docker run`, exported for `gateway oci`. Each returns an error if the container could bypass the gateway.
 
 // CheckCapability checks a capability, with or without CAP_.
 func CheckCapability(name string) error {

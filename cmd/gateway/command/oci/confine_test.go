@@ -74,7 +74,7 @@ func TestAttackNamespaceOfAnotherEngine(t *testing.T) {
 	}
 }
 
-// What was parsed and judged is what the runtime reads.
+// The runtime reads the same configuration that was checked.
 func FuzzParseSpec(f *testing.F) {
 	text, err := json.Marshal(usual(f).spec)
 	if err != nil {
@@ -111,4 +111,20 @@ func FuzzParseSpec(f *testing.F) {
 			}
 		}
 	})
+}
+
+// run has no moment between the hooks and the start in which interfaces could be checked, so it takes no hooks but Docker's.
+func TestRunRefusesHooksBeforeTheStart(t *testing.T) {
+	hook := []specs.Hook{{Path: "/usr/bin/plug"}}
+	for _, hooks := range []*specs.Hooks{{Prestart: hook}, {CreateRuntime: hook}, {CreateContainer: hook}} { //nolint:staticcheck // engines still use Prestart
+		b := usual(t)
+		b.spec.Hooks = hooks
+		if _, _, err := (Line{Command: "run"}).prepare(t.Context(), Gateway{}, call{}, b, &record{}); err == nil || !strings.Contains(err.Error(), "use create and start") {
+			t.Errorf("%+v: %v", hooks, err)
+		}
+	}
+	b := usual(t)
+	if b.spec.Hooks = nil; b.hasNetworkHooks() {
+		t.Error("a container without hooks is refused")
+	}
 }

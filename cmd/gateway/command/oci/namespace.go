@@ -148,6 +148,12 @@ func (b *bundle) takeDockerHooks() (hooks []specs.Hook) {
 	return hooks
 }
 
+// hasNetworkHooks reports whether programs of the engine run between the creation of the namespaces and the container's first instruction.
+func (b *bundle) hasNetworkHooks() bool {
+	h := b.spec.Hooks
+	return h != nil && len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer) > 0 //nolint:staticcheck // engines still use Prestart
+}
+
 // divert runs Docker's hooks for an empty network namespace. The daemon keeps it until the container is removed.
 func divert(ctx context.Context, id, bundleDir string, version string, hooks []specs.Hook) error {
 	if len(hooks) == 0 {

@@ -226,6 +226,9 @@ func (l Line) undo(ctx context.Context, g Gateway, r *record) error {
 // that holds this namespace until then.
 func (l Line) prepare(ctx context.Context, g Gateway, c call, b *bundle, r *record) (args []string, holding *holder, err error) {
 	hooks := b.takeDockerHooks()
+	if l.Command == "run" && b.hasNetworkHooks() {
+		return nil, nil, errors.New("the container has hooks that could add an interface, and run starts it without a check: use create and start")
+	}
 	settings, search := b.resolvConf()
 	held, err := newHolder(ctx)
 	if err != nil {
