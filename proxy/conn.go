@@ -58,12 +58,12 @@ type conn struct {
 	literal  bool // the CONNECT named an address instead of a host
 	linger   bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	noEvent  bool // no event for the connection: each request records its own
-	spliced  spliced
-	detour   detour
-	// interception counts against the box's limit; nil if TLS is not terminated.
-	interception *usage.Interception
 	// mustSpeak is set after the server had its chance to speak first.
 	mustSpeak bool
+	spliced   spliced
+	detour    detour
+	// interception counts against the box's limit; nil if TLS is not terminated.
+	interception *usage.Interception
 }
 
 // newConn starts the audit event of a newly accepted connection. The caller must run its handler as the owner.

@@ -184,7 +184,8 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 	}
 	_ = upstream.SetWriteDeadline(time.Time{}) // fails only on a closed socket
 	c.live.Out.Add(int64(len(f.Data)))
-	c.spliced = spliced{first: f, at: at}
+	f.Recycle()
+	c.spliced = spliced{at: at}
 	(*owner)(c).Opened()
 	t := c.p.core.Tunnels.Splice(c.tunnelSpec(), upstream)
 	c.passToTunnel(t, t.Start)
@@ -210,7 +211,8 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 	}
 	_ = up.SetWriteDeadline(time.Time{}) // fails only on a closed socket
 	c.live.Out.Add(int64(len(f.Data)))
-	c.spliced = spliced{first: f, at: at}
+	f.Recycle()
+	c.spliced = spliced{at: at}
 	(*owner)(c).Opened()
 	c.relayBytes(c.tcp, up, &c.live.Out, &c.live.In)
 	c.linger = true
@@ -223,7 +225,7 @@ func (c *conn) startTunnel(f peek.First, rt route.Routed, to netip.Addr, deadlin
 	if c.live.SetRoute(rt); c.p.recheck(c.live) {
 		return true // recheck closed it
 	}
-	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
+	c.spliced = spliced{first: &f, at: to, name: rt.Request.Name}
 	from, ok := rt.From.For(to)
 	if !ok {
 		return false
@@ -239,8 +241,8 @@ func (c *conn) startTunnel(f peek.First, rt route.Routed, to netip.Addr, deadlin
 
 // spliced is the state of a connection that a tunnel owns.
 type spliced struct {
-	first peek.First // until the server has received it
-	at    netip.Addr // of the server
+	first *peek.First // until the server has received it, then nil
+	at    netip.Addr  // of the server
 	name  name.Name
 }
 
@@ -270,8 +272,10 @@ type owner conn
 func (o *owner) Opened() {
 	c := (*conn)(o)
 	c.detour.stopSearch()
-	c.spliced.first.Recycle()
-	c.spliced.first = peek.First{}
+	if c.spliced.first != nil {
+		c.spliced.first.Recycle()
+		c.spliced.first = nil
+	}
 	c.firstClaim.Release()
 	exchange.Dialled(&c.event, c.spliced.at, c.orig.Addr())
 	c.startTraffic()
@@ -424,7 +428,7 @@ func (c *conn) continueAt(up net.Conn) {
 			c.refuse(peek.Other, name.ReasonUnreachable)
 			return
 		}
-		c.forwardTo(c.spliced.first, rt, up)
+		c.forwardTo(*c.spliced.first, rt, up)
 	})
 }
 
