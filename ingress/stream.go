@@ -19,6 +19,7 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/relay"
 	"boxgate/relay/h1"
+	"boxgate/relay/h2"
 	"boxgate/relay/h2/downstream"
 )
 
@@ -295,7 +296,7 @@ type early struct {
 }
 
 // start begins a request in the goroutine that reads the client's connection.
-func (c *session) start(in *downstream.Stream) {
+func (c *session) start(in *downstream.Stream, _ *h2.Batch) {
 	s := c.open(in)
 	in.Take(s)
 	defer s.contain(in)
@@ -447,10 +448,12 @@ func (s *stream) await() {
 func (s *stream) Overdue() { s.In.Resume() }
 
 // Answered implements [relay.Waiter]: it passes on a response that has arrived whole.
-func (s *stream) Answered() {
+func (s *stream) Answered(b *h2.Batch) {
 	in := s.In
 	defer s.contain(in)
-	s.early.err = s.up.fillNow()
+	if s.early.err = s.up.fillNow(); s.early.err == nil {
+		in.Delay(b)
+	}
 	switch {
 	case errors.Is(s.early.err, os.ErrDeadlineExceeded):
 		s.waitAgain(in)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
+	"boxgate/relay/h2"
 )
 
 // PollLimit is the shortest time after which a [Waiter] whose server is silent gets a goroutine. It may take twice as long.
@@ -19,8 +20,9 @@ const PollLimit = time.Second
 // Waiter is a request that waits for a server without a goroutine. Its methods are called by a goroutine that serves other requests
 // too: they must not block.
 type Waiter interface {
-	// Answered is called when the server has sent something or closed the connection. It may also be called without cause.
-	Answered()
+	// Answered is called when the server has sent something or closed the connection. It may also be called without cause. The batch is
+	// flushed after the calls for all requests whose servers have sent something.
+	Answered(b *h2.Batch)
 	// Overdue is called when the server has been silent for a while.
 	Overdue()
 }
@@ -159,6 +161,7 @@ func (l *pollLoop) run() {
 	events := make([]unix.EpollEvent, 128)
 	due := make([]*Watch, 0, len(events))
 	n, failed := 0, false
+	var batch h2.Batch
 	poll := func(fd uintptr) bool {
 		var err error
 		n, err = socket.Events(int(fd), events)
@@ -168,8 +171,9 @@ func (l *pollLoop) run() {
 	for l.raw.Read(poll) == nil && !failed {
 		due = l.due(due[:0], events[:n])
 		for _, w := range due {
-			w.event()
+			w.event(&batch)
 		}
+		batch.Flush()
 		clear(due)
 	}
 }
@@ -216,10 +220,10 @@ func (l *pollLoop) overdue(match func(*Watch) bool) {
 }
 
 // event is called when something has arrived.
-func (w *Watch) event() {
+func (w *Watch) event(b *h2.Batch) {
 	switch {
 	case w.Stop():
-		w.to.Answered()
+		w.to.Answered(b)
 	default:
 		w.state.CompareAndSwap(watchArmed, watchIdle)
 	}

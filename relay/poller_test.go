@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"boxgate/relay/h2"
 )
 
 // waiter counts what a poller tells it.
@@ -13,8 +15,8 @@ type waiter struct{ answered, overdue chan struct{} }
 
 func newWaiter() waiter { return waiter{make(chan struct{}, 1), make(chan struct{}, 1)} }
 
-func (w waiter) Answered() { w.answered <- struct{}{} }
-func (w waiter) Overdue()  { w.overdue <- struct{}{} }
+func (w waiter) Answered(*h2.Batch) { w.answered <- struct{}{} }
+func (w waiter) Overdue()           { w.overdue <- struct{}{} }
 
 // came waits until c has something.
 func came(t *testing.T, c chan struct{}, what string) {

@@ -14,6 +14,7 @@ import (
 	"boxgate/proxy/origin"
 	"boxgate/proxy/recovery"
 	"boxgate/relay/h1"
+	"boxgate/relay/h2"
 	"boxgate/relay/h2/downstream"
 	"boxgate/relay/h2/upstream"
 	"boxgate/rule/placeholder"
@@ -50,11 +51,11 @@ func (e *early) releaseConn() {
 }
 
 // start begins a request in the goroutine that reads the client's connection.
-func (c *conn) start(client *downstream.Stream) {
+func (c *conn) start(client *downstream.Stream, b *h2.Batch) {
 	st := c.open(client)
 	client.Take(st)
 	defer st.contain(client)
-	if !st.send() {
+	if !st.send(b) {
 		client.Resume()
 	}
 }
@@ -80,7 +81,7 @@ func (st *stream) over(client *downstream.Stream, v any) {
 
 // send judges a request that has arrived whole and sends it, if that is possible without waiting. Otherwise it reports false,
 // and st.next continues the request. Once the request is sent, [stream.Arrived] owns st.
-func (st *stream) send() bool {
+func (st *stream) send(b *h2.Batch) bool {
 	if n, whole := st.client.Whole(); !whole || n > bodyNow || st.expects || st.isWebSocket() || st.x.Captured() {
 		return false
 	}
@@ -100,7 +101,7 @@ func (st *stream) send() bool {
 		return false
 	}
 	st.watch = placeholder.NewWatch(st.decision.Policy.HasPlaceholders())
-	if st.next = (*stream).forward; st.early.up != nil && !st.logsIn() && st.sendOn(st.early.up) {
+	if st.next = (*stream).forward; st.early.up != nil && !st.logsIn() && st.sendOn(st.early.up, b) {
 		return true
 	}
 	st.early.releaseConn()
@@ -132,7 +133,7 @@ func (st *stream) depart() bool {
 }
 
 // sendOn sends an allowed request on a connection, and reports whether that was possible without waiting.
-func (st *stream) sendOn(up *origin.H2Conn) bool {
+func (st *stream) sendOn(up *origin.H2Conn, b *h2.Batch) bool {
 	var content []byte
 	if st.length != 0 {
 		st.early.source = st.newUploadSource()
@@ -145,9 +146,9 @@ func (st *stream) sendOn(up *origin.H2Conn) bool {
 	client, to := st.client, &upstream.Stream{}
 	st.early.stream = to
 	fields := st.requestFields()
-	if !up.Client.Begin(to, fields, content, st) {
+	if !up.Client.Begin(to, fields, content, st, b) {
 		runtime.Gosched() // the goroutine that writes to the server gets a chance to make room
-		if !up.Client.Begin(to, fields, content, st) {
+		if !up.Client.Begin(to, fields, content, st, b) {
 			st.early.stream = nil
 			return false
 		}
@@ -167,8 +168,9 @@ func await(client *downstream.Stream, to *upstream.Stream) {
 func (st *stream) Failed(*upstream.Stream) { st.client.Resume() }
 
 // Arrived relays the part of a response that has arrived, as far as possible without waiting.
-func (st *stream) Arrived(from *upstream.Stream) {
+func (st *stream) Arrived(from *upstream.Stream, b *h2.Batch) {
 	client := st.client
+	client.Delay(b)
 	defer recovery.Panic(st.s.Core.Log, st.s.Box.ID, func() {}) // of what follows a panic: it must not end the gateway
 	defer st.contain(client)
 	for {

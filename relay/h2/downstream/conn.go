@@ -37,8 +37,10 @@ const (
 
 // Config configures the service of a connection. All fields but Drain, Start and Sleeper are required.
 type Config struct {
-	Handler  func(*Stream)   // serves one request; the stream ends when it returns
-	Start    func(*Stream)   // begins a request in the goroutine that reads the connection; see [Stream.Take]
+	Handler func(*Stream) // serves one request; the stream ends when it returns
+	// Start begins a request in the goroutine that reads the connection; see [Stream.Take]. The batch is flushed after all requests
+	// that have arrived together.
+	Start    func(*Stream, *h2.Batch)
 	Refused  func(Refusal)   // called for each request or connection that is refused here; must not block
 	Panicked func(v any)     // called after a panic outside the handler; the connection has ended
 	Memory   *memory.Account // for header blocks in several frames
@@ -75,10 +77,11 @@ type conn struct {
 	block   block
 	heads   memory.Claim // of a header block in several frames
 	empty   h2.EmptyFrames
-	settled bool // the first SETTINGS have come
-	crowded bool // many answers to the client's frames await writing
-	between bool // at most a part of the next frame's header has been read
-	tired   bool // the connection sleeps before the next read
+	settled bool     // the first SETTINGS have come
+	crowded bool     // many answers to the client's frames await writing
+	between bool     // at most a part of the next frame's header has been read
+	tired   bool     // the connection sleeps before the next read
+	begun   h2.Batch // connections to servers to which requests were sent
 	small   [64]byte
 
 	mu       sync.Mutex // guards the fields below and the streams
@@ -143,6 +146,7 @@ func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 // caughtUp starts the waiting requests. It is called before the goroutine that reads may block, so that a request begins with
 // as much of its body as has arrived. It reports whether the connection has streams.
 func (c *conn) caughtUp() (busy bool) {
+	defer c.begun.Flush()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.cfg.Start != nil {

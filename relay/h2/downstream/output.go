@@ -30,6 +30,7 @@ type output struct {
 	controls int    // frames in it that answer the client's own
 	kicked   bool   // the batch must be written
 	writing  bool   // there is a goroutine that writes
+	owed     bool   // the connection is in an h2.Batch
 	wake     sync.Cond
 	begun    bool // a header block was sent
 
@@ -68,6 +69,22 @@ func (o *output) kick() {
 		o.kicked, o.writing = true, true
 		o.c.run.Go(o.write)
 	}
+}
+
+// owe lets the batch be written at the end of another.
+func (o *output) owe(b *h2.Batch) {
+	if !o.owed && !o.kicked && len(o.pending) > 0 {
+		o.owed = true
+		b.Add(o.c)
+	}
+}
+
+// Flush implements [h2.Flusher].
+func (c *conn) Flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.owed = false
+	c.out.kick()
 }
 
 // write writes batches while there are requests in progress or frames to write.

@@ -226,7 +226,7 @@ func (c *conn) done(s *Stream, next chan *Stream) {
 
 // finish ends a stream that has been served. The caller holds mu.
 func (c *conn) finish(s *Stream) {
-	s.pending = nil // its wait must not continue the task
+	s.pending, s.delay = nil, nil // its wait must not continue the task
 	switch {
 	case s.closed:
 	case s.localEnded && !s.remoteEnded:
@@ -318,7 +318,8 @@ type Stream struct {
 
 	send     h2.SendWindow
 	queued   bool
-	last     int    // position of its last frame in the batch
-	batch    uint64 // number of that batch
+	last     int       // position of its last frame in the batch
+	batch    uint64    // number of that batch
+	delay    *h2.Batch // written at the end of it; nil: immediately
 	writable sync.Cond
 }

@@ -158,7 +158,7 @@ func (s *Stream) Flush() error {
 	if s.err != nil {
 		return s.err
 	}
-	s.c.out.kick()
+	s.kick()
 	return nil
 }
 
@@ -227,9 +227,18 @@ func (s *Stream) localEnd(end bool) {
 		return
 	}
 	s.localEnded = true
-	s.c.out.kick()
+	s.kick()
 	if s.remoteEnded {
 		s.c.closeStream(s, nil)
+	}
+}
+
+// kick starts writing the batch, or lets it wait for others that the same goroutine appends to.
+func (s *Stream) kick() {
+	if out := &s.c.out; s.delay == nil || !out.room() {
+		out.kick()
+	} else {
+		out.owe(s.delay)
 	}
 }
 

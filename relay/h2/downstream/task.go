@@ -27,6 +27,14 @@ type Pending interface {
 // [Stream.Resume].
 func (s *Stream) Take(t Task) { s.task = t }
 
+// Delay makes the end of the response and [Stream.Flush] wait for the end of a batch, until the next call of [Stream.Done],
+// [Stream.Resume] or [Stream.Await]. The goroutine that flushes the batch calls it, and no other writes to the stream meanwhile.
+func (s *Stream) Delay(b *h2.Batch) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.delay = b
+}
+
 // Done ends a stream whose request the task has served without a goroutine.
 func (s *Stream) Done() {
 	c := s.c
@@ -45,7 +53,7 @@ func (s *Stream) Resume() {
 }
 
 func (s *Stream) resumeLocked() {
-	s.pending = nil
+	s.pending, s.delay = nil, nil
 	s.c.launch(s)
 	s.c.run.Done()
 }
@@ -55,6 +63,7 @@ func (s *Stream) resumeLocked() {
 func (s *Stream) Await(p Pending) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
+	s.delay = nil
 	if s.cancelled.Load() && p != nil {
 		return false
 	}
@@ -89,7 +98,7 @@ func (c *conn) start(s *Stream) {
 	c.run.Add(1) // until it is done, or resumed
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	c.cfg.Start(s)
+	c.cfg.Start(s, &c.begun)
 }
 
 // sleepAfter is the time without a request after which a connection releases memory.

@@ -41,7 +41,7 @@ func taken(t *testing.T, start func(*task), test func(p *peer, cancel func())) {
 		p.memory = memory.New(1<<30, 1<<30).Account("box")
 		p.serveBy(func(nc net.Conn) {
 			Serve(ctx, nc, Config{
-				Start: func(s *Stream) {
+				Start: func(s *Stream, _ *h2.Batch) {
 					k := &task{s: s, serve: hello}
 					s.Take(k)
 					start(k)
@@ -211,5 +211,80 @@ func TestWriteNowKeepsToLimits(t *testing.T) {
 		last.CloseNow(0, nil)
 		last.Done()
 		p.frames()
+	})
+}
+
+// TestAnswersOfABatch: responses that are delayed until the end of a batch go out in one write then, and no earlier.
+func TestAnswersOfABatch(t *testing.T) {
+	var waiting []*task
+	taken(t, func(k *task) {
+		k.wait(t)
+		waiting = append(waiting, k)
+	}, func(p *peer, _ func()) {
+		var want []string
+		for id := uint32(1); id < 20; id += 2 {
+			p.ask(id, true, get()...)
+			want = append(want, fmt.Sprintf("%d HEADERS :status=200", id), fmt.Sprintf("%d DATA hello end", id))
+		}
+		synctest.Wait()
+		before := p.writes
+		var b h2.Batch
+		for _, k := range waiting {
+			k.Unwatch()
+			k.s.Delay(&b)
+			if !k.s.WriteNow(200, nil, []byte("hello")) || k.s.Flush() != nil {
+				t.Fatal("the answer is not taken")
+			}
+			k.s.CloseNow(0, nil)
+		}
+		synctest.Wait()
+		if n := p.writes - before; n > 0 {
+			t.Errorf("%d writes before the end of the batch", n)
+		}
+		b.Flush()
+		p.expect(want...)
+		if n := p.writes - before; n != 1 {
+			t.Errorf("the batch took %d writes", n)
+		}
+		for _, k := range waiting {
+			k.s.Done()
+		}
+	})
+}
+
+// TestDelayEnds: a response that continues after a wait, or in a goroutine, is not delayed; neither is a full batch.
+func TestDelayEnds(t *testing.T) {
+	var waiting []*task
+	taken(t, func(k *task) {
+		k.wait(t)
+		waiting = append(waiting, k)
+	}, func(p *peer, _ func()) {
+		for id := uint32(1); id < 6; id += 2 {
+			p.ask(id, true, get()...)
+		}
+		synctest.Wait()
+		var b h2.Batch // never flushed
+		first, second, third := waiting[0], waiting[1], waiting[2]
+		for _, k := range waiting {
+			k.Unwatch()
+			k.s.Delay(&b)
+		}
+		first.wait(t)
+		_ = first.s.WriteHeader(200, nil, true)
+		p.expect("1 HEADERS :status=200 end")
+		second.s.Resume()
+		synctest.Wait()
+		p.expect("3 HEADERS :status=200", "3 DATA hello end")
+		if !third.s.WriteNow(200, nil, make([]byte, dataMax)) || third.s.Flush() != nil {
+			t.Error("the answer is not taken")
+		}
+		synctest.Wait()
+		if p.frames() == nil {
+			t.Error("a full batch is not written")
+		}
+		third.s.CloseNow(0, nil)
+		first.Unwatch()
+		first.s.Done()
+		third.s.Done()
 	})
 }

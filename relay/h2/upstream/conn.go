@@ -54,6 +54,7 @@ type Conn struct {
 	streams  map[uint32]*Stream
 	told     []*Stream       // streams with arrived data, whose readers are not yet notified
 	calls    []call          // used by the reader; kept to reuse its memory
+	answered h2.Batch        // used by the reader: clients to which responses were sent
 	reserved int             // streams that may be opened
 	next     uint32          // ID of the next stream
 	away     *h2.GoAwayError // received GOAWAY
@@ -63,6 +64,7 @@ type Conn struct {
 	send     h2.SendWindow
 	recv     h2.ReceiveWindow
 	out      output
+	owed     bool        // it is in an h2.Batch
 	crowd    waiters     // wait for space in the output
 	stalled  waiters     // for a window
 	unacked  bool        // our SETTINGS have not been acknowledged

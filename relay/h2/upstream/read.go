@@ -57,8 +57,9 @@ func (c *Conn) caughtUp() (busy bool) {
 	calls := c.news()
 	for i, told := range calls {
 		calls[i] = call{}
-		told.watcher.Arrived(told.stream)
+		told.watcher.Arrived(told.stream, &c.answered)
 	}
+	c.answered.Flush()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.streams) > 0

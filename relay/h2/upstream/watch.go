@@ -12,8 +12,8 @@ import (
 // must watch again.
 type Watcher interface {
 	// Arrived is called by the reading goroutine of the connection after it has read all buffered data. It must not block
-	// or panic.
-	Arrived(s *Stream)
+	// or panic. The batch is flushed after the calls for all streams.
+	Arrived(s *Stream, b *h2.Batch)
 	// Failed is called in a separate goroutine when the stream has failed.
 	Failed(s *Stream)
 }
@@ -25,13 +25,17 @@ type call struct {
 }
 
 // Begin is [Conn.Open] without blocking, for a request with complete content. It opens s, which must be new, on a reserved
-// stream, and sets w as its watcher. If that would block, it has no effect and returns false; the stream remains reserved.
-func (c *Conn) Begin(s *Stream, fields []hpack.HeaderField, content []byte, w Watcher) bool {
+// stream, and sets w as its watcher. The request is written at the end of the batch. If Begin would block, it has no effect and
+// returns false; the stream remains reserved.
+func (c *Conn) Begin(s *Stream, fields []hpack.HeaderField, content []byte, w Watcher, b *h2.Batch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := len(content)
 	switch {
-	case c.usableLocked() != nil, c.out.full(), len(c.crowd) > 0, len(c.streams) >= c.settings.streams:
+	case c.out.full():
+		c.flushLocked()
+		return false
+	case c.usableLocked() != nil, len(c.crowd) > 0, len(c.streams) >= c.settings.streams:
 		return false
 	case headSize(fields) > c.settings.headSize, n > min(c.settings.window, c.send.Left(), h2.FrameMax), n > 0 && len(c.stalled) > 0:
 		return false
@@ -45,8 +49,21 @@ func (c *Conn) Begin(s *Stream, fields []hpack.HeaderField, content []byte, w Wa
 		c.out.end(s.id, c.out.data(s.id, content))
 		s.sent = true
 	}
-	c.flushLocked()
+	if c.out.full() {
+		c.flushLocked()
+	} else if !c.owed {
+		c.owed = true
+		b.Add(c)
+	}
 	return true
+}
+
+// Flush implements [h2.Flusher].
+func (c *Conn) Flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.owed = false
+	c.flushLocked()
 }
 
 // Watch sets the watcher of the stream. It returns false if there is data to read already, or there never will be.

@@ -3,10 +3,13 @@ package upstream
 import (
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"testing"
 
 	"golang.org/x/net/http2"
+
+	"boxgate/relay/h2"
 )
 
 // watcher notes what it is told.
@@ -14,7 +17,7 @@ type watcher struct{ arrived, failed chan *Stream }
 
 func newWatcher() watcher { return watcher{make(chan *Stream, 10), make(chan *Stream, 10)} }
 
-func (w watcher) Arrived(s *Stream) { w.arrived <- s }
+func (w watcher) Arrived(s *Stream, _ *h2.Batch) { w.arrived <- s }
 
 func (w watcher) Failed(s *Stream) { w.failed <- s }
 
@@ -22,9 +25,11 @@ func (w watcher) Failed(s *Stream) { w.failed <- s }
 func begin(t *testing.T, c *Conn, w Watcher, content string) *Stream {
 	t.Helper()
 	s := &Stream{}
-	if !c.Reserve() || !c.Begin(s, request("POST", "/"), []byte(content), w) {
+	var b h2.Batch
+	if !c.Reserve() || !c.Begin(s, request("POST", "/"), []byte(content), w, &b) {
 		t.Fatal("the request is not taken")
 	}
+	b.Flush()
 	return s
 }
 
@@ -156,23 +161,66 @@ func TestBeginDoesNotWait(t *testing.T) {
 	if !c.Reserve() || c.Reserve() {
 		t.Fatal("two streams are allowed")
 	}
-	if s := (&Stream{}); c.Begin(s, request("POST", "/"), []byte("eleven more"), w) {
+	if s := (&Stream{}); c.Begin(s, request("POST", "/"), []byte("eleven more"), w, &h2.Batch{}) {
 		t.Error("more than the window")
 	}
-	if s := (&Stream{}); c.Begin(s, request("GET", "/", "x", strings.Repeat("v", 1000)), nil, w) {
+	if s := (&Stream{}); c.Begin(s, request("GET", "/", "x", strings.Repeat("v", 1000)), nil, w, &h2.Batch{}) {
 		t.Error("a head that the server does not accept")
 	}
-	if s := (&Stream{}); !c.Begin(s, request("POST", "/"), []byte("ten bytes."), w) {
+	if s := (&Stream{}); !c.Begin(s, request("POST", "/"), []byte("ten bytes."), w, &h2.Batch{}) {
 		t.Error("the reservation was lost")
 	} else {
 		s.Close()
 	}
 	first.Close()
 	c.Close()
-	if c.Begin(&Stream{}, request("GET", "/"), nil, w) {
+	if c.Begin(&Stream{}, request("GET", "/"), nil, w, &h2.Batch{}) {
 		t.Error("a request on a connection that has ended")
 	}
 	if _, err := c.Open(t.Context(), request("GET", "/"), true); !errors.Is(err, errUnusable) {
 		t.Error(err)
+	}
+}
+
+// TestRequestsOfABatch: requests of a batch go out in one write at its end, a full output before.
+func TestRequestsOfABatch(t *testing.T) {
+	t.Parallel()
+	near, far := net.Pipe() // each write of it is a read
+	c := New(near, func() {})
+	defer c.Close()
+	defer far.Close()
+	var b h2.Batch
+	start := func(path string) bool {
+		return c.Reserve() && c.Begin(&Stream{}, request("GET", path), nil, newWatcher(), &b)
+	}
+	for range 10 {
+		if !start("/") {
+			t.Fatal("the request is not taken")
+		}
+	}
+	if len(c.wake) > 0 {
+		t.Error("the writer was woken before the end of the batch")
+	}
+	b.Flush()
+	buf := make([]byte, 64<<10)
+	n, err := far.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heads := 0
+	frames := http2.NewFramer(nil, strings.NewReader(string(buf[len(http2.ClientPreface):n])))
+	for f, err := frames.ReadFrame(); err == nil; f, err = frames.ReadFrame() {
+		if _, ok := f.(*http2.HeadersFrame); ok {
+			heads++
+		}
+	}
+	if heads != 10 {
+		t.Errorf("%d requests in the first write", heads)
+	}
+	for start("/" + strings.Repeat("x", 4<<10)) {
+		continue
+	}
+	if n, err := far.Read(buf); err != nil || n < outRoom { // although the batch has not ended
+		t.Errorf("a full output: %d bytes, %v", n, err)
 	}
 }
