@@ -161,6 +161,9 @@ func interceptHTTP2(f Form) Scenario {
 		Note: "The same, with many requests at a time over one connection: 4 connections with 32 streams each. gRPC unary: calls with a message of 100 bytes that comes back. nginx speaks HTTP/2 to servers for gRPC only.",
 		Cases: []Case{
 			{Name: "requests", Role: peer.InterceptH2, Set: window(f, load.HTTP2, 4, 32)},
+			{Name: "first second", Role: peer.InterceptH2, Set: func(o *load.Options, _ int) {
+				o.Kind, o.Conns, o.Streams, o.Window = load.HTTP2, 4, 32, time.Second
+			}},
 			{Name: "gRPC unary", Role: peer.GRPC, Set: window(f, load.GRPC, 4, 32)},
 		},
 		Targets: []Goal{atMost("", "HAProxy", 1.2), atMost("", "net/http", 0.3)},
