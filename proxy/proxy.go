@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -247,11 +248,16 @@ func (p *Proxy) cutUpstreamUsers(secret string) {
 // UsesSecret reports whether a secret may be in use: it was sent before, and boxes have open connections.
 func (p *Proxy) UsesSecret(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
+// recheckAll routes connections again, and returns when those that this cuts have ended.
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
-	var cut []*live.Conn
+	var spliced, cut []*live.Conn
 	var all sync.WaitGroup // in parallel: a connection with a stuck stream must not delay the others
 	for _, l := range conns {
+		if l.Spliced() {
+			spliced = append(spliced, l)
+			continue
+		}
 		all.Go(func() {
 			if p.recheck(l) {
 				mu.Lock()
@@ -260,19 +266,72 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 			}
 		})
 	}
+	spliced = p.recheckSpliced(spliced)
 	all.Wait()
-	live.Wait(cut)
+	live.Wait(append(cut, spliced...))
 }
 
-// recheck routes one connection again and, if that cuts it, records the cut. A panic cuts the connection as well.
+// recheckSpliced routes spliced connections again, and returns those that this cuts. Each processor cuts the clients of its share before
+// it resets a server: nothing passes from then on, and half of the work remains.
+func (p *Proxy) recheckSpliced(conns []*live.Conn) (cut []*live.Conn) {
+	finish := make([]func(), len(conns))
+	inParallel(len(conns), func(i int) { finish[i] = p.reroute(conns[i]) })
+	inParallel(len(conns), func(i int) {
+		if finish[i] != nil {
+			finish[i]()
+		}
+	})
+	for i, l := range conns {
+		if finish[i] != nil {
+			cut = append(cut, l)
+		}
+	}
+	return cut
+}
+
+// inParallel calls do with 0 to n-1 on all processors.
+func inParallel(n int, do func(i int)) {
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				do(i)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// recheck routes one connection again, and reports whether that cut it.
 func (p *Proxy) recheck(l *live.Conn) (cut bool) {
+	finish := p.reroute(l)
+	if finish != nil {
+		finish()
+	}
+	return finish != nil
+}
+
+// reroute routes one connection again. If that cuts it, it returns the function that finishes and records the cut, else nil. A panic
+// cuts the connection as well.
+func (p *Proxy) reroute(l *live.Conn) (finish func()) {
 	defer recovery.Panic(p.cfg.Log, l.Box.ID, func() {
-		cut = true
+		finish = func() {}
 		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: name.ReasonInternal}}, recovery.ErrFault)
 	})
-	if !l.Recheck(p.core.Router.Reroute) {
-		return false
+	rest := l.Recheck(p.core.Router.Reroute)
+	if rest == nil {
+		return nil
 	}
+	return func() {
+		defer recovery.Panic(p.cfg.Log, l.Box.ID, func() {}) // the connection is cut
+		rest()
+		p.recordCut(l)
+	}
+}
+
+// recordCut records that the policy has cut a connection.
+func (p *Proxy) recordCut(l *live.Conn) {
 	why := l.Denied()
 	p.cfg.Audit.Record(audit.Event{
 		Time: time.Now(), Box: l.Box.ID, Stage: policy.StageConn, Protocol: policy.TCP,
@@ -281,7 +340,6 @@ func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 		Rule: why.Decision.Rule, Version: why.Decision.Version,
 		BytesIn: l.In.Load(), BytesOut: l.Out.Load(), Error: why.Error(),
 	})
-	return true
 }
 
 // Passing returns the client addresses of a box's connections on which the policy currently lets bytes pass.

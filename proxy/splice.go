@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -256,7 +255,7 @@ func (c *conn) tunnelSpec() tunnel.Spec {
 
 // passToTunnel makes a tunnel the owner of the connection, starts it unless the connection was cut, and ends the handler's
 // goroutine, which a tunnel does not need. The caller must not use the connection afterwards.
-func (c *conn) passToTunnel(t io.Closer, start func()) {
+func (c *conn) passToTunnel(t *tunnel.Tunnel, start func()) {
 	c.head = nil
 	c.own.HandOver(func() {
 		if c.live.AttachTunnel(t) {

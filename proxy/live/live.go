@@ -43,7 +43,7 @@ type Conn struct {
 	cut     *policy.DeniedError // set when the gateway closed it: no socket can be attached after that
 	stop    error               // the reason, if the policy did not cut it
 	sockets []net.Conn
-	tunnel  io.Closer     // owns the sockets if not nil
+	tunnel  Tunnel        // owns the sockets if not nil
 	route   *route.Routed // its route; nil if it has none or each request is routed separately
 	watcher Requests
 	needs   func(*policy.Compiled) bool // nil: a new policy is asked only for the route and the requests
@@ -57,6 +57,16 @@ type Requests interface {
 	Revoked() bool
 	// InFlight reports whether a request that the policy allows is in flight.
 	InFlight() bool
+}
+
+// Tunnel owns the sockets of a connection whose bytes it relays. Its methods must not wait for the handler of the connection. Safe for
+// concurrent use.
+type Tunnel interface {
+	// Close resets both sides.
+	io.Closer
+	// Cut stops the relaying and resets the client's side. finish, which must be called without locks of the table, resets the
+	// server's; it is nil if the tunnel has ended before.
+	Cut() (finish func())
 }
 
 // Add registers a connection of box from an address. It returns nil if the box has max of them, or has used up its share of
@@ -147,8 +157,8 @@ func (l *Conn) Attach(c net.Conn) bool {
 }
 
 // AttachTunnel registers r to be closed by a cut, and passes the ownership of all attached sockets to it. If the connection was
-// already cut, it closes r and returns false. Closing r must not wait for the handler of the connection.
-func (l *Conn) AttachTunnel(r io.Closer) bool {
+// already cut, it closes r and returns false.
+func (l *Conn) AttachTunnel(r Tunnel) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.cut != nil {
@@ -237,19 +247,27 @@ func (l *Conn) Stopped() error {
 	return l.stop
 }
 
-// Recheck routes the connection again under the current policy, and cuts it if the policy no longer allows its route. It
-// reports whether it cut.
+// Spliced reports whether a tunnel relays the connection unread: [Conn.Recheck] then does not wait.
+func (l *Conn) Spliced() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tunnel != nil && l.watcher == nil
+}
+
+// Recheck routes the connection again under the current policy, and cuts it if the policy no longer allows its route. If it
+// cuts, it returns the function that finishes the cut, else nil. A tunnel relays nothing more, but its server is reset by finish,
+// so that of many connections all clients can be cut first.
 //
 // No swap of the policy is missed: the handler settles the route and then checks that the policy is unchanged, and a
 // recheck starts after the swap.
-func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) bool {
+func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed) policy.Route) (finish func()) {
 	c := l.Box.Policy.Load()
 	l.mu.Lock()
 	was, watcher, needs := l.route, l.watcher, l.needs
 	l.mu.Unlock()
 	if was != nil {
 		if why := was.OverruledBy(reroute(c, l.Box, *was)); why != nil {
-			return l.Close(why, nil)
+			return l.cutBy(why)
 		}
 	}
 	d := policy.Decision{Verdict: policy.Allow}
@@ -258,7 +276,29 @@ func (l *Conn) Recheck(reroute func(*policy.Compiled, *policy.Box, route.Routed)
 	} else if watcher != nil {
 		d = watcher.Recheck(c)
 	}
-	return !d.Allowed() && l.Close(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.Box.ID}, Decision: d}, nil)
+	if d.Allowed() {
+		return nil
+	}
+	return l.cutBy(&policy.DeniedError{Request: policy.Request{Stage: policy.StageHTTP, Box: l.Box.ID}, Decision: d})
+}
+
+// cutBy cuts the connection because of the policy. It returns nil if it was cut before.
+func (l *Conn) cutBy(why *policy.DeniedError) (finish func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut != nil {
+		return nil
+	}
+	l.cut = why
+	l.cancel()
+	socket.Reset(l.sockets...)
+	if l.tunnel != nil {
+		finish = l.tunnel.Cut()
+	}
+	if finish == nil {
+		finish = func() {}
+	}
+	return finish
 }
 
 // Revoked reports whether a request in progress was sent with a secret that has been revoked since.

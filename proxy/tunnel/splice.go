@@ -146,6 +146,24 @@ func (t *Tunnel) Close() error {
 	return nil
 }
 
+// Cut stops the relaying and resets the client's side. finish, which must be called, resets the server's, and does not wait for
+// [Owner.Ended] either. It is nil if the tunnel has ended before.
+func (t *Tunnel) Cut() (finish func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.release()
+	t.ends[client].close(true)
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.ends[server].close(true)
+		go t.runReport(func() { t.Owner.Ended(errClosed) })
+	}
+}
+
 // expire is called by the timer. It closes the tunnel if it is idle, or if its server is lost or did not accept in time.
 func (t *Tunnel) expire() {
 	defer t.unlockAndReport()
