@@ -60,6 +60,40 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 	}
 }
 
+// TestRecheckCutsManyTunnels: of many spliced connections the denied ones are cut and recorded, all on return, and no other.
+func TestRecheckCutsManyTunnels(t *testing.T) {
+	t.Parallel()
+	r := proxytest.New(t, proxytest.Allow("a.example", "b.example"))
+	denied, allowed := r.TLSServer("a.example"), r.TLSServer("b.example")
+	var cut, kept []net.Conn
+	for range 20 {
+		cut = append(cut, open(r, denied, "a.example"))
+		kept = append(kept, open(r, allowed, "b.example"))
+	}
+	r.Policy(proxytest.Allow("b.example"), nil)
+	r.Proxy.Recheck("box1")
+	if n := len(r.Live.Of("box1")); n != len(kept) {
+		t.Errorf("%d connections are left", n)
+	}
+	for i := range cut {
+		if echoes(r, cut[i]) {
+			t.Error("a denied connection still forwards data")
+		}
+		if !echoes(r, kept[i]) {
+			t.Error("an allowed connection was disturbed")
+		}
+	}
+	recorded := 0
+	for _, e := range r.Events.List() {
+		if e.Verdict == policy.Deny && e.Reason == name.ReasonPolicyChanged && e.Name == "a.example" {
+			recorded++
+		}
+	}
+	if recorded != len(cut) {
+		t.Errorf("%d cuts are recorded", recorded)
+	}
+}
+
 func TestRecheckCutsATunnelWhoseAddressIsDeniedNow(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, proxytest.Allow("a.example"))

@@ -286,3 +286,49 @@ func TestLoopsEndWithTheirLastTunnel(t *testing.T) {
 		t.Error("the loop has not ended")
 	}
 }
+
+// TestAttackCutInTwoSteps: after the first step of a cut the client is reset and nothing passes, after the second the server is reset as
+// well, and the owner hears of the end once.
+func TestAttackCutInTwoSteps(t *testing.T) {
+	t.Parallel()
+	ln := listen(t)
+	tun, o, near, count := dialling(t, newPool(t), ln.Addr(), "hello")
+	tun.Start()
+	server, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	_ = server.SetDeadline(time.Now().Add(time.Minute))
+	if _, err := io.ReadFull(server, make([]byte, len("hello"))); err != nil {
+		t.Fatal(err)
+	}
+	<-o.opened
+	finish := tun.Cut()
+	if finish == nil {
+		t.Fatal("an open tunnel was not cut")
+	}
+	if tun.Cut() != nil {
+		t.Error("it was cut twice")
+	}
+	if _, err := io.ReadAll(near); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the client saw %v", err)
+	}
+	if _, err := server.Write([]byte("too late")); err != nil {
+		t.Errorf("the server's side is closed by the first step: %v", err)
+	}
+	tun.Close()
+	if len(o.ended) > 0 {
+		t.Error("ended before the second step")
+	}
+	finish()
+	if _, err := io.ReadAll(server); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the server saw %v", err)
+	}
+	if err := <-o.ended; !errors.Is(err, errClosed) {
+		t.Errorf("ended with %v", err)
+	}
+	if n := count.In.Load(); n > 0 {
+		t.Errorf("%d bytes passed to the client", n)
+	}
+}
