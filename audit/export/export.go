@@ -204,8 +204,12 @@ func decode(b []byte) []audit.Event {
 	return events
 }
 
-// deliver sends one batch, and retries it as needed.
+// deliver sends one batch, and retries it as needed. Once sending has ended it only counts the lines: Close waits for them.
 func (x *Exporter) deliver(b []byte) {
+	if x.ctx.Err() != nil {
+		x.abandoned.Add(uint64(bytes.Count(b, []byte{'\n'})))
+		return
+	}
 	events := decode(b)
 	x.refused.Add(uint64(bytes.Count(b, []byte{'\n'}) - len(events)))
 	body, err := x.protocol.body(x.options.Origin(), events)

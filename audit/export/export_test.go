@@ -278,6 +278,23 @@ func TestAHangingCollectorHoldsNobodyUp(t *testing.T) {
 	}
 }
 
+// TestLinesAreOnlyCountedAfterTheEnd checks that a full buffer costs no decoding once sending has ended, because Close waits for it.
+func TestLinesAreOnlyCountedAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	c := newCollector(t, nil)
+	w := newWorld(t, c, Options{Kind: OTLP}, quick)
+	w.options.Origin = func() Origin {
+		t.Error("a batch is encoded")
+		return Origin{}
+	}
+	w.cancel()
+	w.record(2 * batchEvents)
+	w.close()
+	if got := w.counts(); got != fmt.Sprintf("sent 0, full 0, refused 0, stopped %d", 2*batchEvents) || len(c.received()) != 0 {
+		t.Errorf("%s, %d requests", got, len(c.received()))
+	}
+}
+
 // TestTheEndIsBounded checks that neither a collector that hangs nor one that requests a pause keeps the gateway from
 // stopping, and that a slow one still receives everything.
 func TestTheEndIsBounded(t *testing.T) {
