@@ -1,8 +1,11 @@
 package firewall
 
 import (
+	"context"
 	"encoding/binary"
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,30 +36,29 @@ func manyAddresses(t *testing.T, ns netns.NsHandle, n uint32) (h *netlink.Handle
 	return h, lo, have
 }
 
-// restless is manyAddresses with some addresses that come and go until the test ends; it returns the others.
-func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
+// restless is manyAddresses with some addresses that come and go at intervals, until the test ends; it returns the others.
+func restless(t *testing.T, ns netns.NsHandle, interval time.Duration) (stay []netip.Addr) {
 	t.Helper()
 	h, lo, have := manyAddresses(t, ns, 1000)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for i := 0; ; i = (i + 1) % 100 { // later ones move up in the kernel's list
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-			}
+	ctx, stop := context.WithCancel(context.Background())
+	var moving sync.WaitGroup
+	moving.Go(func() {
+		for i := 0; ctx.Err() == nil; i = (i + 1) % 100 { // later ones move up in the kernel's list
 			moved := &netlink.Addr{IPNet: network.HostNet(have[i])}
 			if h.AddrDel(lo, moved) == nil {
 				_ = h.AddrAdd(lo, moved)
 			}
+			if interval > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(interval):
+				}
+			}
 		}
-	}()
+	})
 	t.Cleanup(func() {
-		close(stop)
-		<-stopped
+		stop()
+		moving.Wait()
 	})
 	return have[100:]
 }
@@ -65,7 +67,7 @@ func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
 func TestHostAddressesAreThoseOfOneMoment(t *testing.T) {
 	t.Parallel()
 	w := &world{t: t, gateway: newNamespace(t)}
-	stay := restless(t, w.gateway)
+	stay := restless(t, w.gateway, time.Millisecond)
 	for range 200 {
 		var got []netip.Addr
 		w.must(w.in(w.gateway, func() (err error) {
@@ -84,14 +86,22 @@ func TestHostAddressesAreThoseOfOneMoment(t *testing.T) {
 	}
 }
 
-// The leftovers of a gateway are found even if addresses come and go.
+// The leftovers of a gateway are found even if addresses come and go, also so fast that most listings are interrupted.
 func TestLeftoversAreFoundAmongAddressesThatChange(t *testing.T) {
-	w := newWorld(t)
-	restless(t, w.gateway)
-	for range 100 {
-		w.must(w.in(w.gateway, func() error {
-			_, err := FindLeftovers(w.cfg.PoolV4, w.cfg.PoolV6)
-			return err
-		}))
+	for name, interval := range map[string]time.Duration{"at times": time.Millisecond, "without a pause": 0} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			restless(t, w.gateway, interval)
+			want := []string{w.cfg.GatewayV4.String() + "/32", w.cfg.GatewayV6.String() + "/128"}
+			for range 50 {
+				w.must(w.in(w.gateway, func() error {
+					found, err := FindLeftovers(w.cfg.PoolV4, w.cfg.PoolV6)
+					if slices.Sort(found.Addresses); err == nil && !slices.Equal(found.Addresses, want) {
+						t.Errorf("the addresses %v are left, found %v", want, found.Addresses)
+					}
+					return err
+				}))
+			}
+		})
 	}
 }

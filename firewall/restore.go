@@ -217,14 +217,10 @@ var ErrAddressesChanging = errors.New("the addresses change faster than they can
 // HostAddresses returns every address of the network namespace of the calling thread. If they keep changing, it returns the
 // addresses seen so far and [ErrAddressesChanging]: some may be missing, and others gone.
 func HostAddresses() ([]netip.Addr, error) {
-	var seen []netip.Addr
-	list, err := namespace.Whole(func() ([]netlink.Addr, error) {
-		list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		seen = append(seen, addressesIn(list)...)
-		return list, err
-	})
+	list, err := namespace.Seen(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	switch {
 	case errors.Is(err, netlink.ErrDumpInterrupted):
+		seen := addressesIn(list)
 		slices.SortFunc(seen, netip.Addr.Compare)
 		return slices.Compact(seen), ErrAddressesChanging
 	case err != nil:

@@ -220,3 +220,18 @@ func Whole[T any](list func() (T, error)) (found T, err error) {
 	}
 	return found, err
 }
+
+// Seen is [Whole] for a caller that needs the elements that stay while others come and go. If every listing was interrupted, it returns
+// the elements of all of them, perhaps several times, with [netlink.ErrDumpInterrupted]. A listing misses an element if those before it
+// moved while the kernel waited for the reader, so one that stays is in one of them; others may be gone.
+func Seen[T any](list func() ([]T, error)) (seen []T, err error) {
+	found, err := Whole(func() ([]T, error) {
+		part, err := list()
+		seen = append(seen, part...)
+		return part, err
+	})
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return seen, err
+	}
+	return found, err
+}

@@ -44,7 +44,7 @@ func FindLeftovers(h *netlink.Handle, pools ...netip.Prefix) (*Leftovers, error)
 func (l *Leftovers) empty() bool { return len(l.rules)+len(l.routes)+len(l.addresses) == 0 }
 
 func (l *Leftovers) findRules(fam network.Family) error {
-	rules, err := l.nl.RuleList(network.RouteFamily(fam))
+	rules, err := namespace.Whole(func() ([]netlink.Rule, error) { return l.nl.RuleList(network.RouteFamily(fam)) })
 	if err != nil {
 		return fmt.Errorf("routing rules: %w", err)
 	}
@@ -68,7 +68,9 @@ func target(r netlink.Rule) int {
 }
 
 func (l *Leftovers) findRoutes(fam network.Family) error {
-	routes, err := l.nl.RouteListFiltered(network.RouteFamily(fam), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := namespace.Whole(func() ([]netlink.Route, error) {
+		return l.nl.RouteListFiltered(network.RouteFamily(fam), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return fmt.Errorf("routes: %w", err)
 	}
@@ -98,12 +100,16 @@ func (l *Leftovers) findAddresses(pools []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("lo: %w", err)
 	}
-	addresses, err := namespace.Whole(func() ([]netlink.Addr, error) { return l.nl.AddrList(lo, unix.AF_UNSPEC) })
-	if err != nil {
+	// No other program moves the gateway's addresses, so an interruption is no failure.
+	addresses, err := namespace.Seen(func() ([]netlink.Addr, error) { return l.nl.AddrList(lo, unix.AF_UNSPEC) })
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return fmt.Errorf("addresses of lo: %w", err)
 	}
 	for _, a := range addresses {
 		ip, _ := netip.AddrFromSlice(a.IP)
+		if slices.ContainsFunc(l.addresses, func(known netlink.Addr) bool { return known.Equal(a) }) {
+			continue // several listings have it
+		}
 		if slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Masked().Addr().Next() == ip.Unmap() }) {
 			l.addresses = append(l.addresses, a)
 		}
