@@ -143,8 +143,8 @@ func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 		m.add(i)
 	}
 	close(goOn)
-	hang := time.After(time.Minute)
 	for i := range uint32(more) {
+		hang := time.After(time.Minute) // for one address, not for all
 		next := m.address(many + i)
 		want.Store(&next)
 		m.add(many + i)
