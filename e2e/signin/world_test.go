@@ -11,17 +11,20 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"io"
 	"math/big"
 	"net"
 	"net/http"
 	"net/http/cookiejar"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -179,7 +182,7 @@ func (v *visitor) send(method, address string, form url.Values, edits ...func(*h
 	for _, edit := range edits {
 		edit(r)
 	}
-	resp, err := v.Do(r)
+	resp, err := v.doAgain(r)
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -189,6 +192,27 @@ func (v *visitor) send(method, address string, form url.Values, edits ...func(*h
 		v.t.Fatal(err)
 	}
 	return resp, string(text)
+}
+
+// doAgain is Do, and does as browsers do if the first request on a connection gets no answer because the server has closed that: it sends
+// it once more. net/http closes an HTTP/2 connection if it has not read the client's settings after two seconds. On a busy machine they
+// may pass although the settings are there.
+func (v *visitor) doAgain(r *http.Request) (*http.Response, error) {
+	var reused bool
+	trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
+	again := r.Clone(httptrace.WithClientTrace(r.Context(), trace))
+	resp, err := v.Do(again)
+	closed := errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	if !closed || reused {
+		return resp, err
+	}
+	v.t.Logf("%s %s: %v; sent again", r.Method, r.URL, err)
+	if r.GetBody != nil {
+		if r.Body, err = r.GetBody(); err != nil {
+			return nil, err
+		}
+	}
+	return v.Do(r)
 }
 
 var tokenField = regexp.MustCompile(`name="token" value="([^"]+)"`)
