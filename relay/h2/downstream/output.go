@@ -31,6 +31,7 @@ type output struct {
 	kicked   bool   // the batch must be written
 	writing  bool   // there is a goroutine that writes
 	owed     bool   // the connection is in an h2.Batch
+	complete bool   // the batch is full, or was delayed: no more is expected soon
 	wake     sync.Cond
 	begun    bool // a header block was sent
 
@@ -83,7 +84,7 @@ func (o *output) owe(b *h2.Batch) {
 func (c *conn) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.out.owed = false
+	c.out.owed, c.out.complete = false, true
 	c.out.kick()
 }
 
@@ -111,7 +112,7 @@ func (o *output) write() {
 }
 
 // due waits for a batch. It reports whether there is one to write, else the goroutine must end, and whether the batch is
-// urgent: answers to the client's frames count against controlMax until they are taken.
+// urgent: answers to the client's frames count against controlMax until they are taken, and a complete batch gets no more.
 func (o *output) due() (due, urgent bool) {
 	c := o.c
 	c.mu.Lock()
@@ -122,7 +123,7 @@ func (o *output) due() (due, urgent bool) {
 			o.writing = false
 			return false, false
 		case len(o.pending) > 0 && (o.kicked || len(c.streams) == 0):
-			return true, o.controls > 0
+			return true, o.controls > 0 || o.complete || !o.room()
 		}
 		o.wake.Wait()
 	}
@@ -133,7 +134,7 @@ func (o *output) take() []byte {
 	o.c.mu.Lock()
 	defer o.c.mu.Unlock()
 	batch := o.pending
-	o.pending, o.controls, o.kicked = nil, 0, false
+	o.pending, o.controls, o.kicked, o.complete = nil, 0, false, false
 	o.batch++
 	o.pass()
 	return batch

@@ -23,6 +23,8 @@ type output struct {
 
 	begun   bool // a header block was sent
 	answers int  // number of answers to the server's frames in it
+
+	complete bool // it was delayed until the end of a batch: no more is expected soon
 }
 
 // Write appends p: a frame of the framer.
@@ -48,7 +50,7 @@ func (o *output) full() bool { return len(o.buf) >= outRoom }
 // take returns the output. The caller gives it to buffers.ReturnOut.
 func (o *output) take() []byte {
 	b := o.buf
-	o.buf, o.answers = nil, 0
+	o.buf, o.answers, o.complete = nil, 0, false
 	o.taken++
 	return b
 }
@@ -116,7 +118,9 @@ func (c *Conn) flushLocked() {
 func (c *Conn) write() {
 	defer c.hangUp()
 	for range c.wake {
-		runtime.Gosched() // lets others append to the same write
+		if !c.outputComplete() {
+			runtime.Gosched() // lets others append to the same write
+		}
 		for {
 			b, over := c.takeOutput()
 			if len(b) == 0 {
@@ -136,6 +140,13 @@ func (c *Conn) write() {
 			}
 		}
 	}
+}
+
+// outputComplete reports whether the output need not wait for more.
+func (c *Conn) outputComplete() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.complete || c.out.full()
 }
 
 // takeOutput returns the output, and whether the connection has ended.

@@ -63,6 +63,7 @@ func (c *Conn) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.owed = false
+	c.out.complete = true
 	c.flushLocked()
 }
 
