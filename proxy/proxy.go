@@ -248,7 +248,7 @@ func (p *Proxy) cutUpstreamUsers(secret string) {
 // UsesSecret reports whether a secret may be in use: it was sent before, and boxes have open connections.
 func (p *Proxy) UsesSecret(secret string) bool { return p.core.Revoked.Used(secret) && p.live.Any() }
 
-// recheckAll routes connections again, and returns when those that this cuts have ended.
+// recheckAll routes connections again, and returns when the denied ones have ended.
 func (p *Proxy) recheckAll(conns []*live.Conn) {
 	var mu sync.Mutex
 	var spliced, cut []*live.Conn
@@ -271,8 +271,8 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 	live.Wait(append(cut, spliced...))
 }
 
-// recheckSpliced routes spliced connections again, and returns those that this cuts. Each processor cuts the clients of its share before
-// it resets a server: nothing passes from then on, and half of the work remains.
+// recheckSpliced routes spliced connections again, cuts the denied ones and returns them. It resets all their clients before their
+// servers: from then on no tunnel relays, and half of the work remains.
 func (p *Proxy) recheckSpliced(conns []*live.Conn) (cut []*live.Conn) {
 	finish := make([]func(), len(conns))
 	inParallel(len(conns), func(i int) { finish[i] = p.reroute(conns[i]) })

@@ -88,11 +88,11 @@ proxy/ssh: policy rule/ssh internal/memory proxy/recovery
 proxy/proxydial: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/recovery relay/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/ratelimit internal/socket proxy/har proxy/scrub
-relay: internal/buffers relay/h1 relay/h2/downstream internal/handshake internal/socket
+relay: internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: relay/h1 relay/h2/upstream relay/pool
-ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2/downstream internal/memory internal/socket relay relay/pool
+ingress: policy audit internal/openid internal/handshake internal/buffers relay/h1 relay/h2 relay/h2/downstream internal/memory internal/socket relay relay/pool
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files launcher/rootfs

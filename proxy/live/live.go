@@ -255,8 +255,8 @@ func (l *Conn) Spliced() bool {
 }
 
 // Recheck routes the connection again under the current policy, and cuts it if the policy no longer allows its route. If it
-// cuts, it returns the function that finishes the cut, else nil. A tunnel relays nothing more, but its server is reset by finish,
-// so that of many connections all clients can be cut first.
+// cuts, it returns the function that finishes the cut, else nil. A tunnel has then stopped, but its server is reset by finish, so that
+// of many connections all clients can be cut first.
 //
 // No swap of the policy is missed: the handler settles the route and then checks that the policy is unchanged, and a
 // recheck starts after the swap.
