@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"bytes"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/config"
@@ -207,6 +209,9 @@ func agrees(r *harness.Raider, what string) (isWide bool) {
 	isWide, version := policyNow(r.World, r.Box)
 	for _, a := range extra {
 		got := r.Try("udp", netip.AddrPortFrom(a, 4444))
+		for began := time.Now(); isWide && got == harness.SawNothing && time.Since(began) < time.Minute; { // lost, and not refused
+			got = r.Try("udp", netip.AddrPortFrom(a, 4444))
+		}
 		if (got == harness.Saw(nil)) != isWide {
 			r.T.Errorf("%s: the API says wide=%v, but of %v the box sees %s", what, isWide, a, got)
 		}
@@ -232,7 +237,7 @@ func stored(w *harness.World) *store.DB {
 	dir := w.T.TempDir()
 	err := os.Chmod(dir, 0o700)
 	for _, name := range []string{"boxgate.db", "secret.key"} {
-		data, readErr := os.ReadFile(filepath.Join(w.Dir, "state", name))
+		data, readErr := unchanging(w, filepath.Join(w.Dir, "state", name))
 		if err == nil {
 			err = readErr
 		}
@@ -248,6 +253,18 @@ func stored(w *harness.World) *store.DB {
 		w.T.Fatalf("the store on disk is not whole: %v", err)
 	}
 	return db
+}
+
+// unchanging reads a file until it has the same content twice in a row: the gateway may commit transactions meanwhile, and after two of
+// them a file that was read in part before is not whole.
+func unchanging(w *harness.World, path string) (data []byte, err error) {
+	w.T.Helper()
+	w.Until(path+" does not change", func() bool {
+		before := data
+		data, err = os.ReadFile(path)
+		return err != nil || before != nil && bytes.Equal(data, before)
+	})
+	return data, err
 }
 
 // failing makes the gateway fail at a step of an operation, and restarts it if it died.
