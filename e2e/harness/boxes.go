@@ -294,7 +294,7 @@ func (f *ForeignBox) End() { f.end() }
 func NewForeignBox(t *testing.T, lines ...string) *ForeignBox {
 	t.Helper()
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.99\noptions timeout:2\n"+strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.99\noptions timeout:2 attempts:5\n"+strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-c", `mount --bind "$1" /etc/resolv.conf && echo ready && exec cat`, "sh", resolv)
