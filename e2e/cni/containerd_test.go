@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -184,12 +187,29 @@ func (c *containerd) end() {
 	}
 	groups, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.n.name)
 	for _, group := range append(groups, "/sys/fs/cgroup/"+c.n.name) {
-		_ = os.Remove(group) // the parent of the pods' groups
+		c.n.Until("the control group "+group+" is removed", func() bool { return removeGroup(group) })
 	}
 	if c.n.T.Failed() {
 		text, _ := os.ReadFile(filepath.Join(c.dir, "log"))
 		c.n.T.Logf("the log of containerd ended with:\n%s", harness.Tail(string(text), 3000))
 	}
+}
+
+// removeGroup removes a control group with those below, and reports whether it is gone. The kernel keeps a group while a process in it is
+// exiting.
+func removeGroup(path string) bool {
+	var groups []string
+	_ = filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			groups = append(groups, path)
+		}
+		return nil // gone already
+	})
+	for _, group := range slices.Backward(groups) {
+		_ = os.Remove(group)
+	}
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 func (c *containerd) ctr(args ...string) (string, error) {
